@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_looked_up_may_repeat_or_be_half_a_pair() {
+    fn members_that_are_not_read_may_repeat_or_be_half_a_pair() {
         let body = br#"{"x":1,"x":2,"note":"cut \ud83d","id":"a","data":{"id":1,"id":2}}"#;
         assert_eq!(look_up(body, "/id"), Ok(Some("\"a\"")));
         assert!(look_up(body, "/data/id").is_err());

@@ -60,7 +60,7 @@ pub enum JwtKeysError {
     NotPublic,
 }
 
-/// Why a token is refused. For the log only: the client is not told the reason.
+/// Why a token is refused. For the log only: the client does not get the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JwtError {
     /// Not three parts of strict base64url, or not JSON in them.

@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_reads_as_what_it_is_for() {
+    fn a_scope_is_readable_text() {
         let scope = Scope::new("api", "acct_42", &Method::POST, "/charges");
         assert_eq!(scope.as_str(), "api/acct_42/POST /charges");
         let scope = Scope::new("api", "a/b c%", &Method::POST, "/charges/ä");

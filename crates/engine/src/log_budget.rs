@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_exceeds_the_budget_of_a_second_is_summed_up_and_the_next_second_is_free_again() {
+    fn lines_beyond_the_budget_of_a_second_are_summed_up_and_the_next_second_starts_afresh() {
         let budget = LogBudget::new(3);
         let at = |second| Timestamp::from_second(second).unwrap();
         let admitted = |second| (0..10).filter(|_| budget.admit(at(second))).count();

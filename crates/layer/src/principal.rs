@@ -240,7 +240,7 @@ mod tests {
 
     // A caller whose name looks like the hash of another would share its keys.
     #[test]
-    fn credentials_and_what_is_too_long_for_a_name_are_hashed() {
+    fn credentials_and_long_names_are_hashed() {
         let long = "a".repeat(PRINCIPAL_BYTES_MAX + 1);
         check(header("x-token"), &[("x-token", &long)], Ok(&hash(&long)));
         let forged = hash(&long);

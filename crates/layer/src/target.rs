@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_refused() {
+    fn a_path_that_cannot_be_compared_is_refused() {
         for path in
             ["/charges%00", "/%00charges", "/charges%2500", "/a%0ab", "/a%7f", "/%ff", "/%c3"]
         {

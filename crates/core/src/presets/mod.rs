@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn every_preset_says_what_people_need_to_know() {
+    fn every_preset_has_its_documentation() {
         for preset in ALL {
             let Preset { name, title, secret, signed, unsigned, retries, tolerance, .. } = preset;
             for text in [title, secret, signed, unsigned, retries, tolerance] {

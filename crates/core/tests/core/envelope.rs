@@ -354,7 +354,7 @@ fn a_star_goes_through_every_element_and_nothing_is_left_out() {
 }
 
 #[test]
-fn what_is_required_must_be_there() {
+fn required_fields_must_be_present() {
     let envelope = spec(|spec| spec.require = vec!["/type".into(), "header:x-shop".into()]);
     let refused = |arrival: &Arrival| match envelope.read(arrival, None) {
         Ok(_) => String::new(),

@@ -71,7 +71,7 @@ fn statements_are_split_at_semicolons_and_nowhere_else() {
 }
 
 #[test]
-fn what_only_looks_like_a_parameter_stays_as_it_is() {
+fn text_that_only_looks_like_a_parameter_stays_unchanged() {
     for inert in [
         "':id'",
         "'it''s :id'",

@@ -79,7 +79,7 @@ fn each_parameter_has_its_postgres_type() {
 }
 
 #[test]
-fn what_only_looks_like_a_parameter_stays_as_it_is() {
+fn text_that_only_looks_like_a_parameter_stays_unchanged() {
     // Every kind of string, name, comment or operator that contains a colon or a dollar.
     for inert in [
         "':id'",
@@ -294,7 +294,7 @@ fn a_program_without_a_statement_or_without_an_end_is_refused() {
 }
 
 #[test]
-fn a_position_in_what_the_database_read_leads_back_to_what_the_user_wrote() {
+fn a_position_in_the_database_s_text_maps_back_to_the_user_s_text() {
     // Parameters shorter and longer than their numbers, letters of several bytes, several lines.
     let text = "SELECT 1;\n  SELECT 'é',\n    :idempotency_key, nowhere,\n :id -- x\n , there";
     let program = parse(text).unwrap();

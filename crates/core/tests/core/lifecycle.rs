@@ -238,7 +238,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_stale_once_stays_stale(
+    fn a_stale_position_stays_stale(
         start in prop::option::of(-5..5i64),
         sequence in any::<bool>(),
         mark in prop::option::of(-20..20i64),
@@ -305,7 +305,7 @@ proptest! {
         let each: Vec<_> = jobs.iter().map(|job| Status::of_jobs([*job])).collect();
         prop_assert_eq!(status, each.into_iter().min().unwrap_or(Status::Ignored));
         let over = jobs.iter().all(|(phase, _)| phase.is_over());
-        prop_assert!(status.is_final() || !over, "nobody waits for it");
+        prop_assert!(status.is_final() || !over, "no job waits for it");
         prop_assert!(over || !status.is_final() || status == Status::Discarded);
     }
 }

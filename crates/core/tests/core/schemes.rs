@@ -413,7 +413,7 @@ fn a_header_of_another_naming_cannot_accompany_a_signature() {
 }
 
 #[test]
-fn late_and_replay_defaults_follow_what_is_signed() {
+fn late_and_replay_defaults_follow_the_signed_content() {
     for (name, late, guard) in [
         ("stripe", LatePolicy::Reject, ReplayGuard::Off),
         ("standardwebhooks", LatePolicy::Reject, ReplayGuard::Off),
@@ -488,7 +488,7 @@ fn plain(body: &str) -> Arrival {
 }
 
 #[test]
-fn a_scheme_of_ones_own_checks_what_its_content_names() {
+fn a_custom_scheme_checks_the_parts_that_its_content_names() {
     let source = custom_source(custom(|_| {}), "secret").expect("builds");
     assert!(source.signs_time());
     let request = signed(source.scheme(), &plain("{}"));
@@ -582,7 +582,7 @@ fn key(source: &Source, request: &Arrival) -> String {
 }
 
 #[test]
-fn a_guard_is_the_hash_of_what_was_signed_and_of_nothing_else() {
+fn a_guard_is_the_hash_of_the_signed_content_and_of_nothing_else() {
     // Unsigned changes of a captured request do not change its guard.
     let mut guarded = Vec::new();
     for preset in signable() {

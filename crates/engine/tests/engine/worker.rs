@@ -1184,8 +1184,8 @@ async fn an_sql_job_with_a_lost_attempt_runs_alone_in_the_process() {
 
 #[tokio::test]
 async fn lost_jobs_that_came_up_together_are_not_held_while_one_of_them_runs() {
-    // Several slices at once each come upon one. The first of them may end the process: whoever is
-    // claimed behind it would lose an attempt as well, and in the end be buried with it.
+    // Several slices at once each find one. The first of them may end the process: a job that is
+    // claimed behind it would lose an attempt as well, and in the end become a dead letter with it.
     let store = Bench::new();
     store.slices.store(3, Ordering::SeqCst);
     let put = |n: usize| event(SOURCE, &format!("evt_{n}"), "", "{}");

@@ -40,7 +40,7 @@ pub(super) async fn stats<S: AdminStore>(
     let (failed, failed_since) = admin.watch.failed_within(window);
     let by_source = by_source(&sample, &failed);
     let sampled = sample.is_partial();
-    let told = |figures, sources| Stats {
+    let answer = |figures, sources| Stats {
         window_seconds: window.as_secs_f64(),
         since,
         sampled,
@@ -51,12 +51,12 @@ pub(super) async fn stats<S: AdminStore>(
     let Some(source) = query.source else {
         let all: Vec<&SampledEvent> = sample.events.iter().collect();
         let all = Figures::of(&all, scale(&sample), failed.values().sum());
-        return Ok(Json(told(all, Some(by_source))));
+        return Ok(Json(answer(all, Some(by_source))));
     };
     match by_source.get(&source) {
-        Some(figures) => Ok(Json(told(figures.clone(), None))),
+        Some(figures) => Ok(Json(answer(figures.clone(), None))),
         None if failed.contains_key(&SourceName::new(&source)) => {
-            Ok(Json(told(Figures::of(&[], 1.0, 0), None)))
+            Ok(Json(answer(Figures::of(&[], 1.0, 0), None)))
         }
         None => Err(Problem::not_found("no source has that name")),
     }

@@ -554,9 +554,9 @@ async fn every_action_is_recorded_with_the_name_of_its_token() {
 #[tokio::test]
 async fn an_event_tells_the_attempts_of_all_its_jobs_in_their_order() {
     // One look must show which handler ran when, without going from job to job.
-    let mut told = event("evt_1", Status::Dead, &[("fee", Phase::Dead), ("mail", Phase::Done)]);
+    let mut dead = event("evt_1", Status::Dead, &[("fee", Phase::Dead), ("mail", Phase::Done)]);
     for (job, seconds) in [(0, 1), (1, 2), (0, 3)] {
-        let job = &mut told.jobs[job];
+        let job = &mut dead.jobs[job];
         job.attempts.push(AttemptNote {
             run: 1,
             attempt: job.attempts.len() as u32 + 1,
@@ -568,7 +568,7 @@ async fn an_event_tells_the_attempts_of_all_its_jobs_in_their_order() {
             answer: None,
         });
     }
-    let (_, shown) = server(vec![told]).get("/api/v1/events/evt_1").await;
+    let (_, shown) = server(vec![dead]).get("/api/v1/events/evt_1").await;
     let attempts = shown["attempts"].as_array().unwrap().iter();
     let found: Vec<_> = attempts.map(|it| (it["handler"].clone(), it["attempt"].clone())).collect();
     let of = |handler: &str, attempt: u32| (json!(handler), json!(attempt));

@@ -151,7 +151,7 @@ fn each_alert_can_be_set_and_switched_off() {
 }
 
 #[test]
-fn what_nodes_share_is_read_and_kept_out_of_debug_output() {
+fn urls_of_shared_servers_are_read_and_kept_out_of_debug_output() {
     // The password comes by flag, by variable and by a variable that the file names.
     let env = |name: &str| match name {
         "HAPAX_REDIS_URL" => Some("redis://:hunter2@cache/0".to_owned()),
@@ -206,7 +206,7 @@ fn a_proxy_has_a_default_for_all_but_where_it_stands() {
     let [ttl, lease, wait]: [Duration; 3] = spans;
     assert_eq!((ttl.as_secs(), lease.as_secs(), wait.as_secs()), (72 * 3_600, 60, 0));
     assert_eq!((&api.scope, api.mismatch_status.as_u16()), (&Scope::Default, 409));
-    // Told, since a token that changes between two tries would make them two requests.
+    // A warning: a token that changes between two attempts would make them two requests.
     assert!(config.warnings.iter().any(|it| it.contains("proxies.api: no `scope`")));
 }
 

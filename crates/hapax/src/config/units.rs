@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_rates_and_nets_refuse_what_they_do_not_know() {
+    fn sizes_rates_and_nets_refuse_unknown_units() {
         assert_eq!(size("1MiB"), Ok(1 << 20));
         assert_eq!(size("1048576"), Ok(1 << 20));
         assert_eq!(size("2 kB"), Ok(2_000));

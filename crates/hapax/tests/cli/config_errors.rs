@@ -362,7 +362,7 @@ fn sources_and_tenants_need_usable_names_and_a_known_provider() {
 }
 
 #[test]
-fn senders_that_need_more_than_a_secret_say_what_is_missing() {
+fn a_missing_parameter_of_a_sender_is_named() {
     refused(
         "[sources.a]\n¶provider = \"square\"\nsecrets = [\"x\"]",
         &["signs the full URL", "public_url"],

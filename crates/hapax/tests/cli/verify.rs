@@ -47,7 +47,7 @@ fn a_request_captured_from_the_senders_own_sdk_is_accepted() {
 }
 
 #[test]
-fn what_sign_signs_verify_accepts() {
+fn verify_accepts_the_requests_of_sign() {
     let run = verify(SECRET, &signature(BODY, NOW), BODY, NOW + 299);
     assert_eq!(run.code, 0, "{run:?}");
     assert_eq!(lines(&run)[0]["event_id"], "evt_1");

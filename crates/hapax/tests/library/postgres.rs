@@ -402,7 +402,7 @@ fn a_node_killed_beside_another_neither_loses_nor_doubles_an_effect() {
 }
 
 #[test]
-fn a_node_stopped_past_its_lease_cannot_commit_what_another_has_done() {
+fn a_node_stopped_past_its_lease_cannot_commit_a_job_that_another_has_done() {
     // SIGSTOP with the effect written and the transaction open. The other node does the job; then
     // the first continues and commits.
     let dir = TempDir::new().unwrap();

@@ -197,7 +197,7 @@ fn a_pooled_connection_that_the_app_has_closed_is_replaced_silently() {
 }
 
 #[test]
-fn the_app_gets_what_the_client_sent_and_what_it_needs_to_know() {
+fn the_app_gets_the_client_s_request_and_the_headers_of_hapax() {
     let app = Upstream::new(|_| {
         let headers = "connection: x-private\r\nx-private: 1\r\nkeep-alive: timeout=5\r\n\
                        x-kept: a\r\nx-kept: b\r\nlocation: http://elsewhere.example/\r\n\

@@ -161,7 +161,7 @@ fn a_key_means_one_request_of_one_account() {
 }
 
 #[test]
-fn a_route_that_needs_a_key_refuses_what_has_none_or_a_bad_one() {
+fn a_route_that_needs_a_key_refuses_requests_without_a_valid_one() {
     let app = Upstream::counting();
     let (_house, server, at) = start(&app.url(), "");
     let charge = Charge::with_key("key-1");

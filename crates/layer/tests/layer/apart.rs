@@ -199,9 +199,9 @@ async fn an_answer_that_does_not_fit_reaches_its_caller_and_is_never_run_again()
         assert_eq!((heard.status, &heard.body[..]), (200, &b"a long answer"[..]));
     }
     let (one, two) = (api.send(charge("a")).await, api.send(charge("b")).await);
-    let mut told = [one.problem(), two.problem()];
-    told.sort_unstable();
-    assert_eq!(told, [None, Some("answer_not_kept".into())]);
+    let mut problems = [one.problem(), two.problem()];
+    problems.sort_unstable();
+    assert_eq!(problems, [None, Some("answer_not_kept".into())]);
     assert!(one.is_replay() && two.is_replay());
     assert_eq!(api.effects.count(), 2);
 }

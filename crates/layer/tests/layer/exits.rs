@@ -266,7 +266,7 @@ async fn trailers_reach_the_first_caller() {
 
 // A replayed length or connection header would describe a connection that is closed.
 #[tokio::test]
-async fn what_is_about_one_connection_is_not_kept() {
+async fn headers_of_one_connection_are_not_stored() {
     let api = Api::new(rules(), |effects, _| async move {
         effects.add("called");
         let mut answer = answer(StatusCode::OK, "{}");

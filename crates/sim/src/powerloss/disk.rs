@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_synced_is_always_there_and_the_rest_may_be() {
+    fn synced_data_is_always_there_and_the_rest_may_be() {
         let mut steps = made();
         steps.extend([write(0, b"x"), ended(3), DiskStep::Sync("/d/a".into()), ended(5)]);
         assert_eq!(contents(&steps), BTreeSet::from([Some(b"x".to_vec())]));

@@ -24,7 +24,7 @@ async fn the_shared_server_keeps_its_tests_apart() {
 }
 
 #[tokio::test]
-async fn durability_is_what_a_user_would_have() {
+async fn durability_is_that_of_production() {
     // A server that only pretends to sync would let every crash test pass.
     let server = Postgres::shared().await;
     assert_eq!(server.execute("SHOW fsync").await, [Some("on".to_owned())]);

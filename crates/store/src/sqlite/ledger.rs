@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn what_waits_shares_one_commit_and_hears_of_it_afterwards() {
+    async fn waiting_acts_share_one_commit_and_are_answered_after_it() {
         // A commit for each act would be a sync for each, and a tenth of the rate. The same key is
         // reserved twice in the batch: the second answer must not report what is not on disk yet.
         let place = Place::new();

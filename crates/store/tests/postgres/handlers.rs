@@ -119,7 +119,7 @@ async fn no_trick_ends_the_transaction_early() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_handler_does_to_its_session_is_undone() {
+async fn changes_of_a_handler_s_session_are_undone() {
     // The next handler must find neither its settings nor its locks, tables or role; and the
     // settings of Hapax are restored.
     let base = Base::new("sql_session", spec(1)).await;
@@ -277,7 +277,7 @@ async fn a_role_of_its_own_keeps_handlers_from_our_tables() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_table_of_ours_refuses_handlers() {
+async fn every_table_of_hapax_refuses_handlers() {
     let base = Base::new("sql_guarded", spec(1)).await;
     let open = "SELECT coalesce(string_agg(relname, ','), '') FROM pg_class c
                 WHERE relnamespace = 'hapax'::regnamespace AND relkind IN ('r', 'p')
@@ -433,7 +433,7 @@ async fn a_sequence_runs_in_order_over_two_nodes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_handler_publishes_is_of_its_event() {
+async fn a_message_of_a_handler_belongs_to_its_event() {
     let base = Base::new("sql_publish", spec(1)).await;
     for n in 0..3 {
         base.accept(&format!("evt_{n}"), None).await;
