@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use hapax_core::store::{Horizon, StoreError, Work};
+use hapax_core::store::{Horizon, StoreError, StoreHints, Work};
 use hapax_core::{SourceName, Timestamp, tuned};
 use jiff::SignedDuration;
 use tokio::task::yield_now;
@@ -78,7 +78,7 @@ impl<S> Janitor<S> {
     }
 }
 
-impl<S: Work> Janitor<S> {
+impl<S: Work + StoreHints> Janitor<S> {
     /// Deletes in rounds, until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         let mut failing = false;
@@ -105,12 +105,12 @@ impl<S: Work> Janitor<S> {
     async fn prune(&self, late: bool) -> Result<(), StoreError> {
         let (round, rest) = (Instant::now(), self.rest());
         let horizon = self.retention.load().horizon((self.now)());
-        let mut before = self.store.demand();
+        let mut before = self.store.foreground_requests();
         let mut began = Instant::now();
         while self.store.prune(horizon.clone(), PRUNE_BATCH).await? {
-            let demand = self.store.demand();
-            let is_quiet = demand.is_some() && demand == before;
-            before = demand;
+            let requests = self.store.foreground_requests();
+            let is_quiet = requests.is_some() && requests == before;
+            before = requests;
             match is_quiet {
                 // A request that arrives now waits for one commit at most, as after a pause.
                 true => yield_now().await,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hapax_core::store::{Store, StoreError};
+use hapax_core::store::{Store, StoreError, StoreHints};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_rustls::rustls::ServerConfig;
@@ -16,7 +16,7 @@ use crate::limits::HttpLimits;
 
 /// Serves the ingress until `stop`. When this returns, every received request is committed and
 /// answered, as far as `limits.drain` allowed. The store may then be closed.
-pub async fn serve_ingress<S: Store>(
+pub async fn serve_ingress<S: Store + StoreHints>(
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
     ingress: Arc<Ingress<S>>,

@@ -78,7 +78,7 @@ pub use hapax_core::ledger::{Ledger, Reserved, StoredAnswer};
 pub use hapax_core::message::{MessageData, NewMessage};
 pub use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
 pub use hapax_core::source::{LatePolicy, ReplayGuard, SourceSpec};
-pub use hapax_core::store::{EventId, Inspect, Work};
+pub use hapax_core::store::{EventId, Inspect, Operate, Work};
 pub use hapax_core::{SourceName, Tenant, Timestamp};
 pub use hapax_engine::{BodyLimits, Rate};
 pub use hapax_store::{

@@ -15,6 +15,7 @@ mod redis_ledger;
 mod sqlite;
 mod stored_answer;
 mod transact;
+mod wait;
 
 #[cfg(test)]
 extern crate self as hapax_store;

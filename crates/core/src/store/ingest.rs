@@ -11,7 +11,6 @@ use uuid::Uuid;
 
 use super::StoreError;
 use crate::job::{HandlerName, Phase};
-use crate::key::EventKey;
 use crate::order::Place;
 use crate::receipt::Receipt;
 
@@ -27,9 +26,6 @@ pub trait Store: Send + Sync + 'static {
         &self,
         ingest: Ingest,
     ) -> impl Future<Output = Result<Vec<Verdict>, StoreError>> + Send;
-
-    /// Whether an event with this key is durable. A hint for logs and metrics; it decides no race.
-    fn knows(&self, key: &EventKey) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
     /// Whether the last write worked. `Err` holds the reason why nothing is accepted.
     fn writable(&self) -> Result<(), StoreError>;

@@ -3,12 +3,15 @@
 //! The caller decides, and the store records. Races are decided by the store's unique keys alone. The
 //! guarantees of each act are written here once, and one conformance suite checks them for every store.
 //!
-//! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, and [`Inspect`] reads for
-//! operators. [`Outbox`] publishes messages and delivers them, and [`InspectOutbox`] reads both for
-//! operators. Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
+//! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, [`Operate`] records the
+//! decisions of operators, and [`Inspect`] reads for them. [`Outbox`] publishes messages and delivers them,
+//! and [`InspectOutbox`] reads both for operators. [`StoreHints`] are for pacing and logs.
+//! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
 
+mod hints;
 mod ingest;
 mod inspect;
+mod operate;
 mod outbox;
 mod work;
 
@@ -17,8 +20,10 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+pub use hints::*;
 pub use ingest::*;
 pub use inspect::*;
+pub use operate::*;
 pub use outbox::*;
 pub use work::*;
 

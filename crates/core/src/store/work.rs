@@ -1,6 +1,9 @@
-//! Working on what was accepted: claims, outcomes, and what people decide.
+//! Running the jobs of accepted events: claim, lease, outcome, retention.
+//!
+//! Decisions of operators are in [`super::operate`], hints for pacing in [`super::hints`].
 
 use std::future::Future;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,30 +11,41 @@ use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::{EventId, NewJob, Status, StoreError};
+use super::{EventId, StoreError};
 use crate::job::{Fence, HandlerName, JobId, Policy, Retry, Workplace};
 use crate::key::{EventKey, SourceName};
 use crate::message::NewMessage;
 use crate::order::OrderRule;
 
-/// Working on what was accepted. Every method is one atomic act; a lost fence is an answer.
+/// Running the jobs of accepted events.
+///
+/// Every method except [`Work::wait`] is one act. After `Ok` the act is durable. After `Err` the act may
+/// or may not have been committed, and the caller may repeat it: fences make every act safe to repeat.
+/// Dropping the future does not undo an act that has begun. A lost fence is an answer, not an error.
 pub trait Work: Send + Sync + 'static {
-    /// Tells the store which handlers this node has. Only their jobs are claimed. Called at start
-    /// and after each reload, with all of them.
+    /// Announces all handlers of this node, at start and after each reload. Only jobs of announced
+    /// handlers are claimed.
+    ///
+    /// Atomic for each handler. A crash in the middle leaves some handlers with their old policy, and the
+    /// next start announces all of them again.
     fn announce(
         &self,
         handlers: Vec<HandlerSpec>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Claims up to `limit` due jobs of one handler, over its tenants in turn. Commits attempt+1
-    /// and a new fence for each before it returns. A job that was lost before comes alone, if its
-    /// work is done in this process.
-    /// Expired leases are found here too; what is at its limit is buried here; and what was held
-    /// past its deadline goes to review or goes on, once no job of its tenant and handler is due
-    /// and no other of its resource is at work.
+    /// Claims up to `limit` due jobs of one handler, in turn over its tenants. A job that was lost before
+    /// is claimed alone if its work is done in this process.
+    ///
+    /// One commit, before the claims are returned: each claimed job has its attempt counted and a new
+    /// fence. The same commit ends expired leases, buries jobs at their limit, and sends jobs that were
+    /// held past their deadline to review or lets them run. A deadline counts only while no job of the
+    /// same tenant and handler is due and no job of the resource is leased.
+    /// A crash afterwards leaves the jobs leased until their leases expire; then the attempts are lost.
     fn claim(&self, ask: ClaimAsk) -> impl Future<Output = Result<Vec<Claim>, StoreError>> + Send;
 
-    /// Lengthens the lease of a claim.
+    /// Extends the lease of a claim, never shortens it.
+    ///
+    /// One fenced update. After a crash the old or the new end of the lease holds.
     fn renew(
         &self,
         job: JobId,
@@ -39,109 +53,76 @@ pub trait Work: Send + Sync + 'static {
         lease: Duration,
     ) -> impl Future<Output = Result<Held, StoreError>> + Send;
 
-    /// Records how an attempt ended, if the fence still holds. `Done` again under the same fence is
-    /// `Kept`: the answer to the first may have been lost. `Done` of a job that was not forced is
-    /// `Lost` where the mark has passed it (see `OrderPolicy::may_settle`).
+    /// Records how an attempt ended, if the fence still holds.
+    ///
+    /// One commit: the outcome, the order mark, the published messages, and the jobs that become ready.
+    /// A job that is done under this fence stays done, whatever the outcome says: the app may have
+    /// completed the job in a transaction of its own, or the answer to an earlier call was lost. Then
+    /// only the app's answer is added to the attempt, if it has none.
+    /// `Done` of a job that was not forced is lost where the order mark has passed the job (see
+    /// `OrderPolicy::may_settle`).
+    /// A crash before the commit leaves the job leased, and the attempt is lost when the lease expires.
     fn settle(
         &self,
         job: JobId,
         fence: Fence,
         outcome: Outcome,
-    ) -> impl Future<Output = Result<Held, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Settlement, StoreError>> + Send;
 
-    /// Gives claims back that were never begun: uncounted.
+    /// Returns claims whose work was never begun. Their attempts do not count, and their fences are void.
+    ///
+    /// One commit. Claims whose fence is lost are skipped. After a crash before the commit, the claims
+    /// expire like those of a dead worker.
     fn give_back(
         &self,
         claims: Vec<(JobId, Fence)>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Whether a job is done under this fence or any later one: asked after every attempt over
-    /// HTTP, since the app may have completed it in a transaction of its own.
-    fn is_done(&self, job: JobId) -> impl Future<Output = Result<bool, StoreError>> + Send;
-
-    /// Claims due first attempts of an `sql` handler and runs its statements, effects and "done" in
-    /// one transaction. First attempts may share it; any error, lost fence or failed commit rolls
-    /// all of it back, and each job then runs alone under the same claim. One that was lost before
-    /// is claimed and handed out instead ([`SqlRan::alone`]).
+    /// Claims due first attempts of an `sql` handler and runs the handler's statements.
+    ///
+    /// Effects, "done" and order marks are one commit. First attempts may share it. Any error, lost fence
+    /// or failed commit rolls all of it back, and each job then runs alone under the same claim.
+    /// A job that was lost before is claimed and returned instead of run ([`SqlRan::alone`]).
+    /// A crash leaves effects and "done" together, or neither of them and the jobs leased.
     fn run_sql(&self, ask: SqlAsk) -> impl Future<Output = Result<SqlRan, StoreError>> + Send;
 
-    /// Runs the statements of a job that was claimed before, with "done" and the order's mark in
-    /// the same transaction, if the fence still holds. What they do wrong is recorded as a failed
-    /// attempt. A job that is done under this fence is `Done` and runs nothing: the answer to the
-    /// first call may have been lost.
+    /// Runs the statements of a job that was claimed before, if the fence still holds.
+    ///
+    /// Effects, "done" and the order mark are one commit. An error of the statements is recorded as a
+    /// failed attempt in a commit of its own. A job that is done under this fence is `Done` and runs
+    /// nothing: the answer to an earlier call may have been lost.
+    /// A crash leaves effects and "done" together, or neither of them and the job leased.
     fn run_claimed(&self, run: SqlRun) -> impl Future<Output = Result<Ran, StoreError>> + Send;
 
-    /// How many [`Work::run_sql`] of one handler are worth having under way at once, where there is
-    /// a backlog.
-    fn sql_slices(&self) -> usize {
-        1
-    }
+    /// Makes those jobs of an event due now that wait for their next attempt. At a sync source, the
+    /// sender's next copy is the next attempt.
+    ///
+    /// One commit. If it is lost in a crash, the jobs run at their scheduled time.
+    fn hurry(&self, event: EventId) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// When the next job of this handler is due, as far as the store knows: a hint for sleeping.
-    fn next_due(
+    /// Waits until there may be work for this handler. A hint: only [`Work::claim`] decides, and a caller
+    /// must poll even without a hint.
+    ///
+    /// Arrivals count from the call on, not from the first poll of the future. A caller that calls `wait`,
+    /// then claims nothing, then awaits, misses no arrival. Any arrival ends the wait. The due time of
+    /// the next job ends it too, but never before the start of `span`; the end of `span` always does.
+    /// `span` begins with the first poll. Changes nothing.
+    fn wait(
         &self,
         handler: &HandlerRef,
-    ) -> impl Future<Output = Result<Option<Timestamp>, StoreError>> + Send;
+        span: RangeInclusive<Duration>,
+    ) -> impl Future<Output = Wake> + Send;
 
-    /// Makes the jobs of this event that wait for their next attempt due now: at a sync source the
-    /// sender's next copy is the next attempt. Nothing else is touched; a store that does nothing
-    /// here only makes the sender come back once more.
-    fn hurry(&self, event: EventId) -> impl Future<Output = Result<(), StoreError>> + Send {
-        let _ = event;
-        std::future::ready(Ok(()))
-    }
-
-    /// Resolves when there may be new work: a hint, the poll is the truth.
-    fn work_arrived(&self) -> impl Future<Output = ()> + Send;
-
-    /// Runs a job again: a dead one as it is, a done one only with `force`, which gives it a new
-    /// run number. A handler that has no job for the event yet gets one.
-    fn replay(
-        &self,
-        ask: ReplayAsk,
-    ) -> impl Future<Output = Result<Vec<Replayed>, StoreError>> + Send;
-
-    /// A person lets an event out of review: its jobs are written in this commit, once, however
-    /// many approve it or send on-time copies of it. Where jobs of it are in review instead, those
-    /// are ready in this commit, and run whatever the order guard says; `jobs` is not looked at.
-    fn approve(
-        &self,
-        event: EventId,
-        jobs: Vec<NewJob>,
-        by: Action,
-    ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
-
-    /// A person refuses an event in review, or its jobs that are; those are discarded, and their
-    /// fences void.
-    fn reject(
-        &self,
-        event: EventId,
-        by: Action,
-    ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
-
-    /// A person gives up the dead letters of an event, or only that of one handler: they are
-    /// discarded, and their fences void. Such an event is finished, whether or not its handler still
-    /// exists.
-    fn discard(
-        &self,
-        event: EventId,
-        handler: Option<HandlerName>,
-        by: Action,
-    ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
-
-    /// Deletes what is finished and past its time, at most `limit` events. True when there may be
-    /// more.
+    /// Deletes finished events that are past the horizon, at most `limit` of them. Returns true if there
+    /// may be more.
+    ///
+    /// A call may make several commits. Each of them leaves an event whole, without its body and history,
+    /// or gone with its key. A crash in the middle leaves the rest to the next call.
     fn prune(
         &self,
         horizon: Horizon,
         limit: usize,
     ) -> impl Future<Output = Result<bool, StoreError>> + Send;
-
-    /// How often something was asked that might have to wait for a [`Work::prune`], so far: while the
-    /// number stands still, pruning is in nobody's way. `None` where the store cannot tell.
-    fn demand(&self) -> Option<u64> {
-        None
-    }
 }
 
 /// A handler of a source.
@@ -153,47 +134,47 @@ pub struct HandlerRef {
     pub handler: HandlerName,
 }
 
-/// What a store needs to know of a handler.
+/// The properties of a handler that a store needs.
 #[derive(Debug, Clone)]
 pub struct HandlerSpec {
-    /// Which one.
+    /// Its source and name.
     pub handler: HandlerRef,
-    /// How often and how long.
+    /// Its retry schedule and lease.
     pub policy: Policy,
-    /// How it keeps order; `None` where it does not.
+    /// How it keeps order; `None` where it keeps none.
     pub order: Option<OrderRule>,
     /// Where its work is done.
     pub workplace: Workplace,
 }
 
-/// What to claim.
+/// A request for claims.
 #[derive(Debug, Clone)]
 pub struct ClaimAsk {
-    /// Of this handler.
+    /// The handler whose jobs are claimed.
     pub handler: HandlerRef,
-    /// At most this many.
+    /// The most jobs to claim.
     pub limit: usize,
-    /// Who will work on them: told with the attempt.
+    /// The name of the worker, recorded with each attempt.
     pub worker: Arc<str>,
 }
 
-/// The right to work on a job, with what is needed for it.
+/// The right to work on a job, with the event it is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// The job.
     pub job: JobId,
     /// The fence of this claim.
     pub fence: Fence,
-    /// Which attempt this is, from 1.
+    /// The number of this attempt, from 1.
     pub attempt: u32,
-    /// Which run: 1 unless a person forced another.
+    /// The number of this run: 1 unless an operator forced another.
     pub run: u32,
-    /// The key that travels on: equal across attempts, restarts and replays of this run.
+    /// The Idempotency-Key for effects: equal across attempts, restarts and replays of this run.
     pub idempotency_key: String,
     /// When the lease ends.
     pub leased_until: Timestamp,
-    /// Whether an attempt of it was lost before that may have ended the process: it came by itself,
-    /// and should it do so again, nothing else should be at work there.
+    /// Whether an earlier attempt was lost and may have ended the process. Such a job is claimed alone,
+    /// and should run while no other job runs in its process.
     pub alone: bool,
     /// The event.
     pub event: ClaimedEvent,
@@ -202,17 +183,17 @@ pub struct Claim {
 /// An event as a handler gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimedEvent {
-    /// Our id.
+    /// Our id of the event.
     pub id: EventId,
     /// Tenant, source and the sender's id.
     pub key: EventKey,
-    /// What happened.
+    /// The type that the sender gave it.
     pub event_type: Option<String>,
-    /// When it happened.
+    /// When it happened, according to the sender.
     pub occurred_at: Option<Timestamp>,
-    /// When it first arrived.
+    /// When its first copy arrived.
     pub received_at: Timestamp,
-    /// The resource of the order guard.
+    /// Its resource, where the handler is ordered.
     pub resource: Option<String>,
     /// The sender's headers.
     pub headers: String,
@@ -223,10 +204,34 @@ pub struct ClaimedEvent {
 /// Whether a fence still held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
-    /// It did, and what was asked is recorded.
+    /// The fence held, and the act is recorded.
     Kept,
-    /// It did not: nothing was changed.
+    /// The fence was lost: nothing was changed.
     Lost,
+}
+
+/// The answer to [`Work::settle`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settlement {
+    /// The fence held, and the outcome is recorded.
+    Recorded,
+    /// The job was done under this fence before the call, and stays done.
+    AlreadyDone,
+    /// The fence was lost: nothing was changed.
+    Lost,
+}
+
+/// Why [`Work::wait`] ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// Jobs of some handler were written or became ready.
+    Arrived,
+    /// Time passed.
+    Elapsed {
+        /// When the next job of the handler is due, its lease ends or its deadline passes. The time may be
+        /// too early but never too late. `None` if the store knows of no such job.
+        due: Option<Timestamp>,
+    },
 }
 
 /// How an attempt ended.
@@ -234,50 +239,50 @@ pub enum Held {
 pub enum Outcome {
     /// Done, with a short result, and messages to publish in the same commit.
     Done {
-        /// For the receipt: at most 200 characters are kept.
+        /// Stored with the job, cut after 200 characters.
         result: Option<String>,
-        /// The outbox.
+        /// Messages for the outbox.
         publish: Vec<NewMessage>,
-        /// What the app answered, where one was asked.
+        /// The app's answer, where the job is a call of an app.
         answer: Option<HandlerAnswer>,
     },
-    /// It failed or timed out.
+    /// The attempt failed or timed out.
     Failed {
-        /// Why.
+        /// The reason.
         error: String,
-        /// When to try again.
+        /// When to retry.
         retry: Retry,
-        /// What the app answered, if it did.
+        /// The app's answer, if it gave one.
         answer: Option<HandlerAnswer>,
     },
 }
 
-/// Why a job was buried whose event has another body than was stored.
+/// The error of a job that was buried because its event's body does not match the stored hash.
 pub const DAMAGED_BODY: &str = "the stored body does not match its hash: the database was damaged or \
                                 changed by hand, and no handler gets it";
 
-/// What an app answered to one attempt: kept with it, whether it succeeded or not.
+/// The answer of an app to one attempt. It is stored with the attempt, whether that succeeded or not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HandlerAnswer {
     /// The HTTP status.
     pub status: u16,
-    /// The beginning of its body, as text.
+    /// The beginning of the body, as text.
     #[serde(rename = "answer", skip_serializing_if = "String::is_empty")]
     pub body: String,
 }
 
-/// What to run with SQL.
+/// A request to claim jobs and run their SQL.
 #[derive(Debug, Clone)]
 pub struct SqlAsk {
-    /// What to claim.
+    /// Which jobs to claim.
     pub claim: ClaimAsk,
     /// The statements.
     pub program: Arc<crate::handler::SqlProgram>,
-    /// How long one job's statements may take.
+    /// The most time that the statements of one job may take.
     pub timeout: Duration,
 }
 
-/// What came of it.
+/// The result of [`Work::run_sql`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SqlRan {
     /// Jobs whose effects are committed.
@@ -286,21 +291,21 @@ pub struct SqlRan {
     pub guarded: usize,
     /// Jobs that failed.
     pub failed: usize,
-    /// The events of all of these: whoever waits for one of them should look.
+    /// The events of all of these jobs. Requests that wait for one of them should be notified.
     pub events: Vec<EventId>,
-    /// A job that was lost before: it was claimed, alone, and not begun. It is for the caller to see
-    /// that nothing else is at work beside it, and then to [`Work::run_claimed`] it.
+    /// A job that was lost before. It is claimed and not begun. The caller must wait until no other job
+    /// runs in the process, and then call [`Work::run_claimed`].
     pub alone: Option<Box<Claim>>,
 }
 
 impl SqlRan {
-    /// Whether there was nothing to do.
+    /// Whether no job was found.
     pub fn is_idle(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A claimed job of an `sql` handler, to be run by itself.
+/// A claimed job of an `sql` handler, to be run alone.
 #[derive(Debug, Clone)]
 pub struct SqlRun {
     /// The job.
@@ -309,94 +314,32 @@ pub struct SqlRun {
     pub fence: Fence,
     /// The statements.
     pub program: Arc<crate::handler::SqlProgram>,
-    /// How long they may take.
+    /// The most time that they may take.
     pub timeout: Duration,
-    /// The object as it is now, for `:current`.
+    /// The refetched object, for `:current`.
     pub current: Option<Arc<str>>,
 }
 
-/// What came of one claimed job.
+/// The result of [`Work::run_claimed`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ran {
-    /// Its effects are committed.
+    /// The effects are committed.
     Done,
-    /// The order rule set it aside: a newer version was applied meanwhile, or its predecessor is missing.
+    /// The order rule stopped it: a newer version was applied meanwhile, or its predecessor is missing.
     Guarded,
-    /// It failed, and that is recorded: why.
+    /// The attempt failed, which is recorded. Holds the reason.
     Failed(String),
-    /// The fence did not hold: nothing was changed.
+    /// The fence was lost: nothing was changed.
     Lost,
 }
 
-/// What to run again.
-#[derive(Debug, Clone)]
-pub struct ReplayAsk {
-    /// Of this event.
-    pub event: EventId,
-    /// Only for this handler; `None` for all of the source's that are for the event.
-    pub handlers: Vec<NewJob>,
-    /// Also what is done.
-    pub force: bool,
-    /// Only say what would happen.
-    pub dry_run: bool,
-    /// Who and why.
-    pub by: Action,
-}
-
-/// What a replay does to one job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Replayed {
-    /// The handler.
-    pub handler: HandlerName,
-    /// What happens.
-    pub effect: ReplayEffect,
-}
-
-/// What a replay does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ReplayEffect {
-    /// It runs (again).
-    WouldRun,
-    /// It is done, and stays so.
-    AlreadyApplied,
-    /// A newer version was applied: the job would do nothing.
-    Stale,
-    /// It is waiting or running as it is.
-    AlreadyOpen,
-    /// A person refused it: only `force` runs it.
-    Discarded,
-}
-
-/// Who did something by hand, and why: the audit record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Action {
-    /// The token's name, or `loopback`.
-    pub who: String,
-    /// The reason given.
-    pub reason: Option<String>,
-    /// When.
-    pub at: Timestamp,
-}
-
-/// The answer to an approval, a rejection or a discard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reviewed {
-    /// It was waiting, and no longer is.
-    Decided,
-    /// It was not waiting for anyone.
-    NotWaiting(Status),
-    /// There is no such event.
-    Unknown,
-}
-
-/// What may be deleted.
+/// The times before which events and keys may be deleted.
 #[derive(Debug, Clone)]
 pub struct Horizon {
-    /// Bodies and history of events received before this.
+    /// Bodies and history go if the event was received before this.
     pub events_before: Timestamp,
-    /// And their keys, per source, where received before this; a source that is not named here
-    /// keeps its keys for ever.
+    /// Keys of a source go if the event was received before this. A source that is not listed keeps its
+    /// keys for ever.
     pub keys_before: Vec<(SourceName, Timestamp)>,
 }
 
@@ -407,7 +350,7 @@ impl Horizon {
     /// A mark keeps older versions of a resource from being applied. The sender made an older version
     /// before the mark moved, and keys outlive every sender's retries. So an older version arrives at most
     /// as long after the mark moved as keys are kept. All that arrived until then must be finished and past
-    /// its time as well, because a person may still run it. `None` where keys are kept for ever.
+    /// its time as well, because an operator may still run it. `None` where keys are kept for ever.
     pub fn marks_before(
         &self,
         source: &SourceName,

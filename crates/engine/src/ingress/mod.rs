@@ -22,7 +22,8 @@ use bytes::Bytes;
 use hapax_core::handshake::{Challenge, HandshakeReply};
 use hapax_core::source::LatePolicy;
 use hapax_core::store::{
-    ArrivalInfo, Decision, Ingest, Inspect, KnownEvent, Status, Store, StoreError, Verdict, Work,
+    ArrivalInfo, Decision, Ingest, Inspect, KnownEvent, Status, Store, StoreError, StoreHints,
+    Verdict, Work,
 };
 use hapax_core::{
     Arrival, KeyHash, Receipt, Refusal, Tenant, Timeliness, Timestamp, Verified, verify,
@@ -71,7 +72,7 @@ pub struct Ingress<S> {
     sync_wait: Option<Box<dyn SyncWait>>,
 }
 
-impl<S: Store + Work + Inspect> Ingress<S> {
+impl<S: Store + StoreHints + Work + Inspect> Ingress<S> {
     /// Enables sync sources. Without this they are answered like any other source.
     pub fn with_sync(mut self) -> Self {
         let looking =
@@ -81,7 +82,7 @@ impl<S: Store + Work + Inspect> Ingress<S> {
     }
 }
 
-impl<S: Store> Ingress<S> {
+impl<S: Store + StoreHints> Ingress<S> {
     /// Must be called on the runtime that will serve it: a commit whose client hangs up continues
     /// there.
     pub fn new(store: Arc<S>, routes: Routes, now: Now) -> Self {

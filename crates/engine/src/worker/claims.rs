@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use hapax_core::Timestamp;
-use hapax_core::store::{Claim, ClaimAsk, Held, Outcome, Ran, SqlRun, StoreError, Work};
+use hapax_core::store::{
+    Claim, ClaimAsk, Held, Outcome, Ran, Settlement, SqlRun, StoreError, Work,
+};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use tracing::{debug, info, warn};
 
@@ -75,25 +77,14 @@ impl Lane {
         claim: &Claim,
         outcome: &Outcome,
     ) -> Result<Ended, StoreError> {
-        // The app may have completed the job in a transaction of its own; then its answer, or the
-        // lack of one, changes nothing.
-        if shop.store.is_done(claim.job).await? {
-            let (Outcome::Done { answer, .. } | Outcome::Failed { answer, .. }) = outcome;
-            if let Some(answer) = answer.clone() {
-                // "Done" stands as it is; only the answer is added to it.
-                let done =
-                    Outcome::Done { result: None, publish: Vec::new(), answer: Some(answer) };
-                if let Err(error) = shop.store.settle(claim.job, claim.fence, done).await {
-                    debug!(lane = self.name, %error, "could not store an answer: {error}");
-                }
-            }
-            return Ok(Ended::Done);
-        }
-        let held = shop.store.settle(claim.job, claim.fence, outcome.clone()).await?;
-        Ok(match (held, outcome) {
-            (Held::Lost, _) => Ended::Lost,
-            (Held::Kept, Outcome::Done { .. }) => Ended::Done,
-            (Held::Kept, Outcome::Failed { error, .. }) => Ended::Failed(error.clone()),
+        let settlement = shop.store.settle(claim.job, claim.fence, outcome.clone()).await?;
+        Ok(match (settlement, outcome) {
+            // The app completed the job in a transaction of its own, or the answer to an earlier call of
+            // ours was lost.
+            (Settlement::AlreadyDone, _) => Ended::Done,
+            (Settlement::Recorded, Outcome::Done { .. }) => Ended::Done,
+            (Settlement::Recorded, Outcome::Failed { error, .. }) => Ended::Failed(error.clone()),
+            (Settlement::Lost, _) => Ended::Lost,
         })
     }
 

@@ -20,7 +20,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::handler::{EventView, Handler, HandlerKind, RustHandler, SqlProgram};
-use hapax_core::store::{Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Outcome, SqlRun, Work};
+use hapax_core::store::{
+    Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Outcome, SqlRun, StoreHints, Work,
+};
 use hapax_core::{Source, SourceName};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -99,7 +101,7 @@ pub struct Workers<S> {
     lanes: watch::Sender<Vec<Arc<Lane>>>,
 }
 
-impl<S: Work + Inspect> Workers<S> {
+impl<S: Work + Inspect + StoreHints> Workers<S> {
     /// Nothing is claimed before [`Workers::run`]. Requests that wait for an event are notified through
     /// `event_waiters`.
     pub fn new(
@@ -312,7 +314,7 @@ impl Lane {
     }
 
     /// Works until `stop`, and then until what was begun has ended.
-    async fn work<S: Work + Inspect>(
+    async fn work<S: Work + StoreHints>(
         self: Arc<Self>,
         shop: Arc<Workers<S>>,
         stop: CancellationToken,

@@ -6,7 +6,7 @@ use hapax_core::Timestamp;
 use hapax_core::failpoint;
 use hapax_core::handler::{RustHandler, RustOutcome};
 use hapax_core::job::Retry;
-use hapax_core::store::{Claim, Inspect, Outcome, SqlRun, Work};
+use hapax_core::store::{Claim, Outcome, SqlRun, Work};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -20,7 +20,7 @@ use crate::limits::CLAIM_MAX;
 
 impl Lane {
     /// Runs single jobs, several at once, since each of them waits for another system.
-    pub(super) async fn work_singly<S: Work + Inspect>(
+    pub(super) async fn work_singly<S: Work>(
         self: &Arc<Self>,
         shop: &Arc<Workers<S>>,
         stop: &CancellationToken,
@@ -31,7 +31,7 @@ impl Lane {
             while let Some(ended) = running.try_join_next() {
                 log_panic(ended);
             }
-            rhythm.listen().await;
+            let hint = rhythm.hint();
             let limit = permits.len();
             // Not to be broken off: what is claimed must be begun or given back.
             let claimed = shop.store.claim(self.ask(shop, limit)).await;
@@ -57,7 +57,7 @@ impl Lane {
                         };
                         permits.push(rest);
                         running.spawn(self.clone().attempt(shop.clone(), claim.clone(), permits));
-                        rhythm.rest(Ok(Found::Full)).await;
+                        rhythm.rest(Ok(Found::Full), hint).await;
                         continue;
                     }
                     for (claim, permit) in claims.into_iter().zip(permits) {
@@ -66,7 +66,7 @@ impl Lane {
                     Ok(found)
                 }
             };
-            rhythm.rest(found).await;
+            rhythm.rest(found, hint).await;
         }
         while let Some(ended) = running.join_next().await {
             log_panic(ended);
@@ -97,7 +97,7 @@ impl Lane {
     }
 
     /// One claim from its beginning to its end in the books.
-    async fn attempt<S: Work + Inspect>(
+    async fn attempt<S: Work>(
         self: Arc<Self>,
         shop: Arc<Workers<S>>,
         claim: Claim,
@@ -149,8 +149,8 @@ impl Lane {
         }
     }
 
-    /// Runs the user's Rust code for as long as it may. A commit that it had begun by then goes on:
-    /// settling asks first whether the job is done.
+    /// Runs the user's Rust code until its timeout. A commit that has begun by then goes on: a job that is
+    /// done under its fence stays done, whatever is settled afterwards.
     async fn run_code(
         &self,
         code: &dyn RustHandler,

@@ -1,22 +1,19 @@
-//! When a lane looks again: at a hint, at the next due time, and by the poll; slower while the store is
-//! in trouble.
+//! When a lane looks for work again: at a hint of the store, and by the poll. While the store fails, it
+//! looks less often.
 
-use std::future::Future;
-use std::future::poll_fn;
-use std::pin::Pin;
-use std::task::Poll;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use hapax_core::store::{StoreError, Work};
-use tokio::time::sleep;
+use hapax_core::store::{StoreError, Wake, Work};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::{Found, Lane, Workers};
 use crate::limits::{GATHER, POLL_EVERY, STORE_PAUSE, STORE_PAUSE_MAX};
 
-/// The first pause of a lane that found nothing; it doubles, up to [`POLL_EVERY`]. It bounds what a
-/// hint costs that promises work where there is none.
+/// The first pause of a lane that found nothing although the store expected a due job. It doubles, up to
+/// [`POLL_EVERY`], and bounds the cost of such hints.
 const QUIET_PAUSE: Duration = Duration::from_millis(5);
 
 /// When a lane looks for work again.
@@ -24,41 +21,27 @@ pub(super) struct Polling<'a, S> {
     lane: &'a Lane,
     shop: &'a Workers<S>,
     stop: &'a CancellationToken,
-    arrived: Pin<Box<dyn Future<Output = ()> + Send + 'a>>,
-    has_arrived: bool,
     quiet: u32,
     pause: Pause,
 }
 
 impl<'a, S: Work> Polling<'a, S> {
     pub(super) fn new(lane: &'a Lane, shop: &'a Workers<S>, stop: &'a CancellationToken) -> Self {
-        Self {
-            lane,
-            shop,
-            stop,
-            arrived: Box::pin(shop.store.work_arrived()),
-            has_arrived: false,
-            quiet: 0,
-            pause: Pause::default(),
-        }
+        Self { lane, shop, stop, quiet: 0, pause: Pause::default() }
     }
 
-    /// From here on work that arrives is heard of, so that none slips in between a look that finds
-    /// nothing and the wait that follows.
-    pub(super) async fn listen(&mut self) {
-        if self.has_arrived {
-            self.has_arrived = false;
-            self.arrived = Box::pin(self.shop.store.work_arrived());
-        }
-        poll_fn(|cx| {
-            self.has_arrived = self.arrived.as_mut().poll(cx).is_ready();
-            Poll::Ready(())
-        })
-        .await;
+    /// The store's next hint. It is asked for before each look, so that work which arrives between a look
+    /// that finds nothing and the wait after it is not missed.
+    pub(super) fn hint(&self) -> impl Future<Output = Wake> + Send + use<'a, S> {
+        self.shop.store.wait(&self.lane.handler, self.span())
     }
 
     /// Waits until it is worth looking again.
-    pub(super) async fn rest(&mut self, found: Result<Found, StoreError>) {
+    pub(super) async fn rest(
+        &mut self,
+        found: Result<Found, StoreError>,
+        hint: impl Future<Output = Wake>,
+    ) {
         match found {
             Ok(found) => {
                 self.pause = Pause::default();
@@ -68,7 +51,7 @@ impl<'a, S: Work> Polling<'a, S> {
                         self.quiet = 0;
                         self.stop.run_until_cancelled(sleep(GATHER)).await;
                     }
-                    Found::Nothing => self.wait_for_work().await,
+                    Found::Nothing => self.wait_for(hint).await,
                 }
             }
             Err(error) => {
@@ -78,27 +61,21 @@ impl<'a, S: Work> Polling<'a, S> {
         }
     }
 
-    async fn wait_for_work(&mut self) {
-        if self.has_arrived {
-            // Heard while we looked; other lanes' work sounds the same, so not at once.
-            self.stop.run_until_cancelled(sleep(GATHER)).await;
-            return;
-        }
-        let due = self.shop.store.next_due(&self.lane.handler).await.ok().flatten();
-        let until_due = due.map_or(POLL_EVERY, |due| {
-            Duration::try_from(due.duration_since((self.shop.now)())).unwrap_or_default()
-        });
-        let least = QUIET_PAUSE.saturating_mul(1 << self.quiet.min(16));
-        self.quiet += 1;
-        let wait = until_due.max(least).min(POLL_EVERY);
-        tokio::select! {
-            () = &mut self.arrived => {
-                self.has_arrived = true;
+    async fn wait_for(&mut self, hint: impl Future<Output = Wake>) {
+        // Work of any lane ends the wait, so a busy store would make idle lanes look all the time.
+        let not_before = Instant::now() + GATHER;
+        match self.stop.run_until_cancelled(hint).await {
+            Some(Wake::Arrived) => {
                 self.quiet = 0;
+                self.stop.run_until_cancelled(sleep_until(not_before)).await;
             }
-            () = sleep(wait) => {}
-            () = self.stop.cancelled() => {}
+            Some(Wake::Elapsed { .. }) => self.quiet += 1,
+            None => {}
         }
+    }
+
+    fn span(&self) -> RangeInclusive<Duration> {
+        QUIET_PAUSE.saturating_mul(1 << self.quiet.min(16)).min(POLL_EVERY)..=POLL_EVERY
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hapax_core::handler::SqlProgram;
-use hapax_core::store::{Claim, Inspect, SqlAsk, SqlRun, StoreError, Work};
+use hapax_core::store::{Claim, SqlAsk, SqlRun, StoreError, StoreHints, Work};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -16,16 +16,16 @@ use crate::limits::SQL_SLICE;
 
 impl Lane {
     /// Slice after slice, in the store alone.
-    pub(super) async fn work_sql<S: Work + Inspect>(
+    pub(super) async fn work_sql<S: Work + StoreHints>(
         self: &Arc<Self>,
         shop: &Arc<Workers<S>>,
         program: &Arc<SqlProgram>,
         stop: &CancellationToken,
     ) {
-        let most = shop.store.sql_slices().min(self.config.concurrency);
+        let most = shop.store.sql_batches_max().min(self.config.concurrency);
         let mut rhythm = Polling::new(self, shop, stop);
         while !stop.is_cancelled() {
-            rhythm.listen().await;
+            let hint = rhythm.hint();
             let found = match shop.gate.beside(self.slice(shop, program)).await {
                 // Who keeps up needs one at a time; only a backlog is worth several.
                 Ok((Found::Full, None)) if most > 1 => self.slices(shop, program, most, stop).await,
@@ -33,12 +33,12 @@ impl Lane {
                 Ok((_, Some(lost))) => self.alone(shop, program, &lost).await,
                 Err(error) => Err(error),
             };
-            rhythm.rest(found).await;
+            rhythm.rest(found, hint).await;
         }
     }
 
     /// Several slices at once, each followed by another as long as there is more.
-    async fn slices<S: Work + Inspect>(
+    async fn slices<S: Work>(
         self: &Arc<Self>,
         shop: &Arc<Workers<S>>,
         program: &Arc<SqlProgram>,

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,10 +14,10 @@ use hapax_core::job::{
     AfterFailure, Fence, HandlerName, JobId, Phase, Progress, Workplace, idempotency_key,
 };
 use hapax_core::store::{
-    Action, Claim, ClaimAsk, ClaimedEvent, EventDetail, EventFilter, EventId, EventName,
-    EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    KnownEvent, LaneState, Lookup, NewJob, NewMessage, Outcome, Page, Ran, ReplayAsk, Replayed,
-    Reviewed, Sample, SampleAsk, SqlAsk, SqlRan, SqlRun, Status, Store, StoreError, Verdict, Work,
+    Claim, ClaimAsk, ClaimedEvent, EventDetail, EventFilter, EventId, EventName, EventSummary,
+    HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter, KnownEvent,
+    LaneState, Lookup, NewMessage, Outcome, Page, Ran, Sample, SampleAsk, Settlement, SqlAsk,
+    SqlRan, SqlRun, Status, Store, StoreError, StoreHints, Verdict, Wake, Work,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use tokio::sync::{Notify, Semaphore};
@@ -271,12 +272,23 @@ impl Store for Bench {
         Ok(verdicts)
     }
 
+    fn writable(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+impl StoreHints for Bench {
     async fn knows(&self, _key: &EventKey) -> Result<bool, StoreError> {
         Ok(true)
     }
 
-    fn writable(&self) -> Result<(), StoreError> {
-        Ok(())
+    fn sql_batches_max(&self) -> usize {
+        self.slices.load(Ordering::SeqCst)
+    }
+
+    fn foreground_requests(&self) -> Option<u64> {
+        let known = self.crowded.lock().unwrap().is_some();
+        known.then(|| self.demand.load(Ordering::SeqCst) as u64)
     }
 }
 
@@ -304,13 +316,21 @@ impl Work for Bench {
         Ok(if held { Held::Kept } else { Held::Lost })
     }
 
-    async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
+    async fn settle(
+        &self,
+        job: JobId,
+        fence: Fence,
+        outcome: Outcome,
+    ) -> Result<Settlement, StoreError> {
         self.fail_if_planned()?;
         count_down(&self.settle_failures)?;
         self.settled.fetch_add(1, Ordering::SeqCst);
         let piece = self.piece(job);
+        if piece.phase == Phase::Done && piece.fence == fence {
+            return Ok(Settlement::AlreadyDone);
+        }
         if piece.phase != Phase::Leased || piece.fence != fence {
-            return Ok(Held::Lost);
+            return Ok(Settlement::Lost);
         }
         let handler =
             HandlerRef { source: piece.event.key.source.clone(), handler: piece.handler.clone() };
@@ -333,7 +353,7 @@ impl Work for Bench {
                 }
             }
         });
-        Ok(Held::Kept)
+        Ok(Settlement::Recorded)
     }
 
     async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
@@ -346,10 +366,6 @@ impl Work for Bench {
             });
         }
         Ok(())
-    }
-
-    async fn is_done(&self, job: JobId) -> Result<bool, StoreError> {
-        Ok(self.piece(job).phase == Phase::Done)
     }
 
     async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
@@ -389,18 +405,6 @@ impl Work for Bench {
         Ok(Ran::Done)
     }
 
-    fn sql_slices(&self) -> usize {
-        self.slices.load(Ordering::SeqCst)
-    }
-
-    async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
-        let pieces = self.pieces.lock().unwrap();
-        let ready = pieces
-            .iter()
-            .filter(|piece| piece.phase == Phase::Ready && piece.handler == handler.handler);
-        Ok(ready.map(|piece| piece.due).min())
-    }
-
     async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
         self.hurried.fetch_add(1, Ordering::SeqCst);
         let mut pieces = self.pieces.lock().unwrap();
@@ -413,34 +417,30 @@ impl Work for Bench {
         Ok(())
     }
 
-    async fn work_arrived(&self) {
-        self.arrived.notified().await;
-    }
-
-    async fn replay(&self, _ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
-        panic!("not the workers' business")
-    }
-
-    async fn approve(
+    fn wait(
         &self,
-        _event: EventId,
-        _jobs: Vec<NewJob>,
-        _by: Action,
-    ) -> Result<Reviewed, StoreError> {
-        panic!("not the workers' business")
-    }
-
-    async fn reject(&self, _event: EventId, _by: Action) -> Result<Reviewed, StoreError> {
-        panic!("not the workers' business")
-    }
-
-    async fn discard(
-        &self,
-        _event: EventId,
-        _handler: Option<HandlerName>,
-        _by: Action,
-    ) -> Result<Reviewed, StoreError> {
-        panic!("not the workers' business")
+        handler: &HandlerRef,
+        span: RangeInclusive<Duration>,
+    ) -> impl Future<Output = Wake> + Send {
+        let arrived = self.arrived.notified();
+        async move {
+            let due = {
+                let pieces = self.pieces.lock().unwrap();
+                let ready = pieces.iter().filter(|piece| {
+                    piece.phase == Phase::Ready && piece.handler == handler.handler
+                });
+                ready.map(|piece| piece.due).min()
+            };
+            let until_due = due.map_or(*span.end(), |due| {
+                Duration::try_from(due.duration_since(Timestamp::now())).unwrap_or_default()
+            });
+            tokio::select! {
+                () = arrived => Wake::Arrived,
+                () = tokio::time::sleep(until_due.max(*span.start()).min(*span.end())) => {
+                    Wake::Elapsed { due }
+                }
+            }
+        }
     }
 
     async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
@@ -451,11 +451,6 @@ impl Work for Bench {
             self.demand.fetch_add(1, Ordering::SeqCst);
         }
         Ok(self.prunes.lock().unwrap().pop().unwrap_or(false))
-    }
-
-    fn demand(&self) -> Option<u64> {
-        let known = self.crowded.lock().unwrap().is_some();
-        known.then(|| self.demand.load(Ordering::SeqCst) as u64)
     }
 }
 

@@ -15,7 +15,9 @@ use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{LatePolicy, SourceSpec};
-use hapax_core::store::{EventId, Ingest, KnownEvent, Status, Store, StoreError, Verdict};
+use hapax_core::store::{
+    EventId, Ingest, KnownEvent, Status, Store, StoreError, StoreHints, Verdict,
+};
 use hapax_core::{EventKey, KeyHash, Source, Tenant, Timeliness, Timestamp};
 use hapax_engine::{
     BodyLimits, Drained, HttpLimits, Ingress, Rate, RouteSpec, Routes, RoutesSpec, serve_ingress,
@@ -76,12 +78,14 @@ impl Store for Shelf {
         Ok(verdicts)
     }
 
-    async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
-        Ok(self.events.lock().unwrap().contains_key(&key.hash()))
-    }
-
     fn writable(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+}
+
+impl StoreHints for Shelf {
+    async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
+        Ok(self.events.lock().unwrap().contains_key(&key.hash()))
     }
 }
 

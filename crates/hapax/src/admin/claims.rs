@@ -7,10 +7,10 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::SourceName;
-use hapax_core::job::{Fence, HandlerName, JobId, Phase, Retry, Workplace};
+use hapax_core::job::{Fence, HandlerName, JobId, Retry, Workplace};
 use hapax_core::store::{
     AttemptNote, ClaimAsk, HandlerRef, HandlerSpec, Held, Inspect, JobDetail, NewMessage, Outcome,
-    Store, StoreError, Work,
+    Settlement, Store, StoreError, Work,
 };
 use hapax_engine::{NotReady, Pulled};
 use metrics::{counter, histogram};
@@ -79,18 +79,22 @@ async fn claim_within<S: Store + Work>(
     wait: Duration,
 ) -> Result<Vec<Pulled>, StoreError> {
     let until = Instant::now() + wait;
+    let handler = ask.handler.clone();
     loop {
         // During the shutdown no job is claimed, because its result could not be accepted.
         if let Err(NotReady::Draining) = admin.readiness.judge(&*admin.store) {
             return Ok(Vec::new());
         }
         let asked_at = Instant::now();
+        // Asked for before the claim, so that a job which arrives meanwhile ends the wait.
+        // The expected due time may be too early, so it does not shorten the poll.
+        let poll = POLL.min(until.saturating_duration_since(asked_at));
+        let hint = admin.store.wait(&handler, poll..=poll);
         let claims = claim_or_give_back(admin, ask.clone()).await?;
         if !claims.is_empty() || Instant::now() >= until {
             return Ok(claims);
         }
-        let poll = until.min(Instant::now() + POLL);
-        let _ = tokio::time::timeout_at(poll, admin.store.work_arrived()).await;
+        hint.await;
         tokio::time::sleep_until(until.min(asked_at + PAUSE)).await;
     }
 }
@@ -202,14 +206,20 @@ async fn settled<S: Work + Inspect>(
     fence: Fence,
     outcome: Outcome,
 ) -> Result<Json<Settled>, Problem> {
-    let ended = match &outcome {
-        Outcome::Done { .. } => "done",
-        Outcome::Failed { .. } => "failed",
+    let (ended, if_done) = match &outcome {
+        Outcome::Done { .. } => ("done", Held::Kept),
+        // The failure comes too late.
+        Outcome::Failed { .. } => ("failed", Held::Lost),
     };
-    let held = admin.store.settle(job.id, fence, outcome).await?;
+    let settlement = admin.store.settle(job.id, fence, outcome).await?;
+    let held = match settlement {
+        Settlement::Recorded => Held::Kept,
+        Settlement::AlreadyDone => if_done,
+        Settlement::Lost => Held::Lost,
+    };
     let (settled, now) = claim_state(admin, job.id, fence, held).await?;
     // A repeated completion is answered again but was counted before.
-    if job.phase != Phase::Done {
+    if settlement == Settlement::Recorded {
         count(&handler_of(&job), ended, now.attempts.last());
     }
     Ok(Json(settled))

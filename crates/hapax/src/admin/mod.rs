@@ -27,7 +27,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hapax_core::handler::EventView;
-use hapax_core::store::{Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Store, Work};
+use hapax_core::store::{Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Operate, Store, Work};
 use hapax_core::{SourceName, Tenant};
 use hapax_engine::{Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -57,9 +57,9 @@ pub(crate) type RefetchClaims = Arc<
 >;
 
 /// The acts and reads of a store that the admin side uses.
-pub(crate) trait AdminStore: Store + Work + Inspect {}
+pub(crate) trait AdminStore: Store + Work + Operate + Inspect {}
 
-impl<S: Store + Work + Inspect> AdminStore for S {}
+impl<S: Store + Work + Operate + Inspect> AdminStore for S {}
 
 /// The state that all routes share.
 pub(crate) struct Admin<S> {

@@ -1,5 +1,6 @@
 //! The routes, through the door, on a small store that remembers what it was asked.
 
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -54,10 +55,6 @@ impl Model {
 impl Store for Fake {
     async fn ingest(&self, _: Ingest) -> Result<Vec<Verdict>, StoreError> {
         Err(StoreError::Closed)
-    }
-
-    async fn knows(&self, _: &EventKey) -> Result<bool, StoreError> {
-        Ok(false)
     }
 
     fn writable(&self) -> Result<(), StoreError> {
@@ -120,17 +117,22 @@ impl Work for Fake {
         Ok(if holds { Held::Kept } else { Held::Lost })
     }
 
-    async fn settle(&self, id: JobId, fence: Fence, out: Outcome) -> Result<Held, StoreError> {
+    async fn settle(
+        &self,
+        id: JobId,
+        fence: Fence,
+        out: Outcome,
+    ) -> Result<Settlement, StoreError> {
         let mut model = self.model();
         let job = model.job(id).unwrap();
         let done = matches!(out, Outcome::Done { .. });
         match (job.fence == fence, job.phase) {
-            (true, Phase::Done) if done => return Ok(Held::Kept),
+            (true, Phase::Done) => return Ok(Settlement::AlreadyDone),
             (true, Phase::Leased) => job.phase = if done { Phase::Done } else { Phase::Ready },
-            _ => return Ok(Held::Lost),
+            _ => return Ok(Settlement::Lost),
         }
         model.outcomes.push(out);
-        Ok(Held::Kept)
+        Ok(Settlement::Recorded)
     }
 
     async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
@@ -143,10 +145,6 @@ impl Work for Fake {
         Ok(())
     }
 
-    async fn is_done(&self, _: JobId) -> Result<bool, StoreError> {
-        Ok(false)
-    }
-
     async fn run_sql(&self, _: SqlAsk) -> Result<SqlRan, StoreError> {
         Ok(SqlRan::default())
     }
@@ -155,14 +153,30 @@ impl Work for Fake {
         Ok(Ran::Lost)
     }
 
-    async fn next_due(&self, _: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
-        Ok(None)
+    fn wait(
+        &self,
+        _: &HandlerRef,
+        span: RangeInclusive<Duration>,
+    ) -> impl Future<Output = Wake> + Send {
+        let arrived = tokio::time::timeout(*span.end(), self.arrived.notified());
+        async move {
+            match arrived.await {
+                Ok(()) => Wake::Arrived,
+                Err(_) => Wake::Elapsed { due: None },
+            }
+        }
     }
 
-    async fn work_arrived(&self) {
-        self.arrived.notified().await;
+    async fn hurry(&self, _: EventId) -> Result<(), StoreError> {
+        Ok(())
     }
 
+    async fn prune(&self, _: Horizon, _: usize) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+}
+
+impl Operate for Fake {
     async fn replay(&self, ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
         let mut model = self.model();
         let event = model.events.iter_mut().find(|event| event.summary.id == ask.event).unwrap();
@@ -243,10 +257,6 @@ impl Work for Fake {
         event.summary.status = Status::Discarded;
         event.actions.push(note("discard", by));
         Ok(Reviewed::Decided)
-    }
-
-    async fn prune(&self, _: Horizon, _: usize) -> Result<bool, StoreError> {
-        Ok(false)
     }
 }
 

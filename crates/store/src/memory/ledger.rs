@@ -10,9 +10,9 @@ use hapax_core::ledger::{
     StoredAnswer, Usage,
 };
 use hapax_core::store::{Held, StoreError};
-use jiff::SignedDuration;
 
 use super::MemoryStore;
+use super::work::later;
 
 /// A key that was reserved.
 #[derive(Debug)]
@@ -144,11 +144,4 @@ fn judged(
         }
     }
     says(quota, own, all, callers.len() as u64)
-}
-
-fn later(at: Timestamp, by: Duration) -> Timestamp {
-    SignedDuration::try_from(by)
-        .ok()
-        .and_then(|by| at.checked_add(by).ok())
-        .unwrap_or(Timestamp::MAX)
 }

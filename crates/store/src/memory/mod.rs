@@ -18,6 +18,7 @@ mod work;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -26,13 +27,15 @@ use hapax_core::order::{Place, Position};
 use hapax_core::store::{
     Action, AttemptNote, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    LaneState, Lookup, NewJob, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed, Sample,
-    SampleAsk, SqlAsk, SqlRan, SqlRun, Store, StoreError, Verdict, Work,
+    LaneState, Lookup, NewJob, Operate, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed, Sample,
+    SampleAsk, Settlement, SqlAsk, SqlRan, SqlRun, Store, StoreError, StoreHints, Verdict, Wake,
+    Work,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
 
 use crate::Clock;
+use crate::wait::{NextDue, wait};
 use order::Resource;
 use outbox::{
     Delivery, DeliveryNumber, EndpointNumber, MessageNumber, StoredEndpoint, StoredMessage,
@@ -83,8 +86,9 @@ impl MemoryStore {
             }
         };
         Ok(match self.settle(claim.job, claim.fence, outcome).await? {
-            Held::Kept => ran,
-            Held::Lost => Ran::Lost,
+            Settlement::Recorded => ran,
+            Settlement::AlreadyDone => Ran::Done,
+            Settlement::Lost => Ran::Lost,
         })
     }
 
@@ -96,14 +100,12 @@ impl MemoryStore {
         (self.clock)()
     }
 
-    /// Wakes waiting workers, and the next one to wait: a worker must not miss the hint between its
-    /// last query and its wait.
+    /// Notifies waiting workers.
     fn hint(&self) {
         self.arrived.notify_waiters();
-        self.arrived.notify_one();
     }
 
-    /// Wakes waiting senders, in the same way.
+    /// Notifies waiting senders, and the next one to wait.
     fn hint_deliveries(&self) {
         self.deliveries_due.notify_waiters();
         self.deliveries_due.notify_one();
@@ -223,12 +225,14 @@ impl Store for MemoryStore {
         Ok(verdicts)
     }
 
-    async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
-        Ok(self.model().keys.contains_key(key))
-    }
-
     fn writable(&self) -> Result<(), StoreError> {
         Ok(())
+    }
+}
+
+impl StoreHints for MemoryStore {
+    async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
+        Ok(self.model().keys.contains_key(key))
     }
 }
 
@@ -248,11 +252,16 @@ impl Work for MemoryStore {
         Ok(self.model().renew(job, fence, lease, self.now()))
     }
 
-    async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
-        let held = self.model().settle(job, fence, outcome, self.now());
+    async fn settle(
+        &self,
+        job: JobId,
+        fence: Fence,
+        outcome: Outcome,
+    ) -> Result<Settlement, StoreError> {
+        let settlement = self.model().settle(job, fence, outcome, self.now());
         self.hint();
         self.hint_deliveries();
-        Ok(held)
+        Ok(settlement)
     }
 
     async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
@@ -262,11 +271,6 @@ impl Work for MemoryStore {
         }
         self.hint();
         Ok(())
-    }
-
-    async fn is_done(&self, job: JobId) -> Result<bool, StoreError> {
-        let model = self.model();
-        Ok(model.numbered(job).is_some_and(|at| model.jobs[&at].phase == Phase::Done))
     }
 
     async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
@@ -299,10 +303,6 @@ impl Work for MemoryStore {
         }
     }
 
-    async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
-        Ok(self.model().next_due(handler))
-    }
-
     async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
         let mut model = self.model();
         if let Some(at) = model.event_numbered(event) {
@@ -312,10 +312,28 @@ impl Work for MemoryStore {
         Ok(())
     }
 
-    async fn work_arrived(&self) {
-        self.arrived.notified().await;
+    fn wait(
+        &self,
+        handler: &HandlerRef,
+        span: RangeInclusive<Duration>,
+    ) -> impl Future<Output = Wake> + Send {
+        let arrived = self.arrived.notified();
+        let next = async move {
+            let due = self.model().next_due(handler);
+            Ok::<_, StoreError>(NextDue { due, now: self.now() })
+        };
+        wait(arrived, next, span)
     }
 
+    async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
+        let now = self.now();
+        let mut model = self.model();
+        model.reservations.retain(|_, kept| !kept.is_past(now));
+        Ok(model.prune(&horizon, limit, now))
+    }
+}
+
+impl Operate for MemoryStore {
     async fn replay(&self, ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
         let replayed = self.model().replay(ask, self.now());
         self.hint();
@@ -346,13 +364,6 @@ impl Work for MemoryStore {
         by: Action,
     ) -> Result<Reviewed, StoreError> {
         Ok(self.model().discard(event, handler.as_ref(), by, self.now()))
-    }
-
-    async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
-        let now = self.now();
-        let mut model = self.model();
-        model.reservations.retain(|_, kept| !kept.is_past(now));
-        Ok(model.prune(&horizon, limit, now))
     }
 }
 

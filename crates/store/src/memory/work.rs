@@ -10,7 +10,7 @@ use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Guard, OVERTAKEN};
 use hapax_core::store::{
     AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerAnswer, HandlerRef, HandlerSpec,
-    Held, NewMessage, Outcome, Ran,
+    Held, NewMessage, Outcome, Ran, Settlement,
 };
 use hapax_core::{Tenant, Timestamp};
 use jiff::SignedDuration;
@@ -237,24 +237,33 @@ impl Model {
         fence: Fence,
         outcome: Outcome,
         now: Timestamp,
-    ) -> Held {
-        match outcome {
-            Outcome::Done { result, publish, answer } => {
-                let held = self.done(job, fence, result, publish, now);
-                self.keep_answer(job, Held::Kept == held, answer);
-                held
+    ) -> Settlement {
+        let Some(at) = self.numbered(job).filter(|at| self.jobs[at].fence == fence) else {
+            return Settlement::Lost;
+        };
+        let (held, answer) = match (self.jobs[&at].phase, outcome) {
+            (Phase::Done, Outcome::Done { answer, .. } | Outcome::Failed { answer, .. }) => {
+                self.keep_answer(at, answer);
+                return Settlement::AlreadyDone;
             }
-            Outcome::Failed { error, retry, answer } => {
-                let held = self.failed(job, fence, error, retry, now);
-                self.keep_answer(job, Held::Kept == held, answer);
-                held
+            (_, Outcome::Done { result, publish, answer }) => {
+                (self.done(at, result, publish, now), answer)
             }
+            (_, Outcome::Failed { error, retry, answer }) => {
+                (self.failed(at, error, retry, now), answer)
+            }
+        };
+        match held {
+            Held::Kept => {
+                self.keep_answer(at, answer);
+                Settlement::Recorded
+            }
+            Held::Lost => Settlement::Lost,
         }
     }
 
-    /// What the app answered to the attempt that was settled last, unless its answer is known.
-    fn keep_answer(&mut self, job: JobId, held: bool, answer: Option<HandlerAnswer>) {
-        let Some(at) = self.numbered(job).filter(|_| held) else { return };
+    /// Adds the app's answer to the last attempt, unless it has one.
+    fn keep_answer(&mut self, at: JobNumber, answer: Option<HandlerAnswer>) {
         if let Some(note) = self.job_mut(at).attempts.last_mut()
             && note.answer.is_none()
         {
@@ -262,22 +271,17 @@ impl Model {
         }
     }
 
-    /// Counts under its fence even when the lease is over or the attempt was taken for failed: the
-    /// effects are there. Only a newer claim, a replay or a verdict of the guard has voided it.
+    /// Counts under its fence even when the lease is over or the attempt was recorded as failed: the
+    /// effects are there. Only a newer claim, a replay or a decision of the order guard voids the fence.
     fn done(
         &mut self,
-        job: JobId,
-        fence: Fence,
+        at: JobNumber,
         result: Option<String>,
         publish: Vec<NewMessage>,
         now: Timestamp,
     ) -> Held {
-        let Some(at) = self.numbered(job).filter(|at| self.jobs[at].fence == fence) else {
-            return Held::Lost;
-        };
         match self.jobs[&at].phase {
-            Phase::Done => return Held::Kept,
-            Phase::Stale | Phase::Discarded => return Held::Lost,
+            Phase::Done | Phase::Stale | Phase::Discarded => return Held::Lost,
             Phase::Ready
             | Phase::Leased
             | Phase::Held
@@ -317,16 +321,11 @@ impl Model {
         }
     }
 
-    fn failed(
-        &mut self,
-        job: JobId,
-        fence: Fence,
-        error: String,
-        retry: Retry,
-        now: Timestamp,
-    ) -> Held {
-        let Some(at) = self.leased_under(job, fence) else { return Held::Lost };
+    fn failed(&mut self, at: JobNumber, error: String, retry: Retry, now: Timestamp) -> Held {
         let job = self.job_mut(at);
+        if job.phase != Phase::Leased {
+            return Held::Lost;
+        }
         let Some(taken) = job.taken.clone() else { return Held::Lost };
         job.note("failed", Some(now), Some(shortened(&error, ERROR_CHARS_MAX)));
         let dice = dice(job.id, job.progress.attempt);

@@ -10,7 +10,7 @@ use hapax_core::message::MessageData;
 use hapax_core::order::{Gaps, OnGap, Position};
 use hapax_core::store::{
     Claim, ClaimAsk, ClaimedEvent, DAMAGED_BODY, EventId, HandlerAnswer, HandlerRef, HandlerSpec,
-    NewMessage, Outcome,
+    NewMessage, Outcome, Settlement,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use serde::Serialize;
@@ -51,28 +51,6 @@ pub(super) struct Taken {
     pub(super) forced: bool,
     /// The body is not the one that was stored.
     pub(super) damaged: bool,
-}
-
-/// The outcome of settling an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Settled {
-    Lost,
-    Recorded,
-    /// It was recorded before, under the same fence.
-    Before,
-    /// Recorded, and other jobs of its resource are ready now.
-    WithOthers,
-}
-
-impl Settled {
-    fn from_number(number: i32) -> Self {
-        match number {
-            1 => Self::Recorded,
-            2 => Self::Before,
-            3 => Self::WithOthers,
-            _ => Self::Lost,
-        }
-    }
 }
 
 /// Announces these handlers to the database; from then on they are this node's.
@@ -289,7 +267,7 @@ pub(super) async fn settle(
     job: JobId,
     fence: Fence,
     outcome: &Outcome,
-) -> Result<Settled, PgError> {
+) -> Result<Settlement, PgError> {
     match outcome {
         Outcome::Done { result, publish, answer } => {
             let result = result.as_deref().map(|result| shortened(result, RESULT_CHARS_MAX));
@@ -302,11 +280,48 @@ pub(super) async fn settle(
             let rows = lent
                 .query(ask, &[&job.0, &fence.0, &result, &messages, &now, &status, &answer])
                 .await?;
-            Ok(Settled::from_number(only(&rows)?.get(0)))
+            Ok(settlement(shared, only(&rows)?.get(0)))
         }
         Outcome::Failed { error, retry, answer } => {
-            fail(shared, job, fence, error, *retry, answer.as_ref()).await
+            let settlement = fail(shared, job, fence, error, *retry, answer.as_ref()).await?;
+            if settlement == Settlement::AlreadyDone
+                && answer.is_some()
+                && let Err(error) = add_answer(shared, job, fence, answer.as_ref()).await
+            {
+                // The job is done with or without the app's answer to the attempt.
+                tracing::debug!(%job, "cannot store the answer to a job that is done: {error}");
+            }
+            Ok(settlement)
         }
+    }
+}
+
+/// Adds the app's answer to a job that is done under this fence. Such a job stays done until a replay
+/// voids the fence, so "done" again changes nothing else.
+async fn add_answer(
+    shared: &Shared,
+    job: JobId,
+    fence: Fence,
+    answer: Option<&HandlerAnswer>,
+) -> Result<(), PgError> {
+    let (status, answer) = columns_of(answer);
+    let ask = "SELECT hapax.settle($1, $2, NULL, NULL, $3, $4, $5)";
+    let mut lent = shared.pools.work.lend().await?;
+    lent.query(ask, &[&job.0, &fence.0, &shared.now(), &status, &answer]).await?;
+    Ok(())
+}
+
+/// The answer of `hapax.settle` and `hapax.failed`.
+fn settlement(shared: &Shared, number: i32) -> Settlement {
+    match number {
+        1 => Settlement::Recorded,
+        2 => Settlement::AlreadyDone,
+        3 => {
+            // Other jobs of its resource are ready now.
+            shared.arrived.notify_waiters();
+            Settlement::Recorded
+        }
+        _ => Settlement::Lost,
     }
 }
 
@@ -315,7 +330,7 @@ fn columns_of(answer: Option<&HandlerAnswer>) -> (Option<i32>, Option<&str>) {
     answer.map(|answer| (i32::from(answer.status), answer.body.as_str())).unzip()
 }
 
-/// Records a failed attempt: one step of the schedule.
+/// Records a failed attempt: one step of the schedule. A job that is done under this fence stays done.
 pub(super) async fn fail(
     shared: &Shared,
     job: JobId,
@@ -323,7 +338,7 @@ pub(super) async fn fail(
     error: &str,
     retry: Retry,
     answer: Option<&HandlerAnswer>,
-) -> Result<Settled, PgError> {
+) -> Result<Settlement, PgError> {
     let (status, answer) = columns_of(answer);
     let (how, wait) = match retry {
         Retry::Schedule => (0, 0),
@@ -340,7 +355,11 @@ pub(super) async fn fail(
             &[&job.0, &fence.0, &error, &how, &wait, &dice(), &shared.now(), &status, &answer],
         )
         .await?;
-    Ok(Settled::from_number(only(&rows)?.get(0)))
+    drop(lent);
+    match settlement(shared, only(&rows)?.get(0)) {
+        Settlement::Lost if is_done_under(shared, job, fence).await? => Ok(Settlement::AlreadyDone),
+        settlement => Ok(settlement),
+    }
 }
 
 /// Gives back claims whose work never began.

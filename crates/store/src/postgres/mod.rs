@@ -41,7 +41,7 @@ use hapax_core::job::JobId;
 use hapax_core::store::{
     ArrivalInfo, Cause, EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest,
     Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError,
-    Verdict,
+    StoreHints, Verdict,
 };
 use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Timestamp};
 use tokio::sync::Notify;
@@ -299,6 +299,12 @@ impl Store for PgStore {
         self.shared.desk.ingest(ingest).await
     }
 
+    fn writable(&self) -> Result<(), StoreError> {
+        self.shared.health.check()
+    }
+}
+
+impl StoreHints for PgStore {
     async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
         let (shared, hash) = (Arc::clone(&self.shared), row::of_hash(key.hash()));
         let look = async move {
@@ -310,8 +316,13 @@ impl Store for PgStore {
         self.shared.to_the_end(look).await
     }
 
-    fn writable(&self) -> Result<(), StoreError> {
-        self.shared.health.check()
+    /// As many as there are connections to run on.
+    fn sql_batches_max(&self) -> usize {
+        self.shared.pools.handlers.lendable()
+    }
+
+    fn foreground_requests(&self) -> Option<u64> {
+        Some(self.shared.desk.brought())
     }
 }
 

@@ -20,7 +20,9 @@ use hapax_core::handler::{PostgresType, SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::{Fence, JobId, Retry};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{Guard, OrderRule, Position};
-use hapax_core::store::{DAMAGED_BODY, HandlerRef, Ran, SqlAsk, SqlRan, SqlRun, StoreError};
+use hapax_core::store::{
+    DAMAGED_BODY, HandlerRef, Ran, Settlement, SqlAsk, SqlRan, SqlRun, StoreError,
+};
 use tokio_postgres::error::{DbError, ErrorPosition, SqlState};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Statement};
@@ -28,7 +30,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{ClientPool, PgError, PooledClient, handler_session};
-use super::jobs::{self, Guarded, Settled, Standing, Taken, only, shortened};
+use super::jobs::{self, Guarded, Standing, Taken, only, shortened};
 use super::result_text::{self, RawValue, ValueText};
 
 /// How long a slice may begin new jobs. Other slices wait for its connection, and its leases run.
@@ -228,8 +230,9 @@ impl<'a> SqlRunner<'a> {
             }
         };
         match jobs::fail(self.shared, job, fence, &error, Retry::Schedule, None).await? {
-            Settled::Recorded | Settled::WithOthers => Ok(Ended::Failed(error)),
-            Settled::Lost | Settled::Before => Ok(Ended::Lost),
+            Settlement::Recorded => Ok(Ended::Failed(error)),
+            Settlement::AlreadyDone => Ok(Ended::JobOutcome(JobOutcome::Done)),
+            Settlement::Lost => Ok(Ended::Lost),
         }
     }
 

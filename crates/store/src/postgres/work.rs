@@ -1,21 +1,24 @@
-//! The [`Work`] half of the store: each method is one call of the database, run to its end even if
-//! its caller stops waiting.
+//! The [`Work`] and [`Operate`] parts of the store: each method is one call of the database, run to its
+//! end even if its caller stops waiting.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::job::{Fence, HandlerName, JobId};
 use hapax_core::store::{
-    Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Outcome, Ran,
-    ReplayAsk, Replayed, Reviewed, SqlAsk, SqlRan, SqlRun, StoreError, Work,
+    Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Operate,
+    Outcome, Ran, ReplayAsk, Replayed, Reviewed, Settlement, SqlAsk, SqlRan, SqlRun, StoreError,
+    Wake, Work,
 };
 
 use super::connect::{PgError, retried};
 use super::handler_registry::micros;
-use super::jobs::{self, Guarded, Settled, only};
+use super::jobs::{self, Guarded, only};
 use super::operator_actions::{self, Decision};
 use super::{PgStore, Shared, prune, sql_handlers};
+use crate::wait::{NextDue, wait};
 
 impl Work for PgStore {
     async fn announce(&self, handlers: Vec<HandlerSpec>) -> Result<(), StoreError> {
@@ -41,20 +44,16 @@ impl Work for PgStore {
         .await
     }
 
-    async fn settle(&self, job: JobId, fence: Fence, outcome: Outcome) -> Result<Held, StoreError> {
-        let settled = self
-            .act(move |shared| async move {
-                retried(|| jobs::settle(&shared, job, fence, &outcome)).await
-            })
-            .await?;
-        Ok(match settled {
-            Settled::Lost => Held::Lost,
-            Settled::Recorded | Settled::Before => Held::Kept,
-            Settled::WithOthers => {
-                self.shared.arrived.notify_waiters();
-                Held::Kept
-            }
+    async fn settle(
+        &self,
+        job: JobId,
+        fence: Fence,
+        outcome: Outcome,
+    ) -> Result<Settlement, StoreError> {
+        self.act(move |shared| async move {
+            retried(|| jobs::settle(&shared, job, fence, &outcome)).await
         })
+        .await
     }
 
     async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
@@ -64,18 +63,9 @@ impl Work for PgStore {
         Ok(())
     }
 
-    async fn is_done(&self, job: JobId) -> Result<bool, StoreError> {
-        self.act(move |shared| async move { jobs::is_done(&shared, job).await }).await
-    }
-
     async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
         let shared = Arc::clone(&self.shared);
         self.shared.to_the_end(async move { sql_handlers::slice(&shared, &ask).await }).await
-    }
-
-    /// As many as have a connection to run on.
-    fn sql_slices(&self) -> usize {
-        self.shared.pools.handlers.lendable()
     }
 
     async fn run_claimed(&self, run: SqlRun) -> Result<Ran, StoreError> {
@@ -89,11 +79,6 @@ impl Work for PgStore {
         Ok(ran)
     }
 
-    async fn next_due(&self, handler: &HandlerRef) -> Result<Option<Timestamp>, StoreError> {
-        let handler = handler.clone();
-        self.act(|shared| async move { jobs::next_due(&shared, &handler).await }).await
-    }
-
     async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
         self.act(move |shared| async move {
             let mut lent = shared.pools.work.lend().await?;
@@ -105,11 +90,27 @@ impl Work for PgStore {
         Ok(())
     }
 
-    fn work_arrived(&self) -> impl Future<Output = ()> + Send {
-        // Created before the first poll, so that no arrival before it is missed.
-        self.shared.arrived.notified()
+    fn wait(
+        &self,
+        handler: &HandlerRef,
+        span: RangeInclusive<Duration>,
+    ) -> impl Future<Output = Wake> + Send {
+        // Created with the call, so that no arrival after it is missed.
+        let arrived = self.shared.arrived.notified();
+        let handler = handler.clone();
+        let next = self.act(|shared| async move {
+            let due = jobs::next_due(&shared, &handler).await?;
+            Ok(NextDue { due, now: shared.now().unwrap_or_else(Timestamp::now) })
+        });
+        wait(arrived, next, span)
     }
 
+    async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
+        self.act(move |shared| async move { prune::slice(&shared, &horizon, limit).await }).await
+    }
+}
+
+impl Operate for PgStore {
     async fn replay(&self, ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
         let replayed =
             self.act(|shared| async move { operator_actions::replay(&shared, &ask).await }).await?;
@@ -149,14 +150,6 @@ impl Work for PgStore {
             operator_actions::discard(&shared, event, handler.as_ref(), &by).await
         })
         .await
-    }
-
-    async fn prune(&self, horizon: Horizon, limit: usize) -> Result<bool, StoreError> {
-        self.act(move |shared| async move { prune::slice(&shared, &horizon, limit).await }).await
-    }
-
-    fn demand(&self) -> Option<u64> {
-        Some(self.shared.desk.brought())
     }
 }
 

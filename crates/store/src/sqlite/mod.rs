@@ -14,6 +14,7 @@ mod key_index;
 mod ledger;
 mod messages;
 mod open;
+mod operator_actions;
 mod order;
 mod prune;
 mod reader;
@@ -35,7 +36,7 @@ use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
     EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, JobDetail, JobFilter,
-    LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, Verdict,
+    LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, StoreHints, Verdict,
 };
 use hapax_core::{EventKey, SourceName, Timestamp};
 use rusqlite::Connection;
@@ -137,6 +138,12 @@ impl Store for SqliteStore {
         self.writer.ingest(ingest).await
     }
 
+    fn writable(&self) -> Result<(), StoreError> {
+        self.shared.health.check()
+    }
+}
+
+impl StoreHints for SqliteStore {
     async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
         let hash = key.hash();
         if self.shared.recent.get(&hash).is_some() {
@@ -145,8 +152,8 @@ impl Store for SqliteStore {
         Ok(self.writer.find(vec![hash]).await?.iter().any(Option::is_some))
     }
 
-    fn writable(&self) -> Result<(), StoreError> {
-        self.shared.health.check()
+    fn foreground_requests(&self) -> Option<u64> {
+        Some(self.writer.foreground_requests())
     }
 }
 

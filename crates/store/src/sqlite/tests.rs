@@ -9,8 +9,8 @@ use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::Phase;
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
-    ClaimAsk, DAMAGED_BODY, EventName, Held, Horizon, Inspect, Lookup, Ran, SqlAsk, SqlRun, Store,
-    StoreError, Verdict, Work,
+    ClaimAsk, DAMAGED_BODY, EventName, Horizon, Inspect, Lookup, Ran, Settlement, SqlAsk, SqlRun,
+    Store, StoreError, StoreHints, Verdict, Work,
 };
 use rusqlite::Connection;
 
@@ -110,7 +110,7 @@ async fn a_write_that_failed_frees_no_lease_of_this_process() {
     world.announce([spec("fee")]).await;
     world.pass(LEASE - 1);
     assert!(world.claim("fee", 10).await.is_empty());
-    assert_eq!(world.settle(&claim, done("done")).await, Held::Kept);
+    assert_eq!(world.settle(&claim, done("done")).await, Settlement::Recorded);
     assert!(world.claim_next("fee").await.is_empty());
     world.store.close().await;
 }
@@ -606,7 +606,7 @@ async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
         Ok(None)
     };
     right().commit(effect).await.expect("commits");
-    assert!(store.is_done(claim.job).await.expect("answers"));
+    assert_eq!(store.job(claim.job).await.expect("reads").expect("is there").phase, Phase::Done);
     let again = right().commit(effect).await;
     assert!(matches!(again, Err(TxError::FenceLost)), "{again:?}");
     store.close().await;
@@ -669,26 +669,26 @@ async fn a_rust_handler_that_was_overtaken_commits_nothing() {
     assert_eq!(world.do_all("fee").await, ["v2"]);
     let late = world.store.right(&overtaken, crate::harness::FOREVER).nothing_to_do("late").await;
     assert!(matches!(late, Err(TxError::FenceLost)), "{late:?}");
-    assert!(!world.store.is_done(overtaken.job).await.expect("answers"));
+    assert!(!world.is_done(&overtaken).await);
     world.store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pruning_does_not_count_as_demand_while_events_and_jobs_do() {
-    // A janitor that counts its own work as demand would pause for ever; one that ignores all
-    // demand would delay acks.
+async fn pruning_does_not_count_as_a_foreground_request_while_events_and_jobs_do() {
+    // A janitor that counts its own work as a request would pause for ever; one that ignores all
+    // requests would delay acks.
     let world = World::on_disk();
     world.announce([spec("fee")]).await;
-    let demand = || world.store.demand().expect("it knows");
-    let before = demand();
+    let requests = || world.store.foreground_requests().expect("it counts");
+    let before = requests();
     let horizon = Horizon { events_before: after(60), keys_before: Vec::new() };
     world.store.prune(horizon, 10).await.expect("prunes");
-    assert_eq!(demand(), before);
+    assert_eq!(requests(), before);
     world.accept("evt_1", &[job("fee")]).await;
-    let accepted = demand();
+    let accepted = requests();
     assert!(accepted > before);
     world.claim_one("fee").await;
-    assert!(demand() > accepted);
+    assert!(requests() > accepted);
     world.store.close().await;
 }
 

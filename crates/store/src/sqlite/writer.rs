@@ -211,7 +211,7 @@ impl WriterHandle {
     }
 
     /// How many events and slices were sent, except those of [`WriterHandle::behind`].
-    pub(super) fn demand(&self) -> u64 {
+    pub(super) fn foreground_requests(&self) -> u64 {
         self.demand.load(Ordering::Relaxed)
     }
 

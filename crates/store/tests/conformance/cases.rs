@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::store::{
-    Decision, EventFilter, EventName, Inspect, Lookup, ReviewReason, Status, Store, Verdict,
+    Decision, EventFilter, EventName, Inspect, Lookup, ReviewReason, Status, Store, StoreHints,
+    Verdict,
 };
 use hapax_core::{SourceName, Tenant};
 
@@ -351,7 +352,7 @@ pub(crate) async fn an_event_is_found_by_either_id_and_an_ambiguous_one_is_said_
     assert_eq!(store.event(&EventName::Ours(foreign)).await.expect("reads"), Lookup::None);
 }
 
-pub(crate) async fn a_key_is_known_once_its_event_is_there<S: Store + Inspect>(store: Arc<S>) {
+pub(crate) async fn a_key_is_known_once_its_event_is_there<S: Store + StoreHints>(store: Arc<S>) {
     // If a stored event were "not known", a late copy would count as a lost event.
     let sender = Sender::plain();
     let ingest = sender.ingest(&body("evt_1"));

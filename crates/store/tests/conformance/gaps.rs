@@ -8,12 +8,12 @@ use std::time::Duration;
 use hapax_core::job::{Phase, Retry};
 use hapax_core::order::{Gaps, HELD_TOO_LONG, HELD_TOO_MANY, Machine, OnGap, OrderPolicy};
 use hapax_core::store::{
-    EventFilter, EventId, Held, Horizon, JobFilter, Lookup, NewJob, ReplayEffect, Reviewed, Status,
+    EventFilter, EventId, Horizon, JobFilter, Lookup, NewJob, ReplayEffect, Reviewed, Settlement,
+    Status,
 };
 
 use crate::harness::{
-    LEASE, Replay, Working, World, after, done, failed, handler, ids, job, ordered, placed, spec,
-    with_gaps,
+    LEASE, Replay, Working, World, after, done, failed, ids, job, ordered, placed, spec, with_gaps,
 };
 use crate::jobs::run_sql;
 
@@ -82,7 +82,7 @@ pub(crate) async fn a_gap_held_too_long_goes_to_review_and_can_be_approved<S: Wo
     assert!(world.claim("fee", 10).await.is_empty());
     let held = world.job("n3", "fee").await;
     assert_eq!((held.phase, held.due_at), (Phase::Held, Some(after(HOLD))));
-    let next = world.store.next_due(&handler("fee")).await.expect("reads");
+    let next = world.next_due("fee").await;
     assert_eq!(next, Some(after(HOLD)), "workers wake for the deadline");
     world.pass(HOLD - 1);
     assert!(world.claim("fee", 10).await.is_empty());
@@ -96,7 +96,7 @@ pub(crate) async fn a_gap_held_too_long_goes_to_review_and_can_be_approved<S: Wo
     assert_eq!(world.event("n3").await.summary.status, Status::Review);
     assert_eq!(world.event("n3").await.summary.processed_at, None);
     assert_eq!(world.in_status(Status::Review).await, ["n3"]);
-    assert_eq!(world.store.next_due(&handler("fee")).await.expect("reads"), None);
+    assert_eq!(world.next_due("fee").await, None);
     assert_eq!(world.replay(third, &[nth(3)], Replay::Force).await, [ReplayEffect::AlreadyOpen]);
 
     assert_eq!(world.approve(third).await, Reviewed::Decided);
@@ -187,11 +187,15 @@ pub(crate) async fn a_retry_that_comes_after_the_gap_was_left_is_stale<S: Workin
     world.accept("n1", &[nth(1)]).await;
     let claim = world.claim_one("fee").await;
     let in_an_hour = Retry::In(Duration::from_secs(3_600));
-    assert_eq!(world.settle(&claim, failed(in_an_hour)).await, Held::Kept);
+    assert_eq!(world.settle(&claim, failed(in_an_hour)).await, Settlement::Recorded);
     assert_eq!(world.numbers([2]).await, [""; 0]);
     world.pass(HOLD);
     assert_eq!(world.do_all("fee").await, ["n2"]);
-    assert_eq!(world.settle(&claim, done("late")).await, Held::Lost, "the mark has passed it");
+    assert_eq!(
+        world.settle(&claim, done("late")).await,
+        Settlement::Lost,
+        "the mark has passed it"
+    );
     world.pass(3_600);
     assert_eq!(world.do_all("fee").await, [""; 0]);
     assert_eq!(world.phase("n1").await, Phase::Stale);
@@ -214,13 +218,13 @@ pub(crate) async fn what_is_at_work_or_due_is_no_gap<S: Working>(world: World<S>
         world.pass(10);
         assert!(world.claim("fee", 10).await.is_empty());
         assert_eq!(world.phase(&format!("{r}2")).await, Phase::Held);
-        let next = world.store.next_due(&handler("fee")).await.expect("reads");
+        let next = world.next_due("fee").await;
         assert_eq!(
             next,
             Some(first.leased_until),
             "a deadline that waits for the work is no alarm"
         );
-        assert_eq!(world.settle(&first, done("1")).await, Held::Kept);
+        assert_eq!(world.settle(&first, done("1")).await, Settlement::Recorded);
         assert_eq!(world.do_all("fee").await, [format!("{r}2")]);
         accept(4).await;
         assert!(world.claim("fee", 10).await.is_empty());
@@ -235,7 +239,7 @@ pub(crate) async fn what_is_at_work_or_due_is_no_gap<S: Working>(world: World<S>
         let fifth = world.claim_one("fee").await;
         world.pass(10);
         let notified = async {
-            tokio::join!(world.store.work_arrived(), world.settle(&fifth, failed(Retry::Never)))
+            tokio::join!(world.arrival("fee"), world.settle(&fifth, failed(Retry::Never)))
         };
         tokio::time::timeout(crate::harness::FOREVER, notified)
             .await
@@ -302,14 +306,14 @@ pub(crate) async fn a_forced_job_keeps_its_resource_and_moves_no_mark_back<S: Wo
     assert_eq!(world.replay(old, &[version(1)], Replay::Force).await, [ReplayEffect::WouldRun]);
     assert!(world.claim("fee", 10).await.is_empty(), "one at a time, forced or not");
     assert_eq!(world.job("v1", "fee").await.resource.as_deref(), Some("po_1"));
-    assert_eq!(world.settle(&newest, done("6")).await, Held::Kept);
+    assert_eq!(world.settle(&newest, done("6")).await, Settlement::Recorded);
     let forced = world.claim_one("fee").await;
     assert_eq!(ids(std::slice::from_ref(&forced)), ["v1"]);
     assert_eq!(forced.event.resource.as_deref(), Some("po_1"));
     world.accept("v7", &[version(7)]).await;
     assert!(world.claim("fee", 10).await.is_empty(), "it holds its resource");
     // A failure does not make it stale again.
-    assert_eq!(world.settle(&forced, failed(Retry::Schedule)).await, Held::Kept);
+    assert_eq!(world.settle(&forced, failed(Retry::Schedule)).await, Settlement::Recorded);
     assert_eq!(world.do_all("fee").await, ["v7"]);
     world.pass(100);
     assert_eq!(world.do_all("fee").await, ["v1"]);
@@ -331,7 +335,7 @@ pub(crate) async fn a_worker_that_lost_its_lease_cannot_settle_what_was_passed<S
     world.pass(LEASE);
     world.accept("a2", &[placed("fee", "a", 2)]).await;
     assert_eq!(world.do_all("fee").await, ["a2"]);
-    assert_eq!(world.settle(&overtaken, done("late")).await, Held::Lost);
+    assert_eq!(world.settle(&overtaken, done("late")).await, Settlement::Lost);
     assert_ne!(world.phase("a1").await, Phase::Done);
     world.pass(100);
     assert_eq!(world.do_all("fee").await, [""; 0]);
@@ -342,7 +346,7 @@ pub(crate) async fn a_worker_that_lost_its_lease_cannot_settle_what_was_passed<S
     world.accept("b0", &[placed("fee", "b", 0)]).await;
     world.accept("b1_too", &[placed("fee", "b", 1)]).await;
     assert_eq!(world.do_all("fee").await, ["b0", "b1_too"]);
-    assert_eq!(world.settle(&slow, done("late")).await, Held::Kept, "a tie is not stale");
+    assert_eq!(world.settle(&slow, done("late")).await, Settlement::Recorded, "a tie is not stale");
 }
 
 pub(crate) async fn a_machine_runs_allowed_steps_and_nothing_else<S: Working>(world: World<S>) {
@@ -419,7 +423,7 @@ pub(crate) async fn a_machine_that_moved_on_does_not_take_a_late_worker_s_word<S
     world.pass(LEASE);
     world.accept("failed", &[to("failed")]).await;
     assert_eq!(world.do_all("fee").await, ["failed"]);
-    assert_eq!(world.settle(&slow, done("late")).await, Held::Lost);
+    assert_eq!(world.settle(&slow, done("late")).await, Settlement::Lost);
     assert_ne!(world.phase("paid").await, Phase::Done);
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use aws_lc_rs::hmac;
 use bytes::Bytes;
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
-use hapax_core::job::{HandlerName, JobId, Policy, Retry, Workplace};
+use hapax_core::job::{HandlerName, JobId, Phase, Policy, Retry, Workplace};
 use hapax_core::ledger::Ledger;
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place as OrderPlace, Position};
 use hapax_core::scheme::CustomScheme;
@@ -16,8 +16,8 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{LatePolicy, ReplayGuard, SourceSpec};
 use hapax_core::store::{
     Action, ArrivalInfo, Claim, ClaimAsk, EventDetail, EventId, EventName, HandlerRef, HandlerSpec,
-    Held, Ingest, Inspect, JobDetail, Lookup, NewJob, Outcome, ReplayAsk, ReplayEffect, Store,
-    Verdict, Work,
+    Ingest, Inspect, JobDetail, Lookup, NewJob, Operate, Outcome, ReplayAsk, ReplayEffect,
+    Settlement, Store, StoreHints, Verdict, Wake, Work,
 };
 use hapax_core::{Arrival, Receipt, Source, SourceName, Tenant, Timestamp, Verified, verify};
 use hapax_sim::Postgres;
@@ -336,8 +336,8 @@ pub(crate) fn body(id: &str) -> String {
 }
 
 /// A store that can be worked with.
-pub(crate) trait Working: Store + Work + Inspect + Ledger {}
-impl<S: Store + Work + Inspect + Ledger> Working for S {}
+pub(crate) trait Working: Store + Work + Operate + Inspect + StoreHints + Ledger {}
+impl<S: Store + Work + Operate + Inspect + StoreHints + Ledger> Working for S {}
 
 /// A clock that stands at noon until a test advances it.
 #[derive(Clone, Default)]
@@ -494,8 +494,27 @@ impl<S: Working> World<S> {
         Vec::new()
     }
 
-    pub(crate) async fn settle(&self, claim: &Claim, outcome: Outcome) -> Held {
+    pub(crate) async fn settle(&self, claim: &Claim, outcome: Outcome) -> Settlement {
         self.store.settle(claim.job, claim.fence, outcome).await.expect("settles")
+    }
+
+    /// Whether the job of this claim is done.
+    pub(crate) async fn is_done(&self, claim: &Claim) -> bool {
+        self.job_by_id(claim.job).await.phase == Phase::Done
+    }
+
+    /// When the store expects the next job of a handler.
+    pub(crate) async fn next_due(&self, name: &str) -> Option<Timestamp> {
+        match self.store.wait(&handler(name), Duration::ZERO..=Duration::ZERO).await {
+            Wake::Elapsed { due } => due,
+            Wake::Arrived => panic!("nothing arrives meanwhile"),
+        }
+    }
+
+    /// Resolves at the next arrival, and at no due time.
+    pub(crate) async fn arrival(&self, name: &str) {
+        let wake = self.store.wait(&handler(name), FOREVER..=FOREVER).await;
+        assert_eq!(wake, Wake::Arrived);
     }
 
     /// Claims all jobs and settles them as done.
@@ -507,7 +526,7 @@ impl<S: Working> World<S> {
                 return order;
             }
             for claim in claims {
-                assert_eq!(self.settle(&claim, done("done")).await, Held::Kept);
+                assert_eq!(self.settle(&claim, done("done")).await, Settlement::Recorded);
                 order.push(claim.event.key.event_id.to_string());
             }
         }

@@ -12,11 +12,11 @@ use hapax_core::job::{Fence, LOST_ALONE_MAX, Phase, Retry, Workplace};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::store::{
     Claim, ClaimAsk, HandlerAnswer, HandlerSpec, Held, JobFilter, NewJob, NewMessage, Outcome, Ran,
-    ReplayEffect, SqlAsk, SqlRun, Status, Verdict,
+    ReplayEffect, Settlement, SqlAsk, SqlRun, Status, Verdict, Wake,
 };
 
 use crate::harness::{
-    LEASE, Replay, Sender, Working, World, body, done, failed, handler, ids, job, spec,
+    FOREVER, LEASE, Replay, Sender, Working, World, body, done, failed, handler, ids, job, spec,
 };
 
 pub(crate) async fn a_job_is_written_with_its_event_and_only_once<S: Working>(world: World<S>) {
@@ -98,10 +98,10 @@ pub(crate) async fn two_handlers_have_their_own_jobs_retries_and_dead_letters<S:
     world.accept("evt_1", &[job("fee"), job("mail")]).await;
     let (fee, mail) = (world.claim_one("fee").await, world.claim_one("mail").await);
     assert_ne!(fee.job, mail.job);
-    assert_eq!(world.settle(&fee, done("paid")).await, Held::Kept);
+    assert_eq!(world.settle(&fee, done("paid")).await, Settlement::Recorded);
     assert_eq!(world.event("evt_1").await.summary.status, Status::Processing);
     assert_eq!(world.event("evt_1").await.summary.processed_at, None);
-    assert_eq!(world.settle(&mail, failed(Retry::Never)).await, Held::Kept);
+    assert_eq!(world.settle(&mail, failed(Retry::Never)).await, Settlement::Recorded);
     assert_eq!(world.event("evt_1").await.summary.status, Status::Dead);
     world.pass(86_400);
     assert!(world.claim("fee", 10).await.is_empty());
@@ -210,17 +210,17 @@ pub(crate) async fn a_late_worker_cannot_settle_a_reclaimed_job<S: Working>(worl
     assert!(second.fence > late.fence);
     let publish = vec![message("m1")];
     let outcome = Outcome::Done { result: Some("late".into()), publish, answer: None };
-    assert_eq!(world.settle(&late, outcome).await, Held::Lost);
-    assert_eq!(world.settle(&late, failed(Retry::Never)).await, Held::Lost);
+    assert_eq!(world.settle(&late, outcome).await, Settlement::Lost);
+    assert_eq!(world.settle(&late, failed(Retry::Never)).await, Settlement::Lost);
     let renewed = world.store.renew(late.job, late.fence, Duration::from_secs(60)).await;
     assert_eq!(renewed.expect("renews"), Held::Lost);
     world.store.give_back(vec![(late.job, late.fence)]).await.expect("gives back");
-    assert!(!world.store.is_done(late.job).await.expect("reads"));
+    assert!(!world.is_done(&late).await);
     let job = world.job("evt_1", "fee").await;
     assert_eq!((job.phase, job.fence, job.progress.attempt), (Phase::Leased, second.fence, 2));
     assert!(world.event("evt_1").await.messages.is_empty());
-    assert_eq!(world.settle(&second, done("second")).await, Held::Kept);
-    assert_eq!(world.settle(&late, done("late")).await, Held::Lost);
+    assert_eq!(world.settle(&second, done("second")).await, Settlement::Recorded);
+    assert_eq!(world.settle(&late, done("late")).await, Settlement::Lost);
     assert_eq!(world.job("evt_1", "fee").await.result.as_deref(), Some("second"));
 }
 
@@ -232,12 +232,12 @@ pub(crate) async fn a_slow_worker_is_still_done_until_the_next_claim<S: Working>
         world.accept(id, &[job("fee")]).await;
     }
     let claims = world.claim("fee", 10).await;
-    assert_eq!(world.settle(&claims[1], failed(Retry::Schedule)).await, Held::Kept);
+    assert_eq!(world.settle(&claims[1], failed(Retry::Schedule)).await, Settlement::Recorded);
     world.pass(LEASE);
     // This claim notices that the lease is over; the backoff keeps it from taking the job.
     assert!(world.claim("fee", 10).await.is_empty());
     for (claim, id) in claims.iter().zip(["expired", "failed"]) {
-        assert_eq!(world.settle(claim, done("after all")).await, Held::Kept, "{id}");
+        assert_eq!(world.settle(claim, done("after all")).await, Settlement::Recorded, "{id}");
         let job = world.job(id, "fee").await;
         assert_eq!(job.phase, Phase::Done);
         assert_eq!(job.attempts.last().map(|note| &*note.outcome), Some("done"), "{id}");
@@ -251,19 +251,19 @@ pub(crate) async fn done_is_terminal_and_idempotent_under_its_fence<S: Working>(
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let claim = world.claim_one("fee").await;
-    assert!(!world.store.is_done(claim.job).await.expect("reads"));
+    assert!(!world.is_done(&claim).await);
     let said = |id: &str| Outcome::Done {
         result: Some("first".into()),
         publish: vec![message(id)],
         answer: None,
     };
-    assert_eq!(world.settle(&claim, said("m1")).await, Held::Kept);
-    assert!(world.store.is_done(claim.job).await.expect("reads"));
+    assert_eq!(world.settle(&claim, said("m1")).await, Settlement::Recorded);
+    assert!(world.is_done(&claim).await);
     let once = world.event("evt_1").await;
     for _ in 0..3 {
         world.pass(LEASE);
-        assert_eq!(world.settle(&claim, said("m2")).await, Held::Kept);
-        assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Held::Lost);
+        assert_eq!(world.settle(&claim, said("m2")).await, Settlement::AlreadyDone);
+        assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Settlement::AlreadyDone);
         let renewed = world.store.renew(claim.job, claim.fence, Duration::from_secs(60)).await;
         assert_eq!(renewed.expect("renews"), Held::Lost);
         world.store.give_back(vec![(claim.job, claim.fence)]).await.expect("gives back");
@@ -281,13 +281,13 @@ pub(crate) async fn failed_attempts_follow_the_schedule_and_then_the_job_dies<S:
     for (attempt, waits) in [(1, Some((47, 73))), (2, Some((239, 361))), (3, None)] {
         let claim = world.claim_one("fee").await;
         assert_eq!(claim.attempt, attempt);
-        assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Held::Kept);
+        assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Settlement::Recorded);
         let once = world.job("evt_1", "fee").await;
-        assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Held::Lost);
+        assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Settlement::Lost);
         assert_eq!(world.job("evt_1", "fee").await, once, "said twice, counted once");
         let Some((too_soon, by_then)) = waits else { break };
         assert_eq!(world.event("evt_1").await.summary.status, Status::Failed);
-        let hint = world.store.next_due(&handler("fee")).await.expect("reads");
+        let hint = world.next_due("fee").await;
         assert!(hint.is_some() && hint <= once.due_at, "a hint may be early, never late");
         world.pass(too_soon);
         assert!(world.claim("fee", 10).await.is_empty(), "±20 % and no more");
@@ -315,8 +315,8 @@ pub(crate) async fn an_error_and_a_result_have_the_same_bound_on_every_store<S: 
     let [first, second] = &world.claim("fee", 10).await[..] else { panic!("two jobs are due") };
     let error = "é".repeat(ERROR_CHARS_MAX + 100);
     let failed = Outcome::Failed { error: error.clone(), retry: Retry::Never, answer: None };
-    assert_eq!(world.settle(first, failed).await, Held::Kept);
-    assert_eq!(world.settle(second, done(&error)).await, Held::Kept);
+    assert_eq!(world.settle(first, failed).await, Settlement::Recorded);
+    assert_eq!(world.settle(second, done(&error)).await, Settlement::Recorded);
     let chars = |text: Option<String>| text.map(|text| text.chars().count());
     let mut detail = world.job("evt_1", "fee").await;
     assert_eq!(chars(detail.error), Some(ERROR_CHARS_MAX));
@@ -365,7 +365,7 @@ pub(crate) async fn an_expired_lease_is_claimable_again_and_counted_as_lost<S: W
     let outcomes: Vec<_> =
         job.attempts.iter().map(|note| (&*note.outcome, note.ended_at)).collect();
     assert_eq!(outcomes, [("lost", None)]);
-    assert_eq!(world.settle(&second, done("at last")).await, Held::Kept);
+    assert_eq!(world.settle(&second, done("at last")).await, Settlement::Recorded);
     assert_eq!(world.job("evt_1", "fee").await.attempts.len(), 2);
 }
 
@@ -470,7 +470,7 @@ pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(
             world.pass(LEASE + 400);
         }
         for claim in world.claim(&name, 10).await {
-            assert_eq!(world.settle(&claim, done("at last")).await, Held::Kept);
+            assert_eq!(world.settle(&claim, done("at last")).await, Settlement::Recorded);
         }
     }
 }
@@ -483,7 +483,7 @@ pub(crate) async fn a_guessed_fence_settles_nothing<S: Working>(world: World<S>)
         let seen = world.job("evt_1", "fee").await;
         for fence in seen.fence.0 - 1..=seen.fence.0 + 1 {
             let held = world.store.settle(seen.id, Fence(fence), done("a guess")).await;
-            assert_eq!(held.expect("answers"), Held::Lost, "{step}: {fence}");
+            assert_eq!(held.expect("answers"), Settlement::Lost, "{step}: {fence}");
         }
         assert_eq!(world.job("evt_1", "fee").await.phase, Phase::Ready, "{step}");
     };
@@ -493,11 +493,11 @@ pub(crate) async fn a_guessed_fence_settles_nothing<S: Working>(world: World<S>)
     world.store.give_back(vec![(claim.job, claim.fence)]).await.expect("gives back");
     guesses("given back").await;
     let claim = world.claim_one("fee").await;
-    assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Held::Kept);
+    assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Settlement::Recorded);
     assert_eq!(world.replay(id, &[job("fee")], Replay::Plain).await, [ReplayEffect::WouldRun]);
     guesses("replayed").await;
     let claim = world.claim_one("fee").await;
-    assert_eq!(world.settle(&claim, done("by its right")).await, Held::Kept);
+    assert_eq!(world.settle(&claim, done("by its right")).await, Settlement::Recorded);
 }
 
 pub(crate) async fn what_was_given_back_is_uncounted<S: Working>(world: World<S>) {
@@ -513,8 +513,8 @@ pub(crate) async fn what_was_given_back_is_uncounted<S: Working>(world: World<S>
         let job = world.job("evt_1", "fee").await;
         assert_eq!((job.phase, job.progress.attempt, job.progress.lost), (Phase::Ready, 0, 0));
         assert!(job.attempts.is_empty());
-        assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Held::Lost);
-        assert_eq!(world.settle(&claim, done("unbegun")).await, Held::Lost);
+        assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Settlement::Lost);
+        assert_eq!(world.settle(&claim, done("unbegun")).await, Settlement::Lost);
     }
     assert_eq!(world.event("evt_1").await.summary.status, Status::Received);
 }
@@ -552,7 +552,7 @@ pub(crate) async fn renewing_extends_the_lease_of_its_holder<S: Working>(world: 
         let renewed = world.store.renew(claim.job, claim.fence, lease).await;
         assert_eq!(renewed.expect("renews"), Held::Kept);
     }
-    assert_eq!(world.settle(&claim, done("slowly")).await, Held::Kept);
+    assert_eq!(world.settle(&claim, done("slowly")).await, Settlement::Recorded);
     assert_eq!(world.job("evt_1", "fee").await.progress.lost, 0);
 }
 
@@ -637,19 +637,19 @@ pub(crate) async fn messages_are_published_with_done_or_not_at_all<S: Working>(w
     let late = world.claim("fee", 1).await.remove(0);
     world.pass(LEASE + 2);
     let claims = [world.claim("fee", 1).await, world.claim("fee", 1).await].concat();
-    assert_eq!(world.settle(&late, said(&["m0"])).await, Held::Lost);
+    assert_eq!(world.settle(&late, said(&["m0"])).await, Settlement::Lost);
     assert!(world.event("evt_1").await.messages.is_empty());
     let unnamed = NewMessage { id: None, ..message("") };
     let outcome =
         Outcome::Done { result: None, publish: vec![message("m1"), unnamed], answer: None };
     let first = claims.iter().find(|claim| claim.job == late.job).expect("claimed again");
-    assert_eq!(world.settle(first, outcome).await, Held::Kept);
+    assert_eq!(world.settle(first, outcome).await, Settlement::Recorded);
     let messages = world.event("evt_1").await.messages;
     assert_eq!(messages.len(), 2);
     assert!(messages.iter().all(|note| note.r#type == "fee.charged" && !note.id.is_empty()));
     // The same id from another event is the same message.
     let other = claims.iter().find(|claim| claim.job != late.job).expect("the other");
-    assert_eq!(world.settle(other, said(&["m1", "m2", "m2"])).await, Held::Kept);
+    assert_eq!(world.settle(other, said(&["m1", "m2", "m2"])).await, Settlement::Recorded);
     let published = world.event("evt_2").await.messages;
     assert_eq!(published.iter().map(|note| &*note.id).collect::<Vec<_>>(), ["m2"]);
 }
@@ -664,7 +664,7 @@ pub(crate) async fn a_message_that_names_no_tenant_is_of_its_events<S: Working>(
     let publish = vec![message("m1"), named];
     for claim in world.claim("fee", 2).await {
         let said = Outcome::Done { result: None, publish: publish.clone(), answer: None };
-        assert_eq!(world.settle(&claim, said).await, Held::Kept);
+        assert_eq!(world.settle(&claim, said).await, Settlement::Recorded);
     }
     let mut published = Vec::new();
     for tenant in ["acme", "globex"] {
@@ -680,10 +680,15 @@ pub(crate) async fn a_waiting_worker_is_notified_of_new_jobs<S: Working>(world: 
     world.announce([spec("fee")]).await;
     let fee = [job("fee")];
     let notified = async {
-        tokio::join!(world.store.work_arrived(), world.accept("evt_1", &fee));
+        tokio::join!(world.arrival("fee"), world.accept("evt_1", &fee));
     };
     tokio::time::timeout(crate::harness::FOREVER, notified).await.expect("notified");
-    let hint = world.store.next_due(&handler("fee")).await.expect("reads");
+    // The hint was asked for, and the event came while the worker still looked for other work.
+    let fee_handler = handler("fee");
+    let hint = world.store.wait(&fee_handler, FOREVER..=FOREVER);
+    world.accept("evt_2", &fee).await;
+    assert_eq!(hint.await, Wake::Arrived);
+    let hint = world.next_due("fee").await;
     assert!(hint.is_some_and(|due| due <= world.clock.now()), "{hint:?}");
 }
 
@@ -864,24 +869,53 @@ pub(crate) async fn what_the_app_answered_is_kept_with_its_attempt<S: Working>(w
         retry: Retry::In(Duration::ZERO),
         answer: said(500, "boom"),
     };
-    assert_eq!(world.settle(&claim, failed).await, Held::Kept);
+    assert_eq!(world.settle(&claim, failed).await, Settlement::Recorded);
     let claim = world.claim_one("fee").await;
-    assert_eq!(world.settle(&claim, done(said(201, "made"))).await, Held::Kept);
+    assert_eq!(world.settle(&claim, done(said(201, "made"))).await, Settlement::Recorded);
     let answers = || async {
         let attempts = world.job("evt_1", "fee").await.attempts;
         attempts.into_iter().map(|note| note.answer).collect::<Vec<_>>()
     };
     assert_eq!(answers().await, [said(500, "boom"), said(201, "made")]);
     // A repeated "done" changes nothing.
-    assert_eq!(world.settle(&claim, done(said(200, "other"))).await, Held::Kept);
+    assert_eq!(world.settle(&claim, done(said(200, "other"))).await, Settlement::AlreadyDone);
     assert_eq!(answers().await, [said(500, "boom"), said(201, "made")]);
     world.replay(id, &[job("fee")], Replay::Force).await;
     let claim = world.claim_one("fee").await;
-    assert_eq!(world.settle(&claim, done(None)).await, Held::Kept);
+    assert_eq!(world.settle(&claim, done(None)).await, Settlement::Recorded);
     assert_eq!(answers().await, [said(500, "boom"), said(201, "made"), None]);
     // The app had completed the job itself, and answers now.
-    assert_eq!(world.settle(&claim, done(said(204, ""))).await, Held::Kept);
+    assert_eq!(world.settle(&claim, done(said(204, ""))).await, Settlement::AlreadyDone);
     assert_eq!(answers().await, [said(500, "boom"), said(201, "made"), said(204, "")]);
+}
+
+pub(crate) async fn a_job_that_the_app_completed_is_done_although_its_answer_says_failed<
+    S: Working,
+>(
+    world: World<S>,
+) {
+    // The app commits "done" with its effects and then answers 500. A recorded failure would run the
+    // effects again; a void one would lose the answer.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let claim = world.claim_one("fee").await;
+    assert_eq!(world.settle(&claim, done("by the app")).await, Settlement::Recorded);
+    let once = world.job("evt_1", "fee").await;
+    let answer = |body: &str| Some(HandlerAnswer { status: 500, body: body.into() });
+    let failed = |body| Outcome::Failed {
+        error: "HTTP 500".into(),
+        retry: Retry::Never,
+        answer: answer(body),
+    };
+    for body in ["boom", "again"] {
+        assert_eq!(world.settle(&claim, failed(body)).await, Settlement::AlreadyDone);
+        let now = world.job("evt_1", "fee").await;
+        let notes = now.attempts.iter().map(|note| (&*note.outcome, note.answer.clone()));
+        assert_eq!(notes.collect::<Vec<_>>(), [("done", answer("boom"))]);
+        assert_eq!((now.phase, &now.result, &now.error), (once.phase, &once.result, &once.error));
+        assert_eq!((now.progress, now.finished_at), (once.progress, once.finished_at));
+    }
+    assert!(world.claim_next("fee").await.is_empty());
 }
 
 pub(crate) async fn a_request_that_was_never_sent_uses_no_step<S: Working>(world: World<S>) {
@@ -892,7 +926,7 @@ pub(crate) async fn a_request_that_was_never_sent_uses_no_step<S: Working>(world
     for attempt in 1..=5 {
         let claim = world.claim_next("fee").await.remove(0);
         let before = world.clock.now();
-        assert_eq!(world.settle(&claim, failed(Retry::Unsent)).await, Held::Kept);
+        assert_eq!(world.settle(&claim, failed(Retry::Unsent)).await, Settlement::Recorded);
         let job = world.job("evt_1", "fee").await;
         assert_eq!(
             (job.phase, job.progress.attempt, job.progress.steps),

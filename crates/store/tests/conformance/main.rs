@@ -119,6 +119,7 @@ on_every_working_store! {
         a_duplicate_gets_the_outcome_of_the_work,
         a_result_is_a_line_not_a_document,
         what_the_app_answered_is_kept_with_its_attempt,
+        a_job_that_the_app_completed_is_done_although_its_answer_says_failed,
         two_handlers_have_their_own_jobs_retries_and_dead_letters,
         only_announced_handlers_are_claimed,
         a_claim_counts_before_the_work,

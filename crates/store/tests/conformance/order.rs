@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax_core::job::{Phase, Retry};
 use hapax_core::order::{Gaps, OVERTAKEN, OrderPolicy};
-use hapax_core::store::{Claim, Held, Ran, ReplayEffect, Status};
+use hapax_core::store::{Claim, Ran, ReplayEffect, Settlement, Status};
 
 use crate::harness::{
     LEASE, Replay, Working, World, done, failed, ids, job, ordered, placed, spec, with_gaps,
@@ -86,18 +86,18 @@ pub(crate) async fn one_at_a_time_per_resource_while_others_go_on<S: Working>(wo
     assert!(world.job("a2", "fee").await.due_at.is_some(), "nothing open is without a time");
     assert_eq!(world.event("a2").await.summary.status, Status::Received);
     assert!(world.claim("fee", 10).await.is_empty());
-    assert_eq!(world.settle(&claims[0], done("a1")).await, Held::Kept);
+    assert_eq!(world.settle(&claims[0], done("a1")).await, Settlement::Recorded);
     // In the step that settled the first.
     assert_eq!(world.job("a2", "fee").await.phase, Phase::Ready);
     let second = world.claim_one("fee").await;
     assert_eq!(ids(std::slice::from_ref(&second)), ["a2"]);
     // A failure frees the resource as well, and so does a claim that is given back.
-    assert_eq!(world.settle(&second, failed(Retry::Schedule)).await, Held::Kept);
+    assert_eq!(world.settle(&second, failed(Retry::Schedule)).await, Settlement::Recorded);
     let third = world.claim_one("fee").await;
     assert_eq!(ids(std::slice::from_ref(&third)), ["a3"]);
     world.store.give_back(vec![(third.job, third.fence)]).await.expect("gives back");
     assert_eq!(world.do_all("fee").await, ["a3"]);
-    assert_eq!(world.settle(&claims[1], done("b1")).await, Held::Kept);
+    assert_eq!(world.settle(&claims[1], done("b1")).await, Settlement::Recorded);
     world.pass(100);
     assert_eq!(world.do_all("fee").await, [""; 0]);
     assert_eq!(world.job("a2", "fee").await.phase, Phase::Stale, "its retry came too late");
@@ -113,7 +113,7 @@ pub(crate) async fn waiting_older_versions_do_not_delay_the_newest<S: Working>(w
         world.accept(&format!("v{version}"), &[placed("fee", "a", version)]).await;
     }
     assert!(world.claim("fee", 10).await.is_empty());
-    assert_eq!(world.settle(&running, done("v5")).await, Held::Kept);
+    assert_eq!(world.settle(&running, done("v5")).await, Settlement::Recorded);
     let mut applied = Vec::new();
     for _ in 0..3 {
         for claim in world.claim_next("fee").await {
@@ -156,13 +156,13 @@ pub(crate) async fn a_waiting_worker_is_notified_when_a_resource_is_free<S: Work
     world.accept("a2", &[placed("fee", "a", 2)]).await;
     let first = world.claim_one("fee").await;
     let notified = async {
-        tokio::join!(world.store.work_arrived(), world.settle(&first, done("a1")));
+        tokio::join!(world.arrival("fee"), world.settle(&first, done("a1")));
     };
     tokio::time::timeout(crate::harness::FOREVER, notified).await.expect("notified");
     let second = world.claim_one("fee").await;
     let notified = async {
         let back = world.store.give_back(vec![(second.job, second.fence)]);
-        tokio::join!(world.store.work_arrived(), back)
+        tokio::join!(world.arrival("fee"), back)
     };
     let (_, back) =
         tokio::time::timeout(crate::harness::FOREVER, notified).await.expect("notified");
@@ -248,7 +248,7 @@ pub(crate) async fn a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_f
     world.accept("n1", &[placed("fee", "acct", 1)]).await;
     let first = world.claim_one("fee").await;
     assert!(world.claim("fee", 10).await.is_empty());
-    assert_eq!(world.settle(&first, done("1")).await, Held::Kept);
+    assert_eq!(world.settle(&first, done("1")).await, Settlement::Recorded);
     assert_eq!(world.job("n2", "fee").await.phase, Phase::Ready, "in the same step");
     assert_eq!(world.do_all("fee").await, ["n2", "n3", "n4"]);
 }
@@ -263,11 +263,11 @@ pub(crate) async fn a_failing_or_dead_number_is_a_gap<S: Working>(world: World<S
     let second = world.accept("n2", &[place(2)]).await;
     world.accept("n3", &[place(3)]).await;
     let claim = world.claim_one("fee").await;
-    assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Held::Kept);
+    assert_eq!(world.settle(&claim, failed(Retry::Schedule)).await, Settlement::Recorded);
     assert!(world.claim("fee", 10).await.is_empty(), "it fails, and is waited for");
     world.pass(100);
     let claim = world.claim_one("fee").await;
-    assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Held::Kept);
+    assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Settlement::Recorded);
     assert!(world.claim_next("fee").await.is_empty(), "it is dead, and still a gap");
     assert_eq!(world.job("n3", "fee").await.phase, Phase::Held);
     let replayed = world.replay(second, &[place(2)], Replay::Plain).await;
@@ -326,7 +326,7 @@ pub(crate) async fn a_sequence_without_a_start_begins_with_what_is_claimed_first
     world.accept("n5", &[placed("fee", "acct", 5)]).await;
     let first = world.claim_one("fee").await;
     world.accept("n6", &[placed("fee", "acct", 6)]).await;
-    assert_eq!(world.settle(&first, failed(Retry::Schedule)).await, Held::Kept);
+    assert_eq!(world.settle(&first, failed(Retry::Schedule)).await, Settlement::Recorded);
     assert!(world.claim("fee", 10).await.is_empty());
     world.pass(100);
     assert_eq!(world.do_all("fee").await, ["n5", "n6"]);
@@ -361,7 +361,7 @@ async fn overtaken<S: Working>(world: &World<S>) -> Claim {
     assert_eq!(ids(std::slice::from_ref(&older)), ["v4"]);
     world.accept("v6", &[placed("fee", "po_1", 6)]).await;
     assert!(world.claim("fee", 1).await.is_empty(), "one at a time");
-    assert_eq!(world.settle(&slow, done("late, but first")).await, Held::Kept);
+    assert_eq!(world.settle(&slow, done("late, but first")).await, Settlement::Recorded);
     older
 }
 
@@ -384,7 +384,7 @@ pub(crate) async fn an_overtaken_job_is_stale_at_once_and_blocks_no_other<S: Wor
     // "done" does not count, and the next of the resource must not wait for its lease.
     let older = overtaken(&world).await;
     for _ in 0..2 {
-        assert_eq!(world.settle(&older, done("too late")).await, Held::Lost);
+        assert_eq!(world.settle(&older, done("too late")).await, Settlement::Lost);
         let job = world.job("v4", "fee").await;
         assert_eq!((job.phase, job.progress.attempt, job.result), (Phase::Stale, 1, None));
         let outcomes: Vec<_> = job.attempts.iter().map(|one| one.outcome.as_str()).collect();

@@ -7,8 +7,8 @@ use std::time::Duration;
 use hapax_core::SourceName;
 use hapax_core::job::{HandlerName, Phase, Retry};
 use hapax_core::store::{
-    EventId, HandlerRef, HandlerSpec, Held, Horizon, Lookup, ReplayEffect, ReviewReason, Reviewed,
-    Status, Verdict,
+    EventId, HandlerRef, HandlerSpec, Horizon, Lookup, ReplayEffect, ReviewReason, Reviewed,
+    Settlement, Status, Verdict,
 };
 use uuid::Uuid;
 
@@ -151,7 +151,7 @@ pub(crate) async fn replaying_what_is_done_does_nothing_without_force<S: Working
     // An operator forces it.
     let replayed = world.replay(id, &[job("fee")], Replay::Force).await;
     assert_eq!(replayed, [ReplayEffect::WouldRun]);
-    assert_eq!(world.settle(&first, done("the old right")).await, Held::Lost);
+    assert_eq!(world.settle(&first, done("the old right")).await, Settlement::Lost);
     let second = world.claim_one("fee").await;
     assert_eq!((second.job, second.run, second.attempt), (first.job, 2, 1));
     assert!(second.fence > first.fence);
@@ -180,15 +180,15 @@ pub(crate) async fn replaying_a_dead_job_runs_it_again_with_a_fresh_schedule<S: 
     world.pass(86_400);
     let replayed = world.replay(id, &[job("fee")], Replay::Plain).await;
     assert_eq!(replayed, [ReplayEffect::WouldRun]);
-    assert_eq!(world.settle(&first, done("the old right")).await, Held::Lost);
+    assert_eq!(world.settle(&first, done("the old right")).await, Settlement::Lost);
     assert_eq!(world.event("evt_1").await.summary.status, Status::Received);
     let second = world.claim_one("fee").await;
     assert_eq!((second.run, second.attempt), (1, 2));
-    assert_eq!(world.settle(&second, failed(Retry::Schedule)).await, Held::Kept);
+    assert_eq!(world.settle(&second, failed(Retry::Schedule)).await, Settlement::Recorded);
     assert_eq!(world.event("evt_1").await.summary.status, Status::Failed);
     world.pass(100);
     let third = world.claim_one("fee").await;
-    assert_eq!(world.settle(&third, done("at last")).await, Held::Kept);
+    assert_eq!(world.settle(&third, done("at last")).await, Settlement::Recorded);
     let settled = world.job("evt_1", "fee").await;
     assert_eq!((settled.phase, settled.error), (Phase::Done, None));
     assert_eq!(settled.idempotency_key, dead.idempotency_key, "equal across replays");
@@ -226,7 +226,7 @@ pub(crate) async fn replaying_what_is_open_leaves_it_as_it_is<S: Working>(world:
     let claim = world.claim_one("fee").await;
     assert_eq!(world.replay(id, &[job("fee")], Replay::Plain).await, open);
     assert_eq!(world.replay(id, &[job("fee")], Replay::Force).await, open);
-    assert_eq!(world.settle(&claim, done("once")).await, Held::Kept);
+    assert_eq!(world.settle(&claim, done("once")).await, Settlement::Recorded);
 }
 
 pub(crate) async fn replaying_a_job_that_waits_for_its_next_attempt_runs_it_now<S: Working>(
@@ -238,7 +238,7 @@ pub(crate) async fn replaying_a_job_that_waits_for_its_next_attempt_runs_it_now<
     let id = world.accept("evt_1", &[job("fee"), job("mail")]).await;
     let first = world.claim_one("fee").await;
     let tomorrow = Retry::In(Duration::from_secs(86_400));
-    assert_eq!(world.settle(&first, failed(tomorrow)).await, Held::Kept);
+    assert_eq!(world.settle(&first, failed(tomorrow)).await, Settlement::Recorded);
     assert!(world.claim("fee", 10).await.is_empty());
     let before = world.job("evt_1", "fee").await;
     let both = [job("fee"), job("mail")];
@@ -254,7 +254,7 @@ pub(crate) async fn replaying_a_job_that_waits_for_its_next_attempt_runs_it_now<
     let running = world.job("evt_1", "fee").await;
     assert_eq!(running.progress.steps, before.progress.steps, "the schedule goes on");
     assert_eq!(running.idempotency_key, before.idempotency_key);
-    assert_eq!(world.settle(&second, done("at last")).await, Held::Kept);
+    assert_eq!(world.settle(&second, done("at last")).await, Settlement::Recorded);
 }
 
 pub(crate) async fn a_handler_added_later_gets_a_job_by_replay<S: Working>(world: World<S>) {
@@ -333,12 +333,12 @@ pub(crate) async fn a_dead_letter_is_discarded_by_a_person_and_can_then_be_prune
     world.settle(&world.claim_one("log").await, done("kept")).await;
     for name in ["fee", "mail"] {
         let claim = world.claim_one(name).await;
-        assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Held::Kept);
+        assert_eq!(world.settle(&claim, failed(Retry::Never)).await, Settlement::Recorded);
         if name == "fee" {
             assert_eq!(discard(Some("mail")).await, Reviewed::NotWaiting(Status::Dead));
             assert_eq!(discard(Some("fee")).await, Reviewed::Decided);
             assert_eq!(discard(Some("fee")).await, Reviewed::NotWaiting(Status::Discarded));
-            assert_eq!(world.settle(&claim, done("after all")).await, Held::Lost);
+            assert_eq!(world.settle(&claim, done("after all")).await, Settlement::Lost);
         }
     }
     assert_eq!(discard(None).await, Reviewed::Decided);
@@ -471,7 +471,7 @@ pub(crate) async fn pruning_takes_ranges_and_leaves_what_lies_between<S: Working
 
     // Events that were unfinished then are finished now: their keys are as old as the others.
     for claim in world.claim("fee", 24).await {
-        assert_eq!(world.settle(&claim, done("now")).await, Held::Kept);
+        assert_eq!(world.settle(&claim, done("now")).await, Settlement::Recorded);
     }
     while world.store.prune(horizon(&keys_of_shop), 5).await.expect("prunes") {}
     for n in open {

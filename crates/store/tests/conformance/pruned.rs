@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hapax_core::job::Retry;
 use hapax_core::order::{Machine, OrderPolicy};
 use hapax_core::store::{
-    ClaimAsk, HandlerRef, HandlerSpec, Held, Horizon, NewMessage, Outcome, ReplayAsk, ReplayEffect,
-    Reviewed, Status, Verdict,
+    ClaimAsk, HandlerRef, HandlerSpec, Horizon, NewMessage, Outcome, ReplayAsk, ReplayEffect,
+    Reviewed, Settlement, Status, Verdict,
 };
 use hapax_core::{SourceName, Timestamp};
 
@@ -204,7 +204,7 @@ pub(crate) async fn a_mark_stays_where_the_next_event_needs_it_or_keys_are_kept_
         let ask = ClaimAsk { handler: other.clone(), limit: 10, worker: "worker-1".into() };
         let mut ran = Vec::new();
         for claim in world.store.claim(ask).await.expect("claims") {
-            assert_eq!(world.settle(&claim, done("done")).await, Held::Kept);
+            assert_eq!(world.settle(&claim, done("done")).await, Settlement::Recorded);
             ran.push(claim.event.key.event_id.to_string());
         }
         ran
@@ -229,7 +229,7 @@ pub(crate) async fn messages_go_with_the_history_of_their_time<S: Working>(world
         let message = NewMessage::new("fee.charged", serde_json::json!({})).with_id(message);
         let done = Outcome::Done { result: None, publish: vec![message], answer: None };
         let claim = world.claim_one("fee").await;
-        assert_eq!(world.settle(&claim, done).await, Held::Kept);
+        assert_eq!(world.settle(&claim, done).await, Settlement::Recorded);
     };
     let messages_of = async |event: &str| -> Vec<String> {
         world.event(event).await.messages.into_iter().map(|note| note.id).collect()

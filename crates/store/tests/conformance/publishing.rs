@@ -7,7 +7,9 @@ use hapax_core::delivery::{DeliveryStatus, MessageStatus};
 use hapax_core::endpoint::{EndpointId, EndpointSettings};
 use hapax_core::job::Retry;
 use hapax_core::message::Payload;
-use hapax_core::store::{AttemptVerdict, Held, NewMessage, Outcome, Published, PublishedMessage};
+use hapax_core::store::{
+    AttemptVerdict, Held, NewMessage, Outcome, Published, PublishedMessage, Settlement,
+};
 
 use crate::harness::{FOREVER, LEASE, Sender, World, job, spec};
 use crate::sending::{ALL, Sending, claimed, delivered, json, message, settings, wanting};
@@ -257,17 +259,21 @@ pub(crate) async fn messages_of_a_job_are_sent_with_its_done_or_not_at_all<S: Se
     };
     let claim = world.claim_one("fee").await;
     let broken = Outcome::Failed { error: "x".into(), retry: Retry::Schedule, answer: None };
-    assert_eq!(world.settle(&claim, broken).await, Held::Kept);
+    assert_eq!(world.settle(&claim, broken).await, Settlement::Recorded);
     assert!(world.take(ALL).await.is_empty());
     world.pass(80);
     let late = world.claim_one("fee").await;
     world.pass(LEASE + 2);
     let claim = world.claim_one("fee").await;
-    assert_eq!(world.settle(&late, publishing(&["m1", "m2"])).await, Held::Lost);
+    assert_eq!(world.settle(&late, publishing(&["m1", "m2"])).await, Settlement::Lost);
     assert!(world.store.message("m1", None).await.expect("reads").is_empty());
     assert!(world.take(ALL).await.is_empty());
-    assert_eq!(world.settle(&claim, publishing(&["m1", "m2", "m1"])).await, Held::Kept);
-    assert_eq!(world.settle(&claim, publishing(&["m3"])).await, Held::Kept, "done already");
+    assert_eq!(world.settle(&claim, publishing(&["m1", "m2", "m1"])).await, Settlement::Recorded);
+    assert_eq!(
+        world.settle(&claim, publishing(&["m3"])).await,
+        Settlement::AlreadyDone,
+        "done already"
+    );
     assert_eq!(claimed(&world.take(ALL).await), ["m1", "m2"]);
     let mut noted: Vec<_> =
         world.event("evt_1").await.messages.into_iter().map(|note| note.id).collect();
@@ -277,7 +283,7 @@ pub(crate) async fn messages_of_a_job_are_sent_with_its_done_or_not_at_all<S: Se
     world.send(message("m4")).await;
     world.accept("evt_2", &[job("fee")]).await;
     let claim = world.claim_one("fee").await;
-    assert_eq!(world.settle(&claim, publishing(&["m4"])).await, Held::Kept);
+    assert_eq!(world.settle(&claim, publishing(&["m4"])).await, Settlement::Recorded);
     assert_eq!(claimed(&world.take(ALL).await), ["m4"]);
 }
 
@@ -291,7 +297,7 @@ pub(crate) async fn messages_of_a_job_go_to_the_tenant_of_its_event<S: Sending>(
     let claim = world.claim_one("fee").await;
     let publish = vec![message("m1"), message("m2").with_tenant("initech")];
     let outcome = Outcome::Done { result: None, publish, answer: None };
-    assert_eq!(world.settle(&claim, outcome).await, Held::Kept);
+    assert_eq!(world.settle(&claim, outcome).await, Settlement::Recorded);
     let mut got: Vec<(String, EndpointId)> =
         world.take(ALL).await.into_iter().map(|one| (one.message, one.endpoint.id)).collect();
     got.sort();

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use hapax_core::job::{Fence, JobId, Phase, Retry};
 use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy};
-use hapax_core::store::{Claim, EventId, HandlerSpec, Held, JobDetail, JobFilter, NewJob, Verdict};
+use hapax_core::store::{
+    Claim, EventId, HandlerSpec, JobDetail, JobFilter, NewJob, Settlement, Verdict,
+};
 use proptest::prelude::*;
 
 use crate::harness::{
@@ -141,9 +143,9 @@ impl Story {
         self.claims.iter().rev().nth(ago).cloned()
     }
 
-    fn settled(&mut self, claim: &Claim, ending: Ending, held: Held) {
-        self.log.push(format!("{} {ending:?}: {held:?}", claim.event.key.event_id));
-        if held == Held::Kept {
+    fn settled(&mut self, claim: &Claim, ending: Ending, settlement: Settlement) {
+        self.log.push(format!("{} {ending:?}: {settlement:?}", claim.event.key.event_id));
+        if settlement != Settlement::Lost {
             assert_eq!(self.fences[&claim.job], claim.fence, "an old right was honoured");
             if matches!(ending, Ending::Done) {
                 let before = self.done.insert((claim.job, claim.run), claim.fence);

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place, Position};
 use hapax_core::store::{
-    Action, EventId, Held, Horizon, NewJob, Outcome, ReplayAsk, Store, StoreError, Verdict, Work,
+    Action, EventId, Horizon, NewJob, Operate, Outcome, ReplayAsk, Settlement, Store, StoreError,
+    Verdict, Work,
 };
 use hapax_store::PgStore;
 use tokio_postgres::Client;
@@ -74,7 +75,7 @@ async fn work(hands: Hands, store: &PgStore, sql: &Client) -> Result<usize, Stor
     for (n, claim) in claims.iter().enumerate() {
         if n % 2 == 0 {
             let done = Outcome::Done { result: None, publish: Vec::new(), answer: None };
-            assert_eq!(store.settle(claim.job, claim.fence, done).await?, Held::Kept);
+            assert_eq!(store.settle(claim.job, claim.fence, done).await?, Settlement::Recorded);
             continue;
         }
         let complete = "SELECT hapax.complete($1, $2)";

@@ -14,8 +14,8 @@ use hapax_core::ledger::{
     Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Scope, StoredAnswer,
 };
 use hapax_core::store::{
-    ClaimAsk, EventFilter, EventName, Held, Horizon, Ingest, Inspect, Lookup, Store, StoreError,
-    Verdict, Work,
+    ClaimAsk, EventFilter, EventName, Held, Horizon, Ingest, Inspect, Lookup, Settlement, Store,
+    StoreError, StoreHints, Verdict, Work,
 };
 use hapax_sim::{PgBouncer, Postgres, READY_FOR_QUERY, TcpProxy, Traffic, Trap};
 use hapax_store::{PgOpenError, PgOptions, PgStore, PoolSizes};
@@ -599,7 +599,7 @@ async fn a_database_with_settings_of_its_own_is_migrated_and_used_like_any_other
     let claim = store.claim(ask).await.expect("claims").remove(0);
     assert_eq!(&*claim.event.body, body("evt_1").as_bytes());
     let held = store.settle(claim.job, claim.fence, done("r")).await;
-    assert_eq!(held.expect("settles"), Held::Kept);
+    assert_eq!(held.expect("settles"), Settlement::Recorded);
     let key = ReserveAsk {
         scope: Scope::new("api", "acct_1", &Method::POST, "/charges"),
         key: IdempotencyKey::parse(b"k").expect("a key"),
@@ -718,7 +718,7 @@ async fn a_node_continues_when_a_newer_version_changes_tables_and_functions() {
     store.ingest(late).await.expect("ingests by the function");
     let claims = store.claim(ask()).await.expect("claims");
     let held = store.settle(claims[0].job, claims[0].fence, done("ok")).await.expect("settles");
-    assert_eq!(held, Held::Kept);
+    assert_eq!(held, Settlement::Recorded);
     store.close().await;
 }
 

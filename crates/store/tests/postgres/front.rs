@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::harness::{Sender, after, body, done, handler, job, noon, pg_database, spec};
-use hapax_core::store::{Action, Horizon, Inspect, ReplayAsk, Store, Verdict, Work};
+use hapax_core::store::{Action, Horizon, Inspect, Operate, ReplayAsk, Store, Verdict, Work};
 use hapax_sim::{Postgres, Redis, RedisReply};
 use hapax_store::{PgOptions, PgStore};
 

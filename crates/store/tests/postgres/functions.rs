@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use hapax_core::store::{Claim, Held, Outcome, Work};
+use hapax_core::job::{JobId, Phase};
+use hapax_core::store::{Claim, Inspect, Outcome, Settlement, Work};
+use hapax_store::PgStore;
 use tokio::sync::Barrier;
 use tokio_postgres::Client;
 
@@ -16,6 +18,10 @@ fn code(error: &tokio_postgres::Error) -> String {
 async fn claimed(base: &Base) -> Claim {
     base.accept("evt_1", None).await;
     base.claim(1).await.remove(0)
+}
+
+async fn is_done(store: &PgStore, job: JobId) -> bool {
+    store.job(job).await.expect("reads").expect("is there").phase == Phase::Done
 }
 
 async fn complete(sql: &Client, claim: &Claim) -> Result<(), String> {
@@ -51,10 +57,14 @@ async fn effects_beside_a_lost_fence_roll_back() {
         drop(open.commit().await);
     }
     assert_eq!(base.one("SELECT count(*)::text FROM ledger").await, "1");
-    assert!(base.store.is_done(second.job).await.expect("reads"));
+    assert!(is_done(&base.store, second.job).await);
     let again = Outcome::Done { result: None, publish: Vec::new(), answer: None };
     let held = base.store.settle(second.job, second.fence, again).await;
-    assert_eq!(held.expect("settles"), Held::Kept, "the answer to the first may have been lost");
+    assert_eq!(
+        held.expect("settles"),
+        Settlement::AlreadyDone,
+        "the answer to the first may have been lost"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,7 +77,7 @@ async fn a_rolled_back_completion_leaves_the_claim_as_it_was() {
         .await
         .expect("completes");
     open.rollback().await.expect("rolls back");
-    assert!(!base.store.is_done(claim.job).await.expect("reads"));
+    assert!(!is_done(&base.store, claim.job).await);
     assert_eq!(complete(&base.sql, &claim).await, Ok(()));
 }
 
@@ -435,7 +445,7 @@ async fn a_role_that_may_only_execute_can_do_its_work_and_nothing_else() {
     ] {
         app.execute(ask, &[]).await.expect(ask);
     }
-    assert!(base.store.is_done(claim.job).await.expect("reads"));
+    assert!(is_done(&base.store, claim.job).await);
     base.sql
         .batch_execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
         .await

@@ -11,8 +11,8 @@ use hapax_core::ledger::{
 };
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
 use hapax_core::store::{
-    Action, ClaimAsk, HandlerRef, HandlerSpec, Horizon, NewMessage, Outcome, ReplayAsk, Store,
-    Verdict, Work,
+    Action, ClaimAsk, HandlerAnswer, HandlerRef, HandlerSpec, Horizon, NewMessage, Operate,
+    Outcome, ReplayAsk, Settlement, Store, Verdict, Work,
 };
 use hapax_core::{SourceName, job::HandlerName};
 use hapax_sim::Postgres;
@@ -293,11 +293,14 @@ async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
     user.execute("SELECT hapax.complete($1, $2, 'mine')", &[&theirs.job.0, &theirs.fence.0])
         .await
         .expect("completes");
+    let answer = Some(HandlerAnswer { status: 500, body: String::new() });
+    let failed = Outcome::Failed { error: "closed".into(), retry: Retry::Schedule, answer };
+    let settlement = store.settle(theirs.job, theirs.fence, failed).await.expect("settles");
+    assert_eq!(settlement, Settlement::AlreadyDone);
     let mut db = store.right(&rust, lease).begin().await.expect("begins");
     db.publish(&message(&format!("{name}_rust"))).await.expect("publishes");
     db.commit(None).await.expect("commits");
     for claim in claim(ordered_handler(), 2).await {
-        assert!(!store.is_done(claim.job).await.expect("reads"));
         store.settle(claim.job, claim.fence, done()).await.expect("settles");
         let ask = ReplayAsk {
             event: claim.event.id,
@@ -313,7 +316,7 @@ async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
     let mut ask = crate::asked("INSERT INTO ledger VALUES (:event_id, 'sql')", lease);
     ask.claim.handler = ordered_handler();
     store.run_sql(ask).await.expect("runs");
-    store.next_due(&crate::handler()).await.expect("reads");
+    store.wait(&crate::handler(), Duration::ZERO..=Duration::ZERO).await;
 }
 
 fn message(id: &str) -> NewMessage {

@@ -3,7 +3,7 @@
 
 use hapax_core::Timestamp;
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
-use hapax_core::store::{Held, Horizon, Store, Work};
+use hapax_core::store::{Horizon, Settlement, Store, StoreHints, Work};
 
 use crate::harness::{Sender, after, body, done, noon};
 use crate::{Base, connect, ordered, spec, until};
@@ -165,7 +165,7 @@ async fn a_mark_that_is_deleted_while_its_resource_moves_is_written_again() {
     base.accept("v5", Some(("r", 5))).await;
     let claim = base.claim(1).await.remove(0);
     let settled = base.store.settle(claim.job, claim.fence, done("5")).await;
-    assert_eq!(settled.expect("settles"), Held::Kept);
+    assert_eq!(settled.expect("settles"), Settlement::Recorded);
     assert_eq!(base.one(position).await, "5");
     let delete = "BEGIN; UPDATE hapax.mark SET moved_at = '-infinity'; \
                   SELECT hapax.forget_marks(ARRAY['shop'], ARRAY[now()], 0, '', 10)";
@@ -185,7 +185,7 @@ async fn a_mark_that_is_deleted_while_its_resource_moves_is_written_again() {
     janitor.batch_execute(delete).await.expect("deletes");
     let (settled, ()) =
         tokio::join!(base.store.settle(claim.job, claim.fence, done("7")), let_go());
-    assert_eq!(settled.expect("settles"), Held::Kept);
+    assert_eq!(settled.expect("settles"), Settlement::Recorded);
     assert_eq!(base.one(position).await, "7");
 
     // Statements lock the mark in their own transaction, before they run.
@@ -226,9 +226,9 @@ async fn pruning_does_not_count_as_demand_and_an_event_does() {
     // demand would delay acks.
     let base = Base::new("demand", spec(1)).await;
     base.accept("evt_1", None).await;
-    let before = base.store.demand().expect("it knows");
+    let before = base.store.foreground_requests().expect("it counts");
     prune(&base, after(86_400), 2).await;
-    assert_eq!(base.store.demand(), Some(before));
+    assert_eq!(base.store.foreground_requests(), Some(before));
     base.accept("evt_2", None).await;
-    assert!(base.store.demand() > Some(before));
+    assert!(base.store.foreground_requests() > Some(before));
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place, Position};
 use hapax_core::store::{
-    Action, DAMAGED_BODY, Held, NewJob, Outcome, Ran, ReplayAsk, ReplayEffect, Reviewed, SqlRun,
-    Store, Verdict, Work,
+    Action, DAMAGED_BODY, Held, NewJob, Operate, Outcome, Ran, ReplayAsk, ReplayEffect, Reviewed,
+    Settlement, SqlRun, Store, Verdict, Wake, Work,
 };
 
 use crate::harness::{Sender, after, body, noon};
@@ -95,7 +95,7 @@ async fn one_resource_is_worked_on_by_one_node_at_a_time() {
                     step(1).await;
                     step(-1).await;
                     let held = store.settle(claim.job, claim.fence, done()).await;
-                    assert_eq!(held.expect("settles"), Held::Kept);
+                    assert_eq!(held.expect("settles"), Settlement::Recorded);
                     ended += 1;
                 }
                 let left = "SELECT count(*) FROM hapax.job WHERE state <> 2";
@@ -153,7 +153,7 @@ async fn an_open_transaction_delays_only_the_rows_it_holds() {
         for claim in base.claim(8).await {
             assert_ne!(claim.event.resource, held.event.resource, "it is busy");
             let outcome = base.store.settle(claim.job, claim.fence, done()).await;
-            assert_eq!(outcome.expect("settles"), Held::Kept);
+            assert_eq!(outcome.expect("settles"), Settlement::Recorded);
             settled += 1;
         }
     }
@@ -162,7 +162,8 @@ async fn an_open_transaction_delays_only_the_rows_it_holds() {
     over.store(true, Ordering::Relaxed);
     let waited = watching.await.expect("no panic");
     assert!(waited.is_empty(), "they waited for it: {waited:?}");
-    assert!(base.store.next_due(&handler()).await.expect("reads").is_some());
+    let wake = base.store.wait(&handler(), Duration::ZERO..=Duration::ZERO).await;
+    assert!(matches!(wake, Wake::Elapsed { due: Some(_) }), "{wake:?}");
     open.commit().await.expect("commits");
     until("the resource goes on", || async {
         for claim in claim(&base.store, 8).await {

@@ -6,7 +6,7 @@ use hapax_core::job::{Fence, JobId, Policy, Retry};
 use hapax_core::lifecycle::{Act, Overtaken, Unchanged};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::Guard;
-use hapax_core::store::{HandlerAnswer, Held, NewMessage, Outcome};
+use hapax_core::store::{HandlerAnswer, Held, NewMessage, Outcome, Settlement};
 use hapax_core::{Tenant, Timestamp};
 use rusqlite::Connection;
 use uuid::Uuid;
@@ -18,7 +18,8 @@ use crate::sqlite::order;
 use crate::sqlite::row::{DONE, micros};
 
 impl Lanes {
-    /// Records how an attempt ended, if the fence still holds.
+    /// Records how an attempt ended, if the fence still holds. A job that is done under the fence stays
+    /// done, and only the app's answer is added.
     pub(in crate::sqlite) fn settle(
         &mut self,
         conn: &Connection,
@@ -26,38 +27,36 @@ impl Lanes {
         fence: Fence,
         outcome: &Outcome,
         now: Timestamp,
-    ) -> rusqlite::Result<Held> {
+    ) -> rusqlite::Result<Settlement> {
         let (seq, lane) = place_of(job);
-        let Some(row) = JobRow::find(conn, seq, lane)? else { return Ok(Held::Lost) };
+        let Some(row) = JobRow::find(conn, seq, lane)? else { return Ok(Settlement::Lost) };
         if !row.is_under(fence) {
-            return Ok(Held::Lost);
+            return Ok(Settlement::Lost);
+        }
+        let (Outcome::Done { answer, .. } | Outcome::Failed { answer, .. }) = outcome;
+        let answer = answer.as_ref();
+        if row.state == DONE {
+            if let Some(answer) = answer {
+                add_answer(conn, &row, answer)?;
+            }
+            return Ok(Settlement::AlreadyDone);
         }
         match outcome {
-            Outcome::Done { result, publish, answer } => {
-                let answer = answer.as_ref();
-                let done = match self.done(conn, &row, result.as_deref(), answer, now)? {
-                    Ok(after) => after.state == DONE,
-                    Err(Unchanged::AlreadyDone) => {
-                        if let Some(answer) = answer {
-                            add_answer(conn, &row, answer)?;
-                        }
-                        return Ok(Held::Kept);
-                    }
-                    Err(_lost) => false,
-                };
-                if !done {
-                    return Ok(Held::Lost);
+            Outcome::Done { result, publish, .. } => {
+                let done = self.done(conn, &row, result.as_deref(), answer, now)?;
+                if !done.is_ok_and(|after| after.state == DONE) {
+                    return Ok(Settlement::Lost);
                 }
                 let of = self.by_lane.get(&lane).expect("a job's lane is known").tenant.clone();
                 for message in publish {
                     write_message(conn, message, &of, row.seq, now)?;
                 }
-                Ok(Held::Kept)
+                Ok(Settlement::Recorded)
             }
-            Outcome::Failed { error, retry, answer } => {
-                Ok(match self.fail(conn, &row, error, *retry, answer.as_ref(), now)? {
-                    Ok(_) => Held::Kept,
-                    Err(_lost) => Held::Lost,
+            Outcome::Failed { error, retry, .. } => {
+                Ok(match self.fail(conn, &row, error, *retry, answer, now)? {
+                    Ok(_) => Settlement::Recorded,
+                    Err(_lost) => Settlement::Lost,
                 })
             }
         }
