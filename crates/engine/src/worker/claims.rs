@@ -1,5 +1,5 @@
-//! What becomes of a claim, whatever its job runs: its lease is kept while it is worked on, how it
-//! ended is recorded through its fence, and what was never begun is given back.
+//! The life of a claim, whatever its job runs: its lease is renewed while it runs, its outcome is
+//! recorded through its fence, and a claim whose work never began is given back.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 use super::polling::Pause;
 use super::{Ended, Lane, Next, Workers};
 
-/// Renewing more often than this would cost more than the lease is worth.
+/// Renewing more often than this would cost more than it protects.
 const LEASE_BEAT_MIN: Duration = Duration::from_millis(10);
 
 impl Lane {
@@ -35,15 +35,16 @@ impl Lane {
             beats.tick().await;
             match shop.store.renew(claim.job, claim.fence, lease).await {
                 Ok(Held::Kept) => {}
-                // The app may have completed it and be about to answer: let it. Settling is fenced.
+                // The app may have completed the job and be about to answer, so it continues.
+                // Settling is fenced.
                 Ok(Held::Lost) => std::future::pending().await,
                 Err(error) => debug!(lane = self.name, %error, "could not renew a lease: {error}"),
             }
         }
     }
 
-    /// Does what is left to do with the store. As long as that fails, and the lease may hold, it is
-    /// asked again: otherwise an attempt that succeeded would be made once more.
+    /// Records the outcome in the store. While that fails and the lease may hold, it is retried:
+    /// otherwise a successful attempt would be repeated.
     pub(super) async fn record<S: Work>(
         &self,
         shop: &Workers<S>,
@@ -92,13 +93,13 @@ impl Lane {
         Ok(match shop.store.run_claimed(run.clone()).await? {
             Ran::Done => Ended::Done,
             Ran::Guarded => Ended::Guarded,
-            // For the log, so without why: a database quotes values in its errors.
-            Ran::Failed(_) => Ended::Failed("`hapax explain` says why".into()),
+            // For the log, so without the reason: a database quotes values in its errors.
+            Ran::Failed(_) => Ended::Failed("see `hapax explain`".into()),
             Ran::Lost => Ended::Lost,
         })
     }
 
-    /// Tells of an attempt that has ended.
+    /// Logs, counts and announces an attempt that has ended.
     pub(super) fn end<S>(&self, shop: &Workers<S>, claim: &Claim, ended: &Ended, took: Duration) {
         self.counts.seconds.record(took);
         self.counts.of(ended).increment(1);
@@ -113,7 +114,7 @@ impl Lane {
                 debug!(lane, event_id, job = %claim.job, attempt, "{lane} did {event_id}");
                 return;
             }
-            Ended::Lost => "its claim was lost meanwhile",
+            Ended::Lost => "its claim was lost",
             Ended::Failed(error) => error,
         };
         if self.lines.admit(now) {
@@ -131,8 +132,8 @@ impl Lane {
         let count = claims.len();
         let claims = claims.iter().map(|claim| (claim.job, claim.fence)).collect();
         match shop.store.give_back(claims).await {
-            Ok(()) => info!(lane = self.name, count, "gave {count} unbegun jobs back"),
-            Err(error) => warn!(lane = self.name, %error, "could not give jobs back: {error}"),
+            Ok(()) => info!(lane = self.name, count, "gave back {count} jobs that had not started"),
+            Err(error) => warn!(lane = self.name, %error, "could not give back jobs: {error}"),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Working on what was accepted: each handler has a lane, and each lane claims what is due, runs it
-//! and records how it ended. What runs where is decided here; what an app is sent is in
-//! [`crate::worker::http_handler`], and SQL never leaves the store.
+//! Runs the jobs of accepted events. Each handler has a lane, and each lane claims due jobs, runs
+//! them and records the outcome. This file decides what runs where. [`crate::worker::http_handler`]
+//! builds the requests to apps, and SQL runs inside the store.
 //!
-//! A claim that was begun is settled, or lost with this process: nothing here repeats an attempt.
+//! A claim whose work began is settled, or lost with this process: nothing here repeats an attempt.
 
 mod backlog_metrics;
 mod claims;
@@ -52,12 +52,12 @@ pub struct LaneSpec {
     pub handler: Arc<Handler>,
     /// Its source.
     pub source: SourceName,
-    /// The source as each tenant has it: whose secrets sign what goes to the app.
+    /// The source as configured for each tenant: its secrets sign requests to the app.
     pub verifiers: Vec<Arc<Source>>,
 }
 
 impl LaneSpec {
-    /// Every handler of these routes once, with its source as each tenant has it.
+    /// Every handler of these routes once, with its source as configured for each tenant.
     pub fn of(routes: &[RouteSpec]) -> Vec<Self> {
         let mut lanes: Vec<Self> = Vec::new();
         for route in routes {
@@ -80,23 +80,23 @@ impl LaneSpec {
     }
 }
 
-/// A claim for a worker outside.
+/// A claim for an external worker.
 #[derive(Debug)]
 pub struct Pulled {
     /// The claim.
     pub claim: Claim,
-    /// The object as it is now, where the handler refetches it.
+    /// The current object, if the handler refetches it.
     pub current: Option<Arc<str>>,
 }
 
-/// Everything that works on jobs in this process.
+/// All workers of this process.
 pub struct Workers<S> {
     store: Arc<S>,
     outbound: Outbound,
     event_waiters: EventWaiters,
     now: Now,
     gate: Isolation,
-    /// Who we are in the notes of attempts: another one after each start.
+    /// The name of this process in the records of attempts: a new one after each start.
     id: Arc<str>,
     lanes: watch::Sender<Vec<Arc<Lane>>>,
 }
@@ -118,28 +118,28 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
         workers
     }
 
-    /// Takes over other lanes. What was begun goes on as it began, and still counts against the
-    /// concurrency of its handler.
+    /// Replaces the lanes. Running attempts continue with the old settings, and still count against
+    /// the concurrency of their handler.
     pub fn reload(&self, lanes: Vec<LaneSpec>) {
         let before = self.lanes.borrow().clone();
         let build = |spec| Arc::new(Lane::new(spec, &self.outbound, &before));
         self.lanes.send_replace(lanes.into_iter().map(build).collect());
     }
 
-    /// The handlers as the store needs them.
+    /// The handlers, as the store needs them.
     pub fn handlers(&self) -> Vec<HandlerSpec> {
         self.lanes.borrow().iter().map(|lane| lane.config.spec(&lane.handler.source)).collect()
     }
 
-    /// The work that an event of `source` would promise now.
+    /// The jobs that an event of `source` would create now.
     pub fn jobs_for(&self, source: &SourceName, event: EventView<'_>) -> Vec<NewJob> {
         let lanes = self.lanes.borrow();
         let of_source = lanes.iter().filter(|lane| lane.handler.source == *source);
         of_source.filter_map(|lane| lane.config.job_for(event)).collect()
     }
 
-    /// What a worker outside gets for its claims of a `pull` handler: the current object is fetched
-    /// for all of them at once. Where that fails, the claim is settled as failed and left out.
+    /// The claims of an external worker with their current objects, which are fetched at the same
+    /// time. If a fetch fails, its claim is settled as failed and left out.
     pub async fn with_current(&self, of: &HandlerRef, claims: Vec<Claim>) -> Vec<Pulled> {
         let lane = self.lanes.borrow().iter().find(|lane| lane.handler == *of).cloned();
         let Some(lane) = lane.filter(|lane| lane.current.is_some()) else {
@@ -163,7 +163,7 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
                     lane.say(&claim, &ended, (self.now)());
                     self.event_waiters.notify(claim.event.id);
                 }
-                // Its lease runs out.
+                // Its lease expires.
                 Err(panic) => log_panic(Err(panic)),
             }
         }
@@ -171,8 +171,8 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
         pulled.into_iter().map(|(_, pulled)| pulled).collect()
     }
 
-    /// Works until `stop`. Then nothing more is claimed, what runs has `drain` to end, and what was
-    /// claimed but not begun is given back.
+    /// Runs until `stop`. Then nothing more is claimed, running attempts have `drain` to end, and
+    /// claims whose work has not begun are given back.
     pub async fn run(self: Arc<Self>, drain: Duration, stop: CancellationToken) {
         let mut lanes = self.lanes.subscribe();
         let mut running = JoinSet::new();
@@ -206,13 +206,13 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
         running.shutdown().await;
     }
 
-    /// Tells the store what we can do. Until it listens there is nothing to claim.
+    /// Announces the handlers to the store. Until that succeeds, nothing is claimed.
     async fn announce(&self, lanes: &[Arc<Lane>]) {
         let mut pause = Pause::default();
         let specs: Vec<HandlerSpec> =
             lanes.iter().map(|lane| lane.config.spec(&lane.handler.source)).collect();
         while let Err(error) = self.store.announce(specs.clone()).await {
-            pause.say(&error, "telling the store of the handlers");
+            pause.say(&error, "registering the handlers in the store");
             sleep(pause.next()).await;
         }
     }
@@ -224,16 +224,16 @@ impl<S> fmt::Debug for Workers<S> {
     }
 }
 
-/// A handler at work.
+/// A handler with its workers.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) handler: HandlerRef,
     pub(crate) name: String,
     config: Arc<Handler>,
     kind: Kind,
-    /// Where the current object is fetched before each attempt.
+    /// Fetches the current object before each attempt.
     current: Option<Refetcher>,
-    /// How many attempts may run; shared with the lane that a reload replaced.
+    /// The number of concurrent attempts; shared with the lane that a reload replaced.
     permits: Arc<Semaphore>,
     counts: Counts,
     lines: LogBudget,
@@ -247,21 +247,21 @@ enum Kind {
     Pull,
 }
 
-/// What a look for work found.
+/// The result of a search for work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
-    /// Less than was asked for.
+    /// Less than the limit.
     Some,
-    /// As much as was asked for: there is likely more.
+    /// As much as the limit: there is likely more.
     Full,
 }
 
-/// What is left to do with the store after the part of an attempt that is outside it.
+/// The step in the store after the part of an attempt outside it.
 enum Next {
-    /// It is over, and ended so.
+    /// The attempt has ended with this outcome.
     Settle(Outcome),
-    /// The statements are to be run.
+    /// The statements have to run.
     Run(SqlRun),
     /// Nothing: Rust code has committed its effects and "done".
     Committed,
@@ -269,14 +269,14 @@ enum Next {
     Lost,
 }
 
-/// How an attempt ended for the books.
+/// How an attempt ended, for logs and metrics.
 #[derive(Debug)]
 enum Ended {
     Done,
     /// The order guard set it aside.
     Guarded,
     Failed(String),
-    /// The fence was lost, or nothing could be recorded: the next claim decides.
+    /// The fence was lost, or the outcome could not be recorded: the next claim decides.
     Lost,
 }
 
@@ -313,7 +313,7 @@ impl Lane {
         }
     }
 
-    /// Works until `stop`, and then until what was begun has ended.
+    /// Runs until `stop`, and then until running attempts have ended.
     async fn work<S: Work + StoreHints>(
         self: Arc<Self>,
         shop: Arc<Workers<S>>,
@@ -332,7 +332,7 @@ impl Lane {
             if let Err(panic) = catch_panic(working).await {
                 error!(
                     lane = self.name,
-                    "the lane {} panicked and starts again: {panic}", self.name
+                    "the lane {} panicked and was restarted: {panic}", self.name
                 );
                 stop.run_until_cancelled(sleep(STORE_PAUSE_MAX)).await;
             }

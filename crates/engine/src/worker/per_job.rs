@@ -1,4 +1,4 @@
-//! Lanes whose jobs are worked on one by one: claimed, run while the lease is kept, and settled.
+//! Lanes whose jobs run one by one: claimed, run while the lease is renewed, and settled.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::{Found, Kind, Lane, Next, Workers};
 use crate::limits::CLAIM_MAX;
 
 impl Lane {
-    /// Runs single jobs, several at once, since each of them waits for another system.
+    /// Runs single jobs, several at once, because each of them waits for another system.
     pub(super) async fn work_singly<S: Work>(
         self: &Arc<Self>,
         shop: &Arc<Workers<S>>,
@@ -33,7 +33,7 @@ impl Lane {
             }
             let hint = rhythm.hint();
             let limit = permits.len();
-            // Not to be broken off: what is claimed must be begun or given back.
+            // Not cancelled: a claimed job must be started or given back.
             let claimed = shop.store.claim(self.ask(shop, limit)).await;
             let found = match claimed {
                 Err(error) => Err(error),
@@ -73,15 +73,15 @@ impl Lane {
         }
     }
 
-    /// Waits until another attempt may run, and takes as many permits as there are.
+    /// Waits until another attempt may run, and takes all free permits.
     async fn free(&self) -> Vec<OwnedSemaphorePermit> {
         let first = self.permits.clone().acquire_owned().await.expect("never closed");
         let more = std::iter::from_fn(|| self.permits.clone().try_acquire_owned().ok());
         std::iter::once(first).chain(more).take(CLAIM_MAX).collect()
     }
 
-    /// Waits until nothing else of this lane is in flight, with `claim` kept meanwhile: all permits
-    /// but those that are `held` already.
+    /// Waits until no other attempt of this lane is in flight, while the lease of `claim` is
+    /// renewed: takes all permits except those already `held`.
     async fn emptied<S: Work>(
         &self,
         shop: &Workers<S>,
@@ -96,7 +96,7 @@ impl Lane {
         }
     }
 
-    /// One claim from its beginning to its end in the books.
+    /// One claim from its start to its recorded end.
     async fn attempt<S: Work>(
         self: Arc<Self>,
         shop: Arc<Workers<S>>,
@@ -127,7 +127,7 @@ impl Lane {
         self.end(&shop, &claim, &ended, took);
     }
 
-    /// What an attempt does outside the store.
+    /// The part of an attempt outside the store.
     async fn run<S>(&self, shop: &Workers<S>, claim: &Claim) -> Next {
         let current = match self.fetch(claim, (shop.now)()).await {
             Ok(current) => current,
@@ -177,7 +177,7 @@ impl Lane {
         }
     }
 
-    /// The object as it is now, where the handler wants it; the error is the attempt's outcome.
+    /// The current object, if the handler wants it; the error is the attempt's outcome.
     pub(super) async fn fetch(
         &self,
         claim: &Claim,

@@ -16,7 +16,7 @@ use crate::limits::{GATHER, POLL_EVERY, STORE_PAUSE, STORE_PAUSE_MAX};
 /// [`POLL_EVERY`], and bounds the cost of such hints.
 const QUIET_PAUSE: Duration = Duration::from_millis(5);
 
-/// When a lane looks for work again.
+/// When a lane searches for work again.
 pub(super) struct Polling<'a, S> {
     lane: &'a Lane,
     shop: &'a Workers<S>,
@@ -79,7 +79,7 @@ impl<'a, S: Work> Polling<'a, S> {
     }
 }
 
-/// Pauses that double while the store fails, and a line for the first failure only.
+/// Pauses that double while the store fails, with a log line for the first failure only.
 #[derive(Debug, Default)]
 pub(crate) struct Pause {
     failures: u32,

@@ -1,4 +1,5 @@
-//! Lanes of `sql` handlers: the store claims and runs slices by itself; what was lost before runs alone.
+//! Lanes of `sql` handlers: the store claims and runs slices itself; a job that was lost before
+//! runs alone.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ impl Lane {
         while !stop.is_cancelled() {
             let hint = rhythm.hint();
             let found = match shop.gate.beside(self.slice(shop, program)).await {
-                // Who keeps up needs one at a time; only a backlog is worth several.
+                // A lane that keeps up needs one slice at a time; only a backlog is worth several.
                 Ok((Found::Full, None)) if most > 1 => self.slices(shop, program, most, stop).await,
                 Ok((found, None)) => Ok(found),
                 Ok((_, Some(lost))) => self.alone(shop, program, &lost).await,
@@ -64,7 +65,7 @@ impl Lane {
         }
         let mut lost = lost.into_iter();
         if let Some(first) = lost.next() {
-            // Were the process to end with this one, claims that wait behind it would be lost with it.
+            // If the process ended with this job, claims that wait behind it would be lost with it.
             let others: Vec<Claim> = lost.map(|claim| *claim).collect();
             if !others.is_empty() {
                 self.give_back(shop, others).await;
@@ -74,7 +75,7 @@ impl Lane {
         found
     }
 
-    /// One slice, and the job that was lost before, if one has come up.
+    /// One slice, and a job that was lost before, if one is due.
     async fn slice<S: Work>(
         &self,
         shop: &Workers<S>,
@@ -92,13 +93,14 @@ impl Lane {
             self.counts.done.increment(ran.done as u64);
             self.counts.guarded.increment(ran.guarded as u64);
             self.counts.failed.increment(ran.failed as u64);
-            // They shared a transaction: each took its share of it.
+            // They shared a transaction: each gets an equal share of its time.
             self.counts.seconds.record_many(began.elapsed() / all as u32, all);
             shop.event_waiters.notify_each(&ran.events);
         }
         if ran.failed > 0 && self.lines.admit((shop.now)()) {
             let (lane, failed) = (&*self.name, ran.failed);
-            // Without why: a database quotes values in its errors, and those are the sender's.
+            // Without the reason: a database quotes values in its errors, and those come from the
+            // sender.
             warn!(
                 lane,
                 "attempts of {lane} failed ({failed}): `hapax events list --status failed` and \
@@ -113,7 +115,7 @@ impl Lane {
         Ok((found, ran.alone))
     }
 
-    /// A job that was lost before, with nothing else in flight.
+    /// Runs a job that was lost before, with nothing else in flight.
     async fn alone<S: Work>(
         &self,
         shop: &Workers<S>,
@@ -126,8 +128,8 @@ impl Lane {
         }
     }
 
-    /// Jobs that were lost before, one after the other, for as long as they come: many are lost
-    /// together, and who waits for the gate should have to do so once for all of them.
+    /// Runs jobs that were lost before, one after the other, while there are any: many are lost
+    /// together, and other attempts should have to wait only once for all of them.
     async fn lost_ones<S: Work>(
         &self,
         shop: &Workers<S>,
@@ -138,7 +140,7 @@ impl Lane {
         loop {
             match self.slice(shop, program).await? {
                 (_, Some(next)) => self.run_lost(shop, program, &next).await,
-                // Something was done before it, so there may be more.
+                // A job was done before it, so there may be more.
                 (Found::Nothing, None) => return Ok(Found::Some),
                 (found, None) => return Ok(found),
             }

@@ -166,7 +166,7 @@ fn failing_sql_is_logged_without_the_values_of_the_api() {
     let error = event["jobs"][0]["attempts"][0]["error"].as_str().unwrap_or_default();
     assert!(error.contains("Zoë"), "the database quotes nothing: {event}");
     let log = server.stop();
-    assert!(log.contains("of stripe/state failed: `hapax explain` says why"), "{log}");
+    assert!(log.contains("of stripe/state failed: see `hapax explain`"), "{log}");
     assert!(!log.contains("Zoë") && !log.contains("paid"), "{log}");
 }
 
