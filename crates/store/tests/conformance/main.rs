@@ -23,6 +23,7 @@ mod publishing;
 mod redis_ledger;
 #[allow(dead_code)]
 mod sending;
+mod sending_plans;
 mod sql_handlers;
 mod work_plans;
 

@@ -1,0 +1,400 @@
+//! Random plans of sending: publishes, exchanges, late reports, lost leases, replays, cancels and endpoints
+//! that come and go, in any order. Every step is held against what must be true, in every store. Where
+//! nothing is left to chance (all that is due is claimed, and every wait is over when time passes), the same
+//! plan has the same story everywhere.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::delivery::{DeliveryId, DeliveryStatus};
+use hapax_core::endpoint::{EndpointId, EndpointSettings};
+use hapax_core::job::{Fence, Retry};
+use hapax_core::store::{
+    AttemptVerdict, DeliveryClaim, DeliveryDetail, DeliveryReplayed, Held, MessageAct, NewMessage,
+    Published,
+};
+use proptest::prelude::*;
+
+use crate::harness::{LEASE, World};
+use crate::sending::{ALL, Sending, ask, delivered, failed, json, message, outcome, wanting};
+
+/// Longer than a lease and the longest back-off after it together.
+const ALL_WAITS: i64 = LEASE + 400;
+
+const MESSAGES: u8 = 6;
+
+#[derive(Debug, Clone, Copy)]
+enum Act {
+    /// Message `n`, with one of two contents.
+    Publish {
+        n: u8,
+        content: u8,
+    },
+    /// Reports of the senders that claimed, however long ago, and new claims.
+    Exchange {
+        reports: [Option<(usize, Verdict)>; 2],
+        limit: usize,
+    },
+    Replay {
+        n: u8,
+        endpoint: usize,
+    },
+    OnMessage {
+        n: u8,
+        act: MessageAct,
+    },
+    Disable(usize),
+    Enable(usize),
+    Delete(usize),
+    Pass {
+        seconds: i64,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Verdict {
+    Delivered,
+    Failed,
+    Never,
+    Unsent,
+    GivenBack,
+}
+
+impl Verdict {
+    fn of_attempt(self) -> AttemptVerdict {
+        match self {
+            Self::Delivered => delivered(),
+            Self::Failed => failed(Retry::Schedule),
+            Self::Never => failed(Retry::Never),
+            Self::Unsent => failed(Retry::Unsent),
+            Self::GivenBack => AttemptVerdict::GivenBack,
+        }
+    }
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let verdict = prop_oneof![
+        4 => Just(Verdict::Delivered),
+        3 => Just(Verdict::Failed),
+        1 => Just(Verdict::Never),
+        1 => Just(Verdict::Unsent),
+        1 => Just(Verdict::GivenBack),
+    ];
+    let report = || prop::option::of((0..8usize, verdict.clone()));
+    let on_message = prop_oneof![Just(MessageAct::Cancel), Just(MessageAct::Replay)];
+    prop_oneof![
+        5 => (0..MESSAGES, prop_oneof![5 => Just(0u8), 1 => Just(1u8)])
+            .prop_map(|(n, content)| Act::Publish { n, content }),
+        10 => (report(), report(), 0..4usize)
+            .prop_map(|(one, other, limit)| Act::Exchange { reports: [one, other], limit }),
+        2 => (0..MESSAGES, 0..3usize).prop_map(|(n, endpoint)| Act::Replay { n, endpoint }),
+        2 => (0..MESSAGES, on_message).prop_map(|(n, act)| Act::OnMessage { n, act }),
+        1 => (0..3usize).prop_map(Act::Disable),
+        2 => (0..3usize).prop_map(Act::Enable),
+        1 => (0..3usize).prop_map(Act::Delete),
+        3 => (0..=LEASE + 20).prop_map(|seconds| Act::Pass { seconds }),
+    ]
+}
+
+fn plan() -> impl Strategy<Value = Vec<Act>> {
+    prop::collection::vec(act(), 1..50)
+}
+
+/// How much of a plan is left to chance.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mode {
+    /// Claims are bounded, and waits may be under way.
+    Any,
+    /// All that is due is claimed, and no wait outlasts a pass of time.
+    Certain,
+}
+
+/// What has happened so far, and what must be true of it.
+struct Story {
+    mode: Mode,
+    endpoints: Vec<EndpointId>,
+    deleted: [bool; 3],
+    disabled: [bool; 3],
+    claims: Vec<DeliveryClaim>,
+    fences: HashMap<DeliveryId, Fence>,
+    bodies: HashMap<DeliveryId, Bytes>,
+    /// The deliveries that a sender reported and no operator replayed since.
+    delivered: HashMap<DeliveryId, bool>,
+    told: Vec<String>,
+}
+
+const IN_FLIGHT_MAX: u32 = 2;
+
+impl Story {
+    async fn begin<S: Sending>(world: &World<S>, mode: Mode) -> Self {
+        let max_in_flight = match mode {
+            Mode::Any => IN_FLIGHT_MAX,
+            Mode::Certain => 1_000,
+        };
+        let mut endpoints = Vec::new();
+        for types in [&["odd.*"][..], &["*"], &["even.*", "odd.1"]] {
+            // No waits between attempts: there jitter would make every store's story its own.
+            let retry = vec![Duration::ZERO; 3];
+            let settings = EndpointSettings { retry, max_in_flight, ..wanting(types) };
+            endpoints.push(world.add(settings).await);
+        }
+        Self {
+            mode,
+            endpoints,
+            deleted: [false; 3],
+            disabled: [false; 3],
+            claims: Vec::new(),
+            fences: HashMap::new(),
+            bodies: HashMap::new(),
+            delivered: HashMap::new(),
+            told: Vec::new(),
+        }
+    }
+
+    fn at(&self, endpoint: EndpointId) -> usize {
+        self.endpoints.iter().position(|one| *one == endpoint).expect("one of ours")
+    }
+
+    /// A claim of any sender, the newest first.
+    fn claim(&self, back: usize) -> Option<DeliveryClaim> {
+        let len = self.claims.len();
+        (len > 0).then(|| self.claims[len - 1 - back % len].clone())
+    }
+
+    fn claimed(&mut self, mut claims: Vec<DeliveryClaim>) {
+        claims.sort_by_key(|claim| (self.at(claim.endpoint.id), claim.message.clone()));
+        let mut told = "claimed:".to_owned();
+        for claim in claims {
+            let endpoint = self.at(claim.endpoint.id);
+            assert!(!self.deleted[endpoint] && !self.disabled[endpoint], "sent to {endpoint}");
+            let before = self.fences.insert(claim.delivery, claim.fence);
+            assert!(before.is_none_or(|before| before < claim.fence), "a fence never comes again");
+            let body = self.bodies.entry(claim.delivery).or_insert_with(|| claim.body.clone());
+            assert_eq!(*body, claim.body, "other bytes");
+            let _ = write!(told, " {} to {endpoint} #{}", claim.message, claim.attempt);
+            self.claims.push(claim);
+        }
+        self.told.push(told);
+    }
+
+    fn reported(&mut self, claim: &DeliveryClaim, verdict: Verdict, held: Held) {
+        let endpoint = self.at(claim.endpoint.id);
+        self.told.push(format!("{} to {endpoint}: {verdict:?} is {held:?}", claim.message));
+        if held == Held::Lost {
+            return;
+        }
+        assert_eq!(self.fences.get(&claim.delivery), Some(&claim.fence), "an older fence held");
+        match verdict {
+            Verdict::Delivered => {
+                self.delivered.insert(claim.delivery, true);
+            }
+            Verdict::Failed | Verdict::Never | Verdict::Unsent | Verdict::GivenBack => {
+                assert!(!self.is_delivered(claim.delivery), "a delivered message failed after all");
+            }
+        }
+    }
+
+    fn is_delivered(&self, delivery: DeliveryId) -> bool {
+        self.delivered.get(&delivery).copied().unwrap_or_default()
+    }
+
+    /// What must be true of every delivery, and the delivery as the story has it.
+    fn check(&self, one: &DeliveryDetail) -> String {
+        let endpoint = self.at(one.endpoint);
+        let is_delivered = one.status == DeliveryStatus::Delivered;
+        assert_eq!(
+            is_delivered,
+            self.is_delivered(one.id),
+            "delivered, and only if reported: {one:?}"
+        );
+        match one.status {
+            DeliveryStatus::Waiting | DeliveryStatus::Failed => {
+                assert!(!self.disabled[endpoint] && !self.deleted[endpoint], "{one:?}");
+                assert!(one.due_at.is_some() && one.finished_at.is_none(), "{one:?}");
+            }
+            DeliveryStatus::Held => {
+                assert!(self.disabled[endpoint] && one.due_at.is_some(), "{one:?}");
+            }
+            DeliveryStatus::Sending => {
+                assert!(one.due_at.is_some() && one.finished_at.is_none(), "{one:?}");
+            }
+            DeliveryStatus::Dead | DeliveryStatus::Cancelled | DeliveryStatus::Delivered => {
+                assert!(one.due_at.is_none() && one.finished_at.is_some(), "{one:?}");
+            }
+        }
+        assert!(one.attempts.is_sorted_by(|a, b| a.n < b.n), "{one:?}");
+        assert!(one.attempts.last().is_none_or(|last| last.n <= one.attempt), "{one:?}");
+        let reason = match one.status {
+            DeliveryStatus::Failed
+            | DeliveryStatus::Dead
+            | DeliveryStatus::Held
+            | DeliveryStatus::Delivered => one.reason.as_deref(),
+            // The text of a cancel is each store's own, and the others may have none.
+            DeliveryStatus::Cancelled | DeliveryStatus::Sending | DeliveryStatus::Waiting => None,
+        };
+        let (status, attempt, ended) = (one.status, one.attempt, one.finished_at);
+        format!(
+            "{} to {endpoint}: {status:?} #{attempt} {reason:?} {ended:?} {:?}",
+            one.message, one.attempts
+        )
+    }
+}
+
+/// Checks every delivery, and adds all of them to the story.
+async fn look<S: Sending>(world: &World<S>, story: &mut Story) {
+    let deliveries = world.all_deliveries().await;
+    let mut under_way = [0; 3];
+    for one in deliveries.iter().filter(|one| one.status == DeliveryStatus::Sending) {
+        under_way[story.at(one.endpoint)] += 1;
+    }
+    assert!(story.mode == Mode::Certain || under_way.iter().all(|count| *count <= IN_FLIGHT_MAX));
+    let mut lines: Vec<String> = deliveries.iter().map(|one| story.check(one)).collect();
+    lines.sort();
+    story.told.extend(lines);
+    let backlog = world.store.delivery_backlog().await.expect("reads");
+    let counted = |statuses: &[DeliveryStatus]| {
+        deliveries.iter().filter(|one| statuses.contains(&one.status)).count() as u64
+    };
+    assert_eq!(backlog.waiting, counted(&[DeliveryStatus::Waiting, DeliveryStatus::Failed]));
+    assert_eq!(backlog.sending, counted(&[DeliveryStatus::Sending]));
+    assert_eq!(backlog.held, counted(&[DeliveryStatus::Held]));
+    assert_eq!(backlog.dead, counted(&[DeliveryStatus::Dead]));
+}
+
+fn published(n: u8, content: u8) -> NewMessage {
+    let kind = if n % 2 == 1 { "odd" } else { "even" };
+    NewMessage {
+        r#type: format!("{kind}.{n}"),
+        data: json(&content.to_string()),
+        ..message(&format!("m{n}"))
+    }
+}
+
+async fn perform<S: Sending>(world: &World<S>, story: &mut Story, act: Act) {
+    match act {
+        Act::Publish { n, content } => {
+            let told = match world.publish(published(n, content)).await {
+                Published::Accepted(one) => format!("{} is new, to {}", one.id, one.deliveries),
+                Published::Duplicate(one) => format!("{} is known, to {}", one.id, one.deliveries),
+                Published::Conflict { id } => format!("{id} is a conflict"),
+            };
+            story.told.push(told);
+        }
+        Act::Exchange { reports, limit } => {
+            let reports: Vec<_> = reports
+                .into_iter()
+                .flatten()
+                .filter_map(|(back, verdict)| Some((story.claim(back)?, verdict)))
+                .collect();
+            let outcomes =
+                reports.iter().map(|(claim, verdict)| outcome(claim, verdict.of_attempt()));
+            let limit = if story.mode == Mode::Certain { ALL } else { limit };
+            let exchanged = world.exchange(outcomes.collect(), ask(limit)).await;
+            for ((claim, verdict), held) in reports.iter().zip(exchanged.settled) {
+                story.reported(claim, *verdict, held);
+            }
+            story.claimed(exchanged.claims);
+        }
+        Act::Replay { n, endpoint } => {
+            let is_it = |one: &DeliveryDetail| {
+                one.message == format!("m{n}") && one.endpoint == story.endpoints[endpoint]
+            };
+            let Some(one) = world.all_deliveries().await.into_iter().find(is_it) else { return };
+            let replayed = world.replay_delivery(one.id).await;
+            assert_eq!(replayed == DeliveryReplayed::Gone, story.deleted[endpoint]);
+            if replayed == DeliveryReplayed::Due {
+                story.delivered.insert(one.id, false);
+            }
+            story.told.push(format!("replay of m{n} to {endpoint}: {replayed:?}"));
+        }
+        Act::OnMessage { n, act } => {
+            let changed = world.act_on(&format!("m{n}"), act).await;
+            let changed = changed.map(|ids| ids.len());
+            story.told.push(format!("{act:?} of m{n}: {changed:?}"));
+        }
+        Act::Disable(endpoint) if !story.deleted[endpoint] => {
+            world.disable(story.endpoints[endpoint]).await;
+            story.disabled[endpoint] = true;
+        }
+        Act::Enable(endpoint) if !story.deleted[endpoint] => {
+            world.enable(story.endpoints[endpoint]).await;
+            story.disabled[endpoint] = false;
+        }
+        // The last endpoint stays, so that no plan ends early.
+        Act::Delete(endpoint) if !story.deleted[endpoint] && endpoint != 1 => {
+            world.delete(story.endpoints[endpoint]).await;
+            story.deleted[endpoint] = true;
+            world.cancel_orphans().await;
+        }
+        Act::Disable(_) | Act::Enable(_) | Act::Delete(_) => {}
+        Act::Pass { seconds } => {
+            world.pass(if story.mode == Mode::Certain { ALL_WAITS } else { seconds });
+        }
+    }
+}
+
+/// Lives through the plan, then lets everything go well until nothing is left to do.
+async fn live<S: Sending>(world: World<S>, mode: Mode, plan: &[Act]) -> Vec<String> {
+    let mut story = Story::begin(&world, mode).await;
+    for act in plan {
+        perform(&world, &mut story, *act).await;
+        look(&world, &mut story).await;
+    }
+    for endpoint in 0..story.endpoints.len() {
+        perform(&world, &mut story, Act::Enable(endpoint)).await;
+    }
+    for n in 0..MESSAGES {
+        perform(&world, &mut story, Act::OnMessage { n, act: MessageAct::Replay }).await;
+    }
+    // Each round outlasts any lease and back-off, and sends to each endpoint.
+    let everything = MESSAGES as usize * story.endpoints.len();
+    for _ in 0..everything {
+        world.pass(ALL_WAITS);
+        for claim in world.take(ALL).await {
+            assert_eq!(world.report(&claim, delivered()).await, Held::Kept);
+            story.delivered.insert(claim.delivery, true);
+        }
+    }
+    look(&world, &mut story).await;
+    for one in world.all_deliveries().await {
+        match one.status {
+            DeliveryStatus::Delivered => {}
+            DeliveryStatus::Cancelled | DeliveryStatus::Dead => {
+                assert!(story.deleted[story.at(one.endpoint)], "given up: {one:?}");
+            }
+            DeliveryStatus::Waiting
+            | DeliveryStatus::Failed
+            | DeliveryStatus::Held
+            | DeliveryStatus::Sending => panic!("left behind: {one:?}"),
+        }
+    }
+    story.told
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_sending_keeps_every_promise_in_memory(plan in plan()) {
+        runtime().block_on(live(World::in_memory(), Mode::Any, &plan));
+    }
+
+    // The ids differ, and with them the dice: a story that is left to chance would differ too.
+    #[test]
+    fn random_sending_has_the_same_story_twice_in_memory(plan in plan()) {
+        let runtime = runtime();
+        let expected = runtime.block_on(live(World::in_memory(), Mode::Certain, &plan));
+        let got = runtime.block_on(live(World::in_memory(), Mode::Certain, &plan));
+        prop_assert_eq!(got, expected);
+    }
+}
