@@ -171,9 +171,8 @@ impl Subject {
                     .query_one(
                         "SELECT (SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
                                  WHERE c.relnamespace = 'hapax'::regnamespace AND c.relkind = 'r'),
-                                (SELECT count(*) FROM hapax.event
-                                 WHERE pruned IS NULL
-                                   AND received_at < now() - $1::bigint * interval '1 second')",
+                                (SELECT count(*) FROM hapax.body b JOIN hapax.event e ON e.id = b.id
+                                 WHERE e.received_at < now() - $1::bigint * interval '1 second')",
                         &[&i64::try_from(late)?],
                     )
                     .await?;

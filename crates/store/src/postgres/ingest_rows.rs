@@ -47,6 +47,8 @@ struct ArrivalRow<'a> {
     guard_us: Option<i64>,
     /// The hash of the key under which a suspected replay waits.
     replay_hash: Option<Uuid>,
+    /// Whether jobs come with it.
+    has_jobs: bool,
 }
 
 /// A `hapax.doubt`: why an arrival needs the function.
@@ -100,6 +102,7 @@ macro_rules! composite {
 composite!(ArrivalRow<'_> {
     id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
     request_id, remote, secret, signed_at, headers, body, guard, guard_us, replay_hash,
+    has_jobs,
 });
 composite!(DoubtRow<'_> {
     late, copies, before, after, not_before, not_after, other_hash, other_event_id,
@@ -151,6 +154,7 @@ impl<'a> Rows<'a> {
                 GuardKeep::WithKeys => None,
             }),
             replay_hash: receipt.if_replay().map(|key| of_hash(key.hash())),
+            has_jobs: !item.jobs.is_empty(),
         });
         let n = self.arrived.len() as i32;
         self.promised.extend(item.jobs.iter().zip(lanes).map(|(job, at)| Promised {

@@ -167,7 +167,8 @@ impl FoundEvent {
     async fn find(lent: &mut PooledClient, event: EventId) -> Result<Option<Self>, PgError> {
         let rows = lent
             .query(
-                "SELECT tenant, source, hash FROM hapax.event WHERE id = $1 AND pruned IS NULL",
+                "SELECT e.tenant, e.source, e.hash FROM hapax.event e \
+                 JOIN hapax.body b ON b.id = e.id WHERE e.id = $1",
                 &[&event.0],
             )
             .await?;
@@ -208,15 +209,8 @@ impl FoundEvent {
 
 /// The status of an event that was not in review.
 async fn status(lent: &mut PooledClient, event: EventId) -> Result<Status, PgError> {
-    let rows = lent
-        .query(
-            "SELECT e.state, e.review, e.pruned,
-                 (SELECT min(hapax.rank(j.state, j.steps)) FROM hapax.job j
-                  WHERE j.job BETWEEN e.id AND hapax.last_job(e.id))
-             FROM hapax.event e WHERE e.id = $1",
-            &[&event.0],
-        )
-        .await?;
+    let sql = concat!(include_str!("sql/known.sql"), " WHERE e.id = $1");
+    let rows = lent.query(sql, &[&event.0]).await?;
     let row = only(&rows)?;
-    Ok(Standing::new(row.get(0), row.get(1), row.get(2), row.get(3)).status)
+    Ok(Standing::new(row.get(3), row.get(4), row.get(5), row.get(6)).status)
 }

@@ -1,11 +1,10 @@
 //! Retention: deletes finished, expired data, a slice at a time.
 //!
 //! An event past the first horizon loses its history and keeps a narrow row, so that a late copy is
-//! still recognised. Past the second horizon the row and its key are deleted too. Bodies are in
-//! partitions by day, and a day whose bodies are no longer needed is dropped as a whole. Bodies are
-//! deleted one by one only in days that an unfinished event keeps, and where events are kept for
-//! less than a day. Messages, and expired keys of the SQL functions, are deleted in separate
-//! slices.
+//! still recognised. Past the second horizon the row and its key are deleted too. Finished events that
+//! lie side by side lose body, jobs and history as one range, and their narrow rows are not written.
+//! Bodies are in partitions by day; an empty one whose day has passed is dropped. Messages, and expired
+//! keys of the SQL functions, are deleted in separate slices.
 //!
 //! A round of the first horizon reads the events from old to new. At the end it starts again,
 //! because events that were unfinished may be finished by then. Each node knows only its own
@@ -69,7 +68,7 @@ pub(super) async fn slice(
     if stripped == Round::GoesOn || more_to_forget || more_to_expire || more_marks {
         return Ok(true);
     }
-    partitions::drop_old(shared, events_before, limit).await
+    partitions::drop_old(shared, events_before).await
 }
 
 async fn strip(
@@ -78,14 +77,12 @@ async fn strip(
     before: Timestamp,
     limit: usize,
 ) -> Result<Round, PgError> {
-    let (after, bound, most, now) = (broom.passed, past(before), most(limit), shared.now());
-    let kept = now.unwrap_or_else(Timestamp::now).duration_since(before);
-    let with_bodies = kept < SignedDuration::from_hours(24);
+    let (after, bound, most) = (broom.passed, past(before), most(limit));
     let row = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
         let sql = "SELECT reached, alone, left_of, left_since, taken \
-                   FROM hapax.strip($1, $2, $3, $4, $5, $6)";
-        one(lent.query(sql, &[&after, &bound, &before, &most, &with_bodies, &now]).await?)
+                   FROM hapax.strip($1, $2, $3, $4)";
+        one(lent.query(sql, &[&after, &bound, &before, &most]).await?)
     })
     .await?;
     let (reached, alone): (Option<Uuid>, bool) = (row.get(0), row.get(1));

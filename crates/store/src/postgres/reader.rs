@@ -21,7 +21,7 @@ use crate::limits::PAGE_MAX;
 pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e.event_type, e.occurred_at, \
      e.received_at, e.state, e.review, c.copies, c.conflicts, j.rank, j.ended_at, j.result, \
      e.request_id, e.remote, e.secret, e.signed_at \
-     FROM hapax.event e LEFT JOIN hapax.copy c ON c.event = e.id \
+     FROM hapax.body w JOIN hapax.event e ON e.id = w.id LEFT JOIN hapax.copy c ON c.event = e.id \
      LEFT JOIN LATERAL (SELECT min(hapax.rank(j.state, j.steps)) AS rank, \
          max(j.due_at) AS ended_at, \
          (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result \
@@ -61,7 +61,8 @@ impl Conditions {
         head: &str,
         tail: &str,
     ) -> Result<Vec<Row>, PgError> {
-        let sql = format!("{head} WHERE {} {tail}", self.said.join(" AND "));
+        let said = if self.said.is_empty() { "true" } else { &self.said.join(" AND ") };
+        let sql = format!("{head} WHERE {said} {tail}");
         let values: Vec<&(dyn ToSql + Sync)> =
             self.values.iter().map(|value| &**value as &(dyn ToSql + Sync)).collect();
         lent.query(&sql, &values).await
@@ -75,7 +76,6 @@ pub(super) async fn events(
     filter: EventFilter,
 ) -> Result<Page<EventSummary>, StoreError> {
     let mut asked = Conditions::default();
-    asked.say("e.pruned IS NULL");
     if let Some(tenant) = &filter.tenant {
         asked.add("e.tenant = ?", tenant.to_string());
     }
@@ -90,20 +90,20 @@ pub(super) async fn events(
     }
     if let Some(since) = filter.since {
         // The id begins with the time, so the index finds it; the column decides exactly.
-        asked.add("e.id >= ?", first_id(since));
+        asked.add("w.id >= ?", first_id(since));
         asked.add("e.received_at >= ?", since);
     }
     if let Some(until) = filter.until {
-        asked.add("e.id < ?", past(until));
+        asked.add("w.id < ?", past(until));
         asked.add("e.received_at < ?", until);
     }
     if let Some(since) = filter.unfinished_since {
-        asked.add("e.id < ?", past(since));
+        asked.add("w.id < ?", past(since));
         asked.add("e.received_at < ?", since);
         asked.say(UNFINISHED);
     }
     if let Some(Cursor(before)) = filter.before {
-        asked.add("e.id < ?", Uuid::from_u128(before));
+        asked.add("w.id < ?", Uuid::from_u128(before));
     }
     if let Some(needle) = filter.text {
         asked.add(
@@ -151,7 +151,6 @@ pub(super) async fn event(
 ) -> Result<Lookup<EventDetail>, StoreError> {
     let mut lent = shared.pools.admin.lend().await.map_err(read)?;
     let mut asked = Conditions::default();
-    asked.say("e.pruned IS NULL");
     match name {
         EventName::Ours(id) => asked.add("e.id = ?", id.0),
         EventName::Theirs(event_id) => {

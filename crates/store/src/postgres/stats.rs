@@ -62,9 +62,10 @@ async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<Sample, PgEr
     // the column decides.
     let counted = lent
         .query(
-            "WITH w AS (SELECT id FROM hapax.event e \
-             WHERE e.pruned IS NULL AND e.id >= $1 AND (e.id >= $2 OR e.received_at >= $3) \
-             ORDER BY e.id DESC LIMIT $4) \
+            "WITH w AS (SELECT b.id FROM hapax.body b \
+             WHERE b.id >= $1 AND (b.id >= $2 \
+                 OR (SELECT e.received_at FROM hapax.event e WHERE e.id = b.id) >= $3) \
+             ORDER BY b.id DESC LIMIT $4) \
              SELECT count(*), (SELECT id FROM w ORDER BY id LIMIT 1), \
              (SELECT id FROM w ORDER BY id DESC LIMIT 1) FROM w",
             &[&from, &next_millisecond(from), &ask.since, &most],
@@ -86,12 +87,8 @@ async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<Sample, PgEr
         let estimate = (total as f64 * span as f64 / covered as f64) as i64;
         (estimate, over_time(lent, from, newest, limit).await?)
     };
-    let rows = lent
-        .query(
-            &format!("{SUMMARY} WHERE e.id = ANY ($1) AND e.pruned IS NULL ORDER BY e.id DESC"),
-            &[&ids],
-        )
-        .await?;
+    let rows =
+        lent.query(&format!("{SUMMARY} WHERE e.id = ANY ($1) ORDER BY e.id DESC"), &[&ids]).await?;
     let others = lent
         .query(
             "SELECT event, received_at FROM hapax.arrival WHERE event = ANY ($1) \
@@ -122,7 +119,7 @@ async fn every(
     let rows = lent
         .query(
             "SELECT w.id FROM (SELECT id, row_number() OVER (ORDER BY id DESC) AS n \
-             FROM hapax.event WHERE pruned IS NULL AND id >= $1 AND id <= $2) w \
+             FROM hapax.body WHERE id >= $1 AND id <= $2) w \
              WHERE (w.n - 1) % $3 = 0",
             &[&oldest, &newest, &step],
         )
@@ -147,7 +144,7 @@ async fn over_time(
     let rows = lent
         .query(
             "SELECT DISTINCT e.id FROM unnest($1::uuid[]) AS m (moment), LATERAL ( \
-             SELECT id FROM hapax.event WHERE pruned IS NULL AND id <= m.moment AND id >= $2 \
+             SELECT id FROM hapax.body WHERE id <= m.moment AND id >= $2 \
              ORDER BY id DESC LIMIT 1) e",
             &[&moments, &from],
         )

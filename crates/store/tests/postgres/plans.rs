@@ -28,7 +28,8 @@ const ROWS: usize = 10_000;
 
 /// Every table that grows with the events or the keys.
 const TABLES: &str = "'event', 'body', 'body_20260601', 'job', 'attempt', 'copy', 'arrival', \
-                      'action', 'seen', 'mark', 'message', 'reservation', 'once_key', 'lane'";
+                      'action', 'seen', 'mark', 'message', 'reservation', 'once_key', 'lane', \
+                      'ended'";
 
 /// What the planner knows when a session makes its plans, and when the tables are filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +90,7 @@ async fn check(server: &Postgres, statistics: Statistics) {
     if statistics == Statistics::Stale {
         let empty = "TRUNCATE hapax.event, hapax.body, hapax.job, hapax.attempt, hapax.copy, \
                      hapax.arrival, hapax.action, hapax.seen, hapax.mark, hapax.message, \
-                     hapax.reservation, hapax.once_key";
+                     hapax.reservation, hapax.once_key, hapax.ended";
         user.batch_execute(empty).await.expect("empties");
         user.batch_execute("VACUUM ANALYZE").await.expect("analyses");
     }
@@ -370,12 +371,13 @@ async fn fill(user: &Client) {
          SELECT h.handler, 'tenant_' || n FROM hapax.handler h, generate_series(1, {ROWS}) n
          WHERE h.name = 'fee';
          INSERT INTO hapax.event (id, hash, tenant, source, event_id, received_at, body_hash,
-                                  request_id, secret, pruned)
+                                  request_id, secret, has_jobs)
          SELECT id, gen_random_uuid(), 'default', CASE WHEN n % 2 = 0 THEN 'shop' ELSE 'old' END,
                 n::text::bytea, to_timestamp(({noon} + n) / 1000.0), gen_random_uuid(),
-                gen_random_uuid(), 0, CASE WHEN n % 2 = 0 THEN NULL ELSE 'processed' END
+                gen_random_uuid(), 0, true
          FROM filled;
-         INSERT INTO hapax.body SELECT id, '', 'x' FROM filled;
+         INSERT INTO hapax.body SELECT id, '', 'x' FROM filled WHERE n % 2 = 0;
+         INSERT INTO hapax.ended SELECT id, 'stale' FROM filled WHERE n % 2 = 1;
          INSERT INTO hapax.job (job, event, handler, lane, state, due_at, resource, position)
          SELECT hapax.job_id(f.id, l.lane), f.id, l.handler, l.lane,
                 (ARRAY[0, 0, 2, 4, 5, 6, 7])[1 + n % 7], now() + interval '1 day', 'r_' || n, 1

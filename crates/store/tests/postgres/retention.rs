@@ -147,7 +147,7 @@ async fn an_event_that_arrives_while_its_day_is_removed_keeps_its_body() {
     let before = "2026-06-02T00:00:00Z".parse().expect("a time");
     let ((), ()) = tokio::join!(prune(&base, before, 10), meanwhile);
     let bodies = "SELECT string_agg(convert_from(e.event_id, 'UTF8'), ' ') \
-                  FROM hapax.event e JOIN hapax.body b ON b.id = e.id WHERE e.pruned IS NULL";
+                  FROM hapax.event e JOIN hapax.body b ON b.id = e.id";
     assert_eq!(base.one(bodies).await, "evt_2");
     prune(&base, before, 10).await;
     let day = "SELECT count(*)::text FROM pg_class WHERE relname = 'body_20260601'";
@@ -207,7 +207,7 @@ async fn only_retention_commits_without_waiting_for_the_disk() {
     assert_eq!(base.one(setting).await, "on");
     for act in [
         "hapax.strip('00000000-0000-0000-0000-000000000000', \
-             'ffffffff-ffff-ffff-ffff-ffffffffffff', now(), 10, true, NULL)",
+             'ffffffff-ffff-ffff-ffff-ffffffffffff', now(), 10)",
         "hapax.forget('{shop}', ARRAY['ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid], \
              ARRAY[now()], 10, NULL)",
         "hapax.forget_marks('{shop}', ARRAY[now()], 0, '', 10)",
@@ -231,4 +231,109 @@ async fn pruning_does_not_count_as_demand_and_an_event_does() {
     assert_eq!(base.store.foreground_requests(), Some(before));
     base.accept("evt_2", None).await;
     assert!(base.store.foreground_requests() > Some(before));
+}
+
+/// Every body that is there, by the sender's ids.
+const WHOLE: &str = "SELECT coalesce(string_agg(convert_from(e.event_id, 'UTF8'), ' ' ORDER BY e.id), '') \
+                     FROM hapax.event e JOIN hapax.body b ON b.id = e.id";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unfinished_events_among_finished_ones_keep_everything() {
+    // Finished events go as ranges. A range that is one event too long would take the body and the
+    // jobs of an event that was never processed.
+    let base = Base::new("runs", spec(1)).await;
+    base.accept_many(100).await;
+    assert_eq!(base.drain("INSERT INTO ledger VALUES (:event_id, 'once')").await.0, 100);
+    let left = "UPDATE hapax.job SET state = 4 /* dead */ WHERE event IN (
+                    SELECT e.id FROM hapax.event e WHERE convert_from(e.event_id, 'UTF8')
+                    IN ('evt_0', 'evt_40', 'evt_41', 'evt_60', 'evt_77', 'evt_99'))";
+    base.sql.batch_execute(left).await.expect("buries");
+    let dead = "SELECT string_agg(convert_from(e.event_id, 'UTF8'), ' ' ORDER BY e.id) \
+                FROM hapax.event e JOIN hapax.job j ON j.event = e.id";
+    for limit in [7, 1_000] {
+        prune(&base, after(86_400), limit).await;
+        let whole = base.one(WHOLE).await;
+        assert_eq!(whole.split(' ').count(), 6, "{whole}");
+        assert_eq!(base.one(dead).await, whole);
+    }
+    // Each of them still runs, once.
+    base.sql
+        .batch_execute("UPDATE hapax.job SET state = 0 /* ready */, lost = 0")
+        .await
+        .expect("readies");
+    assert_eq!(base.drain("INSERT INTO ledger VALUES (:event_id, 'again')").await.0, 6);
+    prune(&base, after(86_400), 1_000).await;
+    let rest = "SELECT (SELECT count(*) FROM hapax.body) || ' ' || (SELECT count(*) FROM hapax.job) \
+                || ' ' || (SELECT count(*) FROM hapax.event)";
+    assert_eq!(base.one(rest).await, "0 0 100");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_comes_late_into_a_range_is_not_taken_with_it() {
+    // A node that was paused commits an event whose id lies between two that retention has judged.
+    let base = Base::new("late_in_range", spec(1)).await;
+    for id in ["evt_1", "evt_2", "evt_3"] {
+        base.accept(id, None).await;
+    }
+    base.sql.batch_execute("UPDATE hapax.job SET state = 2 /* done */").await.expect("finishes");
+    let run = |but: &str| {
+        format!(
+            "SELECT hapax.strip_run(ARRAY(SELECT e.id FROM hapax.event e
+             WHERE convert_from(e.event_id, 'UTF8') <> '{but}' ORDER BY e.id))::text"
+        )
+    };
+    let second =
+        "SELECT convert_from(event_id, 'UTF8') FROM hapax.event ORDER BY id OFFSET 1 LIMIT 1";
+    let second = base.one(second).await;
+    assert_eq!(base.one(&run(&second)).await, "false");
+    let rest =
+        "SELECT (SELECT count(*) FROM hapax.body) || ' ' || (SELECT count(*) FROM hapax.job)";
+    assert_eq!(base.one(rest).await, "3 3", "nothing is taken");
+    assert_eq!(base.one(&run("none")).await, "true");
+    assert_eq!(base.one(rest).await, "0 0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn retention_and_a_replay_of_the_same_event_exclude_each_other() {
+    // Retention has seen that all jobs of an event are over; a replay that readies one before
+    // retention deletes it would lose its work, or keep a job without a body.
+    let base = Base::new("replay_lock", spec(1)).await;
+    base.accept("evt_1", None).await;
+    assert_eq!(base.drain("INSERT INTO ledger VALUES (:event_id, 'once')").await.0, 1);
+    let replay = "BEGIN; SELECT hapax.replay(j.event, ARRAY[j.lane], ARRAY[NULL], ARRAY[NULL::bigint], \
+                  ARRAY[NULL], true, false, 'ops', NULL, now()) FROM hapax.job j";
+    base.sql.batch_execute(replay).await.expect("replays");
+    prune(&base, after(86_400), 10).await;
+    assert_eq!(base.one(WHOLE).await, "evt_1", "taken under a replay that has not committed");
+    base.sql.batch_execute("COMMIT").await.expect("commits");
+    prune(&base, after(86_400), 10).await;
+    assert_eq!(base.one(WHOLE).await, "evt_1", "its job is ready");
+    assert_eq!(base.drain("INSERT INTO ledger VALUES (:event_id, 'twice')").await.0, 1);
+
+    // The other way round: the replay waits for retention, and finds nothing to run.
+    let strip = "BEGIN; SELECT hapax.strip('00000000-0000-0000-0000-000000000000', \
+                 'ffffffff-ffff-ffff-ffff-ffffffffffff', now() + interval '1 day', 10)";
+    let (event, lane) = {
+        let row =
+            base.sql.query_one("SELECT event, lane FROM hapax.job", &[]).await.expect("a job");
+        (row.get::<_, uuid::Uuid>(0), row.get::<_, i32>(1))
+    };
+    base.sql.batch_execute(strip).await.expect("strips");
+    let other = connect(&base.url).await;
+    let replay = "SELECT count(*) FROM hapax.replay($1, ARRAY[$2::integer], ARRAY[NULL], \
+                  ARRAY[NULL::bigint], ARRAY[NULL], true, false, 'ops', NULL, now())";
+    let watcher = connect(&base.url).await;
+    let commits = async {
+        until("the replay waits", async || {
+            let waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() \
+                         AND wait_event = 'advisory'";
+            !watcher.query(waits, &[]).await.expect("asks").is_empty()
+        })
+        .await;
+        base.sql.batch_execute("COMMIT").await.expect("commits");
+    };
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&event, &lane];
+    let (ran, ()) = tokio::join!(other.query_one(replay, &values), commits);
+    assert_eq!(ran.expect("replays").get::<_, i64>(0), 0, "a pruned event has nothing to run");
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.job").await, "0");
 }

@@ -11,7 +11,8 @@ DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
 BEGIN
     UPDATE hapax.event
-    SET state = CASE WHEN refused THEN hapax.event_state('discarded') ELSE hapax.event_state('open') END
+    SET state = CASE WHEN refused THEN hapax.event_state('discarded') ELSE hapax.event_state('open') END,
+        has_jobs = has_jobs OR NOT refused AND cardinality(lanes) > 0
     WHERE id = of_event AND state = hapax.event_state('review');
     IF FOUND THEN
         IF NOT refused THEN

@@ -18,12 +18,16 @@ BEGIN
     ripe := ARRAY(
         SELECT old.id FROM unnest(sources, bounds, befores) AS h (source, bound, before),
         LATERAL (
-            -- As one range of event_narrow: for `source =` and `id <` the planner may read all events
+            -- As one range of event_source: for `source =` and `id <` the planner may read all events
             -- by their ids instead.
             SELECT e.id FROM hapax.event e
-            WHERE e.pruned IS NOT NULL AND e.received_at < h.before
+            WHERE e.received_at < h.before
               AND (e.source, e.id) >= (h.source, '00000000-0000-0000-0000-000000000000')
               AND (e.source, e.id) < (h.source, h.bound)
+              AND (SELECT true FROM hapax.body b WHERE b.id = e.id) IS NULL
+              -- Its body may be in a partition whose removal was cut off.
+              AND (SELECT true FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)
+                   LIMIT 1) IS NULL
               AND (e.guard IS NULL OR e.guard_until IS NULL OR e.guard_until <= moment)
               AND (SELECT true FROM hapax.seen s
                    WHERE s.event = e.id AND s.until > moment LIMIT 1) IS NULL
@@ -39,6 +43,6 @@ BEGIN
     -- Copies that arrived after its body was deleted were still counted.
     DELETE FROM hapax.arrival a WHERE a.event = ANY (ripe);
     DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
-    DELETE FROM hapax.body b WHERE b.id = ANY (ripe);
+    DELETE FROM hapax.ended n WHERE n.event = ANY (ripe);
     RETURN QUERY DELETE FROM hapax.event e WHERE e.id = ANY (ripe) RETURNING e.hash;
 END $$;

@@ -35,7 +35,7 @@ BEGIN
         SELECT * FROM ROWS FROM (unnest(arrived), unnest(doubts)) WITH ORDINALITY AS u (
             id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
             request_id, remote, secret, signed_at, headers, body, guard, guard_us, replay_hash,
-            late, copies, before, after, not_before, not_after, other_hash, other_event_id,
+            has_jobs, late, copies, before, after, not_before, not_after, other_hash, other_event_id,
             replay_event_id, n
         )
     LOOP
@@ -90,7 +90,7 @@ BEGIN
                     AND met.review = hapax.review_reason('late') AND NOT r.late
                     AND (holder IS NULL OR holder = met.id)
                 THEN
-                    UPDATE hapax.event e SET state = hapax.event_state('open')
+                    UPDATE hapax.event e SET state = hapax.event_state('open'), has_jobs = r.has_jobs
                     WHERE e.id = met.id AND e.state = hapax.event_state('review');
                     IF NOT FOUND THEN
                         -- Another transaction was faster: read its row.
@@ -131,14 +131,15 @@ BEGIN
             END IF;
             INSERT INTO hapax.event (id, hash, tenant, source, event_id, event_type, occurred_at,
                                      received_at, body_hash, state, review, request_id, remote,
-                                     secret, signed_at, guard, guard_until)
+                                     secret, signed_at, guard, guard_until, has_jobs)
             VALUES (r.id, key_hash, r.tenant, r.source, key_event_id, r.event_type, r.occurred_at,
                     r.received_at, r.body_hash,
                     CASE WHEN why = hapax.review_reason('none') THEN hapax.event_state('open')
                          ELSE hapax.event_state('review') END, why,
                     r.request_id, r.remote, r.secret, r.signed_at,
                     CASE WHEN holder IS NULL THEN r.guard END,
-                    CASE WHEN holder IS NULL THEN moment + r.guard_us * interval '1 microsecond' END)
+                    CASE WHEN holder IS NULL THEN moment + r.guard_us * interval '1 microsecond' END,
+                    why = hapax.review_reason('none') AND r.has_jobs)
             ON CONFLICT DO NOTHING;
             IF FOUND THEN
                 INSERT INTO hapax.body (id, headers, body) VALUES (r.id, r.headers, r.body);

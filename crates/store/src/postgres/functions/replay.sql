@@ -18,9 +18,11 @@ DECLARE
     is_there boolean;
     changed boolean := false;
 BEGIN
-    PERFORM FROM hapax.event e
-    WHERE e.id = of_event AND e.state = hapax.event_state('open') AND e.pruned IS NULL
-    FOR UPDATE;
+    -- Retention looks at jobs and then takes them away: no job may become ready in between.
+    PERFORM pg_advisory_xact_lock_shared(hapax.replay_lock());
+    PERFORM FROM hapax.event e JOIN hapax.body b ON b.id = e.id
+    WHERE e.id = of_event AND e.state = hapax.event_state('open')
+    FOR UPDATE OF e;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -50,6 +52,7 @@ BEGIN
         IF NOT is_there AND effect IN (0, 2) THEN
             PERFORM hapax.write_jobs(
                 of_event, ARRAY[n.lane], ARRAY[n.resource], ARRAY[n.place], ARRAY[n.hopeless], at);
+            UPDATE hapax.event SET has_jobs = true WHERE id = of_event AND NOT has_jobs;
             IF force THEN
                 UPDATE hapax.job SET forced = true WHERE job = hapax.job_id(of_event, n.lane);
             END IF;

@@ -1,76 +1,83 @@
--- Keeps: the narrow row of every event. Deletes the history of finished events past their time, and
--- with `with_bodies` their bodies; otherwise bodies are dropped with their day. Events that are open,
--- dead or in review stay. The event's row is locked before its jobs are read: a replay, which adds
--- jobs, locks it first as well. Returns the last id read (null: all were read, or another node is
--- pruning: `alone`), the number of stripped events, and the sources of the others with the arrival time
--- of the oldest one.
+-- Keeps: the narrow row of every event. Deletes body, jobs and history of finished events past their
+-- time. Events that are open, dead or in review stay. An event is whole exactly while its body exists, so
+-- the narrow row is not written: that would write a random page of the index on its hash. Replays, which
+-- add jobs to finished events, are excluded meanwhile.
+-- One slice is within one partition of bodies. Returns the last id read (null: all were read, or another
+-- node is pruning: `alone`), the number of stripped events, and the sources of the others with the
+-- arrival time of the oldest one.
 CREATE OR REPLACE FUNCTION hapax.strip(
-    after uuid, bound uuid, before timestamptz, most integer, with_bodies boolean,
-    now_at timestamptz,
+    after uuid, bound uuid, before timestamptz, most integer,
     OUT reached uuid, OUT taken integer, OUT alone boolean, OUT left_of text[],
     OUT left_since timestamptz[]
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    day_after uuid;
     seen uuid[];
-    looked uuid[];
-    ripe uuid[];
-    first uuid;
-    last uuid;
+    unfinished uuid[];
+    unusual uuid[];
+    run record;
+    few uuid[] := '{}';
 BEGIN
     taken := 0;
     PERFORM hapax.commit_behind();
-    alone := pg_try_advisory_xact_lock(x'6861706178000003'::bigint);
+    alone := pg_try_advisory_xact_lock(x'6861706178000003'::bigint) AND hapax.shut_out_replays();
     IF NOT alone THEN
         RETURN;
     END IF;
-    seen := ARRAY(
-        SELECT e.id FROM hapax.event e
-        WHERE e.pruned IS NULL AND e.id > after AND e.id < bound AND e.received_at < before
-        ORDER BY e.id LIMIT most);
-    IF cardinality(seen) = most THEN
-        reached := seen[most];
-    END IF;
-    looked := ARRAY(
-        SELECT e.id FROM hapax.event e
-        WHERE e.id = ANY (seen) AND e.pruned IS NULL AND e.state <> hapax.event_state('review')
-        ORDER BY e.id FOR UPDATE SKIP LOCKED);
-    -- A separate statement, now that no replay can add jobs.
-    WITH ended AS (
-        UPDATE hapax.event e SET pruned = CASE
-            WHEN e.state <> hapax.event_state('open') THEN 'discarded' ELSE hapax.status(s.rank) END,
-            guard = CASE WHEN e.guard_until <= coalesce(now_at, statement_timestamp()) THEN NULL
-                         ELSE e.guard END
-        FROM unnest(looked) AS l (id) CROSS JOIN LATERAL (
-            SELECT min(hapax.rank(j.state, j.steps)) AS rank, bool_and(hapax.is_over(j.state)) AS is_over
-            FROM hapax.job j WHERE j.job >= l.id AND j.job <= hapax.last_job(l.id)
-        ) s
-        WHERE e.id = l.id AND s.is_over IS NOT FALSE
-        RETURNING e.id)
-    SELECT array_agg(x.id ORDER BY x.id) INTO ripe FROM ended x;
-    IF cardinality(seen) > coalesce(cardinality(ripe), 0) THEN
-        SELECT array_agg(l.source), array_agg(l.since) INTO left_of, left_since FROM (
-            SELECT e.source, min(e.received_at) AS since FROM hapax.event e
-            WHERE e.id = ANY (seen) AND e.pruned IS NULL GROUP BY e.source) l;
-    END IF;
-    IF ripe IS NULL THEN
+    SELECT hapax.day_after(b.id) INTO day_after FROM hapax.body b
+    WHERE b.id > after AND b.id < bound ORDER BY b.id LIMIT 1;
+    IF NOT FOUND THEN
         RETURN;
     END IF;
-    taken := cardinality(ripe);
-    first := ripe[1];
-    last := hapax.last_job(ripe[taken]);
-    DELETE FROM hapax.job j USING unnest(ripe) AS r (id)
-    WHERE j.job >= r.id AND j.job <= hapax.last_job(r.id);
-    -- Most events have none.
-    IF EXISTS (SELECT FROM hapax.attempt a WHERE a.job >= first AND a.job <= last) THEN
-        DELETE FROM hapax.attempt a USING unnest(ripe) AS r (id)
-        WHERE a.job >= r.id AND a.job <= hapax.last_job(r.id);
+    -- The bodies of a partition whose removal was interrupted are not seen: no range may span it.
+    seen := ARRAY(
+        SELECT b.id FROM hapax.body b
+        WHERE b.id > after AND b.id < least(bound, day_after) ORDER BY b.id LIMIT most);
+    IF cardinality(seen) = most THEN
+        reached := seen[most];
+    ELSIF day_after < bound THEN
+        reached := day_after;
     END IF;
-    DELETE FROM hapax.arrival a WHERE a.event = ANY (ripe);
-    DELETE FROM hapax.copy c WHERE c.event = ANY (ripe);
-    DELETE FROM hapax.action a WHERE a.event = ANY (ripe);
-    IF with_bodies THEN
-        -- Within the range of their days: the other partitions are not read.
-        DELETE FROM hapax.body b WHERE b.id >= first AND b.id <= last AND b.id = ANY (ripe);
+    SELECT array_agg(e.id) FILTER (
+               WHERE e.received_at >= before OR e.state = hapax.event_state('review')),
+           array_agg(e.id) FILTER (WHERE e.state = hapax.event_state('discarded'))
+    INTO unfinished, unusual
+    FROM unnest(seen) s (id)
+    CROSS JOIN LATERAL (SELECT x.* FROM hapax.event x WHERE x.id = s.id LIMIT 1) e;
+    SELECT unfinished || array_agg(j.event) FILTER (WHERE NOT hapax.is_over(j.state)),
+           unusual || array_agg(j.event) FILTER (
+               WHERE j.state IN (hapax.job_state('stale'), hapax.job_state('discarded')))
+    INTO unfinished, unusual
+    FROM hapax.job j
+    WHERE j.job >= seen[1] AND j.job <= hapax.last_job(seen[cardinality(seen)]);
+    IF unusual IS NOT NULL THEN
+        PERFORM hapax.note_ended(unusual, unfinished);
+    END IF;
+    -- Finished events side by side are one run.
+    FOR run IN
+        SELECT array_agg(n.id ORDER BY n.id) AS events FROM (
+            SELECT m.id, m.is_left, count(*) FILTER (WHERE m.is_left) OVER (ORDER BY m.id) AS number
+            FROM (
+                SELECT u.id, bool_or(u.is_left) AS is_left FROM (
+                    SELECT s.id, false AS is_left FROM unnest(seen) s (id)
+                    UNION ALL SELECT l.id, true FROM unnest(unfinished) l (id)) u
+                GROUP BY u.id) m) n
+        WHERE NOT n.is_left GROUP BY n.number
+    LOOP
+        taken := taken + cardinality(run.events);
+        IF cardinality(run.events) < 16 OR NOT hapax.strip_run(run.events) THEN
+            few := few || run.events;
+        END IF;
+    END LOOP;
+    IF few <> '{}' THEN
+        PERFORM hapax.strip_each(few);
+    END IF;
+    IF taken < cardinality(seen) THEN
+        SELECT array_agg(l.source), array_agg(l.since) INTO left_of, left_since FROM (
+            SELECT e.source, min(e.received_at) AS since
+            FROM unnest(unfinished) s (id)
+            CROSS JOIN LATERAL (SELECT x.* FROM hapax.event x WHERE x.id = s.id LIMIT 1) e
+            GROUP BY e.source) l;
     END IF;
 END $$;

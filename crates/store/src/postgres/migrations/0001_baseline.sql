@@ -48,8 +48,10 @@ CREATE TABLE hapax.lane (
 );
 
 -- Keeps: one Event per (tenant, source, event id). `hash` is the referee of that race: 16 bytes of
--- SHA-256 over the length-prefixed parts, as a uuid, because that is 16 bytes and nothing else. This is the narrow row that outlives its body: pruned
--- holds the status it ended with once body, jobs and history are gone.
+-- SHA-256 over the length-prefixed parts, as a uuid, because that is 16 bytes and nothing else.
+-- This is the narrow row, which outlives the event's body. An event is whole exactly while its body is
+-- there; afterwards it is pruned, and its jobs and history are gone too. has_jobs: jobs were written for
+-- it, so that it was processed, or else ignored; other ends stand in hapax.ended.
 -- Sender's text is bytea, because text here cannot hold a NUL.
 -- state: 0 open, 1 in review, 2 discarded. review: 0 none, 1 late, 2 replay, 3 conflict.
 CREATE TABLE hapax.event (
@@ -68,20 +70,23 @@ CREATE TABLE hapax.event (
     remote      inet,
     secret      integer  NOT NULL,
     signed_at   timestamptz,
-    pruned      text,
     guard       uuid,
-    guard_until timestamptz
+    guard_until timestamptz,
+    has_jobs    boolean  NOT NULL DEFAULT false
 );
 -- Keeps: one Event per signed content, whatever ids it arrives under. `guard` is a hash of the
 -- signed content, if this event was the first to bring it; a replay in review has none.
--- guard_until: it is known at least until then, and deleted with the body after that; null: as long
--- as the key.
+-- guard_until: it is known at least until then, and deleted with the key; null: as long as the key.
 CREATE UNIQUE INDEX event_guard ON hapax.event (guard) WHERE guard IS NOT NULL;
 CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0 /* open */;
--- The events that retention has yet to check: without it every round would scan all keys.
-CREATE INDEX event_whole ON hapax.event (id) WHERE pruned IS NULL;
--- And the keys that may be deleted some day, each source by its own horizon.
-CREATE INDEX event_narrow ON hapax.event (source, id) WHERE pruned IS NOT NULL;
+-- The keys that may be deleted some day, each source by its own horizon.
+CREATE INDEX event_source ON hapax.event (source, id);
+
+-- How a pruned event ended, where hapax.event.has_jobs does not say it: 'stale' or 'discarded'.
+CREATE TABLE hapax.ended (
+    event  uuid PRIMARY KEY,
+    status text NOT NULL
+);
 
 -- Every (tenant, source) that an event ever came under. An event is found by its sender's id through
 -- the hash under each of them: an index over event_id would cost every insert a random page.
@@ -91,8 +96,8 @@ CREATE TABLE hapax.pair (
     PRIMARY KEY (tenant, source)
 );
 
--- Headers and bodies, in partitions by the time in the id: made ahead, and dropped once all in them
--- is finished and past its time.
+-- Headers and bodies, in partitions by the time in the id: made ahead, and dropped once they are empty
+-- and their time has passed.
 CREATE TABLE hapax.body (
     id      uuid  NOT NULL,
     headers bytea NOT NULL,
@@ -287,7 +292,8 @@ CREATE TYPE hapax.arrived AS (
     body        bytea,
     guard       uuid,
     guard_us    bigint,
-    replay_hash uuid
+    replay_hash uuid,
+    has_jobs    boolean
 );
 -- replay_hash: the key under which it waits for a person if its guard was seen with another event.
 -- copies: the same guard is the same event. before, after: the keys of the spans beside this one, of

@@ -5,15 +5,16 @@ WITH arrived AS (
     SELECT * FROM unnest($1::hapax.arrived[]) WITH ORDINALITY AS a (
         id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
         request_id, remote, secret, signed_at, headers, body, guard, guard_us,
-        replay_hash, n
+        replay_hash, has_jobs, n
     )
 ), accepted AS (
     INSERT INTO hapax.event (id, hash, tenant, source, event_id, event_type, occurred_at,
                              received_at, body_hash, request_id, remote, secret, signed_at,
-                             guard, guard_until)
+                             guard, guard_until, has_jobs)
     SELECT id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
            request_id, remote, secret, signed_at, guard,
-           coalesce($2::timestamptz, statement_timestamp()) + guard_us * interval '1 microsecond'
+           coalesce($2::timestamptz, statement_timestamp()) + guard_us * interval '1 microsecond',
+           has_jobs
     FROM arrived
     -- One subquery for each row, because no plan can turn it into a scan of the table. A suspected
     -- replay under this id has the same bytes: this arrival is a copy of it.

@@ -1,5 +1,10 @@
--- Keeps: the response for an event that exists already, with its status over all its jobs.
-SELECT e.hash, e.id, e.body_hash, e.state, e.review, e.pruned, j.rank, j.result, e.guard
+-- Keeps: the response for an event that exists already, with its status over all its jobs. An event
+-- without jobs and body is pruned; the status that it ended with is the sixth column.
+SELECT e.hash, e.id, e.body_hash, e.state, e.review,
+       CASE WHEN j.rank IS NULL AND (SELECT true FROM hapax.body b WHERE b.id = e.id) IS NULL
+            THEN coalesce((SELECT n.status FROM hapax.ended n WHERE n.event = e.id),
+                          CASE WHEN e.has_jobs THEN 'processed' ELSE 'ignored' END) END AS pruned,
+       j.rank, j.result, e.guard
 FROM hapax.event e
 LEFT JOIN LATERAL (
     SELECT min(hapax.rank(j.state, j.steps)) AS rank,

@@ -12,7 +12,7 @@ SELECT e.id,
        j.result,
        hapax.shown(b.body) AS payload
 FROM hapax.event e
-LEFT JOIN hapax.body b ON b.id = e.id
+JOIN hapax.body b ON b.id = e.id
 LEFT JOIN LATERAL (
     SELECT min(hapax.rank(j.state, j.steps)) AS rank, max(j.due_at) AS ended_at,
            (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result
@@ -23,5 +23,4 @@ CROSS JOIN LATERAL (
                 WHEN e.state = hapax.event_state('discarded') THEN 'discarded'
                 ELSE hapax.status(j.rank)
            END AS status
-) s
-WHERE e.pruned IS NULL;
+) s;

@@ -1,0 +1,13 @@
+-- Keeps: no replay runs until this transaction ends. False if one did not end within a second: it waits
+-- for a user's transaction, and others must not wait with it.
+CREATE OR REPLACE FUNCTION hapax.shut_out_replays() RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '1s'
+AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hapax.replay_lock());
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END $$;
