@@ -525,3 +525,87 @@ fn doctor_checks_the_database_that_nodes_share() {
     let (code, findings) = doctor(Some(&standby.url()));
     assert_eq!((code, of(&findings, "recovery").0.as_str()), (1, "fail"));
 }
+
+#[test]
+fn handlers_of_a_role_named_hapax_reach_the_users_tables_and_no_table_of_hapax() {
+    // By default the search_path begins with the schema named like the role. There the plain name "event"
+    // meant Hapax's own table: a handler that deleted from it made the next copy new, and a fee was
+    // charged twice. Functions of the user try the same with the full name, and under a search_path of
+    // their own.
+    let server = wait(Postgres::start());
+    let owner = Database { url: wait(server.create_database("role_hapax")) };
+    owner.execute(&format!(
+        "CREATE ROLE hapax LOGIN; ALTER DATABASE \"{}\" OWNER TO hapax",
+        owner.name()
+    ));
+    let database = Database { url: owner.url.replace("postgres@", "hapax@") };
+    assert_eq!(database.execute("SELECT current_user::text"), [Some("hapax".to_owned())]);
+    database.execute(
+        "CREATE TABLE event (event_id text); INSERT INTO event VALUES ('evt_1'), ('evt_2');
+         CREATE TABLE job (event_id text); CREATE TABLE seen (event_id text);
+         CREATE TABLE ledger (event_id text, handler text, attempt int);
+         CREATE FUNCTION wipe() RETURNS text LANGUAGE plpgsql AS
+             $$ BEGIN DELETE FROM hapax.event; RETURN 'wiped'; END $$;
+         CREATE FUNCTION wipe_by_path() RETURNS text LANGUAGE plpgsql SET search_path = hapax AS
+             $$ BEGIN UPDATE job SET state = 0; DELETE FROM event; RETURN 'wiped'; END $$",
+    );
+    let fee = "[sources.stripe.handlers.fee]\nsql = \"\"\"\nDELETE FROM event WHERE event_id = :event_id;\n\
+               INSERT INTO seen VALUES (:event_id);\nINSERT INTO job VALUES (:event_id);\n\
+               INSERT INTO ledger VALUES (:event_id, 'fee', :attempt)\"\"\"\n";
+    let sly = |name: &str, function: &str| {
+        format!(
+            "[sources.stripe.handlers.{name}]\nretry = [\"0s\"]\nsql = \"SELECT {function}() || :event_id\"\n"
+        )
+    };
+    let handlers = [fee, &sly("sly", "wipe"), &sly("slyer", "wipe_by_path")].concat();
+
+    // A statement that names a table of Hapax is refused before anything runs.
+    for table in ["event", "job", "seen"] {
+        let sql = format!("[sources.stripe.handlers.fee]\nsql = \"DELETE FROM hapax.{table}\"\n");
+        let (code, said) = database.house("", &sql).fail();
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(&format!("hapax.{table}")), "{said}");
+    }
+
+    let house = database.house("", &handlers);
+    let sender = Sender::stripe(SECRET);
+    // The second server knows nothing from memory: the database itself must recognise the copies.
+    for round in 0..2 {
+        let node = house.start();
+        for id in ["evt_1", "evt_2"] {
+            let verdicts = if round == 0 { ["accepted", "duplicate"] } else { ["duplicate"; 2] };
+            for verdict in verdicts {
+                node.ask(sender.event(id)).is(verdict);
+            }
+        }
+        until("each handler has had its turn", || {
+            std::thread::park_timeout(Duration::from_millis(20));
+            let ended =
+                "SELECT count(*) FROM hapax.job WHERE state IN (2 /* done */, 4 /* dead */)";
+            (database.number(ended) == 6).then_some(())
+        });
+        let dead = node.admin_get("/api/v1/jobs?status=dead").json();
+        let errors: Vec<&str> = dead["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|job| job["error"].as_str().unwrap())
+            .collect();
+        assert_eq!(errors.len(), 4, "{dead}");
+        assert!(
+            errors.iter().all(|error| error.contains("a handler must not write to hapax.")),
+            "{dead}"
+        );
+        node.stop();
+    }
+    database.is_once_each(2);
+    for (sql, rows) in [
+        ("SELECT count(*) FROM public.event", 0),
+        ("SELECT count(*) FROM public.seen", 2),
+        ("SELECT count(*) FROM public.job", 2),
+        ("SELECT count(*) FROM hapax.event", 2),
+        ("SELECT count(*) FROM hapax.seen", 0),
+    ] {
+        assert_eq!(database.number(sql), rows, "{sql}");
+    }
+}
