@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 
 use crate::disk::Syncs;
-use crate::report::{Growth, Pairing, Report};
+use crate::report::{Findings, Growth, Pairing};
 use crate::shared::events::Events;
 use crate::shared::load::{self, Length, Load, Measured};
 use crate::shared::server::{Server, Setup};
@@ -72,11 +72,11 @@ fn main() -> anyhow::Result<()> {
     }
     let directory = options.place.directory()?;
     let report = on_one_thread(measure(&options, directory.path()))?;
-    options.place.output.print(&report)
+    options.place.output.print(&report.report())
 }
 
-async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
-    let mut report = Report::default();
+async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Findings> {
+    let mut report = Findings::default();
     let floor = Server::floor()?;
     let events = Rc::new(RefCell::new(Events::new(options.copies_of)));
     let wanted = |load| options.loads.contains(&load);

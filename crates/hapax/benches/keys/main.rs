@@ -10,18 +10,16 @@
 mod shared;
 
 use std::cell::RefCell;
-use std::fmt;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
 use hapax_sim::Postgres;
-use serde_json::{Value, json};
 
 use crate::shared::events::Events;
-use crate::shared::figures::{measured_json, thousands};
 use crate::shared::load::{self, Length, Load, Measured};
+use crate::shared::report::{Report, Table};
 use crate::shared::server::Server;
 use crate::shared::{CONNECTIONS, Place, WARM_UP, floor, on_one_thread};
 
@@ -96,55 +94,17 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
             way.measured.join(slice.await?);
         }
     }
-    Ok(Report(ways.into_iter().map(|way| (way.name, way.measured)).collect()))
+    let mut table = Table::of_loads(format!("{CONNECTIONS} connections; the floor is the app"), []);
+    let [app, others @ ..] = &ways;
+    table.load(app.name, &app.measured, None, []);
+    for way in others {
+        table.load(way.name, &way.measured, Some(&app.measured), []);
+    }
+    let mut report = Report::default();
+    report.table(table);
+    Ok(report)
 }
 
 fn keyed() -> Rc<RefCell<Events>> {
     Rc::new(RefCell::new(Events::with_keys(REPEATED)))
-}
-
-/// Each path by its name, the app itself first.
-struct Report(Vec<(&'static str, Measured)>);
-
-impl Report {
-    fn ratio(&self, measured: &Measured) -> f64 {
-        self.0.first().map_or(f64::NAN, |(_, app)| measured.per_second() / app.per_second())
-    }
-}
-
-impl shared::Report for Report {
-    fn json(&self) -> Value {
-        let each = self.0.iter().map(|(name, measured)| {
-            let (ratio, measured) = (self.ratio(measured), measured_json(measured));
-            json!({ "way": name, "to_the_app": ratio, "measured": measured })
-        });
-        json!({ "connections": CONNECTIONS, "ways": each.collect::<Vec<_>>() })
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:<32} {:>10} {:>8} {:>9} {:>9} {:>10}",
-            format!("{CONNECTIONS} connections"),
-            "requests/s",
-            "to app",
-            "p50 ms",
-            "p99 ms",
-            "CPU us"
-        )?;
-        for (name, measured) in &self.0 {
-            writeln!(
-                f,
-                "{name:<32} {:>10} {:>8.2} {:>9.2} {:>9.2} {:>10.1}",
-                thousands(measured.per_second()),
-                self.ratio(measured),
-                measured.latency_us(0.5) / 1e3,
-                measured.latency_us(0.99) / 1e3,
-                measured.cpu_us_per_request(),
-            )?;
-        }
-        Ok(())
-    }
 }

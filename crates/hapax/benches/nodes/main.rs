@@ -20,7 +20,7 @@ use hapax_sim::{Postgres, Redis};
 
 use crate::article::Driver;
 use crate::database::Ledger;
-use crate::report::{Effects, Report};
+use crate::report::{Effects, Findings};
 use crate::shared::events::Events;
 use crate::shared::load::{self, Length, Load, Measured};
 use crate::shared::server::{Server, Setup};
@@ -82,7 +82,7 @@ fn main() -> anyhow::Result<()> {
     }
     let directory = options.place.directory()?;
     let report = on_one_thread(measure(&options, directory.path()))?;
-    options.place.output.print(&report)
+    options.place.output.print(&report.report())
 }
 
 fn setting(text: &str) -> Result<(String, String), String> {
@@ -97,8 +97,8 @@ async fn postgres(settings: &[(String, String)]) -> Postgres {
     Postgres::with_settings(&all).await
 }
 
-async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
-    let mut report = Report::default();
+async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Findings> {
+    let mut report = Findings::default();
     let wanted = |load| options.loads.contains(&load);
     let bench = Bench {
         options,
@@ -137,7 +137,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// The floor, both articles, one node and two, in turn.
-    async fn new_events(&self, report: &mut Report) -> anyhow::Result<()> {
+    async fn new_events(&self, report: &mut Findings) -> anyhow::Result<()> {
         let article = self.article("article", "sqlx").await?;
         let lean = self.article("lean_article", "lean").await?;
         let database = self.postgres.create_database("nodes").await;
@@ -158,7 +158,7 @@ impl Bench<'_> {
     }
 
     /// A few events repeatedly, on the node that accepted them.
-    async fn copies(&self, report: &mut Report) -> anyhow::Result<()> {
+    async fn copies(&self, report: &mut Findings) -> anyhow::Result<()> {
         let database = self.postgres.create_database("copies").await;
         let node = self.node("copies", &database, None, "")?;
         let events = Rc::new(RefCell::new(Events::new(self.options.copies_of)));
@@ -174,7 +174,7 @@ impl Bench<'_> {
 
     /// One node accepts events, and another gets each of them once, so that its own memory knows
     /// none of them: with Redis, and for comparison with the database alone.
-    async fn redis(&self, report: &mut Report) -> anyhow::Result<()> {
+    async fn redis(&self, report: &mut Findings) -> anyhow::Result<()> {
         let redis = Redis::start().await;
         for (with, name) in [(Some(&redis), "redis"), (None, "database")] {
             let database = self.postgres.create_database(name).await;

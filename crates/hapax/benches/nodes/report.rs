@@ -1,16 +1,13 @@
-//! The results of a run, as a table or as JSON, with the required figures.
+//! The findings of a run, and the figures that Hapax is held to.
 
-use std::fmt;
-
-use serde_json::{Map, Value, json};
-
-use crate::shared;
-use crate::shared::figures::{Figure, Figures, measured_json, thousands};
+use crate::shared::CONNECTIONS;
+use crate::shared::figures::{Figure, thousands};
 use crate::shared::load::Measured;
+use crate::shared::report::{Report, Table};
 
 /// All results; a load that was not selected has no requests.
 #[derive(Default)]
-pub(crate) struct Report {
+pub(crate) struct Findings {
     pub(crate) floor: Measured,
     pub(crate) article: Measured,
     pub(crate) lean_article: Measured,
@@ -43,26 +40,50 @@ impl Effects {
     }
 }
 
-impl Report {
-    /// The measurements, with their names.
-    fn lines(&self) -> Vec<(&'static str, &Measured)> {
-        let all = [
-            ("new events: floor", &self.floor),
-            ("new events: article", &self.article),
-            ("new events: article, lean driver", &self.lean_article),
-            ("new events: one node", &self.one),
-            ("new events: two nodes", &self.two),
-            ("new events: two nodes, 64 each", &self.two_in_full),
-            ("duplicates: floor", &self.floor_copies),
-            ("duplicates: the node's memory", &self.copies),
-            ("seen by another node: floor", &self.floor_redis),
-            ("seen by another node: Redis", &self.redis),
-            ("seen by another node: database", &self.database),
-        ];
-        all.into_iter().filter(|(_, measured)| measured.requests > 0).collect()
+impl Findings {
+    pub(crate) fn report(&self) -> Report {
+        let mut report = Report::default();
+        let mut table = Table::of_loads(format!("{CONNECTIONS} connections"), []);
+        for (name, measured, floor) in self.loads() {
+            if measured.requests > 0 {
+                table.load(name, measured, floor, []);
+            }
+        }
+        if let Some(effects) = &self.effects {
+            table.load("ingest beside SQL handlers", &effects.ingest, None, []);
+            table.note(format!(
+                "SQL effects {}/s: {} in {:.1} s, {:.1} s of it after the last ack",
+                thousands(effects.per_second()),
+                thousands(effects.effects as f64),
+                effects.seconds,
+                effects.seconds_after,
+            ));
+        }
+        report.table(table);
+        report.figures(self.figures());
+        report
     }
 
-    fn figures(&self) -> Figures {
+    /// Each load under its name, with its floor.
+    fn loads(&self) -> [(&'static str, &Measured, Option<&Measured>); 11] {
+        let (new, copies, seen) =
+            (Some(&self.floor), Some(&self.floor_copies), Some(&self.floor_redis));
+        [
+            ("new events: floor", &self.floor, None),
+            ("new events: article", &self.article, new),
+            ("new events: article, lean driver", &self.lean_article, new),
+            ("new events: one node", &self.one, new),
+            ("new events: two nodes", &self.two, new),
+            ("new events: two nodes, 64 each", &self.two_in_full, new),
+            ("duplicates: floor", &self.floor_copies, None),
+            ("duplicates: the node's memory", &self.copies, copies),
+            ("seen by another node: floor", &self.floor_redis, None),
+            ("seen by another node: Redis", &self.redis, seen),
+            ("seen by another node: database", &self.database, seen),
+        ]
+    }
+
+    fn figures(&self) -> impl Iterator<Item = Figure> {
         let ratio = |what: &str, of: &Measured, to: &Measured, at_least, aim| {
             let measured = of.per_second() / to.per_second();
             let is_there = of.requests > 0 && to.requests > 0;
@@ -86,58 +107,6 @@ impl Report {
             ratio("two nodes with 64 each, to one", &self.two_in_full, &self.one, 0.9, 1.0),
             effects,
         ];
-        Figures(all.into_iter().flatten().collect())
-    }
-}
-
-impl shared::Report for Report {
-    fn json(&self) -> Value {
-        let loads = self.lines().into_iter();
-        let loads: Map<_, _> =
-            loads.map(|(name, measured)| (name.to_owned(), measured_json(measured))).collect();
-        let effects = self.effects.as_ref().map(|effects| {
-            json!({
-                "ingest_beside": measured_json(&effects.ingest),
-                "effects": effects.effects,
-                "effects_per_second": effects.per_second(),
-                "seconds": effects.seconds,
-                "seconds_after_the_last_ack": effects.seconds_after,
-            })
-        });
-        json!({ "loads": loads, "effects": effects, "figures": self.figures().json() })
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "\n{:<32} {:>10} {:>9} {:>9} {:>9}",
-            "64 connections", "requests/s", "p50 us", "p99 us", "cpu us"
-        )?;
-        for (name, measured) in self.lines() {
-            writeln!(
-                f,
-                "{name:<32} {:>10} {:>9} {:>9} {:>9.1}",
-                thousands(measured.per_second()),
-                thousands(measured.latency_us(0.5)),
-                thousands(measured.latency_us(0.99)),
-                measured.cpu_us_per_request(),
-            )?;
-        }
-        if let Some(effects) = &self.effects {
-            writeln!(
-                f,
-                "\nSQL effects {}/s: {} in {:.1} s, {:.1} s of it after the last ack; \
-                 ingest beside it {}/s, p99 {} us",
-                thousands(effects.per_second()),
-                thousands(effects.effects as f64),
-                effects.seconds,
-                effects.seconds_after,
-                thousands(effects.ingest.per_second()),
-                thousands(effects.ingest.latency_us(0.99)),
-            )?;
-        }
-        write!(f, "{}", self.figures())
+        all.into_iter().flatten()
     }
 }

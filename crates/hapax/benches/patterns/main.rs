@@ -18,7 +18,7 @@ use clap::Parser;
 
 use crate::app::App;
 use crate::patterns::Pattern;
-use crate::report::{Report, Row};
+use crate::report::{Findings, Row};
 use crate::shared::Output;
 use crate::storm::{Fault, Storm};
 
@@ -54,17 +54,18 @@ fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let report = runtime.block_on(measure(&options))?;
-    options.output.print(&report)?;
+    options.output.print(&report.report())?;
     match report.broken() {
         Some(row) => bail!("{} has charged twice or lost a fee", row.pattern.name()),
         None => Ok(()),
     }
 }
 
-async fn measure(options: &Options) -> anyhow::Result<Report> {
+async fn measure(options: &Options) -> anyhow::Result<Findings> {
     let app = Arc::new(App::start(options.pool).await?);
     let storm = Storm::new(options.events, options.seed);
-    let mut report = Report { events: storm.events, deliveries: storm.deliveries(), rows: vec![] };
+    let mut report =
+        Findings { events: storm.events, deliveries: storm.deliveries(), rows: vec![] };
     let wanted =
         |pattern: &&Pattern| options.patterns.is_empty() || options.patterns.contains(pattern);
     for connections in options.connections.iter().copied() {

@@ -1,16 +1,23 @@
-//! The results of a run, as tables or as JSON.
-
-use std::fmt;
-
-use serde_json::{Value, json};
+//! The findings of a run.
 
 use crate::patterns::Pattern;
-use crate::shared;
 use crate::shared::figures::thousands;
+use crate::shared::report::{Column, Report, Table, column};
 use crate::storm::{Fault, Tally};
 
+/// The floor of a table is its first row: the pattern that only checks, then acts.
+const COLUMNS: [Column; 7] = [
+    column("deliveries/s", 0),
+    column("to floor", 2),
+    column("p50 us", 0),
+    column("p99 us", 0),
+    column("again", 0),
+    column("doubles", 0),
+    column("lost", 0),
+];
+
 /// All of a run.
-pub(crate) struct Report {
+pub(crate) struct Findings {
     pub(crate) events: u32,
     pub(crate) deliveries: usize,
     pub(crate) rows: Vec<Row>,
@@ -23,104 +30,55 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    fn numbers(&self, floor: Option<&Self>) -> [Option<f64>; 7] {
+        let Tally { again, doubles, lost, .. } = &self.tally;
+        let rate = self.tally.per_second();
+        [
+            Some(rate),
+            floor.map(|floor| rate / floor.tally.per_second()),
+            Some(self.tally.latency_us(0.5)),
+            Some(self.tally.latency_us(0.99)),
+            Some(*again as f64),
+            Some(*doubles as f64),
+            Some(*lost as f64),
+        ]
+    }
+
     fn is_once_each(&self) -> bool {
         self.tally.doubles == 0 && self.tally.lost == 0
     }
 }
 
-impl Report {
+impl Findings {
     /// A pattern that promises one effect and broke the promise.
     pub(crate) fn broken(&self) -> Option<&Row> {
         self.rows.iter().find(|row| row.pattern.is_sound() && !row.is_once_each())
     }
 
-    fn healthy(&self) -> impl Iterator<Item = &Row> {
-        self.rows.iter().filter(|row| row.tally.fault == Fault::None)
-    }
-
-    fn troubled(&self) -> impl Iterator<Item = &Row> {
-        self.rows.iter().filter(|row| row.tally.fault != Fault::None)
-    }
-}
-
-impl shared::Report for Report {
-    fn json(&self) -> Value {
-        let rows = self.rows.iter().map(|row| {
-            json!({
-                "pattern": row.pattern.name(),
-                "connections": row.connections,
-                "fault": row.tally.fault.name(),
-                "deliveries_per_second": row.tally.per_second(),
-                "latency_us": {
-                    "p50": row.tally.latency_us(0.5),
-                    "p99": row.tally.latency_us(0.99),
-                },
-                "again": row.tally.again,
-                "doubles": row.tally.doubles,
-                "lost": row.tally.lost,
-            })
-        });
-        json!({
-            "events": self.events,
-            "deliveries": self.deliveries,
-            "runs": rows.collect::<Vec<_>>(),
-        })
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (events, deliveries) = (f64::from(self.events), self.deliveries as f64);
-        writeln!(
-            f,
-            "\n{} events, {} deliveries of them in each run",
-            thousands(events),
-            thousands(deliveries)
-        )?;
-        let mut connections = None;
-        for row in self.healthy() {
-            if connections.replace(row.connections) != Some(row.connections) {
-                writeln!(
-                    f,
-                    "\n{:<28} {:>12} {:>10} {:>10} {:>8} {:>8}",
-                    format!("{} at once", row.connections),
-                    "deliveries/s",
-                    "p50 us",
-                    "p99 us",
-                    "doubles",
-                    "lost"
-                )?;
+    pub(crate) fn report(&self) -> Report {
+        let mut report = Report::default();
+        let healthy: Vec<&Row> =
+            self.rows.iter().filter(|row| row.tally.fault == Fault::None).collect();
+        for rows in healthy.chunk_by(|one, next| one.connections == next.connections) {
+            let connections = rows.first().map_or(0, |row| row.connections);
+            let mut table = Table::new(format!("{connections} at once"), COLUMNS);
+            for (place, row) in rows.iter().enumerate() {
+                let floor = rows.first().copied().filter(|_| place > 0);
+                table.row(row.pattern.name(), row.numbers(floor));
             }
-            writeln!(
-                f,
-                "{:<28} {:>12} {:>10} {:>10} {:>8} {:>8}",
-                row.pattern.name(),
-                thousands(row.tally.per_second()),
-                thousands(row.tally.latency_us(0.5)),
-                thousands(row.tally.latency_us(0.99)),
-                row.tally.doubles,
-                row.tally.lost
-            )?;
+            table.note(format!(
+                "{} events, {} deliveries of them in each run",
+                thousands(f64::from(self.events)),
+                thousands(self.deliveries as f64)
+            ));
+            report.table(table);
         }
-        if self.troubled().next().is_some() {
-            writeln!(
-                f,
-                "\n{:<28} {:<18} {:>12} {:>8} {:>8} {:>8}",
-                "where something fails", "", "deliveries/s", "again", "doubles", "lost"
-            )?;
+        let mut table = Table::new("where something fails", COLUMNS);
+        for row in self.rows.iter().filter(|row| row.tally.fault != Fault::None) {
+            let name = format!("{}, {}", row.pattern.name(), row.tally.fault.name());
+            table.row(name, row.numbers(None));
         }
-        for row in self.troubled() {
-            writeln!(
-                f,
-                "{:<28} {:<18} {:>12} {:>8} {:>8} {:>8}",
-                row.pattern.name(),
-                row.tally.fault.name(),
-                thousands(row.tally.per_second()),
-                row.tally.again,
-                row.tally.doubles,
-                row.tally.lost
-            )?;
-        }
-        Ok(())
+        report.table(table);
+        report
     }
 }

@@ -8,16 +8,17 @@ pub(crate) mod figures;
 pub(crate) mod floor;
 pub(crate) mod load;
 pub(crate) mod open;
+pub(crate) mod report;
 pub(crate) mod server;
 
-use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use serde_json::Value;
 use tempfile::TempDir;
+
+use self::report::Report;
 
 /// Unmeasured time at the start of each slice, in which connections and caches warm up.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(300);
@@ -52,11 +53,6 @@ pub(crate) struct Output {
     bench: bool,
 }
 
-/// The results of a bench: tables or JSON.
-pub(crate) trait Report: fmt::Display {
-    fn json(&self) -> Value;
-}
-
 impl Place {
     /// A directory that is removed at the end of the run.
     pub(crate) fn directory(&self) -> anyhow::Result<TempDir> {
@@ -76,7 +72,7 @@ impl Output {
         }
     }
 
-    pub(crate) fn print(&self, report: &impl Report) -> anyhow::Result<()> {
+    pub(crate) fn print(&self, report: &Report) -> anyhow::Result<()> {
         let mut out = std::io::stdout().lock();
         if self.json {
             serde_json::to_writer_pretty(&mut out, &report.json())?;

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use clap::{Parser, ValueEnum};
 
 use crate::embedded::Handling;
-use crate::report::Report;
+use crate::report::Findings;
 use crate::shared::{Place, floor, on_one_thread};
 
 #[global_allocator]
@@ -93,11 +93,11 @@ fn main() -> anyhow::Result<()> {
     }
     let directory = options.place.directory()?;
     let report = on_one_thread(measure(&options, directory.path()))?;
-    options.place.output.print(&report)
+    options.place.output.print(&report.report())
 }
 
-async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
-    let mut report = Report::default();
+async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Findings> {
+    let mut report = Findings::default();
     let wanted = |load| options.loads.contains(&load);
     if wanted(Wanted::Effects) || wanted(Wanted::Beside) || wanted(Wanted::Sleepers) {
         let pair = effects::Pair::start(options, directory)?;

@@ -1,28 +1,39 @@
-//! The results of a run, as tables or as JSON, with the required figures.
+//! The findings of a run, and the figures that Hapax is held to.
 
-use std::fmt;
-
-use serde_json::{Value, json};
-
-use crate::backlog::{Backlog, Claims, SMALL};
+use crate::backlog::{Backlog, SMALL};
 use crate::beside::Beside;
 use crate::effects::Effects;
 use crate::retention::Retention;
-use crate::shared;
-use crate::shared::figures::{Figure, Figures, measured_json, mebibytes, thousands};
+use crate::shared::figures::{Figure, mebibytes, thousands};
 use crate::shared::open::Paced;
+use crate::shared::report::{Report, Table, column};
 
 /// All of a run.
 #[derive(Default)]
-pub(crate) struct Report {
+pub(crate) struct Findings {
     pub(crate) effects: Option<Effects>,
     pub(crate) beside: Vec<Beside>,
     pub(crate) backlog: Option<Backlog>,
     pub(crate) retention: Vec<Retention>,
 }
 
-impl Report {
-    fn figures(&self) -> Figures {
+impl Findings {
+    pub(crate) fn report(&self) -> Report {
+        let mut report = Report::default();
+        self.effects.iter().for_each(|one| report.table(effects_table(one)));
+        if !self.beside.is_empty() {
+            report.table(beside_table(&self.beside));
+        }
+        self.backlog.iter().for_each(|one| report.table(backlog_table(one)));
+        for one in &self.retention {
+            report.table(acks_table(one));
+            report.table(samples_table(one));
+        }
+        report.figures(self.figures());
+        report
+    }
+
+    fn figures(&self) -> impl Iterator<Item = Figure> {
         let effects = self.effects.iter().map(|one| {
             Figure::higher(
                 "SQL effects/s at 64 connections, to ingest alone",
@@ -67,180 +78,96 @@ impl Report {
             });
             [Some(acks), Some(overdue), growth, log].into_iter().flatten()
         });
-        Figures(effects.chain(beside).chain(backlog).chain(retention).collect())
+        effects.chain(beside).chain(backlog).chain(retention)
     }
 }
 
-impl shared::Report for Report {
-    fn json(&self) -> Value {
-        let effects = self.effects.as_ref().map(|one| {
-            json!({
-                "alone": measured_json(&one.alone),
-                "ingest_beside": measured_json(&one.working),
-                "effects": one.effects,
-                "effects_per_second": one.per_second(),
-                "seconds": one.seconds,
-                "seconds_after_the_last_ack": one.seconds_after,
-                "ratio": one.ratio(),
-            })
-        });
-        let beside: Vec<Value> = self
-            .beside
-            .iter()
-            .map(|one| {
-                json!({
-                    "what": one.what,
-                    "per_second": one.per_second,
-                    "without": paced_json(&one.without),
-                    "with": paced_json(&one.with),
-                    "held": one.held,
-                    "ratio": one.ratio(),
-                })
-            })
-            .collect();
-        let backlog = self.backlog.as_ref().map(|one| {
-            json!({
-                "jobs": one.jobs,
-                "small": claims_json(&one.small),
-                "large": claims_json(&one.large),
-                "ratio": one.ratio(),
-            })
-        });
-        let retention = self.retention.iter().map(|one| {
-            let samples = one.samples.iter().map(|sample| {
-                json!({
-                    "seconds": sample.seconds,
-                    "events": sample.events,
-                    "file_bytes": sample.file_bytes,
-                    "used_bytes": sample.used_bytes,
-                    "log_bytes": sample.log_bytes,
-                    "overdue": sample.overdue,
-                })
-            });
-            json!({
-                "database": one.what,
-                "without": paced_json(&one.without),
-                "with": paced_json(&one.with),
-                "samples": samples.collect::<Vec<_>>(),
-            })
-        });
-        json!({
-            "effects": effects,
-            "beside": beside,
-            "backlog": backlog,
-            "retention": retention.collect::<Vec<_>>(),
-            "figures": self.figures().json(),
-        })
+fn effects_table(one: &Effects) -> Table {
+    let title = "SQL handlers, 64 connections; the floor is ingest alone";
+    let mut table = Table::of_loads(title, []);
+    table.load("ingest alone", &one.alone, None, []);
+    table.load("ingest beside the handler", &one.working, Some(&one.alone), []);
+    table.row("effects", [Some(one.per_second()), Some(one.ratio())]);
+    table.note(format!(
+        "{} effects in {:.1} s, {:.1} s of it after the last ack",
+        thousands(one.effects as f64),
+        one.seconds,
+        one.seconds_after,
+    ));
+    table
+}
+
+/// Acks in an open loop: latency counts from the planned time.
+fn beside_table(beside: &[Beside]) -> Table {
+    let columns = [column("sent late", 0), column("C", 0), column("held", 0)];
+    let mut table = Table::of_loads("acks in an open loop, beside", columns);
+    for one in beside {
+        table.load("nothing", &one.without.measured, None, paced(&one.without, None));
+        let floor = Some(&one.without.measured);
+        table.load(one.what, &one.with.measured, floor, paced(&one.with, one.held));
+        let planned = thousands(one.per_second);
+        table.note(format!("beside {}: planned at {planned} events/s", one.what));
     }
+    table
 }
 
-fn paced_json(paced: &Paced) -> Value {
-    let mut all = measured_json(&paced.measured);
-    all["sent_late_us_p99"] = paced.sent_late_us_p99().into();
-    all["connections"] = paced.connections.into();
-    all
+fn paced(paced: &Paced, held: Option<usize>) -> [Option<f64>; 3] {
+    let held = held.map(|held| held as f64);
+    [Some(paced.sent_late_us_p99().into()), Some(paced.connections as f64), held]
 }
 
-fn claims_json(claims: &Claims) -> Value {
-    json!({
-        "jobs": claims.jobs,
-        "us_per_job": claims.us_per_job(),
-        "cpu_us_per_job": claims.cpu_us_per_job(),
-        "us_p50_of_a_claim": claims.us_p50(),
-    })
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(one) = &self.effects {
-            writeln!(f, "\nSQL handlers, from accepted to committed, 64 connections")?;
-            for (name, measured) in
-                [("ingest alone", &one.alone), ("ingest beside the handler", &one.working)]
-            {
-                writeln!(
-                    f,
-                    "{name:>27} {:>9}/s  p50 {} us  p99 {} us  cpu {:.1} us",
-                    thousands(measured.per_second()),
-                    thousands(measured.latency_us(0.5)),
-                    thousands(measured.latency_us(0.99)),
-                    measured.cpu_us_per_request(),
-                )?;
-            }
-            writeln!(
-                f,
-                "{:>27} {:>9}/s  {} effects in {:.1} s, {:.1} s of it after the last ack",
-                "effects",
-                thousands(one.per_second()),
-                thousands(one.effects as f64),
-                one.seconds,
-                one.seconds_after,
-            )?;
-        }
-        if !self.beside.is_empty() {
-            writeln!(f, "\nacks in an open loop, latency from the planned instant")?;
-            writeln!(
-                f,
-                "{:>32} {:>9} {:>9} {:>9} {:>10} {:>6} {:>6}",
-                "beside", "events/s", "p50 us", "p99 us", "sent late", "C", "held"
-            )?;
-        }
-        for one in &self.beside {
-            for (what, paced, held) in
-                [("nothing", &one.without, None), (one.what, &one.with, one.held)]
-            {
-                writeln!(
-                    f,
-                    "{what:>32} {:>9} {:>9} {:>9} {:>10} {:>6} {:>6}",
-                    thousands(paced.measured.per_second()),
-                    thousands(paced.measured.latency_us(0.5)),
-                    thousands(paced.measured.latency_us(0.99)),
-                    thousands(paced.sent_late_us_p99().into()),
-                    paced.connections,
-                    held.map_or(String::new(), |held| thousands(held as f64)),
-                )?;
-            }
-        }
-        if let Some(one) = &self.backlog {
-            writeln!(f, "\nclaims of 100 jobs")?;
-            for (jobs, claims) in [(SMALL, &one.small), (one.jobs, &one.large)] {
-                writeln!(
-                    f,
-                    "{:>10} waiting: {:.1} us a job ({:.1} us of CPU), p50 of a claim {} us, over {} jobs",
-                    thousands(jobs as f64),
-                    claims.us_per_job(),
-                    claims.cpu_us_per_job(),
-                    thousands(claims.us_p50()),
-                    thousands(claims.jobs as f64),
-                )?;
-            }
-        }
-        for one in &self.retention {
-            writeln!(
-                f,
-                "\n{}, {} events/s that are kept for a minute: ack p99 {} us, {} us without pruning",
-                one.what,
-                thousands(one.with.measured.per_second()),
-                thousands(one.with.measured.latency_us(0.99)),
-                thousands(one.without.measured.latency_us(0.99)),
-            )?;
-            writeln!(
-                f,
-                "{:>8} {:>12} {:>10} {:>10} {:>10} {:>10}",
-                "s", "events", "file MiB", "in use", "log MiB", "overdue"
-            )?;
-            for sample in &one.samples {
-                writeln!(
-                    f,
-                    "{:>8.0} {:>12} {:>10.1} {:>10.1} {:>10.1} {:>10}",
-                    sample.seconds,
-                    thousands(sample.events as f64),
-                    mebibytes(sample.file_bytes),
-                    mebibytes(sample.used_bytes),
-                    mebibytes(sample.log_bytes),
-                    thousands(sample.overdue as f64),
-                )?;
-            }
-        }
-        write!(f, "{}", self.figures())
+fn backlog_table(one: &Backlog) -> Table {
+    let columns = [
+        column("us a job", 1),
+        column("to floor", 2),
+        column("cpu us", 1),
+        column("claim p50", 0),
+        column("jobs", 0),
+    ];
+    let mut table = Table::new("claims of 100 jobs", columns);
+    for (jobs, claims, ratio) in
+        [(SMALL, &one.small, None), (one.jobs, &one.large, Some(one.ratio()))]
+    {
+        let numbers = [
+            Some(claims.us_per_job()),
+            ratio,
+            Some(claims.cpu_us_per_job()),
+            Some(claims.us_p50()),
+            Some(claims.jobs as f64),
+        ];
+        table.row(format!("{} waiting", thousands(jobs as f64)), numbers);
     }
+    table
+}
+
+fn acks_table(one: &Retention) -> Table {
+    let columns = [column("sent late", 0), column("C", 0)];
+    let title = format!("{}: acks of events that are kept for a minute", one.what);
+    let mut table = Table::of_loads(title, columns);
+    let late = |of: &Paced| paced(of, None).into_iter().take(2);
+    table.load("without pruning", &one.without.measured, None, late(&one.without));
+    table.load("with pruning", &one.with.measured, Some(&one.without.measured), late(&one.with));
+    table
+}
+
+fn samples_table(one: &Retention) -> Table {
+    let columns = [
+        column("events", 0),
+        column("file MiB", 1),
+        column("in use MiB", 1),
+        column("log MiB", 1),
+        column("overdue", 0),
+    ];
+    let mut table = Table::new(format!("{}: size", one.what), columns);
+    for sample in &one.samples {
+        let numbers = [
+            sample.events as f64,
+            mebibytes(sample.file_bytes),
+            mebibytes(sample.used_bytes),
+            mebibytes(sample.log_bytes),
+            sample.overdue as f64,
+        ];
+        table.row(format!("after {:.0} s", sample.seconds), numbers.map(Some));
+    }
+    table
 }
