@@ -1,14 +1,10 @@
-//! Signing for the command line and dev mode: the secret and parameters of a preset in dev mode, and sample
-//! events.
+//! The secret and parameters of a preset in dev mode, and its selectors as the config writes them.
 
 use std::collections::BTreeMap;
 
 use aws_lc_rs::hmac;
-use hapax_core::Arrival;
 use hapax_core::presets::{Preset, PresetId};
-use hapax_core::sample::{self, SampleId};
 use hapax_core::secret::Secret;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 /// The secret of this sender in dev mode: HMAC-SHA256 of the preset's name under the dev secret, in the form
 /// of this preset's secrets. A signature or a handshake of one sender is therefore not valid for another.
@@ -37,25 +33,6 @@ fn derived(dev: &str, name: &str) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes.copy_from_slice(hmac::sign(&key, name.as_bytes()).as_ref());
     bytes
-}
-
-/// An unsigned sample event of this sender as a request to `url`. Equal arguments give equal requests.
-pub(crate) fn sample(
-    preset: &Preset,
-    event_type: Option<&str>,
-    id: &SampleId,
-    url: &str,
-) -> Result<Arrival, String> {
-    let sample = sample::event(preset.name, event_type, id)
-        .ok_or_else(|| format!("there is no sample event for \"{}\"", preset.name))?;
-    let mut headers = HeaderMap::new();
-    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static(sample.content_type));
-    for (name, value) in sample.headers {
-        let unfit = || format!("the value of {name} is not a valid header value");
-        let header = HeaderName::from_bytes(name.as_bytes()).map_err(|_| unfit())?;
-        headers.insert(header, HeaderValue::from_str(&value).map_err(|_| unfit())?);
-    }
-    Ok(Arrival { method: Method::POST, url: url.to_owned(), headers, body: sample.body.into() })
 }
 
 /// The selectors of a preset's id and type, as the config writes them.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hapax_storm::{HttpClient, error_chain, http_client};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderValue};
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -13,7 +14,6 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::output::Failure;
-use super::sender::{self, HttpClient};
 use crate::api::Problem;
 use crate::config::{self, ADMIN_TOKEN_FILE, Flags, ServerLocation};
 
@@ -198,7 +198,7 @@ impl Server {
             Ok::<_, Failure>(value)
         });
         let authorization = authorization.transpose()?;
-        Ok(Self { base, authorization, is_own_token, hint, http: sender::client() })
+        Ok(Self { base, authorization, is_own_token, hint, http: http_client() })
     }
 
     /// The URL of the admin API.
@@ -264,8 +264,7 @@ impl Server {
         let request = request.body(Full::new(body)).map_err(|error| cannot(error.to_string()))?;
         let exchange = async {
             let response = self.http.request(request).await;
-            let (parts, body) =
-                response.map_err(|error| cannot(sender::chain(&error)))?.into_parts();
+            let (parts, body) = response.map_err(|error| cannot(error_chain(&error)))?.into_parts();
             let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
             let body = body.map_err(|error| cannot(error.to_string()))?.to_bytes();
             let date = parts.headers.get(DATE).and_then(|date| date.to_str().ok());

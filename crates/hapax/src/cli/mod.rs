@@ -5,6 +5,7 @@ mod admin_client;
 mod batch;
 mod captured;
 mod dead;
+mod demo;
 mod doctor;
 mod events;
 mod explain;
@@ -57,9 +58,9 @@ enum Command {
     Send(send::Send),
     /// Test any endpoint for exactly-once: concurrent copies, late and forged events. Exit 1 if a law is
     /// broken
-    Storm(storm::Storm),
+    Storm(storm::StormArgs),
     /// Show a double charge: the same retries go to a check-then-act handler and to Hapax
-    Demo(storm::Demo),
+    Demo(demo::Demo),
     /// List, show and replay the events of a running server; decide about events in review
     #[command(subcommand)]
     Events(events::Events),

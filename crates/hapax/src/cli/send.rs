@@ -8,12 +8,13 @@ use std::time::Instant;
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::sample::{self, SampleId};
+use hapax_storm::{Answer, NoAnswer, Sender, Signed, http_client};
 use indicatif::ProgressBar;
 use tokio::task::JoinSet;
 
 use super::captured::{self, Identity};
 use super::output::{self, Exit, Failure};
-use super::sender::{self, Answer, NoAnswer, Sender, Signed};
+use super::sender::{self, imitate};
 
 /// The most events of one run. Events are generated as they are sent, so this bounds time, not memory.
 const COUNT_MAX: u64 = 100_000_000;
@@ -76,14 +77,14 @@ struct SendPlan {
 
 impl SendPlan {
     fn new(flags: Send) -> Result<Self, Failure> {
-        let sender = Sender::new(&flags.provider, &flags.identity, &flags.to)?;
+        let sender = imitate(&flags.provider, &flags.identity, &flags.to)?;
         let sets = flags.sets.iter().map(|text| set(text)).collect::<Result<_, _>>()?;
         let run = uuid::Uuid::now_v7().simple().to_string();
         Ok(Self { flags, sender, sets, run })
     }
 
     async fn run(self) -> Result<Exit, Failure> {
-        let client = sender::client();
+        let client = http_client();
         let total = self.flags.count.saturating_mul(self.flags.copies);
         let mut progress = Progress::new(total, self.flags.json);
         let mut running = JoinSet::new();
@@ -120,7 +121,7 @@ impl SendPlan {
         let event_type = self.flags.event_type.as_deref();
         let mut request = self.sender.sample(event_type, &id)?;
         request.body = self.changed(request.body)?;
-        self.sender.sign(&request, now)
+        Ok(self.sender.sign(&request, now)?)
     }
 
     fn changed(&self, body: Bytes) -> Result<Bytes, Failure> {

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::Timestamp;
-use indicatif::ProgressBar;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::super::output::Failure;
-use super::super::sender::{self, Answer, HttpClient, NoAnswer, Sender, Signed};
-use super::plan::{Group, Plan, RequestKind};
+use crate::StormError;
+use crate::plan::{Group, Plan, RequestKind};
+use crate::sender::{Answer, HttpClient, NoAnswer, Sender, Signed, http_client};
+
+/// Called after each request.
+pub type Progress = Arc<dyn Fn() + Send + Sync>;
 
 /// The most attempts of one request.
 const TRIES_MAX: usize = 8;
@@ -25,50 +27,53 @@ const SIGNED_FOR: i64 = 60;
 
 /// The outcome of one request.
 #[derive(Debug)]
-pub(super) struct RequestOutcome {
+pub struct RequestOutcome {
     /// The index of the event in the plan.
-    pub(super) event: usize,
+    pub event: usize,
     /// How it was sent.
-    pub(super) kind: RequestKind,
+    pub kind: RequestKind,
     /// The last answer, or the reason for none.
-    pub(super) answer: Result<Answer, NoAnswer>,
+    pub answer: Result<Answer, NoAnswer>,
     /// Every answer, including the last.
-    pub(super) tries: Vec<Try>,
+    pub tries: Vec<Try>,
 }
 
 /// One attempt that was answered.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Try {
-    pub(super) status: u16,
-    pub(super) took: Duration,
+pub struct Try {
+    /// The HTTP status.
+    pub status: u16,
+    /// From the start of the request to the end of the answer.
+    pub took: Duration,
 }
 
 /// Sends requests with bounded concurrency.
-pub(super) struct RequestSender {
+pub struct RequestSender {
     sender: Arc<Sender>,
     client: HttpClient,
     slots: Arc<Semaphore>,
 }
 
 impl RequestSender {
-    pub(super) fn new(sender: Arc<Sender>, concurrency: u64) -> Self {
+    /// Sends at most `concurrency` requests at once.
+    pub fn new(sender: Arc<Sender>, concurrency: u64) -> Self {
         let slots = usize::try_from(concurrency).unwrap_or(1);
-        Self { sender, client: sender::client(), slots: Arc::new(Semaphore::new(slots)) }
+        Self { sender, client: http_client(), slots: Arc::new(Semaphore::new(slots)) }
     }
 
     /// Sends these groups of the plan in order; stops early if no connection succeeds.
-    pub(super) async fn send(
+    pub async fn send(
         &self,
         plan: &Plan,
         groups: &[Group],
-        bar: &ProgressBar,
-    ) -> Result<Vec<RequestOutcome>, Failure> {
+        progress: &Progress,
+    ) -> Result<Vec<RequestOutcome>, StormError> {
         let mut outcomes = Vec::new();
         let mut running = JoinSet::new();
         let mut signed: HashMap<(usize, RequestKind), (Timestamp, Arc<Signed>)> = HashMap::new();
         for group in groups {
             let copies = u32::try_from(group.copies).unwrap_or(u32::MAX);
-            let closed = |_| Failure::unreachable("the storm was interrupted");
+            let closed = |_| StormError::unreachable("the storm was interrupted");
             let mut slots =
                 Arc::clone(&self.slots).acquire_many_owned(copies).await.map_err(closed)?;
             while let Some(joined) = running.try_join_next() {
@@ -81,11 +86,11 @@ impl RequestSender {
             for _copy in 0..group.copies {
                 let slot = slots.split(1);
                 let (sender, client) = (Arc::clone(&self.sender), self.client.clone());
-                let (request, bar, event) = (Arc::clone(&request), bar.clone(), group.event);
-                let kind = group.kind;
+                let (request, progress) = (Arc::clone(&request), Arc::clone(progress));
+                let (event, kind) = (group.event, group.kind);
                 running.spawn(async move {
                     let (answer, tries) = deliver(&sender, &client, &request, kind).await;
-                    bar.inc(1);
+                    progress();
                     drop(slot);
                     RequestOutcome { event, kind, answer, tries }
                 });
@@ -105,7 +110,7 @@ impl RequestSender {
         plan: &Plan,
         group: &Group,
         known: &mut HashMap<(usize, RequestKind), (Timestamp, Arc<Signed>)>,
-    ) -> Result<Arc<Signed>, Failure> {
+    ) -> Result<Arc<Signed>, StormError> {
         let now = Timestamp::now();
         if let Some((at, signed)) = known.get(&(group.event, group.kind))
             && now.as_second() - at.as_second() < SIGNED_FOR
@@ -121,10 +126,10 @@ impl RequestSender {
 }
 
 /// Fails if no connection to the endpoint succeeded. An endpoint that goes away later is judged.
-pub(super) fn check_reached(outcomes: Vec<RequestOutcome>) -> Result<Vec<RequestOutcome>, Failure> {
+pub fn check_reached(outcomes: Vec<RequestOutcome>) -> Result<Vec<RequestOutcome>, StormError> {
     match outcomes.first().map(|first| &first.answer) {
         Some(Err(NoAnswer::CannotConnect(why))) if nothing_connected(&outcomes) => {
-            Err(Failure::unreachable(format!("cannot connect: {why}")))
+            Err(StormError::unreachable(format!("cannot connect: {why}")))
         }
         Some(_) | None => Ok(outcomes),
     }
@@ -168,6 +173,6 @@ fn nothing_connected(outcomes: &[RequestOutcome]) -> bool {
     !outcomes.is_empty() && outcomes.iter().all(cannot)
 }
 
-fn task_failed(error: tokio::task::JoinError) -> Failure {
-    Failure::unreachable(format!("a request task panicked: {error}"))
+fn task_failed(error: tokio::task::JoinError) -> StormError {
+    StormError::unreachable(format!("a request task panicked: {error}"))
 }

@@ -1,23 +1,18 @@
-//! Reads the effects of an endpoint from a command, a URL or a query. [`super::judge`] checks them.
+//! Reads the effects of an endpoint from a command, a URL or a database. [`crate::judge`] checks them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::pin::Pin;
 use std::process::Stdio;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_store::PgStore;
 use http_body_util::{BodyExt as _, Full, Limited};
-use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OpenFlags};
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 use tokio::time::Instant;
 
-use super::super::output::{self, Failure};
-use super::super::sender;
-use super::Flags;
-use crate::config::ServiceUrl;
+use crate::StormError;
+use crate::sender::{error_chain, http_client};
 
 /// The timeout of one reading.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -32,16 +27,23 @@ const READ_INTERVAL: Duration = Duration::from_millis(100);
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
 /// Where effects are read.
-pub(super) enum Probe {
+pub enum Probe {
+    /// A shell command that prints them: their number, or a line per effect that starts with the event id.
     Command(String),
+    /// A URL that returns them: a number, a JSON array of ids or of objects with `event_id`, or lines.
     Url(http::Uri),
-    Sqlite { path: PathBuf, sql: String },
-    Postgres { url: ServiceUrl, sql: String },
+    /// Rows that the caller reads: one number, or a row per effect with the event id.
+    Rows(RowReader),
 }
+
+/// Reads one text per row. Called several times; the error is for people.
+pub type RowReader = Box<
+    dyn Fn() -> Pin<Box<dyn Future<Output = Result<Vec<String>, String>> + Send>> + Send + Sync,
+>;
 
 /// The effects that a probe read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum EffectCounts {
+pub enum EffectCounts {
     /// The number of effects.
     Count(u64),
     /// The number of effects of each event.
@@ -49,7 +51,8 @@ pub(super) enum EffectCounts {
 }
 
 impl EffectCounts {
-    pub(super) fn total(&self) -> u64 {
+    /// All effects.
+    pub fn total(&self) -> u64 {
         match self {
             Self::Count(count) => *count,
             Self::Each(effects) => effects.values().sum(),
@@ -101,64 +104,31 @@ impl EffectCounts {
 }
 
 impl Probe {
-    /// The probe of the flags, if any; clap allows at most one.
-    pub(super) fn new(flags: &Flags) -> Result<Option<Self>, Failure> {
-        if let Some(command) = &flags.effects_cmd {
-            return Ok(Some(Self::Command(command.clone())));
-        }
-        if let Some(url) = &flags.effects_url {
-            return Ok(Some(Self::Url(sender::target("--effects-url", url)?)));
-        }
-        let (Some(sql), Some(database)) = (&flags.effects_sql, &flags.effects_db) else {
-            return Ok(None);
-        };
-        let sql = sql.clone();
-        if let Some(path) = database.strip_prefix("sqlite:") {
-            let path = path.strip_prefix("//").unwrap_or(path).into();
-            return Ok(Some(Self::Sqlite { path, sql }));
-        }
-        let url = ServiceUrl::postgres(database).map_err(|invalid| {
-            Failure::usage(
-                format!("--effects-db {}", invalid.problem),
-                "write sqlite:PATH or postgres://USER:PASSWORD@HOST:5432/DATABASE",
-            )
-        })?;
-        Ok(Some(Self::Postgres { url, sql }))
-    }
-
     /// Reads the effects once. `ids` are the ids of the events of the storm.
-    pub(super) async fn read(&self, ids: &BTreeSet<&str>) -> Result<EffectCounts, Failure> {
+    pub async fn read(&self, ids: &BTreeSet<&str>) -> Result<EffectCounts, StormError> {
         let reading = async {
             match self {
                 Self::Command(command) => run(command).await.map(|text| lines(&text, ids)),
                 Self::Url(url) => get(url).await.and_then(|text| parse_url_body(&text, ids)),
-                Self::Sqlite { path, sql } => sqlite(path, sql)
-                    .map(|rows| EffectCounts::of_lines(rows.iter().map(String::as_str), ids))
-                    .map_err(|error| error.to_string()),
-                Self::Postgres { url, sql } => PgStore::first_column(url.expose(), sql)
+                Self::Rows(read) => read()
                     .await
-                    .map(|rows| {
-                        EffectCounts::of_lines(rows.iter().flatten().map(String::as_str), ids)
-                    })
-                    .map_err(|error| error.to_string()),
+                    .map(|rows| EffectCounts::of_lines(rows.iter().map(String::as_str), ids)),
             }
         };
         let read = match tokio::time::timeout(READ_TIMEOUT, reading).await {
             Ok(read) => read,
             Err(_) => Err(format!("no result within {} s", READ_TIMEOUT.as_secs())),
         };
-        read.map_err(|why| {
-            Failure::unreachable(format!("cannot read effects: {}", output::shown(&why)))
-        })
+        read.map_err(|why| StormError::unreachable(format!("cannot read effects: {why}")))
     }
 
     /// Reads until nothing changes and nothing is missing any more, or until `settle` has passed.
-    pub(super) async fn settled(
+    pub async fn settled(
         &self,
         ids: &BTreeSet<&str>,
         settle: Duration,
         is_missing: impl Fn(&EffectCounts) -> bool,
-    ) -> Result<EffectCounts, Failure> {
+    ) -> Result<EffectCounts, StormError> {
         let deadline = Instant::now() + settle;
         let mut last = self.read(ids).await?;
         let mut since = Instant::now();
@@ -219,37 +189,14 @@ async fn run(command: &str) -> Result<String, String> {
 async fn get(url: &http::Uri) -> Result<String, String> {
     let mut request = http::Request::new(Full::new(Bytes::new()));
     *request.uri_mut() = url.clone();
-    let response = sender::client().request(request).await;
-    let (parts, body) = response.map_err(|error| sender::chain(&error))?.into_parts();
+    let response = http_client().request(request).await;
+    let (parts, body) = response.map_err(|error| error_chain(&error))?.into_parts();
     if !parts.status.is_success() {
         return Err(format!("the URL answered {}", parts.status.as_u16()));
     }
     let body = Limited::new(body, READ_BYTES_MAX).collect().await;
     let body = body.map_err(|error| error.to_string())?.to_bytes();
     Ok(String::from_utf8_lossy(&body).into_owned())
-}
-
-/// The first column of each row as text. The file is opened read-only.
-fn sqlite(path: &std::path::Path, sql: &str) -> rusqlite::Result<Vec<String>> {
-    let database = Connection::open_with_flags(
-        path,
-        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
-    )?;
-    database.busy_timeout(READ_TIMEOUT)?;
-    let mut statement = database.prepare(sql)?;
-    let mut rows = statement.query([])?;
-    let mut column = Vec::new();
-    while let Some(row) = rows.next()? {
-        match row.get_ref(0)? {
-            ValueRef::Null => {}
-            ValueRef::Integer(number) => column.push(number.to_string()),
-            ValueRef::Real(number) => column.push(number.to_string()),
-            ValueRef::Text(text) | ValueRef::Blob(text) => {
-                column.push(String::from_utf8_lossy(text).into_owned());
-            }
-        }
-    }
-    Ok(column)
 }
 
 #[cfg(test)]

@@ -11,6 +11,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::{Arrival, Timestamp, Verified, verify};
+use hapax_storm::{
+    EffectCounts, Plan, Probe, RequestOutcome, RequestSender, Sender, Shape, check_reached,
+};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
@@ -23,14 +26,11 @@ use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
-use super::super::admin_client;
-use super::super::captured::Identity;
-use super::super::output::{self, Exit, Failure};
-use super::super::sender::Sender;
-use super::Shape;
-use super::plan::Plan;
-use super::probe::{EffectCounts, Probe};
-use super::requests::{self, RequestSender};
+use super::admin_client;
+use super::captured::Identity;
+use super::output::{self, Exit, Failure};
+use super::sender::imitate;
+use super::storm::sqlite_rows;
 
 /// The fee of each payout: 0.5 % of 10,000.
 const FEE: u32 = 50;
@@ -52,7 +52,7 @@ const EFFECTS: &str = "SELECT event_id FROM payout_fees";
 
 /// `hapax demo`.
 #[derive(Debug, clap::Args)]
-pub(in super::super) struct Demo {
+pub(super) struct Demo {
     /// How many times the sender sends each payout
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=100))]
     copies: u64,
@@ -62,7 +62,7 @@ pub(in super::super) struct Demo {
 }
 
 impl Demo {
-    pub(in super::super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
         admin_client::run(self.tell())
     }
 
@@ -147,15 +147,13 @@ impl Ledger {
         let sender = sender(to, secret)?;
         let plan = Plan::new(&sender, shape, seed, Timestamp::now())?;
         let request_sender = RequestSender::new(Arc::new(sender), shape.concurrency);
-        let bar = indicatif::ProgressBar::hidden();
-        let outcomes =
-            requests::check_reached(request_sender.send(&plan, &plan.groups, &bar).await?)?;
+        let outcomes = request_sender.send(&plan, &plan.groups, &(Arc::new(|| {}) as _)).await?;
+        let outcomes = check_reached(outcomes)?;
         let good = |status: u16| (200..300).contains(&status);
-        let acked = |outcome: &&requests::RequestOutcome| {
-            outcome.answer.as_ref().is_ok_and(|it| good(it.status))
-        };
+        let acked =
+            |outcome: &&RequestOutcome| outcome.answer.as_ref().is_ok_and(|it| good(it.status));
         let ids: BTreeSet<&str> = plan.events.iter().map(|event| event.event_id.as_str()).collect();
-        let probe = Probe::Sqlite { path: database, sql: EFFECTS.to_owned() };
+        let probe = Probe::Rows(sqlite_rows(database, EFFECTS.to_owned()));
         let is_missing = |now: &EffectCounts| match now {
             EffectCounts::Each(effects) => ids.iter().any(|id| !effects.contains_key(*id)),
             EffectCounts::Count(_) => true,
@@ -177,7 +175,7 @@ impl Ledger {
 fn sender(to: &str, secret: &str) -> Result<Sender, Failure> {
     let identity =
         Identity { secrets: vec![secret.to_owned()], secret_file: None, params: Vec::new() };
-    Sender::new("stripe", &identity, to)
+    imitate("stripe", &identity, to)
 }
 
 /// A temporary directory, removed on drop.

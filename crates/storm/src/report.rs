@@ -1,4 +1,4 @@
-//! The report of a storm: laws and figures as a table, as JSON and as JUnit XML.
+//! The report of a storm: laws and figures as text, as JSON and as JUnit XML.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,13 +6,87 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::output::{self, Failure};
-use super::judge::{Effects, Evidence, Law, Verdict};
-use super::plan::RequestKind;
-use super::requests::RequestOutcome;
+use crate::judge::{Effects, Evidence, Example, Law, Verdict};
+use crate::plan::RequestKind;
+use crate::requests::RequestOutcome;
+
+/// The result of a storm.
+pub struct Report {
+    /// Every law that applied.
+    pub laws: Vec<Law>,
+    /// The counts and measurements.
+    pub figures: Figures,
+    /// Whether the probe worked before the storm and failed afterwards, so that effects were not judged.
+    pub probe_failed: bool,
+    /// How long the storm took, without the readings of the probe.
+    pub took: Duration,
+}
+
+impl Report {
+    /// Broken if one law is; not judged only if all are.
+    pub fn verdict(&self) -> Verdict {
+        overall(&self.laws)
+    }
+
+    /// One object per law, then the summary.
+    pub fn json(&self) -> Vec<Value> {
+        let mut objects: Vec<Value> = self.laws.iter().map(Law::json).collect();
+        objects.push(self.figures.json(&self.laws));
+        objects
+    }
+
+    /// JUnit XML with one testcase per law.
+    pub fn junit(&self) -> String {
+        junit(&self.laws, self.took)
+    }
+}
+
+impl Law {
+    fn json(&self) -> Value {
+        let examples: Vec<Value> = self
+            .examples
+            .iter()
+            .map(|example| {
+                json!({
+                    "event_id": example.event_id,
+                    "expected": example.expected,
+                    "seen": example.seen,
+                })
+            })
+            .collect();
+        json!({
+            "law": self.name,
+            "title": self.title,
+            "verdict": self.verdict.as_str(),
+            "breaches": self.breaches,
+            "examples": examples,
+            "note": self.note,
+        })
+    }
+
+    /// The examples of a breach and the note, line by line. The text may come from the endpoint.
+    pub fn details(&self) -> Vec<String> {
+        let example = |example: &Example| {
+            let Example { event_id, expected, seen } = example;
+            format!("{event_id}: expected {expected}, seen {seen}")
+        };
+        self.examples.iter().map(example).chain(self.note.clone()).collect()
+    }
+}
+
+impl Verdict {
+    /// The verdict as JSON names it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Broken => "broken",
+            Self::NotJudged => "not_judged",
+        }
+    }
+}
 
 /// The counts and measurements of a storm.
-pub(super) struct Figures {
+pub struct Figures {
     seed: u64,
     events: u64,
     requests: u64,
@@ -28,7 +102,7 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    pub(super) fn new(seed: u64, evidence: &Evidence<'_>, took: Duration) -> Self {
+    pub(crate) fn new(seed: u64, evidence: &Evidence<'_>, took: Duration) -> Self {
         let all = || evidence.outcomes.iter().chain(evidence.replayed);
         let mut by_status = BTreeMap::new();
         for answer in all().flat_map(|outcome| &outcome.tries) {
@@ -68,7 +142,7 @@ impl Figures {
         let by_status: BTreeMap<String, u64> =
             self.by_status.iter().map(|(status, count)| (status.to_string(), *count)).collect();
         json!({
-            "summary": word(overall(laws)),
+            "summary": overall(laws).as_str(),
             "seed": self.seed,
             "events": self.events,
             "requests": self.requests,
@@ -81,7 +155,8 @@ impl Figures {
         })
     }
 
-    fn lines(&self) -> Vec<String> {
+    /// The figures, line by line.
+    pub fn lines(&self) -> Vec<String> {
         let mut answers: Vec<String> =
             self.by_status.iter().map(|(status, count)| format!("{count} × {status}")).collect();
         if self.no_answer > 0 {
@@ -109,61 +184,7 @@ impl Figures {
     }
 }
 
-/// Prints one object per law, then the summary.
-pub(super) fn print_json(laws: &[Law], figures: &Figures) -> Result<(), Failure> {
-    for law in laws {
-        let examples: Vec<Value> = law
-            .examples
-            .iter()
-            .map(|example| {
-                json!({
-                    "event_id": example.event_id,
-                    "expected": example.expected,
-                    "seen": example.seen,
-                })
-            })
-            .collect();
-        output::json(&json!({
-            "law": law.name,
-            "title": law.title,
-            "verdict": word(law.verdict),
-            "breaches": law.breaches,
-            "examples": examples,
-            "note": law.note,
-        }))?;
-    }
-    output::json(&figures.json(laws))?;
-    Ok(())
-}
-
-/// Prints the table, the examples of each broken law, and the figures.
-pub(super) fn print_table(laws: &[Law], figures: &Figures) -> Result<(), Failure> {
-    let width = laws.iter().map(|law| law.title.len()).max().unwrap_or(0);
-    for law in laws {
-        let colour = match law.verdict {
-            Verdict::Held => "\u{1b}[32m",
-            Verdict::Broken => "\u{1b}[1;31m",
-            Verdict::NotJudged => "\u{1b}[33m",
-        };
-        let verdict = word(law.verdict).replace('_', " ");
-        let times = match law.breaches {
-            0 => String::new(),
-            breaches => format!(" ×{breaches}"),
-        };
-        output::data(&format!("{:<width$}  {colour}{verdict}\u{1b}[0m{times}", law.title))?;
-        for line in details(law) {
-            output::data(&format!("    {line}"))?;
-        }
-    }
-    output::data("")?;
-    for line in figures.lines() {
-        output::data(&line)?;
-    }
-    Ok(())
-}
-
-/// JUnit XML with one testcase per law.
-pub(super) fn junit(laws: &[Law], took: Duration) -> String {
+fn junit(laws: &[Law], took: Duration) -> String {
     let count = |verdict| laws.iter().filter(|law| law.verdict == verdict).count();
     let mut xml = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"hapax storm\" \
@@ -174,7 +195,7 @@ pub(super) fn junit(laws: &[Law], took: Duration) -> String {
         took.as_secs_f64(),
     );
     for law in laws {
-        let text = escaped(&details(law).join("\n"));
+        let text = escaped(&law.details().join("\n"));
         let inside = match law.verdict {
             Verdict::Held => String::new(),
             Verdict::Broken => {
@@ -194,7 +215,7 @@ pub(super) fn junit(laws: &[Law], took: Duration) -> String {
 }
 
 /// JUnit XML for a storm that failed to run, so that a pipeline does not take it for a success.
-pub(super) fn junit_of_failure(message: &str) -> String {
+pub fn junit_of_failure(message: &str) -> String {
     format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"hapax storm\" \
          tests=\"1\" failures=\"0\" errors=\"1\" skipped=\"0\">\n    <testcase classname=\"storm\" \
@@ -204,37 +225,12 @@ pub(super) fn junit_of_failure(message: &str) -> String {
     )
 }
 
-/// Broken if one law is; not judged only if all are.
-pub(super) fn overall(laws: &[Law]) -> Verdict {
+fn overall(laws: &[Law]) -> Verdict {
     let any = |verdict| laws.iter().any(|law| law.verdict == verdict);
     match (any(Verdict::Broken), any(Verdict::Held)) {
         (true, _) => Verdict::Broken,
         (false, true) => Verdict::Held,
         (false, false) => Verdict::NotJudged,
-    }
-}
-
-fn details(law: &Law) -> Vec<String> {
-    let mut lines: Vec<String> = law
-        .examples
-        .iter()
-        .map(|example| {
-            let line = format!(
-                "{}: expected {}, seen {}",
-                example.event_id, example.expected, example.seen
-            );
-            output::shown(&line)
-        })
-        .collect();
-    lines.extend(law.note.as_deref().map(output::shown));
-    lines
-}
-
-fn word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Held => "held",
-        Verdict::Broken => "broken",
-        Verdict::NotJudged => "not_judged",
     }
 }
 
@@ -244,10 +240,17 @@ fn rank(sorted: &[Duration], percent: usize) -> Option<Duration> {
     sorted.get(place.saturating_sub(1)).copied()
 }
 
-/// Escapes text for XML. Most control characters cannot be written in XML, so they are removed.
+/// Escapes text for XML. Most control characters cannot be written in XML, so they are shown as Rust
+/// escapes.
 fn escaped(text: &str) -> String {
+    let shown = |c: char| -> Vec<char> {
+        match c.is_control() && !matches!(c, '\n' | '\t') {
+            true => c.escape_default().collect(),
+            false => vec![c],
+        }
+    };
     text.chars()
-        .filter(|c| !c.is_control() || matches!(c, '\n' | '\t'))
+        .flat_map(shown)
         .filter(|c| !matches!(c, '\u{fffe}' | '\u{ffff}'))
         .map(|c| match c {
             '<' => "&lt;".to_owned(),
@@ -265,7 +268,10 @@ mod tests {
 
     #[test]
     fn text_from_an_endpoint_cannot_break_the_xml() {
-        assert_eq!(escaped("a<b>&\"c\"\u{1b}\u{0}\nd"), "a&lt;b&gt;&amp;&quot;c&quot;\nd");
+        assert_eq!(
+            escaped("a<b>&\"c\"\u{1b}\u{0}\nd"),
+            "a&lt;b&gt;&amp;&quot;c&quot;\\u{1b}\\u{0}\nd"
+        );
     }
 
     #[test]

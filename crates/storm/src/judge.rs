@@ -2,56 +2,64 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::sender::{Answer, NoAnswer};
-use super::plan::{Plan, RequestKind};
-use super::probe::EffectCounts;
-use super::requests::RequestOutcome;
+use crate::plan::{Plan, RequestKind};
+use crate::probe::EffectCounts;
+use crate::requests::RequestOutcome;
+use crate::sender::{Answer, NoAnswer};
 
 /// The most examples of a broken law.
 const EXAMPLES_MAX: usize = 5;
 
 /// One law, judged.
 #[derive(Debug)]
-pub(super) struct Law {
+pub struct Law {
     /// The name in JSON and JUnit.
-    pub(super) name: &'static str,
+    pub name: &'static str,
     /// The title in the table.
-    pub(super) title: &'static str,
-    pub(super) verdict: Verdict,
+    pub title: &'static str,
+    /// Whether it held.
+    pub verdict: Verdict,
     /// The number of breaches.
-    pub(super) breaches: u64,
+    pub breaches: u64,
     /// The first few breaches.
-    pub(super) examples: Vec<Example>,
+    pub examples: Vec<Example>,
     /// A note beside the verdict.
-    pub(super) note: Option<String>,
+    pub note: Option<String>,
 }
 
+/// The verdict about a law.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub enum Verdict {
+    /// No breach was seen.
     Held,
+    /// At least one breach was seen.
     Broken,
+    /// It could not be checked; the law's note says why.
     NotJudged,
 }
 
 /// One breach.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Example {
-    pub(super) event_id: String,
-    pub(super) expected: String,
-    pub(super) seen: String,
+pub struct Example {
+    /// The sender's id of the event; `-` for a breach of no single event.
+    pub event_id: String,
+    /// What the law expects.
+    pub expected: String,
+    /// What was seen instead.
+    pub seen: String,
 }
 
 /// Everything that is known at the end of a storm.
-pub(super) struct Evidence<'a> {
-    pub(super) plan: &'a Plan,
-    pub(super) outcomes: &'a [RequestOutcome],
+pub(crate) struct Evidence<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) outcomes: &'a [RequestOutcome],
     /// The outcomes of the copies that were sent at the end.
-    pub(super) replayed: &'a [RequestOutcome],
-    pub(super) effects: Effects,
+    pub(crate) replayed: &'a [RequestOutcome],
+    pub(crate) effects: Effects,
 }
 
 /// The readings of the probe.
-pub(super) enum Effects {
+pub(crate) enum Effects {
     /// There is no probe.
     NoProbe,
     /// The probe worked before the storm and failed afterwards.
@@ -67,7 +75,7 @@ pub(super) enum Effects {
 
 impl Effects {
     /// Three readings that can be compared; otherwise the probe counts as failed.
-    pub(super) fn read(before: EffectCounts, after: EffectCounts, last: EffectCounts) -> Self {
+    pub(crate) fn read(before: EffectCounts, after: EffectCounts, last: EffectCounts) -> Self {
         let alike = match (&before, &after, &last) {
             (_, EffectCounts::Count(_), EffectCounts::Count(_)) => true,
             (
@@ -92,7 +100,7 @@ impl Effects {
 }
 
 /// Checks every law that applies.
-pub(super) fn judge(evidence: &Evidence<'_>, stale: bool, forged: bool) -> Vec<Law> {
+pub(crate) fn judge(evidence: &Evidence<'_>, stale: bool, forged: bool) -> Vec<Law> {
     let mut laws = vec![answered(evidence), one_outcome(evidence)];
     if stale {
         laws.push(stale_refused(evidence));
@@ -106,7 +114,7 @@ pub(super) fn judge(evidence: &Evidence<'_>, stale: bool, forged: bool) -> Vec<L
 }
 
 /// Whether effects of genuine events are still missing.
-pub(super) fn is_missing(plan: &Plan, before: &EffectCounts, now: &EffectCounts) -> bool {
+pub(crate) fn is_missing(plan: &Plan, before: &EffectCounts, now: &EffectCounts) -> bool {
     match now {
         EffectCounts::Count(count) => {
             count.saturating_sub(before.total()) < plan.genuine().count() as u64

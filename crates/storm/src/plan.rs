@@ -4,10 +4,9 @@
 use hapax_core::sample::SampleId;
 use hapax_core::{Arrival, Source, Timeliness, Timestamp, Verified};
 
-use super::super::output::Failure;
-use super::super::sender::{self, Sender};
-use super::Shape;
-use super::rng::Rng;
+use crate::StormError;
+use crate::rng::Rng;
+use crate::sender::{Sender, sign_as};
 
 /// How far outside the window a stale request is signed: more than any clock error.
 const STALE_BEYOND_SECONDS: i64 = 3_600;
@@ -18,28 +17,52 @@ const STALE_MAX: u64 = 100;
 /// The most forged requests of each kind.
 const FORGED_MAX: u64 = 25;
 
+/// The size and the kinds of a storm.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// The event type; `None` for a common type of the sender.
+    pub event_type: Option<String>,
+    /// The number of distinct events.
+    pub events: u64,
+    /// How many times each event is sent, all copies at once.
+    pub copies: u64,
+    /// The number of concurrent requests.
+    pub concurrency: u64,
+    /// Also send events that were signed outside the window.
+    pub stale: bool,
+    /// Also send forged events.
+    pub forged: bool,
+    /// Send everything in one random order instead of event by event.
+    pub shuffle: bool,
+}
+
 /// Everything that a storm sends.
-pub(super) struct Plan {
-    pub(super) events: Vec<Event>,
+pub struct Plan {
+    /// Genuine events first, then late ones, then forged ones.
+    pub events: Vec<Event>,
     /// In the order in which they start; the requests of one group start together.
-    pub(super) groups: Vec<Group>,
-    /// Why `--stale` or `--forged` cannot be checked with this sender.
-    pub(super) stale_unjudged: Option<String>,
-    pub(super) forged_unjudged: Option<String>,
+    pub groups: Vec<Group>,
+    /// Why late events cannot be checked with this sender.
+    pub(crate) stale_unjudged: Option<String>,
+    /// Why a kind of forgery cannot be checked with this sender.
+    pub(crate) forged_unjudged: Option<String>,
     impostor: Option<Source>,
     stale_by_seconds: i64,
 }
 
 /// One event, genuine or not.
-pub(super) struct Event {
-    pub(super) event_id: String,
-    pub(super) kind: RequestKind,
+pub struct Event {
+    /// The sender's id.
+    pub event_id: String,
+    /// Whether it is genuine.
+    pub kind: RequestKind,
     unsigned: Arrival,
 }
 
 /// Whether a request is genuine, late or forged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum RequestKind {
+pub enum RequestKind {
+    /// Signed now, with the right secret.
     Genuine,
     /// Correctly signed, but outside the window.
     Stale,
@@ -52,14 +75,14 @@ pub(super) enum RequestKind {
 }
 
 impl RequestKind {
-    pub(super) const FORGED: [Self; 3] = [Self::WrongSecret, Self::ChangedBody, Self::Unsigned];
+    pub(crate) const FORGED: [Self; 3] = [Self::WrongSecret, Self::ChangedBody, Self::Unsigned];
 
-    pub(super) fn is_forged(self) -> bool {
+    pub(crate) fn is_forged(self) -> bool {
         Self::FORGED.contains(&self)
     }
 
     /// A short description.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Genuine => "genuine",
             Self::Stale => "signed outside the window",
@@ -72,21 +95,23 @@ impl RequestKind {
 
 /// Copies of one event that start together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Group {
+pub struct Group {
     /// The index in [`Plan::events`].
-    pub(super) event: usize,
+    pub event: usize,
     /// How it is sent: a genuine event may also be sent late.
-    pub(super) kind: RequestKind,
-    pub(super) copies: u64,
+    pub kind: RequestKind,
+    /// How many copies.
+    pub copies: u64,
 }
 
 impl Plan {
-    pub(super) fn new(
+    /// The plan of a storm of this shape.
+    pub fn new(
         sender: &Sender,
         shape: &Shape,
         seed: u64,
         now: Timestamp,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, StormError> {
         let mut rng = Rng::new(seed);
         let window = i64::try_from(sender.source.tolerance().as_secs()).unwrap_or(i64::MAX);
         let mut plan = Self {
@@ -111,34 +136,34 @@ impl Plan {
     }
 
     /// The number of requests, without retries.
-    pub(super) fn requests(&self) -> u64 {
+    pub fn requests(&self) -> u64 {
         self.groups.iter().map(|group| group.copies).sum()
     }
 
     /// The indexes of the genuine events.
-    pub(super) fn genuine(&self) -> impl Iterator<Item = usize> {
+    pub fn genuine(&self) -> impl Iterator<Item = usize> {
         let genuine = |place: &usize| self.events[*place].kind == RequestKind::Genuine;
         (0..self.events.len()).filter(genuine)
     }
 
     /// The request for an event of this kind at `now`.
-    pub(super) fn request(
+    pub(crate) fn request(
         &self,
         sender: &Sender,
         event: &Event,
         kind: RequestKind,
         now: Timestamp,
-    ) -> Result<Arrival, Failure> {
+    ) -> Result<Arrival, StormError> {
         let unsigned = &event.unsigned;
         match kind {
-            RequestKind::Genuine => sender::sign_as(&sender.source, unsigned, now),
-            RequestKind::Stale => sender::sign_as(&sender.source, unsigned, self.stale_time(now)),
+            RequestKind::Genuine => sign_as(&sender.source, unsigned, now),
+            RequestKind::Stale => sign_as(&sender.source, unsigned, self.stale_time(now)),
             RequestKind::WrongSecret => match &self.impostor {
-                Some(impostor) => sender::sign_as(impostor, unsigned, now),
+                Some(impostor) => sign_as(impostor, unsigned, now),
                 None => Ok(unsigned.clone()),
             },
             RequestKind::ChangedBody => {
-                let mut request = sender::sign_as(&sender.source, unsigned, now)?;
+                let mut request = sign_as(&sender.source, unsigned, now)?;
                 request.body = one_byte_changed(&request.body, &event.event_id);
                 Ok(request)
             }
@@ -152,7 +177,7 @@ impl Plan {
         shape: &Shape,
         rng: &mut Rng,
         now: Timestamp,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), StormError> {
         if !sender.source.signs_time() {
             let title = sender.preset.title;
             self.stale_unjudged =
@@ -171,7 +196,7 @@ impl Plan {
         shape: &Shape,
         rng: &mut Rng,
         now: Timestamp,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), StormError> {
         for kind in RequestKind::FORGED {
             for _ in 0..shape.events.min(FORGED_MAX) {
                 self.add(sender, shape, kind, rng, now)?;
@@ -198,7 +223,7 @@ impl Plan {
         kind: RequestKind,
         rng: &mut Rng,
         now: Timestamp,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), StormError> {
         // The same seed on the same day gives the same bytes: copies, not conflicts.
         let today =
             Timestamp::from_second(now.as_second().div_euclid(86_400) * 86_400).unwrap_or(now);
@@ -207,14 +232,14 @@ impl Plan {
         let unsigned = sender.sample(shape.event_type.as_deref(), &id)?;
         let event_id = sender.sign(&unsigned, now)?.event_id;
         if event_id.is_empty() {
-            return Err(Failure::usage(
+            return Err(StormError::arguments(
                 format!("sample events of {} have no event id", sender.preset.title),
                 "see `hapax providers NAME`",
             ));
         }
         self.events.push(Event { event_id, kind, unsigned });
         if kind == RequestKind::Stale && !self.is_what_it_claims(sender, now)? {
-            return Err(Failure::usage(
+            return Err(StormError::arguments(
                 format!("events of {} cannot be signed with an earlier time", sender.preset.title),
                 "leave out --stale",
             ));
@@ -223,7 +248,7 @@ impl Plan {
     }
 
     /// Whether `verify` judges the last event as its kind says.
-    fn is_what_it_claims(&self, sender: &Sender, now: Timestamp) -> Result<bool, Failure> {
+    fn is_what_it_claims(&self, sender: &Sender, now: Timestamp) -> Result<bool, StormError> {
         let Some(event) = self.events.last() else { return Ok(false) };
         let request = self.request(sender, event, event.kind, now)?;
         let verified = hapax_core::verify(&sender.source, &request, now);

@@ -1,0 +1,33 @@
+//! Why a storm could not run.
+
+/// Why a storm could not be planned, sent or judged. A broken law is not an error.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct StormError {
+    /// What to blame.
+    pub kind: StormErrorKind,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it; may be empty.
+    pub hint: String,
+}
+
+/// What is to blame for a [`StormError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StormErrorKind {
+    /// The arguments: such a storm does not exist.
+    Arguments,
+    /// The endpoint or the probe cannot be reached.
+    Unreachable,
+}
+
+impl StormError {
+    pub(crate) fn arguments(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { kind: StormErrorKind::Arguments, message: message.into(), hint: hint.into() }
+    }
+
+    pub(crate) fn unreachable(message: impl Into<String>) -> Self {
+        let kind = StormErrorKind::Unreachable;
+        Self { kind, message: message.into(), hint: String::new() }
+    }
+}
