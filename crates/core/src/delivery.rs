@@ -37,6 +37,9 @@ impl fmt::Display for DeliveryId {
 pub const OUTCOME_LOST: &str =
     "the outcome of this attempt is unknown: the process ended during it";
 
+/// Why a delivery is cancelled whose endpoint was deleted.
+pub const ENDPOINT_DELETED: &str = "its endpoint was deleted";
+
 /// The idempotency key that travels with a delivery: equal across attempts, restarts and replays.
 pub fn idempotency_key(message: &str, endpoint: EndpointId) -> String {
     format!("{message}:{endpoint}")

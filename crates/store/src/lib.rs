@@ -125,6 +125,15 @@ pub mod limits {
     /// it. One job alone has its own timeout.
     pub const SQL_SLICE_MAX: Duration = Duration::from_millis(25);
 
+    /// How long an exchange of deliveries may begin new claims: acks that arrive meanwhile wait for it.
+    pub const EXCHANGE_SLICE_MAX: Duration = Duration::from_millis(10);
+
+    /// Leases that are ended at a time: a few milliseconds of the writer's time.
+    pub const EXPIRED_AT_ONCE: usize = 500;
+
+    /// Endpoints whose waits are checked between two batches of acks after the clock was set back.
+    pub const ENDPOINTS_CHECKED_AT_ONCE: usize = 500;
+
     /// Prepared statements of a Rust handler that one connection keeps: more than a handler has. It
     /// bounds what dynamically built SQL may cost the server.
     pub const HANDLER_STATEMENTS_MAX: usize = 256;

@@ -11,7 +11,7 @@ use rusqlite::Connection;
 
 use super::row::micros;
 use super::writer::Writer;
-use crate::limits::{CLOCK_STEP_MIN, PULLED_IN_AT_ONCE};
+use crate::limits::{CLOCK_STEP_MIN, ENDPOINTS_CHECKED_AT_ONCE, PULLED_IN_AT_ONCE};
 
 /// The writer's knowledge of its clock.
 #[derive(Debug)]
@@ -22,19 +22,21 @@ pub(super) struct ClockWatch {
     pulling: Option<i64>,
     /// Whether a job may wait for too long. A check reads all waiting jobs.
     jobs_wait: bool,
+    /// Set while a delivery may wait for too long: the endpoint that was checked last.
+    endpoint: Option<i64>,
 }
 
 impl Default for ClockWatch {
     /// The state at a start: the clock may have been set back while the process was down.
     fn default() -> Self {
-        Self { latest: i64::MIN, pulling: Some(0), jobs_wait: true }
+        Self { latest: i64::MIN, pulling: Some(0), jobs_wait: true, endpoint: Some(0) }
     }
 }
 
 impl ClockWatch {
     /// Whether there may be waits to shorten.
     pub(super) fn is_pulling(&self) -> bool {
-        self.pulling.is_some()
+        self.pulling.is_some() || self.endpoint.is_some()
     }
 
     fn notice(&mut self, now: i64) {
@@ -45,7 +47,7 @@ impl ClockWatch {
         }
         let seconds = back / 1_000_000;
         tracing::warn!(seconds, "the clock was set back by {seconds} s: waits are shortened");
-        *self = Self { latest: now, pulling: Some(0), jobs_wait: true };
+        *self = Self { latest: now, ..Self::default() };
     }
 }
 
@@ -53,6 +55,7 @@ impl ClockWatch {
 pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
     let now = micros(writer.now());
     writer.clock_watch.notice(now);
+    tend_deliveries(writer, now)?;
     let Some(after) = writer.clock_watch.pulling else { return Ok(()) };
     let lanes = if writer.clock_watch.jobs_wait { writer.lanes.numbers() } else { Vec::new() };
     let (jobs, reached) = writer.in_transaction(|writer| {
@@ -70,6 +73,62 @@ pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
         writer.shared.arrived.notify_waiters();
     }
     Ok(())
+}
+
+/// The same for the deliveries of some endpoints.
+fn tend_deliveries(writer: &mut Writer, now: i64) -> rusqlite::Result<()> {
+    let Some(after) = writer.clock_watch.endpoint else { return Ok(()) };
+    let numbers = writer.outbox.numbers_after(after, ENDPOINTS_CHECKED_AT_ONCE);
+    let Some(mut reached) = numbers.last().copied() else {
+        writer.clock_watch.endpoint = None;
+        return Ok(());
+    };
+    let changed = writer.in_transaction(|writer| {
+        let (mut changed, mut left) = (Vec::new(), PULLED_IN_AT_ONCE);
+        for number in numbers {
+            let pulled = pull_in_deliveries(&writer.conn, number, now, left)?;
+            if pulled > 0 {
+                changed.push(number);
+            }
+            left -= pulled;
+            if left == 0 {
+                // The same endpoint may have more.
+                reached = number - 1;
+                break;
+            }
+        }
+        Ok(changed)
+    })?;
+    for number in changed {
+        writer.outbox.refresh(&writer.conn, number)?;
+    }
+    writer.clock_watch.endpoint = Some(reached);
+    Ok(())
+}
+
+/// Pulls in the waits of deliveries to one endpoint, at most `limit`; returns how many.
+fn pull_in_deliveries(
+    conn: &Connection,
+    endpoint: i64,
+    now: i64,
+    limit: usize,
+) -> rusqlite::Result<usize> {
+    let mut pulled = 0;
+    for state in [0, 1] {
+        // The state is spelled out, so that the index of that state is used.
+        pulled += conn
+            .prepare_cached(&format!(
+                "UPDATE hapax_delivery SET due_at = ?2 + wait WHERE (message_seq, endpoint) IN (
+                     SELECT message_seq, endpoint FROM hapax_delivery
+                     WHERE endpoint = ?1 AND state = {state} AND due_at > ?2
+                       AND due_at > ?2 + wait LIMIT ?3)"
+            ))?
+            .execute((endpoint, now, (limit - pulled) as i64))?;
+        if pulled >= limit {
+            break;
+        }
+    }
+    Ok(pulled)
 }
 
 /// Pulls in the waits of ready, leased and held jobs, at most `limit`; returns how many.

@@ -12,10 +12,10 @@ mod jobs;
 mod key_filter;
 mod key_index;
 mod ledger;
-mod messages;
 mod open;
 mod operator_actions;
 mod order;
+mod outbox;
 mod prune;
 mod reader;
 mod row;
@@ -89,6 +89,8 @@ struct Shared {
     health: Health,
     /// Notified when jobs were written.
     arrived: Notify,
+    /// Holds a notification while deliveries may be due that no sender has asked for.
+    deliveries: Notify,
 }
 
 impl SqliteStore {
@@ -101,6 +103,7 @@ impl SqliteStore {
             copies: Copies::new(),
             health: Health::default(),
             arrived: Notify::new(),
+            deliveries: Notify::new(),
         });
         let path = place.path().to_owned();
         let writer = WriterHandle::start(Arc::clone(&place), Arc::clone(&shared), options.clock)?;

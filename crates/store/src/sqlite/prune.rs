@@ -22,10 +22,11 @@ use hapax_core::store::{Horizon, Status};
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant};
 use rusqlite::Connection;
 
+use super::outbox::{MessageScan, prune_slice};
 use super::row::{Standing, micros, phase_of, pruned_as, status_of_pruned, timestamp};
 use super::transaction::Transaction;
 use super::writer::Writer;
-use super::{ledger, messages, order};
+use super::{ledger, order};
 use crate::limits::PRUNE_SLICE_MAX;
 
 /// The most events of one slice: about as many as its time allows.
@@ -67,6 +68,8 @@ pub(super) struct PruneProgress {
     lane: i64,
     /// The walks over the keys: one for all sources with the same horizon.
     walks: BTreeMap<Vec<String>, KeyScan>,
+    /// The same for messages.
+    pub(super) messages: MessageScan,
 }
 
 /// A walk over the keys, from old to new.
@@ -127,7 +130,7 @@ pub(super) fn slice(
 ) -> rusqlite::Result<bool> {
     let limit = limit.min(SLICE);
     let more_reservations = ledger::forget(writer, limit)?;
-    let more_messages = messages::forget(writer, horizon.events_before, limit)?;
+    let more_messages = prune_slice(writer, horizon, limit)?;
     let more_bodies = strip(writer, horizon, limit)?;
     let more_keys = forget(writer, horizon, limit)?;
     // Which events are left is known only after a whole round.

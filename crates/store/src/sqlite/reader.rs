@@ -328,7 +328,7 @@ fn detail(conn: &Connection, seq: i64, summary: EventSummary) -> rusqlite::Resul
         .collect::<rusqlite::Result<_>>()?;
     let messages = conn
         .prepare_cached(
-            "SELECT id, type, created_at FROM hapax_message WHERE event_seq = ?1 ORDER BY message",
+            "SELECT id, type, created_at FROM hapax_message WHERE event_seq = ?1 ORDER BY seq",
         )?
         .query_map([seq], |row| {
             Ok(MessageNote {

@@ -22,7 +22,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
 
 use super::jobs::{Asked, JobRow, Lanes, Reported, place_of};
 use super::order;
-use super::row::{DONE, HELD, LEASED, micros};
+use super::outbox::{For, Outbox};
+use super::row::{DONE, HELD, LEASED};
 use super::sandbox::Sandbox;
 use super::transaction::Transaction;
 use crate::limits::{SQL_SLICE_MAX, STATEMENT_VALUE_BYTES_MAX};
@@ -31,6 +32,7 @@ use crate::limits::{SQL_SLICE_MAX, STATEMENT_VALUE_BYTES_MAX};
 pub(super) struct SqlRunner<'a> {
     pub(super) conn: &'a Connection,
     pub(super) lanes: &'a mut Lanes,
+    pub(super) outbox: &'a mut Outbox,
     pub(super) sandbox: &'a Sandbox,
     pub(super) now: &'a dyn Fn() -> Timestamp,
     /// What is claimed and not settled, for the writer to give back if the database fails.
@@ -251,7 +253,12 @@ impl SqlRunner<'_> {
         if let Some(set_aside) = self.guard(job, now).map_err(NotRun::Store)? {
             return Ok(set_aside);
         }
-        let result = self.effects(job, claim, effects, now)?;
+        let result = self.effects(claim, effects)?;
+        let of = For { tenant: &claim.event.key.tenant, event: Some(job.seq) };
+        self.outbox
+            .publish_staged(self.conn, of, now)
+            .map_err(NotRun::Store)?
+            .map_err(NotRun::Statement)?;
         failpoint!("worker.mid_handler", &claim.event.key.event_id);
         let done =
             self.lanes.done(self.conn, job, result.as_deref(), None, now).map_err(NotRun::Store)?;
@@ -276,20 +283,8 @@ impl SqlRunner<'_> {
         Ok(Some(JobOutcome::Guarded))
     }
 
-    fn effects(
-        &mut self,
-        job: &JobRow,
-        claim: &Claim,
-        effects: &Effects<'_>,
-        now: Timestamp,
-    ) -> Result<Option<String>, NotRun> {
+    fn effects(&mut self, claim: &Claim, effects: &Effects<'_>) -> Result<Option<String>, NotRun> {
         let Effects { program, timeout, current } = *effects;
-        if publishes(program) {
-            self.conn
-                .prepare_cached("UPDATE hapax_current SET event_seq = ?1, at = ?2")
-                .and_then(|mut update| update.execute((job.seq, micros(now))))
-                .map_err(NotRun::Store)?;
-        }
         let confined = self.sandbox.confine(self.conn, timeout).map_err(NotRun::Store)?;
         let mut result = None;
         for (nth, statement) in (1..).zip(&program.statements) {
@@ -320,11 +315,6 @@ impl SqlRunner<'_> {
         assert!(failed.is_ok(), "the writer has just seen this fence hold");
         tx.commit()
     }
-}
-
-fn publishes(program: &SqlProgram) -> bool {
-    let names = |text: &str| text.to_ascii_lowercase().contains("hapax_publish");
-    program.statements.iter().any(|statement| names(&statement.text))
 }
 
 /// How long it may take to look at all statements.

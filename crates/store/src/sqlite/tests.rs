@@ -698,8 +698,9 @@ async fn old_messages_are_deleted_with_the_history_and_new_ones_stay() {
     // time.
     let world = World::on_disk();
     let store = &world.store;
-    let publish = "INSERT INTO hapax_message (tenant, id, type, data, created_at)
-                   VALUES ('default', 'old' || ?1, 't', '{}', ?2)";
+    let publish =
+        "INSERT INTO hapax_message (seq, tenant, id, type, fingerprint, created_at, deliveries)
+                   VALUES (?1, 'default', 'old' || ?1, 't', zeroblob(16), ?2, 0)";
     for (id, at) in [(1, 10), (2, 20), (3, 30), (4, 600)] {
         let at = super::row::micros(after(at));
         let written = store.writer.act(move |writer| writer.conn.execute(publish, (id, at)));

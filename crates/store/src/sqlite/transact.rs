@@ -11,17 +11,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::Timestamp;
 use hapax_core::failpoint;
 use hapax_core::ledger::{Reserved, StoredAnswer};
 use hapax_core::lifecycle::Overtaken;
 use hapax_core::store::{Claim, Held, NewMessage};
+use hapax_core::{Tenant, Timestamp};
 use rusqlite::{CachedStatement, Connection, Params, Row};
 
 use super::SqliteStore;
 use super::jobs::{JobRow, Lanes, place_of};
 use super::ledger;
-use super::row::{DISCARDED, DONE, STALE, micros};
+use super::outbox::{DEFAULT_TENANT, For};
+use super::row::{DISCARDED, DONE, STALE};
 use super::sandbox::{Sandbox, SandboxGuard};
 use super::sql_handlers::{is_the_users, is_the_users_at_commit};
 use super::transaction::Transaction;
@@ -101,6 +102,18 @@ impl Answering for SqliteStore {
     }
 }
 
+/// The event that messages are published for, if there is one, and their tenant unless they name one.
+struct PublishedFor {
+    tenant: Tenant,
+    event: Option<i64>,
+}
+
+impl PublishedFor {
+    fn as_for(&self) -> For<'_> {
+        For { tenant: &self.tenant, event: self.event }
+    }
+}
+
 /// A right to commit, and the outcome that its commit records.
 trait Recorded: Send + 'static {
     /// The value that the effects return.
@@ -110,13 +123,13 @@ trait Recorded: Send + 'static {
     /// The job or reservation, as found in the database.
     type Found;
 
-    /// The job or reservation, and the event that the effects are for; `None` if the right is lost.
+    /// The job or reservation, and what its messages are published for; `None` if the right is lost.
     fn find(
         &self,
         conn: &Connection,
         lanes: &mut Lanes,
         now: Timestamp,
-    ) -> rusqlite::Result<Option<(Self::Found, Option<i64>)>>;
+    ) -> rusqlite::Result<Option<(Self::Found, PublishedFor)>>;
 
     /// Records the outcome; the inner error rolls everything back.
     fn record(
@@ -139,7 +152,7 @@ impl Recorded for JobRight {
         conn: &Connection,
         lanes: &mut Lanes,
         now: Timestamp,
-    ) -> rusqlite::Result<Option<(JobRow, Option<i64>)>> {
+    ) -> rusqlite::Result<Option<(JobRow, PublishedFor)>> {
         let (seq, lane) = place_of(self.job);
         // At most once per fence: a second "done" is refused, and its effects are rolled back.
         let open = |row: &JobRow| {
@@ -151,7 +164,8 @@ impl Recorded for JobRight {
             let _lost = lanes.done(conn, &row, None, None, now)?;
             return Ok(None);
         }
-        Ok(Some((row, Some(seq))))
+        let of = PublishedFor { tenant: lanes.tenant_of(lane), event: Some(seq) };
+        Ok(Some((row, of)))
     }
 
     fn record(
@@ -178,8 +192,9 @@ impl Recorded for KeyRight {
         conn: &Connection,
         _lanes: &mut Lanes,
         _now: Timestamp,
-    ) -> rusqlite::Result<Option<((), Option<i64>)>> {
-        Ok(ledger::is_open(conn, &self.0)?.then_some(((), None)))
+    ) -> rusqlite::Result<Option<((), PublishedFor)>> {
+        let of = PublishedFor { tenant: Tenant::new(DEFAULT_TENANT), event: None };
+        Ok(ledger::is_open(conn, &self.0)?.then_some(((), of)))
     }
 
     fn record(
@@ -246,10 +261,11 @@ impl Db<'_> {
 
     /// Publishes a message with this commit, or not at all. The same id twice is one message.
     pub fn publish(&self, message: &NewMessage) -> Result<(), DbError> {
-        let NewMessage { r#type, data, key, tenant, id, api_version: _ } = message;
+        let NewMessage { r#type, data, key, tenant, id, api_version } = message;
         self.execute(
-            "INSERT INTO hapax_publish (type, data, key, tenant, id) VALUES (?1, ?2, ?3, ?4, ?5)",
-            (r#type, data.as_str(), key, tenant, id),
+            "INSERT INTO hapax_publish (type, data, key, tenant, id, api_version)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            (r#type, data.as_str(), key, tenant, id, api_version),
         )?;
         Ok(())
     }
@@ -341,14 +357,14 @@ fn commit<R: Recorded>(
         tx.commit()?;
         return Ok(Err(TxError::FenceLost));
     };
-    writer
-        .conn
-        .prepare_cached("UPDATE hapax_current SET event_seq = ?1, at = ?2")?
-        .execute((event, micros(now)))?;
     let said = match confined(&writer.conn, &writer.sandbox, timeout, effects)? {
         Ok(said) => said,
         Err(failure) => return Ok(Err(TxError::Failed(failure))),
     };
+    let published = writer.outbox.publish_staged(&writer.conn, event.as_for(), now)?;
+    if let Err(refused) = published {
+        return Ok(Err(TxError::Failed(Failure::new(refused))));
+    }
     failpoint!("code.mid_commit");
     let proof = match right.record(&writer.conn, &mut writer.lanes, &found, said, now)? {
         Ok(proof) => proof,

@@ -69,7 +69,8 @@ impl Work for SqliteStore {
     ) -> Result<Settlement, StoreError> {
         self.act_and_notify(move |writer| {
             let now = writer.now();
-            writer.lanes.settle(&writer.conn, job, fence, &outcome, now)
+            let Writer { lanes, outbox, conn, .. } = writer;
+            lanes.settle(conn, outbox, job, fence, &outcome, now)
         })
         .await
     }

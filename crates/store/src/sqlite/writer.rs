@@ -33,6 +33,7 @@ use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
 use super::meta;
 use super::open::{self, OpenError, Place};
+use super::outbox::Outbox;
 use super::prune::PruneProgress;
 use super::row::Ids;
 use super::sandbox::Sandbox;
@@ -77,22 +78,39 @@ pub(super) struct BatchResult<T> {
     wrote: bool,
     /// Bytes that the act read and holds until the batch has ended.
     bytes: usize,
+    kind: ActKind,
+}
+
+/// The kinds of batched acts. Each has its own points at which a test ends the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ActKind {
+    /// An act on a reservation.
+    Reservation,
+    /// A message was published.
+    Publish,
+    /// Deliveries were settled and claimed.
+    Exchange,
 }
 
 impl<T> BatchResult<T> {
     /// The act wrote: it must be on disk before its caller gets the answer.
     pub(super) fn wrote(value: T) -> Self {
-        Self { value, wrote: true, bytes: 0 }
+        Self { value, wrote: true, bytes: 0, kind: ActKind::Reservation }
     }
 
     /// The act only read: it needs no commit.
     pub(super) fn only_looked(value: T) -> Self {
-        Self { value, wrote: false, bytes: 0 }
+        Self { value, wrote: false, bytes: 0, kind: ActKind::Reservation }
     }
 
     /// The act holds this many bytes of what it read.
     pub(super) fn holding(self, bytes: usize) -> Self {
         Self { bytes, ..self }
+    }
+
+    /// The act is of this kind.
+    pub(super) fn of(self, kind: ActKind) -> Self {
+        Self { kind, ..self }
     }
 }
 
@@ -191,11 +209,11 @@ impl WriterHandle {
         self.demand.fetch_add(1, Ordering::Relaxed);
         let (answer, done) = oneshot::channel();
         let rider: BatchedAct = Box::new(move |writer| match writer.map(act) {
-            Ok(Ok(BatchResult { value, wrote, bytes })) => {
+            Ok(Ok(BatchResult { value, wrote, bytes, kind })) => {
                 let answerer: Answerer = Box::new(move |ended: Result<(), StoreError>| {
                     let _ = answer.send(ended.map(|()| value));
                 });
-                Ok(BatchResult { value: answerer, wrote, bytes })
+                Ok(BatchResult { value: answerer, wrote, bytes, kind })
             }
             Ok(Err(error)) => {
                 let _ = answer.send(Err(unavailable(&error)));
@@ -262,6 +280,12 @@ impl WriterHandle {
         }
     }
 
+    /// The thread, so that a test can wait for its end without closing the store.
+    #[cfg(test)]
+    pub(super) fn take_thread(&self) -> Option<JoinHandle<()>> {
+        self.thread.lock().expect("no panic happens under this lock").take()
+    }
+
     #[cfg(test)]
     pub(super) fn merge_now(&self) {
         self.send(Command::MergeNow).expect("the writer listens");
@@ -298,6 +322,7 @@ pub(super) struct Writer {
     pub(super) shared: Arc<Shared>,
     pub(super) conn: Connection,
     pub(super) lanes: Lanes,
+    pub(super) outbox: Outbox,
     pub(super) sandbox: Sandbox,
     clock: Clock,
     checkpointer: Checkpointer,
@@ -332,6 +357,8 @@ struct Batch {
     wrote: bool,
     /// Whether jobs were written.
     work: bool,
+    /// The kinds of the acts that wrote.
+    kinds: Vec<ActKind>,
 }
 
 impl Batch {
@@ -391,10 +418,12 @@ impl Writer {
         let pairs = load_pairs(&conn).map_err(fail)?;
         let last_seq = last_seq(&conn).map_err(fail)?;
         let lanes = Lanes::load(&conn, HashMap::new(), false).map_err(fail)?;
-        Ok(Self {
+        let outbox = Outbox::load(&conn, Arc::default()).map_err(fail)?;
+        let mut writer = Self {
             shared,
             conn,
             lanes,
+            outbox,
             sandbox,
             clock,
             begun: Vec::new(),
@@ -413,7 +442,13 @@ impl Writer {
             commit_seconds: metrics::histogram!("hapax_store_commit_seconds"),
             batch_size: metrics::histogram!("hapax_store_batch_size"),
             place,
-        })
+        };
+        let freed = writer.in_transaction(|writer| {
+            let now = writer.now();
+            writer.outbox.free_leases(&writer.conn, now)
+        });
+        freed.map_err(|source| writer.place.error(source))?;
+        Ok(writer)
     }
 
     /// Runs until closed. A broken invariant stops the writer with an error in the log: every later
@@ -432,6 +467,9 @@ impl Writer {
                 Next::Housekeeping => clock::tend(&mut self).map(|()| ControlFlow::Continue(())),
                 Next::NobodyLeft => return,
             };
+            if self.outbox.take_woken() {
+                self.shared.deliveries.notify_one();
+            }
             let kept = match worked {
                 Ok(ControlFlow::Break(())) => return,
                 Ok(ControlFlow::Continue(())) => self.housekeep(),
@@ -591,7 +629,10 @@ impl Writer {
             let _ = rider(Err(unavailable(&error)));
             return Err(error);
         }
-        let BatchResult { value: answerer, wrote, bytes: held } = rider(Ok(self))?;
+        let BatchResult { value: answerer, wrote, bytes: held, kind } = rider(Ok(self))?;
+        if wrote && !batch.kinds.contains(&kind) {
+            batch.kinds.push(kind);
+        }
         batch.riders.push(answerer);
         batch.bytes += bytes + held;
         batch.wrote |= wrote;
@@ -614,12 +655,22 @@ impl Writer {
         let began = Instant::now();
         let receipts = batch.receipts;
         let end = if batch.wrote { "COMMIT" } else { "ROLLBACK" };
-        let (has_events, has_riders) = (receipts > 0, !batch.riders.is_empty());
+        let has_events = receipts > 0;
         if batch.wrote && has_events {
             failpoint!("ingress.before_commit");
         }
-        if batch.wrote && has_riders {
-            failpoint!("idem.before_commit");
+        for kind in &batch.kinds {
+            match kind {
+                ActKind::Reservation => {
+                    failpoint!("idem.before_commit");
+                }
+                ActKind::Publish => {
+                    failpoint!("publish.before_commit");
+                }
+                ActKind::Exchange => {
+                    failpoint!("exchange.before_commit");
+                }
+            }
         }
         let ended = self.conn.prepare_cached(end).and_then(|mut end| end.execute([]));
         if let Err(error) = ended {
@@ -633,8 +684,18 @@ impl Writer {
         for (seq, via) in &batch.copies {
             self.shared.copies.note(*seq, via);
         }
-        if batch.wrote && has_riders {
-            failpoint!("idem.after_commit");
+        for kind in &batch.kinds {
+            match kind {
+                ActKind::Reservation => {
+                    failpoint!("idem.after_commit");
+                }
+                ActKind::Publish => {
+                    failpoint!("publish.after_commit");
+                }
+                ActKind::Exchange => {
+                    failpoint!("exchange.after_commit");
+                }
+            }
         }
         if batch.wrote && has_events {
             failpoint!("ingress.after_commit_before_ack");
@@ -691,6 +752,7 @@ impl Writer {
         work(&mut SqlRunner {
             conn: &self.conn,
             lanes: &mut self.lanes,
+            outbox: &mut self.outbox,
             sandbox: &self.sandbox,
             now: &*self.clock,
             begun: &mut self.begun,
@@ -852,6 +914,7 @@ impl Writer {
         self.sandbox = Sandbox::on(&mut conn, self.place.value_bytes_max())?;
         let (specs, freed) = self.lanes.announced();
         self.lanes = Lanes::load(&conn, specs, freed)?;
+        self.outbox = Outbox::load(&conn, self.outbox.vault_keys())?;
         self.index = KeyIndex::load(&conn)?;
         self.broom = PruneProgress::default();
         self.pairs = load_pairs(&conn)?;

@@ -349,6 +349,11 @@ impl Clock {
         Timestamp::from_millisecond(ms).expect("in range")
     }
 
+    /// Lets time pass.
+    pub(crate) fn pass(&self, seconds: i64) {
+        self.0.fetch_add(seconds * 1_000, Ordering::SeqCst);
+    }
+
     pub(crate) fn for_a_store(&self) -> Arc<dyn Fn() -> Timestamp + Send + Sync> {
         let clock = self.clone();
         Arc::new(move || clock.now())
@@ -437,7 +442,7 @@ pub(crate) fn failed(retry: Retry) -> Outcome {
 impl<S: Working> World<S> {
     /// Lets time pass.
     pub(crate) fn pass(&self, seconds: i64) {
-        self.clock.0.fetch_add(seconds * 1_000, Ordering::SeqCst);
+        self.clock.pass(seconds);
     }
 
     pub(crate) async fn announce(&self, handlers: impl IntoIterator<Item = HandlerSpec>) {

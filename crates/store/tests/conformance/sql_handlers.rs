@@ -217,7 +217,7 @@ async fn a_missing_table_and_our_own_tables_are_clear_failures() {
         ("SELECT body FROM hapax_reservation", "prohibited"),
         ("SELECT count(*) FROM HAPAX_RESERVATION", "not authorized"),
         (
-            "INSERT INTO hapax_message (tenant, id, type, data, created_at) VALUES ('a','b','c','{}',1)",
+            "INSERT INTO hapax_message (tenant, id, type, created_at) VALUES ('a', 'b', 'c', 1)",
             "not authorized",
         ),
     ] {
@@ -353,10 +353,14 @@ async fn slow_statements_do_not_hold_the_writer_for_a_whole_slice() {
 async fn a_statement_with_the_text_of_a_hapax_statement_is_limited_too() {
     // Statements are cached by their text. A statement that the store itself has just used was
     // compiled without the limits: the same text in a handler must not use that one.
-    let theft = "INSERT INTO hapax_publish (type, data) VALUES ('payout.seen', '{}');
-                 UPDATE hapax_current SET event_seq = :attempt, at = :id";
-    let world = World::new(theft).await;
+    let publish = "INSERT INTO hapax_publish (type, data) VALUES ('payout.seen', '{}')";
+    let mut world = World::new(publish).await;
     world.accept("evt_1", None).await;
+    assert_eq!(world.run().await.done, 1);
+    // With the publish the store has used this very text.
+    let theft = SqlProgram::parse("DELETE FROM hapax_staged", Dialect::Sqlite).expect("parses");
+    world.program = Arc::new(theft);
+    world.accept("evt_2", None).await;
     let ran = world.run().await;
     assert_eq!((ran.done, ran.failed), (0, 1), "{ran:?}");
 }
@@ -441,4 +445,59 @@ async fn a_claimed_job_that_fails_is_an_attempt_and_leaves_nothing_behind() {
     assert_eq!(world.store.run_claimed(run(&claim, "1")).await.expect("runs"), Ran::Lost);
     assert_eq!(world.store.run_claimed(run(&next, "99")).await.expect("runs"), Ran::Done);
     assert_eq!(world.rows("SELECT event_id FROM ledger"), ["evt_1"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_under_a_used_id_is_one_message_or_fails_its_attempt_alone() {
+    // Events of one batch publish under an id that is used, one of them with other content. It must
+    // undo its own effects and nothing else. Another attempt publishes and fails: its retry publishes
+    // the same id, and must not be taken for a copy of the message that was rolled back.
+    let world = World::with(
+        &format!(
+            "{LEDGER} INSERT INTO hapax_publish (type, data, id)
+             VALUES ('fee', iif(:event_id = 'other', '[2]', '[1]'), 'm1');
+             INSERT INTO hapax_publish (type, data, id)
+             SELECT 'again', '{{}}', 'm2' WHERE :event_id = 'retried';
+             INSERT INTO picky SELECT iif(:event_id = 'retried' AND :attempt = 1, 100, 1)"
+        ),
+        spec(2, None),
+    )
+    .await;
+    world.accept("first", None).await;
+    assert_eq!(world.drain().await.done, 1);
+    for id in ["other", "copy", "retried"] {
+        world.accept(id, None).await;
+    }
+    let ran = world.drain().await;
+    assert_eq!((ran.done, ran.failed), (2, 3), "{ran:?}");
+    assert_eq!(
+        world.rows("SELECT event_id FROM ledger ORDER BY event_id"),
+        ["copy", "first", "retried"]
+    );
+    assert_eq!(world.rows("SELECT id FROM hapax_message ORDER BY id"), ["m1", "m2"]);
+    assert_eq!(world.event("first").await.messages.len(), 1);
+    let stored = world.event("other").await.jobs[0].error.clone().unwrap_or_default();
+    assert!(stored.contains("m1 was used before, for other content"), "{stored}");
+    world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_no_endpoint_may_get_are_refused_where_they_are_published() {
+    for (values, error) in [
+        ("'fee', '{}', NULL, 'a.b'", "at most 128 characters of A-Z"),
+        ("'fee', '{}', NULL, printf('%0129d', 0)", "at most 128 characters of A-Z"),
+        ("'fee', '{}', 'hapax', NULL", "reserved"),
+        ("'hapax.alert.raised', '{}', NULL, NULL", "reserved"),
+        ("'fee', x'7b7d', NULL, NULL", "data"),
+        ("'fee' || char(10), '{}', NULL, NULL", "control character"),
+    ] {
+        let sql = format!("INSERT INTO hapax_publish (type, data, tenant, id) VALUES ({values})");
+        let world = World::with(&sql, spec(1, None)).await;
+        world.accept("evt_1", None).await;
+        assert_eq!(world.drain().await.failed, 1, "{values}");
+        let stored = world.event("evt_1").await.jobs[0].error.clone().unwrap_or_default();
+        assert!(stored.contains("hapax_publish") && stored.contains(error), "{values}: {stored}");
+        assert_eq!(world.rows("SELECT id FROM hapax_message"), [""; 0], "{values}");
+        world.store.close().await;
+    }
 }

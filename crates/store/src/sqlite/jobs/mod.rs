@@ -135,6 +135,11 @@ impl Lanes {
         self.specs.get(&self.by_lane.get(&lane)?.handler)
     }
 
+    /// The tenant of a lane's events.
+    pub(super) fn tenant_of(&self, lane: i64) -> Tenant {
+        self.by_lane.get(&lane).expect("a job's lane is known").tenant.clone()
+    }
+
     fn workplace_of(&self, lane: i64) -> Workplace {
         self.spec_of(lane).map_or(Workplace::Inside, |spec| spec.workplace)
     }

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
+use hapax_core::Timestamp;
 use hapax_core::job::{Fence, JobId, Policy, Retry};
 use hapax_core::lifecycle::{Act, Overtaken, Unchanged};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::Guard;
-use hapax_core::store::{HandlerAnswer, Held, NewMessage, Outcome, Settlement};
-use hapax_core::{Tenant, Timestamp};
+use hapax_core::store::{HandlerAnswer, Held, Outcome, Settlement};
 use rusqlite::Connection;
-use uuid::Uuid;
 
 use super::Lanes;
 use super::change::Reported;
 use super::row::{JobRow, place_of};
 use crate::sqlite::order;
+use crate::sqlite::outbox::{For, Outbox};
 use crate::sqlite::row::{DONE, micros};
 
 impl Lanes {
@@ -23,6 +23,7 @@ impl Lanes {
     pub(in crate::sqlite) fn settle(
         &mut self,
         conn: &Connection,
+        outbox: &mut Outbox,
         job: JobId,
         fence: Fence,
         outcome: &Outcome,
@@ -43,13 +44,26 @@ impl Lanes {
         }
         match outcome {
             Outcome::Done { result, publish, .. } => {
+                if !publish.is_empty() {
+                    conn.execute_batch("SAVEPOINT hapax_done")?;
+                }
                 let done = self.done(conn, &row, result.as_deref(), answer, now)?;
                 if !done.is_ok_and(|after| after.state == DONE) {
                     return Ok(Settlement::Lost);
                 }
-                let of = self.by_lane.get(&lane).expect("a job's lane is known").tenant.clone();
+                let tenant = self.tenant_of(lane);
+                let of = For { tenant: &tenant, event: Some(row.seq) };
                 for message in publish {
-                    write_message(conn, message, &of, row.seq, now)?;
+                    if let Err(refused) = outbox.publish_with(conn, message, of, now)? {
+                        // Neither "done" nor any of its messages holds: the attempt has failed.
+                        conn.execute_batch("ROLLBACK TO hapax_done")?;
+                        let retry = Retry::Schedule;
+                        return Ok(match self.fail(conn, &row, &refused, retry, answer, now)? {
+                            Ok(_) => Settlement::Recorded,
+                            // Its lease had ended: only a "done" would still have counted.
+                            Err(_lost) => Settlement::Lost,
+                        });
+                    }
                 }
                 Ok(Settlement::Recorded)
             }
@@ -168,36 +182,6 @@ impl Lanes {
         }
         Ok(())
     }
-}
-
-/// Records a message with the commit that publishes it. The same id twice is one message. A message
-/// without a tenant belongs to its event's tenant, so that no tenant can use up another's ids. The
-/// trigger of `hapax_publish` applies the same rules to handlers' SQL.
-pub(super) fn write_message(
-    conn: &Connection,
-    message: &NewMessage,
-    of: &Tenant,
-    event_seq: i64,
-    now: Timestamp,
-) -> rusqlite::Result<()> {
-    let id = match &message.id {
-        Some(id) => id.clone(),
-        None => format!("msg_{}", Uuid::now_v7().simple()),
-    };
-    conn.prepare_cached(
-        "INSERT INTO hapax_message (tenant, id, type, data, key, event_seq, created_at)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (tenant, id) DO NOTHING",
-    )?
-    .execute((
-        message.tenant.as_deref().unwrap_or(of.as_str()),
-        id,
-        &message.r#type,
-        message.data.as_str(),
-        &message.key,
-        event_seq,
-        micros(now),
-    ))?;
-    Ok(())
 }
 
 /// Adds the app's answer to a job that the app completed itself.

@@ -7,9 +7,11 @@ CREATE TABLE hapax_meta (
 -- merged_through: every key of an event up to this seq is in hapax_key.
 -- last_seq: no event ever had a higher one, even if it was pruned since.
 -- epoch: raised after a failed write, so that its remains in the log are overwritten.
+-- last_message: as last_seq, of messages.
 -- reservation_fence: the highest one ever issued, including those of deleted keys.
 INSERT INTO hapax_meta (name, value)
-VALUES ('merged_through', 0), ('last_seq', 0), ('epoch', 0), ('reservation_fence', 0);
+VALUES ('merged_through', 0), ('last_seq', 0), ('epoch', 0), ('last_message', 0),
+       ('reservation_fence', 0);
 
 -- A (tenant, source) pair, so that an event names it with one small number.
 CREATE TABLE hapax_pair (
@@ -198,29 +200,141 @@ CREATE TABLE hapax_action (
 );
 CREATE INDEX hapax_action_event ON hapax_action (event_seq);
 
--- The outbox: a message is recorded with the commit that publishes it, or not at all.
+-- Where messages may go. A number is never used twice: the row of a deleted endpoint stays, without its
+-- secrets. settings: what an operator chose, as JSON; uid is in it and beside it. secrets and headers:
+-- sealed. version: grows with every change. orphans: it was deleted, and may have open deliveries.
+CREATE TABLE hapax_endpoint (
+    endpoint        INTEGER PRIMARY KEY,
+    id              BLOB    NOT NULL UNIQUE,
+    tenant          TEXT    NOT NULL,
+    uid             TEXT,
+    settings        TEXT    NOT NULL,
+    secrets         BLOB    NOT NULL,
+    headers         BLOB,
+    version         INTEGER NOT NULL,
+    created_at      INTEGER NOT NULL,
+    disabled_at     INTEGER,
+    disabled_reason TEXT,
+    deleted_at      INTEGER,
+    orphans         INTEGER NOT NULL DEFAULT 0
+);
+CREATE UNIQUE INDEX hapax_endpoint_uid ON hapax_endpoint (tenant, uid)
+    WHERE uid IS NOT NULL AND deleted_at IS NULL;
+CREATE INDEX hapax_endpoint_orphans ON hapax_endpoint (endpoint) WHERE orphans = 1;
+CREATE INDEX hapax_endpoint_disabled ON hapax_endpoint (endpoint)
+    WHERE disabled_at IS NOT NULL AND deleted_at IS NULL;
+
+-- The part of an endpoint that attempts change: its circuit, its rate and its block.
+CREATE TABLE hapax_endpoint_state (
+    endpoint      INTEGER PRIMARY KEY,
+    circuit       INTEGER NOT NULL DEFAULT 0,
+    failures      INTEGER NOT NULL DEFAULT 0,
+    failing_since INTEGER,
+    open_until    INTEGER,
+    open_for      INTEGER NOT NULL DEFAULT 0,
+    rate_at       INTEGER,
+    blocked_until INTEGER
+);
+
+-- The narrow row of a message, which stays as long as its id must be known.
+-- deliveries: how many were written with it. event_seq: the event whose handler published it.
+-- A message with a key is numbered by its seq among the messages with that key.
 CREATE TABLE hapax_message (
-    message    INTEGER PRIMARY KEY,
-    tenant     TEXT    NOT NULL,
-    id         TEXT    NOT NULL,
-    type       TEXT    NOT NULL,
-    data       TEXT    NOT NULL,
-    key        TEXT,
-    event_seq  INTEGER,
-    created_at INTEGER NOT NULL,
-    UNIQUE (tenant, id)
+    seq         INTEGER PRIMARY KEY,
+    tenant      TEXT    NOT NULL,
+    id          TEXT    NOT NULL,
+    type        TEXT    NOT NULL,
+    key         TEXT,
+    api_version TEXT,
+    fingerprint BLOB    NOT NULL,
+    event_seq   INTEGER,
+    created_at  INTEGER NOT NULL,
+    deliveries  INTEGER NOT NULL,
+    UNIQUE (id, tenant)
 );
 CREATE INDEX hapax_message_event ON hapax_message (event_seq) WHERE event_seq IS NOT NULL;
-CREATE INDEX hapax_message_age ON hapax_message (created_at);
+CREATE INDEX hapax_message_key ON hapax_message (key, seq) WHERE key IS NOT NULL;
 
--- The event whose handler runs now, so that its messages are listed with it.
-CREATE TABLE hapax_current (one INTEGER PRIMARY KEY CHECK (one = 1), event_seq INTEGER, at INTEGER);
-INSERT INTO hapax_current VALUES (1, NULL, NULL);
+-- The bytes that endpoints get, made once. thin: null unless an endpoint wants it. A row is here exactly
+-- while its message is whole.
+CREATE TABLE hapax_message_body (
+    seq  INTEGER PRIMARY KEY,
+    body BLOB NOT NULL,
+    thin BLOB
+);
 
--- INSERT INTO hapax_publish (type, data, key, tenant, id) VALUES … inside a handler. A message that
--- names no tenant belongs to its event's tenant, so that no tenant can use up another's ids. Its size is
--- bounded as in hapax.publish on PostgreSQL.
-CREATE VIEW hapax_publish AS SELECT type, data, key, tenant, id FROM hapax_message WHERE 0;
+-- A message for an endpoint.
+-- state: 0 ready, 1 leased, 2 delivered, 3 dead, 4 cancelled.
+-- due_at: ready: from when; leased: until when; else: when it ended. wait: as in hapax_job.
+-- started_at, node, took_ms, answer_status, answer: of the last attempt; once it is delivered, of the
+-- attempt that delivered.
+CREATE TABLE hapax_delivery (
+    message_seq   INTEGER NOT NULL,
+    endpoint      INTEGER NOT NULL,
+    state         INTEGER NOT NULL,
+    due_at        INTEGER NOT NULL,
+    wait          INTEGER NOT NULL DEFAULT 0,
+    fence         INTEGER NOT NULL DEFAULT 0,
+    attempt       INTEGER NOT NULL DEFAULT 0,
+    steps         INTEGER NOT NULL DEFAULT 0,
+    lost          INTEGER NOT NULL DEFAULT 0,
+    started_at    INTEGER,
+    node          TEXT,
+    error         TEXT,
+    took_ms       INTEGER,
+    answer_status INTEGER,
+    answer        TEXT,
+    PRIMARY KEY (message_seq, endpoint)
+) WITHOUT ROWID;
+CREATE INDEX hapax_delivery_ready  ON hapax_delivery (endpoint, due_at) WHERE state = 0 /* ready */;
+CREATE INDEX hapax_delivery_leased ON hapax_delivery (endpoint, due_at) WHERE state = 1 /* leased */;
+CREATE INDEX hapax_delivery_failed ON hapax_delivery (message_seq) WHERE state = 0 /* ready */ AND steps > 0;
+CREATE INDEX hapax_delivery_dead   ON hapax_delivery (message_seq) WHERE state = 3 /* dead */;
+CREATE INDEX hapax_delivery_to     ON hapax_delivery (endpoint, message_seq);
+
+-- Attempts that failed or were lost. The one that delivered stands in the delivery itself, until another
+-- follows. took_ms is null where the outcome is unknown.
+CREATE TABLE hapax_delivery_attempt (
+    message_seq   INTEGER NOT NULL,
+    endpoint      INTEGER NOT NULL,
+    attempt       INTEGER NOT NULL,
+    started_at    INTEGER NOT NULL,
+    took_ms       INTEGER,
+    answer_status INTEGER,
+    answer        TEXT,
+    error         TEXT,
+    node          TEXT    NOT NULL,
+    PRIMARY KEY (message_seq, endpoint, attempt)
+) WITHOUT ROWID;
+
+-- Actions of operators on endpoints, messages and deliveries, and their reasons.
+CREATE TABLE hapax_sending_action (
+    action      INTEGER PRIMARY KEY,
+    endpoint    INTEGER,
+    message_seq INTEGER,
+    what        TEXT    NOT NULL,
+    who         TEXT    NOT NULL,
+    reason      TEXT,
+    at          INTEGER NOT NULL
+);
+CREATE INDEX hapax_sending_action_message ON hapax_sending_action (message_seq)
+    WHERE message_seq IS NOT NULL;
+
+-- What the running handler publishes. The writer makes messages of these rows in the same transaction, so
+-- that outside of it the table is empty.
+CREATE TABLE hapax_staged (
+    place       INTEGER PRIMARY KEY,
+    type        TEXT,
+    data        TEXT,
+    key         TEXT,
+    tenant      TEXT,
+    id          TEXT,
+    api_version TEXT
+);
+
+-- INSERT INTO hapax_publish (type, data, key, tenant, id) VALUES … inside a handler. What is wrong with
+-- a message is reported here, with the statement that published it; the writer checks the rest.
+CREATE VIEW hapax_publish AS SELECT type, data, key, tenant, id, api_version FROM hapax_staged WHERE 0;
 CREATE TRIGGER hapax_publish_insert INSTEAD OF INSERT ON hapax_publish BEGIN
     SELECT RAISE(ABORT, 'hapax_publish: type and data must not be null')
     WHERE NEW.type IS NULL OR NEW.data IS NULL;
@@ -228,20 +342,17 @@ CREATE TRIGGER hapax_publish_insert INSTEAD OF INSERT ON hapax_publish BEGIN
     WHERE NEW.type = '' OR NEW.id = '';
     SELECT RAISE(ABORT, 'hapax_publish: at most 255 bytes of type, key, tenant and id')
     WHERE max(octet_length(NEW.type), coalesce(octet_length(NEW.key), 0),
-              coalesce(octet_length(NEW.tenant), 0), coalesce(octet_length(NEW.id), 0)) > 255;
+              coalesce(octet_length(NEW.tenant), 0), coalesce(octet_length(NEW.id), 0),
+              coalesce(octet_length(NEW.api_version), 0)) > 255;
+    SELECT RAISE(ABORT, 'hapax_publish: an id has at most 128 characters of A-Z, a-z, 0-9, _ and -')
+    WHERE octet_length(NEW.id) > 128 OR NEW.id GLOB '*[^-A-Za-z0-9_]*';
+    SELECT RAISE(ABORT, 'hapax_publish: the tenant hapax and types hapax.* are reserved')
+    WHERE NEW.tenant = 'hapax' OR NEW.type GLOB 'hapax.*';
     SELECT RAISE(ABORT, 'hapax_publish: at most 1 MiB of data')
     WHERE octet_length(NEW.data) > 1048576;
     SELECT RAISE(ABORT, 'hapax_publish: data is not JSON') WHERE NOT json_valid(NEW.data);
-    INSERT INTO hapax_message (tenant, id, type, data, key, event_seq, created_at)
-    SELECT coalesce(NEW.tenant,
-                    (SELECT p.tenant FROM hapax_event e JOIN hapax_pair p ON p.pair = e.pair
-                     WHERE e.seq = hapax_current.event_seq),
-                    'default'),
-           coalesce(NEW.id, 'msg_' || lower(hex(randomblob(16)))),
-           NEW.type, NEW.data, NEW.key, event_seq,
-           coalesce(at, CAST(unixepoch('subsec') * 1000000 AS INTEGER))
-    FROM hapax_current WHERE true
-    ON CONFLICT (tenant, id) DO NOTHING;
+    INSERT INTO hapax_staged (type, data, key, tenant, id, api_version)
+    VALUES (NEW.type, NEW.data, NEW.key, NEW.tenant, NEW.id, NEW.api_version);
 END;
 
 -- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned. The answer
@@ -404,8 +515,25 @@ FROM hapax_job j JOIN hapax_event e ON e.seq = j.event_seq JOIN hapax_body b ON 
      JOIN hapax_pair p ON p.pair = e.pair JOIN hapax_lane l ON l.lane = j.lane JOIN hapax_handler h ON h.handler = l.handler
 WHERE j.state = 4 /* dead */;
 
--- Nothing is sent yet: this view has its final columns and no rows.
+-- The status of a delivery in words: as hapax_core::delivery has it.
 CREATE VIEW hapax_deliveries AS
-SELECT NULL AS id, NULL AS message, NULL AS endpoint, NULL AS status, NULL AS attempt,
-       NULL AS created_at, NULL AS delivered_at
-WHERE 0;
+SELECT printf('%s-%s-7%s-%04x-%012x',
+              substr(printf('%012x', m.created_at / 1000), 1, 8),
+              substr(printf('%012x', m.created_at / 1000), 9),
+              lower(substr(hex(m.fingerprint), 1, 3)),
+              32768 | (d.endpoint >> 8),
+              ((d.endpoint & 255) << 40) | d.message_seq) AS id,
+       m.id AS message,
+       lower(substr(hex(e.id), 1, 8) || '-' || substr(hex(e.id), 9, 4) || '-' || substr(hex(e.id), 13, 4)
+             || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)) AS endpoint,
+       CASE d.state WHEN 1 THEN 'sending' WHEN 2 THEN 'delivered' WHEN 3 THEN 'dead' WHEN 4 THEN 'cancelled'
+            ELSE CASE WHEN e.deleted_at IS NOT NULL THEN 'cancelled'
+                      WHEN e.disabled_at IS NOT NULL THEN 'held'
+                      WHEN d.steps > 0 THEN 'failed' ELSE 'waiting' END
+       END AS status,
+       d.attempt,
+       strftime('%Y-%m-%dT%H:%M:%fZ', m.created_at / 1000000.0, 'unixepoch') AS created_at,
+       CASE WHEN d.state = 2 /* delivered */
+            THEN strftime('%Y-%m-%dT%H:%M:%fZ', d.due_at / 1000000.0, 'unixepoch') END AS delivered_at
+FROM hapax_delivery d JOIN hapax_message m ON m.seq = d.message_seq
+     JOIN hapax_endpoint e ON e.endpoint = d.endpoint;

@@ -1,0 +1,254 @@
+//! Claiming: endpoints in turn, each at most so many at once, and a bounded share of the writer's time.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use hapax_core::Timestamp;
+use hapax_core::delivery::DeliveryAct;
+use hapax_core::job::{Fence, Policy, Retry};
+use hapax_core::message::Payload;
+use hapax_core::store::{AttemptOutcome, DeliveryAsk, DeliveryClaim, Exchanged};
+use rusqlite::{Connection, Row};
+
+use super::change::Reported;
+use super::row::{COLUMNS, DeliveryRow, Named};
+use super::{Outbox, leases, next_due};
+use crate::limits::{EXCHANGE_SLICE_MAX, EXPIRED_AT_ONCE};
+use crate::sqlite::row::{micros, timestamp};
+
+/// The error of a delivery whose message has lost its bytes.
+const NO_BYTES: &str = "the bytes of this message are not in the database any more";
+
+/// How long an endpoint rests whose due deliveries cannot be claimed, in microseconds.
+const REST: i64 = 1_000_000;
+
+/// A delivery that is due.
+struct Due {
+    row: DeliveryRow,
+    named: Named,
+    message: String,
+    /// The length of the bytes to send; `None` where they are missing.
+    bytes: Option<usize>,
+}
+
+/// The claims of one exchange.
+#[derive(Default)]
+struct Claims {
+    claims: Vec<DeliveryClaim>,
+    bytes: usize,
+    /// The next claim would exceed the bytes that were asked for.
+    is_full: bool,
+}
+
+impl Outbox {
+    /// Settles all outcomes, then claims. Returns also how many bytes the claims hold.
+    pub(super) fn exchange(
+        &mut self,
+        conn: &Connection,
+        outcomes: &[AttemptOutcome],
+        ask: &DeliveryAsk,
+        now: Timestamp,
+    ) -> rusqlite::Result<(Exchanged, usize)> {
+        let until = Instant::now() + EXCHANGE_SLICE_MAX;
+        let settled = outcomes
+            .iter()
+            .map(|outcome| self.settle(conn, outcome, now))
+            .collect::<rusqlite::Result<_>>()?;
+        let Claims { claims, bytes, .. } = self.claim(conn, ask, now, until)?;
+        let next_due = self.turns.next_at().map(timestamp);
+        Ok((Exchanged { settled, claims, next_due }, bytes))
+    }
+
+    fn claim(
+        &mut self,
+        conn: &Connection,
+        ask: &DeliveryAsk,
+        now: Timestamp,
+        until: Instant,
+    ) -> rusqlite::Result<Claims> {
+        if self.vault_keys != ask.vault_keys {
+            self.vault_keys = Arc::clone(&ask.vault_keys);
+            for number in self.endpoints.keys().copied().collect::<Vec<_>>() {
+                self.reschedule(number);
+            }
+        }
+        self.turns.begin(micros(now));
+        let mut claims = Claims::default();
+        let mut is_first = true;
+        // Every visit takes a delivery, ends a lease, or finds out that nothing is due.
+        while claims.claims.len() < ask.limit
+            && !claims.is_full
+            && (std::mem::take(&mut is_first) || Instant::now() < until)
+            && let Some(number) = self.turns.pop()
+        {
+            let left = ask.limit - claims.claims.len();
+            let share = left.div_ceil(self.turns.waiting() + 1);
+            self.visit(conn, number, share, ask, now, &mut claims)?;
+        }
+        Ok(claims)
+    }
+
+    /// Ends the leases of one endpoint that are over, and claims up to `share` of its deliveries.
+    fn visit(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        share: usize,
+        ask: &DeliveryAsk,
+        now: Timestamp,
+        claims: &mut Claims,
+    ) -> rusqlite::Result<()> {
+        let Some(endpoint) = self.endpoints.get(&number) else {
+            // It was deleted: only its leases are left.
+            let lease_end = self.expire(conn, number, now)?;
+            self.turns.set(number, lease_end);
+            return Ok(());
+        };
+        if endpoint.lease_end <= micros(now) {
+            self.expire(conn, number, now)?;
+        }
+        let Some(endpoint) = self.endpoints.get(&number) else { return Ok(()) };
+        let room = endpoint.room(&self.vault_keys) as usize;
+        let mut taken = 0;
+        if room > 0 && endpoint.next_due <= micros(now) {
+            let target = Arc::clone(&endpoint.target);
+            let lease = endpoint.policy.lease;
+            let payload = endpoint.record.settings.payload;
+            for due in due_for(conn, number, micros(now), room.min(share), payload)? {
+                let claim = DeliveryAct::Claim { lease };
+                let reported = Reported { node: &ask.node, ..Reported::default() };
+                let Some(bytes) = due.bytes else {
+                    self.bury(conn, &due.row, &claim, reported, now)?;
+                    taken += 1;
+                    continue;
+                };
+                if !claims.claims.is_empty() && claims.bytes + bytes > ask.bytes_max {
+                    claims.is_full = true;
+                    break;
+                }
+                let claimed = self.act(conn, &due.row, &claim, reported, now)?;
+                let Ok(row) = claimed else { continue };
+                claims.bytes += bytes;
+                claims.claims.push(DeliveryClaim {
+                    delivery: due.named.delivery(number),
+                    fence: Fence(row.fence),
+                    attempt: row.progress.attempt,
+                    message: due.message,
+                    body: body(conn, row.seq, payload)?,
+                    leased_until: timestamp(row.due_at),
+                    endpoint: Arc::clone(&target),
+                });
+                taken += 1;
+            }
+            let mut next = next_due(conn, number)?;
+            if taken == 0 && !claims.is_full && next <= micros(now) {
+                // Rows that cannot be claimed, such as those of a message that somebody deleted, must
+                // not keep the others waiting.
+                next = micros(now).saturating_add(REST);
+            }
+            if let Some(endpoint) = self.endpoints.get_mut(&number) {
+                endpoint.next_due = next;
+            }
+        }
+        self.reschedule(number);
+        if claims.is_full && taken == 0 {
+            // It had no turn: the next exchange begins with it.
+            self.turns.set_first(number);
+        }
+        Ok(())
+    }
+
+    /// Leases of this endpoint that are over become lost attempts, some at a time. Returns when the next
+    /// lease ends.
+    fn expire(&mut self, conn: &Connection, number: i64, now: Timestamp) -> rusqlite::Result<i64> {
+        let expired: Vec<DeliveryRow> = conn
+            .prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM hapax_delivery d INDEXED BY hapax_delivery_leased
+                 WHERE d.endpoint = ?1 AND d.state = 1 /* leased */ AND d.due_at <= ?2 ORDER BY d.due_at LIMIT ?3"
+            ))?
+            .query_map((number, micros(now), EXPIRED_AT_ONCE as i64), DeliveryRow::read)?
+            .collect::<rusqlite::Result<_>>()?;
+        for row in expired {
+            let lost = self.act(conn, &row, &DeliveryAct::LeaseEnded, Reported::default(), now)?;
+            assert!(lost.is_ok(), "only leased deliveries are read here");
+        }
+        let (in_flight, lease_end) = leases(conn, number)?;
+        if let Some(endpoint) = self.endpoints.get_mut(&number) {
+            debug_assert_eq!(endpoint.in_flight, in_flight, "the count is exact");
+            endpoint.lease_end = lease_end;
+        }
+        Ok(lease_end)
+    }
+
+    /// A delivery without bytes can never be sent: it becomes a dead letter, which an operator sees.
+    fn bury(
+        &mut self,
+        conn: &Connection,
+        row: &DeliveryRow,
+        claim: &DeliveryAct<'_>,
+        reported: Reported<'_>,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let Ok(row) = self.act(conn, row, claim, reported, now)? else { return Ok(()) };
+        let policy = Policy { retry: Vec::new(), lease: std::time::Duration::ZERO };
+        let failed = DeliveryAct::Failed { retry: Retry::Never, policy: &policy };
+        let reported = Reported { error: Some(NO_BYTES), ..Reported::default() };
+        let buried = self.act(conn, &row, &failed, reported, now)?;
+        assert!(buried.is_ok(), "the writer has just claimed it");
+        tracing::error!(message.seq = row.seq, "a delivery cannot be sent: {NO_BYTES}");
+        Ok(())
+    }
+}
+
+/// Deliveries to this endpoint that may be claimed, the one due longest first.
+fn due_for(
+    conn: &Connection,
+    number: i64,
+    now: i64,
+    limit: usize,
+    payload: Payload,
+) -> rusqlite::Result<Vec<Due>> {
+    conn.prepare_cached(&due_sql())?
+        .query_map((number, now, limit as i64), |row| Due::read(row, payload))?
+        .collect()
+}
+
+pub(super) fn due_sql() -> String {
+    format!(
+        "SELECT {COLUMNS}, m.id, m.created_at, m.fingerprint, length(b.body), length(b.thin)
+         FROM hapax_delivery d INDEXED BY hapax_delivery_ready
+         CROSS JOIN hapax_message m ON m.seq = d.message_seq
+         LEFT JOIN hapax_message_body b ON b.seq = d.message_seq
+         WHERE d.endpoint = ?1 AND d.state = 0 /* ready */ AND d.due_at <= ?2
+         ORDER BY d.due_at, d.message_seq LIMIT ?3"
+    )
+}
+
+impl Due {
+    fn read(row: &Row<'_>, payload: Payload) -> rusqlite::Result<Self> {
+        let delivery = DeliveryRow::read(row)?;
+        let named =
+            Named { seq: delivery.seq, created_at: row.get(11)?, fingerprint: row.get(12)? };
+        let length = |at: usize| -> rusqlite::Result<Option<usize>> {
+            let length: Option<u32> = row.get(at)?;
+            Ok(length.map(|length| length as usize))
+        };
+        let (fat, thin) = (length(13)?, length(14)?);
+        let bytes = match payload {
+            Payload::Fat => fat,
+            Payload::Thin => thin.or(fat),
+        };
+        Ok(Self { row: delivery, named, message: row.get(10)?, bytes })
+    }
+}
+
+/// The bytes to send. A message that was published before its endpoint wanted thin payloads has only the
+/// whole one.
+fn body(conn: &Connection, seq: i64, payload: Payload) -> rusqlite::Result<Bytes> {
+    let sql = match payload {
+        Payload::Fat => "SELECT body FROM hapax_message_body WHERE seq = ?1",
+        Payload::Thin => "SELECT coalesce(thin, body) FROM hapax_message_body WHERE seq = ?1",
+    };
+    conn.prepare_cached(sql)?.query_row([seq], |row| row.get::<_, Vec<u8>>(0).map(Bytes::from))
+}

@@ -1,0 +1,252 @@
+//! Sending on SQLite: messages, the endpoints that get them, and their deliveries.
+//!
+//! The writer knows every endpoint in memory: what it wants, how many of its deliveries are under way,
+//! and when the next one is due ([`turns`]). A claim therefore reads only rows that it takes, whatever
+//! waits behind them. All of it is loaded from the indexes at a start and after a failed write, so that
+//! nothing of a transaction that was undone stays. The pure life cycle in [`hapax_core::delivery`]
+//! decides; [`change`] is the only place that records it.
+
+mod change;
+mod claim;
+mod endpoints;
+mod operator_actions;
+mod prune;
+mod publish;
+mod reader;
+mod row;
+mod settle;
+mod store;
+#[cfg(test)]
+mod tests;
+mod turns;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hapax_core::delivery::DeliveryAct;
+use hapax_core::endpoint::{EndpointId, EndpointRecord};
+use hapax_core::job::Policy;
+use hapax_core::store::DeliveryTarget;
+use hapax_core::vault::KeyId;
+use hapax_core::{Tenant, Timestamp};
+use rusqlite::Connection;
+
+pub(super) use prune::{MessageScan, slice as prune_slice};
+pub(super) use publish::For;
+
+use super::meta;
+use super::row::Dice;
+use change::Reported;
+use row::{COLUMNS, DeliveryRow};
+use turns::{NEVER, Turns};
+
+/// The tenant of messages that name none and belong to no event.
+pub(super) const DEFAULT_TENANT: &str = "default";
+
+/// What the writer knows of sending.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    /// Endpoints that are not deleted.
+    endpoints: HashMap<i64, Endpoint>,
+    numbers: HashMap<EndpointId, i64>,
+    /// The endpoints of each tenant, oldest first.
+    of_tenant: HashMap<Tenant, Vec<i64>>,
+    turns: Turns,
+    /// The keys of the vault, as the last claim named them.
+    vault_keys: Arc<[KeyId]>,
+    /// The highest number of an endpoint, deleted ones included.
+    last_endpoint: i64,
+    /// The highest number of a message.
+    last_message: i64,
+    /// For the jitter of waits.
+    dice: Dice,
+    /// Whether a delivery is due of which a waiting sender has not been notified.
+    woken: bool,
+    /// Whether the open act has changed a row.
+    wrote: bool,
+}
+
+/// An endpoint in memory.
+#[derive(Debug)]
+struct Endpoint {
+    record: EndpointRecord,
+    target: Arc<DeliveryTarget>,
+    policy: Policy,
+    /// Deliveries that are leased.
+    in_flight: u32,
+    /// No lease ends before this.
+    lease_end: i64,
+    /// No delivery that waits is due before this.
+    next_due: i64,
+}
+
+impl Endpoint {
+    fn new(record: EndpointRecord) -> Self {
+        let target = Arc::new(DeliveryTarget {
+            id: record.id,
+            tenant: record.tenant.clone(),
+            url: record.settings.url.clone(),
+            timeout: record.settings.timeout,
+            sealed: record.sealed.clone(),
+        });
+        let policy = record.settings.policy();
+        Self { record, target, policy, in_flight: 0, lease_end: NEVER, next_due: NEVER }
+    }
+
+    /// Puts the changed endpoint in the place of this one. Its deliveries stay.
+    fn replace(&mut self, record: EndpointRecord) {
+        let Self { in_flight, lease_end, next_due, .. } = *self;
+        *self = Self { in_flight, lease_end, next_due, ..Self::new(record) };
+    }
+
+    /// How many claims it may get now.
+    fn room(&self, vault_keys: &[KeyId]) -> u32 {
+        let opens = self.record.sealed.key_ids().all(|key| vault_keys.contains(&key));
+        if self.record.disabled.is_some() || !opens {
+            return 0;
+        }
+        self.record.settings.max_in_flight.saturating_sub(self.in_flight)
+    }
+
+    /// When there is something to claim, or a lease ends.
+    fn runnable_at(&self, vault_keys: &[KeyId]) -> i64 {
+        let due = if self.room(vault_keys) > 0 { self.next_due } else { NEVER };
+        due.min(self.lease_end)
+    }
+}
+
+impl Outbox {
+    /// Loads what the last commit left, and keeps the keys of the vault.
+    pub(super) fn load(conn: &Connection, vault_keys: Arc<[KeyId]>) -> rusqlite::Result<Self> {
+        let mut loaded = Self { vault_keys, woken: true, ..Self::default() };
+        for (number, record) in endpoints::load(conn)? {
+            loaded.insert(number, record);
+        }
+        for number in loaded.endpoints.keys().copied().collect::<Vec<_>>() {
+            loaded.refresh(conn, number)?;
+        }
+        // The leases of deleted endpoints still end.
+        for number in endpoints::orphaned(conn)? {
+            let (_, lease_end) = leases(conn, number)?;
+            loaded.turns.set(number, lease_end);
+        }
+        let highest = |sql: &str| -> rusqlite::Result<i64> {
+            Ok(conn.query_row(sql, [], |row| row.get::<_, Option<i64>>(0))?.unwrap_or(0))
+        };
+        loaded.last_endpoint = highest("SELECT max(endpoint) FROM hapax_endpoint")?;
+        let newest = highest("SELECT max(seq) FROM hapax_message")?;
+        loaded.last_message = newest.max(meta(conn, "last_message")?);
+        Ok(loaded)
+    }
+
+    /// The keys of the vault, which must survive a reload.
+    pub(super) fn vault_keys(&self) -> Arc<[KeyId]> {
+        Arc::clone(&self.vault_keys)
+    }
+
+    /// Ends the leases of a process that died: the outcome of its attempts is unknown.
+    pub(super) fn free_leases(
+        &mut self,
+        conn: &Connection,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let leased: Vec<DeliveryRow> = conn
+            .prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM hapax_delivery d INDEXED BY hapax_delivery_leased
+                 WHERE d.state = 1 /* leased */"
+            ))?
+            .query_map([], DeliveryRow::read)?
+            .collect::<rusqlite::Result<_>>()?;
+        for row in leased {
+            let lost = self.act(conn, &row, &DeliveryAct::LeaseEnded, Reported::default(), now)?;
+            assert!(lost.is_ok(), "only leased deliveries are read here");
+        }
+        Ok(())
+    }
+
+    /// Whether a waiting sender must be notified; resets the flag.
+    pub(super) fn take_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
+    }
+
+    /// Whether the act has changed a row; resets the flag.
+    fn take_wrote(&mut self) -> bool {
+        std::mem::take(&mut self.wrote)
+    }
+
+    /// The endpoints after this one by their numbers, at most `limit`.
+    pub(super) fn numbers_after(&self, after: i64, limit: usize) -> Vec<i64> {
+        let mut numbers: Vec<i64> =
+            self.endpoints.keys().copied().filter(|number| *number > after).collect();
+        numbers.sort_unstable();
+        numbers.truncate(limit);
+        numbers
+    }
+
+    fn insert(&mut self, number: i64, record: EndpointRecord) {
+        self.numbers.insert(record.id, number);
+        self.of_tenant.entry(record.tenant.clone()).or_default().push(number);
+        self.last_endpoint = self.last_endpoint.max(number);
+        self.endpoints.insert(number, Endpoint::new(record));
+    }
+
+    fn remove(&mut self, number: i64) {
+        self.turns.remove(number);
+        let Some(gone) = self.endpoints.remove(&number) else { return };
+        self.numbers.remove(&gone.record.id);
+        if let Some(of_tenant) = self.of_tenant.get_mut(&gone.record.tenant) {
+            of_tenant.retain(|one| *one != number);
+            if of_tenant.is_empty() {
+                self.of_tenant.remove(&gone.record.tenant);
+            }
+        }
+    }
+
+    /// Reads again what an endpoint has to do.
+    pub(super) fn refresh(&mut self, conn: &Connection, number: i64) -> rusqlite::Result<()> {
+        let next_due = next_due(conn, number)?;
+        let (in_flight, lease_end) = leases(conn, number)?;
+        if let Some(endpoint) = self.endpoints.get_mut(&number) {
+            endpoint.next_due = next_due;
+            endpoint.in_flight = in_flight;
+            endpoint.lease_end = lease_end;
+        }
+        self.reschedule(number);
+        Ok(())
+    }
+
+    /// Notes when an endpoint has something to do.
+    fn reschedule(&mut self, number: i64) {
+        if let Some(endpoint) = self.endpoints.get(&number) {
+            self.turns.set(number, endpoint.runnable_at(&self.vault_keys));
+        }
+    }
+
+    /// Notes that a delivery of this endpoint is due from `due` on.
+    fn stir(&mut self, number: i64, due: i64) {
+        if let Some(endpoint) = self.endpoints.get_mut(&number) {
+            endpoint.next_due = endpoint.next_due.min(due);
+            self.reschedule(number);
+        }
+    }
+}
+
+const NEXT_DUE: &str = "SELECT min(due_at) FROM hapax_delivery INDEXED BY hapax_delivery_ready
+                        WHERE endpoint = ?1 AND state = 0 /* ready */";
+
+const LEASES: &str =
+    "SELECT count(*), min(due_at) FROM hapax_delivery INDEXED BY hapax_delivery_leased
+                      WHERE endpoint = ?1 AND state = 1 /* leased */";
+
+/// When the first delivery that waits for this endpoint is due.
+fn next_due(conn: &Connection, number: i64) -> rusqlite::Result<i64> {
+    conn.prepare_cached(NEXT_DUE)?
+        .query_row([number], |row| Ok(row.get::<_, Option<i64>>(0)?.unwrap_or(NEVER)))
+}
+
+/// How many deliveries to this endpoint are leased, and when the first lease ends.
+fn leases(conn: &Connection, number: i64) -> rusqlite::Result<(u32, i64)> {
+    conn.prepare_cached(LEASES)?.query_row([number], |row| {
+        Ok((row.get(0)?, row.get::<_, Option<i64>>(1)?.unwrap_or(NEVER)))
+    })
+}

@@ -1,0 +1,136 @@
+//! Retention of messages. A message past its time whose deliveries are over loses its bytes, its
+//! deliveries and their attempts. It keeps a narrow row, so that its id stays known as long as keys are.
+//! A message with a delivery that is open or dead stays.
+
+use std::time::Instant;
+
+use hapax_core::store::Horizon;
+use rusqlite::Connection;
+
+use super::row::{CANCELLED, DELIVERED};
+use crate::limits::PRUNE_SLICE_MAX;
+use crate::sqlite::row::micros;
+use crate::sqlite::transaction::Transaction;
+use crate::sqlite::writer::Writer;
+
+/// How far the rounds have come.
+#[derive(Debug, Default)]
+pub(in crate::sqlite) struct MessageScan {
+    /// The message that was checked last for its bytes.
+    whole: i64,
+    /// The same for its id.
+    narrow: i64,
+}
+
+/// The tables that are deleted with the bytes of a message, and the column that names the message.
+const HISTORY: [(&str, &str); 4] = [
+    ("hapax_message_body", "seq"),
+    ("hapax_delivery", "message_seq"),
+    ("hapax_delivery_attempt", "message_seq"),
+    ("hapax_sending_action", "message_seq"),
+];
+
+/// Checks up to `limit` messages for each horizon, for a few milliseconds. Returns true if there may be
+/// more.
+pub(in crate::sqlite) fn slice(
+    writer: &mut Writer,
+    horizon: &Horizon,
+    limit: usize,
+) -> rusqlite::Result<bool> {
+    let before = micros(horizon.events_before);
+    // Ids are known as long as the keys of the source that keeps them longest.
+    let ids_before = horizon.keys_before.iter().map(|(_, before)| micros(*before));
+    let ids_before = ids_before.min().unwrap_or(before).min(before);
+    let more_whole = strip(writer, before, limit)?;
+    let more_narrow = forget(writer, ids_before, limit)?;
+    Ok(more_whole || more_narrow)
+}
+
+fn strip(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<bool> {
+    let until = Instant::now() + PRUNE_SLICE_MAX;
+    let passed = writer.broom.messages.whole;
+    let mut looked = whole_after(&writer.conn, passed, limit)?;
+    let found = looked.len();
+    looked.truncate(looked.iter().take_while(|(_, created_at)| *created_at < before).count());
+    let is_last = looked.len() < found || found < limit;
+    let mut reached = passed;
+    if !looked.is_empty() {
+        let tx = Transaction::begin_behind(&writer.conn)?;
+        for (seq, _) in &looked {
+            if is_over(&writer.conn, *seq, before)? {
+                for (table, column) in HISTORY {
+                    let delete = format!("DELETE FROM {table} WHERE {column} = ?1");
+                    writer.conn.prepare_cached(&delete)?.execute([seq])?;
+                }
+            }
+            reached = *seq;
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        tx.commit()?;
+    }
+    let is_cut = looked.last().is_some_and(|(last, _)| *last > reached);
+    let more = !is_last || is_cut;
+    writer.broom.messages.whole = if more { reached } else { 0 };
+    Ok(more)
+}
+
+fn whole_after(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<(i64, i64)>> {
+    conn.prepare_cached(
+        "SELECT b.seq, m.created_at FROM hapax_message_body b CROSS JOIN hapax_message m ON m.seq = b.seq
+         WHERE b.seq > ?1 ORDER BY b.seq LIMIT ?2",
+    )?
+    .query_map((passed, limit as i64), |row| Ok((row.get(0)?, row.get(1)?)))?
+    .collect()
+}
+
+/// Whether every delivery of a message ended before this time.
+fn is_over(conn: &Connection, seq: i64, before: i64) -> rusqlite::Result<bool> {
+    let lives = conn
+        .prepare_cached(
+            "SELECT 1 FROM hapax_delivery
+             WHERE message_seq = ?1 AND (state NOT IN (?2, ?3) OR due_at >= ?4)",
+        )?
+        .exists((seq, DELIVERED, CANCELLED, before))?;
+    Ok(!lives)
+}
+
+/// Deletes the narrow rows of messages that have no bytes any more.
+fn forget(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<bool> {
+    let passed = writer.broom.messages.narrow;
+    let mut looked: Vec<(i64, i64, bool)> = writer
+        .conn
+        .prepare_cached(
+            "SELECT m.seq, m.created_at, b.seq IS NULL
+             FROM hapax_message m LEFT JOIN hapax_message_body b ON b.seq = m.seq
+             WHERE m.seq > ?1 ORDER BY m.seq LIMIT ?2",
+        )?
+        .query_map((passed, limit as i64), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    let found = looked.len();
+    looked.truncate(looked.iter().take_while(|(_, created_at, _)| *created_at < before).count());
+    let more = looked.len() == found && found == limit;
+    let gone: Vec<i64> =
+        looked.iter().filter(|(.., narrow)| *narrow).map(|(seq, ..)| *seq).collect();
+    if let Some(last) = gone.last() {
+        let tx = Transaction::begin_behind(&writer.conn)?;
+        for seq in &gone {
+            writer
+                .conn
+                .prepare_cached("DELETE FROM hapax_message WHERE seq = ?1")?
+                .execute([seq])?;
+        }
+        // The highest number ever assigned stays known, even after its message is deleted.
+        writer
+            .conn
+            .prepare_cached(
+                "UPDATE hapax_meta SET value = max(value, ?1) WHERE name = 'last_message'",
+            )?
+            .execute([last])?;
+        tx.commit()?;
+    }
+    let reached = looked.last().map_or(passed, |(seq, ..)| *seq);
+    writer.broom.messages.narrow = if more { reached } else { 0 };
+    Ok(more)
+}

@@ -1,0 +1,471 @@
+//! Queries of operators over sending: lists, newest first, and the backlog.
+
+use bytes::Bytes;
+use hapax_core::Tenant;
+use hapax_core::delivery::{
+    DeliveryId, DeliveryPhase, DeliveryStatus, ENDPOINT_DELETED, EndpointStanding, MessageStatus,
+};
+use hapax_core::endpoint::{EndpointId, EndpointRecord};
+use hapax_core::limits::LANE_COUNT_MAX;
+use hapax_core::store::{
+    Cursor, DeliveryAttempt, DeliveryBacklog, DeliveryDetail, DeliveryFilter, EndpointFilter,
+    MessageDetail, MessageFilter, MessageSummary, Page,
+};
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
+use uuid::Uuid;
+
+use super::endpoints;
+use super::row::{Named, phase_of, place_of};
+use crate::limits::PAGE_MAX;
+use crate::sqlite::row::{LANE_BITS, micros, timestamp};
+
+/// The most messages with one id that are returned.
+const NAMESAKES_MAX: i64 = 10;
+
+/// The most attempts of one delivery that are returned, the newest.
+const ATTEMPTS_MAX: i64 = 1_000;
+
+/// Conditions of a query and their values, in the same order.
+#[derive(Default)]
+struct Conditions {
+    sql: String,
+    values: Vec<Value>,
+}
+
+impl Conditions {
+    /// Adds a condition with one `?`.
+    fn add(&mut self, condition: &str, value: Value) {
+        self.values.push(value);
+        self.add_fixed(&condition.replace('?', &format!("?{}", self.values.len())));
+    }
+
+    fn add_text(&mut self, condition: &str, text: Option<&str>) {
+        if let Some(text) = text {
+            self.add(condition, Value::Text(text.to_owned()));
+        }
+    }
+
+    fn add_number(&mut self, condition: &str, number: Option<i64>) {
+        if let Some(number) = number {
+            self.add(condition, Value::Integer(number));
+        }
+    }
+
+    fn add_fixed(&mut self, condition: &str) {
+        self.sql.push_str(if self.sql.is_empty() { " WHERE " } else { " AND " });
+        self.sql.push_str(condition);
+    }
+}
+
+/// A page from rows that were read with one too many.
+fn page<T>(mut rows: Vec<(u128, T)>, limit: usize) -> Page<T> {
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| more).map(|(at, _)| Cursor(*at));
+    Page { items: rows.into_iter().map(|(_, item)| item).collect(), next }
+}
+
+fn count_at(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
+    row.get::<_, i64>(at).map(i64::unsigned_abs)
+}
+
+fn optional_count(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<u64>> {
+    row.get::<_, Option<i64>>(at).map(|count| count.map(i64::unsigned_abs))
+}
+
+fn number(cursor: Cursor) -> i64 {
+    i64::try_from(cursor.0).unwrap_or(i64::MAX)
+}
+
+pub(super) fn endpoints(
+    conn: &Connection,
+    filter: &EndpointFilter,
+) -> rusqlite::Result<Page<EndpointRecord>> {
+    let mut conditions = Conditions::default();
+    conditions.add_fixed("deleted_at IS NULL");
+    conditions.add_text("tenant = ?", filter.tenant.as_ref().map(Tenant::as_str));
+    conditions.add_number("endpoint < ?", filter.before.map(number));
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let sql = format!(
+        "SELECT {} FROM hapax_endpoint{} ORDER BY endpoint DESC LIMIT {}",
+        endpoints::COLUMNS,
+        conditions.sql,
+        limit + 1,
+    );
+    let rows: Vec<(u128, EndpointRecord)> = conn
+        .prepare_cached(&sql)?
+        .query_map(params_from_iter(conditions.values), |row| {
+            let (number, record) = endpoints::read(row)?;
+            Ok((number.unsigned_abs().into(), record))
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(page(rows, limit))
+}
+
+pub(super) fn endpoint(
+    conn: &Connection,
+    id: EndpointId,
+) -> rusqlite::Result<Option<EndpointRecord>> {
+    let sql = format!(
+        "SELECT {} FROM hapax_endpoint WHERE id = ?1 AND deleted_at IS NULL",
+        endpoints::COLUMNS
+    );
+    let found = conn.prepare_cached(&sql)?.query_row([id.0.as_bytes()], endpoints::read);
+    Ok(found.optional()?.map(|(_, record)| record))
+}
+
+/// The place of a message's status in the order of [`DeliveryStatus`]; NULL without a delivery.
+const RANK: &str = "(SELECT min(CASE d.state WHEN 3 THEN 0 WHEN 1 THEN 3 WHEN 2 THEN 5 WHEN 4 THEN 6 \
+     ELSE CASE WHEN e.deleted_at IS NOT NULL THEN 6 WHEN e.disabled_at IS NOT NULL THEN 2 \
+               WHEN d.steps > 0 THEN 1 ELSE 4 END END) \
+     FROM hapax_delivery d JOIN hapax_endpoint e ON e.endpoint = d.endpoint \
+     WHERE d.message_seq = m.seq)";
+
+/// The statuses in the order of [`RANK`].
+const RANKED: [DeliveryStatus; 7] = [
+    DeliveryStatus::Dead,
+    DeliveryStatus::Failed,
+    DeliveryStatus::Held,
+    DeliveryStatus::Sending,
+    DeliveryStatus::Waiting,
+    DeliveryStatus::Delivered,
+    DeliveryStatus::Cancelled,
+];
+
+fn summary_sql() -> String {
+    format!(
+        "SELECT m.seq, m.id, m.tenant, m.type, m.key, m.api_version, m.created_at, m.deliveries, {RANK} \
+         FROM hapax_message m"
+    )
+}
+
+fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, MessageSummary)> {
+    let seq: i64 = row.get(0)?;
+    let key: Option<String> = row.get(4)?;
+    let rank: Option<u8> = row.get(8)?;
+    let summary = MessageSummary {
+        id: row.get(1)?,
+        tenant: row.get(2)?,
+        r#type: row.get(3)?,
+        sequence: key.is_some().then_some(seq.unsigned_abs()),
+        key,
+        api_version: row.get(5)?,
+        created_at: timestamp(row.get(6)?),
+        status: MessageStatus(rank.and_then(|rank| RANKED.get(usize::from(rank)).copied())),
+        deliveries: count_at(row, 7)?,
+    };
+    Ok((seq, summary))
+}
+
+pub(super) fn messages(
+    conn: &Connection,
+    filter: &MessageFilter,
+) -> rusqlite::Result<Page<MessageSummary>> {
+    let mut conditions = Conditions::default();
+    // A message without its bytes is only an id that is known.
+    conditions.add_fixed("EXISTS (SELECT 1 FROM hapax_message_body b WHERE b.seq = m.seq)");
+    conditions.add_text("m.tenant = ?", filter.tenant.as_ref().map(Tenant::as_str));
+    conditions.add_text("m.type = ?", filter.message_type.as_deref());
+    conditions.add_text("m.key = ?", filter.key.as_deref());
+    conditions.add_number("m.created_at >= ?", filter.since.map(micros));
+    conditions.add_number("m.created_at < ?", filter.until.map(micros));
+    conditions.add_number("m.seq < ?", filter.before.map(number));
+    if let Some(MessageStatus(status)) = filter.status {
+        // Where an index can narrow it down, it does.
+        let among = match status {
+            Some(DeliveryStatus::Dead) => Some("state = 3 /* dead */"),
+            Some(DeliveryStatus::Failed) => Some("state = 0 /* ready */ AND steps > 0"),
+            Some(DeliveryStatus::Sending) => Some("state = 1 /* leased */"),
+            Some(
+                DeliveryStatus::Held
+                | DeliveryStatus::Waiting
+                | DeliveryStatus::Delivered
+                | DeliveryStatus::Cancelled,
+            )
+            | None => None,
+        };
+        if let Some(among) = among {
+            conditions.add_fixed(&format!(
+                "m.seq IN (SELECT message_seq FROM hapax_delivery WHERE {among})"
+            ));
+        }
+        match status.and_then(|status| RANKED.iter().position(|one| *one == status)) {
+            Some(rank) => conditions.add_fixed(&format!("{RANK} = {rank}")),
+            None => conditions.add_fixed(&format!("{RANK} IS NULL")),
+        }
+    }
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let sql =
+        format!("{}{} ORDER BY m.seq DESC LIMIT {}", summary_sql(), conditions.sql, limit + 1);
+    let rows: Vec<(u128, MessageSummary)> = conn
+        .prepare_cached(&sql)?
+        .query_map(params_from_iter(conditions.values), |row| {
+            let (seq, summary) = summary(row)?;
+            Ok((seq.unsigned_abs().into(), summary))
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(page(rows, limit))
+}
+
+pub(super) fn message(
+    conn: &Connection,
+    id: &str,
+    tenant: Option<&Tenant>,
+) -> rusqlite::Result<Vec<MessageDetail>> {
+    let mut conditions = Conditions::default();
+    conditions.add_text("m.id = ?", Some(id));
+    conditions.add_text("m.tenant = ?", tenant.map(Tenant::as_str));
+    let sql =
+        format!("{}{} ORDER BY m.seq DESC LIMIT {NAMESAKES_MAX}", summary_sql(), conditions.sql);
+    let found: Vec<(i64, MessageSummary)> = conn
+        .prepare_cached(&sql)?
+        .query_map(params_from_iter(conditions.values), summary)?
+        .collect::<rusqlite::Result<_>>()?;
+    found
+        .into_iter()
+        .map(|(seq, summary)| {
+            let body: Option<Vec<u8>> = conn
+                .prepare_cached("SELECT body FROM hapax_message_body WHERE seq = ?1")?
+                .query_row([seq], |row| row.get(0))
+                .optional()?;
+            let mut of_it = Conditions::default();
+            of_it.add_number("d.message_seq = ?", Some(seq));
+            let deliveries = read_deliveries(conn, "", of_it, "d.endpoint")?;
+            Ok(MessageDetail {
+                summary,
+                body: Bytes::from(body.unwrap_or_default()),
+                deliveries: deliveries.into_iter().map(|(_, delivery)| delivery).collect(),
+            })
+        })
+        .collect()
+}
+
+const DETAIL: &str = "SELECT d.message_seq, d.endpoint, d.state, d.steps, d.attempt, d.due_at, d.started_at, \
+     d.node, d.error, d.took_ms, d.answer_status, d.answer, m.id, m.type, m.key, m.tenant, m.created_at, \
+     m.fingerprint, e.id, json_extract(e.settings, '$.url'), e.disabled_at, e.disabled_reason, \
+     e.deleted_at";
+
+/// The index over the deliveries with this status, where there are few of them.
+fn index_of(status: Option<DeliveryStatus>) -> &'static str {
+    match status {
+        Some(DeliveryStatus::Dead) => "INDEXED BY hapax_delivery_dead",
+        Some(DeliveryStatus::Failed) => "INDEXED BY hapax_delivery_failed",
+        Some(DeliveryStatus::Sending) => "INDEXED BY hapax_delivery_leased",
+        Some(
+            DeliveryStatus::Held
+            | DeliveryStatus::Waiting
+            | DeliveryStatus::Delivered
+            | DeliveryStatus::Cancelled,
+        )
+        | None => "",
+    }
+}
+
+/// The conditions for a status of a delivery.
+fn stands(status: DeliveryStatus) -> &'static str {
+    match status {
+        DeliveryStatus::Dead => "d.state = 3 /* dead */",
+        DeliveryStatus::Failed => {
+            "d.state = 0 /* ready */ AND d.steps > 0 AND e.disabled_at IS NULL AND e.deleted_at IS NULL"
+        }
+        DeliveryStatus::Held => {
+            "d.state = 0 /* ready */ AND e.disabled_at IS NOT NULL AND e.deleted_at IS NULL"
+        }
+        DeliveryStatus::Sending => "d.state = 1 /* leased */",
+        DeliveryStatus::Waiting => {
+            "d.state = 0 /* ready */ AND d.steps = 0 AND e.disabled_at IS NULL AND e.deleted_at IS NULL"
+        }
+        DeliveryStatus::Delivered => "d.state = 2 /* delivered */",
+        DeliveryStatus::Cancelled => {
+            "(d.state = 4 /* cancelled */ OR (d.state = 0 /* ready */ AND e.deleted_at IS NOT NULL))"
+        }
+    }
+}
+
+pub(super) fn deliveries(
+    conn: &Connection,
+    filter: &DeliveryFilter,
+) -> rusqlite::Result<Page<DeliveryDetail>> {
+    let mut conditions = Conditions::default();
+    if let Some(id) = filter.endpoint {
+        let id = Value::Blob(id.0.as_bytes().to_vec());
+        conditions.add("d.endpoint = (SELECT endpoint FROM hapax_endpoint WHERE id = ?)", id);
+    }
+    conditions.add_text("m.id = ?", filter.message.as_deref());
+    conditions.add_text("m.tenant = ?", filter.tenant.as_ref().map(Tenant::as_str));
+    conditions.add_text("m.key = ?", filter.key.as_deref());
+    conditions.add_number("m.created_at >= ?", filter.since.map(micros));
+    conditions.add_number("m.created_at < ?", filter.until.map(micros));
+    if let Some(status) = filter.status {
+        conditions.add_fixed(stands(status));
+    }
+    if let Some(Cursor(before)) = filter.before {
+        // A delivery is named by message and endpoint; the cursor holds both.
+        let seq = i64::try_from(before >> LANE_BITS).unwrap_or(i64::MAX);
+        let endpoint = (before & ((1 << LANE_BITS) - 1)) as i64;
+        conditions.add_number(&format!("(d.message_seq, d.endpoint) < (?, {endpoint})"), Some(seq));
+    }
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let order = format!("d.message_seq DESC, d.endpoint DESC LIMIT {}", limit + 1);
+    let rows = read_deliveries(conn, index_of(filter.status), conditions, &order)?;
+    let cursor = |(seq, endpoint): (i64, i64)| {
+        u128::from(seq.unsigned_abs()) << LANE_BITS | u128::from(endpoint.unsigned_abs())
+    };
+    Ok(page(rows.into_iter().map(|(place, detail)| (cursor(place), detail)).collect(), limit))
+}
+
+pub(super) fn delivery(
+    conn: &Connection,
+    id: DeliveryId,
+) -> rusqlite::Result<Option<DeliveryDetail>> {
+    if Named::find(conn, id)?.is_none() {
+        return Ok(None);
+    }
+    let (seq, endpoint) = place_of(id);
+    let mut conditions = Conditions::default();
+    conditions.add_number("d.message_seq = ?", Some(seq));
+    conditions.add_number("d.endpoint = ?", Some(endpoint));
+    Ok(read_deliveries(conn, "", conditions, "1")?.pop().map(|(_, delivery)| delivery))
+}
+
+/// Deliveries with their attempts, and the row of each.
+fn read_deliveries(
+    conn: &Connection,
+    index: &str,
+    conditions: Conditions,
+    order: &str,
+) -> rusqlite::Result<Vec<((i64, i64), DeliveryDetail)>> {
+    let sql = format!(
+        "{DETAIL} FROM hapax_delivery d {index} JOIN hapax_message m ON m.seq = d.message_seq
+         JOIN hapax_endpoint e ON e.endpoint = d.endpoint{} ORDER BY {order}",
+        conditions.sql
+    );
+    let mut deliveries: Vec<((i64, i64), DeliveryDetail)> = conn
+        .prepare_cached(&sql)?
+        .query_map(params_from_iter(conditions.values), detail)?
+        .collect::<rusqlite::Result<_>>()?;
+    for ((seq, endpoint), delivery) in &mut deliveries {
+        let mut attempts = attempts(conn, *seq, *endpoint)?;
+        // The one that delivered stands in the row itself, and is the last.
+        attempts.append(&mut delivery.attempts);
+        delivery.attempts = attempts;
+    }
+    Ok(deliveries)
+}
+
+fn detail(row: &Row<'_>) -> rusqlite::Result<((i64, i64), DeliveryDetail)> {
+    let (seq, endpoint): (i64, i64) = (row.get(0)?, row.get(1)?);
+    let phase = phase_of(row.get(2)?);
+    let due_at = timestamp(row.get(5)?);
+    let disabled_at: Option<i64> = row.get(20)?;
+    let deleted_at: Option<i64> = row.get(22)?;
+    let standing = match (deleted_at, disabled_at) {
+        (Some(_), _) => EndpointStanding::Deleted,
+        (None, Some(_)) => EndpointStanding::Disabled,
+        (None, None) => EndpointStanding::Active,
+    };
+    let status = DeliveryStatus::of(phase, row.get(3)?, standing);
+    let error: Option<String> = row.get(8)?;
+    let reason = match status {
+        DeliveryStatus::Held => row.get(21)?,
+        DeliveryStatus::Cancelled if phase.is_open() => Some(ENDPOINT_DELETED.to_owned()),
+        DeliveryStatus::Delivered => None,
+        DeliveryStatus::Dead
+        | DeliveryStatus::Failed
+        | DeliveryStatus::Sending
+        | DeliveryStatus::Waiting
+        | DeliveryStatus::Cancelled => error,
+    };
+    let created_at: i64 = row.get(16)?;
+    let named = Named { seq, created_at, fingerprint: row.get(17)? };
+    let mut attempts = Vec::new();
+    if phase == DeliveryPhase::Delivered {
+        let started_at: Option<i64> = row.get(6)?;
+        attempts.push(DeliveryAttempt {
+            n: row.get(4)?,
+            at: started_at.map_or(due_at, timestamp),
+            took_ms: optional_count(row, 9)?,
+            status: row.get(10)?,
+            error: None,
+            answer: row.get(11)?,
+            node: row.get::<_, Option<String>>(7)?.unwrap_or_default(),
+        });
+    }
+    let detail = DeliveryDetail {
+        id: named.delivery(endpoint),
+        message: row.get(12)?,
+        message_type: row.get(13)?,
+        key: row.get(14)?,
+        tenant: row.get(15)?,
+        endpoint: EndpointId(Uuid::from_bytes(row.get(18)?)),
+        url: row.get(19)?,
+        status,
+        reason,
+        attempt: row.get(4)?,
+        created_at: timestamp(created_at),
+        due_at: phase.is_open().then_some(due_at),
+        finished_at: (!phase.is_open()).then_some(due_at),
+        attempts,
+    };
+    Ok(((seq, endpoint), detail))
+}
+
+fn attempts(conn: &Connection, seq: i64, endpoint: i64) -> rusqlite::Result<Vec<DeliveryAttempt>> {
+    let mut attempts: Vec<DeliveryAttempt> = conn
+        .prepare_cached(
+            "SELECT attempt, started_at, took_ms, answer_status, error, answer, node
+             FROM hapax_delivery_attempt WHERE message_seq = ?1 AND endpoint = ?2
+             ORDER BY attempt DESC LIMIT ?3",
+        )?
+        .query_map((seq, endpoint, ATTEMPTS_MAX), |row| {
+            Ok(DeliveryAttempt {
+                n: row.get(0)?,
+                at: timestamp(row.get(1)?),
+                took_ms: optional_count(row, 2)?,
+                status: row.get(3)?,
+                error: row.get(4)?,
+                answer: row.get(5)?,
+                node: row.get(6)?,
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    attempts.reverse();
+    Ok(attempts)
+}
+
+/// The backlog. Every count stops early, and goes from endpoints to their deliveries, so that a long
+/// backlog of disabled endpoints does not slow down the count of the others.
+pub(super) fn backlog(conn: &Connection) -> rusqlite::Result<DeliveryBacklog> {
+    let count = |from: &str| -> rusqlite::Result<u64> {
+        conn.prepare_cached(&format!(
+            "SELECT count(*) FROM (SELECT 1 FROM {from} LIMIT {LANE_COUNT_MAX})"
+        ))?
+        .query_row([], |row| count_at(row, 0))
+    };
+    let ready =
+        "CROSS JOIN hapax_delivery d ON d.endpoint = e.endpoint AND d.state = 0 /* ready */";
+    let active = "WHERE e.disabled_at IS NULL AND e.deleted_at IS NULL";
+    let disabled = "WHERE e.disabled_at IS NOT NULL AND e.deleted_at IS NULL";
+    let oldest_due: Option<i64> = conn
+        .prepare_cached(&format!(
+            "SELECT min(due_at) FROM (
+                 SELECT (SELECT min(d.due_at) FROM hapax_delivery d
+                         WHERE d.endpoint = e.endpoint AND d.state = 0 /* ready */) AS due_at
+                 FROM hapax_endpoint e {active}
+                 UNION ALL
+                 SELECT (SELECT min(d.due_at) FROM hapax_delivery d
+                         WHERE d.endpoint = e.endpoint AND d.state = 1 /* leased */)
+                 FROM hapax_endpoint e {active})"
+        ))?
+        .query_row([], |row| row.get(0))?;
+    Ok(DeliveryBacklog {
+        waiting: count(&format!("hapax_endpoint e {ready} {active}"))?,
+        sending: count(
+            "hapax_delivery INDEXED BY hapax_delivery_leased WHERE state = 1 /* leased */",
+        )?,
+        held: count(&format!("hapax_endpoint e {ready} {disabled}"))?,
+        dead: count("hapax_delivery INDEXED BY hapax_delivery_dead WHERE state = 3 /* dead */")?,
+        oldest_due: oldest_due.map(timestamp),
+    })
+}

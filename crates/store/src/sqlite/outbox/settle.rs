@@ -1,0 +1,52 @@
+//! Records how attempts ended, under their fences.
+
+use hapax_core::Timestamp;
+use hapax_core::delivery::{DeliveryAct, DeliveryUnchanged};
+use hapax_core::limits::ERROR_CHARS_MAX;
+use hapax_core::store::{AttemptOutcome, AttemptVerdict, Held};
+use rusqlite::Connection;
+
+use super::Outbox;
+use super::change::Reported;
+use super::endpoints;
+use super::row::{DeliveryRow, place_of};
+
+impl Outbox {
+    /// Records how an attempt ended, if its fence still holds.
+    pub(super) fn settle(
+        &mut self,
+        conn: &Connection,
+        outcome: &AttemptOutcome,
+        now: Timestamp,
+    ) -> rusqlite::Result<Held> {
+        let (seq, number) = place_of(outcome.delivery);
+        let row = DeliveryRow::find(conn, seq, number)?;
+        let Some(row) = row.filter(|row| row.is_under(outcome.fence)) else {
+            return Ok(Held::Lost);
+        };
+        let took_ms = i64::try_from(outcome.took.as_millis()).unwrap_or(i64::MAX);
+        let reported = Reported { took_ms: Some(took_ms), ..Reported::default() };
+        let settled = match &outcome.verdict {
+            AttemptVerdict::Delivered(answer) => {
+                let reported = Reported { answer: Some(answer), ..reported };
+                self.act(conn, &row, &DeliveryAct::Delivered, reported, now)?
+            }
+            AttemptVerdict::Failed { error, answer, retry } => {
+                let error: String = error.chars().take(ERROR_CHARS_MAX).collect();
+                let reported =
+                    Reported { error: Some(&error), answer: answer.as_ref(), ..reported };
+                let known = self.endpoints.get(&number).map(|endpoint| endpoint.policy.clone());
+                let policy = known.map_or_else(|| endpoints::policy(conn, number), Ok)?;
+                let failed = DeliveryAct::Failed { retry: *retry, policy: &policy };
+                self.act(conn, &row, &failed, reported, now)?
+            }
+            AttemptVerdict::GivenBack => {
+                self.act(conn, &row, &DeliveryAct::GivenBack, Reported::default(), now)?
+            }
+        };
+        Ok(match settled {
+            Ok(_) | Err(DeliveryUnchanged::AlreadyDelivered) => Held::Kept,
+            Err(_lost) => Held::Lost,
+        })
+    }
+}

@@ -1,0 +1,336 @@
+//! What holds only for SQLite: what survives the end of the process and a failed write, and that no
+//! claim depends on the backlog.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::Tenant;
+use hapax_core::delivery::{DeliveryStatus, OUTCOME_LOST};
+use hapax_core::endpoint::{
+    EndpointChanged, EndpointId, EndpointSealed, EndpointSettings, NewEndpoint,
+};
+use hapax_core::message::MessageData;
+use hapax_core::store::{
+    Action, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryDetail,
+    DeliveryFilter, Exchanged, HandlerAnswer, Held, InspectOutbox as _, NewMessage, Outbox as _,
+    Published, Store as _, StoreError,
+};
+use hapax_core::vault::{KeyId, SealContext, Vault, VaultKey};
+use rusqlite::Connection;
+use uuid::Uuid;
+
+use super::claim::due_sql;
+use super::operator_actions::orphans_sql;
+use super::{LEASES, NEXT_DUE};
+use crate::harness::{Clock, FOREVER, Place, noon};
+use crate::sqlite::{SqliteOptions, SqliteStore};
+
+/// A data directory that outlives the stores that are opened in it.
+struct Desk {
+    place: Place,
+    clock: Clock,
+}
+
+fn vault() -> Vault {
+    Vault::new(VaultKey::from_bytes(&[1; 32]), Vec::new()).expect("one key")
+}
+
+fn keys() -> Arc<[KeyId]> {
+    vault().key_ids().collect()
+}
+
+fn by() -> Action {
+    Action { who: "ops".to_owned(), reason: None, at: noon() }
+}
+
+impl Desk {
+    fn new() -> Self {
+        Self { place: Place::new(), clock: Clock::default() }
+    }
+
+    fn open(&self) -> SqliteStore {
+        let clock = self.clock.for_a_store();
+        let options = SqliteOptions { clock, ..SqliteOptions::new(self.place.directory()) };
+        SqliteStore::open(options).expect("opens")
+    }
+
+    /// Ends a store as a kill does: nothing is flushed, and no lease is given back.
+    fn kill(&self, store: SqliteStore) {
+        let thread = store.writer.take_thread().expect("it runs");
+        drop(store);
+        thread.join().expect("no panic");
+    }
+
+    fn read<T: rusqlite::types::FromSql>(&self, sql: &str) -> T {
+        let conn = Connection::open(self.place.file()).expect("opens");
+        conn.query_row(sql, [], |row| row.get(0)).expect("reads")
+    }
+}
+
+fn new_endpoint(settings: EndpointSettings) -> NewEndpoint {
+    let (id, tenant) = (EndpointId(Uuid::now_v7()), Tenant::default());
+    let owner = id.to_string();
+    let secrets = vault().seal(&SealContext::endpoint_secrets(&tenant, &owner), b"s", [7; 12]);
+    NewEndpoint { id, tenant, settings, sealed: EndpointSealed { secrets, headers: None } }
+}
+
+async fn add(store: &SqliteStore, settings: EndpointSettings) -> EndpointId {
+    match store.create_endpoint(new_endpoint(settings), by()).await.expect("creates") {
+        EndpointChanged::Changed(record) => record.id,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn settings() -> EndpointSettings {
+    EndpointSettings::at("https://example.com/in")
+}
+
+fn message(id: &str) -> NewMessage {
+    let data = MessageData::parse(format!("{{\"id\":\"{id}\"}}")).expect("JSON");
+    NewMessage::new("invoice.paid", data).with_id(id)
+}
+
+fn large(id: &str) -> NewMessage {
+    let data = serde_json::Value::from("x".repeat(200_000));
+    NewMessage { data: data.into(), ..message(id) }
+}
+
+async fn publish(store: &SqliteStore, message: NewMessage) -> u64 {
+    match store.publish(message).await.expect("publishes") {
+        Published::Accepted(message) => message.deliveries,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn ask(limit: usize) -> DeliveryAsk {
+    DeliveryAsk { limit, bytes_max: usize::MAX >> 1, node: "node-1".into(), vault_keys: keys() }
+}
+
+async fn exchange(store: &SqliteStore, outcomes: Vec<AttemptOutcome>, limit: usize) -> Exchanged {
+    store.exchange(outcomes, ask(limit)).await.expect("exchanges")
+}
+
+async fn claim(store: &SqliteStore, limit: usize) -> Vec<DeliveryClaim> {
+    exchange(store, Vec::new(), limit).await.claims
+}
+
+fn delivered(claim: &DeliveryClaim) -> AttemptOutcome {
+    let answer = HandlerAnswer { status: 204, body: String::new() };
+    AttemptOutcome {
+        delivery: claim.delivery,
+        fence: claim.fence,
+        took: Duration::from_millis(5),
+        verdict: AttemptVerdict::Delivered(answer),
+    }
+}
+
+async fn all(store: &SqliteStore) -> Vec<DeliveryDetail> {
+    let filter = DeliveryFilter { limit: 500, ..DeliveryFilter::default() };
+    store.deliveries(filter).await.expect("reads").items
+}
+
+/// Lets the file grow no further: the next large commit fails.
+fn fail_commits(store: &SqliteStore) {
+    store.writer.tamper(|conn| {
+        let pages: i64 = conn.query_row("PRAGMA page_count", [], |row| row.get(0)).expect("counts");
+        let set = format!("PRAGMA max_page_count = {pages}");
+        conn.query_row(&set, [], |_| Ok(())).expect("sets");
+    });
+}
+
+async fn writable_again(store: &SqliteStore) {
+    tokio::time::timeout(FOREVER, async {
+        while store.writable().is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the store recovers by itself");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_process_loses_no_message_and_its_attempts_are_lost_ones() {
+    // Killed with one message delivered, one under way and one that waits: each must be found as it
+    // was, and the one under way must be claimed again under its own id, not after its lease.
+    let desk = Desk::new();
+    let store = desk.open();
+    add(&store, EndpointSettings { max_in_flight: 2, ..settings() }).await;
+    for id in ["m1", "m2", "m3"] {
+        assert_eq!(publish(&store, message(id)).await, 1);
+    }
+    let claims = claim(&store, 10).await;
+    assert_eq!(claims.len(), 2, "as many as may be in flight");
+    let settled = store.exchange(vec![delivered(&claims[0])], ask(0)).await.expect("settles");
+    assert_eq!(settled.settled, [Held::Kept]);
+    desk.kill(store);
+
+    let store = desk.open();
+    let lost = store.delivery(claims[1].delivery).await.expect("reads").expect("is there");
+    assert_eq!(lost.status, DeliveryStatus::Waiting);
+    assert_eq!(lost.attempts[0].error.as_deref(), Some(OUTCOME_LOST));
+    desk.clock.pass(2);
+    let again = claim(&store, 10).await;
+    let mut found: Vec<_> =
+        again.iter().map(|claim| (claim.message.as_str(), claim.attempt)).collect();
+    found.sort_unstable();
+    assert_eq!(found, [("m2", 2), ("m3", 1)]);
+    let second = again.iter().find(|claim| claim.message == "m2").expect("claimed");
+    assert_eq!(second.delivery, claims[1].delivery);
+    assert_eq!(second.body, claims[1].body, "the same bytes");
+    // The sender that died cannot settle any more.
+    let late = exchange(&store, vec![delivered(&claims[1])], 0).await;
+    assert_eq!(late.settled, [Held::Lost]);
+    let settled = exchange(&store, again.iter().map(delivered).collect(), 10).await;
+    assert_eq!(settled.settled, [Held::Kept, Held::Kept]);
+    assert!(settled.claims.is_empty());
+    for id in ["m1", "m2", "m3"] {
+        let again = store.publish(message(id)).await.expect("answers");
+        assert!(matches!(again, Published::Duplicate(_)), "{id}: {again:?}");
+    }
+    store.close().await;
+    assert_eq!(
+        desk.read::<String>("SELECT group_concat(status, ' ') FROM hapax_deliveries"),
+        "delivered delivered delivered"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publish_whose_commit_failed_leaves_nothing_and_its_retry_is_delivered_once() {
+    // The naive outbox keeps the id or the due time in memory, and calls the retry a duplicate, or
+    // claims a delivery that is not on disk.
+    let desk = Desk::new();
+    let store = desk.open();
+    add(&store, settings()).await;
+    publish(&store, message("before")).await;
+    fail_commits(&store);
+    let failed = store.publish(large("m1")).await;
+    assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
+    writable_again(&store).await;
+    assert_eq!(all(&store).await.len(), 1);
+    assert_eq!(publish(&store, large("m1")).await, 1);
+    let claims = claim(&store, 10).await;
+    let mut found: Vec<_> = claims.iter().map(|claim| claim.message.as_str()).collect();
+    found.sort_unstable();
+    assert_eq!(found, ["before", "m1"]);
+    assert!(claim(&store, 10).await.is_empty());
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exchange_whose_commit_failed_settles_nothing_and_frees_no_lease() {
+    // The batch that fails settles one delivery and claims the next. Neither may hold, no delivery
+    // may be claimed twice at once, and the outcome that is offered again counts once.
+    let desk = Desk::new();
+    let store = Arc::new(desk.open());
+    add(&store, EndpointSettings { max_in_flight: 1, ..settings() }).await;
+    publish(&store, message("m1")).await;
+    publish(&store, message("m2")).await;
+    let first = claim(&store, 10).await.remove(0);
+    fail_commits(&store);
+    // A publish too large for the file is in the same batch, or before it.
+    let publishing = tokio::spawn({
+        let store = Arc::clone(&store);
+        async move { store.publish(large("m3")).await }
+    });
+    let failed = store.exchange(vec![delivered(&first)], ask(10)).await;
+    let published = publishing.await.expect("no panic");
+    assert!(matches!(published, Err(StoreError::Unavailable(_))), "{published:?}");
+    writable_again(&store).await;
+    let next = match failed {
+        // The exchange had its own commit, before the one that failed.
+        Ok(exchanged) => exchanged.claims,
+        Err(_) => {
+            assert!(claim(&store, 10).await.is_empty(), "the lease of this process stays");
+            let again = exchange(&store, vec![delivered(&first)], 10).await;
+            assert_eq!(again.settled, [Held::Kept]);
+            again.claims
+        }
+    };
+    assert_eq!(next.len(), 1);
+    assert_eq!((next[0].message.as_str(), next[0].attempt), ("m2", 1));
+    let again = exchange(&store, vec![delivered(&first), delivered(&next[0])], 10).await;
+    assert_eq!(again.settled, [Held::Kept, Held::Kept]);
+    assert!(again.claims.is_empty());
+    assert!(all(&store).await.iter().all(|one| one.attempts.len() == 1));
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_endpoints_have_their_turn_and_a_claim_reads_no_backlog() {
+    // One endpoint has a long backlog, the others one delivery each: every one of them must be
+    // claimed within as many exchanges as it takes to hand them out, whatever waits for the first.
+    let desk = Desk::new();
+    let store = desk.open();
+    let first = add(&store, settings()).await;
+    store
+        .writer
+        .act(|writer| {
+            let endpoint = new_endpoint(settings());
+            let one = "INSERT INTO hapax_endpoint
+                           (endpoint, id, tenant, settings, secrets, version, created_at)
+                       VALUES (?1, randomblob(16), 'tenant' || ?1, ?2, ?3, 1, 0)";
+            let settings = serde_json::to_string(&endpoint.settings).expect("JSON");
+            for number in 2..=10_000 {
+                let secrets = endpoint.sealed.secrets.as_bytes();
+                writer.conn.prepare_cached(one)?.execute((number, &settings, secrets))?;
+            }
+            writer.conn.execute_batch(
+                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30000)
+                 INSERT INTO hapax_message (seq, tenant, id, type, fingerprint, created_at, deliveries)
+                 SELECT i, 'default', 'm' || i, 't', zeroblob(16), 0, 1 FROM n;
+                 INSERT INTO hapax_message_body (seq, body) SELECT seq, x'7b7d' FROM hapax_message;
+                 INSERT INTO hapax_delivery (message_seq, endpoint, state, due_at)
+                 SELECT seq, CASE WHEN seq <= 20000 THEN 1 ELSE seq - 20000 END, 0, 0
+                 FROM hapax_message;",
+            )
+        })
+        .await
+        .expect("writes");
+    desk.kill(store);
+
+    let store = desk.open();
+    let mut of_others = 0;
+    let mut of_first = 0;
+    for _ in 0..200 {
+        let exchanged = exchange(&store, Vec::new(), 64).await;
+        for claim in &exchanged.claims {
+            if claim.endpoint.id == first {
+                of_first += 1;
+            } else {
+                of_others += 1;
+            }
+        }
+        let outcomes = exchanged.claims.iter().map(delivered).collect();
+        exchange(&store, outcomes, 0).await;
+        if of_others == 9_999 {
+            break;
+        }
+    }
+    assert_eq!(of_others, 9_999);
+    assert!(of_first < 500, "{of_first} of the endpoint that would take all");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_query_of_sending_uses_its_index() {
+    // A scan of all deliveries in a claim would make its cost grow with the backlog.
+    let desk = Desk::new();
+    let store = desk.open();
+    store.close().await;
+    drop(store);
+    let conn = Connection::open(desk.place.file()).expect("opens");
+    let check = |sql: &str, index: &str| {
+        let mut plan = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("prepares");
+        let lines = plan.raw_query();
+        let lines: Vec<String> =
+            lines.mapped(|row| row.get(3)).collect::<Result<_, _>>().expect("explains");
+        let plan = lines.join("; ");
+        assert!(plan.contains(index), "{sql}: {plan}");
+        assert!(!plan.contains("SCAN"), "{sql}: {plan}");
+        assert!(!plan.contains("TEMP B-TREE"), "{sql}: {plan}");
+    };
+    check(&due_sql(), "hapax_delivery_ready (endpoint=? AND due_at<?)");
+    check(&orphans_sql(), "hapax_delivery_leased (endpoint=?)");
+    check(NEXT_DUE, "hapax_delivery_ready (endpoint=?)");
+    check(LEASES, "hapax_delivery_leased (endpoint=?)");
+}
