@@ -143,7 +143,7 @@ impl Outbox {
             }
             let mut next = next_due(conn, number)?;
             if taken == 0 && !claims.is_full && next <= micros(now) {
-                // Rows that cannot be claimed, such as those of a message that somebody deleted, must
+                // Rows that cannot be claimed, such as those of a deleted message, must
                 // not keep the others waiting.
                 next = micros(now).saturating_add(REST);
             }
