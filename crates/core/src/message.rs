@@ -185,7 +185,7 @@ impl MessageData {
     }
 
     /// The object with only `id` and `object` left, each as it was given.
-    fn thin(&self) -> String {
+    pub fn thin(&self) -> String {
         let kept = ["/id", "/object"].map(|pointer| Pointer::parse(pointer).expect("a pointer"));
         // Data that this cannot read (an array, a repeated key) has neither.
         let found = json::extract(self.as_str().as_bytes(), &kept).unwrap_or_default();

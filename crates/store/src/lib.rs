@@ -134,6 +134,26 @@ pub mod limits {
     /// Endpoints whose waits are checked between two batches of acks after the clock was set back.
     pub const ENDPOINTS_CHECKED_AT_ONCE: usize = 500;
 
+    /// Messages in one commit of the API: enough that a commit serves all that arrived during the last one.
+    pub const PUBLISH_BATCH_MAX: usize = 64;
+
+    /// Bytes of messages in one commit, so that a few large ones do not delay every other request.
+    pub const PUBLISH_BATCH_BYTES_MAX: usize = 4 << 20;
+
+    /// Messages of the API that wait for a commit; further ones are refused.
+    pub const PUBLISH_WAITING_MAX: usize = 4_096;
+
+    /// How long a commit of several messages waits for a user's transaction that holds the id or the key
+    /// of one of them: the others wait as long.
+    pub const PUBLISH_BATCH_LOCK_MAX: Duration = Duration::from_millis(50);
+
+    /// How long that one message waits then, alone. After that its publisher should retry.
+    pub const PUBLISH_ALONE_LOCK_MAX: Duration = Duration::from_secs(5);
+
+    /// How long a sender waits at most before it looks for deliveries: other nodes and users' transactions
+    /// publish without notifying it.
+    pub const DELIVERY_POLL_EVERY: Duration = Duration::from_millis(250);
+
     /// Prepared statements of a Rust handler that one connection keeps: more than a handler has. It
     /// bounds what dynamically built SQL may cost the server.
     pub const HANDLER_STATEMENTS_MAX: usize = 256;

@@ -212,7 +212,9 @@ impl Stage {
         let once: BTreeMap<String, usize> = payouts.into_iter().map(|id| (id, 1)).collect();
         assert_eq!(self.fees(), once);
         let mut messages = self.rows(
-            "SELECT data ->> 'payout' FROM hapax.message
+            "SELECT data ->> 'payout'
+             FROM (SELECT type, key, convert_from(body, 'UTF8')::jsonb -> 'data' AS data
+                   FROM hapax.message) m
              WHERE type = 'fee.charged' AND key = data ->> 'payout' AND data -> 'fee' = '50'",
         );
         messages.sort();

@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use super::hosts::Hosts;
 use super::tls;
+use crate::limits::{PUBLISH_ALONE_LOCK_MAX, PUBLISH_BATCH_LOCK_MAX};
 
 /// The oldest server that is accepted.
 const VERSION_MIN: i32 = 150_000;
@@ -55,6 +56,16 @@ impl StatementTimeouts {
     pub(super) const INGEST: Self = Self {
         statement: Duration::from_secs(4),
         lock: Duration::from_secs(3),
+        grace: Duration::from_millis(500),
+    };
+
+    /// A batch of messages: one that must wait for another transaction leaves it soon.
+    const PUBLISH: Self = Self { lock: PUBLISH_BATCH_LOCK_MAX, ..Self::INGEST };
+
+    /// A message that waits alone for another transaction.
+    const PUBLISH_WAITING: Self = Self {
+        statement: Duration::from_secs(7),
+        lock: PUBLISH_ALONE_LOCK_MAX,
         grace: Duration::from_millis(500),
     };
 
@@ -113,13 +124,18 @@ pub struct PoolSizes {
     pub handlers: usize,
     /// Idempotency-Keys; opened with the first one.
     pub ledger: usize,
+    /// Messages that the API publishes: each commits for all waiting requests. As many more are opened
+    /// while messages wait for users' transactions.
+    pub publish: usize,
+    /// Claims and outcomes of deliveries.
+    pub send: usize,
     /// Operators' queries, retention and housekeeping.
     pub admin: usize,
 }
 
 impl Default for PoolSizes {
     fn default() -> Self {
-        Self { ingest: 3, work: 4, handlers: 4, ledger: 4, admin: 3 }
+        Self { ingest: 3, work: 4, handlers: 4, ledger: 4, publish: 2, send: 2, admin: 3 }
     }
 }
 
@@ -130,6 +146,10 @@ pub(super) struct Pools {
     pub(super) work: ClientPool,
     pub(super) handlers: ClientPool,
     pub(super) ledger: ClientPool,
+    pub(super) publish: ClientPool,
+    /// For messages that wait for users' transactions.
+    pub(super) publish_waiting: ClientPool,
+    pub(super) send: ClientPool,
     pub(super) admin: ClientPool,
     /// Only for the epoch: however busy the others are, the node knows whether the database
     /// answers.
@@ -158,6 +178,19 @@ impl Pools {
                 sizes.ledger,
                 StatementTimeouts::INGEST,
             )?,
+            publish: ClientPool::by_index(
+                target,
+                "hapax-publish",
+                sizes.publish,
+                StatementTimeouts::PUBLISH,
+            )?,
+            publish_waiting: ClientPool::by_index(
+                target,
+                "hapax-publish",
+                sizes.publish,
+                StatementTimeouts::PUBLISH_WAITING,
+            )?,
+            send: ClientPool::by_index(target, "hapax-send", sizes.send, StatementTimeouts::WORK)?,
             admin: ClientPool::new(target, "hapax-admin", sizes.admin, StatementTimeouts::WORK)?,
             watch: ClientPool::new(target, "hapax-watch", 1, StatementTimeouts::WORK)?,
         })
@@ -177,8 +210,18 @@ impl Pools {
         }
     }
 
-    fn all(&self) -> [&ClientPool; 6] {
-        [&self.ingest, &self.work, &self.handlers, &self.ledger, &self.admin, &self.watch]
+    fn all(&self) -> [&ClientPool; 9] {
+        [
+            &self.ingest,
+            &self.work,
+            &self.handlers,
+            &self.ledger,
+            &self.publish,
+            &self.publish_waiting,
+            &self.send,
+            &self.admin,
+            &self.watch,
+        ]
     }
 }
 

@@ -42,16 +42,21 @@ macro_rules! definitions {
 /// In this order: the first ones have bodies that PostgreSQL resolves when they are created.
 const FUNCTIONS: &[Definition] = definitions!["functions":
     event_state, job_state, order_policy, order_verdict, review_reason, workplace,
-    is_over, commit_slack, replay_lock, last_job, rank, status, job_id, first_due,
-    abandon, admit, admit_handlers, adopt, announce, begin_sequence, claim, commit_behind, complete,
-    count_copies, count_keys, count_usage, day_after, decide, discard, done, done_all, due_lanes, end_hold,
-    end_holds, end_leases, expire, fail, failed, finish, finish_key, first_fence, fold_usage,
+    delivery_state, delivery_rank, delivery_status, delivery_id, is_over, commit_slack, replay_lock,
+    last_job, rank, status, job_id, first_due,
+    abandon, admit, admit_handlers, adopt, announce, begin_sequence, cancel_orphans,
+    change_endpoint, change_message, claim, commit_behind, complete, count_copies, count_keys,
+    count_usage, create_endpoint, day_after, decide, discard, done, done_all, due_endpoints,
+    due_lanes, end_delivery_leases, end_hold, end_holds, end_leases, endpoint_lock, envelope,
+    exchange, expire, expire_messages, fail, failed, finish, finish_key, first_fence, fold_usage,
     forget, forget_marks, give_back, guard, has_room, hold, hurry, ingest, is_held, is_reserved,
-    lane_of, lease_jobs, lock_marks, lose, make_partition, next_due, next_fence, note_attempt, note_ended, once,
-    prepare_marks, publish, ready_next, refuse_handler, renew, replay, reservation_came,
-    reservation_changed, reservation_went, reserve, reserve_key, seal_of, set_aside, settle, shown,
-    shut_out_replays, strip, strip_each, strip_run, take_any, take_in_order, tend_usage, to_review, try_mark, wake_parked, worked_for,
-    works_for, write_jobs, write_message,
+    key_hash, lane_of, lease_jobs, lock_marks, lose, lose_delivery, make_partition,
+    message_fingerprint, next_due, next_fence, note_attempt, note_delivery_attempt, note_ended,
+    once, prepare_marks, publish, publish_messages, publish_or_raise, ready_next, refuse_handler,
+    renew, replay, replay_delivery, reservation_came, reservation_changed, reservation_went,
+    reserve, reserve_key, seal_of, send_again, set_aside, settle, settle_attempt, shown,
+    shut_out_replays, strip, strip_each, strip_run, take_any, take_deliveries, take_in_order,
+    tend_usage, to_review, try_mark, wake_parked, worked_for, works_for, write_jobs, write_message,
 ];
 
 const VIEWS: &[Definition] =

@@ -340,13 +340,7 @@ pub(super) async fn fail(
     answer: Option<&HandlerAnswer>,
 ) -> Result<Settlement, PgError> {
     let (status, answer) = columns_of(answer);
-    let (how, wait) = match retry {
-        Retry::Schedule => (0, 0),
-        Retry::NotBefore(least) => (1, micros(least)),
-        Retry::In(exactly) => (2, micros(exactly)),
-        Retry::Never => (3, 0),
-        Retry::Unsent => (4, 0),
-    };
+    let (how, wait) = retry_columns(retry);
     let error = shortened(error, ERROR_CHARS_MAX);
     let mut lent = shared.pools.work.lend().await?;
     let rows = lent
@@ -359,6 +353,17 @@ pub(super) async fn fail(
     match settlement(shared, only(&rows)?.get(0)) {
         Settlement::Lost if is_done_under(shared, job, fence).await? => Ok(Settlement::AlreadyDone),
         settlement => Ok(settlement),
+    }
+}
+
+/// How a failed attempt is repeated, as `hapax.failed` and `hapax.settle_attempt` read it.
+pub(super) fn retry_columns(retry: Retry) -> (i32, i64) {
+    match retry {
+        Retry::Schedule => (0, 0),
+        Retry::NotBefore(least) => (1, micros(least)),
+        Retry::In(exactly) => (2, micros(exactly)),
+        Retry::Never => (3, 0),
+        Retry::Unsent => (4, 0),
     }
 }
 
@@ -426,11 +431,13 @@ fn unsigned(number: i32) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
-/// A message as `hapax.settle_done` reads it. Its data stays the publisher's own text.
+/// A message as `hapax.settle` reads it. `data` is the publisher's own text, as a string, so that nothing
+/// parses and prints it again.
 #[derive(Debug, Serialize)]
 struct OutboxMessage {
     r#type: String,
-    data: Box<RawValue>,
+    data: String,
+    thin: String,
     key: Option<String>,
     tenant: Option<String>,
     id: Option<String>,
@@ -441,7 +448,8 @@ fn message(new: &NewMessage) -> OutboxMessage {
     let plain = |text: &Option<String>| text.as_deref().map(row::text);
     OutboxMessage {
         r#type: row::text(&new.r#type),
-        data: data_without_nul(&new.data),
+        data: new.data.as_str().to_owned(),
+        thin: new.data.thin(),
         key: plain(&new.key),
         tenant: plain(&new.tenant),
         id: plain(&new.id),
@@ -483,7 +491,7 @@ pub(super) fn without_nul(value: &Value) -> Value {
 }
 
 /// A number between 0 and 1.
-fn dice() -> f64 {
+pub(super) fn dice() -> f64 {
     let (_, random) = Uuid::now_v7().as_u64_pair();
     f64::from(random as u32) / f64::from(u32::MAX)
 }

@@ -3,8 +3,8 @@
 //! Every atomic act is one statement that commits itself: a paused node or a dropped future can
 //! hold no key and leave no transaction open. [`connect`] lends connections, [`migrate`] brings the
 //! tables forward, [`group_commit`] batches requests into commits, and [`ingest`] makes events
-//! durable. [`epoch`] detects when cached answers are no longer valid, and [`reader`] serves
-//! queries of operators.
+//! durable. [`outbox`] publishes messages and hands out their deliveries. [`epoch`] detects when
+//! cached answers are no longer valid, and [`reader`] serves queries of operators.
 
 mod connect;
 mod copies;
@@ -21,6 +21,7 @@ mod lane_ids;
 mod ledger;
 mod migrate;
 mod operator_actions;
+mod outbox;
 mod partitions;
 mod prune;
 mod reader;
@@ -139,6 +140,8 @@ struct Shared {
     handlers: Handlers,
     ids: Ids,
     desk: GroupCommit,
+    publisher: outbox::Publisher,
+    sending: outbox::Sending,
     recent: RecentEvents,
     front: Option<RedisCache>,
     copies: Copies<EventId>,
@@ -184,6 +187,8 @@ impl PgStore {
             handlers: Handlers::default(),
             ids: Ids::default(),
             desk: GroupCommit::new(),
+            publisher: outbox::Publisher::default(),
+            sending: outbox::Sending::default(),
             recent: RecentEvents::new(),
             front,
             copies: Copies::new(),
@@ -200,6 +205,7 @@ impl PgStore {
         group_commit::start(&shared, options.pools.ingest).map_err(|error| {
             PgOpenError::Connect(format!("cannot start the writer thread: {error}"))
         })?;
+        outbox::start_publishers(&shared, options.pools.publish);
         shared.tasks.spawn(epoch::watch(Arc::clone(&shared)));
         shared.tasks.spawn(partitions::keep_ahead(Arc::clone(&shared)));
         shared.tasks.spawn(copies::keep_writing(Arc::clone(&shared)));

@@ -39,23 +39,23 @@ const UNFINISHED: &str = "(e.state = hapax.event_state('review') \
 
 /// Conditions with their values.
 #[derive(Default)]
-struct Conditions {
+pub(super) struct Conditions {
     said: Vec<String>,
     values: Vec<Box<dyn ToSql + Send + Sync>>,
 }
 
 impl Conditions {
     /// `condition` with `?` in place of the value.
-    fn add(&mut self, condition: &str, value: impl ToSql + Send + Sync + 'static) {
+    pub(super) fn add(&mut self, condition: &str, value: impl ToSql + Send + Sync + 'static) {
         self.values.push(Box::new(value));
         self.said.push(condition.replace('?', &format!("${}", self.values.len())));
     }
 
-    fn say(&mut self, condition: impl Into<String>) {
+    pub(super) fn say(&mut self, condition: impl Into<String>) {
         self.said.push(condition.into());
     }
 
-    async fn query(
+    pub(super) async fn query(
         &self,
         lent: &mut PooledClient,
         head: &str,

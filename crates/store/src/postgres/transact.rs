@@ -340,6 +340,7 @@ impl Recorded for JobRight {
     fn committed(&self, shared: &Shared, _: Option<String>) -> Committed {
         // Other jobs of the resource may be ready.
         shared.arrived.notify_waiters();
+        shared.sending.hint();
         Committed::new(self.job, self.fence)
     }
 }

@@ -50,10 +50,16 @@ impl Work for PgStore {
         fence: Fence,
         outcome: Outcome,
     ) -> Result<Settlement, StoreError> {
-        self.act(move |shared| async move {
-            retried(|| jobs::settle(&shared, job, fence, &outcome)).await
-        })
-        .await
+        let publishes = matches!(&outcome, Outcome::Done { publish, .. } if !publish.is_empty());
+        let settled = self
+            .act(move |shared| async move {
+                retried(|| jobs::settle(&shared, job, fence, &outcome)).await
+            })
+            .await?;
+        if publishes {
+            self.shared.sending.hint();
+        }
+        Ok(settled)
     }
 
     async fn give_back(&self, claims: Vec<(JobId, Fence)>) -> Result<(), StoreError> {
@@ -65,7 +71,13 @@ impl Work for PgStore {
 
     async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
         let shared = Arc::clone(&self.shared);
-        self.shared.to_the_end(async move { sql_handlers::slice(&shared, &ask).await }).await
+        let ran =
+            self.shared.to_the_end(async move { sql_handlers::slice(&shared, &ask).await }).await?;
+        if ran.done > 0 {
+            // Their statements may have published.
+            self.shared.sending.hint();
+        }
+        Ok(ran)
     }
 
     async fn run_claimed(&self, run: SqlRun) -> Result<Ran, StoreError> {
@@ -74,7 +86,8 @@ impl Work for PgStore {
             .shared
             .to_the_end(async move { sql_handlers::claimed(&shared, &run).await })
             .await?;
-        // Jobs parked behind it may be ready.
+        // Jobs parked behind it may be ready, and its statements may have published.
+        self.shared.sending.hint();
         self.shared.arrived.notify_waiters();
         Ok(ran)
     }

@@ -275,6 +275,14 @@ macro_rules! on_every_sending_store {
                 })*
             })*
         }
+        mod postgres_sending {
+            $(mod $about {
+                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                async fn $case() {
+                    crate::$about::$case(crate::harness::World::on_postgres().await).await;
+                })*
+            })*
+        }
     };
 }
 

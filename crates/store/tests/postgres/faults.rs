@@ -31,7 +31,8 @@ async fn open(url: &str) -> PgStore {
 
 /// With one connection for each kind of work, so that a leaked connection is noticed.
 async fn open_narrow(url: &str) -> PgStore {
-    let pools = PoolSizes { ingest: 1, work: 1, handlers: 1, ledger: 1, admin: 1 };
+    let pools =
+        PoolSizes { ingest: 1, work: 1, handlers: 1, ledger: 1, publish: 1, send: 1, admin: 1 };
     PgStore::open(PgOptions { pools, ..PgOptions::new(url) }).await.expect("opens")
 }
 

@@ -398,8 +398,25 @@ async fn fill(user: &Client) {
          SELECT l.lane, 'r_' || n, 1, now() + (CASE n % 2 WHEN 0 THEN 1 ELSE -1 END) * interval '1 day'
          FROM filled, hapax.lane l JOIN hapax.handler h ON h.handler = l.handler
          WHERE h.name = 'ordered' ON CONFLICT DO NOTHING;
-         INSERT INTO hapax.message (tenant, id, type, data, event)
-         SELECT 'default', 'filled' || n, 't', '{{}}', id FROM filled;
+         INSERT INTO hapax.message (message, tenant, id, type, event, fingerprint, deliveries,
+                                    created_at, body)
+         SELECT nextval('hapax.message_number'), 'default', 'filled' || n, 't', id, gen_random_uuid(),
+                1, now(), '{{}}'
+         FROM filled;
+         INSERT INTO hapax.endpoint (id, tenant, settings, types, is_thin, max_in_flight, retry, lease,
+                                     secrets, key_ids, created_at)
+         SELECT gen_random_uuid(), 'tenant_' || n, '{{\"url\":\"u\"}}', '{{}}', false, 16, '{{0}}',
+                30000000, '', '{{}}', now()
+         FROM filled;
+         INSERT INTO hapax.endpoint_state (endpoint) SELECT endpoint FROM hapax.endpoint
+         ON CONFLICT DO NOTHING;
+         INSERT INTO hapax.delivery (message, endpoint, state, due_at)
+         SELECT m.message, e.endpoint, (ARRAY[0, 0, 2, 3, 4])[1 + m.message % 5],
+                now() + interval '1 day'
+         FROM hapax.message m CROSS JOIN (SELECT min(endpoint) AS endpoint FROM hapax.endpoint) e
+         WHERE m.id LIKE 'filled%';
+         INSERT INTO hapax.delivery_attempt (message, endpoint, attempt, started_at, node)
+         SELECT d.message, d.endpoint, 1, now(), '' FROM hapax.delivery d;
          INSERT INTO hapax.reservation (scope, key, fingerprint, fence, leased_until, ttl, expires_at)
          SELECT 's', 'filled' || n, 'x', n, now(), '1 day', now() + interval '1 day' FROM filled;
          INSERT INTO hapax.once_key (tenant, scope, key, expires_at)

@@ -10,10 +10,7 @@ DECLARE
     mostly integer;
 BEGIN
     PERFORM hapax.commit_behind();
-    DELETE FROM hapax.message m WHERE m.message IN (
-        SELECT o.message FROM hapax.message o WHERE o.created_at < messages_before
-        ORDER BY o.created_at LIMIT most FOR UPDATE SKIP LOCKED);
-    GET DIAGNOSTICS mostly = ROW_COUNT;
+    mostly := hapax.expire_messages(messages_before, most);
     DELETE FROM hapax.reservation r USING (
         SELECT o.scope, o.key FROM hapax.reservation o
         WHERE o.expires_at <= moment AND (o.status IS NOT NULL OR o.leased_until <= moment)

@@ -1,4 +1,4 @@
--- The tables of the schema hapax: events, keys, jobs and messages. Every number here is decided by the
+-- The tables of the schema hapax: events, keys, jobs, messages and deliveries. Every number here is decided by the
 -- database; leases and due times go by its clock. Functions and views have files of their own.
 
 -- One row: the values that distinguish this database from a restored or promoted copy, and the key
@@ -213,23 +213,135 @@ CREATE TABLE hapax.action (
 );
 CREATE INDEX action_event ON hapax.action (event);
 
--- The outbox: a message is recorded with the commit that publishes it, or not at all. written_in is
--- the publishing transaction, so that a job completed in it can find its messages.
+-- Where messages may go. A number is never used twice: the row of a deleted endpoint stays, without its
+-- secrets. Below 2^24: see hapax.delivery. settings: all that an operator chose, as JSON text; the columns
+-- after it repeat what statements need. types: patterns for LIKE, none means all. retry and lease in
+-- microseconds. secrets and headers: sealed. key_ids: the vault keys that a node needs to open them.
+-- version: grows with every change.
+CREATE TABLE hapax.endpoint (
+    endpoint        integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY CHECK (endpoint < 16777216),
+    id              uuid     NOT NULL UNIQUE,
+    tenant          text     NOT NULL,
+    settings        text     NOT NULL,
+    uid             text,
+    types           text[]   NOT NULL,
+    api_version     text,
+    is_thin         boolean  NOT NULL,
+    max_in_flight   integer  NOT NULL,
+    retry           bigint[] NOT NULL,
+    lease           bigint   NOT NULL,
+    secrets         bytea    NOT NULL,
+    headers         bytea,
+    key_ids         bigint[] NOT NULL,
+    version         bigint   NOT NULL DEFAULT 1,
+    created_at      timestamptz NOT NULL,
+    disabled_at     timestamptz,
+    disabled_reason text,
+    deleted_at      timestamptz
+);
+-- Keeps: one endpoint per uid and tenant.
+CREATE UNIQUE INDEX endpoint_uid ON hapax.endpoint (tenant, uid)
+    WHERE uid IS NOT NULL AND deleted_at IS NULL;
+CREATE INDEX endpoint_tenant ON hapax.endpoint (tenant, endpoint) WHERE deleted_at IS NULL;
+CREATE INDEX endpoint_deleted ON hapax.endpoint (endpoint) WHERE deleted_at IS NOT NULL;
+CREATE INDEX endpoint_disabled ON hapax.endpoint (endpoint)
+    WHERE disabled_at IS NOT NULL AND deleted_at IS NULL;
+
+-- The part of an endpoint that attempts change: its circuit, its rate and its block. A claim locks the
+-- row, so that two nodes never count the attempts under way of one endpoint at the same time.
+CREATE TABLE hapax.endpoint_state (
+    endpoint      integer PRIMARY KEY,
+    circuit       bigint  NOT NULL DEFAULT 0,
+    failures      integer NOT NULL DEFAULT 0,
+    failing_since timestamptz,
+    open_until    timestamptz,
+    open_for      bigint  NOT NULL DEFAULT 0,
+    rate_at       timestamptz,
+    blocked_until timestamptz
+) WITH (fillfactor = 50);
+
+-- Keeps: one message per tenant and id, recorded with the commit that publishes it or not at all.
+-- fingerprint: recognises other content under the same id. body and thin: the bytes that endpoints get,
+-- made once; thin is null unless an endpoint wanted it. deliveries: how many were written with it.
+-- written_in: the publishing transaction, so that a job completed in it can find its messages.
+-- A message with a key has its own number as its place among the messages with that key.
 CREATE TABLE hapax.message (
-    message     bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
-    tenant      text   NOT NULL,
-    id          text   NOT NULL,
-    type        text   NOT NULL,
-    data        jsonb  NOT NULL,
+    message     bigint  PRIMARY KEY,
+    tenant      text    NOT NULL,
+    id          text    NOT NULL,
+    type        text    NOT NULL,
     key         text,
     api_version text,
+    fingerprint uuid    NOT NULL,
     event       uuid,
-    created_at  timestamptz NOT NULL DEFAULT statement_timestamp(),
-    written_in  xid8   NOT NULL DEFAULT pg_current_xact_id(),
-    UNIQUE (tenant, id)
+    deliveries  integer NOT NULL,
+    created_at  timestamptz NOT NULL,
+    written_in  xid8    NOT NULL DEFAULT pg_current_xact_id(),
+    body        bytea   NOT NULL,
+    thin        bytea,
+    UNIQUE (id, tenant)
 );
 CREATE INDEX message_event ON hapax.message (event) WHERE event IS NOT NULL;
 CREATE INDEX message_age ON hapax.message (created_at);
+CREATE INDEX message_key ON hapax.message (key, message) WHERE key IS NOT NULL;
+-- Below 2^38: see hapax.delivery_id.
+CREATE SEQUENCE hapax.message_number MAXVALUE 274877906943;
+
+-- Keeps: one delivery per message and endpoint. hapax.delivery_id makes its id from both.
+-- state: 0 ready, 1 leased, 2 delivered, 3 dead, 4 cancelled; by name in hapax.delivery_state.
+-- due_at: ready: from when; leased: until when; else: when it ended.
+-- started_at, node: of the last attempt; null once its fence is void. took_ms, answer_status, answer: of
+-- the attempt that delivered.
+CREATE TABLE hapax.delivery (
+    message       bigint   NOT NULL,
+    endpoint      integer  NOT NULL,
+    state         smallint NOT NULL,
+    due_at        timestamptz NOT NULL,
+    fence         bigint   NOT NULL DEFAULT 0,
+    attempt       integer  NOT NULL DEFAULT 0,
+    steps         integer  NOT NULL DEFAULT 0,
+    lost          integer  NOT NULL DEFAULT 0,
+    started_at    timestamptz,
+    node          text,
+    error         text,
+    took_ms       bigint,
+    answer_status integer,
+    answer        text,
+    PRIMARY KEY (message, endpoint)
+) WITH (fillfactor = 70);
+CREATE INDEX delivery_ready   ON hapax.delivery (endpoint, due_at, message) WHERE state = 0 /* ready */;
+CREATE INDEX delivery_sending ON hapax.delivery (endpoint, message) WHERE state = 1 /* leased */;
+CREATE INDEX delivery_leased  ON hapax.delivery (due_at) WHERE state = 1 /* leased */;
+CREATE INDEX delivery_failed  ON hapax.delivery (message) WHERE state = 0 /* ready */ AND steps > 0;
+CREATE INDEX delivery_dead    ON hapax.delivery (message) WHERE state = 3 /* dead */;
+CREATE INDEX delivery_to      ON hapax.delivery (endpoint, message);
+
+-- Attempts that failed or were lost. The one that delivered stands in the delivery itself, until another
+-- follows. took_ms is null where the outcome is unknown.
+CREATE TABLE hapax.delivery_attempt (
+    message       bigint  NOT NULL,
+    endpoint      integer NOT NULL,
+    attempt       integer NOT NULL,
+    started_at    timestamptz NOT NULL,
+    took_ms       bigint,
+    answer_status integer,
+    answer        text,
+    error         text,
+    node          text    NOT NULL,
+    PRIMARY KEY (message, endpoint, attempt)
+);
+
+-- Actions of operators on endpoints, messages and deliveries, and their reasons.
+CREATE TABLE hapax.sending_action (
+    action   bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    endpoint integer,
+    message  bigint,
+    what     text NOT NULL,
+    who      text NOT NULL,
+    reason   text,
+    at       timestamptz NOT NULL
+);
+CREATE INDEX sending_action_message ON hapax.sending_action (message) WHERE message IS NOT NULL;
 
 -- Idempotency-Keys: reserved, then finished with an answer, or abandoned. A fence is not guessable, and
 -- larger than the one before it: by the row while the key is kept, and after that by the time.

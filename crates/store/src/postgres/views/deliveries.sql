@@ -1,5 +1,12 @@
--- Nothing is sent yet: this view has its final columns and no rows.
 CREATE OR REPLACE VIEW hapax.deliveries AS
-SELECT NULL::uuid AS id, NULL::text AS message, NULL::text AS endpoint, NULL::text AS status,
-       NULL::integer AS attempt, NULL::timestamptz AS created_at, NULL::timestamptz AS delivered_at
-WHERE false;
+SELECT hapax.delivery_id(m.created_at, m.fingerprint, d.message, d.endpoint) AS id,
+       m.id AS message,
+       e.id::text AS endpoint,
+       hapax.delivery_status(
+           hapax.delivery_rank(d.state, d.steps, e.disabled_at, e.deleted_at)) AS status,
+       d.attempt,
+       m.created_at,
+       CASE WHEN d.state = hapax.delivery_state('delivered') THEN d.due_at END AS delivered_at
+FROM hapax.delivery d
+JOIN hapax.message m ON m.message = d.message
+JOIN hapax.endpoint e ON e.endpoint = d.endpoint;

@@ -1,0 +1,60 @@
+-- Changes an endpoint; the change holds for the next claim on every node. act: 0 replace settings and
+-- sealed values if it still has old_version, 1 disable, 2 enable, 3 delete. verdict: 0 changed, 1 deleted,
+-- 2 there is none, 3 its uid is taken, 5 it has another version; with 0 and the row as it is now.
+CREATE OR REPLACE FUNCTION hapax.change_endpoint(
+    of_id uuid, act integer, old_version bigint, of_settings text, of_uid text, of_types text[],
+    of_version text, of_thin boolean, of_max integer, of_retry bigint[], of_lease bigint,
+    of_secrets bytea, of_headers bytea, of_keys bigint[], disable_reason text, who text, reason text,
+    acted_at timestamptz, now_at timestamptz DEFAULT NULL,
+    OUT verdict integer, OUT id uuid, OUT tenant text, OUT settings text, OUT secrets bytea,
+    OUT headers bytea, OUT version bigint, OUT created_at timestamptz, OUT disabled_at timestamptz,
+    OUT disabled_reason text, OUT endpoint integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    e hapax.endpoint;
+BEGIN
+    IF act = 0 THEN
+        PERFORM hapax.endpoint_lock(x.tenant) FROM hapax.endpoint x WHERE x.id = of_id;
+    END IF;
+    SELECT * INTO e FROM hapax.endpoint x WHERE x.id = of_id AND x.deleted_at IS NULL FOR UPDATE;
+    verdict := CASE
+        WHEN NOT FOUND THEN 2
+        WHEN act = 0 AND e.version <> old_version THEN 5
+        WHEN act = 0 AND EXISTS (
+            SELECT FROM hapax.endpoint x
+            WHERE x.tenant = e.tenant AND x.uid = of_uid AND x.deleted_at IS NULL
+              AND x.endpoint <> e.endpoint)
+        THEN 3
+        WHEN act = 3 THEN 1
+        ELSE 0 END;
+    IF verdict > 1 THEN
+        RETURN;
+    END IF;
+    IF act = 0 THEN
+        UPDATE hapax.endpoint x
+        SET settings = of_settings, uid = of_uid, types = of_types, api_version = of_version,
+            is_thin = of_thin, max_in_flight = of_max, retry = of_retry, lease = of_lease,
+            secrets = of_secrets, headers = of_headers, key_ids = of_keys, version = x.version + 1
+        WHERE x.endpoint = e.endpoint RETURNING x.* INTO e;
+    ELSIF act = 3 THEN
+        -- The row stays, because deliveries name it; its secrets go.
+        UPDATE hapax.endpoint x
+        SET deleted_at = at, secrets = '', headers = NULL, key_ids = '{}', version = x.version + 1
+        WHERE x.endpoint = e.endpoint;
+    ELSE
+        UPDATE hapax.endpoint x
+        SET disabled_at = CASE act WHEN 1 THEN at END,
+            disabled_reason = CASE act WHEN 1 THEN disable_reason END, version = x.version + 1
+        WHERE x.endpoint = e.endpoint RETURNING x.* INTO e;
+    END IF;
+    INSERT INTO hapax.sending_action (endpoint, what, who, reason, at)
+    VALUES (e.endpoint,
+            CASE act WHEN 0 THEN 'change' WHEN 1 THEN 'disable' WHEN 2 THEN 'enable' ELSE 'delete' END,
+            change_endpoint.who, coalesce(change_endpoint.reason, disable_reason), acted_at);
+    SELECT e.id, e.tenant, e.settings, e.secrets, e.headers, e.version, e.created_at, e.disabled_at,
+           e.disabled_reason, e.endpoint
+    INTO id, tenant, settings, secrets, headers, version, created_at, disabled_at, disabled_reason,
+         endpoint;
+END $$;

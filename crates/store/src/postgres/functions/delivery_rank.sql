@@ -1,0 +1,19 @@
+-- The place of a delivery's status in hapax_core::delivery::DeliveryStatus, the neediest first. That of a
+-- message is the smallest of its deliveries.
+CREATE OR REPLACE FUNCTION hapax.delivery_rank(
+    state smallint, steps integer, disabled_at timestamptz, deleted_at timestamptz)
+RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN state = hapax.delivery_state('dead') THEN 0
+    WHEN state = hapax.delivery_state('leased') THEN 3
+    WHEN state = hapax.delivery_state('delivered') THEN 5
+    WHEN state = hapax.delivery_state('cancelled') THEN 6
+    WHEN deleted_at IS NOT NULL THEN 6
+    WHEN disabled_at IS NOT NULL THEN 2
+    WHEN steps > 0 THEN 1
+    ELSE 4
+END;
+
+-- The views call it, and a role that may read a view calls the functions in it. It reads no table.
+GRANT EXECUTE ON FUNCTION hapax.delivery_rank(smallint, integer, timestamptz, timestamptz) TO PUBLIC;

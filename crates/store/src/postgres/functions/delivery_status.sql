@@ -1,0 +1,16 @@
+-- The word for a rank of hapax.delivery_rank; a message without deliveries has no rank.
+CREATE OR REPLACE FUNCTION hapax.delivery_status(rank integer) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE rank
+    WHEN 0 THEN 'dead'
+    WHEN 1 THEN 'failed'
+    WHEN 2 THEN 'held'
+    WHEN 3 THEN 'sending'
+    WHEN 4 THEN 'waiting'
+    WHEN 5 THEN 'delivered'
+    WHEN 6 THEN 'cancelled'
+    ELSE 'none'
+END;
+
+-- The views call it, and a role that may read a view calls the functions in it. It reads no table.
+GRANT EXECUTE ON FUNCTION hapax.delivery_status(integer) TO PUBLIC;

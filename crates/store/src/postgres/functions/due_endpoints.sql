@@ -1,0 +1,40 @@
+-- The endpoints with a due delivery that this node may send to, at most `most`: first those after
+-- after_endpoint, then from the start up to it. One probe per endpoint, however many deliveries wait for
+-- it. last_endpoint: the last one that was probed. is_all: no endpoint was left out. next_due: when a
+-- delivery of a probed endpoint is due that is not due yet.
+CREATE OR REPLACE FUNCTION hapax.due_endpoints(
+    most integer, after_endpoint integer, vault_keys bigint[], at timestamptz,
+    OUT endpoints integer[], OUT last_endpoint integer, OUT is_all boolean, OUT next_due timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    wrapped boolean := false;
+    next_endpoint integer;
+    first_due timestamptz;
+BEGIN
+    endpoints := '{}';
+    last_endpoint := after_endpoint;
+    is_all := false;
+    FOR look IN 1..1024 LOOP
+        EXIT WHEN cardinality(endpoints) >= most;
+        SELECT d.endpoint, d.due_at INTO next_endpoint, first_due FROM hapax.delivery d
+        WHERE d.state = hapax.delivery_state('ready') AND d.endpoint > last_endpoint
+        ORDER BY d.endpoint, d.due_at, d.message LIMIT 1;
+        IF NOT FOUND AND NOT wrapped THEN
+            wrapped := true;
+            last_endpoint := 0;
+            CONTINUE;
+        END IF;
+        is_all := NOT FOUND OR (wrapped AND next_endpoint > after_endpoint);
+        EXIT WHEN is_all;
+        last_endpoint := next_endpoint;
+        PERFORM FROM hapax.endpoint e JOIN hapax.endpoint_state s ON s.endpoint = e.endpoint
+        WHERE e.endpoint = next_endpoint AND e.disabled_at IS NULL AND e.deleted_at IS NULL
+          AND e.key_ids <@ vault_keys AND coalesce(s.blocked_until <= at, true);
+        CONTINUE WHEN NOT FOUND;
+        IF first_due <= at THEN
+            endpoints := endpoints || next_endpoint;
+        ELSE
+            next_due := least(next_due, first_due);
+        END IF;
+    END LOOP;
+END $$;

@@ -1,0 +1,12 @@
+-- The bytes that endpoints get, as hapax_core::message::NewMessage::envelope. `data` is JSON text and
+-- stays as it is; `sequence` is null for a message without a key.
+CREATE OR REPLACE FUNCTION hapax.envelope(
+    id text, type text, created_at timestamptz, api_version text, data text, sequence bigint)
+RETURNS bytea
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT convert_to(
+        '{"id":' || to_json(id) || ',"type":' || to_json(type) || ',"created_at":"'
+        || rtrim(rtrim(to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '0'), '.')
+        || 'Z","api_version":' || coalesce(to_json(api_version)::text, 'null') || ',"data":' || data
+        || coalesce(',"sequence":' || sequence, '') || '}', 'UTF8');
+$$;

@@ -1,0 +1,105 @@
+-- Keeps: attempts are settled under their fences, and new ones are counted before their requests, in one
+-- commit. Outcomes first, sorted by delivery, so that a report at the end of a lease still counts; then
+-- the leases that ended; then up to `wanted` claims, over the endpoints in turn from the one after
+-- after_endpoint. The arrays describe outcomes: see hapax.settle_attempt. vault_keys: the keys that this
+-- node holds. The last row has no delivery: it returns which outcomes were recorded, when something is
+-- next due, and where the next turn begins.
+CREATE OR REPLACE FUNCTION hapax.exchange(
+    messages bigint[], endpoints integer[], fences bigint[], verdicts integer[], tooks bigint[],
+    statuses integer[], answers text[], errors text[], hows integer[], waits bigint[],
+    dices double precision[], wanted integer, bytes_max bigint, of_node text, vault_keys bigint[],
+    after_endpoint integer, now_at timestamptz DEFAULT NULL)
+RETURNS TABLE (
+    delivery uuid, fence bigint, attempt integer, leased_until timestamptz, message text, body bytea,
+    endpoint uuid, tenant text, settings text, secrets bytea, headers bytea,
+    settled boolean[], next_due timestamptz, next_turn integer)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+-- A plan that was made while the tables were small must do for large ones too. The functions that this
+-- one calls make their plans under the same settings.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    recorded boolean[] := array_fill(false, ARRAY[cardinality(messages)]);
+    o record;
+    due record;
+    got record;
+    current_endpoint integer;
+    room integer;
+    share integer;
+    bytes_left bigint := bytes_max;
+    taken_messages bigint[] := '{}';
+    taken_endpoints integer[] := '{}';
+    soonest timestamptz;
+    turn integer := after_endpoint;
+BEGIN
+    FOR o IN
+        SELECT * FROM unnest(messages, endpoints, fences, verdicts, tooks, statuses, answers, errors,
+                             hows, waits, dices) WITH ORDINALITY
+            r (message, endpoint, fence, verdict, took, status, answer, error, how, wait, dice, n)
+        ORDER BY r.message, r.endpoint, r.n
+    LOOP
+        recorded[o.n] := hapax.settle_attempt(
+            o.message, o.endpoint, o.fence, o.verdict, o.took, o.status, o.answer, o.error, o.how,
+            o.wait, o.dice, at);
+    END LOOP;
+    IF hapax.end_delivery_leases(at) THEN
+        soonest := at;
+    END IF;
+
+    IF wanted > 0 THEN
+        due := hapax.due_endpoints(least(wanted, 256), after_endpoint, vault_keys, at);
+        soonest := least(soonest, due.next_due, CASE WHEN NOT due.is_all THEN at END);
+        IF due.endpoints = '{}' THEN
+            turn := due.last_endpoint;
+        END IF;
+        -- First each endpoint's share, then the rest for endpoints with more deliveries.
+        share := ceil(wanted::numeric / greatest(cardinality(due.endpoints), 1));
+        <<rounds>>
+        FOR round IN 1..2 LOOP
+            FOREACH current_endpoint IN ARRAY due.endpoints LOOP
+                room := wanted - cardinality(taken_messages);
+                EXIT rounds WHEN room <= 0;
+                IF round = 1 THEN
+                    room := least(room, share);
+                    turn := current_endpoint;
+                END IF;
+                got := hapax.take_deliveries(
+                    current_endpoint, room, bytes_left, taken_messages = '{}', of_node, vault_keys,
+                    at);
+                taken_messages := taken_messages || got.taken;
+                taken_endpoints := taken_endpoints
+                    || array_fill(current_endpoint, ARRAY[cardinality(got.taken)]);
+                bytes_left := bytes_left - got.bytes;
+                IF got.is_busy THEN
+                    soonest := least(soonest, at);
+                END IF;
+                EXIT rounds WHEN got.is_full;
+            END LOOP;
+        END LOOP;
+    END IF;
+    SELECT least(soonest, d.due_at) INTO soonest FROM hapax.delivery d
+    WHERE d.state = hapax.delivery_state('leased')
+    ORDER BY d.due_at LIMIT 1;
+
+    RETURN QUERY
+    SELECT hapax.delivery_id(m.created_at, m.fingerprint, d.message, d.endpoint), d.fence, d.attempt,
+        d.due_at, m.id, coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body), e.id, e.tenant,
+        e.settings, e.secrets, e.headers, NULL::boolean[], NULL::timestamptz, NULL::integer
+    FROM unnest(taken_messages, taken_endpoints) WITH ORDINALITY t (message, endpoint, n)
+    JOIN hapax.delivery d ON d.message = t.message AND d.endpoint = t.endpoint
+    JOIN hapax.message m ON m.message = t.message
+    JOIN hapax.endpoint e ON e.endpoint = t.endpoint
+    ORDER BY t.n;
+    delivery := NULL;
+    settled := recorded;
+    next_due := soonest;
+    next_turn := turn;
+    RETURN NEXT;
+END $$;

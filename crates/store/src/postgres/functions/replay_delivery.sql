@@ -1,0 +1,28 @@
+-- Sends one delivery again, or now. 0 there is none, 1 it is due, 2 it was due or under way already, 3 its
+-- endpoint was deleted.
+CREATE OR REPLACE FUNCTION hapax.replay_delivery(
+    of_id uuid, of_message bigint, of_endpoint integer, who text, reason text, acted_at timestamptz,
+    now_at timestamptz DEFAULT NULL)
+RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    d hapax.delivery;
+BEGIN
+    SELECT x.* INTO d FROM hapax.delivery x JOIN hapax.message m ON m.message = x.message
+    WHERE x.message = of_message AND x.endpoint = of_endpoint
+      AND hapax.delivery_id(m.created_at, m.fingerprint, x.message, x.endpoint) = of_id
+    FOR UPDATE OF x;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    PERFORM FROM hapax.endpoint e WHERE e.endpoint = of_endpoint AND e.deleted_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN 3;
+    ELSIF NOT hapax.send_again(d, at) THEN
+        RETURN 2;
+    END IF;
+    INSERT INTO hapax.sending_action (endpoint, message, what, who, reason, at)
+    VALUES (of_endpoint, of_message, 'replay', replay_delivery.who, replay_delivery.reason, acted_at);
+    RETURN 1;
+END $$;

@@ -1,0 +1,51 @@
+-- Keeps: at most max_in_flight attempts at an endpoint, over all nodes; attempt + 1 and a new fence before
+-- the request. Leases up to `room` due deliveries of an endpoint with about bytes_left bytes of bodies; if
+-- `first`, one of them may have more. The lock of endpoint_state comes before the count: the attempts
+-- under way are then all visible. An endpoint that another node claims from is skipped.
+-- is_busy: there are due deliveries left that could be claimed at once or soon.
+CREATE OR REPLACE FUNCTION hapax.take_deliveries(
+    of_endpoint integer, room integer, bytes_left bigint, first boolean, of_node text,
+    vault_keys bigint[], at timestamptz,
+    OUT taken bigint[], OUT bytes bigint, OUT is_full boolean, OUT is_busy boolean)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    e record;
+    d record;
+    free integer;
+BEGIN
+    taken := '{}';
+    bytes := 0;
+    is_full := false;
+    is_busy := false;
+    SELECT x.max_in_flight, x.lease, x.is_thin INTO e
+    FROM hapax.endpoint x JOIN hapax.endpoint_state s ON s.endpoint = x.endpoint
+    WHERE x.endpoint = of_endpoint AND x.disabled_at IS NULL AND x.deleted_at IS NULL
+      AND x.key_ids <@ vault_keys AND coalesce(s.blocked_until <= at, true)
+    FOR UPDATE OF s SKIP LOCKED;
+    IF NOT FOUND THEN
+        is_busy := true;
+        RETURN;
+    END IF;
+    SELECT e.max_in_flight - count(*) INTO free FROM hapax.delivery x
+    WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased');
+    IF least(free, room) <= 0 THEN
+        RETURN;
+    END IF;
+    FOR d IN
+        SELECT x.message, octet_length(coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body)) AS size
+        FROM hapax.delivery x JOIN hapax.message m ON m.message = x.message
+        WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('ready') AND x.due_at <= at
+        ORDER BY x.due_at, x.message LIMIT least(free, room)
+        FOR UPDATE OF x SKIP LOCKED
+    LOOP
+        is_full := bytes + d.size > bytes_left AND NOT (first AND taken = '{}');
+        EXIT WHEN is_full;
+        taken := taken || d.message;
+        bytes := bytes + d.size;
+    END LOOP;
+    is_busy := is_full OR cardinality(taken) = room AND free > room;
+    UPDATE hapax.delivery x
+    SET state = hapax.delivery_state('leased'), due_at = at + e.lease * interval '1 microsecond',
+        fence = hapax.next_fence(x.fence), attempt = x.attempt + 1, started_at = at, node = of_node
+    WHERE x.message = ANY (taken) AND x.endpoint = of_endpoint;
+END $$;

@@ -1,0 +1,37 @@
+-- Counts deliveries up to $1 each, by index: the endpoints with ready deliveries are found one by one.
+WITH RECURSIVE waiting (endpoint, first_due) AS (
+    (SELECT d.endpoint, d.due_at FROM hapax.delivery d
+     WHERE d.state = hapax.delivery_state('ready')
+     ORDER BY d.endpoint, d.due_at LIMIT 1)
+    UNION ALL
+    SELECT n.endpoint, n.due_at FROM waiting w CROSS JOIN LATERAL (
+        SELECT d.endpoint, d.due_at FROM hapax.delivery d
+        WHERE d.state = hapax.delivery_state('ready') AND d.endpoint > w.endpoint
+        ORDER BY d.endpoint, d.due_at LIMIT 1) n
+), standing AS (
+    SELECT w.endpoint, w.first_due, e.disabled_at IS NOT NULL AS is_disabled
+    FROM waiting w JOIN hapax.endpoint e ON e.endpoint = w.endpoint
+    WHERE e.deleted_at IS NULL
+)
+SELECT
+    (SELECT count(*) FROM (
+        SELECT FROM standing s CROSS JOIN LATERAL (
+            SELECT FROM hapax.delivery d
+            WHERE d.endpoint = s.endpoint AND d.state = hapax.delivery_state('ready') LIMIT $1) n
+        WHERE NOT s.is_disabled LIMIT $1) c),
+    (SELECT count(*) FROM (
+        SELECT FROM hapax.delivery d WHERE d.state = hapax.delivery_state('leased') LIMIT $1) c),
+    (SELECT count(*) FROM (
+        SELECT FROM standing s CROSS JOIN LATERAL (
+            SELECT FROM hapax.delivery d
+            WHERE d.endpoint = s.endpoint AND d.state = hapax.delivery_state('ready') LIMIT $1) n
+        WHERE s.is_disabled LIMIT $1) c),
+    (SELECT count(*) FROM (
+        SELECT FROM hapax.delivery d WHERE d.state = hapax.delivery_state('dead') LIMIT $1) c),
+    least(
+        (SELECT min(s.first_due) FROM standing s WHERE NOT s.is_disabled),
+        (SELECT min(l.due_at) FROM (
+            SELECT d.due_at FROM hapax.delivery d JOIN hapax.endpoint e ON e.endpoint = d.endpoint
+            WHERE d.state = hapax.delivery_state('leased') AND e.disabled_at IS NULL
+              AND e.deleted_at IS NULL
+            ORDER BY d.due_at LIMIT 1) l))

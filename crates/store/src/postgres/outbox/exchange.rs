@@ -1,0 +1,153 @@
+//! Settles attempts and claims deliveries, in one commit.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hapax_core::Tenant;
+use hapax_core::delivery::DeliveryId;
+use hapax_core::endpoint::EndpointId;
+use hapax_core::job::Fence;
+use hapax_core::limits::ERROR_CHARS_MAX;
+use hapax_core::store::{
+    AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryTarget, Exchanged,
+    HandlerAnswer, Held,
+};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::row::{key_number, place_of, sealed, settings};
+use crate::postgres::Shared;
+use crate::postgres::connect::PgError;
+use crate::postgres::jobs::{dice, retry_columns, shortened};
+use crate::postgres::row::text;
+
+/// Outcomes as the arrays of `hapax.exchange`.
+#[derive(Debug, Default)]
+struct Outcomes {
+    messages: Vec<i64>,
+    endpoints: Vec<i32>,
+    fences: Vec<i64>,
+    verdicts: Vec<i32>,
+    tooks: Vec<i64>,
+    statuses: Vec<Option<i32>>,
+    answers: Vec<Option<String>>,
+    errors: Vec<Option<String>>,
+    hows: Vec<i32>,
+    waits: Vec<i64>,
+    dices: Vec<f64>,
+}
+
+impl Outcomes {
+    fn add(&mut self, outcome: &AttemptOutcome) {
+        let (message, endpoint) = place_of(outcome.delivery);
+        let (verdict, answer, error, (how, wait)) = match &outcome.verdict {
+            AttemptVerdict::Delivered(answer) => (0, Some(answer), None, (0, 0)),
+            AttemptVerdict::Failed { error, answer, retry } => {
+                (1, answer.as_ref(), Some(error), retry_columns(*retry))
+            }
+            AttemptVerdict::GivenBack => (2, None, None, (0, 0)),
+        };
+        self.messages.push(message);
+        self.endpoints.push(endpoint);
+        self.fences.push(outcome.fence.0);
+        self.verdicts.push(verdict);
+        self.tooks.push(i64::try_from(outcome.took.as_millis()).unwrap_or(i64::MAX));
+        self.statuses.push(answer.map(|answer| i32::from(answer.status)));
+        self.answers.push(answer.and_then(kept_body));
+        self.errors.push(error.map(|error| shortened(error, ERROR_CHARS_MAX)));
+        self.hows.push(how);
+        self.waits.push(wait);
+        self.dices.push(dice());
+    }
+}
+
+/// The body of an answer, unless it is empty.
+fn kept_body(answer: &HandlerAnswer) -> Option<String> {
+    (!answer.body.is_empty()).then(|| text(&answer.body))
+}
+
+pub(super) async fn exchange(
+    shared: &Shared,
+    outcomes: &[AttemptOutcome],
+    ask: &DeliveryAsk,
+) -> Result<Exchanged, PgError> {
+    let mut reported = Outcomes::default();
+    outcomes.iter().for_each(|outcome| reported.add(outcome));
+    let wanted = i32::try_from(ask.limit).unwrap_or(i32::MAX);
+    let bytes_max = i64::try_from(ask.bytes_max).unwrap_or(i64::MAX);
+    let keys: Vec<i64> = ask.vault_keys.iter().copied().map(key_number).collect();
+    let turn = shared.sending.turn.load(Ordering::Relaxed);
+    let mut lent = shared.pools.send.lend_in_turn().await?;
+    let rows = lent
+        .query(
+            "SELECT * FROM hapax.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, \
+             $15, $16, $17)",
+            &[
+                &reported.messages,
+                &reported.endpoints,
+                &reported.fences,
+                &reported.verdicts,
+                &reported.tooks,
+                &reported.statuses,
+                &reported.answers,
+                &reported.errors,
+                &reported.hows,
+                &reported.waits,
+                &reported.dices,
+                &wanted,
+                &bytes_max,
+                &text(&ask.node),
+                &keys,
+                &turn,
+                &shared.now(),
+            ],
+        )
+        .await?;
+    drop(lent);
+    let (summary, claimed) = rows.split_last().ok_or(PgError::Gone)?;
+    if ask.limit > 0 {
+        shared.sending.turn.store(summary.get("next_turn"), Ordering::Relaxed);
+    }
+    let settled: Vec<bool> = summary.get("settled");
+    let held = |recorded: bool| if recorded { Held::Kept } else { Held::Lost };
+    Ok(Exchanged {
+        settled: settled.into_iter().map(held).collect(),
+        claims: claims(claimed),
+        next_due: summary.get("next_due"),
+    })
+}
+
+/// The claims; those of one endpoint share its target.
+fn claims(rows: &[Row]) -> Vec<DeliveryClaim> {
+    let mut last: Option<Arc<DeliveryTarget>> = None;
+    let mut claims = Vec::with_capacity(rows.len());
+    for row in rows {
+        let id = EndpointId(row.get("endpoint"));
+        let known = last.take().filter(|target| target.id == id);
+        // A claim that cannot be read is logged and left to its lease.
+        let Some(target) = known.or_else(|| target(id, row)) else { continue };
+        claims.push(DeliveryClaim {
+            delivery: DeliveryId(row.get::<_, Uuid>("delivery")),
+            fence: Fence(row.get("fence")),
+            attempt: u32::try_from(row.get::<_, i32>("attempt")).unwrap_or(0),
+            message: row.get("message"),
+            body: row.get::<_, Vec<u8>>("body").into(),
+            leased_until: row.get("leased_until"),
+            endpoint: Arc::clone(&target),
+        });
+        last = Some(target);
+    }
+    claims
+}
+
+fn target(id: EndpointId, row: &Row) -> Option<Arc<DeliveryTarget>> {
+    let settings = settings(id, row.get("settings"))?;
+    let sealed = sealed(id, row.get("secrets"), row.get("headers"))?;
+    Some(Arc::new(DeliveryTarget {
+        id,
+        tenant: Tenant::new(row.get::<_, &str>("tenant")),
+        url: settings.url,
+        timeout: settings.timeout,
+        sealed,
+    }))
+}

@@ -1,0 +1,170 @@
+//! Sending on PostgreSQL: each act is one call of a function in the database, and so one commit.
+//!
+//! [`publish`] writes messages of the API on connections of its own, so that a user's open transaction
+//! on an equal message id delays neither events nor other messages. [`exchange`] settles attempts and
+//! claims deliveries, [`endpoints`] and [`operator_actions`] change what operators may change, and
+//! [`reader`] serves their queries. The rules are in `functions/`; a test compares them with
+//! [`hapax_core::delivery::step`].
+
+mod endpoints;
+mod exchange;
+mod operator_actions;
+mod publish;
+mod reader;
+mod row;
+
+use std::sync::atomic::AtomicI32;
+use std::time::Duration;
+
+use hapax_core::Tenant;
+use hapax_core::delivery::DeliveryId;
+use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint};
+use hapax_core::store::{
+    Action, AttemptOutcome, DeliveryAsk, DeliveryBacklog, DeliveryDetail, DeliveryFilter,
+    DeliveryReplayed, EndpointFilter, Exchanged, InspectOutbox, MessageAct, MessageDetail,
+    MessageFilter, MessageRef, MessageSummary, NewMessage, Outbox, Page, Published, StoreError,
+};
+use tokio::sync::Notify;
+
+use super::PgStore;
+use super::connect::retried;
+use crate::limits::DELIVERY_POLL_EVERY;
+
+pub(super) use publish::{Publisher, start as start_publishers};
+
+/// What a node remembers about sending.
+#[derive(Debug, Default)]
+pub(super) struct Sending {
+    /// Notified when deliveries may be due.
+    due: Notify,
+    /// The endpoint whose turn was last.
+    turn: AtomicI32,
+}
+
+impl Sending {
+    /// Wakes the sender of this process. A sender that does not wait yet finds the notification later.
+    pub(super) fn hint(&self) {
+        self.due.notify_one();
+    }
+}
+
+impl Outbox for PgStore {
+    async fn publish(&self, message: NewMessage) -> Result<Published, StoreError> {
+        let published = self.shared.publisher.publish(message).await?;
+        self.shared.sending.hint();
+        Ok(published)
+    }
+
+    async fn exchange(
+        &self,
+        outcomes: Vec<AttemptOutcome>,
+        ask: DeliveryAsk,
+    ) -> Result<Exchanged, StoreError> {
+        self.act(move |shared| async move {
+            retried(|| exchange::exchange(&shared, &outcomes, &ask)).await
+        })
+        .await
+    }
+
+    async fn wait_for_deliveries(&self, at_most: Duration) {
+        // Other nodes, and users' transactions, publish without notifying this one.
+        let wait = at_most.min(DELIVERY_POLL_EVERY);
+        let _ = tokio::time::timeout(wait, self.shared.sending.due.notified()).await;
+    }
+
+    async fn create_endpoint(
+        &self,
+        endpoint: NewEndpoint,
+        by: Action,
+    ) -> Result<EndpointChanged, StoreError> {
+        self.act(move |shared| async move {
+            retried(|| endpoints::create(&shared, &endpoint, &by)).await
+        })
+        .await
+    }
+
+    async fn change_endpoint(
+        &self,
+        endpoint: EndpointId,
+        act: EndpointAct,
+        by: Action,
+    ) -> Result<EndpointChanged, StoreError> {
+        let changed = self
+            .act(move |shared| async move {
+                retried(|| endpoints::change(&shared, endpoint, &act, &by)).await
+            })
+            .await?;
+        self.shared.sending.hint();
+        Ok(changed)
+    }
+
+    async fn replay_delivery(
+        &self,
+        delivery: DeliveryId,
+        by: Action,
+    ) -> Result<DeliveryReplayed, StoreError> {
+        let replayed = self
+            .act(move |shared| async move {
+                retried(|| operator_actions::replay_delivery(&shared, delivery, &by)).await
+            })
+            .await?;
+        self.shared.sending.hint();
+        Ok(replayed)
+    }
+
+    async fn change_message(
+        &self,
+        message: MessageRef,
+        act: MessageAct,
+        by: Action,
+    ) -> Result<Option<Vec<DeliveryId>>, StoreError> {
+        let changed = self
+            .act(move |shared| async move {
+                retried(|| operator_actions::change_message(&shared, &message, act, &by)).await
+            })
+            .await?;
+        self.shared.sending.hint();
+        Ok(changed)
+    }
+
+    async fn cancel_orphans(&self, limit: usize) -> Result<bool, StoreError> {
+        self.act(move |shared| async move {
+            retried(|| operator_actions::cancel_orphans(&shared, limit)).await
+        })
+        .await
+    }
+}
+
+impl InspectOutbox for PgStore {
+    async fn endpoints(&self, filter: EndpointFilter) -> Result<Page<EndpointRecord>, StoreError> {
+        reader::endpoints(&self.shared, filter).await
+    }
+
+    async fn endpoint(&self, id: EndpointId) -> Result<Option<EndpointRecord>, StoreError> {
+        reader::endpoint(&self.shared, id).await
+    }
+
+    async fn messages(&self, filter: MessageFilter) -> Result<Page<MessageSummary>, StoreError> {
+        reader::messages(&self.shared, filter).await
+    }
+
+    async fn message(
+        &self,
+        id: &str,
+        tenant: Option<Tenant>,
+    ) -> Result<Vec<MessageDetail>, StoreError> {
+        reader::message(&self.shared, id, tenant).await
+    }
+
+    async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<DeliveryDetail>, StoreError> {
+        reader::deliveries(&self.shared, filter).await
+    }
+
+    async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryDetail>, StoreError> {
+        reader::delivery(&self.shared, id).await
+    }
+
+    async fn delivery_backlog(&self) -> Result<DeliveryBacklog, StoreError> {
+        reader::backlog(&self.shared).await
+    }
+}

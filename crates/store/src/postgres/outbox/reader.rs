@@ -1,0 +1,404 @@
+//! Queries of operators over sending: lists, newest first, and the backlog. None waits for a writer.
+
+use bytes::Bytes;
+use hapax_core::delivery::{
+    DeliveryId, DeliveryPhase, DeliveryStatus, EndpointStanding, MessageStatus,
+};
+use hapax_core::endpoint::{EndpointId, EndpointRecord};
+use hapax_core::limits::LANE_COUNT_MAX;
+use hapax_core::store::{
+    Cursor, DeliveryAttempt, DeliveryBacklog, DeliveryDetail, DeliveryFilter, EndpointFilter,
+    MessageDetail, MessageFilter, MessageSummary, Page, StoreError,
+};
+use hapax_core::{Tenant, Timestamp};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::row::{RECORD, phase_of, place_of, record, settings};
+use crate::limits::PAGE_MAX;
+use crate::postgres::Shared;
+use crate::postgres::connect::{PgError, PooledClient};
+use crate::postgres::jobs::only;
+use crate::postgres::reader::{Conditions, read};
+use crate::postgres::row::text;
+
+/// The most messages that one id finds.
+const MESSAGES_OF_ONE_ID_MAX: usize = 10;
+
+/// The bits of an endpoint's number in the cursor over deliveries.
+const ENDPOINT_BITS: u32 = 24;
+
+/// The reason of an open delivery whose endpoint was deleted; `hapax.cancel_orphans` writes the same.
+const ENDPOINT_DELETED: &str = "its endpoint was deleted";
+
+/// A message with its status over all deliveries.
+const SUMMARY: &str = "SELECT m.message, m.id, m.tenant, m.type, m.key, m.api_version, m.created_at, m.deliveries, \
+     s.rank \
+     FROM hapax.message m CROSS JOIN LATERAL ( \
+         SELECT min(hapax.delivery_rank(d.state, d.steps, e.disabled_at, e.deleted_at)) AS rank \
+         FROM hapax.delivery d JOIN hapax.endpoint e ON e.endpoint = d.endpoint \
+         WHERE d.message = m.message) s";
+
+/// A delivery with its message and endpoint.
+const DETAIL: &str = "SELECT d.message, d.endpoint, d.state, d.steps, d.attempt, d.due_at, d.started_at, d.node, \
+     d.error, d.took_ms, d.answer_status, d.answer, m.id, m.type, m.key, m.tenant, m.created_at, \
+     hapax.delivery_id(m.created_at, m.fingerprint, d.message, d.endpoint), e.id, e.settings, \
+     e.disabled_at IS NOT NULL, e.disabled_reason, e.deleted_at IS NOT NULL \
+     FROM hapax.delivery d JOIN hapax.message m ON m.message = d.message \
+     JOIN hapax.endpoint e ON e.endpoint = d.endpoint";
+
+/// The statuses in the order of `hapax.delivery_rank`.
+const RANKED: [DeliveryStatus; 7] = [
+    DeliveryStatus::Dead,
+    DeliveryStatus::Failed,
+    DeliveryStatus::Held,
+    DeliveryStatus::Sending,
+    DeliveryStatus::Waiting,
+    DeliveryStatus::Delivered,
+    DeliveryStatus::Cancelled,
+];
+
+/// A page from rows that were read with one too many.
+fn page<T>(mut rows: Vec<(u128, T)>, limit: usize) -> Page<T> {
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| more).map(|(at, _)| Cursor(*at));
+    Page { items: rows.into_iter().map(|(_, item)| item).collect(), next }
+}
+
+pub(super) async fn endpoints(
+    shared: &Shared,
+    filter: EndpointFilter,
+) -> Result<Page<EndpointRecord>, StoreError> {
+    let mut asked = Conditions::default();
+    asked.say("e.deleted_at IS NULL");
+    if let Some(tenant) = &filter.tenant {
+        asked.add("e.tenant = ?", text(tenant.as_str()));
+    }
+    if let Some(Cursor(before)) = filter.before {
+        asked.add("e.endpoint < ?", i32::try_from(before).unwrap_or(i32::MAX));
+    }
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let head = format!("SELECT {RECORD} FROM hapax.endpoint e");
+    let tail = format!("ORDER BY e.endpoint DESC LIMIT {}", limit + 1);
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let rows = asked.query(&mut lent, &head, &tail).await.map_err(read)?;
+    let number = |row: &Row| u128::from(row.get::<_, i32>(9).unsigned_abs());
+    Ok(page(rows.iter().filter_map(|row| Some((number(row), record(row, 0)?))).collect(), limit))
+}
+
+pub(super) async fn endpoint(
+    shared: &Shared,
+    id: EndpointId,
+) -> Result<Option<EndpointRecord>, StoreError> {
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let sql =
+        format!("SELECT {RECORD} FROM hapax.endpoint e WHERE e.id = $1 AND e.deleted_at IS NULL");
+    let rows = lent.query(&sql, &[&id.0]).await.map_err(read)?;
+    Ok(rows.first().and_then(|row| record(row, 0)))
+}
+
+pub(super) async fn messages(
+    shared: &Shared,
+    filter: MessageFilter,
+) -> Result<Page<MessageSummary>, StoreError> {
+    let mut asked = Conditions::default();
+    asked.say("true");
+    if let Some(tenant) = &filter.tenant {
+        asked.add("m.tenant = ?", text(tenant.as_str()));
+    }
+    if let Some(kind) = &filter.message_type {
+        asked.add("m.type = ?", text(kind));
+    }
+    if let Some(key) = &filter.key {
+        asked.add("m.key = ?", text(key));
+    }
+    if let Some(since) = filter.since {
+        asked.add("m.created_at >= ?", since);
+    }
+    if let Some(until) = filter.until {
+        asked.add("m.created_at < ?", until);
+    }
+    if let Some(Cursor(before)) = filter.before {
+        asked.add("m.message < ?", i64::try_from(before).unwrap_or(i64::MAX));
+    }
+    if let Some(status) = filter.status {
+        message_stands(&mut asked, status);
+    }
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let tail = format!("ORDER BY m.message DESC LIMIT {}", limit + 1);
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
+    let number = |row: &Row| u128::from(row.get::<_, i64>(0).unsigned_abs());
+    Ok(page(rows.iter().map(|row| (number(row), summary(row))).collect(), limit))
+}
+
+/// Adds the conditions for a status of a message. They use an index where one exists.
+fn message_stands(asked: &mut Conditions, MessageStatus(status): MessageStatus) {
+    let rank = status.and_then(|status| RANKED.iter().position(|one| *one == status));
+    asked.say(match rank {
+        Some(rank) => format!("s.rank = {rank}"),
+        None => "s.rank IS NULL".to_owned(),
+    });
+    let among = match status {
+        Some(DeliveryStatus::Dead) => "d.state = hapax.delivery_state('dead')",
+        Some(DeliveryStatus::Failed) => "d.state = hapax.delivery_state('ready') AND d.steps > 0",
+        Some(DeliveryStatus::Sending) => "d.state = hapax.delivery_state('leased')",
+        None => return asked.say("m.deliveries = 0"),
+        Some(
+            DeliveryStatus::Held
+            | DeliveryStatus::Waiting
+            | DeliveryStatus::Delivered
+            | DeliveryStatus::Cancelled,
+        ) => return,
+    };
+    asked.say(format!("m.message IN (SELECT d.message FROM hapax.delivery d WHERE {among})"));
+}
+
+fn summary(row: &Row) -> MessageSummary {
+    let number: i64 = row.get(0);
+    let key: Option<String> = row.get(4);
+    let rank = row.get::<_, Option<i32>>(8).and_then(|rank| usize::try_from(rank).ok());
+    MessageSummary {
+        id: row.get(1),
+        tenant: row.get(2),
+        r#type: row.get(3),
+        sequence: key.is_some().then_some(number.unsigned_abs()),
+        key,
+        api_version: row.get(5),
+        created_at: row.get(6),
+        status: MessageStatus(rank.and_then(|rank| RANKED.get(rank).copied())),
+        deliveries: u64::try_from(row.get::<_, i32>(7)).unwrap_or(0),
+    }
+}
+
+pub(super) async fn message(
+    shared: &Shared,
+    id: &str,
+    tenant: Option<Tenant>,
+) -> Result<Vec<MessageDetail>, StoreError> {
+    let mut asked = Conditions::default();
+    asked.add("m.id = ?", text(id));
+    if let Some(tenant) = &tenant {
+        asked.add("m.tenant = ?", text(tenant.as_str()));
+    }
+    let tail = format!("ORDER BY m.message DESC LIMIT {MESSAGES_OF_ONE_ID_MAX}");
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
+    let mut details = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let number: i64 = row.get(0);
+        let sql = "SELECT body FROM hapax.message WHERE message = $1";
+        let bodies = lent.query(sql, &[&number]).await.map_err(read)?;
+        // It was pruned after its row was read.
+        let Some(body) = bodies.first() else { continue };
+        let mut of_it = Conditions::default();
+        of_it.add("d.message = ?", number);
+        let deliveries = read_deliveries(&mut lent, &of_it, "ORDER BY d.endpoint").await?;
+        details.push(MessageDetail {
+            summary: summary(row),
+            body: Bytes::from(body.get::<_, Vec<u8>>(0)),
+            deliveries: deliveries.into_iter().map(|(_, delivery)| delivery).collect(),
+        });
+    }
+    Ok(details)
+}
+
+pub(super) async fn deliveries(
+    shared: &Shared,
+    filter: DeliveryFilter,
+) -> Result<Page<DeliveryDetail>, StoreError> {
+    let mut asked = Conditions::default();
+    asked.say("true");
+    if let Some(endpoint) = filter.endpoint {
+        asked.add(
+            "d.endpoint = (SELECT x.endpoint FROM hapax.endpoint x WHERE x.id = ?)",
+            endpoint.0,
+        );
+    }
+    if let Some(message) = &filter.message {
+        asked.add("m.id = ?", text(message));
+    }
+    if let Some(tenant) = &filter.tenant {
+        asked.add("m.tenant = ?", text(tenant.as_str()));
+    }
+    if let Some(key) = &filter.key {
+        asked.add("m.key = ?", text(key));
+    }
+    if let Some(since) = filter.since {
+        asked.add("m.created_at >= ?", since);
+    }
+    if let Some(until) = filter.until {
+        asked.add("m.created_at < ?", until);
+    }
+    if let Some(status) = filter.status {
+        asked.say(stands(status));
+    }
+    if let Some(Cursor(before)) = filter.before {
+        let endpoint = before & ((1 << ENDPOINT_BITS) - 1);
+        let message = i64::try_from(before >> ENDPOINT_BITS).unwrap_or(i64::MAX);
+        asked.add(&format!("(d.message, d.endpoint) < (?, {endpoint})"), message);
+    }
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let tail = format!("ORDER BY d.message DESC, d.endpoint DESC LIMIT {}", limit + 1);
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let rows = read_deliveries(&mut lent, &asked, &tail).await?;
+    let cursor = |(message, endpoint): (i64, i32)| {
+        (u128::from(message.unsigned_abs()) << ENDPOINT_BITS) | u128::from(endpoint.unsigned_abs())
+    };
+    Ok(page(rows.into_iter().map(|(place, detail)| (cursor(place), detail)).collect(), limit))
+}
+
+/// The condition for a status of a delivery.
+fn stands(status: DeliveryStatus) -> &'static str {
+    match status {
+        DeliveryStatus::Dead => "d.state = hapax.delivery_state('dead')",
+        DeliveryStatus::Failed => {
+            "d.state = hapax.delivery_state('ready') AND d.steps > 0 AND e.disabled_at IS NULL \
+             AND e.deleted_at IS NULL"
+        }
+        DeliveryStatus::Held => {
+            "d.state = hapax.delivery_state('ready') AND e.disabled_at IS NOT NULL \
+             AND e.deleted_at IS NULL"
+        }
+        DeliveryStatus::Sending => "d.state = hapax.delivery_state('leased')",
+        DeliveryStatus::Waiting => {
+            "d.state = hapax.delivery_state('ready') AND d.steps = 0 AND e.disabled_at IS NULL \
+             AND e.deleted_at IS NULL"
+        }
+        DeliveryStatus::Delivered => "d.state = hapax.delivery_state('delivered')",
+        DeliveryStatus::Cancelled => {
+            "(d.state = hapax.delivery_state('cancelled') \
+             OR d.state = hapax.delivery_state('ready') AND e.deleted_at IS NOT NULL)"
+        }
+    }
+}
+
+pub(super) async fn delivery(
+    shared: &Shared,
+    id: DeliveryId,
+) -> Result<Option<DeliveryDetail>, StoreError> {
+    let (message, endpoint) = place_of(id);
+    let mut asked = Conditions::default();
+    asked.add("d.message = ?", message);
+    asked.add("d.endpoint = ?", endpoint);
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let found = read_deliveries(&mut lent, &asked, "").await?;
+    // The same place in another message's time is another id.
+    Ok(found.into_iter().map(|(_, detail)| detail).find(|detail| detail.id == id))
+}
+
+/// Deliveries with their attempts, and the row of each.
+async fn read_deliveries(
+    lent: &mut PooledClient,
+    asked: &Conditions,
+    tail: &str,
+) -> Result<Vec<((i64, i32), DeliveryDetail)>, StoreError> {
+    let rows = asked.query(lent, DETAIL, tail).await.map_err(read)?;
+    let messages: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+    let endpoints: Vec<i32> = rows.iter().map(|row| row.get(1)).collect();
+    let notes = lent
+        .query(
+            "SELECT a.message, a.endpoint, a.attempt, a.started_at, a.took_ms, a.answer_status, a.error, \
+             a.answer, a.node \
+             FROM unnest($1::bigint[], $2::integer[]) r (message, endpoint) \
+             JOIN hapax.delivery_attempt a ON a.message = r.message AND a.endpoint = r.endpoint \
+             ORDER BY a.message, a.endpoint, a.attempt",
+            &[&messages, &endpoints],
+        )
+        .await
+        .map_err(read)?;
+    let mut deliveries: Vec<((i64, i32), DeliveryDetail)> =
+        rows.iter().filter_map(detail).collect();
+    for (place, delivery) in &mut deliveries {
+        let of_it = notes.iter().filter(|row| (row.get(0), row.get(1)) == *place);
+        let mut attempts: Vec<DeliveryAttempt> = of_it.map(attempt).collect();
+        // The one that delivered stands in the row itself, and is the last.
+        attempts.append(&mut delivery.attempts);
+        delivery.attempts = attempts;
+    }
+    Ok(deliveries)
+}
+
+fn attempt(row: &Row) -> DeliveryAttempt {
+    DeliveryAttempt {
+        n: count(row.get(2)),
+        at: row.get(3),
+        took_ms: row.get::<_, Option<i64>>(4).map(i64::unsigned_abs),
+        status: row.get::<_, Option<i32>>(5).and_then(|status| u16::try_from(status).ok()),
+        error: row.get(6),
+        answer: row.get(7),
+        node: row.get(8),
+    }
+}
+
+fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
+    let phase = phase_of(row.get(2));
+    let at: Timestamp = row.get(5);
+    let standing = match (row.get(22), row.get(20)) {
+        (true, _) => EndpointStanding::Deleted,
+        (false, true) => EndpointStanding::Disabled,
+        (false, false) => EndpointStanding::Active,
+    };
+    let status = DeliveryStatus::of(phase, count(row.get(3)), standing);
+    let reason = match status {
+        DeliveryStatus::Held => row.get(21),
+        DeliveryStatus::Cancelled if phase.is_open() => Some(ENDPOINT_DELETED.to_owned()),
+        DeliveryStatus::Dead
+        | DeliveryStatus::Failed
+        | DeliveryStatus::Sending
+        | DeliveryStatus::Waiting
+        | DeliveryStatus::Delivered
+        | DeliveryStatus::Cancelled => row.get(8),
+    };
+    let delivered = (phase == DeliveryPhase::Delivered).then(|| DeliveryAttempt {
+        n: count(row.get(4)),
+        at: row.get::<_, Option<Timestamp>>(6).unwrap_or(at),
+        took_ms: row.get::<_, Option<i64>>(9).map(i64::unsigned_abs),
+        status: row.get::<_, Option<i32>>(10).and_then(|status| u16::try_from(status).ok()),
+        error: None,
+        answer: row.get(11),
+        node: row.get::<_, Option<String>>(7).unwrap_or_default(),
+    });
+    let endpoint = EndpointId(row.get(18));
+    let detail = DeliveryDetail {
+        id: DeliveryId(row.get::<_, Uuid>(17)),
+        message: row.get(12),
+        message_type: row.get(13),
+        key: row.get(14),
+        tenant: row.get(15),
+        endpoint,
+        url: settings(endpoint, row.get(19))?.url,
+        status,
+        reason,
+        attempt: count(row.get(4)),
+        created_at: row.get(16),
+        due_at: phase.is_open().then_some(at),
+        finished_at: (!phase.is_open()).then_some(at),
+        attempts: delivered.into_iter().collect(),
+    };
+    Some(((row.get(0), row.get(1)), detail))
+}
+
+/// The backlog, in one statement. An endpoint is looked at once, however many deliveries wait for it.
+pub(super) async fn backlog(shared: &Shared) -> Result<DeliveryBacklog, StoreError> {
+    let most = i64::try_from(LANE_COUNT_MAX).unwrap_or(i64::MAX);
+    let asked = async {
+        let mut lent = shared.pools.admin.lend().await?;
+        let rows = lent.query(include_str!("backlog.sql"), &[&most]).await?;
+        let row = only(&rows)?;
+        let number = |at: usize| row.get::<_, i64>(at).unsigned_abs();
+        Ok::<_, PgError>(DeliveryBacklog {
+            waiting: number(0),
+            sending: number(1),
+            held: number(2),
+            dead: number(3),
+            oldest_due: row.get(4),
+        })
+    };
+    asked.await.map_err(read)
+}
+
+fn count(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or(0)
+}
