@@ -139,7 +139,8 @@ impl Place {
         conn.pragma_update(None, "wal_autocheckpoint", 0)?;
         conn.pragma_update(None, "cache_size", -8_192)?;
         conn.pragma_update(None, "temp_store", "memory")?;
-        conn.set_prepared_statement_cache_capacity(64);
+        // More than there are statements of Hapax, and room for those of handlers.
+        conn.set_prepared_statement_cache_capacity(192);
         Ok(conn)
     }
 

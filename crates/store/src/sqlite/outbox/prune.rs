@@ -20,6 +20,11 @@ pub(in crate::sqlite) struct MessageScan {
     whole: i64,
     /// The same for its id.
     narrow: i64,
+    /// The horizons whose round over the bytes is over. Without it, rounds of different lengths would
+    /// each begin again while the other is not over, and retention would never end.
+    stripped: Option<i64>,
+    /// The same for the ids.
+    forgotten: Option<i64>,
 }
 
 /// The tables that are deleted with the bytes of a message, and the column that names the message.
@@ -41,8 +46,18 @@ pub(in crate::sqlite) fn slice(
     // Ids are known as long as the keys of the source that keeps them longest.
     let ids_before = horizon.keys_before.iter().map(|(_, before)| micros(*before));
     let ids_before = ids_before.min().unwrap_or(before).min(before);
-    let more_whole = strip(writer, before, limit)?;
-    let more_narrow = forget(writer, ids_before, limit)?;
+    let more_whole = writer.broom.messages.stripped != Some(before) && {
+        let more = strip(writer, before, limit)?;
+        writer.broom.messages.stripped = (!more).then_some(before);
+        more
+    };
+    let more_narrow = writer.broom.messages.forgotten != Some(ids_before) && {
+        let more = forget(writer, ids_before, limit)?;
+        // Rows that the other round has yet to strip are for the next one.
+        let is_over = !more && !more_whole;
+        writer.broom.messages.forgotten = is_over.then_some(ids_before);
+        more
+    };
     Ok(more_whole || more_narrow)
 }
 

@@ -4,25 +4,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::Tenant;
 use hapax_core::delivery::{DeliveryStatus, OUTCOME_LOST};
 use hapax_core::endpoint::{
-    EndpointChanged, EndpointId, EndpointSealed, EndpointSettings, NewEndpoint,
+    EndpointAct, EndpointChanged, EndpointId, EndpointSealed, EndpointSettings, NewEndpoint,
 };
+use hapax_core::handler::TypeFilter;
+use hapax_core::job::Retry;
 use hapax_core::message::MessageData;
 use hapax_core::store::{
     Action, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryDetail,
-    DeliveryFilter, Exchanged, HandlerAnswer, Held, InspectOutbox as _, NewMessage, Outbox as _,
-    Published, Store as _, StoreError,
+    DeliveryFilter, Exchanged, HandlerAnswer, Held, Horizon, InspectOutbox as _, MessageFilter,
+    NewMessage, Outbox as _, Published, Store as _, StoreError, Work as _,
 };
 use hapax_core::vault::{KeyId, SealContext, Vault, VaultKey};
+use hapax_core::{SourceName, Tenant};
 use rusqlite::Connection;
 use uuid::Uuid;
 
 use super::claim::due_sql;
 use super::operator_actions::orphans_sql;
 use super::{LEASES, NEXT_DUE};
-use crate::harness::{Clock, FOREVER, Place, noon};
+use crate::harness::{Clock, FOREVER, Place, after, noon};
 use crate::sqlite::{SqliteOptions, SqliteStore};
 
 /// A data directory that outlives the stores that are opened in it.
@@ -83,6 +85,10 @@ async fn add(store: &SqliteStore, settings: EndpointSettings) -> EndpointId {
 
 fn settings() -> EndpointSettings {
     EndpointSettings::at("https://example.com/in")
+}
+
+fn of_type(glob: &str) -> TypeFilter {
+    TypeFilter::new([glob]).expect("a glob")
 }
 
 fn message(id: &str) -> NewMessage {
@@ -308,6 +314,173 @@ async fn ten_thousand_endpoints_have_their_turn_and_a_claim_reads_no_backlog() {
     }
     assert_eq!(of_others, 9_999);
     assert!(of_first < 500, "{of_first} of the endpoint that would take all");
+    store.close().await;
+}
+
+fn failed(claim: &DeliveryClaim, retry: Retry) -> AttemptOutcome {
+    let error = "the endpoint answered 500".to_owned();
+    let verdict = AttemptVerdict::Failed { error, answer: None, retry };
+    AttemptOutcome { verdict, ..delivered(claim) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn retention_keeps_what_can_still_be_sent_and_ids_as_long_as_keys() {
+    // Old messages: one is delivered, one is dead, one waits for its retry, and one has no endpoint.
+    // A publisher that repeats its publish late must not have it sent a second time.
+    let desk = Desk::new();
+    let store = desk.open();
+    add(&store, EndpointSettings { types: of_type("invoice.*"), ..settings() }).await;
+    for id in ["delivered", "dead", "waits"] {
+        publish(&store, message(id)).await;
+    }
+    let unwanted = NewMessage { r#type: "other".to_owned(), ..message("unwanted") };
+    assert_eq!(publish(&store, unwanted).await, 0);
+    let outcomes = claim(&store, 10)
+        .await
+        .iter()
+        .map(|claim| match claim.message.as_str() {
+            "delivered" => delivered(claim),
+            "dead" => failed(claim, Retry::Never),
+            _waits => failed(claim, Retry::Schedule),
+        })
+        .collect();
+    assert_eq!(exchange(&store, outcomes, 0).await.settled, [Held::Kept; 3]);
+    let prune = async |keys_before: &[i64]| {
+        let keys = keys_before.iter().map(|at| (SourceName::new("shop"), after(*at))).collect();
+        let horizon = Horizon { events_before: after(600), keys_before: keys };
+        while store.prune(horizon.clone(), 2).await.expect("prunes") {}
+    };
+    let listed = async || {
+        let filter = MessageFilter { limit: 10, ..MessageFilter::default() };
+        let page = store.messages(filter).await.expect("reads").items;
+        page.into_iter().map(|message| message.id).collect::<Vec<_>>()
+    };
+    prune(&[-600]).await;
+    assert_eq!(listed().await, ["waits", "dead"]);
+    let again = store.publish(message("delivered")).await.expect("answers");
+    assert!(matches!(&again, Published::Duplicate(known) if known.deliveries == 1), "{again:?}");
+    let other = NewMessage { r#type: "invoice.void".to_owned(), ..message("delivered") };
+    let other = store.publish(other).await.expect("answers");
+    assert!(matches!(other, Published::Conflict { .. }), "{other:?}");
+    let found = store.message("delivered", None).await.expect("reads");
+    assert!(found[0].body.is_empty() && found[0].deliveries.is_empty(), "{found:?}");
+    // Past the retention of keys the id is free. Its number is not used again.
+    prune(&[600]).await;
+    assert_eq!(publish(&store, message("delivered")).await, 1);
+    assert_eq!(listed().await, ["delivered", "waits", "dead"]);
+    desk.clock.pass(3_600);
+    let due = claim(&store, 10).await;
+    let mut due: Vec<_> = due.iter().map(|claim| claim.message.as_str()).collect();
+    due.sort_unstable();
+    assert_eq!(due, ["delivered", "waits"]);
+    store.close().await;
+    assert_eq!(desk.read::<i64>("SELECT max(seq) FROM hapax_message"), 5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_was_set_back_delays_no_delivery() {
+    // A retry waits a minute and a lease half a minute when the clock goes back by an hour: neither
+    // may wait an hour more.
+    let desk = Desk::new();
+    let store = desk.open();
+    add(&store, settings()).await;
+    publish(&store, message("retried")).await;
+    publish(&store, message("leased")).await;
+    for one in claim(&store, 10).await {
+        if one.message == "retried" {
+            exchange(&store, vec![failed(&one, Retry::Schedule)], 0).await;
+        }
+    }
+    desk.clock.pass(-3_600);
+    assert!(claim(&store, 10).await.is_empty());
+    // The longest wait with its jitter, and the back-off after a lost attempt.
+    desk.clock.pass(90);
+    let lost = exchange(&store, Vec::new(), 10).await;
+    let mut due: Vec<_> = lost.claims.iter().map(|claim| claim.message.clone()).collect();
+    desk.clock.pass(2);
+    due.extend(claim(&store, 10).await.iter().map(|claim| claim.message.clone()));
+    due.sort_unstable();
+    assert_eq!(due, ["leased", "retried"]);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_view_of_deliveries_has_the_ids_and_words_of_the_api() {
+    // The view makes its ids and statuses in SQL, the API in Rust: they must never differ.
+    let desk = Desk::new();
+    let store = desk.open();
+    for (uid, types) in [("a", "invoice.*"), ("b", "held"), ("c", "gone")] {
+        let uid = Some(uid.to_owned());
+        let id = add(&store, EndpointSettings { uid, types: of_type(types), ..settings() }).await;
+        let kinds = if types == "invoice.*" {
+            vec!["invoice.delivered", "invoice.dead", "invoice.failed", "invoice.sending"]
+        } else {
+            vec![types]
+        };
+        for kind in kinds {
+            let id = kind.replace('.', "_");
+            publish(&store, NewMessage { r#type: kind.to_owned(), ..message(&id) }).await;
+        }
+        let act = match types {
+            "held" => EndpointAct::Disable { reason: "it answered 410".to_owned() },
+            "gone" => EndpointAct::Delete,
+            _active => continue,
+        };
+        store.change_endpoint(id, act, by()).await.expect("changes");
+    }
+    for one in claim(&store, 10).await {
+        let outcome = match one.message.as_str() {
+            "invoice_delivered" => delivered(&one),
+            "invoice_dead" => failed(&one, Retry::Never),
+            "invoice_failed" => failed(&one, Retry::Schedule),
+            _sending => continue,
+        };
+        assert_eq!(exchange(&store, vec![outcome], 0).await.settled, [Held::Kept]);
+    }
+    publish(&store, NewMessage { r#type: "invoice.new".to_owned(), ..message("new") }).await;
+    let conn = Connection::open(desk.place.file()).expect("opens");
+    let mut statuses = Vec::new();
+    for delivery in all(&store).await {
+        let seen: (String, String, String, i64, bool) = conn
+            .query_row(
+                "SELECT message, endpoint, status, attempt, delivered_at IS NOT NULL
+                 FROM hapax_deliveries WHERE id = ?1",
+                [delivery.id.to_string()],
+                |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?)),
+            )
+            .expect("the view has this id");
+        let expected = (
+            delivery.message.clone(),
+            delivery.endpoint.to_string(),
+            delivery.status.as_str().to_owned(),
+            i64::from(delivery.attempt),
+            delivery.status == DeliveryStatus::Delivered,
+        );
+        assert_eq!(seen, expected);
+        assert_eq!(store.delivery(delivery.id).await.expect("reads"), Some(delivery.clone()));
+        let filter = DeliveryFilter {
+            status: Some(delivery.status),
+            endpoint: Some(delivery.endpoint),
+            limit: 10,
+            ..DeliveryFilter::default()
+        };
+        assert_eq!(
+            store.deliveries(filter).await.expect("reads").items,
+            std::slice::from_ref(&delivery)
+        );
+        statuses.push(delivery.status);
+    }
+    statuses.sort_unstable();
+    let every = [
+        DeliveryStatus::Dead,
+        DeliveryStatus::Failed,
+        DeliveryStatus::Held,
+        DeliveryStatus::Sending,
+        DeliveryStatus::Waiting,
+        DeliveryStatus::Delivered,
+        DeliveryStatus::Cancelled,
+    ];
+    assert_eq!(statuses, every);
     store.close().await;
 }
 
