@@ -84,9 +84,10 @@ BEGIN
             END LOOP;
         END LOOP;
     END IF;
-    SELECT least(soonest, d.due_at) INTO soonest FROM hapax.delivery d
-    WHERE d.state = hapax.delivery_state('leased')
-    ORDER BY d.due_at LIMIT 1;
+    soonest := least(soonest, (
+        SELECT d.due_at FROM hapax.delivery d
+        WHERE d.state = hapax.delivery_state('leased')
+        ORDER BY d.due_at LIMIT 1));
 
     RETURN QUERY
     SELECT hapax.delivery_id(m.created_at, m.fingerprint, d.message, d.endpoint), d.fence, d.attempt,
