@@ -236,7 +236,7 @@ async fn a_message_of_an_app_belongs_to_the_event_it_completes_and_to_no_other()
         "SAVEPOINT deep".into(),
         publish("undone"),
         "ROLLBACK TO deep".into(),
-        publish("also before"),
+        publish("also_before"),
         done(0),
         "RELEASE deep".into(),
         publish("after"),
@@ -244,18 +244,18 @@ async fn a_message_of_an_app_belongs_to_the_event_it_completes_and_to_no_other()
     base.sql.batch_execute(&steps.join(";")).await.expect("works");
     let word = base.one("SELECT current_setting('hapax.job')").await;
     base.sql.batch_execute("COMMIT").await.expect("commits");
-    assert_eq!(messages_of(0).await, "before also before after");
+    assert_eq!(messages_of(0).await, "before also_before after");
 
     base.sql.batch_execute(&publish("later")).await.expect("publishes");
     // A value that was valid in its own transaction, then one that is made up for another event.
     for (id, word) in [
-        ("old word", &word),
-        ("made up", &word.replace(&claims[0].job.0.to_string(), &claims[1].job.0.to_string())),
+        ("old_word", &word),
+        ("made_up", &word.replace(&claims[0].job.0.to_string(), &claims[1].job.0.to_string())),
     ] {
         let set = format!("SET hapax.job = '{word}'; SET hapax.unlinked = '1'; {}", publish(id));
         base.sql.batch_execute(&set).await.expect("publishes");
     }
-    assert_eq!(messages_of(0).await, "before also before after");
+    assert_eq!(messages_of(0).await, "before also_before after");
     // A completion that was rolled back has no effect on later messages, and one that counts claims
     // no message of an earlier transaction.
     let steps =

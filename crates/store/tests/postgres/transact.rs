@@ -63,7 +63,7 @@ async fn effects_done_and_messages_are_one_commit_once_per_fence() {
             }
         };
         assert_eq!(db.execute(ROW, &[&"evt_1"]).await.expect("inserts"), 1);
-        for id in ["msg_1", "msg_1", "msg_2\0"] {
+        for id in ["msg_1", "msg_1", "msg_2"] {
             let data = json!({ "fee": 50, "note": "a\0b" });
             let message = NewMessage::new("fee.charged", data).with_key("acct").with_id(id);
             db.publish(&message).await.expect("publishes");
