@@ -6,7 +6,12 @@
 #[path = "../conformance/harness.rs"]
 mod harness;
 
+#[allow(dead_code)]
+#[path = "../conformance/sending.rs"]
+mod sending;
+
 mod crowd;
+mod delivery_lifecycle;
 mod faults;
 mod front;
 mod functions;
@@ -14,6 +19,7 @@ mod handlers;
 mod ledger;
 mod lifecycle;
 mod nodes;
+mod outbox;
 mod plans;
 mod retention;
 mod transact;

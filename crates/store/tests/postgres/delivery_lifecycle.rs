@@ -1,0 +1,296 @@
+//! The rules of a delivery's life stand twice: in `hapax_core::delivery`, and in the SQL functions. Here
+//! both decide about every act in every phase, and must agree on every column.
+
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::delivery::{
+    AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryState, DeliveryUnchanged,
+    step,
+};
+use hapax_core::job::{Policy, Progress, Retry};
+use hapax_sim::Postgres;
+use hapax_store::PgStore;
+use tokio_postgres::{Client, Row};
+
+use crate::connect;
+use crate::harness::{after, noon};
+
+/// The numbers of the phases in the database.
+const PHASES: [(DeliveryPhase, i16); 5] = [
+    (DeliveryPhase::Ready, 0),
+    (DeliveryPhase::Leased, 1),
+    (DeliveryPhase::Delivered, 2),
+    (DeliveryPhase::Dead, 3),
+    (DeliveryPhase::Cancelled, 4),
+];
+
+const FENCE: i64 = 100;
+const DICE: f64 = 0.25;
+const LEASE: Duration = Duration::from_secs(30);
+const PROGRESS: [Progress; 5] = [
+    Progress { attempt: 1, steps: 0, lost: 0 },
+    Progress { attempt: 2, steps: 1, lost: 0 },
+    Progress { attempt: 3, steps: 2, lost: 1 },
+    Progress { attempt: 9, steps: 0, lost: 6 },
+    Progress { attempt: 40, steps: 0, lost: 30 },
+];
+
+/// A delivery's row, as far as the rules decide about it.
+#[derive(Debug, PartialEq, Clone)]
+struct Stored {
+    state: i16,
+    due: Timestamp,
+    fence: i64,
+    progress: Progress,
+    is_begun: bool,
+    attempts: i64,
+}
+
+fn policy() -> Policy {
+    Policy { retry: [0, 60, 300].map(Duration::from_secs).to_vec(), lease: LEASE }
+}
+
+fn retries() -> [Retry; 6] {
+    [
+        Retry::Schedule,
+        Retry::NotBefore(Duration::from_secs(1)),
+        Retry::NotBefore(Duration::from_secs(1_000)),
+        Retry::In(Duration::from_secs(7)),
+        Retry::Never,
+        Retry::Unsent,
+    ]
+}
+
+async fn put(sql: &Client, phase: DeliveryPhase, progress: Progress, due: Timestamp) {
+    let state = PHASES.iter().find(|(named, _)| *named == phase).expect("a phase").1;
+    let numbers = [progress.attempt, progress.steps, progress.lost].map(|n| n as i32);
+    sql.execute("DELETE FROM hapax.delivery_attempt", &[]).await.expect("empties");
+    sql.execute(
+        "UPDATE hapax.delivery SET state = $1, due_at = $2, fence = $3, attempt = $4, steps = $5,
+             lost = $6, started_at = $7, node = 'n', error = NULL, took_ms = 1, answer_status = 200",
+        &[&state, &due, &FENCE, &numbers[0], &numbers[1], &numbers[2], &noon()],
+    )
+    .await
+    .expect("puts");
+    if matches!(phase, DeliveryPhase::Dead | DeliveryPhase::Cancelled | DeliveryPhase::Ready) {
+        // The record that a slow attempt takes back.
+        sql.execute(
+            "INSERT INTO hapax.delivery_attempt (message, endpoint, attempt, started_at, error, node)
+             SELECT message, endpoint, attempt, started_at, 'lost', 'n' FROM hapax.delivery",
+            &[],
+        )
+        .await
+        .expect("puts");
+    }
+}
+
+async fn stored(sql: &Client) -> Stored {
+    let row = sql
+        .query_one(
+            "SELECT state, due_at, fence, attempt, steps, lost, started_at IS NOT NULL,
+                 (SELECT count(*) FROM hapax.delivery_attempt) FROM hapax.delivery",
+            &[],
+        )
+        .await
+        .expect("reads");
+    let number = |row: &Row, at: usize| u32::try_from(row.get::<_, i32>(at)).expect("a number");
+    Stored {
+        state: row.get(0),
+        due: row.get(1),
+        fence: row.get(2),
+        progress: Progress {
+            attempt: number(&row, 3),
+            steps: number(&row, 4),
+            lost: number(&row, 5),
+        },
+        is_begun: row.get(6),
+        attempts: row.get(7),
+    }
+}
+
+/// Does the act in SQL, and returns whether its answer says that it holds.
+async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
+    let settle = async |verdict: i32, how: i32, wait: i64| -> bool {
+        let row = sql
+            .query_one(
+                "SELECT hapax.settle_attempt(message, endpoint, $1, $2, 5, 500, 'a', 'e', $3, $4, $5, $6)
+                 FROM hapax.delivery",
+                &[&FENCE, &verdict, &how, &wait, &DICE, &now],
+            )
+            .await;
+        row.expect("settles").get(0)
+    };
+    match act {
+        DeliveryAct::Claim { .. } => {
+            let rows = sql
+                .query(
+                    "SELECT delivery FROM hapax.exchange('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
+                         '{}', '{}', '{}', 1, 1000, 'n', '{5}', 0, $1)",
+                    &[&now],
+                )
+                .await;
+            rows.expect("claims").len() == 2
+        }
+        DeliveryAct::LeaseEnded => {
+            let rows = sql
+                .query(
+                    "SELECT hapax.lose_delivery(d, $1, $2) FROM hapax.delivery d
+                     WHERE d.state = hapax.delivery_state('leased')",
+                    &[&DICE, &now],
+                )
+                .await;
+            !rows.expect("loses").is_empty()
+        }
+        DeliveryAct::Delivered => settle(0, 0, 0).await,
+        DeliveryAct::Failed { retry, .. } => {
+            let micros = |wait: &Duration| i64::try_from(wait.as_micros()).expect("a wait");
+            let (how, wait) = match retry {
+                Retry::Schedule => (0, 0),
+                Retry::NotBefore(wait) => (1, micros(wait)),
+                Retry::In(wait) => (2, micros(wait)),
+                Retry::Never => (3, 0),
+                Retry::Unsent => (4, 0),
+            };
+            settle(1, how, wait).await
+        }
+        DeliveryAct::GivenBack => settle(2, 0, 0).await,
+        DeliveryAct::Cancel => {
+            let ask = "SELECT hapax.change_message('default', 'm1', 0, 'ops', NULL, $1, $1)";
+            let row = sql.query_one(ask, &[&now]).await.expect("cancels");
+            !row.get::<_, Vec<uuid::Uuid>>(0).is_empty()
+        }
+        DeliveryAct::Replay => {
+            let ask =
+                "SELECT hapax.replay_delivery(v.id, d.message, d.endpoint, 'ops', NULL, $1, $1)
+                       FROM hapax.delivery d, hapax.deliveries v";
+            sql.query_one(ask, &[&now]).await.expect("replays").get::<_, i32>(0) == 1
+        }
+    }
+}
+
+/// What must stand in the row after the rules of core have decided.
+fn expected(before: &Stored, decided: &Result<DeliveryChange, DeliveryUnchanged>) -> Stored {
+    let Ok(change) = decided else { return before.clone() };
+    let state = PHASES.iter().find(|(phase, _)| *phase == change.phase).expect("a phase").1;
+    let attempts = match change.attempt {
+        AttemptRecord::Keep => before.attempts,
+        AttemptRecord::Lost | AttemptRecord::Failed | AttemptRecord::Delivered => {
+            before.attempts + 1
+        }
+        AttemptRecord::Remove => before.attempts - 1,
+    };
+    let is_begun = !change.voids_fence || change.phase == DeliveryPhase::Leased;
+    let progress = change.progress;
+    Stored { state, due: change.due, fence: before.fence, progress, is_begun, attempts }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
+    // A rule that was changed in one place only would show as a different row.
+    let url = Postgres::shared().await.create_database("delivery_rules").await;
+    PgStore::migrate(&url).await.expect("migrates");
+    let sql = connect(&url).await;
+    sql.batch_execute(
+        "SELECT hapax.create_endpoint(gen_random_uuid(), 'default', '{\"url\":\"u\"}', NULL, '{}', NULL,
+             false, 9, '{0,60000000,300000000}', 30000000, '', NULL, '{5}', 'ops', NULL, now(), 9);
+         SELECT hapax.publish('t', '{}', id => 'm1')",
+    )
+    .await
+    .expect("a delivery");
+    let (now, policy) = (after(1_000), policy());
+    let mut acts = vec![
+        DeliveryAct::Claim { lease: LEASE },
+        DeliveryAct::LeaseEnded,
+        DeliveryAct::Delivered,
+        DeliveryAct::GivenBack,
+        DeliveryAct::Cancel,
+        DeliveryAct::Replay,
+    ];
+    acts.extend(retries().map(|retry| DeliveryAct::Failed { retry, policy: &policy }));
+    let mut compared = 0;
+    for (phase, _) in PHASES {
+        for progress in PROGRESS {
+            for due in [after(999), after(1_000), after(1_500)] {
+                for one in &acts {
+                    if matches!(one, DeliveryAct::Claim { .. })
+                        && phase == DeliveryPhase::Leased
+                        && due <= now
+                    {
+                        // An exchange ends this lease first; the case of its end is compared by itself.
+                        continue;
+                    }
+                    put(&sql, phase, progress, due).await;
+                    let before = stored(&sql).await;
+                    let state = DeliveryState { phase, progress, due };
+                    let decided = step(&state, one, now, DICE);
+                    let holds = act(&sql, one, now).await;
+                    let found = stored(&sql).await;
+                    let case = format!("{one:?} in {state:?}: {decided:?}");
+                    let is_kept =
+                        decided.is_ok() || decided == Err(DeliveryUnchanged::AlreadyDelivered);
+                    assert_eq!(holds, is_kept, "{case}");
+                    let voids = decided.as_ref().is_ok_and(|change| change.voids_fence);
+                    assert_eq!(found.fence > FENCE, voids, "{case}: {found:?}");
+                    let wanted = expected(&before, &decided);
+                    // The database rounds to microseconds.
+                    let apart = found.due.duration_since(wanted.due).abs().as_micros();
+                    assert!(apart <= 2, "{case}: due {} not {}", found.due, wanted.due);
+                    let found = Stored { fence: before.fence, due: wanted.due, ..found };
+                    assert_eq!(found, wanted, "{case}");
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared > 800, "{compared}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_act_under_another_fence_changes_nothing() {
+    // A fence that was never given out is guessed: also that of a delivery which was never claimed.
+    let url = Postgres::shared().await.create_database("delivery_fence").await;
+    PgStore::migrate(&url).await.expect("migrates");
+    let sql = connect(&url).await;
+    sql.batch_execute(
+        "SELECT hapax.create_endpoint(gen_random_uuid(), 'default', '{\"url\":\"u\"}', NULL, '{}', NULL,
+             false, 9, '{0}', 30000000, '', NULL, '{5}', 'ops', NULL, now(), 9);
+         SELECT hapax.publish('t', '{}', id => 'm1')",
+    )
+    .await
+    .expect("a delivery");
+    let settle = async |fence: i64, verdict: i32| -> bool {
+        let ask = "SELECT hapax.settle_attempt(message, endpoint, $1, $2, 5, 200, 'a', 'e', 0, 0, 0.5, now())
+                   FROM hapax.delivery";
+        sql.query_one(ask, &[&fence, &verdict]).await.expect("settles").get(0)
+    };
+    let fresh = stored(&sql).await;
+    for verdict in 0..3 {
+        assert!(!settle(fresh.fence, verdict).await, "it was never claimed");
+    }
+    assert_eq!(stored(&sql).await, fresh);
+    for (phase, _) in PHASES {
+        put(&sql, phase, PROGRESS[0], noon()).await;
+        let before = stored(&sql).await;
+        for verdict in 0..3 {
+            for fence in [FENCE - 1, FENCE + 1] {
+                assert!(!settle(fence, verdict).await, "{phase:?}");
+            }
+        }
+        assert_eq!(stored(&sql).await, before, "{phase:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_of_a_delivery_has_the_same_number_under_its_name() {
+    // Statements name states by a function; a misspelt name must fail and not match nothing.
+    let url = Postgres::shared().await.create_database("delivery_names").await;
+    PgStore::migrate(&url).await.expect("migrates");
+    let sql = connect(&url).await;
+    for (phase, number) in PHASES {
+        let name = format!("{phase:?}").to_lowercase();
+        let row = sql.query_one("SELECT hapax.delivery_state($1)", &[&name]).await;
+        assert_eq!(row.expect("a number").get::<_, i32>(0), i32::from(number), "{name}");
+    }
+    assert!(sql.query("SELECT hapax.delivery_state('leasd')", &[]).await.is_err());
+}

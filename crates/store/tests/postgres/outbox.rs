@@ -1,0 +1,362 @@
+//! Sending where only PostgreSQL can fail: nodes that share endpoints, users' transactions that publish, and
+//! endpoints that change while messages are published.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::Tenant;
+use hapax_core::delivery::DeliveryStatus;
+use hapax_core::endpoint::{
+    EndpointAct, EndpointChanged, EndpointId, EndpointSettings, NewEndpoint,
+};
+use hapax_core::store::{
+    Action, DeliveryClaim, DeliveryFilter, Held, InspectOutbox, NewMessage, Outbox, Published,
+    Store, StoreError, Verdict,
+};
+use hapax_store::PgStore;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use crate::harness::{Sender, body, noon};
+use crate::sending::{ask, delivered, json, message, outcome, sealed, settings};
+use crate::{Base, connect, spec, until};
+
+fn by() -> Action {
+    Action { who: "ops".into(), reason: None, at: noon() }
+}
+
+async fn add(store: &PgStore, settings: EndpointSettings) -> EndpointId {
+    let (id, tenant) = (EndpointId(Uuid::now_v7()), Tenant::default());
+    let sealed = sealed(id, &tenant, 1);
+    let new = NewEndpoint { id, tenant, settings, sealed };
+    let created = store.create_endpoint(new, by()).await.expect("creates");
+    assert!(matches!(created, EndpointChanged::Changed(_)), "{created:?}");
+    id
+}
+
+async fn take(store: &PgStore, limit: usize) -> Vec<DeliveryClaim> {
+    store.exchange(Vec::new(), ask(limit)).await.expect("exchanges").claims
+}
+
+fn publishing(
+    store: &Arc<PgStore>,
+    message: NewMessage,
+) -> JoinHandle<Result<Published, StoreError>> {
+    let store = Arc::clone(store);
+    tokio::spawn(async move { store.publish(message).await })
+}
+
+/// Claims and delivers until nothing is due; the ids of the messages, in the order of their claims.
+async fn deliver_all(store: &PgStore) -> Vec<String> {
+    let mut arrived = Vec::new();
+    loop {
+        let claims = take(store, 64).await;
+        if claims.is_empty() {
+            return arrived;
+        }
+        let outcomes = claims.iter().map(|claim| outcome(claim, delivered())).collect();
+        let settled = store.exchange(outcomes, ask(0)).await.expect("exchanges").settled;
+        assert!(settled.iter().all(|held| *held == Held::Kept), "{settled:?}");
+        arrived.extend(claims.into_iter().map(|claim| claim.message));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_nodes_share_the_bound_of_an_endpoint() {
+    // Both nodes claim at the same instant, again and again: a count that one of them makes before the
+    // other commits would let in twice as many.
+    let base = Base::new("share", spec(3)).await;
+    let other = Base::node(&base.url, spec(3)).await;
+    for _ in 0..3 {
+        add(&base.store, EndpointSettings { max_in_flight: 2, ..settings() }).await;
+    }
+    for n in 0..40 {
+        base.store.publish(message(&format!("m{n}"))).await.expect("publishes");
+    }
+    let mut arrived = Vec::new();
+    while arrived.len() < 3 * 40 {
+        let tasks: Vec<_> = (0..8)
+            .map(|n| {
+                let store = Arc::clone(if n % 2 == 0 { &base.store } else { &other });
+                tokio::spawn(async move { take(&store, 10).await })
+            })
+            .collect();
+        let mut claims = Vec::new();
+        for task in tasks {
+            claims.extend(task.await.expect("no panic"));
+        }
+        let mut of_endpoint = std::collections::HashMap::new();
+        for claim in &claims {
+            *of_endpoint.entry(claim.endpoint.id).or_insert(0) += 1;
+        }
+        assert!(of_endpoint.values().all(|under_way| *under_way <= 2), "{of_endpoint:?}");
+        let outcomes = claims.iter().map(|claim| outcome(claim, delivered())).collect();
+        // Any node may report.
+        let settled = other.exchange(outcomes, ask(0)).await.expect("exchanges").settled;
+        assert!(settled.iter().all(|held| *held == Held::Kept), "{settled:?}");
+        arrived.extend(claims.into_iter().map(|claim| claim.delivery));
+    }
+    assert_eq!(arrived.iter().collect::<HashSet<_>>().len(), 120, "one was claimed twice");
+    other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_message_is_published_with_the_user_s_commit_or_not_at_all() {
+    // One transaction commits late, after others with higher numbers; one rolls back, and its id is used
+    // again.
+    let base = Base::new("commit", spec(3)).await;
+    add(&base.store, settings()).await;
+    let mut late = connect(&base.url).await;
+    let late = late.transaction().await.expect("begins");
+    late.execute("SELECT hapax.publish('t', '{}', id => 'late')", &[]).await.expect("publishes");
+    let mut undone = connect(&base.url).await;
+    let undone = undone.transaction().await.expect("begins");
+    undone.execute("SELECT hapax.publish('t', '1', id => 'again')", &[]).await.expect("publishes");
+    base.store.publish(message("other")).await.expect("publishes");
+    assert_eq!(deliver_all(&base.store).await, ["other"]);
+    undone.rollback().await.expect("rolls back");
+    base.one("SELECT hapax.publish('t', '2', id => 'again')").await;
+    assert_eq!(deliver_all(&base.store).await, ["again"]);
+    late.commit().await.expect("commits");
+    assert_eq!(deliver_all(&base.store).await, ["late"]);
+    let view = "SELECT string_agg(message || ' ' || status, ',' ORDER BY created_at, message) \
+                FROM hapax.deliveries";
+    let shown = base.one(view).await;
+    assert_eq!(shown.matches("delivered").count(), 3, "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_api_and_hapax_publish_agree_on_what_the_same_message_is() {
+    // A publisher moves from SQL to the API: equal text is the same message, and other content of the same
+    // id is refused on both ways.
+    let base = Base::new("agree", spec(3)).await;
+    add(&base.store, settings()).await;
+    let sql = |data: &str| {
+        format!(
+            "SELECT hapax.publish('invoice.paid', '{data}', key => 'acct\"é', id => 'm1', \
+             api_version => 'v1')"
+        )
+    };
+    base.one(&sql(r#"{"b": 1, "a": [1, 2]}"#)).await;
+    let api = |data: &str| {
+        NewMessage::new("invoice.paid", json(data))
+            .with_key("acct\"é")
+            .with_id("m1")
+            .with_api_version("v1")
+    };
+    let text = base
+        .one("SELECT (convert_from(body, 'UTF8')::json -> 'data')::text FROM hapax.message")
+        .await;
+    let same = base.store.publish(api(&text)).await.expect("publishes");
+    assert!(matches!(same, Published::Duplicate(_)), "{same:?}");
+    let conflict = base.store.publish(api("{}")).await.expect("publishes");
+    assert_eq!(conflict, Published::Conflict { id: "m1".to_owned() });
+    let refused = base.sql.query(&sql("{}"), &[]).await.expect_err("other content");
+    assert_eq!(refused.code().map(|code| code.code()), Some("XH002"));
+    base.one(&sql(r#"{"a":[1,2],"b":1}"#)).await;
+    assert_eq!(deliver_all(&base.store).await, ["m1"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_user_s_open_transaction_delays_only_publishers_of_its_id_or_key() {
+    // It holds an id and a key for longer than any publisher waits. Everything else must go on: messages
+    // that came in the same batch, and events.
+    let base = Base::new("held", spec(3)).await;
+    add(&base.store, settings()).await;
+    let mut sql = connect(&base.url).await;
+    let held = sql.transaction().await.expect("begins");
+    held.execute("SELECT hapax.publish('t', '1', 'k', id => 'held')", &[])
+        .await
+        .expect("publishes");
+    let waiting: Vec<_> = [
+        NewMessage::new("t", json("1")).with_id("held"),
+        NewMessage::new("t", json("1")).with_id("same_key").with_key("k"),
+    ]
+    .into_iter()
+    .map(|message| publishing(&base.store, message))
+    .collect();
+    let others: Vec<_> =
+        (0..100).map(|n| publishing(&base.store, message(&format!("m{n}")))).collect();
+    for other in others {
+        let published = other.await.expect("no panic").expect("publishes");
+        assert!(matches!(published, Published::Accepted(_)), "{published:?}");
+    }
+    let ingest = Sender::plain().ingest_for(&body("evt_1"), noon(), noon(), &[]);
+    let verdicts = base.store.ingest(ingest).await.expect("accepts");
+    assert!(matches!(verdicts[..], [Verdict::Accepted(_)]), "{verdicts:?}");
+    for one in waiting {
+        let refused = one.await.expect("no panic");
+        assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    }
+    held.commit().await.expect("commits");
+    assert_eq!(deliver_all(&base.store).await.len(), 101);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_publisher_that_waits_for_a_transaction_gets_its_end() {
+    // The transaction commits the same message, another one, or rolls back, while the API waits for it.
+    let base = Base::new("ends", spec(3)).await;
+    add(&base.store, settings()).await;
+    let waits = "SELECT count(*)::text FROM pg_stat_activity WHERE application_name = 'hapax-publish' \
+                 AND wait_event_type = 'Lock' AND datname = current_database()";
+    for (id, commits, data) in [("same", true, "1"), ("other", true, "2"), ("undone", false, "1")] {
+        let mut sql = connect(&base.url).await;
+        let open = sql.transaction().await.expect("begins");
+        let publish = format!("SELECT hapax.publish('t', '1', id => '{id}')");
+        open.execute(&publish, &[]).await.expect("publishes");
+        let api = publishing(&base.store, NewMessage::new("t", json(data)).with_id(id));
+        until("the publisher waits", async || base.one(waits).await == "1").await;
+        match commits {
+            true => open.commit().await.expect("commits"),
+            false => open.rollback().await.expect("rolls back"),
+        }
+        let published = api.await.expect("no panic").expect("publishes");
+        match id {
+            "same" => assert!(matches!(published, Published::Duplicate(_)), "{published:?}"),
+            "other" => assert!(matches!(published, Published::Conflict { .. }), "{published:?}"),
+            _undone => assert!(matches!(published, Published::Accepted(_)), "{published:?}"),
+        }
+    }
+    let mut arrived = deliver_all(&base.store).await;
+    arrived.sort();
+    assert_eq!(arrived, ["other", "same", "undone"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn endpoints_that_change_under_load_lose_no_delivery() {
+    // Endpoints are created, disabled, enabled, moved and deleted while messages are published and sent by
+    // two nodes. Every delivery that was written must end: at its endpoint, or cancelled with its reason.
+    let base = Base::new("changes", spec(3)).await;
+    let other = Base::node(&base.url, spec(3)).await;
+    add(&base.store, settings()).await;
+    let publishers: Vec<_> = (0..4)
+        .map(|task| {
+            let store = Arc::clone(if task % 2 == 0 { &base.store } else { &other });
+            tokio::spawn(async move {
+                let mut written = 0;
+                for n in 0..40 {
+                    let message = message(&format!("m{task}_{n}"));
+                    match store.publish(message).await.expect("publishes") {
+                        Published::Accepted(one) => written += one.deliveries,
+                        refused => panic!("{refused:?}"),
+                    }
+                }
+                written
+            })
+        })
+        .collect();
+    let changer = {
+        let store = Arc::clone(&other);
+        tokio::spawn(async move {
+            for _ in 0..8 {
+                let id = add(&store, settings()).await;
+                let acts = [
+                    EndpointAct::Disable { reason: "it moves".to_owned() },
+                    EndpointAct::Enable,
+                    EndpointAct::Change {
+                        version: 3,
+                        settings: Box::new(EndpointSettings::at("https://example.net/new")),
+                        sealed: sealed(id, &Tenant::default(), 1),
+                    },
+                    EndpointAct::Delete,
+                ];
+                for act in acts {
+                    let changed = store.change_endpoint(id, act, by()).await.expect("changes");
+                    let is_changed =
+                        matches!(changed, EndpointChanged::Changed(_) | EndpointChanged::Deleted);
+                    assert!(is_changed, "{changed:?}");
+                }
+                store.cancel_orphans(10).await.expect("cancels");
+            }
+        })
+    };
+    let mut written = 0;
+    for publisher in publishers {
+        deliver_all(&base.store).await;
+        written += publisher.await.expect("no panic");
+    }
+    changer.await.expect("no panic");
+    deliver_all(&base.store).await;
+    while base.store.cancel_orphans(10).await.expect("cancels") {}
+    let counted = base.one("SELECT count(*)::text FROM hapax.delivery").await;
+    assert_eq!(counted, written.to_string());
+    let open = DeliveryFilter { limit: 500, ..DeliveryFilter::default() };
+    let mut before = None;
+    loop {
+        let page = base.store.deliveries(DeliveryFilter { before, ..open.clone() }).await;
+        let page = page.expect("reads");
+        for one in &page.items {
+            match one.status {
+                DeliveryStatus::Delivered => assert_eq!(one.attempts.len(), 1, "{one:?}"),
+                DeliveryStatus::Cancelled => assert!(one.reason.is_some(), "{one:?}"),
+                DeliveryStatus::Dead
+                | DeliveryStatus::Failed
+                | DeliveryStatus::Held
+                | DeliveryStatus::Sending
+                | DeliveryStatus::Waiting => panic!("{one:?}"),
+            }
+        }
+        before = page.next;
+        if before.is_none() {
+            break;
+        }
+    }
+    other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_delivery_that_commits_after_its_endpoint_was_deleted_is_cancelled() {
+    // The user's transaction saw the endpoint, and commits after the janitor was there.
+    let base = Base::new("orphan", spec(3)).await;
+    let endpoint = add(&base.store, settings()).await;
+    let mut sql = connect(&base.url).await;
+    let open = sql.transaction().await.expect("begins");
+    open.execute("SELECT hapax.publish('t', '1', id => 'm1')", &[]).await.expect("publishes");
+    let deleted = base.store.change_endpoint(endpoint, EndpointAct::Delete, by()).await;
+    assert_eq!(deleted.expect("does not wait"), EndpointChanged::Deleted);
+    assert!(!base.store.cancel_orphans(10).await.expect("cancels"));
+    open.commit().await.expect("commits");
+    assert!(take(&base.store, 10).await.is_empty());
+    assert!(!base.store.cancel_orphans(10).await.expect("cancels"));
+    let found = base.store.message("m1", None).await.expect("reads").remove(0);
+    assert_eq!(found.deliveries[0].status, DeliveryStatus::Cancelled);
+    assert!(found.deliveries[0].finished_at.is_some());
+    // Its secrets are gone with it.
+    let sealed = "SELECT concat(octet_length(secrets), headers, key_ids) FROM hapax.endpoint";
+    assert_eq!(base.one(sealed).await, "0{}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_exchange_looks_past_many_endpoints_that_may_not_be_served() {
+    // More endpoints with deliveries that wait, or are held, than one exchange looks at: the due delivery
+    // behind them must be found soon, and the store must say that there may be more until then.
+    let base = Base::new("many", spec(3)).await;
+    base.sql
+        .batch_execute(
+            "INSERT INTO hapax.endpoint (id, tenant, settings, types, is_thin, max_in_flight, retry, lease,
+                                         secrets, key_ids, created_at)
+             SELECT gen_random_uuid(), 'crowd', '{\"url\":\"u\"}', '{}', false, 16, '{0}', 30000000, '',
+                    '{}', now()
+             FROM generate_series(1, 3000);
+             INSERT INTO hapax.endpoint_state (endpoint) SELECT endpoint FROM hapax.endpoint;
+             INSERT INTO hapax.delivery (message, endpoint, state, due_at)
+             SELECT 1, endpoint, 0, now() + interval '1 day' FROM hapax.endpoint;",
+        )
+        .await
+        .expect("fills");
+    add(&base.store, settings()).await;
+    base.store.publish(message("m1")).await.expect("publishes");
+    let mut found = Vec::new();
+    for _ in 0..5 {
+        let exchanged = base.store.exchange(Vec::new(), ask(10)).await.expect("exchanges");
+        found.extend(exchanged.claims);
+        if !found.is_empty() {
+            break;
+        }
+        let due = exchanged.next_due.expect("there may be more");
+        let soon = hapax_core::Timestamp::now() + Duration::from_secs(3_600);
+        assert!(due < soon, "{due}");
+    }
+    assert_eq!(found.len(), 1);
+}
