@@ -227,6 +227,9 @@ pub const POLL_EVERY: Duration = Duration::from_secs(1);
 /// The most deliveries of one exchange: a commit stays short, and acks beside it wait little.
 pub const EXCHANGE_CLAIMS_MAX: usize = 256;
 
+/// Deliveries of deleted endpoints that one commit cancels: acks beside it wait little.
+pub const ORPHANS_PER_COMMIT: usize = 500;
+
 /// The shortest pause between two exchanges that found nothing to claim: a hint may be for deliveries
 /// that cannot be claimed now.
 pub const SENDER_PAUSE_MIN: Duration = Duration::from_millis(5);

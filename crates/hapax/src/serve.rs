@@ -17,11 +17,13 @@ use hapax_core::Timestamp;
 use hapax_core::handler::HandlerKind;
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
+use hapax_core::store::EndpointFilter;
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
-    Drained, Ingress, Janitor, LaneSpec, Now, Outbound, Proxy, ProxySpec, Readiness, Retention,
-    RouteSpec, Routes, RoutesSpec, Workers, http, serve_ingress, serve_proxy,
+    Courier, Drained, EgressProxy, GuardRules, Ingress, Janitor, LaneSpec, Now, Outbound, Proxy,
+    ProxySpec, Readiness, Retention, RouteSpec, Routes, RoutesSpec, Sender, SenderLimits, Workers,
+    http, serve_ingress, serve_proxy,
 };
 use hapax_layer::{Principal, Rules};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore};
@@ -32,10 +34,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use crate::admin::{self, Admin, Authorizer, WithoutToken};
+use crate::admin::{self, Admin, Authorizer, Sending, WithoutToken};
 use crate::alerts::{self, AlertMonitor, Inputs};
 use crate::config::{
-    self, Config, InvalidSetting, Keep, Mode, Permission, Role, Scope, ServiceUrl,
+    self, Config, InvalidSetting, Keep, Mode, NO_VAULT_KEY, Permission, Role, Scope, ServiceUrl,
 };
 use crate::telemetry;
 
@@ -147,6 +149,21 @@ async fn serve_on<S: Database + Ledger>(
     let authorizer =
         Arc::new(Authorizer::new(admin_address.ip(), without_token(&config), tokens(&config)));
     let unfinished = TaskTracker::new();
+    let sending = sending(&*store, &config).await.inspect_err(|why| {
+        tracing::warn!("endpoints cannot be used and nothing is delivered: {why}");
+    });
+    let sender = match &sending {
+        Ok(sending) if has_role(Role::Sender) => Some(Arc::new(Sender::new(
+            Arc::clone(&store),
+            Arc::clone(&sending.courier),
+            Arc::clone(&now),
+            SenderLimits {
+                in_flight_max: config.settings.outbound.max_in_flight,
+                in_flight_bytes_max: config.settings.outbound.max_in_flight_bytes,
+            },
+        ))),
+        Ok(_) | Err(_) => None,
+    };
     let watch = Arc::new(AlertMonitor::new(
         Inputs {
             traffic: {
@@ -187,6 +204,7 @@ async fn serve_on<S: Database + Ledger>(
                 Box::pin(async move { workers.with_current(&of, claims).await })
             })
         },
+        sending,
         now: Arc::clone(&now),
         unfinished: unfinished.clone(),
     });
@@ -206,6 +224,7 @@ async fn serve_on<S: Database + Ledger>(
         let (janitor, stop) = (Arc::clone(&janitor), stop_background.clone());
         tokio::spawn(async move { janitor.run(stop).await })
     });
+    let sender_task = sender.map(|sender| tokio::spawn(sender.run(drain, stop_background.clone())));
     let ready = ReadyLine {
         ingress: public_listener.is_some().then_some((scheme, public_address)),
         admin: admin_listener.is_some().then_some(admin_address),
@@ -291,6 +310,7 @@ async fn serve_on<S: Database + Ledger>(
     // through the admin side.
     stop_background.cancel();
     join_task(workers_task).await.context("the workers panicked")?;
+    join_task(sender_task).await.context("the sender panicked")?;
     join_task(janitor_task).await.context("the janitor panicked")?;
     alerts_task.await.context("the alert monitor panicked")?;
     join_task(admin_task).await.context("the admin side panicked")?;
@@ -299,6 +319,27 @@ async fn serve_on<S: Database + Ledger>(
     store.close().await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// The vault, the rules for addresses and the client of endpoints, or why endpoints cannot be used. The
+/// rest of the server runs in any case.
+async fn sending<S: Database>(store: &S, config: &Config) -> Result<Sending, String> {
+    let outbound = &config.settings.outbound;
+    // A new key would open none of the secrets that are stored already.
+    let any = EndpointFilter { limit: 1, ..EndpointFilter::default() };
+    let stored = store.endpoints(any).await.map_err(|error| error.to_string())?;
+    let vault = config
+        .vault
+        .open(stored.items.is_empty())
+        .map_err(|InvalidSetting { problem, hint }| format!("{problem}; {hint}"))?
+        .ok_or(NO_VAULT_KEY)?;
+    let proxy = outbound.proxy.as_deref().map(EgressProxy::parse).transpose();
+    let proxy = proxy.map_err(|error| format!("[outbound] proxy: {error}"))?;
+    let rules = GuardRules::new(outbound.allow.clone(), outbound.ports.clone(), proxy);
+    let client = Outbound::guarded(rules.clone()).map_err(|error| error.to_string())?;
+    let vault = Arc::new(vault);
+    let courier = Arc::new(Courier::new(client, Arc::clone(&vault)));
+    Ok(Sending { vault, rules, courier })
 }
 
 /// Waits for a task, if there is one.
@@ -382,7 +423,9 @@ fn limits(config: &Config) -> HttpLimits {
         let refetches = lane.handler.refetch.is_some();
         (u64::from(calls) + u64::from(refetches)) * lane.handler.concurrency as u64
     });
-    let apart = DESCRIPTORS_RESERVED * 2 + ADMIN_CONNECTIONS_MAX as u64 + outbound.sum::<u64>();
+    let deliveries = config.settings.outbound.max_in_flight as u64;
+    let outbound = outbound.sum::<u64>() + deliveries;
+    let apart = DESCRIPTORS_RESERVED * 2 + ADMIN_CONNECTIONS_MAX as u64 + outbound;
     // A connection to a proxy needs another one to its upstream.
     let per_connection = 1 + 2 * config.proxies.len() as u64;
     let wanted = config.settings.max_connections as u64 * per_connection + apart;

@@ -32,7 +32,9 @@ use uuid::Uuid;
 pub use courier::{Courier, Ping};
 
 use crate::ingress::Now;
-use crate::limits::{EXCHANGE_CLAIMS_MAX, GAUGES_EVERY, POLL_EVERY, SENDER_PAUSE_MIN};
+use crate::limits::{
+    EXCHANGE_CLAIMS_MAX, GAUGES_EVERY, ORPHANS_PER_COMMIT, POLL_EVERY, SENDER_PAUSE_MIN,
+};
 use crate::worker::Pause;
 
 /// What a node may have under way, over all endpoints.
@@ -67,7 +69,7 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
     /// way and for the store to take their outcomes. What is cut is attempted again after its lease.
     pub async fn run(self: Arc<Self>, drain: Duration, stop: CancellationToken) {
         let mut round = Round::new(Arc::clone(&self));
-        let gauges = task::spawn(Arc::clone(&self).keep_gauges(stop.clone()));
+        let upkeep = task::spawn(Arc::clone(&self).upkeep(stop.clone()));
         while !stop.is_cancelled() {
             round.exchange(&stop).await;
             round.wait(&stop).await;
@@ -79,27 +81,35 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
             );
         }
         round.in_flight.shutdown().await;
-        if let Err(error) = gauges.await {
+        if let Err(error) = upkeep.await {
             log_panic(&error);
         }
     }
 
-    /// How far behind sending is, every few seconds, through the reading side.
-    async fn keep_gauges(self: Arc<Self>, stop: CancellationToken) {
+    /// Every few seconds: how far behind sending is, through the reading side, and the deliveries of
+    /// endpoints that were deleted.
+    async fn upkeep(self: Arc<Self>, stop: CancellationToken) {
         let mut beats = interval(GAUGES_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while stop.run_until_cancelled(beats.tick()).await.is_some() {
-            match stop.run_until_cancelled(self.store.delivery_backlog()).await {
-                None => return,
-                Some(Err(error)) => debug!(%error, "reading the backlog of deliveries: {error}"),
-                Some(Ok(backlog)) => {
-                    let overdue = |due| (self.now)().duration_since(due).as_secs_f64().max(0.0);
-                    let seconds = backlog.oldest_due.map_or(0.0, overdue);
-                    gauge!("hapax_oldest_job_seconds", "lane" => "deliveries").set(seconds);
-                    gauge!("hapax_dead_letters", "lane" => "deliveries").set(backlog.dead as f64);
-                }
+            let round = async {
+                self.set_gauges().await?;
+                while self.store.cancel_orphans(ORPHANS_PER_COMMIT).await? {}
+                Ok::<_, StoreError>(())
+            };
+            if let Some(Err(error)) = stop.run_until_cancelled(round).await {
+                debug!(%error, "the upkeep of deliveries: {error}");
             }
         }
+    }
+
+    async fn set_gauges(&self) -> Result<(), StoreError> {
+        let backlog = self.store.delivery_backlog().await?;
+        let overdue = |due| (self.now)().duration_since(due).as_secs_f64().max(0.0);
+        let seconds = backlog.oldest_due.map_or(0.0, overdue);
+        gauge!("hapax_oldest_job_seconds", "lane" => "deliveries").set(seconds);
+        gauge!("hapax_dead_letters", "lane" => "deliveries").set(backlog.dead as f64);
+        Ok(())
     }
 }
 

@@ -105,6 +105,8 @@ impl Authorizer {
             Scope::Read => "this token does not permit reading",
             Scope::Operate => "this token does not permit operating",
             Scope::Claim => "this token does not permit claiming",
+            Scope::Publish => "this token does not permit publishing",
+            Scope::Admin => "this token does not permit administration",
         };
         tracing::warn!(token = %caller.who, "refused a request with the token {}: {lacks}", caller.who);
         Err(Problem::forbidden(lacks))
@@ -148,6 +150,10 @@ pub(super) enum Scope {
     /// Claiming the jobs of a handler. The request names the handler, so the route calls
     /// [`Caller::may_claim`].
     Claim,
+    /// Publishing messages.
+    Publish,
+    /// Adding, changing and removing endpoints and secrets.
+    Admin,
 }
 
 impl Scope {
@@ -157,6 +163,8 @@ impl Scope {
             Self::Read => "read",
             Self::Operate => "operate",
             Self::Claim => "claim",
+            Self::Publish => "publish",
+            Self::Admin => "admin",
         }
     }
 
@@ -166,6 +174,8 @@ impl Scope {
             Self::Read => "`read`, `payload`, `operate` or `admin`",
             Self::Operate => "`operate` or `admin`",
             Self::Claim => "`claim` for the handler, or `admin`",
+            Self::Publish => "`publish` or `admin`",
+            Self::Admin => "`admin`",
         }
     }
 }
@@ -215,7 +225,12 @@ impl Caller {
 
     fn may(&self, scope: Scope) -> bool {
         self.has(|permission| match (scope, permission) {
-            (Scope::Read | Scope::Operate | Scope::Claim, Permission::Admin) => true,
+            (_, Permission::Admin) => true,
+            (Scope::Publish, Permission::Publish) => true,
+            (Scope::Publish, Permission::Read | Permission::Payload | Permission::Operate) => false,
+            (Scope::Publish, Permission::Claim { .. }) => false,
+            (Scope::Admin, Permission::Read | Permission::Payload | Permission::Operate) => false,
+            (Scope::Admin, Permission::Publish | Permission::Claim { .. }) => false,
             (Scope::Read, Permission::Read | Permission::Payload | Permission::Operate) => true,
             (Scope::Operate, Permission::Operate) => true,
             (Scope::Claim, Permission::Claim { .. }) => true,
@@ -244,7 +259,7 @@ fn loopback_caller(scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem>
     check_host_is_loopback(headers)?;
     match scope {
         Scope::Read => {}
-        Scope::Operate | Scope::Claim => check_same_site(headers)?,
+        Scope::Operate | Scope::Claim | Scope::Publish | Scope::Admin => check_same_site(headers)?,
     }
     Ok(Caller { who: LOOPBACK.into(), may: Grants::Everything })
 }
@@ -400,20 +415,20 @@ mod tests {
     fn each_scope_needs_its_own_permission() {
         let claim = Permission::Claim { source: "stripe".into(), handler: "fee".into() };
         let permissions = [
-            ("admin", Permission::Admin, [true, true, true]),
-            ("operate", Permission::Operate, [true, true, false]),
-            ("read", Permission::Read, [true, false, false]),
-            ("payload", Permission::Payload, [true, false, false]),
-            ("claim", claim, [false, false, true]),
-            ("publish", Permission::Publish, [false, false, false]),
+            ("admin", Permission::Admin, [true, true, true, true, true]),
+            ("operate", Permission::Operate, [true, true, false, false, false]),
+            ("read", Permission::Read, [true, false, false, false, false]),
+            ("payload", Permission::Payload, [true, false, false, false, false]),
+            ("claim", claim, [false, false, true, false, false]),
+            ("publish", Permission::Publish, [false, false, false, true, false]),
         ];
         for (name, permission, expected) in permissions {
             let secret = Secret::new(name);
             let tokens = [(name, &secret, &[permission][..])];
             let authorizer = Authorizer::new([127, 0, 0, 1].into(), WithoutToken::Refused, tokens);
             let shown = format!("Bearer {name}");
-            let found = [Scope::Read, Scope::Operate, Scope::Claim]
-                .map(|scope| may(&authorizer, scope, &[("authorization", &shown)]));
+            let scopes = [Scope::Read, Scope::Operate, Scope::Claim, Scope::Publish, Scope::Admin];
+            let found = scopes.map(|scope| may(&authorizer, scope, &[("authorization", &shown)]));
             assert_eq!(found, expected, "{name}");
         }
     }

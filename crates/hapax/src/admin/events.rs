@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use hapax_core::store::{Cursor, EventDetail, EventFilter, EventId, EventName, Inspect, Lookup};
+use hapax_core::store::{
+    Cursor, DeliveryFilter, EventDetail, EventFilter, EventId, EventName, Inspect, Lookup,
+};
 use hapax_core::{SourceName, Tenant, Timestamp};
 use jiff::SignedDuration;
 use uuid::Uuid;
@@ -12,7 +14,13 @@ use uuid::Uuid;
 use super::extract::{PathId, QueryParams, cursor, limit};
 use super::problem::Problem;
 use super::{Admin, AdminStore};
-use crate::api::{Event, EventSummary, EventsQuery, List, Moment, Span};
+use crate::api::{Event, EventSummary, EventsQuery, List, Moment, PublishedDelivery, Span};
+
+/// Messages of an event whose deliveries are shown with it.
+const MESSAGES_FOLLOWED_MAX: usize = 10;
+
+/// Deliveries of one message that are shown with its event.
+const DELIVERIES_SHOWN_MAX: usize = 20;
 
 pub(super) async fn list<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
@@ -37,7 +45,8 @@ pub(super) async fn list<S: AdminStore>(
     Ok(Json(List { items: page.items.into_iter().map(EventSummary::from).collect(), next }))
 }
 
-fn instant(now: Timestamp, moment: Moment) -> Timestamp {
+/// The instant that a query names.
+pub(super) fn instant(now: Timestamp, moment: Moment) -> Timestamp {
     match moment {
         Moment::At(at) => at,
         Moment::Ago(span) => ago(now, span),
@@ -55,7 +64,17 @@ pub(super) async fn show<S: AdminStore>(
     PathId(name): PathId,
 ) -> Result<Json<Event>, Problem> {
     admin.store.flush_copies().await;
-    find(&*admin.store, &name).await.map(|detail| Json(detail.into()))
+    let mut event = Event::from(find(&*admin.store, &name).await?);
+    for message in event.messages.iter_mut().take(MESSAGES_FOLLOWED_MAX) {
+        let filter = DeliveryFilter {
+            message: Some(message.id.clone()),
+            limit: DELIVERIES_SHOWN_MAX,
+            ..DeliveryFilter::default()
+        };
+        let page = admin.store.deliveries(filter).await?;
+        message.deliveries = page.items.into_iter().map(PublishedDelivery::from).collect();
+    }
+    Ok(Json(event))
 }
 
 /// The event with this id: Hapax's, or the sender's if only one event has it.

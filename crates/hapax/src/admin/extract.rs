@@ -5,6 +5,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header;
 use axum::http::request::Parts;
+use hapax_core::limits::IDEMPOTENCY_KEY_BYTES_MAX;
 use hapax_core::store::Cursor;
 use serde::de::DeserializeOwned;
 
@@ -44,6 +45,31 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
                 let detail = text.strip_prefix("Failed to deserialize query string: ");
                 Err(Problem::bad_request(detail.unwrap_or(&text)))
             }
+        }
+    }
+}
+
+/// The header `Idempotency-Key`, bare or quoted.
+pub(super) struct IdempotencyKey(pub(super) Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let mut values = parts.headers.get_all("idempotency-key").iter();
+        let bad = || {
+            Problem::bad_request("Idempotency-Key must be one value of 1 to 255 printable bytes")
+        };
+        let value = match (values.next(), values.next()) {
+            (None, _) => return Ok(Self(None)),
+            (Some(value), None) => value.to_str().map_err(|_| bad())?,
+            (Some(_), Some(_)) => return Err(bad()),
+        };
+        let unquoted = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
+        let key = unquoted.unwrap_or(value);
+        match (1..=IDEMPOTENCY_KEY_BYTES_MAX).contains(&key.len()) {
+            true => Ok(Self(Some(key.to_owned()))),
+            false => Err(bad()),
         }
     }
 }

@@ -7,9 +7,11 @@
 
 mod auth;
 mod claims;
+mod endpoints;
 mod events;
 mod extract;
 mod jobs;
+mod messages;
 mod openapi;
 mod problem;
 mod replay;
@@ -27,10 +29,14 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hapax_core::handler::EventView;
-use hapax_core::store::{Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Operate, Store, Work};
+use hapax_core::store::{
+    Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, NewJob, Operate, Outbox, Store, Work,
+};
+use hapax_core::vault::Vault;
 use hapax_core::{SourceName, Tenant};
-use hapax_engine::{Now, Pulled, Readiness};
+use hapax_engine::{Courier, GuardRules, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
+use serde::Serialize;
 use tokio_util::task::TaskTracker;
 use utoipa::openapi::OpenApi;
 
@@ -57,9 +63,22 @@ pub(crate) type RefetchClaims = Arc<
 >;
 
 /// The acts and reads of a store that the admin side uses.
-pub(crate) trait AdminStore: Store + Work + Operate + Inspect {}
+pub(crate) trait AdminStore:
+    Store + Work + Operate + Inspect + Outbox + InspectOutbox
+{
+}
 
-impl<S: Store + Work + Operate + Inspect> AdminStore for S {}
+impl<S: Store + Work + Operate + Inspect + Outbox + InspectOutbox> AdminStore for S {}
+
+/// What the routes for endpoints need beside the store.
+pub(crate) struct Sending {
+    /// Seals secrets and custom headers.
+    pub(crate) vault: Arc<Vault>,
+    /// Which addresses endpoints may have.
+    pub(crate) rules: GuardRules,
+    /// Sends pings.
+    pub(crate) courier: Arc<Courier>,
+}
 
 /// The state that all routes share.
 pub(crate) struct Admin<S> {
@@ -79,6 +98,8 @@ pub(crate) struct Admin<S> {
     pub(crate) watch: Arc<AlertMonitor>,
     /// Fetches the current objects of claimed jobs.
     pub(crate) refetch: RefetchClaims,
+    /// The sending side, or why endpoints cannot be used.
+    pub(crate) sending: Result<Sending, String>,
     /// The clock.
     pub(crate) now: Now,
     /// Claims that are still running although their client disconnected. The shutdown waits for them before
@@ -113,6 +134,24 @@ async fn response_headers(mut response: Response) -> Response {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
+}
+
+/// A new thing: 201.
+struct Created<T>(T);
+
+impl<T: Serialize> IntoResponse for Created<T> {
+    fn into_response(self) -> Response {
+        (StatusCode::CREATED, Json(self.0)).into_response()
+    }
+}
+
+/// An answer to something that is done later: 202.
+struct Accepted<T>(T);
+
+impl<T: Serialize> IntoResponse for Accepted<T> {
+    fn into_response(self) -> Response {
+        (StatusCode::ACCEPTED, Json(self.0)).into_response()
+    }
 }
 
 /// An answer of plain text.
@@ -169,6 +208,9 @@ async fn index() -> Text {
      POST /api/v1/events/{id}/replay    run its handlers again; also /approve, /reject, /discard\n\
      GET  /api/v1/jobs?status=dead      dead letters\n\
      POST /api/v1/jobs/replay           run dead letters again\n\
+     POST /api/v1/messages              publish a message to every endpoint that wants it\n\
+     GET  /api/v1/endpoints             where messages are delivered\n\
+     GET  /api/v1/deliveries?status=dead  deliveries that failed for good\n\
      GET  /api/v1/stats  /alerts        statistics, and what needs attention\n\
      GET  /api/v1/openapi.json          every route\n\
      GET  /metrics  /healthz  /readyz\n";

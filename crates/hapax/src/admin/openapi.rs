@@ -16,20 +16,33 @@ use utoipa::openapi::{
 use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Scope;
-use super::extract::{JsonBody, PathId, QueryParams};
+use super::extract::{IdempotencyKey, JsonBody, PathId, QueryParams};
 use super::problem::Problem;
 use super::routes::Route;
-use super::{Document, Exposition, Text};
+use super::{Accepted, Created, Document, Exposition, Text};
 use crate::api;
 
 /// What a handler reads and answers, for the document.
-#[derive(Default)]
 pub(super) struct Description {
+    /// The status of a 2xx answer.
+    status: &'static str,
     parameters: Vec<Parameter>,
     body: Option<(RefOr<Schema>, Required)>,
     /// The media type and the schema of a 2xx answer; `None` for an empty one.
     answer: Option<(&'static str, RefOr<Schema>)>,
     schemas: BTreeMap<String, RefOr<Schema>>,
+}
+
+impl Default for Description {
+    fn default() -> Self {
+        Self {
+            status: "200",
+            parameters: Vec::new(),
+            body: None,
+            answer: None,
+            schemas: BTreeMap::new(),
+        }
+    }
 }
 
 impl Description {
@@ -81,6 +94,7 @@ described!(A);
 described!(A, B);
 described!(A, B, C);
 described!(A, B, C, D);
+described!(A, B, C, D, E);
 
 impl<T> Input for State<T> {
     fn describe(_: &mut Description) {}
@@ -93,6 +107,18 @@ impl<T> Input for Extension<T> {
 impl Input for PathId {
     /// The path names the parameter.
     fn describe(_: &mut Description) {}
+}
+
+impl Input for IdempotencyKey {
+    fn describe(description: &mut Description) {
+        let text = Schema::from(Object::with_type(Type::String));
+        let key = ParameterBuilder::new()
+            .name("Idempotency-Key")
+            .parameter_in(ParameterIn::Header)
+            .description(Some("Identifies the message where the body has no id."))
+            .schema(Some(text));
+        description.parameters.push(key.build());
+    }
 }
 
 impl<T: IntoParams> Input for QueryParams<T> {
@@ -114,6 +140,20 @@ impl<T: ToSchema> Input for JsonBody<T> {
 impl<T: ToSchema> Answer for Json<T> {
     fn describe(description: &mut Description) {
         description.answer = Some(("application/json", description.reference::<T>()));
+    }
+}
+
+impl<T: ToSchema> Answer for Created<T> {
+    fn describe(description: &mut Description) {
+        Json::<T>::describe(description);
+        description.status = "201";
+    }
+}
+
+impl<T: ToSchema> Answer for Accepted<T> {
+    fn describe(description: &mut Description) {
+        Json::<T>::describe(description);
+        description.status = "202";
     }
 }
 
@@ -183,7 +223,7 @@ fn operation(
     path: &str,
     scope: Option<Scope>,
     summary: &str,
-    Description { parameters, body, answer, .. }: Description,
+    Description { status, parameters, body, answer, .. }: Description,
 ) -> Operation {
     let mut answered = ResponseBuilder::new().description("The answer.");
     if let Some((media_type, schema)) = answer {
@@ -192,7 +232,7 @@ fn operation(
     let mut operation = OperationBuilder::new()
         .summary(Some(summary))
         .parameters(Some(path_parameters(path).chain(parameters)))
-        .response("200", answered.build())
+        .response(status, answered.build())
         .response("default", Ref::from_response_name("Problem"));
     if let Some((schema, required)) = body {
         let body = RequestBodyBuilder::new()

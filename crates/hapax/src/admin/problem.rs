@@ -48,6 +48,11 @@ impl Problem {
         Self::new(StatusCode::CONFLICT, "conflict", detail)
     }
 
+    pub(super) fn message_conflict(id: &str) -> Self {
+        let detail = format!("the message id {id} was used before, for other content");
+        Self::new(StatusCode::CONFLICT, "message_conflict", &detail)
+    }
+
     pub(super) fn fence_lost() -> Self {
         let detail = "the fence is lost: the job was claimed again, replayed or ended meanwhile";
         Self::new(StatusCode::CONFLICT, "fence_lost", detail)

@@ -9,12 +9,12 @@ use axum::routing::{MethodFilter, MethodRouter};
 
 use super::auth::Scope;
 use super::openapi::{Described, Description};
-use super::{Admin, AdminStore, claims, events, jobs, replay, review, stats};
+use super::{Admin, AdminStore, claims, endpoints, events, jobs, messages, replay, review, stats};
 
 /// All routes of the admin side.
 #[rustfmt::skip] // A line per route.
 pub(super) fn routes<S: AdminStore>() -> Vec<Route<S>> {
-    use Scope::{Claim, Operate, Read};
+    use Scope::{Admin as Administer, Claim, Operate, Publish, Read};
     vec![
         open("/healthz", super::healthy, "Whether the process runs"),
         open("/readyz", super::ready::<S>, "Whether traffic should be sent here"),
@@ -40,6 +40,23 @@ pub(super) fn routes<S: AdminStore>() -> Vec<Route<S>> {
         post(Claim, "/api/v1/claims/{job}/renew", claims::renew::<S>, "Renews the lease of a claim"),
         post(Claim, "/api/v1/claims/{job}/complete", claims::complete::<S>, "Records that a job is done; may be repeated with the same fence"),
         post(Claim, "/api/v1/claims/{job}/fail", claims::fail::<S>, "Records that an attempt failed"),
+        post(Publish, "/api/v1/messages", messages::publish::<S>, "Publishes a message to every endpoint that wants it; the same id twice is one message"),
+        get(Read, "/api/v1/messages", messages::list::<S>, "Lists messages, newest first"),
+        get(Read, "/api/v1/messages/{id}", messages::show::<S>, "Shows a message with its deliveries and every attempt"),
+        post(Operate, "/api/v1/messages/{id}/cancel", messages::cancel::<S>, "Cancels the open deliveries of a message"),
+        post(Operate, "/api/v1/messages/{id}/replay", messages::replay::<S>, "Sends the deliveries of a message again that are not delivered"),
+        get(Read, "/api/v1/deliveries", messages::deliveries::<S>, "Lists deliveries, newest first"),
+        get(Read, "/api/v1/deliveries/{id}", messages::delivery::<S>, "Shows a delivery with every attempt"),
+        post(Operate, "/api/v1/deliveries/{id}/replay", messages::replay_delivery::<S>, "Sends a delivery again, or now if it waits for its next attempt"),
+        get(Read, "/api/v1/endpoints", endpoints::list::<S>, "Lists endpoints, newest first"),
+        post(Administer, "/api/v1/endpoints", endpoints::create::<S>, "Adds an endpoint and shows its secret, once"),
+        get(Read, "/api/v1/endpoints/{id}", endpoints::show::<S>, "Shows an endpoint"),
+        route(Method::PATCH, Some(Administer), "/api/v1/endpoints/{id}", endpoints::change::<S>, "Changes an endpoint; a field that is missing keeps its value"),
+        route(Method::DELETE, Some(Administer), "/api/v1/endpoints/{id}", endpoints::delete::<S>, "Removes an endpoint and cancels its open deliveries"),
+        post(Administer, "/api/v1/endpoints/{id}/rotate", endpoints::rotate::<S>, "Gives an endpoint a new secret and shows it, once"),
+        post(Operate, "/api/v1/endpoints/{id}/enable", endpoints::enable::<S>, "Delivers to a disabled endpoint again"),
+        post(Operate, "/api/v1/endpoints/{id}/disable", endpoints::disable::<S>, "Holds the deliveries of an endpoint"),
+        post(Operate, "/api/v1/endpoints/{id}/ping", endpoints::ping::<S>, "Sends one signed test message now; nothing is recorded or retried"),
     ]
 }
 

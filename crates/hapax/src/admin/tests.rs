@@ -8,11 +8,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use bytes::Bytes;
+use hapax_core::delivery::DeliveryId;
+use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint};
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry, Workplace};
 use hapax_core::secret::Secret;
 use hapax_core::store::*;
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use hapax_engine::{Pulled, Readiness, Traffic};
+use hapax_store::MemoryStore;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore};
@@ -31,6 +34,8 @@ struct Fake {
     arrived: Notify,
     /// Claims take one before they begin.
     claim_permits: Semaphore,
+    /// Messages and endpoints.
+    outbox: MemoryStore,
 }
 
 #[derive(Default)]
@@ -260,6 +265,96 @@ impl Operate for Fake {
     }
 }
 
+impl Outbox for Fake {
+    async fn publish(&self, message: NewMessage) -> Result<Published, StoreError> {
+        self.outbox.publish(message).await
+    }
+
+    async fn exchange(
+        &self,
+        outcomes: Vec<AttemptOutcome>,
+        ask: DeliveryAsk,
+    ) -> Result<Exchanged, StoreError> {
+        self.outbox.exchange(outcomes, ask).await
+    }
+
+    async fn wait_for_deliveries(&self, at_most: Duration) {
+        self.outbox.wait_for_deliveries(at_most).await;
+    }
+
+    async fn create_endpoint(
+        &self,
+        endpoint: NewEndpoint,
+        by: Action,
+    ) -> Result<EndpointChanged, StoreError> {
+        self.outbox.create_endpoint(endpoint, by).await
+    }
+
+    async fn change_endpoint(
+        &self,
+        endpoint: EndpointId,
+        act: EndpointAct,
+        by: Action,
+    ) -> Result<EndpointChanged, StoreError> {
+        self.outbox.change_endpoint(endpoint, act, by).await
+    }
+
+    async fn replay_delivery(
+        &self,
+        delivery: DeliveryId,
+        by: Action,
+    ) -> Result<DeliveryReplayed, StoreError> {
+        self.outbox.replay_delivery(delivery, by).await
+    }
+
+    async fn change_message(
+        &self,
+        message: MessageRef,
+        act: MessageAct,
+        by: Action,
+    ) -> Result<Option<Vec<DeliveryId>>, StoreError> {
+        self.outbox.change_message(message, act, by).await
+    }
+
+    async fn cancel_orphans(&self, limit: usize) -> Result<bool, StoreError> {
+        self.outbox.cancel_orphans(limit).await
+    }
+}
+
+impl InspectOutbox for Fake {
+    async fn endpoints(&self, filter: EndpointFilter) -> Result<Page<EndpointRecord>, StoreError> {
+        self.outbox.endpoints(filter).await
+    }
+
+    async fn endpoint(&self, id: EndpointId) -> Result<Option<EndpointRecord>, StoreError> {
+        self.outbox.endpoint(id).await
+    }
+
+    async fn messages(&self, filter: MessageFilter) -> Result<Page<MessageSummary>, StoreError> {
+        self.outbox.messages(filter).await
+    }
+
+    async fn message(
+        &self,
+        id: &str,
+        tenant: Option<Tenant>,
+    ) -> Result<Vec<MessageDetail>, StoreError> {
+        self.outbox.message(id, tenant).await
+    }
+
+    async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<DeliveryDetail>, StoreError> {
+        self.outbox.deliveries(filter).await
+    }
+
+    async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryDetail>, StoreError> {
+        self.outbox.delivery(id).await
+    }
+
+    async fn delivery_backlog(&self) -> Result<DeliveryBacklog, StoreError> {
+        self.outbox.delivery_backlog().await
+    }
+}
+
 impl Inspect for Fake {
     async fn events(&self, filter: EventFilter) -> Result<Page<EventSummary>, StoreError> {
         let model = self.model();
@@ -420,6 +515,7 @@ fn server(events: Vec<EventDetail>) -> Server {
         model: Mutex::new(Model { events, ..Model::default() }),
         arrived: Notify::new(),
         claim_permits: Semaphore::new(100),
+        outbox: MemoryStore::new(),
     });
     let spec = |handler: &str, workplace| HandlerSpec {
         handler: HandlerRef {
@@ -446,6 +542,7 @@ fn server(events: Vec<EventDetail>) -> Server {
         store: Arc::clone(&store),
         authorizer: Arc::new(authorizer),
         readiness,
+        sending: Err("no vault in this test".to_owned()),
         metrics: recorder.handle(),
         handlers: Arc::new(|_, _, _| {
             let new = |handler| NewJob {

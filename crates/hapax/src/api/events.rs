@@ -2,17 +2,18 @@
 
 use std::net::IpAddr;
 
+use hapax_core::delivery::{DeliveryId, DeliveryStatus};
 use hapax_core::job::{HandlerName, JobId};
 use hapax_core::store::{
-    ActionNote, ArrivalNote, AttemptNote, Decision, EventDetail, EventId, JobDetail, MessageNote,
-    ReviewReason, Status,
+    ActionNote, ArrivalNote, AttemptNote, Decision, DeliveryDetail, EventDetail, EventId,
+    JobDetail, MessageNote, ReviewReason, Status,
 };
 use hapax_core::{EventKey, Timestamp};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use super::values::{DecisionWord, ReviewReasonWord, StatusWord};
+use super::values::{DecisionWord, DeliveryStatusWord, ReviewReasonWord, StatusWord};
 use super::{Attempt, Body, Job, Moment, Span};
 
 /// The query of `GET /api/v1/events`.
@@ -239,10 +240,42 @@ pub(crate) struct PublishedMessage {
     pub(crate) id: String,
     pub(crate) r#type: String,
     pub(crate) created_at: Timestamp,
+    /// Where the message goes, and how far it came; at most the first deliveries of the first messages.
+    #[serde(default)]
+    pub(crate) deliveries: Vec<PublishedDelivery>,
+}
+
+/// A delivery of a message that a handler of an event published.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct PublishedDelivery {
+    #[schema(value_type = Uuid)]
+    pub(crate) id: DeliveryId,
+    pub(crate) url: String,
+    #[schema(value_type = DeliveryStatusWord)]
+    pub(crate) status: DeliveryStatus,
+    /// Why it is not delivered.
+    #[schema(required)]
+    pub(crate) reason: Option<String>,
+    pub(crate) attempt: u32,
+    #[schema(required)]
+    pub(crate) finished_at: Option<Timestamp>,
+}
+
+impl From<DeliveryDetail> for PublishedDelivery {
+    fn from(delivery: DeliveryDetail) -> Self {
+        Self {
+            id: delivery.id,
+            url: delivery.url,
+            status: delivery.status,
+            reason: delivery.reason,
+            attempt: delivery.attempt,
+            finished_at: delivery.finished_at,
+        }
+    }
 }
 
 impl From<MessageNote> for PublishedMessage {
     fn from(MessageNote { id, r#type, created_at }: MessageNote) -> Self {
-        Self { id, r#type, created_at }
+        Self { id, r#type, created_at, deliveries: Vec::new() }
     }
 }

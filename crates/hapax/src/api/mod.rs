@@ -6,8 +6,10 @@
 //! these types: a doc comment here is a description there.
 
 mod claims;
+mod endpoints;
 mod events;
 mod jobs;
+mod messages;
 mod replay;
 mod stats;
 mod values;
@@ -21,8 +23,16 @@ use uuid::Uuid;
 pub(crate) use claims::{
     Claim, ClaimRequest, Claimed, CompleteRequest, FailRequest, RenewRequest, Settled,
 };
-pub(crate) use events::{Event, EventSummary, EventsQuery};
+pub(crate) use endpoints::{
+    Deleted, Endpoint, EndpointRequest, EndpointsQuery, Patch, PingAnswer, ReasonRequest,
+    RotateRequest,
+};
+pub(crate) use events::{Event, EventSummary, EventsQuery, PublishedDelivery};
 pub(crate) use jobs::{Attempt, Handler, Job, JobsQuery, Lane};
+pub(crate) use messages::{
+    ChangedDeliveries, DeliveriesQuery, Delivery, DeliveryEffect, Message, MessageQuery,
+    MessageSummary, MessagesQuery, PublishRequest, Published, ReplayedDelivery,
+};
 pub(crate) use replay::{
     DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,
     ReplayJobsRequest, Replayed,

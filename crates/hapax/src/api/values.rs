@@ -9,7 +9,9 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use hapax_core::Timestamp;
+use hapax_core::delivery::DeliveryStatus;
 use hapax_core::job::Phase;
+use hapax_core::message::Payload;
 use hapax_core::store::{Decision, ReviewReason, Status};
 use serde::de::{self, DeserializeOwned, Visitor, value::Error as ValueError};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -154,6 +156,10 @@ impl Body {
 pub(super) type StatusWord = Word<Status>;
 /// The schema of [`Phase`].
 pub(super) type PhaseWord = Word<Phase>;
+/// The schema of [`DeliveryStatus`].
+pub(super) type DeliveryStatusWord = Word<DeliveryStatus>;
+/// The schema of [`Payload`].
+pub(super) type PayloadWord = Word<Payload>;
 /// The schema of [`Decision`].
 pub(super) type DecisionWord = Word<Decision>;
 /// The schema of [`ReviewReason`].

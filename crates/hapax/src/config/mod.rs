@@ -122,6 +122,8 @@ impl Config {
             ("handlers_database_url", old.handlers_database_url != new.handlers_database_url),
             ("redis_url", old.redis_url != new.redis_url),
             ("roles", old.roles != new.roles),
+            ("outbound", old.outbound != new.outbound),
+            ("vault", !self.vault.is_same(&newer.vault)),
             ("max_connections", old.max_connections != new.max_connections),
             ("log", old.log != new.log),
         ];

@@ -137,7 +137,6 @@ impl ConfigReader<'_> {
             self.dialect = Dialect::Postgres;
         }
         self.check_sqlite_settings(&root, flags, &settings);
-        self.check_roles(&root, flags, &settings);
         let tokens = self.tokens(&root);
         let tls = self.tls(&root);
         self.check_admin_access(&root, flags, &settings, &tokens);

@@ -246,21 +246,6 @@ impl ConfigReader<'_> {
             self.problems.add(origin, key, invalid);
         }
     }
-
-    /// Reports `roles = ["sender"]`: sending is not built yet, so the process would do nothing.
-    pub(super) fn check_roles(&mut self, root: &Section<'_>, flags: &Flags, settings: &Settings) {
-        let works = [Role::Ingress, Role::Worker, Role::Admin];
-        if works.into_iter().any(|role| settings.roles.has(role)) {
-            return;
-        }
-        if let Some(SetAt { origin, key }) = self.set_at(root, flags, "roles") {
-            let invalid = InvalidSetting::new(
-                "has only sender, and sending to endpoints is not built yet",
-                "add ingress, worker or admin",
-            );
-            self.problems.add(origin, key, invalid);
-        }
-    }
 }
 
 impl Settings {

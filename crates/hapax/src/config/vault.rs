@@ -73,7 +73,6 @@ impl VaultSettings {
     /// `may_create` says that the database holds no sealed value. Otherwise a missing file is an error: a new
     /// key would open none of them. Only servers call this, after the database is open, so that a failed
     /// start leaves no file behind.
-    #[cfg_attr(not(test), expect(dead_code, reason = "endpoints are not stored yet"))]
     pub(crate) fn open(&self, may_create: bool) -> Result<Option<Vault>, InvalidSetting> {
         let current = match &self.key {
             VaultKeySource::Configured(key) => key.clone(),
@@ -83,6 +82,24 @@ impl VaultSettings {
         Vault::new(current, self.old.clone()).map(Some).map_err(|repeated| {
             InvalidSetting::new(repeated.to_string(), "remove it from `old` in [vault]")
         })
+    }
+}
+
+impl VaultSettings {
+    /// Whether both name the same keys in the same places.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let current = match (&self.key, &other.key) {
+            (VaultKeySource::Configured(one), VaultKeySource::Configured(two)) => {
+                one.id() == two.id()
+            }
+            (VaultKeySource::File(one), VaultKeySource::File(two)) => one == two,
+            (VaultKeySource::Missing, VaultKeySource::Missing) => true,
+            (
+                VaultKeySource::Configured(_) | VaultKeySource::File(_) | VaultKeySource::Missing,
+                _,
+            ) => false,
+        };
+        current && self.old.iter().map(VaultKey::id).eq(other.old.iter().map(VaultKey::id))
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hapax_core::store::{Inspect, Operate, Store, StoreHints, Work};
+use hapax_core::store::{Inspect, InspectOutbox, Operate, Outbox, Store, StoreHints, Work};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore, Transact};
 
 use super::build::BuildError;
@@ -13,7 +13,16 @@ use crate::limits::{SQLITE_TIMEOUT_DEFAULT, TIMEOUT_DEFAULT};
 /// A store to run on: [`SqliteStore`], in a file beside the app, or [`PgStore`], which several nodes
 /// share.
 pub trait Database:
-    Store + Work + Operate + Inspect + StoreHints + Transact + fmt::Debug + Sized
+    Store
+    + Work
+    + Operate
+    + Inspect
+    + StoreHints
+    + Outbox
+    + InspectOutbox
+    + Transact
+    + fmt::Debug
+    + Sized
 {
     /// The location and options of the database.
     type Options: fmt::Debug + Send;

@@ -1,0 +1,438 @@
+//! Routes for endpoints. Secrets and the values of custom headers are sealed here, before they reach the
+//! store, and are never read back for an answer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use hapax_core::Tenant;
+use hapax_core::endpoint::{
+    EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed, EndpointSettings,
+    NewEndpoint, default_max_in_flight, default_retry, default_timeout,
+};
+use hapax_core::endpoint_secret::{EndpointSecrets, SigningSecret};
+use hapax_core::handler::TypeFilter;
+use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, MESSAGE_NAME_BYTES_MAX};
+use hapax_core::message::{OWN_TENANT, Payload};
+use hapax_core::store::{AttemptVerdict, Cursor, DeliveryTarget, EndpointFilter};
+use hapax_core::vault::{NONCE_BYTES, SealContext, Sealed, Vault};
+use hapax_engine::{CustomHeaders, EndpointUrl};
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+use super::auth::Caller;
+use super::extract::{self, JsonBody, PathId, QueryParams, cursor, limit};
+use super::problem::Problem;
+use super::{Admin, AdminStore, Created};
+use crate::api::{
+    Deleted, Endpoint, EndpointRequest, EndpointsQuery, List, Patch, PingAnswer, ReasonRequest,
+    RotateRequest, Span,
+};
+
+/// The overlap of a rotation that names none.
+const OVERLAP: Duration = Duration::from_secs(24 * 3_600);
+
+/// The most attempts of a schedule: more would keep a broken endpoint busy for months.
+const RETRIES_MAX: usize = 100;
+
+/// The longest wait of a schedule.
+const RETRY_WAIT_MAX: Duration = Duration::from_secs(30 * 86_400);
+
+/// The longest deadline of an attempt: a slot of the sender is used until then.
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
+/// The shortest one.
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+
+/// The most attempts of one endpoint at once.
+const IN_FLIGHT_MAX: u32 = 1_000;
+
+/// The longest description, and the longest metadata in all.
+const TEXT_BYTES_MAX: usize = 4_096;
+
+/// How often a change is tried again that met another change.
+const CHANGE_TRIES: usize = 5;
+
+/// `GET /api/v1/endpoints`.
+pub(super) async fn list<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    QueryParams(query): QueryParams<EndpointsQuery>,
+) -> Result<Json<List<Endpoint>>, Problem> {
+    let filter = EndpointFilter {
+        tenant: query.tenant.map(Tenant::new),
+        before: cursor(query.cursor)?,
+        limit: limit(query.limit)?,
+    };
+    let page = admin.store.endpoints(filter).await?;
+    let next = page.next.map(|Cursor(next)| next.to_string());
+    Ok(Json(List { items: page.items.into_iter().map(Endpoint::from).collect(), next }))
+}
+
+/// `POST /api/v1/endpoints`.
+pub(super) async fn create<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(asked): JsonBody<EndpointRequest>,
+) -> Result<Created<Endpoint>, Problem> {
+    let vault = vault(&admin)?;
+    let url = asked.url.as_deref().ok_or_else(|| Problem::bad_request("url is missing"))?;
+    let tenant = tenant(asked.tenant.as_deref())?;
+    let secret = match asked.secret.as_deref() {
+        None => SigningSecret::generate(&random()),
+        Some(own) => SigningSecret::parse(own).map_err(|error| refused("secret", &error))?,
+    };
+    let id = EndpointId(Uuid::now_v7());
+    let shown = secret.expose();
+    let sealed = EndpointSealed {
+        secrets: seal_secrets(vault, &tenant, id, &EndpointSecrets::new(secret)),
+        headers: None,
+    };
+    let before = (EndpointSettings::at(checked_url(&admin, url)?), sealed);
+    let (settings, sealed) = changed(vault, &tenant, id, before, asked)?;
+    let by = caller.action(None, (admin.now)());
+    let new = NewEndpoint { id, tenant, settings, sealed };
+    let record = record_of(admin.store.create_endpoint(new, by).await?)?;
+    tracing::info!(endpoint = %id, token = caller.who(), "{} added the endpoint {id}", caller.who());
+    Ok(Created(Endpoint { secret: Some(shown.to_string()), ..record.into() }))
+}
+
+/// `GET /api/v1/endpoints/{id}`.
+pub(super) async fn show<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    PathId(id): PathId,
+) -> Result<Json<Endpoint>, Problem> {
+    Ok(Json(find(&admin, &id).await?.into()))
+}
+
+/// `PATCH /api/v1/endpoints/{id}`.
+pub(super) async fn change<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    PathId(id): PathId,
+    JsonBody(asked): JsonBody<EndpointRequest>,
+) -> Result<Json<Endpoint>, Problem> {
+    if asked.tenant.is_some() || asked.secret.is_some() {
+        return Err(Problem::bad_request(
+            "tenant cannot be changed, and secret only by POST /api/v1/endpoints/{id}/rotate",
+        ));
+    }
+    let record = update(&admin, &caller, &id, |admin, vault, record| {
+        let mut before = (record.settings, record.sealed);
+        if let Some(url) = &asked.url {
+            before.0.url = checked_url(admin, url)?;
+        }
+        changed(vault, &record.tenant, record.id, before, asked.clone())
+    })
+    .await?;
+    Ok(Json(record.into()))
+}
+
+/// `POST /api/v1/endpoints/{id}/rotate`.
+pub(super) async fn rotate<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    PathId(id): PathId,
+    JsonBody(asked): JsonBody<RotateRequest>,
+) -> Result<Json<Endpoint>, Problem> {
+    let overlap = asked.overlap.map_or(OVERLAP, |Span(overlap)| overlap);
+    let secret = match asked.secret.as_deref() {
+        None => SigningSecret::generate(&random()),
+        Some(own) => SigningSecret::parse(own).map_err(|error| refused("secret", &error))?,
+    };
+    let shown = secret.expose();
+    let record = update(&admin, &caller, &id, |admin, vault, record| {
+        let secrets = open_secrets(vault, &record)?
+            .rotate(secret.clone(), overlap, (admin.now)())
+            .map_err(|error| Problem::conflict(&error.to_string()))?;
+        let sealed = seal_secrets(vault, &record.tenant, record.id, &secrets);
+        Ok((record.settings, EndpointSealed { secrets: sealed, ..record.sealed }))
+    })
+    .await?;
+    tracing::info!(endpoint = %record.id, token = caller.who(), "{} rotated the secret of the endpoint {}", caller.who(), record.id);
+    Ok(Json(Endpoint { secret: Some(shown.to_string()), ..record.into() }))
+}
+
+/// `POST /api/v1/endpoints/{id}/disable`.
+pub(super) async fn disable<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    PathId(id): PathId,
+    JsonBody(asked): JsonBody<ReasonRequest>,
+) -> Result<Json<Endpoint>, Problem> {
+    let reason = extract::reason(asked.reason)?;
+    let shown = reason.clone().unwrap_or_else(|| format!("disabled by {}", caller.who()));
+    act(&admin, &caller, &id, EndpointAct::Disable { reason: shown }, reason).await
+}
+
+/// `POST /api/v1/endpoints/{id}/enable`.
+pub(super) async fn enable<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    PathId(id): PathId,
+    JsonBody(asked): JsonBody<ReasonRequest>,
+) -> Result<Json<Endpoint>, Problem> {
+    let reason = extract::reason(asked.reason)?;
+    act(&admin, &caller, &id, EndpointAct::Enable, reason).await
+}
+
+/// `DELETE /api/v1/endpoints/{id}`.
+pub(super) async fn delete<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    PathId(id): PathId,
+) -> Result<Json<Deleted>, Problem> {
+    let id = parse(&id)?;
+    let by = caller.action(None, (admin.now)());
+    match admin.store.change_endpoint(id, EndpointAct::Delete, by).await? {
+        EndpointChanged::Deleted => {
+            tracing::info!(endpoint = %id, token = caller.who(), "{} removed the endpoint {id}", caller.who());
+            Ok(Json(Deleted { deleted: true }))
+        }
+        other => record_of(other).map(|_| Json(Deleted { deleted: true })),
+    }
+}
+
+/// `POST /api/v1/endpoints/{id}/ping`: one signed test message, which is no delivery. It works while the
+/// endpoint is disabled.
+pub(super) async fn ping<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    PathId(id): PathId,
+    JsonBody(_): JsonBody<ReasonRequest>,
+) -> Result<Json<PingAnswer>, Problem> {
+    let sending = admin.sending.as_ref().map_err(|why| Problem::unavailable(why))?;
+    let record = find(&admin, &id).await?;
+    let target = DeliveryTarget {
+        id: record.id,
+        tenant: record.tenant,
+        url: record.settings.url,
+        timeout: record.settings.timeout,
+        sealed: record.sealed,
+    };
+    let message = format!("ping_{}", Uuid::now_v7().simple());
+    let ping = sending.courier.ping(&target, &message, &admin.now).await;
+    let (ok, answer, error) = match ping.verdict {
+        AttemptVerdict::Delivered(answer) => (true, Some(answer), None),
+        AttemptVerdict::Failed { error, answer, .. } => (false, answer, Some(error)),
+        AttemptVerdict::GivenBack => (false, None, Some("the ping was not sent".to_owned())),
+    };
+    let (status, answer) = answer.map(|answer| (answer.status, answer.body)).unzip();
+    let took_ms = u64::try_from(ping.took.as_millis()).unwrap_or(u64::MAX);
+    Ok(Json(PingAnswer { ok, id: message, took_ms, status, error, answer }))
+}
+
+/// The endpoint with this id.
+async fn find<S: AdminStore>(admin: &Admin<S>, id: &str) -> Result<EndpointRecord, Problem> {
+    admin.store.endpoint(parse(id)?).await?.ok_or_else(unknown)
+}
+
+fn parse(id: &str) -> Result<EndpointId, Problem> {
+    id.parse().map(EndpointId).map_err(|_| unknown())
+}
+
+fn unknown() -> Problem {
+    Problem::not_found("no endpoint has that id")
+}
+
+async fn act<S: AdminStore>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    id: &str,
+    act: EndpointAct,
+    reason: Option<String>,
+) -> Result<Json<Endpoint>, Problem> {
+    let by = caller.action(reason, (admin.now)());
+    let record = record_of(admin.store.change_endpoint(parse(id)?, act, by).await?)?;
+    Ok(Json(record.into()))
+}
+
+/// Changes an endpoint. If another change comes between, `edit` decides again with what is there then.
+async fn update<S: AdminStore>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    id: &str,
+    edit: impl Fn(
+        &Admin<S>,
+        &Vault,
+        EndpointRecord,
+    ) -> Result<(EndpointSettings, EndpointSealed), Problem>,
+) -> Result<EndpointRecord, Problem> {
+    let vault = vault(admin)?;
+    for _ in 0..CHANGE_TRIES {
+        let record = find(admin, id).await?;
+        let (id, version) = (record.id, record.version);
+        let (settings, sealed) = edit(admin, vault, record)?;
+        let act = EndpointAct::Change { version, settings: Box::new(settings), sealed };
+        let by = caller.action(None, (admin.now)());
+        match admin.store.change_endpoint(id, act, by).await? {
+            EndpointChanged::VersionChanged => {}
+            changed => return record_of(changed),
+        }
+    }
+    Err(Problem::conflict("the endpoint is being changed by others: try again"))
+}
+
+fn record_of(changed: EndpointChanged) -> Result<EndpointRecord, Problem> {
+    match changed {
+        EndpointChanged::Changed(record) => Ok(*record),
+        EndpointChanged::Deleted | EndpointChanged::Unknown => Err(unknown()),
+        EndpointChanged::UidTaken => {
+            Err(Problem::conflict("another endpoint of this tenant has that uid"))
+        }
+        EndpointChanged::TooMany => Err(Problem::conflict(&format!(
+            "the tenant has {ENDPOINTS_PER_TENANT_MAX} endpoints, the most that it may have"
+        ))),
+        EndpointChanged::VersionChanged => {
+            Err(Problem::conflict("the endpoint was changed meanwhile: try again"))
+        }
+    }
+}
+
+/// The settings and sealed values after the change that is asked for.
+fn changed(
+    vault: &Vault,
+    tenant: &Tenant,
+    id: EndpointId,
+    (before, sealed): (EndpointSettings, EndpointSealed),
+    asked: EndpointRequest,
+) -> Result<(EndpointSettings, EndpointSealed), Problem> {
+    let types = asked.types.applied(before.types.into(), Vec::new);
+    let types = TypeFilter::new(types).map_err(|error| Problem::bad_request(&error.problem))?;
+    let spans = |spans: Vec<Duration>| spans.into_iter().map(Span).collect::<Vec<_>>();
+    let retry = asked.retry.applied(spans(before.retry), || spans(default_retry()));
+    let Span(timeout) = asked.timeout.applied(Span(before.timeout), || Span(default_timeout()));
+    let mut settings = EndpointSettings {
+        url: before.url,
+        types,
+        retry: retry.into_iter().map(|Span(wait)| wait).collect(),
+        timeout,
+        payload: asked.payload.applied(before.payload, Payload::default),
+        api_version: asked.api_version.applied_to_option(before.api_version),
+        max_in_flight: asked.max_in_flight.applied(before.max_in_flight, default_max_in_flight),
+        uid: asked.uid.applied_to_option(before.uid),
+        description: asked.description.applied_to_option(before.description),
+        metadata: asked.metadata.applied(before.metadata, BTreeMap::new),
+        header_names: before.header_names,
+    };
+    check(&settings)?;
+    let headers = match asked.headers {
+        Patch::Keep => return Ok((settings, sealed)),
+        Patch::Clear => BTreeMap::new(),
+        Patch::Set(headers) => headers,
+    };
+    let pairs = headers.iter().map(|(name, value)| (&**name, &**value));
+    CustomHeaders::parse(pairs).map_err(|error| refused("headers", &error))?;
+    settings.header_names = headers.keys().map(|name| name.to_ascii_lowercase()).collect();
+    let headers = (!headers.is_empty()).then(|| {
+        let pairs: Vec<(&String, &String)> = headers.iter().collect();
+        let text = Zeroizing::new(serde_json::to_vec(&pairs).expect("pairs of text are JSON"));
+        let id = id.to_string();
+        vault.seal(&SealContext::endpoint_headers(tenant, &id), &text, nonce())
+    });
+    Ok((settings, EndpointSealed { headers, ..sealed }))
+}
+
+fn check(settings: &EndpointSettings) -> Result<(), Problem> {
+    let refuse = |text: &str| Err(Problem::bad_request(text));
+    if !(1..=RETRIES_MAX).contains(&settings.retry.len()) {
+        return refuse("retry must have 1 to 100 waits: one for each attempt");
+    }
+    if settings.retry.iter().any(|wait| *wait > RETRY_WAIT_MAX) {
+        return refuse("a wait of retry must be at most 30d");
+    }
+    if !(TIMEOUT_MIN..=TIMEOUT_MAX).contains(&settings.timeout) {
+        return refuse("timeout must be from 100ms to 60s");
+    }
+    if !(1..=IN_FLIGHT_MAX).contains(&settings.max_in_flight) {
+        return refuse("max_in_flight must be a number from 1 to 1000");
+    }
+    let names = [("uid", &settings.uid), ("api_version", &settings.api_version)];
+    for (name, value) in names {
+        let Some(value) = value else { continue };
+        let fits = (1..=MESSAGE_NAME_BYTES_MAX).contains(&value.len());
+        if !fits || value.chars().any(char::is_control) {
+            return refuse(&format!("{name} must have 1 to 255 bytes and no control characters"));
+        }
+    }
+    let metadata: usize =
+        settings.metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let description = settings.description.as_ref().map_or(0, String::len);
+    if metadata > TEXT_BYTES_MAX || description > TEXT_BYTES_MAX {
+        return refuse("description and metadata must have at most 4096 bytes each");
+    }
+    let globs = settings.types.globs();
+    if globs.len() > 100 || globs.iter().any(|glob| glob.len() > MESSAGE_NAME_BYTES_MAX) {
+        return refuse("types must have at most 100 globs of at most 255 bytes");
+    }
+    Ok(())
+}
+
+fn tenant(asked: Option<&str>) -> Result<Tenant, Problem> {
+    match asked {
+        None => Ok(Tenant::default()),
+        Some(OWN_TENANT) => Err(Problem::bad_request(
+            "the tenant \"hapax\" is reserved for messages of Hapax itself",
+        )),
+        Some(name) => {
+            let fits = (1..=MESSAGE_NAME_BYTES_MAX).contains(&name.len());
+            match fits && !name.chars().any(char::is_control) {
+                true => Ok(Tenant::new(name)),
+                false => Err(Problem::bad_request(
+                    "tenant must have 1 to 255 bytes and no control characters",
+                )),
+            }
+        }
+    }
+}
+
+fn checked_url<S: AdminStore>(admin: &Admin<S>, url: &str) -> Result<String, Problem> {
+    let sending = admin.sending.as_ref().map_err(|why| Problem::unavailable(why))?;
+    let url = EndpointUrl::parse(url, &sending.rules).map_err(|error| refused("url", &error))?;
+    Ok(url.as_str().to_owned())
+}
+
+fn vault<S: AdminStore>(admin: &Admin<S>) -> Result<&Vault, Problem> {
+    match &admin.sending {
+        Ok(sending) => Ok(&sending.vault),
+        Err(why) => Err(Problem::unavailable(why)),
+    }
+}
+
+fn open_secrets(vault: &Vault, record: &EndpointRecord) -> Result<EndpointSecrets, Problem> {
+    let unreadable = |error: String| {
+        Problem::unavailable(&format!("the secrets of the endpoint cannot be read: {error}"))
+    };
+    let id = record.id.to_string();
+    let context = SealContext::endpoint_secrets(&record.tenant, &id);
+    let opened = vault
+        .open(&context, &record.sealed.secrets)
+        .map_err(|error| unreadable(error.to_string()))?;
+    EndpointSecrets::from_bytes(&opened).map_err(|error| unreadable(error.to_string()))
+}
+
+fn seal_secrets(
+    vault: &Vault,
+    tenant: &Tenant,
+    id: EndpointId,
+    secrets: &EndpointSecrets,
+) -> Sealed {
+    let id = id.to_string();
+    vault.seal(&SealContext::endpoint_secrets(tenant, &id), &secrets.to_bytes(), nonce())
+}
+
+fn refused(field: &str, error: &dyn std::fmt::Display) -> Problem {
+    Problem::bad_request(&format!("{field}: {error}"))
+}
+
+fn nonce() -> [u8; NONCE_BYTES] {
+    let mut nonce = [0; NONCE_BYTES];
+    aws_lc_rs::rand::fill(&mut nonce).expect("the system has random numbers");
+    nonce
+}
+
+fn random() -> [u8; 32] {
+    let mut random = [0; 32];
+    aws_lc_rs::rand::fill(&mut random).expect("the system has random numbers");
+    random
+}

@@ -1,0 +1,296 @@
+//! Endpoints: what an operator asks for, and what the API shows of them. Secrets are shown once, and the
+//! values of custom headers never.
+
+use std::collections::BTreeMap;
+
+use hapax_core::Timestamp;
+use hapax_core::endpoint::{EndpointId, EndpointRecord};
+use hapax_core::message::Payload;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Span;
+use super::values::PayloadWord;
+
+/// The body of `POST /api/v1/endpoints`, and of `PATCH /api/v1/endpoints/{id}`. A field that is missing
+/// keeps its value in a change; null brings back its default.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EndpointRequest {
+    /// Where deliveries are posted: http or https, at a public address unless `[outbound] allow` names its
+    /// net. Required for a new endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) url: Option<String>,
+    /// The owner; `default` if it is missing. It cannot be changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    /// A secret of your own: `whsec_` and base64 of 24 to 64 bytes. Without it Hapax makes one. Rotate the
+    /// endpoint to change it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) secret: Option<String>,
+    /// Globs over message types, such as `invoice.*`. Default: all types.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<Vec<String>>)]
+    pub(crate) types: Patch<Vec<String>>,
+    /// The wait before each attempt. Default: 0s, 1m, 5m, 30m, 2h, 10h, 24h.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<Vec<Span>>)]
+    pub(crate) retry: Patch<Vec<Span>>,
+    /// The deadline of one attempt, from the name lookup to the last byte of the answer. Default: 10s.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<Span>)]
+    pub(crate) timeout: Patch<Span>,
+    /// `thin` sends only `data.id` and `data.object`. Default: `fat`.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<PayloadWord>)]
+    pub(crate) payload: Patch<Payload>,
+    /// How many attempts may be under way at once, from 1 to 1000. Default: 16.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<u32>)]
+    pub(crate) max_in_flight: Patch<u32>,
+    /// The only version of your API that the endpoint gets; messages without a version match as well.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<String>)]
+    pub(crate) api_version: Patch<String>,
+    /// A name of your own, unique within the tenant.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<String>)]
+    pub(crate) uid: Patch<String>,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<String>)]
+    pub(crate) description: Patch<String>,
+    /// For people and scripts.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<BTreeMap<String, String>>)]
+    pub(crate) metadata: Patch<BTreeMap<String, String>>,
+    /// Headers that every delivery carries. Their values are never shown again.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<BTreeMap<String, String>>)]
+    pub(crate) headers: Patch<BTreeMap<String, String>>,
+    /// Only `none` yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) order: Option<EndpointOrder>,
+    /// Only `standard` yet: Standard Webhooks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) signing: Option<EndpointSigning>,
+}
+
+/// Which order deliveries keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum EndpointOrder {
+    None,
+}
+
+/// How deliveries are signed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum EndpointSigning {
+    Standard,
+}
+
+/// A field of a change.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum Patch<T> {
+    /// The field is missing.
+    #[default]
+    Keep,
+    /// The field is null.
+    Clear,
+    Set(T),
+}
+
+impl<T> Patch<T> {
+    pub(crate) fn is_keep(&self) -> bool {
+        matches!(self, Self::Keep)
+    }
+
+    /// The value after the change of `before`.
+    pub(crate) fn applied(self, before: T, default: impl FnOnce() -> T) -> T {
+        match self {
+            Self::Keep => before,
+            Self::Clear => default(),
+            Self::Set(value) => value,
+        }
+    }
+
+    /// The value after the change of an optional field.
+    pub(crate) fn applied_to_option(self, before: Option<T>) -> Option<T> {
+        match self {
+            Self::Keep => before,
+            Self::Clear => None,
+            Self::Set(value) => Some(value),
+        }
+    }
+}
+
+impl<T> From<Option<T>> for Patch<T> {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Keep, Self::Set)
+    }
+}
+
+impl<T: Serialize> Serialize for Patch<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Keep | Self::Clear => serializer.serialize_none(),
+            Self::Set(value) => value.serialize(serializer),
+        }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Patch<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Option::deserialize(deserializer)?.map_or(Self::Clear, Self::Set))
+    }
+}
+
+/// The body of `POST /api/v1/endpoints/{id}/rotate`.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RotateRequest {
+    /// How long the old secret signs beside the new one. Default: 24h; `0s` revokes every old secret now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) overlap: Option<Span>,
+    /// A secret of your own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) secret: Option<String>,
+}
+
+/// The body of `POST /api/v1/endpoints/{id}/disable`, and of acts that only have a reason.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReasonRequest {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+}
+
+/// The query of `GET /api/v1/endpoints`.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct EndpointsQuery {
+    /// Only endpoints of this tenant.
+    pub(crate) tenant: Option<String>,
+    /// `next` of the previous page.
+    pub(crate) cursor: Option<String>,
+    /// The most endpoints of one page.
+    #[param(minimum = 1, maximum = 500, default = 50)]
+    pub(crate) limit: Option<usize>,
+}
+
+/// An endpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Endpoint {
+    /// Hapax's id.
+    #[schema(value_type = Uuid)]
+    pub(crate) id: EndpointId,
+    pub(crate) tenant: String,
+    pub(crate) url: String,
+    /// `active` or `disabled`.
+    pub(crate) status: EndpointStatus,
+    /// Since when it is disabled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) disabled_at: Option<Timestamp>,
+    /// Why it is disabled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) disabled_reason: Option<String>,
+    pub(crate) types: Vec<String>,
+    pub(crate) retry: Vec<Span>,
+    pub(crate) timeout: Span,
+    #[schema(value_type = PayloadWord)]
+    pub(crate) payload: Payload,
+    pub(crate) max_in_flight: u32,
+    #[schema(required)]
+    pub(crate) api_version: Option<String>,
+    #[schema(required)]
+    pub(crate) uid: Option<String>,
+    #[schema(required)]
+    pub(crate) description: Option<String>,
+    pub(crate) metadata: BTreeMap<String, String>,
+    /// The names of its custom headers. Their values are never shown.
+    pub(crate) headers: Vec<String>,
+    pub(crate) order: EndpointOrder,
+    pub(crate) signing: EndpointSigning,
+    pub(crate) created_at: Timestamp,
+    /// The secret that was just made. It is never shown again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) secret: Option<String>,
+}
+
+/// Whether deliveries are attempted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum EndpointStatus {
+    Active,
+    Disabled,
+}
+
+impl EndpointStatus {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Disabled => "disabled",
+        }
+    }
+}
+
+impl From<EndpointRecord> for Endpoint {
+    fn from(record: EndpointRecord) -> Self {
+        let settings = record.settings;
+        let status = match record.disabled {
+            None => EndpointStatus::Active,
+            Some(_) => EndpointStatus::Disabled,
+        };
+        let (disabled_at, disabled_reason) =
+            record.disabled.map(|disabled| (disabled.at, disabled.reason)).unzip();
+        Self {
+            id: record.id,
+            tenant: record.tenant.to_string(),
+            url: settings.url,
+            status,
+            disabled_at,
+            disabled_reason,
+            types: settings.types.into(),
+            retry: settings.retry.into_iter().map(Span).collect(),
+            timeout: Span(settings.timeout),
+            payload: settings.payload,
+            max_in_flight: settings.max_in_flight,
+            api_version: settings.api_version,
+            uid: settings.uid,
+            description: settings.description,
+            metadata: settings.metadata,
+            headers: settings.header_names,
+            order: EndpointOrder::None,
+            signing: EndpointSigning::Standard,
+            created_at: record.created_at,
+            secret: None,
+        }
+    }
+}
+
+/// The answer to `DELETE /api/v1/endpoints/{id}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Deleted {
+    pub(crate) deleted: bool,
+}
+
+/// The answer to `POST /api/v1/endpoints/{id}/ping`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct PingAnswer {
+    /// Whether the endpoint answered with a 2xx.
+    pub(crate) ok: bool,
+    /// The `webhook-id` that was sent.
+    pub(crate) id: String,
+    pub(crate) took_ms: u64,
+    /// The HTTP status, if the endpoint answered.
+    #[schema(required)]
+    pub(crate) status: Option<u16>,
+    /// Why it failed.
+    #[schema(required)]
+    pub(crate) error: Option<String>,
+    /// The beginning of the answer's body.
+    #[schema(required)]
+    pub(crate) answer: Option<String>,
+}
