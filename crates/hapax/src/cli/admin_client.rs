@@ -217,6 +217,11 @@ impl Server {
         self.request_ok(Method::POST, path, Bytes::from(body)).await
     }
 
+    /// Sends a DELETE and returns the JSON of a 2xx answer.
+    pub(super) async fn delete(&self, path: &str) -> Result<Value, Failure> {
+        self.request_ok(Method::DELETE, path, Bytes::new()).await
+    }
+
     /// Returns the JSON of a 2xx answer. A 401 or 403 becomes a failure with a hint about tokens. A 401 to
     /// the token of `admin.token` is retried without it, because that file may be left over.
     async fn request_ok(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Failure> {

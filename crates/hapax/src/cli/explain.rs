@@ -2,6 +2,7 @@
 //! happened to my payment?".
 
 use hapax_core::Timestamp;
+use hapax_core::delivery::DeliveryStatus;
 use hapax_core::job::Phase;
 use hapax_core::store::{ReviewReason, Status};
 use serde_json::json;
@@ -10,7 +11,7 @@ use super::admin_client::{self, Remote, encoded};
 use super::events::read;
 use super::format;
 use super::output::{self, Exit, Failure};
-use crate::api::{Attempt, Event, EventSummary, Job};
+use crate::api::{Attempt, Event, EventSummary, Job, PublishedDelivery};
 
 /// `hapax explain`.
 #[derive(Debug, clap::Args)]
@@ -64,6 +65,7 @@ fn story(event: &Event, now: Timestamp) -> Vec<String> {
         let time = format::at(message.created_at);
         let (kind, id) = (&message.r#type, &message.id);
         story.push(format!("A handler published {kind} (message {id}) at {time}."));
+        story.extend(message.deliveries.iter().map(arrived));
     }
     for action in &event.actions {
         let done = match action.action.as_str() {
@@ -228,6 +230,33 @@ fn fate(job: &Job, now: Timestamp) -> String {
         Phase::Ready => format!(
             "{subject} has not succeeded in {attempts}{because}. The next attempt is due {due}."
         ),
+    }
+}
+
+/// Where a published message went, and how far it came.
+fn arrived(delivery: &PublishedDelivery) -> String {
+    let (url, attempts) = (&delivery.url, format::count(u64::from(delivery.attempt), "attempt"));
+    let reason = delivery.reason.as_deref().unwrap_or("no reason is recorded");
+    let id = delivery.id;
+    match delivery.status {
+        DeliveryStatus::Delivered => match delivery.finished_at {
+            Some(at) => format!("{url} got it at {} after {attempts}.", format::at(at)),
+            None => format!("{url} got it after {attempts}."),
+        },
+        DeliveryStatus::Waiting | DeliveryStatus::Sending => {
+            format!("Its delivery to {url} is under way.")
+        }
+        DeliveryStatus::Failed => {
+            format!("Its delivery to {url} failed {attempts} so far ({reason}) and is retried.")
+        }
+        DeliveryStatus::Held => {
+            format!("Its delivery to {url} is held, because the endpoint is disabled: {reason}.")
+        }
+        DeliveryStatus::Dead => format!(
+            "Its delivery to {url} is a dead letter after {attempts}: {reason}. To send it again: hapax \
+             deliveries replay {id}"
+        ),
+        DeliveryStatus::Cancelled => format!("Its delivery to {url} was cancelled: {reason}."),
     }
 }
 

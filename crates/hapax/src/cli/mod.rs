@@ -7,9 +7,12 @@ mod captured;
 mod dead;
 mod demo;
 mod doctor;
+mod endpoints;
 mod events;
 mod explain;
 mod format;
+mod listen;
+mod messages;
 mod migrate;
 mod output;
 mod providers;
@@ -67,6 +70,19 @@ enum Command {
     /// List, replay and discard dead letters: jobs whose retries are exhausted
     #[command(subcommand)]
     Dead(dead::Dead),
+    /// Publish a message to every endpoint that wants it
+    Publish(messages::Publish),
+    /// List, show, replay and cancel published messages
+    #[command(subcommand)]
+    Messages(messages::Messages),
+    /// List, show and replay deliveries: one message for one endpoint
+    #[command(subcommand)]
+    Deliveries(messages::Deliveries),
+    /// Add, list, change and remove the endpoints that messages are delivered to
+    #[command(subcommand)]
+    Endpoints(endpoints::Endpoints),
+    /// Run a local endpoint that prints each delivery and whether its signature holds
+    Listen(listen::Listen),
     /// Explain in sentences what happened to one event, and why
     Explain(explain::Explain),
     /// Show statistics of a running server by source: duplicates, success rate, processing time, retries
@@ -103,6 +119,11 @@ pub(crate) fn run() -> Exit {
         Command::Demo(demo) => demo.run(),
         Command::Events(events) => events.run(),
         Command::Dead(dead) => dead.run(),
+        Command::Publish(publish) => publish.run(),
+        Command::Messages(messages) => messages.run(),
+        Command::Deliveries(deliveries) => deliveries.run(),
+        Command::Endpoints(endpoints) => endpoints.run(),
+        Command::Listen(listen) => listen.run(),
         Command::Explain(explain) => explain.run(),
         Command::Stats(stats) => stats.run(),
         Command::Alerts(alerts) => alerts.run(),

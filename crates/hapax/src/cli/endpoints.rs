@@ -1,0 +1,345 @@
+//! `hapax endpoints`: where messages are delivered, through the admin API.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::admin_client::{self, Remote, encoded, query};
+use super::events::{ActionArgs, read};
+use super::output::{self, Exit, Failure};
+use crate::api::{
+    Endpoint, EndpointRequest, List as Page, Patch, PingAnswer, ReasonRequest, RotateRequest, Span,
+};
+use crate::config::units;
+
+/// `hapax endpoints`.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Endpoints {
+    /// Add an endpoint; prints its id and its secret, which is never shown again
+    Add(Box<Add>),
+    /// List endpoints, newest first
+    List(List),
+    /// Show one endpoint
+    Show(Show),
+    /// Give an endpoint a new secret; the old one signs beside it for a while
+    Rotate(Rotate),
+    /// Deliver to a disabled endpoint again, with what was held meanwhile
+    Enable(Act),
+    /// Stop delivering to an endpoint; its deliveries are held until it is enabled
+    Disable(Act),
+    /// Send one signed test message now, and print the answer. Exit 1 if it is not a 2xx
+    Ping(Act),
+    /// Remove an endpoint; its open deliveries are cancelled
+    Remove(Act),
+}
+
+impl Endpoints {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        match self {
+            Self::Add(add) => admin_client::run(add.run()),
+            Self::List(list) => admin_client::run(list.run()),
+            Self::Show(show) => admin_client::run(show.run()),
+            Self::Rotate(rotate) => admin_client::run(rotate.run()),
+            Self::Enable(act) => admin_client::run(act.change("enable")),
+            Self::Disable(act) => admin_client::run(act.change("disable")),
+            Self::Ping(act) => admin_client::run(act.ping()),
+            Self::Remove(act) => admin_client::run(act.remove()),
+        }
+    }
+}
+
+/// `hapax endpoints add`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Add {
+    /// Where deliveries are posted
+    url: String,
+    /// Only messages of these types; `*` matches any characters: 'invoice.*'
+    #[arg(long, value_name = "GLOB", value_delimiter = ',')]
+    types: Vec<String>,
+    /// The owner
+    #[arg(long)]
+    tenant: Option<String>,
+    /// A secret of your own: whsec_ and base64 of 24 to 64 bytes
+    #[arg(long)]
+    secret: Option<String>,
+    /// The wait before each attempt: 0s,1m,5m
+    #[arg(long, value_name = "DURATION", value_delimiter = ',')]
+    retry: Vec<String>,
+    /// The deadline of one attempt
+    #[arg(long, value_name = "DURATION")]
+    timeout: Option<String>,
+    /// Send only data.id and data.object
+    #[arg(long)]
+    thin: bool,
+    /// The only version of your API that the endpoint gets
+    #[arg(long, value_name = "VERSION")]
+    api_version: Option<String>,
+    /// How many attempts may be under way at once
+    #[arg(long, value_name = "N")]
+    max_in_flight: Option<u32>,
+    /// A header for every delivery: 'Authorization: Bearer …'
+    #[arg(long = "header", value_name = "NAME: VALUE")]
+    headers: Vec<String>,
+    /// A name of your own, unique within the tenant
+    #[arg(long)]
+    uid: Option<String>,
+    /// For people
+    #[arg(long)]
+    description: Option<String>,
+    #[command(flatten)]
+    remote: Remote,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Add {
+    async fn run(self) -> Result<Exit, Failure> {
+        let headers =
+            self.headers.iter().map(|line| header(line)).collect::<Result<BTreeMap<_, _>, _>>()?;
+        let retry = self.retry.iter().map(|wait| span(wait)).collect::<Result<Vec<_>, _>>()?;
+        let request = EndpointRequest {
+            url: Some(self.url),
+            tenant: self.tenant,
+            secret: self.secret,
+            types: some(self.types),
+            retry: some(retry),
+            timeout: self.timeout.as_deref().map(span).transpose()?.into(),
+            payload: self.thin.then_some(hapax_core::message::Payload::Thin).into(),
+            max_in_flight: self.max_in_flight.into(),
+            api_version: self.api_version.into(),
+            uid: self.uid.into(),
+            description: self.description.into(),
+            headers: if headers.is_empty() { Patch::Keep } else { Patch::Set(headers) },
+            ..EndpointRequest::default()
+        };
+        let server = self.remote.open()?;
+        let added = server.post("/api/v1/endpoints", &request).await?;
+        if self.json {
+            output::json(&added)?;
+            return Ok(Exit::Done);
+        }
+        let endpoint: Endpoint = read(added)?;
+        print_with_secret(&endpoint)
+    }
+}
+
+fn some<T>(values: Vec<T>) -> Patch<Vec<T>> {
+    if values.is_empty() { Patch::Keep } else { Patch::Set(values) }
+}
+
+fn span(text: &str) -> Result<Span, Failure> {
+    units::duration(text).map(Span).map_err(Failure::from)
+}
+
+fn header(line: &str) -> Result<(String, String), Failure> {
+    let (name, value) = line.split_once(':').ok_or_else(|| {
+        Failure::usage("--header has no colon", "write it as --header 'Name: value'")
+    })?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+/// Prints an endpoint whose secret was just made.
+fn print_with_secret(endpoint: &Endpoint) -> Result<Exit, Failure> {
+    output::data(&format!("id      {}", endpoint.id))?;
+    output::data(&format!("url     {}", output::shown(&endpoint.url)))?;
+    if let Some(secret) = &endpoint.secret {
+        output::data(&format!("secret  {secret}"))?;
+        output::words("keep the secret: it is not shown again");
+    }
+    Ok(Exit::Done)
+}
+
+/// `hapax endpoints list`.
+#[derive(Debug, clap::Args)]
+pub(super) struct List {
+    /// Only endpoints of this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// The cursor that the previous page printed
+    #[arg(long)]
+    cursor: Option<String>,
+    /// The most endpoints to list
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
+    limit: u32,
+    #[command(flatten)]
+    remote: Remote,
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+}
+
+impl List {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open()?;
+        let query = query([
+            ("tenant", self.tenant),
+            ("cursor", self.cursor),
+            ("limit", Some(self.limit.to_string())),
+        ]);
+        let page: Page<Value> = read(server.get(&format!("/api/v1/endpoints{query}")).await?)?;
+        if page.items.is_empty() {
+            output::words("there are no endpoints: add one with `hapax endpoints add URL`");
+        }
+        for item in page.items {
+            if self.json {
+                output::json(&item)?;
+                continue;
+            }
+            let endpoint: Endpoint = read(item)?;
+            let types = match endpoint.types.is_empty() {
+                true => "*".to_owned(),
+                false => endpoint.types.join(","),
+            };
+            let line = format!(
+                "{}  {}  {}  {types}  {}",
+                endpoint.id,
+                endpoint.status.as_str(),
+                endpoint.tenant,
+                endpoint.url
+            );
+            output::data(&output::shown(&line))?;
+        }
+        if let Some(next) = page.next {
+            output::words(&format!("more endpoints: --cursor {next}"));
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// `hapax endpoints show`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Show {
+    /// The endpoint's id
+    id: String,
+    #[command(flatten)]
+    remote: Remote,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Show {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.remote.open()?;
+        let shown = server.get(&format!("/api/v1/endpoints/{}", encoded(&self.id))).await?;
+        if self.json {
+            output::json(&shown)?;
+            return Ok(Exit::Done);
+        }
+        print(&read(shown)?)
+    }
+}
+
+fn print(endpoint: &Endpoint) -> Result<Exit, Failure> {
+    let seconds = |Span(span): &Span| format!("{}s", span.as_secs_f64());
+    let optional = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    let rows = [
+        ("id", endpoint.id.to_string()),
+        ("tenant", endpoint.tenant.clone()),
+        ("url", endpoint.url.clone()),
+        ("status", endpoint.status.as_str().to_owned()),
+        ("reason", optional(&endpoint.disabled_reason)),
+        ("types", endpoint.types.join(", ")),
+        ("retry", endpoint.retry.iter().map(seconds).collect::<Vec<_>>().join(", ")),
+        ("timeout", seconds(&endpoint.timeout)),
+        ("at once", endpoint.max_in_flight.to_string()),
+        ("version", optional(&endpoint.api_version)),
+        ("uid", optional(&endpoint.uid)),
+        ("headers", endpoint.headers.join(", ")),
+        ("about", optional(&endpoint.description)),
+    ];
+    for (name, value) in rows {
+        let value = if value.is_empty() { "-".to_owned() } else { value };
+        output::data(&output::shown(&format!("{name:<8} {value}")))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// `hapax endpoints rotate`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Rotate {
+    /// The endpoint's id
+    id: String,
+    /// How long the old secret signs beside the new one; 0s revokes every old secret now
+    #[arg(long, value_name = "DURATION", default_value = "24h")]
+    overlap: String,
+    /// A secret of your own
+    #[arg(long)]
+    secret: Option<String>,
+    #[command(flatten)]
+    remote: Remote,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Rotate {
+    async fn run(self) -> Result<Exit, Failure> {
+        let request = RotateRequest { overlap: Some(span(&self.overlap)?), secret: self.secret };
+        let server = self.remote.open()?;
+        let path = format!("/api/v1/endpoints/{}/rotate", encoded(&self.id));
+        let rotated = server.post(&path, &request).await?;
+        if self.json {
+            output::json(&rotated)?;
+            return Ok(Exit::Done);
+        }
+        print_with_secret(&read(rotated)?)
+    }
+}
+
+/// Commands that name one endpoint.
+#[derive(Debug, clap::Args)]
+pub(super) struct Act {
+    /// The endpoint's id
+    id: String,
+    #[command(flatten)]
+    action: ActionArgs,
+}
+
+impl Act {
+    fn path(&self, act: &str) -> String {
+        format!("/api/v1/endpoints/{}{act}", encoded(&self.id))
+    }
+
+    async fn change(self, act: &str) -> Result<Exit, Failure> {
+        let server = self.action.remote.open()?;
+        let body = ReasonRequest { reason: self.action.reason.clone() };
+        let changed = server.post(&self.path(&format!("/{act}")), &body).await?;
+        if self.action.json {
+            output::json(&changed)?;
+            return Ok(Exit::Done);
+        }
+        let endpoint: Endpoint = read(changed)?;
+        output::data(&format!("{} {}", endpoint.id, endpoint.status.as_str()))?;
+        Ok(Exit::Done)
+    }
+
+    async fn ping(self) -> Result<Exit, Failure> {
+        let server = self.action.remote.open()?;
+        let answered = server.post(&self.path("/ping"), &ReasonRequest::default()).await?;
+        let ping: PingAnswer = read(answered.clone())?;
+        if self.action.json {
+            output::json(&answered)?;
+        } else {
+            let outcome = match (ping.status, &ping.error) {
+                (Some(status), None) => format!("{status}"),
+                (_, Some(error)) => error.clone(),
+                (None, None) => "no answer".to_owned(),
+            };
+            output::data(&output::shown(&format!("{} ms  {outcome}", ping.took_ms)))?;
+        }
+        Ok(if ping.ok { Exit::Done } else { Exit::Negative })
+    }
+
+    async fn remove(self) -> Result<Exit, Failure> {
+        let server = self.action.remote.open()?;
+        let removed = server.delete(&self.path("")).await?;
+        if self.action.json {
+            output::json(&removed)?;
+            return Ok(Exit::Done);
+        }
+        output::words("removed; its open deliveries are cancelled");
+        Ok(Exit::Done)
+    }
+}
