@@ -501,10 +501,6 @@ fn the_urls_of_shared_servers_are_checked_and_never_shown() {
 fn roles_are_checked_and_only_nodes_with_a_shared_database_may_have_some_of_them() {
     // With a single process, the work of a missing role would not be done.
     refused("¶roles = [\"ingres\"]", &["roles", "\"ingres\" is not a role", "\"ingress\"?"]);
-    refused(
-        "database_url = \"postgres://u@127.0.0.1:1/hapax\"\n¶roles = [\"sender\"]",
-        &["roles", "has only sender"],
-    );
     refused("¶roles = [\"cook\"]", &["known: ingress, worker, sender, admin"]);
     refused("¶roles = []", &["is empty", "ingress, worker, sender, admin"]);
     refused("¶roles = \"ingress\"", &["wrong type", "list"]);

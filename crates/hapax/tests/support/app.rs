@@ -84,24 +84,7 @@ impl App {
 fn serve(stream: TcpStream, seen: &Seen, answer: &dyn Fn(&Call) -> (u16, String)) {
     let mut writer = stream.try_clone().unwrap();
     let mut reader = BufReader::new(stream);
-    loop {
-        let mut head = BTreeMap::new();
-        loop {
-            let mut line = String::new();
-            if reader.read_line(&mut line).unwrap_or(0) == 0 {
-                return;
-            }
-            if line == "\r\n" {
-                break;
-            }
-            if let Some((name, value)) = line.trim_end().split_once(": ") {
-                head.insert(name.to_ascii_lowercase(), value.to_owned());
-            }
-        }
-        let mut body = vec![0; head["content-length"].parse().unwrap()];
-        if reader.read_exact(&mut body).is_err() {
-            return;
-        }
+    while let Some((head, body)) = next_request(&mut reader) {
         let call = Call {
             key: head["idempotency-key"].clone(),
             job: head["hapax-job"].clone(),
@@ -119,4 +102,26 @@ fn serve(stream: TcpStream, seen: &Seen, answer: &dyn Fn(&Call) -> (u16, String)
             return;
         }
     }
+}
+
+/// The headers and the body of the next request on a connection; `None` at its end.
+pub(crate) fn next_request(
+    reader: &mut BufReader<TcpStream>,
+) -> Option<(BTreeMap<String, String>, Vec<u8>)> {
+    let mut head = BTreeMap::new();
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).unwrap_or(0) == 0 {
+            return None;
+        }
+        if line == "\r\n" {
+            break;
+        }
+        if let Some((name, value)) = line.trim_end().split_once(": ") {
+            head.insert(name.to_ascii_lowercase(), value.to_owned());
+        }
+    }
+    let mut body = vec![0; head["content-length"].parse().unwrap()];
+    reader.read_exact(&mut body).ok()?;
+    Some((head, body))
 }

@@ -18,6 +18,7 @@ pub(crate) mod payouts;
 pub(crate) mod process;
 pub(crate) mod python;
 pub(crate) mod sender;
+pub(crate) mod sink;
 pub(crate) mod upstream;
 pub(crate) mod wire;
 
@@ -280,6 +281,30 @@ impl Server {
     pub(crate) fn admin_post(&self, path: &str, body: &Value) -> Answer {
         let mut wire = Wire::connect(self.admin);
         wire.write(post(self.admin, path, body));
+        wire.answer()
+    }
+
+    /// `POST` of JSON on the admin side, byte for byte.
+    pub(crate) fn admin_post_text(&self, path: &str, body: &str) -> Answer {
+        let (to, length) = (self.admin, body.len());
+        let mut wire = Wire::connect(self.admin);
+        wire.write(format!(
+            "POST {path} HTTP/1.1\r\nhost: {to}\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n{body}"
+        ));
+        wire.answer()
+    }
+
+    /// Any request on the admin side, with a JSON body or none.
+    pub(crate) fn admin_request(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
+        let request =
+            String::from_utf8(post(self.admin, path, body.unwrap_or(&Value::Null))).unwrap();
+        let request = match body {
+            Some(_) => request.replacen("POST", method, 1),
+            None => format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n\r\n", self.admin),
+        };
+        let mut wire = Wire::connect(self.admin);
+        wire.write(request);
         wire.answer()
     }
 
