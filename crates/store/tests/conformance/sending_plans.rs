@@ -398,3 +398,21 @@ proptest! {
         prop_assert_eq!(got, expected);
     }
 }
+
+proptest! {
+    // Each act is a commit on a real disk: fewer plans, and new ones in every run.
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_sending_keeps_every_promise_on_disk(plan in plan()) {
+        runtime().block_on(live(World::on_disk(), Mode::Any, &plan));
+    }
+
+    #[test]
+    fn random_sending_has_the_same_story_on_disk(plan in plan()) {
+        let runtime = runtime();
+        let expected = runtime.block_on(live(World::in_memory(), Mode::Certain, &plan));
+        let got = runtime.block_on(live(World::on_disk(), Mode::Certain, &plan));
+        prop_assert_eq!(got, expected);
+    }
+}
