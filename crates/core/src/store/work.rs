@@ -241,7 +241,8 @@ pub enum Outcome {
     Done {
         /// Stored with the job, cut after 200 characters.
         result: Option<String>,
-        /// Messages for the outbox.
+        /// Messages for the outbox. If an id was used before for other content, the attempt has failed and
+        /// none of them is published.
         publish: Vec<NewMessage>,
         /// The app's answer, where the job is a call of an app.
         answer: Option<HandlerAnswer>,

@@ -237,7 +237,7 @@ impl Model {
             self.forget(at, horizon, now);
         }
         if !more {
-            self.prune_messages(horizon.events_before);
+            self.prune_messages(horizon);
             self.forget_marks(horizon, now);
         }
         more

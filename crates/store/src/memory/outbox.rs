@@ -4,7 +4,7 @@
 //! The rules are written here a second time, without [`hapax_core::delivery::step`], so that random plans
 //! can compare the other stores with them. [`super::outbox_reader`] has the queries.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, ERROR_CHARS_MAX};
 use hapax_core::message::Stamp;
 use hapax_core::store::{
     Action, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryAttempt, DeliveryClaim,
-    DeliveryReplayed, DeliveryTarget, Exchanged, HandlerAnswer, Held, MessageAct, MessageRef,
-    NewMessage, Outbox, Published, PublishedMessage, StoreError,
+    DeliveryReplayed, DeliveryTarget, Exchanged, HandlerAnswer, Held, Horizon, MessageAct,
+    MessageRef, NewMessage, Outbox, Published, PublishedMessage, StoreError,
 };
 use hapax_core::{KeyHash, Tenant, Timestamp};
 use uuid::Uuid;
@@ -44,6 +44,10 @@ pub(super) struct StoredMessage {
     pub(super) fingerprint: KeyHash,
     pub(super) sequence: Option<u64>,
     pub(super) created_at: Timestamp,
+    /// How many deliveries were written with it.
+    deliveries: u64,
+    /// Its body and deliveries are pruned; only its id is still known.
+    pub(super) gone: bool,
 }
 
 /// An endpoint. A deleted one stays, because its deliveries name it.
@@ -171,8 +175,9 @@ impl Model {
         let id = new.id.clone().unwrap_or_else(|| Uuid::now_v7().to_string());
         let fingerprint = new.fingerprint();
         if let Some(known) = self.message_numbered(&tenant, &id) {
-            let deliveries = self.deliveries_of(known).count() as u64;
-            return match self.messages[&known].fingerprint == fingerprint {
+            let known = &self.messages[&known];
+            let deliveries = known.deliveries;
+            return match known.fingerprint == fingerprint {
                 true => Published::Duplicate(PublishedMessage { id, deliveries }),
                 false => Published::Conflict { id },
             };
@@ -195,8 +200,18 @@ impl Model {
         for endpoint in targets {
             self.write_delivery(number, endpoint, now);
         }
-        let created_at = now;
-        let message = StoredMessage { id, tenant, event, new, fingerprint, sequence, created_at };
+        let (created_at, deliveries, gone) = (now, published.deliveries, false);
+        let message = StoredMessage {
+            id,
+            tenant,
+            event,
+            new,
+            fingerprint,
+            sequence,
+            created_at,
+            deliveries,
+            gone,
+        };
         self.messages.insert(number, message);
         Published::Accepted(published)
     }
@@ -558,9 +573,24 @@ impl Model {
         orphans.next().is_some()
     }
 
-    /// Deletes messages that were published before, and whose deliveries ended before. A dead delivery has
-    /// not ended: an operator has to decide about it.
-    pub(super) fn prune_messages(&mut self, before: Timestamp) {
+    /// The id of a message that cannot be published, because it was used before for other content.
+    pub(super) fn id_in_conflict(&self, of: &Tenant, publish: &[NewMessage]) -> Option<String> {
+        let mut seen: HashMap<(Tenant, &str), KeyHash> = HashMap::new();
+        publish.iter().find_map(|new| {
+            let id = new.id.as_deref()?;
+            let tenant = new.tenant.as_ref().map_or_else(|| of.clone(), Tenant::new);
+            let stored =
+                self.message_numbered(&tenant, id).map(|at| self.messages[&at].fingerprint);
+            let first = *seen.entry((tenant, id)).or_insert(stored.unwrap_or(new.fingerprint()));
+            (first != new.fingerprint()).then(|| id.to_owned())
+        })
+    }
+
+    /// Deletes bodies and deliveries of messages that were published before the horizon and whose deliveries
+    /// ended before it. A dead delivery has not ended: an operator has to decide about it. The ids stay as
+    /// long as the keys of the source that keeps keys longest.
+    pub(super) fn prune_messages(&mut self, horizon: &Horizon) {
+        let before = horizon.events_before;
         let needed = |at: MessageNumber| {
             self.deliveries_of(at).any(|delivery| {
                 let over = match delivery.phase {
@@ -572,8 +602,13 @@ impl Model {
         };
         let old = self.messages.iter().filter(|(_, message)| message.created_at < before);
         let gone: Vec<MessageNumber> = old.map(|(at, _)| *at).filter(|at| !needed(*at)).collect();
-        self.messages.retain(|at, _| !gone.contains(at));
         self.deliveries.retain(|_, delivery| !gone.contains(&delivery.message));
+        for at in gone {
+            self.messages.get_mut(&at).expect("a message that was just found").gone = true;
+        }
+        let keys_before = horizon.keys_before.iter().map(|(_, before)| *before).min();
+        let ids_before = keys_before.unwrap_or(before).min(before);
+        self.messages.retain(|_, message| !message.gone || message.created_at >= ids_before);
     }
 
     pub(super) fn message_numbered(&self, tenant: &Tenant, id: &str) -> Option<MessageNumber> {

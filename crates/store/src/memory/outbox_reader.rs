@@ -1,5 +1,6 @@
 //! Queries of messages, endpoints and deliveries: everything here only reads.
 
+use bytes::Bytes;
 use hapax_core::Tenant;
 use hapax_core::delivery::{
     DeliveryId, DeliveryPhase, DeliveryStatus, EndpointStanding, MessageStatus,
@@ -36,8 +37,8 @@ impl InspectOutbox for MemoryStore {
 
     async fn messages(&self, filter: MessageFilter) -> Result<Page<MessageSummary>, StoreError> {
         let model = self.model();
-        let summaries =
-            model.messages.iter().rev().map(|(at, one)| (*at, model.message_summary(*at, one)));
+        let there = model.messages.iter().rev().filter(|(_, one)| !one.gone);
+        let summaries = there.map(|(at, one)| (*at, model.message_summary(*at, one)));
         let fitting = summaries.filter(|(_, summary)| message_fits(&filter, summary));
         Ok(page(fitting, filter.before, filter.limit))
     }
@@ -93,7 +94,10 @@ impl Model {
         let deliveries = self.deliveries_of(at).map(|delivery| self.delivery_detail(delivery));
         MessageDetail {
             summary: self.message_summary(at, message),
-            body: message.body(Payload::Fat).into(),
+            body: match message.gone {
+                true => Bytes::new(),
+                false => message.body(Payload::Fat).into(),
+            },
             deliveries: deliveries.collect(),
         }
     }

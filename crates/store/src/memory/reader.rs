@@ -38,7 +38,8 @@ impl Model {
     fn detail(&self, at: EventNumber) -> EventDetail {
         let mut jobs: Vec<_> = self.jobs_of(at).map(|job| self.job_detail(job)).collect();
         jobs.sort_by(|a, b| a.handler.cmp(&b.handler));
-        let published = self.messages.values().filter(|message| message.event == Some(at));
+        let published =
+            self.messages.values().filter(|message| message.event == Some(at) && !message.gone);
         let mut messages: Vec<MessageNote> = published
             .map(|message| MessageNote {
                 id: message.id.clone(),

@@ -296,12 +296,16 @@ impl Model {
             self.overtaken_at_work(at, now);
             return Held::Lost;
         }
+        let (event, tenant) = (self.jobs[&at].event, self.jobs[&at].tenant.clone());
+        if let Some(id) = self.id_in_conflict(&tenant, &publish) {
+            let error = format!("the message id {id} was used before, for other content");
+            return self.failed(at, error, Retry::Schedule, now);
+        }
         let job = self.job_mut(at);
         job.note("done", Some(now), None);
         job.result = result.map(|text| shortened(&text, RESULT_CHARS_MAX));
         job.error = None;
         job.forced = false;
-        let (event, tenant) = (job.event, job.tenant.clone());
         for message in publish {
             self.publish(Some(event), &tenant, message, now);
         }

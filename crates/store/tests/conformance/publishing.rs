@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hapax_core::Tenant;
 use hapax_core::delivery::{DeliveryStatus, MessageStatus};
 use hapax_core::endpoint::{EndpointId, EndpointSettings};
-use hapax_core::job::Retry;
+use hapax_core::job::{Phase, Retry};
 use hapax_core::message::Payload;
 use hapax_core::store::{
     AttemptVerdict, Held, NewMessage, Outcome, Published, PublishedMessage, Settlement,
@@ -375,4 +375,60 @@ pub(crate) async fn a_message_with_an_open_or_dead_delivery_is_not_pruned<S: Sen
     prune().await;
     assert!(world.all_deliveries().await.is_empty());
     assert!(!world.endpoint(active).await.settings.url.is_empty(), "endpoints stay");
+}
+
+pub(crate) async fn a_job_that_publishes_other_content_under_a_used_id_fails<S: Sending>(
+    world: World<S>,
+) {
+    // A handler reuses an id by mistake: nothing may be dropped in silence, and nothing published in part.
+    world.add(settings()).await;
+    world.announce([spec("fee")]).await;
+    world.send(message("used")).await;
+    let other = |id: &str| NewMessage { data: json("2"), ..message(id) };
+    let lists = [
+        vec![message("m1"), other("used")],
+        vec![message("m1"), other("m1")],
+        vec![message("m1"), message("used")],
+    ];
+    for (n, publish) in lists.into_iter().enumerate() {
+        let event = format!("evt_{n}");
+        world.accept(&event, &[job("fee")]).await;
+        let claim = world.claim_one("fee").await;
+        let outcome = Outcome::Done { result: None, publish, answer: None };
+        assert_eq!(world.settle(&claim, outcome).await, Settlement::Recorded);
+        let is_done = world.job(&event, "fee").await.phase == Phase::Done;
+        assert_eq!(is_done, n == 2, "only the last list has no conflict");
+        if n < 2 {
+            let error = world.job(&event, "fee").await.error.expect("a reason");
+            assert!(error.contains(["used", "m1"][n]), "{error}");
+            assert!(world.store.message("m1", None).await.expect("reads").is_empty());
+        }
+    }
+    assert_eq!(world.deliver_all().await, ["m1", "used"]);
+}
+
+pub(crate) async fn the_id_of_a_pruned_message_is_known_as_long_as_keys_are<S: Sending>(
+    world: World<S>,
+) {
+    // A publisher that retries after a month must not send a second time.
+    world.add(settings()).await;
+    world.send(message("m1")).await;
+    assert_eq!(world.deliver_all().await, ["m1"]);
+    world.pass(1_000);
+    let prune = async |keys: i64| {
+        let source = hapax_core::SourceName::new("shop");
+        let keys_before = vec![(source, crate::harness::after(keys))];
+        let events_before = crate::harness::after(500);
+        let horizon = hapax_core::store::Horizon { events_before, keys_before };
+        while world.store.prune(horizon.clone(), 2).await.expect("prunes") {}
+    };
+    prune(-500).await;
+    assert!(world.all_deliveries().await.is_empty(), "its history is gone");
+    let known = PublishedMessage { id: "m1".to_owned(), deliveries: 1 };
+    assert_eq!(world.publish(message("m1")).await, Published::Duplicate(known));
+    let other = NewMessage { data: json("2"), ..message("m1") };
+    assert_eq!(world.publish(other.clone()).await, Published::Conflict { id: "m1".to_owned() });
+    assert_eq!(world.deliver_all().await, [""; 0]);
+    prune(500).await;
+    assert_eq!(world.send(other).await, 1, "the id is free");
 }
