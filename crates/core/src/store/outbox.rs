@@ -38,7 +38,8 @@ pub trait Outbox: Send + Sync + 'static {
     /// Outcomes are settled before expired leases are found, so a report at the end of a lease still counts.
     /// The schedule of a failed attempt is the endpoint's at that moment.
     ///
-    /// Claims go over the endpoints in turn, and each endpoint has at most `max_in_flight` claims at once,
+    /// An exchange may claim less than is due, so that it delays no other commit for long; `next_due` then
+    /// names a time that has come. Claims go over the endpoints in turn, and each endpoint has at most `max_in_flight` claims at once,
     /// over all nodes. Disabled and deleted endpoints are skipped, and endpoints with a sealed value whose
     /// key is not in `ask.vault_keys`. Expired leases are found here, also those of disabled and deleted
     /// endpoints: the attempt is lost and uses no step of the schedule. Each claim commits attempt + 1 and a new fence before this returns. On SQLite a

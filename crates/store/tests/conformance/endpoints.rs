@@ -343,7 +343,7 @@ pub(crate) async fn an_endpoint_is_served_only_by_nodes_that_hold_its_keys<S: Se
         vault_keys: keys.iter().map(|key| key_id(*key)).collect(),
         ..ask(ALL)
     };
-    let take = async |keys: &[u8]| world.exchange(Vec::new(), holding(keys)).await.claims;
+    let take = async |keys: &[u8]| world.exchange_all(Vec::new(), holding(keys)).await.claims;
     assert!(take(&[]).await.is_empty());
     assert!(take(&[3]).await.is_empty());
     assert_eq!(claimed(&take(&[1]).await), ["ours"]);

@@ -205,8 +205,35 @@ impl<S: Sending> World<S> {
         exchanged
     }
 
+    /// Claims up to `limit` deliveries. A store may return before it has claimed all that is due, so that a
+    /// long exchange delays no ack: with [`ALL`] this asks until nothing is left.
     pub(crate) async fn take(&self, limit: usize) -> Vec<DeliveryClaim> {
-        self.exchange(Vec::new(), ask(limit)).await.claims
+        self.exchange_all(Vec::new(), ask(limit)).await.claims
+    }
+
+    /// Settles, and claims up to the limit in as many exchanges as that takes.
+    pub(crate) async fn exchange_all(
+        &self,
+        outcomes: Vec<AttemptOutcome>,
+        ask: DeliveryAsk,
+    ) -> Exchanged {
+        let mut all = self.exchange(outcomes, ask.clone()).await;
+        let mut empty_in_a_row = 0;
+        // What stays due and is never claimed has an endpoint that takes no more: that ends the loop as well.
+        while empty_in_a_row < 8 {
+            let left = ask.limit - all.claims.len();
+            let now = self.clock.now();
+            let is_over = all.next_due.is_none_or(|due| due > now);
+            if left == 0 || is_over {
+                break;
+            }
+            let more = DeliveryAsk { limit: left, ..ask.clone() };
+            let Exchanged { claims, next_due, .. } = self.exchange(Vec::new(), more).await;
+            empty_in_a_row = if claims.is_empty() { empty_in_a_row + 1 } else { 0 };
+            all.claims.extend(claims);
+            all.next_due = next_due;
+        }
+        all
     }
 
     /// The one delivery that can be claimed now.

@@ -290,8 +290,10 @@ async fn perform<S: Sending>(world: &World<S>, story: &mut Story, act: Act) {
                 .collect();
             let outcomes =
                 reports.iter().map(|(claim, verdict)| outcome(claim, verdict.of_attempt()));
-            let limit = if story.mode == Mode::Certain { ALL } else { limit };
-            let exchanged = world.exchange(outcomes.collect(), ask(limit)).await;
+            let exchanged = match story.mode {
+                Mode::Certain => world.exchange_all(outcomes.collect(), ask(ALL)).await,
+                Mode::Any => world.exchange(outcomes.collect(), ask(limit)).await,
+            };
             for ((claim, verdict), held) in reports.iter().zip(exchanged.settled) {
                 story.reported(claim, *verdict, held);
             }
