@@ -4,6 +4,7 @@
 mod common;
 mod postgres;
 mod proxy;
+mod receivers;
 mod sqlite;
 #[path = "../support/mod.rs"]
 mod support;
