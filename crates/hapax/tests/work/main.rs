@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
+mod full_loop;
 mod handlers;
 mod order;
 mod refetch;
