@@ -1,8 +1,8 @@
 //! Tests any webhook endpoint, in any language, for exactly-once effects. It needs no server of Hapax.
 //!
 //! A [`Storm`] sends many concurrent copies of signed sample events, with late and forged ones among them,
-//! and checks law by law. [`plan`] decides what is sent, [`requests`] sends it, [`probe`] reads the effects,
-//! [`judge`] checks the laws and [`report`] writes the result. `hapax storm` is its command line; a test
+//! and checks law by law. `plan` decides what is sent, `requests` sends it, `probe` reads the effects,
+//! `judge` checks the laws and `report` writes the result. `hapax storm` is its command line; a test
 //! suite in Rust can run a storm itself.
 
 mod error;
