@@ -56,7 +56,7 @@ pub(crate) struct Measured {
 
 impl Measured {
     /// A request for each latency.
-    pub(super) fn new(
+    pub(crate) fn new(
         seconds: f64,
         cpu_seconds: f64,
         usage: Usage,
@@ -204,7 +204,7 @@ pub(super) fn check(body: &[u8], decision: Option<&[u8]>) -> anyhow::Result<()> 
     Ok(())
 }
 
-pub(super) fn us_since(began: Instant) -> u32 {
+pub(crate) fn us_since(began: Instant) -> u32 {
     u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX)
 }
 
@@ -219,7 +219,7 @@ pub(crate) async fn answer(
         let Some(head) = buffer.windows(4).position(|window| window == b"\r\n\r\n") else {
             continue;
         };
-        if !buffer.starts_with(b"HTTP/1.1 200 ") {
+        if !buffer.starts_with(b"HTTP/1.1 20") {
             bail!("answered {}", String::from_utf8_lossy(buffer));
         }
         let body = head + 4;
