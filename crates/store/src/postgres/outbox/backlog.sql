@@ -10,7 +10,10 @@ WITH RECURSIVE waiting (endpoint, first_due) AS (
         ORDER BY d.endpoint, d.due_at LIMIT 1) n
 ), standing AS (
     SELECT w.endpoint, w.first_due, e.disabled_at IS NOT NULL AS is_disabled
-    FROM waiting w JOIN hapax.endpoint e ON e.endpoint = w.endpoint
+    FROM waiting w CROSS JOIN LATERAL (
+        -- Its limit keeps this a probe of the index for each endpoint.
+        SELECT x.disabled_at, x.deleted_at FROM hapax.endpoint x
+        WHERE x.endpoint = w.endpoint LIMIT 1) e
     WHERE e.deleted_at IS NULL
 )
 SELECT
@@ -31,7 +34,9 @@ SELECT
     least(
         (SELECT min(s.first_due) FROM standing s WHERE NOT s.is_disabled),
         (SELECT min(l.due_at) FROM (
-            SELECT d.due_at FROM hapax.delivery d JOIN hapax.endpoint e ON e.endpoint = d.endpoint
+            SELECT d.due_at FROM hapax.delivery d CROSS JOIN LATERAL (
+                SELECT x.disabled_at, x.deleted_at FROM hapax.endpoint x
+                WHERE x.endpoint = d.endpoint LIMIT 1) e
             WHERE d.state = hapax.delivery_state('leased') AND e.disabled_at IS NULL
               AND e.deleted_at IS NULL
             ORDER BY d.due_at LIMIT 1) l))
