@@ -234,6 +234,10 @@ pub const ORPHANS_PER_COMMIT: usize = 500;
 /// that cannot be claimed now.
 pub const SENDER_PAUSE_MIN: Duration = Duration::from_millis(5);
 
+/// How often that pause doubles while exchanges claim nothing although something is due: up to 320 ms. A
+/// delivery is rarely later for it, and a store with many endpoints that cannot be called is left alone.
+pub const SENDER_PAUSE_DOUBLINGS: u32 = 6;
+
 /// The first pause after the store failed; it doubles with each failure in a row.
 pub const STORE_PAUSE: Duration = Duration::from_millis(100);
 

@@ -17,7 +17,7 @@ use hapax_core::Timestamp;
 use hapax_core::handler::HandlerKind;
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
-use hapax_core::store::EndpointFilter;
+use hapax_core::store::{EndpointFilter, StoreError};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
@@ -149,7 +149,8 @@ async fn serve_on<S: Database + Ledger>(
     let authorizer =
         Arc::new(Authorizer::new(admin_address.ip(), without_token(&config), tokens(&config)));
     let unfinished = TaskTracker::new();
-    let sending = sending(&*store, &config).await.inspect_err(|why| {
+    let sending = sending(&*store, &config).await.context("reading the endpoints")?;
+    let sending = sending.inspect_err(|why| {
         tracing::warn!("endpoints cannot be used and nothing is delivered: {why}");
     });
     let sender = match &sending {
@@ -322,15 +323,22 @@ async fn serve_on<S: Database + Ledger>(
 }
 
 /// The vault, the rules for addresses and the client of endpoints, or why endpoints cannot be used. The
-/// rest of the server runs in any case.
-async fn sending<S: Database>(store: &S, config: &Config) -> Result<Sending, String> {
-    let outbound = &config.settings.outbound;
+/// rest of the server runs in any case, unless the store cannot be read.
+async fn sending<S: Database>(
+    store: &S,
+    config: &Config,
+) -> Result<Result<Sending, String>, StoreError> {
     // A new key would open none of the secrets that are stored already.
     let any = EndpointFilter { limit: 1, ..EndpointFilter::default() };
-    let stored = store.endpoints(any).await.map_err(|error| error.to_string())?;
+    let stored = store.endpoints(any).await?;
+    Ok(sending_with(config, stored.items.is_empty()))
+}
+
+fn sending_with(config: &Config, may_create_key: bool) -> Result<Sending, String> {
+    let outbound = &config.settings.outbound;
     let vault = config
         .vault
-        .open(stored.items.is_empty())
+        .open(may_create_key)
         .map_err(|InvalidSetting { problem, hint }| format!("{problem}; {hint}"))?
         .ok_or(NO_VAULT_KEY)?;
     let proxy = outbound.proxy.as_deref().map(EgressProxy::parse).transpose();

@@ -12,7 +12,6 @@ mod verdict;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +32,8 @@ pub use courier::{Courier, Ping};
 
 use crate::ingress::Now;
 use crate::limits::{
-    EXCHANGE_CLAIMS_MAX, GAUGES_EVERY, ORPHANS_PER_COMMIT, POLL_EVERY, SENDER_PAUSE_MIN,
+    EXCHANGE_CLAIMS_MAX, GAUGES_EVERY, ORPHANS_PER_COMMIT, POLL_EVERY, SENDER_PAUSE_DOUBLINGS,
+    SENDER_PAUSE_MIN,
 };
 use crate::worker::Pause;
 
@@ -129,6 +129,9 @@ struct Round<S> {
     outcomes: Vec<AttemptOutcome>,
     /// What the last exchange left for later.
     later: Later,
+    /// How many exchanges in a row claimed nothing although something was due: its endpoints may be full,
+    /// or out of this node's reach.
+    fruitless: u32,
     pause: Pause,
     counts: Counts,
 }
@@ -150,6 +153,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             bytes: HashMap::new(),
             outcomes: Vec::new(),
             later: Later::More,
+            fruitless: 0,
             pause: Pause::default(),
             counts: Counts::new(),
         }
@@ -159,17 +163,25 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         self.sender.limits.in_flight_max.saturating_sub(self.in_flight.len())
     }
 
+    fn free_bytes(&self) -> usize {
+        let in_flight = self.bytes.values().sum();
+        self.sender.limits.in_flight_bytes_max.saturating_sub(in_flight)
+    }
+
+    /// Whether another attempt fits: a slot, and bytes.
+    fn has_room(&self) -> bool {
+        self.free_slots() > 0 && self.free_bytes() > 0
+    }
+
     /// Settles what has ended and claims what fits. If the store fails, the outcomes are kept for the next
     /// round.
     async fn exchange(&mut self, stop: &CancellationToken) {
-        let bytes_max = self.sender.limits.in_flight_bytes_max;
         let ask = DeliveryAsk {
-            limit: self.free_slots().min(EXCHANGE_CLAIMS_MAX),
-            bytes_max: bytes_max.saturating_sub(self.bytes.values().sum()),
+            limit: if self.has_room() { self.free_slots().min(EXCHANGE_CLAIMS_MAX) } else { 0 },
+            bytes_max: self.free_bytes(),
             node: Arc::clone(&self.sender.node),
             vault_keys: Arc::clone(&self.sender.vault_keys),
         };
-        let ask = if ask.bytes_max == 0 { DeliveryAsk { limit: 0, ..ask } } else { ask };
         let (limit, bytes_max) = (ask.limit, ask.bytes_max);
         match self.settle(ask).await {
             Ok(Exchanged { claims, next_due, .. }) => {
@@ -182,8 +194,13 @@ impl<S: Outbox + InspectOutbox> Round<S> {
                         Duration::try_from(wait).unwrap_or_default().min(POLL_EVERY)
                     })),
                 };
+                let is_fruitless = claims.is_empty() && self.later == Later::In(Duration::ZERO);
+                self.fruitless = if is_fruitless { self.fruitless.saturating_add(1) } else { 0 };
                 for claim in claims {
-                    self.begin(claim);
+                    match stop.is_cancelled() {
+                        false => self.begin(claim),
+                        true => self.give_back(&claim),
+                    }
                 }
             }
             Err(_logged) => {
@@ -194,12 +211,13 @@ impl<S: Outbox + InspectOutbox> Round<S> {
 
     /// Hands every outcome to the store, with this ask.
     async fn settle(&mut self, ask: DeliveryAsk) -> Result<Exchanged, StoreError> {
-        // The store may fail after it was asked, so the outcomes stay here until it answers.
-        match self.sender.store.exchange(self.outcomes.clone(), ask).await {
+        // The store may fail after it was asked, so the outcomes stay here until it answers. A commit takes
+        // a bounded number of them: acks beside it wait little.
+        let count = self.outcomes.len().min(EXCHANGE_CLAIMS_MAX);
+        match self.sender.store.exchange(self.outcomes[..count].to_vec(), ask).await {
             Ok(exchanged) => {
-                let outcomes = mem::take(&mut self.outcomes);
-                for (outcome, held) in outcomes.iter().zip(&exchanged.settled) {
-                    self.counts.count(outcome, *held);
+                for (outcome, held) in self.outcomes.drain(..count).zip(&exchanged.settled) {
+                    self.counts.count(&outcome, *held);
                 }
                 self.pause = Pause::default();
                 Ok(exchanged)
@@ -209,6 +227,16 @@ impl<S: Outbox + InspectOutbox> Round<S> {
                 Err(error)
             }
         }
+    }
+
+    /// Returns a claim that came after the stop: it was not begun, and does not count.
+    fn give_back(&mut self, claim: &DeliveryClaim) {
+        self.outcomes.push(AttemptOutcome {
+            delivery: claim.delivery,
+            fence: claim.fence,
+            took: Duration::ZERO,
+            verdict: AttemptVerdict::GivenBack,
+        });
     }
 
     fn begin(&mut self, claim: DeliveryClaim) {
@@ -226,18 +254,22 @@ impl<S: Outbox + InspectOutbox> Round<S> {
     /// Waits until another exchange is worth it: an attempt has ended, or there may be due deliveries and
     /// a slot for them.
     async fn wait(&mut self, stop: &CancellationToken) {
-        let asks = self.free_slots() > 0;
+        if !self.outcomes.is_empty() {
+            return self.collect();
+        }
+        let asks = self.has_room();
+        let pause_min = SENDER_PAUSE_MIN * (1 << self.fruitless.min(SENDER_PAUSE_DOUBLINGS));
         let wait = match self.later {
             Later::More if asks => return self.collect(),
             Later::More => POLL_EVERY,
-            Later::In(wait) => wait.max(SENDER_PAUSE_MIN),
+            Later::In(wait) => wait.max(pause_min),
         };
         let began = Instant::now();
         let sender = Arc::clone(&self.sender);
         let hint = async {
             sender.store.wait_for_deliveries(wait).await;
             // A hint may be for deliveries that cannot be claimed now.
-            sleep_until(began + SENDER_PAUSE_MIN).await;
+            sleep_until(began + pause_min).await;
         };
         tokio::select! {
             ended = self.in_flight.join_next_with_id(), if !self.in_flight.is_empty() => {

@@ -27,12 +27,13 @@ use crate::api::{
 /// `POST /api/v1/messages`.
 pub(super) async fn publish<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
     IdempotencyKey(key): IdempotencyKey,
     JsonBody(asked): JsonBody<PublishRequest>,
 ) -> Result<Accepted<Published>, Problem> {
     let mut message = NewMessage::from(asked);
     if message.id.is_none() {
-        message.id = key.map(|key| id_of(&key));
+        message.id = key.map(|key| id_of(caller.who(), &key));
     }
     if let Some(fault) = message.fault() {
         return Err(Problem::bad_request(&fault));
@@ -47,9 +48,11 @@ pub(super) async fn publish<S: AdminStore>(
     }
 }
 
-/// The id of a message that is published under an Idempotency-Key: the same key gives the same id.
-fn id_of(key: &str) -> String {
-    format!("msg_{:?}", KeyHash::of(b"idempotency key of a message", [key.as_bytes()]))
+/// The id of a message that is published under an Idempotency-Key: the same key of the same token gives the
+/// same id.
+fn id_of(who: &str, key: &str) -> String {
+    let parts = [who, key].map(str::as_bytes);
+    format!("msg_{:?}", KeyHash::of(b"idempotency key of a message", parts))
 }
 
 /// `GET /api/v1/messages`.
