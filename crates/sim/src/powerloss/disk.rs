@@ -152,6 +152,10 @@ impl Disk {
                     let node = self.live.get(from).copied();
                     self.name(vec![(from.clone(), None), (to.clone(), node)]);
                 }
+                DiskStep::Link(from, to) => {
+                    let node = self.live.get(from).copied();
+                    self.name(vec![(to.clone(), node)]);
+                }
                 DiskStep::Write { path, offset, bytes } => {
                     let kind = ChangeKind::Bytes { offset: *offset, bytes: bytes.clone() };
                     self.change(step, path, kind);

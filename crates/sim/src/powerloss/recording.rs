@@ -24,6 +24,8 @@ pub enum DiskStep {
     Remove(PathBuf),
     /// A file or directory was renamed.
     Rename(PathBuf, PathBuf),
+    /// A file got a second name.
+    Link(PathBuf, PathBuf),
     /// A write began.
     Write {
         /// The file.
@@ -146,9 +148,9 @@ impl<'a> Reader<'a> {
                 DiskStep::Resize { path: self.mine(call.path(0))?, size: call.number(1) }
             }
             "fsync" | "fdatasync" => DiskStep::Sync(self.mine(call.path(0))?),
-            "writev" | "pwritev" | "pwritev2" | "truncate" | "fallocate" | "link" | "linkat"
-            | "copy_file_range" | "sync_file_range" | "msync" | "renameat" | "renameat2"
-            | "mkdirat" | "rmdir" | "creat" => {
+            "writev" | "pwritev" | "pwritev2" | "truncate" | "fallocate" | "copy_file_range"
+            | "sync_file_range" | "msync" | "renameat" | "renameat2" | "mkdirat" | "rmdir"
+            | "creat" => {
                 let mine = call.args.iter().any(|arg| {
                     decoded(arg).is_some_and(|path| self.mine(Some(path.into())).is_some())
                 });
@@ -189,14 +191,21 @@ impl<'a> Reader<'a> {
             "mkdir" => self.mine(call.path(0)).map(DiskStep::CreateDir),
             "unlink" => self.mine(call.path(0)).map(DiskStep::Remove),
             "unlinkat" => self.mine(call.path(1)).map(DiskStep::Remove),
-            "rename" => match (self.mine(call.path(0)), self.mine(call.path(1))) {
-                (Some(from), Some(to)) => Some(DiskStep::Rename(from, to)),
-                (None, None) => None,
-                (_, _) => panic!("a name left the recorded directory"),
-            },
+            "rename" => self.both(call, [0, 1]).map(|(from, to)| DiskStep::Rename(from, to)),
+            "link" => self.both(call, [0, 1]).map(|(from, to)| DiskStep::Link(from, to)),
+            "linkat" => self.both(call, [1, 3]).map(|(from, to)| DiskStep::Link(from, to)),
             _ => None,
         };
         self.recording.steps.extend(step);
+    }
+
+    /// The two paths of a call, if they are recorded.
+    fn both(&self, call: &Call<'_>, at: [usize; 2]) -> Option<(PathBuf, PathBuf)> {
+        match at.map(|at| self.mine(call.path(at))) {
+            [Some(from), Some(to)] => Some((from, to)),
+            [None, None] => None,
+            [_, _] => panic!("a name left the recorded directory"),
+        }
     }
 
     /// The path if it is recorded. The mapped index of the log is not: it is rebuilt from the log.
