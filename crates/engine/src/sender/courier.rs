@@ -11,7 +11,7 @@ use hapax_core::endpoint_secret::EndpointSecrets;
 use hapax_core::store::{AttemptVerdict, DeliveryClaim, DeliveryTarget};
 use hapax_core::vault::{KeyId, SealContext, Vault};
 use hapax_core::{Timestamp, failpoint};
-use http::header::{CONTENT_TYPE, USER_AGENT};
+use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
@@ -23,9 +23,6 @@ const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-
-/// How Hapax names itself to endpoints.
-const AGENT: HeaderValue = HeaderValue::from_static(concat!("hapax/", env!("CARGO_PKG_VERSION")));
 
 /// Signs and posts. The only holder of the client for endpoints and of the vault that opens their secrets.
 #[derive(Debug)]
@@ -125,7 +122,6 @@ impl Courier {
         if let Some(sealed) = custom {
             self.custom_headers(target, &id, sealed)?.add_to(&mut headers);
         }
-        headers.entry(USER_AGENT).or_insert(AGENT);
         Ok((url, headers))
     }
 

@@ -25,7 +25,7 @@ const DATA_BYTES: usize = 1024;
 
 const ID_DIGITS: usize = 20;
 
-/// A handler whose jobs nobody claims.
+/// A handler whose jobs no worker claims.
 const ONE_JOB: &str = "\n[sources.stripe.handlers.ship]\npull = true\n";
 
 /// What is published, and what the floor sends.

@@ -1,4 +1,4 @@
-//! The endpoint of somebody else, which deliveries are posted to. It records every request as it came, and
+//! A customer's endpoint, which deliveries are posted to. It records every request as it came, and
 //! answers as the test says. It outlives the servers that call it.
 
 use std::collections::BTreeMap;
