@@ -23,7 +23,7 @@ use crate::stored_answer;
 impl Ledger for SqliteStore {
     async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
         self.writer
-            .ride(0, move |writer| {
+            .run_batched(0, move |writer| {
                 let reservation = reserve(&writer.conn, ask, writer.now())?;
                 Ok(match reservation {
                     Reservation::Fresh(_) => BatchResult::wrote(reservation),
@@ -42,7 +42,7 @@ impl Ledger for SqliteStore {
     async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
         let (reserved, answer) = (reserved.clone(), answer.clone());
         self.writer
-            .ride(answer.body.len(), move |writer| {
+            .run_batched(answer.body.len(), move |writer| {
                 let not_kept = StoredAnswer::not_kept();
                 let fits = match reserved.quota {
                     Some(quota) => {
@@ -64,7 +64,7 @@ impl Ledger for SqliteStore {
     async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
         let reserved = reserved.clone();
         self.writer
-            .ride(0, move |writer| Ok(BatchResult::wrote(abandon(&writer.conn, &reserved)?)))
+            .run_batched(0, move |writer| Ok(BatchResult::wrote(abandon(&writer.conn, &reserved)?)))
             .await
     }
 }

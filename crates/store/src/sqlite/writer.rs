@@ -117,7 +117,7 @@ impl<T> BatchResult<T> {
 enum Command {
     Ingest(Ingest, Answer<Vec<Verdict>>),
     /// An act that shares the batch's transaction, and how many bytes it brings.
-    Ride(usize, BatchedAct),
+    Batched(usize, BatchedAct),
     Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
     FlushCopies,
     /// A closure with its own transactions. It answers its caller itself, also when it is refused.
@@ -201,14 +201,14 @@ impl WriterHandle {
 
     /// Runs `act` in the transaction of the next batch, and answers once that is committed. `act`
     /// must neither commit nor roll back. Dropping the future does not undo it.
-    pub(super) async fn ride<T: Send + 'static>(
+    pub(super) async fn run_batched<T: Send + 'static>(
         &self,
         bytes: usize,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.demand.fetch_add(1, Ordering::Relaxed);
         let (answer, done) = oneshot::channel();
-        let rider: BatchedAct = Box::new(move |writer| match writer.map(act) {
+        let batched: BatchedAct = Box::new(move |writer| match writer.map(act) {
             Ok(Ok(BatchResult { value, wrote, bytes, kind })) => {
                 let answerer: Answerer = Box::new(move |ended: Result<(), StoreError>| {
                     let _ = answer.send(ended.map(|()| value));
@@ -224,7 +224,7 @@ impl WriterHandle {
                 Ok(BatchResult::only_looked(Box::new(|_| {})))
             }
         });
-        self.send(Command::Ride(bytes, rider))?;
+        self.send(Command::Batched(bytes, batched))?;
         done.await.unwrap_or(Err(StoreError::Closed))
     }
 
@@ -348,7 +348,7 @@ pub(super) struct Writer {
 #[derive(Default)]
 struct Batch {
     answers: Vec<(Answer<Vec<Verdict>>, Vec<Verdict>)>,
-    riders: Vec<Answerer>,
+    answerers: Vec<Answerer>,
     recent: Vec<(KeyHash, Recent)>,
     copies: Vec<(i64, ArrivalInfo)>,
     receipts: usize,
@@ -364,11 +364,11 @@ struct Batch {
 impl Batch {
     /// Whether the batch's transaction has not begun.
     fn is_empty(&self) -> bool {
-        self.answers.is_empty() && self.riders.is_empty()
+        self.answers.is_empty() && self.answerers.is_empty()
     }
 
     fn is_full(&self) -> bool {
-        self.receipts + self.riders.len() >= BATCH_RECEIPTS_MAX || self.bytes >= BATCH_BYTES_MAX
+        self.receipts + self.answerers.len() >= BATCH_RECEIPTS_MAX || self.bytes >= BATCH_BYTES_MAX
     }
 
     fn fail(self, error: &rusqlite::Error) {
@@ -376,7 +376,7 @@ impl Batch {
         for (answer, _) in self.answers {
             let _ = answer.send(Err(why.clone()));
         }
-        for answerer in self.riders {
+        for answerer in self.answerers {
             answerer(Err(why.clone()));
         }
     }
@@ -558,7 +558,7 @@ impl Writer {
         while let Some(command) = next {
             match command {
                 Command::Ingest(ingest, answer) => self.take(batch, ingest, answer)?,
-                Command::Ride(bytes, rider) => self.ride(batch, bytes, rider)?,
+                Command::Batched(bytes, batched) => self.run_in_batch(batch, bytes, batched)?,
                 Command::Find(keys, answer) => {
                     let found: Result<Vec<_>, _> =
                         keys.iter().map(|key| self.index.find(&self.conn, key)).collect();
@@ -624,16 +624,21 @@ impl Writer {
     }
 
     /// Runs an act within the batch's transaction.
-    fn ride(&mut self, batch: &mut Batch, bytes: usize, rider: BatchedAct) -> rusqlite::Result<()> {
+    fn run_in_batch(
+        &mut self,
+        batch: &mut Batch,
+        bytes: usize,
+        batched: BatchedAct,
+    ) -> rusqlite::Result<()> {
         if let Err(error) = self.begin(batch) {
-            let _ = rider(Err(unavailable(&error)));
+            let _ = batched(Err(unavailable(&error)));
             return Err(error);
         }
-        let BatchResult { value: answerer, wrote, bytes: held, kind } = rider(Ok(self))?;
+        let BatchResult { value: answerer, wrote, bytes: held, kind } = batched(Ok(self))?;
         if wrote && !batch.kinds.contains(&kind) {
             batch.kinds.push(kind);
         }
-        batch.riders.push(answerer);
+        batch.answerers.push(answerer);
         batch.bytes += bytes + held;
         batch.wrote |= wrote;
         Ok(())
@@ -708,7 +713,7 @@ impl Writer {
         for (answer, verdicts) in batch.answers {
             let _ = answer.send(Ok(verdicts));
         }
-        for answerer in batch.riders {
+        for answerer in batch.answerers {
             answerer(Ok(()));
         }
         Ok(())
@@ -928,7 +933,7 @@ fn refuse(command: Command, why: &StoreError) {
     match command {
         Command::Ingest(_, answer) => drop(answer.send(Err(why.clone()))),
         Command::Find(_, answer) => drop(answer.send(Err(why.clone()))),
-        Command::Ride(_, rider) => drop(rider(Err(why.clone()))),
+        Command::Batched(_, batched) => drop(batched(Err(why.clone()))),
         Command::Slice(slice) => drop(slice(Err(why.clone()))),
         Command::FlushCopies => {}
         Command::Close(closed) => drop(closed.send(())),

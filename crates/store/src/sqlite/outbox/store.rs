@@ -22,7 +22,7 @@ impl Outbox for SqliteStore {
     async fn publish(&self, message: NewMessage) -> Result<Published, StoreError> {
         let bytes = message.data.as_str().len();
         self.writer
-            .ride(bytes, move |writer| {
+            .run_batched(bytes, move |writer| {
                 let now = writer.now();
                 let tenant = Tenant::new(DEFAULT_TENANT);
                 let of = For { tenant: &tenant, event: None };
@@ -38,7 +38,7 @@ impl Outbox for SqliteStore {
         ask: DeliveryAsk,
     ) -> Result<Exchanged, StoreError> {
         self.writer
-            .ride(0, move |writer| {
+            .run_batched(0, move |writer| {
                 let now = writer.now();
                 let (exchanged, bytes) =
                     writer.outbox.exchange(&writer.conn, &outcomes, &ask, now)?;
