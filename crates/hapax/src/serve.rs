@@ -182,7 +182,7 @@ async fn serve_on<S: Database + Ledger>(
             log: Some(config.settings.data_dir.join("hapax.db-wal")),
             now: Arc::clone(&now),
         },
-        alerts::Rules::of(&config),
+        alerts::AlertRules::of(&config),
     ));
     let router = admin::router(Admin {
         store: Arc::clone(&store),
@@ -677,7 +677,7 @@ impl<S: Database + Ledger> Reloadable<S> {
         }
         self.workers.reload(lanes(&newer));
         self.janitor.reload(retention(&newer));
-        self.watch.reload(alerts::Rules::of(&newer));
+        self.watch.reload(alerts::AlertRules::of(&newer));
         self.authorizer.reload(without_token(&newer), tokens(&newer));
         if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
         {

@@ -25,7 +25,7 @@ use tower::ServiceExt as _;
 use uuid::Uuid;
 
 use super::{Admin, Authorizer, WithoutToken, router};
-use crate::alerts::{AlertMonitor, Inputs, Rules};
+use crate::alerts::{AlertMonitor, Inputs, AlertRules};
 use crate::config::Permission;
 
 /// Events with their jobs, and what was asked.
@@ -571,7 +571,7 @@ fn server(events: Vec<EventDetail>) -> Server {
                 log: None,
                 now: Arc::new(noon),
             },
-            Rules::default(),
+            AlertRules::default(),
         )),
         refetch: Arc::new(|_, claims| {
             let plain = |claim| Pulled { claim, current: None };

@@ -35,14 +35,14 @@ const ROUND_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 
 /// The part of the configuration that alerts depend on. A reload replaces it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Rules {
+pub(crate) struct AlertRules {
     pub(crate) alerts: Alerts,
     pub(crate) secrets: Vec<SecretEnds>,
     /// The SQL of the handlers.
     pub(crate) statements: Statements,
 }
 
-impl Rules {
+impl AlertRules {
     /// The rules of this configuration.
     pub(crate) fn of(config: &Config) -> Self {
         let secrets = config.sources.iter().map(|configured| SecretEnds {
@@ -97,7 +97,7 @@ pub(crate) struct AlertMonitor {
 }
 
 struct Kept {
-    rules: Rules,
+    rules: AlertRules,
     history: History,
     /// The state of each handler's jobs, from the last successful query.
     lanes: Vec<LaneState>,
@@ -110,7 +110,7 @@ struct Kept {
 
 impl AlertMonitor {
     /// No alert is active, and all counters are zero.
-    pub(crate) fn new(inputs: Inputs, rules: Rules) -> Self {
+    pub(crate) fn new(inputs: Inputs, rules: AlertRules) -> Self {
         let history = History::new((inputs.now)());
         let kept = Kept {
             rules,
@@ -125,7 +125,7 @@ impl AlertMonitor {
     }
 
     /// Replaces the rules after the configuration was reloaded.
-    pub(crate) fn reload(&self, rules: Rules) {
+    pub(crate) fn reload(&self, rules: AlertRules) {
         let mut kept = self.kept();
         kept.rules = rules;
         kept.unprepared = None;

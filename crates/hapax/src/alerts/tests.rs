@@ -269,7 +269,8 @@ async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
         log: None,
         now: Arc::new(move || at(clock.load(Ordering::SeqCst))),
     };
-    let rules = |until: Option<i64>| Rules { secrets: vec![ends(&[until])], ..Rules::default() };
+    let rules =
+        |until: Option<i64>| AlertRules { secrets: vec![ends(&[until])], ..AlertRules::default() };
     let watch = AlertMonitor::new(inputs, rules(Some(0)));
     let store = MemoryStore::new();
     let alerts = async |later: i64| {
@@ -285,7 +286,7 @@ async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
     watch.reload(rules(Some(0)));
     assert_eq!(alerts(40).await, [("secret_expiry", at(40))]);
     let off = Alerts { secret_expiry: None, ..Alerts::default() };
-    watch.reload(Rules { alerts: off, ..rules(Some(0)) });
+    watch.reload(AlertRules { alerts: off, ..rules(Some(0)) });
     assert_eq!(alerts(50).await, []);
 }
 

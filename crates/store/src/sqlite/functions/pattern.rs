@@ -14,20 +14,20 @@ const PATTERN_BYTES_MAX: usize = 50_000;
 pub(super) fn like(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<Option<bool>> {
     let pattern = tools.text(context.get_raw(0))?;
     bounded(pattern.as_deref())?;
-    let mut rules = Rules { any: Some('%'.into()), one: Some('_'.into()), escape: None };
+    let mut wildcards = Wildcards { any: Some('%'.into()), one: Some('_'.into()), escape: None };
     if context.len() == 3 {
         let Some(escape) = tools.text(context.get_raw(2))? else { return Ok(None) };
         let Some((char, [])) = read_char(until_nul(&escape)) else {
             return Err(error("ESCAPE expression must be a single character"));
         };
         // An escape that is a wildcard too is only an escape.
-        rules.any = rules.any.filter(|any| *any != char);
-        rules.one = rules.one.filter(|one| *one != char);
-        rules.escape = Some(char);
+        wildcards.any = wildcards.any.filter(|any| *any != char);
+        wildcards.one = wildcards.one.filter(|one| *one != char);
+        wildcards.escape = Some(char);
     }
     let text = tools.text(context.get_raw(1))?;
     let (Some(pattern), Some(text)) = (pattern, text) else { return Ok(None) };
-    let parts = parse_like(until_nul(&pattern), &rules);
+    let parts = parse_like(until_nul(&pattern), &wildcards);
     matches(&parts, until_nul(&text), Case::Ignored, &mut tools.work()).map(Some)
 }
 
@@ -50,7 +50,7 @@ fn bounded(pattern: Option<&[u8]>) -> rusqlite::Result<()> {
     }
 }
 
-struct Rules {
+struct Wildcards {
     any: Option<u32>,
     one: Option<u32>,
     escape: Option<u32>,
@@ -77,14 +77,14 @@ struct CharacterSet {
     ranges: Vec<(u32, u32)>,
 }
 
-fn parse_like(mut pattern: &[u8], rules: &Rules) -> Vec<Part> {
+fn parse_like(mut pattern: &[u8], wildcards: &Wildcards) -> Vec<Part> {
     let mut parts = Vec::new();
     while let Some((char, rest)) = read_char(pattern) {
         pattern = rest;
         let char = Some(char);
-        parts.push(if char == rules.any {
+        parts.push(if char == wildcards.any {
             Part::Any
-        } else if char == rules.escape {
+        } else if char == wildcards.escape {
             match read_char(pattern) {
                 Some((escaped, rest)) => {
                     pattern = rest;
@@ -92,7 +92,7 @@ fn parse_like(mut pattern: &[u8], rules: &Rules) -> Vec<Part> {
                 }
                 None => Part::Never,
             }
-        } else if char == rules.one {
+        } else if char == wildcards.one {
             Part::One
         } else {
             char.map_or(Part::Never, Part::Char)
