@@ -28,7 +28,7 @@ pub const BODY_BYTES_DEFAULT: usize = 1 << 20;
 #[derive(Debug, Clone)]
 pub struct Rules {
     pub(crate) realm: String,
-    pub(crate) required: Vec<Route>,
+    pub(crate) required: Vec<RoutePattern>,
     /// `None`: by the Authorization header; requests without one share one caller.
     pub(crate) principal: Option<Principal>,
     pub(crate) ttl: Duration,
@@ -65,7 +65,7 @@ impl Rules {
     }
 
     /// The routes that require a key. On other routes a key is honoured if the client sends one.
-    pub fn required(self, routes: impl IntoIterator<Item = Route>) -> Self {
+    pub fn required(self, routes: impl IntoIterator<Item = RoutePattern>) -> Self {
         Self { required: routes.into_iter().collect(), ..self }
     }
 
@@ -136,7 +136,7 @@ impl Rules {
 /// A pattern for requests of one method: `POST /charges`, `POST /accounts/*/charges`, `POST /v1/*`. A `*` in
 /// the middle matches one whole segment, at the end anything.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Route {
+pub struct RoutePattern {
     method: Method,
     /// The segments, decoded and in lower case, without a final `*`.
     segments: Vec<Segment>,
@@ -158,7 +158,7 @@ enum End {
 
 /// Why a text is not a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum RouteError {
+pub enum RoutePatternError {
     /// Not two words.
     #[error("a route is a method and a path, like \"POST /charges\"")]
     Shape,
@@ -184,29 +184,30 @@ pub enum RouteError {
     Path,
 }
 
-impl Route {
+impl RoutePattern {
     /// Parses a route.
-    pub fn parse(text: &str) -> Result<Self, RouteError> {
-        let (method, path) = text.trim().split_once(' ').ok_or(RouteError::Shape)?;
+    pub fn parse(text: &str) -> Result<Self, RoutePatternError> {
+        let (method, path) = text.trim().split_once(' ').ok_or(RoutePatternError::Shape)?;
         let path = path.trim_start();
         if path.contains(char::is_whitespace) {
-            return Err(RouteError::Shape);
+            return Err(RoutePatternError::Shape);
         }
         if method.is_empty() || !method.bytes().all(|byte| byte.is_ascii_uppercase()) {
-            return Err(RouteError::Method);
+            return Err(RoutePatternError::Method);
         }
-        let method = Method::from_bytes(method.as_bytes()).map_err(|_| RouteError::Method)?;
+        let method =
+            Method::from_bytes(method.as_bytes()).map_err(|_| RoutePatternError::Method)?;
         if changes_nothing(&method) {
-            return Err(RouteError::Safe);
+            return Err(RoutePatternError::Safe);
         }
         if !path.starts_with('/') {
-            return Err(RouteError::NoSlash);
+            return Err(RoutePatternError::NoSlash);
         }
         if path.contains(['?', '#']) {
-            return Err(RouteError::Query);
+            return Err(RoutePatternError::Query);
         }
         if path.contains("//") {
-            return Err(RouteError::Path);
+            return Err(RoutePatternError::Path);
         }
         let (path, end) = match path.strip_suffix('*') {
             Some(rest) => (rest, End::Open),
@@ -214,7 +215,7 @@ impl Route {
         };
         let segments = path.split('/').map(|segment| match segment {
             "*" => Ok(Segment::Any),
-            star if star.contains('*') => Err(RouteError::Star),
+            star if star.contains('*') => Err(RoutePatternError::Star),
             plain => exactly(plain).map(Segment::Exactly),
         });
         Ok(Self { method, segments: segments.collect::<Result<_, _>>()?, end })
@@ -256,11 +257,11 @@ impl Route {
 }
 
 /// A segment in normal form. A segment that normalising would change could never match and is refused.
-fn exactly(segment: &str) -> Result<String, RouteError> {
-    let path = Path::of(&format!("/{segment}")).map_err(|_| RouteError::Path)?;
+fn exactly(segment: &str) -> Result<String, RoutePatternError> {
+    let path = Path::of(&format!("/{segment}")).map_err(|_| RoutePatternError::Path)?;
     let text = &path.normal()[1..];
     let stays = text == &path.readings()[1][1..] && !text.contains('/');
-    stays.then(|| text.to_owned()).ok_or(RouteError::Path)
+    stays.then(|| text.to_owned()).ok_or(RoutePatternError::Path)
 }
 
 /// Most apps ignore a slash at the end.
@@ -268,7 +269,7 @@ fn without_last_slash(path: &str) -> &str {
     path.strip_suffix('/').filter(|shorter| !shorter.is_empty()).unwrap_or(path)
 }
 
-impl fmt::Debug for Route {
+impl fmt::Debug for RoutePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.method)?;
         for (at, segment) in self.segments.iter().enumerate() {
@@ -290,7 +291,7 @@ mod tests {
     use super::*;
 
     fn check(route: &str, path: &str, expected: bool) {
-        let route = Route::parse(route).unwrap();
+        let route = RoutePattern::parse(route).unwrap();
         assert_eq!(route.matches(&Method::POST, path), expected, "{route:?} and {path}");
         assert!(!route.matches(&Method::PUT, path), "{route:?} is for one method");
     }
@@ -342,19 +343,19 @@ mod tests {
 
     #[test]
     fn each_bad_route_has_its_error() {
-        let error = |text| Route::parse(text).unwrap_err();
-        assert_eq!(error("/charges"), RouteError::Shape);
-        assert_eq!(error("POST /a b"), RouteError::Shape);
-        assert_eq!(error("post /charges"), RouteError::Method);
-        assert_eq!(error("GET /charges"), RouteError::Safe);
-        assert_eq!(error("POST charges"), RouteError::NoSlash);
-        assert_eq!(error("POST /charges?dry=1"), RouteError::Query);
-        assert_eq!(error("POST /char*ges"), RouteError::Star);
-        assert_eq!(error("POST /a*/b"), RouteError::Star);
+        let error = |text| RoutePattern::parse(text).unwrap_err();
+        assert_eq!(error("/charges"), RoutePatternError::Shape);
+        assert_eq!(error("POST /a b"), RoutePatternError::Shape);
+        assert_eq!(error("post /charges"), RoutePatternError::Method);
+        assert_eq!(error("GET /charges"), RoutePatternError::Safe);
+        assert_eq!(error("POST charges"), RoutePatternError::NoSlash);
+        assert_eq!(error("POST /charges?dry=1"), RoutePatternError::Query);
+        assert_eq!(error("POST /char*ges"), RoutePatternError::Star);
+        assert_eq!(error("POST /a*/b"), RoutePatternError::Star);
         for never in
             ["POST /a/../b", "POST /a;b", "POST /a%2fb", "POST /a\\b", "POST /a%00", "POST //a"]
         {
-            assert_eq!(error(never), RouteError::Path, "{never}");
+            assert_eq!(error(never), RoutePatternError::Path, "{never}");
         }
     }
 }

@@ -43,7 +43,7 @@ use utoipa::openapi::OpenApi;
 use auth::RouteGuard;
 pub(crate) use auth::{Authorizer, WithoutToken};
 use problem::Problem;
-use routes::{Route, routes};
+use routes::{ApiRoute, routes};
 
 use crate::alerts::AlertMonitor;
 
@@ -111,7 +111,7 @@ pub(crate) struct Admin<S> {
 pub(crate) fn router<S: AdminStore>(admin: Admin<S>) -> Router {
     let admin = Arc::new(admin);
     let mut router = Router::new();
-    for Route { scope, path, to, .. } in routes::<S>() {
+    for ApiRoute { scope, path, to, .. } in routes::<S>() {
         let to = match scope {
             None => to,
             Some(scope) => to.route_layer(axum::middleware::from_fn_with_state(

@@ -18,7 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::auth::Scope;
 use super::extract::{IdempotencyKey, JsonBody, PathId, QueryParams};
 use super::problem::Problem;
-use super::routes::Route;
+use super::routes::ApiRoute;
 use super::{Accepted, Created, Document, Exposition, Text};
 use crate::api;
 
@@ -188,7 +188,7 @@ impl Answer for Document {
 }
 
 /// The document of these routes.
-pub(super) fn document<S>(routes: &[Route<S>]) -> OpenApi {
+pub(super) fn document<S>(routes: &[ApiRoute<S>]) -> OpenApi {
     let mut paths = Paths::new();
     let mut schemas = BTreeMap::new();
     for route in routes {

@@ -13,7 +13,7 @@ use super::{Admin, AdminStore, claims, endpoints, events, jobs, messages, replay
 
 /// All routes of the admin side.
 #[rustfmt::skip] // A line per route.
-pub(super) fn routes<S: AdminStore>() -> Vec<Route<S>> {
+pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
     use Scope::{Admin as Administer, Claim, Operate, Publish, Read};
     vec![
         open("/healthz", super::healthy, "Whether the process runs"),
@@ -61,7 +61,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<Route<S>> {
 }
 
 /// One route.
-pub(super) struct Route<S> {
+pub(super) struct ApiRoute<S> {
     /// `None`: no token needed.
     pub(super) scope: Option<Scope>,
     pub(super) method: Method,
@@ -74,7 +74,7 @@ pub(super) struct Route<S> {
 }
 
 /// A GET without a token.
-fn open<S, H, T>(path: &'static str, to: H, summary: &'static str) -> Route<S>
+fn open<S, H, T>(path: &'static str, to: H, summary: &'static str) -> ApiRoute<S>
 where
     S: AdminStore,
     H: Handler<T, Arc<Admin<S>>> + Described<T>,
@@ -83,7 +83,7 @@ where
     route(Method::GET, None, path, to, summary)
 }
 
-fn get<S, H, T>(scope: Scope, path: &'static str, to: H, summary: &'static str) -> Route<S>
+fn get<S, H, T>(scope: Scope, path: &'static str, to: H, summary: &'static str) -> ApiRoute<S>
 where
     S: AdminStore,
     H: Handler<T, Arc<Admin<S>>> + Described<T>,
@@ -92,7 +92,7 @@ where
     route(Method::GET, Some(scope), path, to, summary)
 }
 
-fn post<S, H, T>(scope: Scope, path: &'static str, to: H, summary: &'static str) -> Route<S>
+fn post<S, H, T>(scope: Scope, path: &'static str, to: H, summary: &'static str) -> ApiRoute<S>
 where
     S: AdminStore,
     H: Handler<T, Arc<Admin<S>>> + Described<T>,
@@ -107,7 +107,7 @@ fn route<S, H, T>(
     path: &'static str,
     to: H,
     summary: &'static str,
-) -> Route<S>
+) -> ApiRoute<S>
 where
     S: AdminStore,
     H: Handler<T, Arc<Admin<S>>> + Described<T>,
@@ -115,5 +115,5 @@ where
 {
     let filter = MethodFilter::try_from(method.clone()).expect("a method that routes can have");
     let to = MethodRouter::new().on(filter, to);
-    Route { scope, method, path, to, summary, describe: H::describe }
+    ApiRoute { scope, method, path, to, summary, describe: H::describe }
 }

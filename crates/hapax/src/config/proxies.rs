@@ -9,7 +9,7 @@ use hapax_core::json::{POINTERS_MAX, Pointer};
 use hapax_core::jwt::{JwtKeys, JwtKeysError};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Quota};
 use hapax_engine::Upstream;
-use hapax_layer::Route;
+use hapax_layer::RoutePattern;
 use hapax_layer::rules::{LEASE_DEFAULT, QUOTA_DEFAULT, TTL_DEFAULT};
 use http::{HeaderName, StatusCode};
 
@@ -29,7 +29,7 @@ pub(crate) struct Proxy {
     /// The app to which requests are forwarded.
     pub(crate) upstream: Upstream,
     /// Routes that need a key.
-    pub(crate) require_key: Vec<Route>,
+    pub(crate) require_key: Vec<RoutePattern>,
     /// How the caller that owns a key is identified.
     pub(crate) scope: Scope,
     /// How long an answer is kept.
@@ -264,7 +264,7 @@ impl ConfigReader<'_> {
         Some(upstream)
     }
 
-    fn require_key(&mut self, section: &Section<'_>) -> Option<Vec<Route>> {
+    fn require_key(&mut self, section: &Section<'_>) -> Option<Vec<RoutePattern>> {
         let Some(entry) = section.get("require_key") else { return Some(Vec::new()) };
         let routes = entry.list(&mut self.problems)?;
         if routes.len() > ROUTES_MAX {
@@ -420,8 +420,8 @@ fn scope(text: &str) -> Result<ScopeSetting, InvalidSetting> {
     }
 }
 
-fn route(text: &str) -> Result<Route, InvalidSetting> {
-    Route::parse(text).map_err(|error| {
+fn route(text: &str) -> Result<RoutePattern, InvalidSetting> {
+    RoutePattern::parse(text).map_err(|error| {
         InvalidSetting::new(
             format!("\"{text}\": {error}"),
             "write a method and a path: \"POST /charges\", \"POST /accounts/*/charges\"",

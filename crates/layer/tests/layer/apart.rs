@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use hapax_layer::{IdempotencyOutcome, JwtKeys, METHOD_OVERRIDES, Principal, Quota, Route, Rules};
+use hapax_layer::{
+    IdempotencyOutcome, JwtKeys, METHOD_OVERRIDES, Principal, Quota, RoutePattern, Rules,
+};
 use http::request::Parts;
 use http::{HeaderName, Method};
 
@@ -53,7 +55,7 @@ async fn every_spelling_of_a_path_is_one_path_for_its_keys() {
 
 #[tokio::test]
 async fn every_spelling_of_a_route_needs_its_key() {
-    let api = Api::counting(rules().required([Route::parse("POST /charges").unwrap()]));
+    let api = Api::counting(rules().required([RoutePattern::parse("POST /charges").unwrap()]));
     let keyless = || charge("").without("idempotency-key");
     let spellings =
         ["/charges", "//charges", "/Charges", "/charges;a", "/a/../charges", "/charges%2f"];

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hapax_core::json::Pointer;
-use hapax_layer::{IdempotencyOutcome, Route};
+use hapax_layer::{IdempotencyOutcome, RoutePattern};
 use http::{Method, StatusCode};
 use tokio::task::JoinSet;
 
@@ -74,7 +74,7 @@ async fn a_bad_key_is_refused_and_nothing_runs() {
 
 #[tokio::test]
 async fn requests_without_a_key_bypass_the_layer_unless_their_route_requires_one() {
-    let required = [Route::parse("POST /charges").unwrap()];
+    let required = [RoutePattern::parse("POST /charges").unwrap()];
     let api = Api::counting(rules().required(required));
     let heard = api.send(charge("").without("idempotency-key")).await;
     assert_eq!((heard.status, heard.problem().as_deref()), (400, Some("idempotency_key_missing")));

@@ -6,7 +6,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use bytes::Bytes;
 use hapax_core::ledger::Reserved;
-use hapax_layer::{Body, IdempotencyLayer, IdempotencyOutcome, Route};
+use hapax_layer::{Body, IdempotencyLayer, IdempotencyOutcome, RoutePattern};
 use hapax_store::MemoryStore;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -17,7 +17,7 @@ use crate::support::{Ask, Effects, Heard, charge, hear, rules};
 
 /// An app with one route that charges, one that fails, and one that only reads.
 fn app(effects: Effects) -> Router {
-    let required = [Route::parse("POST /charges").unwrap()];
+    let required = [RoutePattern::parse("POST /charges").unwrap()];
     let layer =
         IdempotencyLayer::new(Arc::new(MemoryStore::new()), Arc::new(rules().required(required)));
     let charged = effects.clone();
