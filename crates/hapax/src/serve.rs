@@ -37,7 +37,8 @@ use tower::ServiceExt as _;
 use crate::admin::{self, Admin, Authorizer, Sending, WithoutToken};
 use crate::alerts::{self, AlertMonitor, Inputs};
 use crate::config::{
-    self, Config, InvalidSetting, Keep, Mode, NO_VAULT_KEY, Permission, Role, Scope, ServiceUrl,
+    self, CallerIdentity, Config, InvalidSetting, Keep, Mode, NO_VAULT_KEY, Permission, Role,
+    ServiceUrl,
 };
 use crate::telemetry;
 
@@ -404,15 +405,17 @@ fn proxy_spec(config: &Config, proxy: &config::Proxy) -> ProxySpec {
         .fingerprint_ignore(proxy.fingerprint_ignore.clone())
         .body_max(config.settings.max_body_bytes);
     let rules = match &proxy.scope {
-        Scope::Default => rules,
-        Scope::Header(name) => rules.principal(Principal::Header(name.clone())),
-        Scope::Jwt(claim, keys) => rules.principal(Principal::Jwt {
+        CallerIdentity::Default => rules,
+        CallerIdentity::Header(name) => rules.principal(Principal::Header(name.clone())),
+        CallerIdentity::Jwt(claim, keys) => rules.principal(Principal::Jwt {
             claim: claim.clone(),
             keys: Arc::clone(keys),
             now: Arc::new(Timestamp::now),
         }),
-        Scope::UnverifiedJwt(claim) => rules.principal(Principal::UnverifiedJwt(claim.clone())),
-        Scope::Shared => rules.principal(Principal::Shared),
+        CallerIdentity::UnverifiedJwt(claim) => {
+            rules.principal(Principal::UnverifiedJwt(claim.clone()))
+        }
+        CallerIdentity::Shared => rules.principal(Principal::Shared),
     };
     ProxySpec {
         upstream: proxy.upstream.clone(),

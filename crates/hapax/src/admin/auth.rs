@@ -1,4 +1,4 @@
-//! Authorization of the admin side. Every route needs a [`Scope`]; every request has a [`Caller`], whose
+//! Authorization of the admin side. Every route needs a [`Access`]; every request has a [`Caller`], whose
 //! name is recorded with its actions.
 
 use std::net::IpAddr;
@@ -91,22 +91,22 @@ impl Authorizer {
         self.rules.store(Arc::new(AccessRules { without_token, tokens }));
     }
 
-    fn admit(&self, scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem> {
+    fn admit(&self, access: Access, headers: &HeaderMap) -> Result<Caller, Problem> {
         let rules = self.rules.load();
         let caller = match (headers.get(header::AUTHORIZATION), rules.without_token) {
             (Some(shown), _) => self.check(&rules.tokens, shown.as_bytes())?,
             (None, WithoutToken::Refused) => return Err(Problem::unauthorized()),
-            (None, WithoutToken::FromLoopback) => loopback_caller(scope, headers)?,
+            (None, WithoutToken::FromLoopback) => loopback_caller(access, headers)?,
         };
-        if caller.may(scope) {
+        if caller.may(access) {
             return Ok(caller);
         }
-        let lacks = match scope {
-            Scope::Read => "this token does not permit reading",
-            Scope::Operate => "this token does not permit operating",
-            Scope::Claim => "this token does not permit claiming",
-            Scope::Publish => "this token does not permit publishing",
-            Scope::Admin => "this token does not permit administration",
+        let lacks = match access {
+            Access::Read => "this token does not permit reading",
+            Access::Operate => "this token does not permit operating",
+            Access::Claim => "this token does not permit claiming",
+            Access::Publish => "this token does not permit publishing",
+            Access::Admin => "this token does not permit administration",
         };
         tracing::warn!(token = %caller.who, "refused a request with the token {}: {lacks}", caller.who);
         Err(Problem::forbidden(lacks))
@@ -140,9 +140,9 @@ impl Authorizer {
 /// The name that is recorded for actions without a token.
 const LOOPBACK: &str = "loopback";
 
-/// The permission that a route needs.
+/// The access that a route needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(super) enum Access {
     /// Reading.
     Read,
     /// Replaying, approving, rejecting, discarding.
@@ -156,8 +156,8 @@ pub(super) enum Scope {
     Admin,
 }
 
-impl Scope {
-    /// The scope as the OpenAPI document names it.
+impl Access {
+    /// The access as the OpenAPI document names it.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -168,7 +168,7 @@ impl Scope {
         }
     }
 
-    /// The permissions that include the scope, as [`Caller::may`] decides, in words.
+    /// The permissions that include the access, as [`Caller::may`] decides, in words.
     pub(super) fn allowed_by(self) -> &'static str {
         match self {
             Self::Read => "`read`, `payload`, `operate` or `admin`",
@@ -223,22 +223,24 @@ impl Caller {
         }
     }
 
-    fn may(&self, scope: Scope) -> bool {
-        self.has(|permission| match (scope, permission) {
+    fn may(&self, access: Access) -> bool {
+        self.has(|permission| match (access, permission) {
             (_, Permission::Admin) => true,
-            (Scope::Publish, Permission::Publish) => true,
-            (Scope::Publish, Permission::Read | Permission::Payload | Permission::Operate) => false,
-            (Scope::Publish, Permission::Claim { .. }) => false,
-            (Scope::Admin, Permission::Read | Permission::Payload | Permission::Operate) => false,
-            (Scope::Admin, Permission::Publish | Permission::Claim { .. }) => false,
-            (Scope::Read, Permission::Read | Permission::Payload | Permission::Operate) => true,
-            (Scope::Operate, Permission::Operate) => true,
-            (Scope::Claim, Permission::Claim { .. }) => true,
-            (Scope::Read, Permission::Publish | Permission::Claim { .. }) => false,
-            (Scope::Operate, Permission::Read | Permission::Payload) => false,
-            (Scope::Operate, Permission::Publish | Permission::Claim { .. }) => false,
-            (Scope::Claim, Permission::Read | Permission::Payload) => false,
-            (Scope::Claim, Permission::Operate | Permission::Publish) => false,
+            (Access::Publish, Permission::Publish) => true,
+            (Access::Publish, Permission::Read | Permission::Payload | Permission::Operate) => {
+                false
+            }
+            (Access::Publish, Permission::Claim { .. }) => false,
+            (Access::Admin, Permission::Read | Permission::Payload | Permission::Operate) => false,
+            (Access::Admin, Permission::Publish | Permission::Claim { .. }) => false,
+            (Access::Read, Permission::Read | Permission::Payload | Permission::Operate) => true,
+            (Access::Operate, Permission::Operate) => true,
+            (Access::Claim, Permission::Claim { .. }) => true,
+            (Access::Read, Permission::Publish | Permission::Claim { .. }) => false,
+            (Access::Operate, Permission::Read | Permission::Payload) => false,
+            (Access::Operate, Permission::Publish | Permission::Claim { .. }) => false,
+            (Access::Claim, Permission::Read | Permission::Payload) => false,
+            (Access::Claim, Permission::Operate | Permission::Publish) => false,
         })
     }
 
@@ -252,14 +254,16 @@ impl Caller {
 
 /// The caller without a token on an open admin side. A web page that uses DNS rebinding still sends its own
 /// host name, and a reverse proxy adds headers; both are refused.
-fn loopback_caller(scope: Scope, headers: &HeaderMap) -> Result<Caller, Problem> {
+fn loopback_caller(access: Access, headers: &HeaderMap) -> Result<Caller, Problem> {
     if headers.keys().any(|name| is_proxy_header(name.as_str())) {
         return Err(Problem::unauthorized());
     }
     check_host_is_loopback(headers)?;
-    match scope {
-        Scope::Read => {}
-        Scope::Operate | Scope::Claim | Scope::Publish | Scope::Admin => check_same_site(headers)?,
+    match access {
+        Access::Read => {}
+        Access::Operate | Access::Claim | Access::Publish | Access::Admin => {
+            check_same_site(headers)?
+        }
     }
     Ok(Caller { who: LOOPBACK.into(), may: Grants::Everything })
 }
@@ -326,12 +330,12 @@ fn check_same_site(headers: &HeaderMap) -> Result<(), Problem> {
 /// The state of [`authorize`] for one route.
 pub(super) struct RouteGuard<S> {
     pub(super) admin: Arc<Admin<S>>,
-    pub(super) scope: Scope,
+    pub(super) access: Access,
 }
 
 impl<S> Clone for RouteGuard<S> {
     fn clone(&self) -> Self {
-        Self { admin: Arc::clone(&self.admin), scope: self.scope }
+        Self { admin: Arc::clone(&self.admin), access: self.access }
     }
 }
 
@@ -348,7 +352,7 @@ pub(super) async fn authorize<S: AdminStore>(
     {
         request.headers_mut().insert(header::HOST, host);
     }
-    match guard.admin.authorizer.admit(guard.scope, request.headers()) {
+    match guard.admin.authorizer.admit(guard.access, request.headers()) {
         Ok(caller) => {
             // No id contains a NUL, and PostgreSQL refuses to compare text with one.
             let path_and_query = request.uri().path_and_query();
@@ -368,15 +372,15 @@ mod tests {
     use super::*;
 
     fn admits(authorizer: &Authorizer, lines: &[(&'static str, &str)]) -> bool {
-        may(authorizer, Scope::Read, lines)
+        may(authorizer, Access::Read, lines)
     }
 
-    fn may(authorizer: &Authorizer, scope: Scope, lines: &[(&'static str, &str)]) -> bool {
+    fn may(authorizer: &Authorizer, access: Access, lines: &[(&'static str, &str)]) -> bool {
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
             headers.append(*name, value.parse().expect("a header value"));
         }
-        authorizer.admit(scope, &headers).is_ok()
+        authorizer.admit(access, &headers).is_ok()
     }
 
     #[test]
@@ -412,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn each_scope_needs_its_own_permission() {
+    fn each_access_needs_its_own_permission() {
         let claim = Permission::Claim { source: "stripe".into(), handler: "fee".into() };
         let permissions = [
             ("admin", Permission::Admin, [true, true, true, true, true]),
@@ -427,8 +431,9 @@ mod tests {
             let tokens = [(name, &secret, &[permission][..])];
             let authorizer = Authorizer::new([127, 0, 0, 1].into(), WithoutToken::Refused, tokens);
             let shown = format!("Bearer {name}");
-            let scopes = [Scope::Read, Scope::Operate, Scope::Claim, Scope::Publish, Scope::Admin];
-            let found = scopes.map(|scope| may(&authorizer, scope, &[("authorization", &shown)]));
+            let kinds =
+                [Access::Read, Access::Operate, Access::Claim, Access::Publish, Access::Admin];
+            let found = kinds.map(|access| may(&authorizer, access, &[("authorization", &shown)]));
             assert_eq!(found, expected, "{name}");
         }
     }
@@ -451,8 +456,8 @@ mod tests {
         // A form on any page can be sent to 127.0.0.1 with a loopback Host header.
         let authorizer = Authorizer::new([127, 0, 0, 1].into(), WithoutToken::FromLoopback, []);
         let host = ("host", "127.0.0.1:8081");
-        let operate = |more: (&'static str, &str)| may(&authorizer, Scope::Operate, &[host, more]);
-        assert!(may(&authorizer, Scope::Operate, &[host]));
+        let operate = |more: (&'static str, &str)| may(&authorizer, Access::Operate, &[host, more]);
+        assert!(may(&authorizer, Access::Operate, &[host]));
         assert!(operate(("origin", "http://127.0.0.1:8081")));
         assert!(operate(("sec-fetch-site", "same-origin")));
         for foreign in ["https://evil.example", "http://127.0.0.1:3000", "null", ""] {

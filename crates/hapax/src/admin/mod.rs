@@ -111,11 +111,11 @@ pub(crate) struct Admin<S> {
 pub(crate) fn router<S: AdminStore>(admin: Admin<S>) -> Router {
     let admin = Arc::new(admin);
     let mut router = Router::new();
-    for ApiRoute { scope, path, to, .. } in routes::<S>() {
-        let to = match scope {
+    for ApiRoute { access, path, to, .. } in routes::<S>() {
+        let to = match access {
             None => to,
-            Some(scope) => to.route_layer(axum::middleware::from_fn_with_state(
-                RouteGuard { admin: Arc::clone(&admin), scope },
+            Some(access) => to.route_layer(axum::middleware::from_fn_with_state(
+                RouteGuard { admin: Arc::clone(&admin), access },
                 auth::authorize::<S>,
             )),
         };

@@ -15,7 +15,7 @@ use utoipa::openapi::{
 };
 use utoipa::{IntoParams, ToSchema};
 
-use super::auth::Scope;
+use super::auth::Access;
 use super::extract::{IdempotencyKey, JsonBody, PathId, QueryParams};
 use super::problem::Problem;
 use super::routes::ApiRoute;
@@ -197,7 +197,7 @@ pub(super) fn document<S>(routes: &[ApiRoute<S>]) -> OpenApi {
         paths.add_path_operation(
             route.path,
             vec![http_method(&route.method)],
-            operation(route.path, route.scope, route.summary, description),
+            operation(route.path, route.access, route.summary, description),
         );
     }
     let mut problem = Description::default();
@@ -221,7 +221,7 @@ pub(super) fn document<S>(routes: &[ApiRoute<S>]) -> OpenApi {
 
 fn operation(
     path: &str,
-    scope: Option<Scope>,
+    access: Option<Access>,
     summary: &str,
     Description { status, parameters, body, answer, .. }: Description,
 ) -> Operation {
@@ -240,16 +240,16 @@ fn operation(
             .required(Some(required));
         operation = operation.request_body(Some(body.build()));
     }
-    match scope {
+    match access {
         None => operation.securities(Some([])),
-        Some(scope) => {
+        Some(access) => {
             let needs = format!(
                 "Needs a token that allows {}; no token on a server that is open to local requests.",
-                scope.allowed_by()
+                access.allowed_by()
             );
             operation
                 .description(Some(needs))
-                .securities(Some([SecurityRequirement::new("token", [scope.as_str()]), SecurityRequirement::default()]))
+                .securities(Some([SecurityRequirement::new("token", [access.as_str()]), SecurityRequirement::default()]))
         }
     }
     .build()

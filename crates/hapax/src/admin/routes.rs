@@ -7,14 +7,14 @@ use axum::handler::Handler;
 use axum::http::Method;
 use axum::routing::{MethodFilter, MethodRouter};
 
-use super::auth::Scope;
+use super::auth::Access;
 use super::openapi::{Described, Description};
 use super::{Admin, AdminStore, claims, endpoints, events, jobs, messages, replay, review, stats};
 
 /// All routes of the admin side.
 #[rustfmt::skip] // A line per route.
 pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
-    use Scope::{Admin as Administer, Claim, Operate, Publish, Read};
+    use Access::{Admin as Administer, Claim, Operate, Publish, Read};
     vec![
         open("/healthz", super::healthy, "Whether the process runs"),
         open("/readyz", super::ready::<S>, "Whether traffic should be sent here"),
@@ -63,7 +63,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
 /// One route.
 pub(super) struct ApiRoute<S> {
     /// `None`: no token needed.
-    pub(super) scope: Option<Scope>,
+    pub(super) access: Option<Access>,
     pub(super) method: Method,
     pub(super) path: &'static str,
     pub(super) to: MethodRouter<Arc<Admin<S>>>,
@@ -83,27 +83,27 @@ where
     route(Method::GET, None, path, to, summary)
 }
 
-fn get<S, H, T>(scope: Scope, path: &'static str, to: H, summary: &'static str) -> ApiRoute<S>
+fn get<S, H, T>(access: Access, path: &'static str, to: H, summary: &'static str) -> ApiRoute<S>
 where
     S: AdminStore,
     H: Handler<T, Arc<Admin<S>>> + Described<T>,
     T: 'static,
 {
-    route(Method::GET, Some(scope), path, to, summary)
+    route(Method::GET, Some(access), path, to, summary)
 }
 
-fn post<S, H, T>(scope: Scope, path: &'static str, to: H, summary: &'static str) -> ApiRoute<S>
+fn post<S, H, T>(access: Access, path: &'static str, to: H, summary: &'static str) -> ApiRoute<S>
 where
     S: AdminStore,
     H: Handler<T, Arc<Admin<S>>> + Described<T>,
     T: 'static,
 {
-    route(Method::POST, Some(scope), path, to, summary)
+    route(Method::POST, Some(access), path, to, summary)
 }
 
 fn route<S, H, T>(
     method: Method,
-    scope: Option<Scope>,
+    access: Option<Access>,
     path: &'static str,
     to: H,
     summary: &'static str,
@@ -115,5 +115,5 @@ where
 {
     let filter = MethodFilter::try_from(method.clone()).expect("a method that routes can have");
     let to = MethodRouter::new().on(filter, to);
-    ApiRoute { scope, method, path, to, summary, describe: H::describe }
+    ApiRoute { access, method, path, to, summary, describe: H::describe }
 }

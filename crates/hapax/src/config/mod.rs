@@ -43,7 +43,7 @@ pub(crate) use self::lookup::{ServerLocation, database_url, server_location};
 pub(crate) use self::outbound::OutboundSettings;
 pub(crate) use self::overrides::Flags;
 pub(crate) use self::problem::{ConfigErrors, InvalidSetting};
-pub(crate) use self::proxies::{Proxy, Scope};
+pub(crate) use self::proxies::{CallerIdentity, Proxy};
 use self::reader::{Environment, load_in};
 pub(crate) use self::secrets::resolve as resolve_secret;
 pub(crate) use self::settings::{LogFormat, LogSettings, Settings};

@@ -31,7 +31,7 @@ pub(crate) struct Proxy {
     /// Routes that need a key.
     pub(crate) require_key: Vec<RoutePattern>,
     /// How the caller that owns a key is identified.
-    pub(crate) scope: Scope,
+    pub(crate) scope: CallerIdentity,
     /// How long an answer is kept.
     pub(crate) ttl: Duration,
     /// How long the app may take, and how long a key stays in progress after a crash.
@@ -48,7 +48,7 @@ pub(crate) struct Proxy {
 
 /// How the caller that owns a key is identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub(crate) enum CallerIdentity {
     /// Not configured: by the Authorization header; requests without one share their keys.
     Default,
     /// By the value of a header, which is required.
@@ -134,7 +134,7 @@ impl ConfigReader<'_> {
                      `scope` to what identifies the caller, such as \"jwt:sub\", or to \
                      \"header:authorization\" if tokens never change"
                 ));
-                Some(Scope::Default)
+                Some(CallerIdentity::Default)
             }
         };
         let (ttl, lease, wait) = self.spans(section);
@@ -164,10 +164,10 @@ impl ConfigReader<'_> {
         &mut self,
         entry: &Entry<'_>,
         keys: Option<JwtKeyEntry<'_>>,
-    ) -> Option<Scope> {
+    ) -> Option<CallerIdentity> {
         let said = entry.parse(scope, &mut self.problems)?;
         match (said, keys) {
-            (ScopeSetting::Jwt(claim), Some((_, keys))) => Some(Scope::Jwt(claim, keys?)),
+            (ScopeSetting::Jwt(claim), Some((_, keys))) => Some(CallerIdentity::Jwt(claim, keys?)),
             (ScopeSetting::Jwt(claim), None) => {
                 let invalid = InvalidSetting::new(
                     "the token is not verified, so anyone could act as any caller",
@@ -367,7 +367,7 @@ type JwtKeyEntry<'d> = (Entry<'d>, Option<Arc<JwtKeys>>);
 #[derive(Debug, PartialEq, Eq)]
 enum ScopeSetting {
     Jwt(String),
-    Other(Scope),
+    Other(CallerIdentity),
 }
 
 fn verifies_nothing() -> InvalidSetting {
@@ -398,12 +398,12 @@ fn upstream(text: &str) -> Result<Upstream, InvalidSetting> {
 fn scope(text: &str) -> Result<ScopeSetting, InvalidSetting> {
     let hint = "write \"header:x-account-id\", \"jwt:sub\" or \"none\"";
     match text.split_once(':') {
-        None if text == "none" => Ok(ScopeSetting::Other(Scope::Shared)),
+        None if text == "none" => Ok(ScopeSetting::Other(CallerIdentity::Shared)),
         Some(("jwt", claim)) if !claim.trim().is_empty() => {
             Ok(ScopeSetting::Jwt(claim.trim().to_owned()))
         }
         Some(("jwt-unverified", claim)) if !claim.trim().is_empty() => {
-            Ok(ScopeSetting::Other(Scope::UnverifiedJwt(claim.trim().to_owned())))
+            Ok(ScopeSetting::Other(CallerIdentity::UnverifiedJwt(claim.trim().to_owned())))
         }
         Some(("header", name)) => {
             let name = HeaderName::try_from(name.trim())
@@ -414,7 +414,7 @@ fn scope(text: &str) -> Result<ScopeSetting, InvalidSetting> {
                     "write the header that does, such as \"header:x-account-id\"",
                 ));
             }
-            Ok(ScopeSetting::Other(Scope::Header(name)))
+            Ok(ScopeSetting::Other(CallerIdentity::Header(name)))
         }
         Some(_) | None => Err(InvalidSetting::new(format!("\"{text}\" is not a scope"), hint)),
     }
@@ -485,12 +485,15 @@ mod tests {
 
     #[test]
     fn a_scope_identifies_the_caller() {
-        assert_eq!(scope("none"), Ok(ScopeSetting::Other(Scope::Shared)));
+        assert_eq!(scope("none"), Ok(ScopeSetting::Other(CallerIdentity::Shared)));
         assert_eq!(scope("jwt:sub"), Ok(ScopeSetting::Jwt("sub".into())));
-        let unverified = Scope::UnverifiedJwt("sub".into());
+        let unverified = CallerIdentity::UnverifiedJwt("sub".into());
         assert_eq!(scope("jwt-unverified:sub"), Ok(ScopeSetting::Other(unverified)));
         let named = HeaderName::from_static("x-account-id");
-        assert_eq!(scope("header:X-Account-Id"), Ok(ScopeSetting::Other(Scope::Header(named))));
+        assert_eq!(
+            scope("header:X-Account-Id"),
+            Ok(ScopeSetting::Other(CallerIdentity::Header(named)))
+        );
         for bad in [
             "",
             "sub",

@@ -205,7 +205,7 @@ fn a_proxy_has_a_default_for_all_but_where_it_stands() {
     let spans = (api.ttl, api.lease, api.wait).into();
     let [ttl, lease, wait]: [Duration; 3] = spans;
     assert_eq!((ttl.as_secs(), lease.as_secs(), wait.as_secs()), (72 * 3_600, 60, 0));
-    assert_eq!((&api.scope, api.mismatch_status.as_u16()), (&Scope::Default, 409));
+    assert_eq!((&api.scope, api.mismatch_status.as_u16()), (&CallerIdentity::Default, 409));
     // A warning: a token that changes between two attempts would make them two requests.
     assert!(config.warnings.iter().any(|it| it.contains("proxies.api: no `scope`")));
 }
