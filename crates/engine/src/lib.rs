@@ -23,7 +23,7 @@ mod worker;
 pub use event_waiters::EventWaiters;
 pub use http::{Drained, tls};
 pub use ingress::respond::Answer;
-pub use ingress::routes::{Mode, PathTaken, RouteSpec, Routes, RoutesSpec, Traffic};
+pub use ingress::routes::{AnswerMode, PathTaken, RouteSpec, Routes, RoutesSpec, Traffic};
 pub use ingress::{Ingress, Now};
 pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};

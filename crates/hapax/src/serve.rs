@@ -37,7 +37,7 @@ use tower::ServiceExt as _;
 use crate::admin::{self, Admin, Authorizer, Sending, WithoutToken};
 use crate::alerts::{self, AlertMonitor, Inputs};
 use crate::config::{
-    self, CallerIdentity, Config, InvalidSetting, Keep, Mode, NO_VAULT_KEY, Permission, Role,
+    self, CallerIdentity, Config, InvalidSetting, AnswerMode, Keep, NO_VAULT_KEY, Permission, Role,
     ServiceUrl,
 };
 use crate::telemetry;
@@ -485,8 +485,8 @@ fn route_specs(config: &Config) -> Vec<RouteSpec> {
             unverified_limit: configured.unverified_limit,
             handlers: configured.handlers.clone(),
             mode: match configured.mode {
-                Mode::Async => hapax_engine::Mode::Async,
-                Mode::Sync { timeout } => hapax_engine::Mode::Sync { timeout },
+                AnswerMode::Async => hapax_engine::AnswerMode::Async,
+                AnswerMode::Sync { timeout } => hapax_engine::AnswerMode::Sync { timeout },
             },
         })
         .collect()

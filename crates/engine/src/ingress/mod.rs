@@ -45,7 +45,7 @@ use crate::http::body::{self, BodyFault};
 use crate::http::client_address::remote;
 use crate::ingress::clock_check::{Alarm, ClockWatch, Witness};
 use crate::ingress::respond::{After, Answer, Reason, RequestId};
-use crate::ingress::routes::{Lane, Ledger, Mode, Route, Routes, Traffic};
+use crate::ingress::routes::{AnswerMode, Lane, Ledger, Route, Routes, Traffic};
 use crate::ingress::stored_headers::{Plain, kept_headers};
 use crate::ingress::sync_wait::{StoreSyncWait, SyncOutcome, SyncWait};
 use crate::limits::{
@@ -260,14 +260,14 @@ impl<S: Store + StoreHints> Ingress<S> {
             note(&route.ledger, &call, event, verdict);
         }
         let answer = match (route.mode, &self.sync_wait) {
-            (Mode::Sync { timeout }, Some(sync_wait)) => {
+            (AnswerMode::Sync { timeout }, Some(sync_wait)) => {
                 let worked = outlast(&**sync_wait, &verdicts, call.began + timeout).await;
                 if worked.contains(&SyncOutcome::Failed) {
                     route.ledger.count_refusal(Reason::WorkFailed);
                 }
                 respond::worked(&verdicts, &worked, route.source.ack(), call.request_id)
             }
-            (Mode::Async, _) | (Mode::Sync { .. }, None) => {
+            (AnswerMode::Async, _) | (AnswerMode::Sync { .. }, None) => {
                 respond::decided(&verdicts, route.source.ack(), call.request_id)
             }
         };

@@ -58,12 +58,12 @@ pub struct RouteSpec {
     /// The handlers that get a job for each event.
     pub handlers: Vec<Arc<Handler>>,
     /// When the sender gets its answer.
-    pub mode: Mode,
+    pub mode: AnswerMode,
 }
 
 /// When a sender gets its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
+pub enum AnswerMode {
     /// As soon as the event is durable.
     #[default]
     Async,
@@ -82,7 +82,7 @@ impl RouteSpec {
             rate_limit: None,
             unverified_limit: Some(UNVERIFIED_DEFAULT),
             handlers: Vec::new(),
-            mode: Mode::Async,
+            mode: AnswerMode::Async,
         }
     }
 }
@@ -117,7 +117,7 @@ pub(crate) struct Route {
     pub(crate) handshakes: FailureLimit,
     pub(crate) secret_headers: Box<[HeaderName]>,
     pub(crate) ledger: Ledger,
-    pub(crate) mode: Mode,
+    pub(crate) mode: AnswerMode,
     handlers: Box<[Arc<Handler>]>,
 }
 

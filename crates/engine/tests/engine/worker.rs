@@ -22,7 +22,7 @@ use hapax_core::store::{Claim, ClaimAsk, HandlerRef, Work as _};
 use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
 use hapax_engine::limits::{PRUNE_BATCH, PRUNE_PAUSE, SQL_SLICE};
 use hapax_engine::{
-    EventWaiters, HttpLimits, Ingress, Janitor, LaneSpec, Mode, Outbound, Retention, RouteSpec,
+    EventWaiters, HttpLimits, Ingress, Janitor, LaneSpec, AnswerMode, Outbound, Retention, RouteSpec,
     Routes, RoutesSpec, Workers, serve_ingress,
 };
 use http::{HeaderMap, HeaderName, Method, Request, Response, Uri};
@@ -640,7 +640,7 @@ impl Counter {
             vec![Duration::ZERO, Duration::from_secs(3600), Duration::from_secs(3600)];
         let source = stripe("whsec_of_the_source");
         let mut route = RouteSpec::new(source.clone());
-        route.mode = Mode::Sync { timeout };
+        route.mode = AnswerMode::Sync { timeout };
         route.handlers =
             vec![Arc::new(Handler { kind: HandlerKind::Pull, ..handler(HandlerKind::Pull) })];
         let routes = Routes::build(RoutesSpec::new(vec![route])).unwrap();

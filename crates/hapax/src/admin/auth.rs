@@ -1,4 +1,4 @@
-//! Authorization of the admin side. Every route needs a [`Access`]; every request has a [`Caller`], whose
+//! Authorization of the admin side. Every route needs an [`Access`]; every request has a [`Caller`], whose
 //! name is recorded with its actions.
 
 use std::net::IpAddr;

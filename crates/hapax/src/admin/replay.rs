@@ -37,8 +37,8 @@ pub(super) async fn event<S: AdminStore>(
             return Err(Problem::not_found(&detail));
         }
     }
-    let mode = Mode { dry_run: asked.dry_run, force: asked.force };
-    let items = replay(&admin, &event, handlers, mode, by).await?;
+    let options = ReplayOptions { dry_run: asked.dry_run, force: asked.force };
+    let items = replay(&admin, &event, handlers, options, by).await?;
     Ok(Json(Replayed { dry_run: asked.dry_run, items, next: None }))
 }
 
@@ -50,8 +50,8 @@ pub(super) async fn job<S: AdminStore>(
 ) -> Result<Json<Replayed>, Problem> {
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     let job = jobs::find(&*admin.store, &id).await?;
-    let mode = Mode { dry_run: asked.dry_run, force: asked.force };
-    let item = replay_job(&admin, &job, mode, by).await?;
+    let options = ReplayOptions { dry_run: asked.dry_run, force: asked.force };
+    let item = replay_job(&admin, &job, options, by).await?;
     if let (ReplayEffect::NoHandler | ReplayEffect::NoOrder, Some(detail)) =
         (item.effect, &item.detail)
     {
@@ -81,10 +81,10 @@ pub(super) async fn many<S: AdminStore>(
         limit: limit(asked.limit)?,
     };
     let page = admin.store.jobs(filter).await?;
-    let mode = Mode { dry_run: asked.dry_run, force: false };
+    let options = ReplayOptions { dry_run: asked.dry_run, force: false };
     let mut items = Vec::with_capacity(page.items.len());
     for job in &page.items {
-        items.push(replay_job(&admin, job, mode, by.clone()).await?);
+        items.push(replay_job(&admin, job, options, by.clone()).await?);
     }
     let next = page.next.map(|Cursor(next)| next.to_string());
     Ok(Json(Replayed { dry_run: asked.dry_run, items, next }))
@@ -98,7 +98,7 @@ pub(super) fn jobs_for_event<S>(admin: &Admin<S>, event: &EventDetail) -> Vec<Ne
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Mode {
+struct ReplayOptions {
     dry_run: bool,
     force: bool,
 }
@@ -106,7 +106,7 @@ struct Mode {
 async fn replay_job<S: AdminStore>(
     admin: &Admin<S>,
     job: &JobDetail,
-    mode: Mode,
+    options: ReplayOptions,
     by: Action,
 ) -> Result<ReplayItem, Problem> {
     let event = events::find(&*admin.store, &job.event.to_string()).await?;
@@ -114,7 +114,7 @@ async fn replay_job<S: AdminStore>(
     handlers.retain(|new| new.handler == job.handler);
     let item = match handlers.is_empty() {
         true => None,
-        false => replay(admin, &event, handlers, mode, by).await?.pop(),
+        false => replay(admin, &event, handlers, options, by).await?.pop(),
     };
     Ok(item.unwrap_or_else(|| ReplayItem {
         job: Some(job.id),
@@ -144,7 +144,7 @@ async fn replay<S: AdminStore>(
     admin: &Admin<S>,
     event: &EventDetail,
     handlers: Vec<NewJob>,
-    Mode { dry_run, force }: Mode,
+    ReplayOptions { dry_run, force }: ReplayOptions,
     by: Action,
 ) -> Result<Vec<ReplayItem>, Problem> {
     match event.summary.status {

@@ -27,7 +27,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct Remote {
     #[command(flatten)]
-    access: Access,
+    access: AdminOptions,
     /// The config file of the server, for its address and data dir [env: HAPAX_CONFIG] [default:
     /// hapax.toml if it exists]
     #[arg(long, value_name = "FILE")]
@@ -39,7 +39,7 @@ pub(super) struct Remote {
 
 /// Where the server is, and its token, as the command line gives them; the config supplies the rest.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct Access {
+pub(super) struct AdminOptions {
     /// The URL of the admin API [default: admin_listen of the config]
     #[arg(long, value_name = "URL", env = "HAPAX_ADMIN")]
     pub(super) admin: Option<String>,
@@ -61,7 +61,7 @@ impl Remote {
     }
 }
 
-impl Access {
+impl AdminOptions {
     /// The server at `--admin`, or else the one that `flags` and the config describe.
     pub(super) fn open(&self, flags: &Flags) -> Result<Server, Failure> {
         let given = self.given_token()?;

@@ -12,7 +12,7 @@ use http::{Method, StatusCode};
 use rusqlite::{Connection, OpenFlags};
 use serde::Serialize;
 
-use super::admin_client::{self, Access, Server};
+use super::admin_client::{self, AdminOptions, Server};
 use super::events::read;
 use super::format;
 use super::output::{self, Exit, Failure};
@@ -47,7 +47,7 @@ pub(super) struct Doctor {
     #[command(flatten)]
     flags: Flags,
     #[command(flatten)]
-    access: Access,
+    access: AdminOptions,
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,

@@ -10,7 +10,7 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::{Source, presets};
 
-use super::handlers::Mode;
+use super::handlers::AnswerMode;
 use super::problem::{InvalidSetting, Origin};
 use super::reader::ConfigReader;
 use super::secret_file;
@@ -88,7 +88,7 @@ impl ConfigReader<'_> {
                     unverified_limit: unverified_limit_default(),
                     secrets_until: vec![None],
                     handlers: Vec::new(),
-                    mode: Mode::Async,
+                    mode: AnswerMode::Async,
                 }),
                 Err(error) => {
                     let invalid = InvalidSetting::new(error.problem, error.hint);

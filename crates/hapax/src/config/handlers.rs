@@ -26,7 +26,7 @@ use super::units;
 
 /// When a sender is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum AnswerMode {
     /// When the event is durable.
     Async,
     /// When the only handler is done, or after the timeout.
@@ -36,7 +36,7 @@ pub(crate) enum Mode {
     },
 }
 
-impl Mode {
+impl AnswerMode {
     /// The word in the config.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -104,13 +104,13 @@ impl ConfigReader<'_> {
     }
 
     /// Reads `mode` and `sync_timeout`.
-    pub(super) fn mode(&mut self, section: &Section<'_>, handlers: &[Arc<Handler>]) -> Mode {
+    pub(super) fn mode(&mut self, section: &Section<'_>, handlers: &[Arc<Handler>]) -> AnswerMode {
         let timeout = section.get("sync_timeout");
         let timeout = timeout.and_then(|entry| entry.parse(units::span, &mut self.problems));
-        let Some(entry) = section.get("mode") else { return Mode::Async };
+        let Some(entry) = section.get("mode") else { return AnswerMode::Async };
         match entry.parse(is_sync, &mut self.problems) {
             Some(true) => {}
-            Some(false) | None => return Mode::Async,
+            Some(false) | None => return AnswerMode::Async,
         }
         // Counted in the file, so that a handler with an error is not reported as missing as well.
         let declared = section.get("handlers").and_then(|handlers| handlers.as_section());
@@ -129,7 +129,7 @@ impl ConfigReader<'_> {
             );
             entry.report(invalid, &mut self.problems);
         }
-        Mode::Sync { timeout: timeout.unwrap_or(SYNC_TIMEOUT_DEFAULT) }
+        AnswerMode::Sync { timeout: timeout.unwrap_or(SYNC_TIMEOUT_DEFAULT) }
     }
 
     fn handler(&mut self, name: &str, section: &Section<'_>, spec: &SourceSpec) -> Option<Handler> {
@@ -608,13 +608,13 @@ mod tests {
         for source in &config.sources {
             assert_eq!(
                 (source.handlers.len(), source.mode),
-                (1, Mode::Sync { timeout: SECOND * 2 })
+                (1, AnswerMode::Sync { timeout: SECOND * 2 })
             );
         }
         let config = load("sync_timeout = '2s'\nmode = 'async'");
-        assert_eq!((config.sources[0].handlers.len(), config.sources[0].mode), (0, Mode::Async));
+        assert_eq!((config.sources[0].handlers.len(), config.sources[0].mode), (0, AnswerMode::Async));
         let config = load("mode = 'sync'\n[sources.a.handlers.h]\nhttp = 'http://a/'");
-        assert_eq!(config.sources[0].mode, Mode::Sync { timeout: SECOND * 8 });
+        assert_eq!(config.sources[0].mode, AnswerMode::Sync { timeout: SECOND * 8 });
     }
 
     #[test]

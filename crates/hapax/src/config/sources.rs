@@ -14,7 +14,7 @@ use hapax_core::{KeyHash, Source, SourceName, Tenant, Timestamp};
 use hapax_engine::Rate;
 
 use super::document::{Entry, Section};
-use super::handlers::Mode;
+use super::handlers::AnswerMode;
 use super::problem::InvalidSetting;
 use super::reader::ConfigReader;
 use super::settings::{KEEP_DEFAULT, Settings};
@@ -40,7 +40,7 @@ pub(crate) struct ConfiguredSource {
     /// Its handlers, the same for every tenant.
     pub(crate) handlers: Vec<Arc<Handler>>,
     /// When the sender is answered.
-    pub(crate) mode: Mode,
+    pub(crate) mode: AnswerMode,
 }
 
 /// The default of `unverified_limit`: above a sender with a wrong secret, below a flood.

@@ -13,7 +13,7 @@ use hapax_core::source::{SourceError, SourceSpec};
 use hapax_core::store::StoreError;
 use hapax_core::{KeyHash, Tenant, Timestamp};
 use hapax_engine::limits::UNVERIFIED_DEFAULT;
-use hapax_engine::{BodyLimits, Mode, OutboundTlsError, PathTaken, Rate, RouteSpec};
+use hapax_engine::{BodyLimits, AnswerMode, OutboundTlsError, PathTaken, Rate, RouteSpec};
 use hapax_store::{OpenError, PgOpenError, PgOptions, PgStore, SqliteStore};
 use ipnet::IpNet;
 
@@ -157,7 +157,7 @@ pub struct Source<S: Database = SqliteStore> {
     tenants: Vec<(Tenant, Vec<ActiveSecret>)>,
     rate_limit: Option<Rate>,
     unverified_limit: Option<Rate>,
-    mode: Mode,
+    mode: AnswerMode,
     keep_keys: Option<Option<Duration>>,
     handlers: Vec<HandlerSetup<S>>,
 }
@@ -175,7 +175,7 @@ impl<S: Database> Source<S> {
             tenants: Vec::new(),
             rate_limit: None,
             unverified_limit: Some(UNVERIFIED_DEFAULT),
-            mode: Mode::Async,
+            mode: AnswerMode::Async,
             keep_keys: None,
             handlers: Vec::new(),
         }
@@ -225,7 +225,7 @@ impl<S: Database> Source<S> {
 
     /// Answers the sender when the only handler is done, or after `timeout`.
     pub fn sync(mut self, timeout: Duration) -> Self {
-        self.mode = Mode::Sync { timeout };
+        self.mode = AnswerMode::Sync { timeout };
         self
     }
 
@@ -244,7 +244,7 @@ impl<S: Database> Source<S> {
 
     fn add_to(mut self, store: &Arc<S>, setup: &mut CheckedSetup) -> Result<(), BuildError> {
         let name = self.spec.name.clone();
-        if matches!(self.mode, Mode::Sync { .. }) && self.handlers.len() != 1 {
+        if matches!(self.mode, AnswerMode::Sync { .. }) && self.handlers.len() != 1 {
             return Err(BuildError::SyncHandlers { source_name: name.to_string() });
         }
         let handlers_given = std::mem::take(&mut self.handlers);

@@ -588,9 +588,9 @@ impl Target {
             return Err(PgOpenError::Url("names no host".to_owned()));
         }
         config.ssl_mode(match mode {
-            tls::Mode::Disable => SslMode::Disable,
-            tls::Mode::Prefer => SslMode::Prefer,
-            tls::Mode::Require | tls::Mode::VerifyCa | tls::Mode::VerifyFull => SslMode::Require,
+            tls::TlsMode::Disable => SslMode::Disable,
+            tls::TlsMode::Prefer => SslMode::Prefer,
+            tls::TlsMode::Require | tls::TlsMode::VerifyCa | tls::TlsMode::VerifyFull => SslMode::Require,
         });
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(CONNECT_MAX);
@@ -734,7 +734,7 @@ fn unreachable_server(error: &PgError) -> PgOpenError {
 }
 
 /// Takes the TLS settings out of a URL or a `key=value` string.
-fn without_tls(url: &str) -> Result<(String, tls::Mode, Option<PathBuf>), PgOpenError> {
+fn without_tls(url: &str) -> Result<(String, tls::TlsMode, Option<PathBuf>), PgOpenError> {
     let is_url = url.starts_with("postgres://") || url.starts_with("postgresql://");
     let (head, settings, between) = if is_url {
         let (head, query) = url.split_once('?').unwrap_or((url, ""));
@@ -742,14 +742,14 @@ fn without_tls(url: &str) -> Result<(String, tls::Mode, Option<PathBuf>), PgOpen
     } else {
         (String::new(), url.split_whitespace().collect(), " ")
     };
-    let (mut mode, mut roots) = (tls::Mode::Prefer, None);
+    let (mut mode, mut roots) = (tls::TlsMode::Prefer, None);
     let mut rest = Vec::new();
     for setting in settings.into_iter().filter(|setting| !setting.is_empty()) {
         let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
         let value = decoded(value.trim_matches('\''));
         match name {
             "sslmode" => {
-                mode = tls::Mode::from_word(&value).ok_or_else(|| {
+                mode = tls::TlsMode::from_word(&value).ok_or_else(|| {
                     PgOpenError::Url(format!(
                         "sslmode = {value:?} is not one of disable, prefer, require, verify-ca, \
                          verify-full"
@@ -791,19 +791,19 @@ mod tests {
     #[test]
     fn the_tls_settings_of_a_url_are_removed_and_the_rest_stays() {
         // A setting that the driver does not know would make it refuse the whole URL.
-        let check = |url: &str, plain: &str, mode: tls::Mode, roots: Option<&str>| {
+        let check = |url: &str, plain: &str, mode: tls::TlsMode, roots: Option<&str>| {
             let (got, got_mode, got_roots) = without_tls(url).expect("reads");
             let roots = roots.map(PathBuf::from);
             assert_eq!((got.as_str(), got_mode, got_roots), (plain, mode, roots), "{url}");
         };
-        check("postgres://u:p@h/db", "postgres://u:p@h/db", tls::Mode::Prefer, None);
+        check("postgres://u:p@h/db", "postgres://u:p@h/db", tls::TlsMode::Prefer, None);
         check(
             "postgres://h/db?sslmode=verify-full&connect_timeout=3&sslrootcert=%2Fca%20x.pem",
             "postgres://h/db?connect_timeout=3",
-            tls::Mode::VerifyFull,
+            tls::TlsMode::VerifyFull,
             Some("/ca x.pem"),
         );
-        check("host=h dbname=db sslmode=require", "host=h dbname=db", tls::Mode::Require, None);
+        check("host=h dbname=db sslmode=require", "host=h dbname=db", tls::TlsMode::Require, None);
         assert!(without_tls("postgres://h/db?sslmode=strict").is_err());
     }
 

@@ -15,7 +15,7 @@ use rustls::{
 
 /// The values of `sslmode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum TlsMode {
     /// Not encrypted.
     Disable,
     /// Encrypted if the server supports it.
@@ -28,7 +28,7 @@ pub(super) enum Mode {
     VerifyFull,
 }
 
-impl Mode {
+impl TlsMode {
     pub(super) fn from_word(word: &str) -> Option<Self> {
         match word {
             "disable" => Some(Self::Disable),
@@ -42,20 +42,20 @@ impl Mode {
 }
 
 /// The TLS configuration of a connection; `None` for an unencrypted one. The error is a text.
-pub(super) fn client(mode: Mode, roots: Option<&Path>) -> Result<Option<ClientConfig>, String> {
+pub(super) fn client(mode: TlsMode, roots: Option<&Path>) -> Result<Option<ClientConfig>, String> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let verifier: Arc<dyn ServerCertVerifier> = match (mode, roots) {
-        (Mode::Disable, _) => return Ok(None),
-        (Mode::VerifyCa | Mode::VerifyFull, None) => {
+        (TlsMode::Disable, _) => return Ok(None),
+        (TlsMode::VerifyCa | TlsMode::VerifyFull, None) => {
             return Err("sslmode = verify-ca or verify-full needs sslrootcert, a file of trusted \
                         certificates"
                 .to_owned());
         }
-        (Mode::Prefer | Mode::Require, None) => {
+        (TlsMode::Prefer | TlsMode::Require, None) => {
             Arc::new(AnyCertificate { provider: Arc::clone(&provider) })
         }
-        (Mode::VerifyFull, Some(roots)) => trusting(roots, &provider)?,
-        (Mode::Prefer | Mode::Require | Mode::VerifyCa, Some(roots)) => {
+        (TlsMode::VerifyFull, Some(roots)) => trusting(roots, &provider)?,
+        (TlsMode::Prefer | TlsMode::Require | TlsMode::VerifyCa, Some(roots)) => {
             Arc::new(AnyName { inner: trusting(roots, &provider)? })
         }
     };

@@ -1,7 +1,7 @@
 //! Random plans of sending: publishes, exchanges, late reports, lost leases, replays, cancels and endpoints
 //! that come and go, in any order. Every step is held against what must be true, in every store. Where
 //! nothing is left to chance (all that is due is claimed, and every wait is over when time passes), the same
-//! plan has the same story everywhere.
+//! plan has the same history everywhere.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -104,7 +104,7 @@ fn plan() -> impl Strategy<Value = Vec<Act>> {
 
 /// How much of a plan is left to chance.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Mode {
+enum PlanKind {
     /// Claims are bounded, and waits may be under way.
     Any,
     /// All that is due is claimed, and no wait outlasts a pass of time.
@@ -112,8 +112,8 @@ enum Mode {
 }
 
 /// What has happened so far, and what must be true of it.
-struct Story {
-    mode: Mode,
+struct History {
+    kind: PlanKind,
     endpoints: Vec<EndpointId>,
     deleted: [bool; 3],
     disabled: [bool; 3],
@@ -122,26 +122,26 @@ struct Story {
     bodies: HashMap<DeliveryId, Bytes>,
     /// The deliveries that a sender reported and no operator replayed since.
     delivered: HashMap<DeliveryId, bool>,
-    told: Vec<String>,
+    record: Vec<String>,
 }
 
 const IN_FLIGHT_MAX: u32 = 2;
 
-impl Story {
-    async fn begin<S: Sending>(world: &World<S>, mode: Mode) -> Self {
-        let max_in_flight = match mode {
-            Mode::Any => IN_FLIGHT_MAX,
-            Mode::Certain => 1_000,
+impl History {
+    async fn begin<S: Sending>(world: &World<S>, kind: PlanKind) -> Self {
+        let max_in_flight = match kind {
+            PlanKind::Any => IN_FLIGHT_MAX,
+            PlanKind::Certain => 1_000,
         };
         let mut endpoints = Vec::new();
         for types in [&["odd.*"][..], &["*"], &["even.*", "odd.1"]] {
-            // No waits between attempts: there jitter would make every store's story its own.
+            // No waits between attempts: there jitter would make every store's history its own.
             let retry = vec![Duration::ZERO; 3];
             let settings = EndpointSettings { retry, max_in_flight, ..wanting(types) };
             endpoints.push(world.add(settings).await);
         }
         Self {
-            mode,
+            kind,
             endpoints,
             deleted: [false; 3],
             disabled: [false; 3],
@@ -149,7 +149,7 @@ impl Story {
             fences: HashMap::new(),
             bodies: HashMap::new(),
             delivered: HashMap::new(),
-            told: Vec::new(),
+            record: Vec::new(),
         }
     }
 
@@ -165,7 +165,7 @@ impl Story {
 
     fn claimed(&mut self, mut claims: Vec<DeliveryClaim>) {
         claims.sort_by_key(|claim| (self.at(claim.endpoint.id), claim.message.clone()));
-        let mut told = "claimed:".to_owned();
+        let mut record = "claimed:".to_owned();
         for claim in claims {
             let endpoint = self.at(claim.endpoint.id);
             assert!(!self.deleted[endpoint] && !self.disabled[endpoint], "sent to {endpoint}");
@@ -173,15 +173,15 @@ impl Story {
             assert!(before.is_none_or(|before| before < claim.fence), "a fence never comes again");
             let body = self.bodies.entry(claim.delivery).or_insert_with(|| claim.body.clone());
             assert_eq!(*body, claim.body, "other bytes");
-            let _ = write!(told, " {} to {endpoint} #{}", claim.message, claim.attempt);
+            let _ = write!(record, " {} to {endpoint} #{}", claim.message, claim.attempt);
             self.claims.push(claim);
         }
-        self.told.push(told);
+        self.record.push(record);
     }
 
     fn reported(&mut self, claim: &DeliveryClaim, verdict: Verdict, held: Held) {
         let endpoint = self.at(claim.endpoint.id);
-        self.told.push(format!("{} to {endpoint}: {verdict:?} is {held:?}", claim.message));
+        self.record.push(format!("{} to {endpoint}: {verdict:?} is {held:?}", claim.message));
         if held == Held::Lost {
             return;
         }
@@ -200,7 +200,7 @@ impl Story {
         self.delivered.get(&delivery).copied().unwrap_or_default()
     }
 
-    /// What must be true of every delivery, and the delivery as the story has it.
+    /// What must be true of every delivery, and the delivery as the history has it.
     fn check(&self, one: &DeliveryDetail) -> String {
         let endpoint = self.at(one.endpoint);
         let is_delivered = one.status == DeliveryStatus::Delivered;
@@ -242,17 +242,17 @@ impl Story {
     }
 }
 
-/// Checks every delivery, and adds all of them to the story.
-async fn look<S: Sending>(world: &World<S>, story: &mut Story) {
+/// Checks every delivery, and adds all of them to the history.
+async fn look<S: Sending>(world: &World<S>, history: &mut History) {
     let deliveries = world.all_deliveries().await;
     let mut under_way = [0; 3];
     for one in deliveries.iter().filter(|one| one.status == DeliveryStatus::Sending) {
-        under_way[story.at(one.endpoint)] += 1;
+        under_way[history.at(one.endpoint)] += 1;
     }
-    assert!(story.mode == Mode::Certain || under_way.iter().all(|count| *count <= IN_FLIGHT_MAX));
-    let mut lines: Vec<String> = deliveries.iter().map(|one| story.check(one)).collect();
+    assert!(history.kind == PlanKind::Certain || under_way.iter().all(|count| *count <= IN_FLIGHT_MAX));
+    let mut lines: Vec<String> = deliveries.iter().map(|one| history.check(one)).collect();
     lines.sort();
-    story.told.extend(lines);
+    history.record.extend(lines);
     let backlog = world.store.delivery_backlog().await.expect("reads");
     let counted = |statuses: &[DeliveryStatus]| {
         deliveries.iter().filter(|one| statuses.contains(&one.status)).count() as u64
@@ -272,99 +272,99 @@ fn published(n: u8, content: u8) -> NewMessage {
     }
 }
 
-async fn perform<S: Sending>(world: &World<S>, story: &mut Story, act: Act) {
+async fn perform<S: Sending>(world: &World<S>, history: &mut History, act: Act) {
     match act {
         Act::Publish { n, content } => {
-            let told = match world.publish(published(n, content)).await {
+            let record = match world.publish(published(n, content)).await {
                 Published::Accepted(one) => format!("{} is new, to {}", one.id, one.deliveries),
                 Published::Duplicate(one) => format!("{} is known, to {}", one.id, one.deliveries),
                 Published::Conflict { id } => format!("{id} is a conflict"),
             };
-            story.told.push(told);
+            history.record.push(record);
         }
         Act::Exchange { reports, limit } => {
             let reports: Vec<_> = reports
                 .into_iter()
                 .flatten()
-                .filter_map(|(back, verdict)| Some((story.claim(back)?, verdict)))
+                .filter_map(|(back, verdict)| Some((history.claim(back)?, verdict)))
                 .collect();
             let outcomes =
                 reports.iter().map(|(claim, verdict)| outcome(claim, verdict.of_attempt()));
-            let exchanged = match story.mode {
-                Mode::Certain => world.exchange_all(outcomes.collect(), ask(ALL)).await,
-                Mode::Any => world.exchange(outcomes.collect(), ask(limit)).await,
+            let exchanged = match history.kind {
+                PlanKind::Certain => world.exchange_all(outcomes.collect(), ask(ALL)).await,
+                PlanKind::Any => world.exchange(outcomes.collect(), ask(limit)).await,
             };
             for ((claim, verdict), held) in reports.iter().zip(exchanged.settled) {
-                story.reported(claim, *verdict, held);
+                history.reported(claim, *verdict, held);
             }
-            story.claimed(exchanged.claims);
+            history.claimed(exchanged.claims);
         }
         Act::Replay { n, endpoint } => {
             let is_it = |one: &DeliveryDetail| {
-                one.message == format!("m{n}") && one.endpoint == story.endpoints[endpoint]
+                one.message == format!("m{n}") && one.endpoint == history.endpoints[endpoint]
             };
             let Some(one) = world.all_deliveries().await.into_iter().find(is_it) else { return };
             let replayed = world.replay_delivery(one.id).await;
-            assert_eq!(replayed == DeliveryReplayed::Gone, story.deleted[endpoint]);
+            assert_eq!(replayed == DeliveryReplayed::Gone, history.deleted[endpoint]);
             if replayed == DeliveryReplayed::Due {
-                story.delivered.insert(one.id, false);
+                history.delivered.insert(one.id, false);
             }
-            story.told.push(format!("replay of m{n} to {endpoint}: {replayed:?}"));
+            history.record.push(format!("replay of m{n} to {endpoint}: {replayed:?}"));
         }
         Act::OnMessage { n, act } => {
             let changed = world.act_on(&format!("m{n}"), act).await;
             let changed = changed.map(|ids| ids.len());
-            story.told.push(format!("{act:?} of m{n}: {changed:?}"));
+            history.record.push(format!("{act:?} of m{n}: {changed:?}"));
         }
-        Act::Disable(endpoint) if !story.deleted[endpoint] => {
-            world.disable(story.endpoints[endpoint]).await;
-            story.disabled[endpoint] = true;
+        Act::Disable(endpoint) if !history.deleted[endpoint] => {
+            world.disable(history.endpoints[endpoint]).await;
+            history.disabled[endpoint] = true;
         }
-        Act::Enable(endpoint) if !story.deleted[endpoint] => {
-            world.enable(story.endpoints[endpoint]).await;
-            story.disabled[endpoint] = false;
+        Act::Enable(endpoint) if !history.deleted[endpoint] => {
+            world.enable(history.endpoints[endpoint]).await;
+            history.disabled[endpoint] = false;
         }
         // The last endpoint stays, so that no plan ends early.
-        Act::Delete(endpoint) if !story.deleted[endpoint] && endpoint != 1 => {
-            world.delete(story.endpoints[endpoint]).await;
-            story.deleted[endpoint] = true;
+        Act::Delete(endpoint) if !history.deleted[endpoint] && endpoint != 1 => {
+            world.delete(history.endpoints[endpoint]).await;
+            history.deleted[endpoint] = true;
             world.cancel_orphans().await;
         }
         Act::Disable(_) | Act::Enable(_) | Act::Delete(_) => {}
         Act::Pass { seconds } => {
-            world.pass(if story.mode == Mode::Certain { ALL_WAITS } else { seconds });
+            world.pass(if history.kind == PlanKind::Certain { ALL_WAITS } else { seconds });
         }
     }
 }
 
 /// Lives through the plan, then lets everything go well until nothing is left to do.
-async fn live<S: Sending>(world: World<S>, mode: Mode, plan: &[Act]) -> Vec<String> {
-    let mut story = Story::begin(&world, mode).await;
+async fn live<S: Sending>(world: World<S>, kind: PlanKind, plan: &[Act]) -> Vec<String> {
+    let mut history = History::begin(&world, kind).await;
     for act in plan {
-        perform(&world, &mut story, *act).await;
-        look(&world, &mut story).await;
+        perform(&world, &mut history, *act).await;
+        look(&world, &mut history).await;
     }
-    for endpoint in 0..story.endpoints.len() {
-        perform(&world, &mut story, Act::Enable(endpoint)).await;
+    for endpoint in 0..history.endpoints.len() {
+        perform(&world, &mut history, Act::Enable(endpoint)).await;
     }
     for n in 0..MESSAGES {
-        perform(&world, &mut story, Act::OnMessage { n, act: MessageAct::Replay }).await;
+        perform(&world, &mut history, Act::OnMessage { n, act: MessageAct::Replay }).await;
     }
     // Each round outlasts any lease and back-off, and sends to each endpoint.
-    let everything = MESSAGES as usize * story.endpoints.len();
+    let everything = MESSAGES as usize * history.endpoints.len();
     for _ in 0..everything {
         world.pass(ALL_WAITS);
         for claim in world.take(ALL).await {
             assert_eq!(world.report(&claim, delivered()).await, Held::Kept);
-            story.delivered.insert(claim.delivery, true);
+            history.delivered.insert(claim.delivery, true);
         }
     }
-    look(&world, &mut story).await;
+    look(&world, &mut history).await;
     for one in world.all_deliveries().await {
         match one.status {
             DeliveryStatus::Delivered => {}
             DeliveryStatus::Cancelled | DeliveryStatus::Dead => {
-                assert!(story.deleted[story.at(one.endpoint)], "given up: {one:?}");
+                assert!(history.deleted[history.at(one.endpoint)], "given up: {one:?}");
             }
             DeliveryStatus::Waiting
             | DeliveryStatus::Failed
@@ -372,7 +372,7 @@ async fn live<S: Sending>(world: World<S>, mode: Mode, plan: &[Act]) -> Vec<Stri
             | DeliveryStatus::Sending => panic!("left behind: {one:?}"),
         }
     }
-    story.told
+    history.record
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -388,15 +388,15 @@ proptest! {
 
     #[test]
     fn random_sending_keeps_every_promise_in_memory(plan in plan()) {
-        runtime().block_on(live(World::in_memory(), Mode::Any, &plan));
+        runtime().block_on(live(World::in_memory(), PlanKind::Any, &plan));
     }
 
-    // The ids differ, and with them the dice: a story that is left to chance would differ too.
+    // The ids differ, and with them the dice: a history that is left to chance would differ too.
     #[test]
     fn random_sending_has_the_same_story_twice_in_memory(plan in plan()) {
         let runtime = runtime();
-        let expected = runtime.block_on(live(World::in_memory(), Mode::Certain, &plan));
-        let got = runtime.block_on(live(World::in_memory(), Mode::Certain, &plan));
+        let expected = runtime.block_on(live(World::in_memory(), PlanKind::Certain, &plan));
+        let got = runtime.block_on(live(World::in_memory(), PlanKind::Certain, &plan));
         prop_assert_eq!(got, expected);
     }
 }
@@ -407,14 +407,14 @@ proptest! {
 
     #[test]
     fn random_sending_keeps_every_promise_on_disk(plan in plan()) {
-        runtime().block_on(live(World::on_disk(), Mode::Any, &plan));
+        runtime().block_on(live(World::on_disk(), PlanKind::Any, &plan));
     }
 
     #[test]
     fn random_sending_has_the_same_story_on_disk(plan in plan()) {
         let runtime = runtime();
-        let expected = runtime.block_on(live(World::in_memory(), Mode::Certain, &plan));
-        let got = runtime.block_on(live(World::on_disk(), Mode::Certain, &plan));
+        let expected = runtime.block_on(live(World::in_memory(), PlanKind::Certain, &plan));
+        let got = runtime.block_on(live(World::on_disk(), PlanKind::Certain, &plan));
         prop_assert_eq!(got, expected);
     }
 }
