@@ -24,7 +24,7 @@ use crate::limits::{
 
 /// The state of a connection, in the order in which connections are closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Standing {
+pub(crate) enum ConnectionState {
     /// No request yet, although there was time for one: silent, or slow with its TLS handshake or
     /// its first head.
     SlowHead,
@@ -46,7 +46,7 @@ pub(crate) enum Standing {
     VerifiedSlow,
 }
 
-impl Standing {
+impl ConnectionState {
     fn kind(self) -> &'static str {
         match self {
             Self::SlowHead | Self::Head | Self::New => "head",
@@ -78,7 +78,7 @@ struct Open {
 #[derive(Debug)]
 struct Candidate {
     open: Open,
-    standing: Standing,
+    state: ConnectionState,
 }
 
 /// The number of closed connections since the last log line.
@@ -116,14 +116,14 @@ impl Connections {
         let wanted = (self.max / EVICT_SHARE).max(1);
         let mut closed = 0;
         while closed < wanted
-            && let Some(Candidate { open, standing }) = self.next.pop()
+            && let Some(Candidate { open, state }) = self.next.pop()
         {
             // Its state may have changed since the survey.
-            let is_due = open.flight.standing(now).is_some_and(|now| now <= standing);
+            let is_due = open.flight.state(now).is_some_and(|now| now <= state);
             if is_due && !open.flight.is_gone() {
                 open.flight.goes();
                 open.task.abort();
-                counter!("hapax_connections_evicted_total", "kind" => standing.kind()).increment(1);
+                counter!("hapax_connections_evicted_total", "kind" => state.kind()).increment(1);
                 closed += 1;
             }
         }
@@ -149,8 +149,8 @@ impl Connections {
         for (at, open) in self.open.iter().enumerate() {
             let whose = (open.flight.client(), open.flight.is_verified());
             *shares.entry(whose).or_default() += 1;
-            if let Some(standing) = open.flight.standing(now) {
-                found.push((standing, open.flight.waits_since(), whose, at));
+            if let Some(state) = open.flight.state(now) {
+                found.push((state, open.flight.waits_since(), whose, at));
             }
         }
         let crowd = (self.max / CROWD_SHARE).max(CROWD_MIN);
@@ -159,32 +159,34 @@ impl Connections {
             shares.iter().any(|((_, is_verified), held)| !is_verified && *held > crowd);
         let mut found: Vec<_> = found
             .into_iter()
-            .map(|(standing, since, whose, at)| {
-                let rank = match (standing, crowds(&whose)) {
-                    (Standing::New, true) => Standing::Head,
-                    (Standing::Head | Standing::Body, false) if is_crowded => Standing::New,
-                    (standing, _) => standing,
+            .map(|(state, since, whose, at)| {
+                let rank = match (state, crowds(&whose)) {
+                    (ConnectionState::New, true) => ConnectionState::Head,
+                    (ConnectionState::Head | ConnectionState::Body, false) if is_crowded => {
+                        ConnectionState::New
+                    }
+                    (state, _) => state,
                 };
                 (rank, since, whose, at)
             })
             .collect();
-        let new = found.iter().filter(|(standing, ..)| *standing == Standing::New).count();
-        let may_go = |standing: Standing| match new > self.max / MANY_NEW_SHARE {
-            true => standing < Standing::New,
-            false => standing != Standing::New,
+        let new = found.iter().filter(|(state, ..)| *state == ConnectionState::New).count();
+        let may_go = |state: ConnectionState| match new > self.max / MANY_NEW_SHARE {
+            true => state < ConnectionState::New,
+            false => state != ConnectionState::New,
         };
-        found.retain(|&(standing, ..)| may_go(standing));
-        found.sort_unstable_by_key(|&(standing, since, _, _)| (standing, since));
+        found.retain(|&(state, ..)| may_go(state));
+        found.sort_unstable_by_key(|&(state, since, _, _)| (state, since));
         // Each chosen connection makes the share of its address smaller.
         let mut ordered: Vec<_> = found
             .into_iter()
-            .map(|(standing, since, whose, at)| {
+            .map(|(state, since, whose, at)| {
                 let share = shares.get_mut(&whose).map_or(0, |share| {
                     let before = *share;
                     *share = before.saturating_sub(1);
                     before
                 });
-                (standing, Reverse(share), since, at)
+                (state, Reverse(share), since, at)
             })
             .collect();
         let kept = (self.max / SURVEY_SHARE).max(1).min(ordered.len());
@@ -202,8 +204,8 @@ impl Connections {
                 // comes.
                 .map(|(rank, _, _, at)| {
                     let open = self.open[at].clone();
-                    let standing = open.flight.standing(now).unwrap_or(rank);
-                    Candidate { open, standing }
+                    let state = open.flight.state(now).unwrap_or(rank);
+                    Candidate { open, state }
                 }),
         );
     }

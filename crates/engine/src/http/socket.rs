@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{self, Sleep, sleep_until};
 
 use crate::http::client_address::party;
-use crate::http::connections::Standing;
+use crate::http::connections::ConnectionState;
 use crate::http::http2_frames::FrameWatch;
 use crate::http::smuggling_guard::FramingWatch;
 use crate::limits::{NEW_FOR, SLOW_AFTER};
@@ -145,7 +145,7 @@ impl Flight {
     }
 
     /// The state of the connection, or `None` while it runs a complete request.
-    pub(crate) fn standing(&self, now: Instant) -> Option<Standing> {
+    pub(crate) fn state(&self, now: Instant) -> Option<ConnectionState> {
         let running = self.running.load(Ordering::Relaxed);
         let waits_for = now.saturating_duration_since(self.waits_since());
         let (is_slow, is_new) = (waits_for >= SLOW_AFTER, waits_for < NEW_FOR);
@@ -158,21 +158,21 @@ impl Flight {
             }
             let has_asked = self.started.load(Ordering::Relaxed) > 0;
             return Some(match (is_verified, has_asked) {
-                (true, _) => Standing::VerifiedIdle,
-                (false, true) => Standing::Idle,
-                (false, false) if is_slow => Standing::SlowHead,
-                (false, false) if is_new => Standing::New,
-                (false, false) => Standing::Head,
+                (true, _) => ConnectionState::VerifiedIdle,
+                (false, true) => ConnectionState::Idle,
+                (false, false) if is_slow => ConnectionState::SlowHead,
+                (false, false) if is_new => ConnectionState::New,
+                (false, false) => ConnectionState::Head,
             });
         }
         let is_reading = self.reading.load(Ordering::Relaxed) >= running;
         match (is_reading, is_verified) {
-            (true, false) if is_slow => Some(Standing::SlowBody),
-            (true, false) if is_new => Some(Standing::New),
-            (true, false) => Some(Standing::Body),
-            (true, true) => is_slow.then_some(Standing::VerifiedSlow),
-            (false, false) => self.is_left(now, running).then_some(Standing::SlowBody),
-            (false, true) => self.is_left(now, running).then_some(Standing::VerifiedSlow),
+            (true, false) if is_slow => Some(ConnectionState::SlowBody),
+            (true, false) if is_new => Some(ConnectionState::New),
+            (true, false) => Some(ConnectionState::Body),
+            (true, true) => is_slow.then_some(ConnectionState::VerifiedSlow),
+            (false, false) => self.is_left(now, running).then_some(ConnectionState::SlowBody),
+            (false, true) => self.is_left(now, running).then_some(ConnectionState::VerifiedSlow),
         }
     }
 

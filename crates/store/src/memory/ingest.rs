@@ -9,7 +9,7 @@ use hapax_core::{EventKey, GuardKeep, GuardSeen, Receipt, Timeliness, Timestamp}
 use uuid::Uuid;
 
 use super::work::{dice, later};
-use super::{EventNumber, Guarded, Job, Model, Standing, Stored};
+use super::{EventNumber, Guarded, Job, Model, ReviewState, Stored};
 use crate::limits::{CONFLICTS_IN_FULL, COPIES_IN_FULL};
 
 /// A receipt, how it arrived, and the jobs it creates.
@@ -144,7 +144,7 @@ impl Model {
             return Verdict::Duplicate(self.known(at));
         }
         if stored.body_hash == receipt.body_hash() || same_content {
-            let waits_for_on_time = stored.standing == Standing::Review
+            let waits_for_on_time = stored.review_state == ReviewState::Review
                 && stored.detail.summary.review == Some(ReviewReason::Late);
             let is_its_own = held_by.is_none_or(|holder| holder == at);
             let promoted =
@@ -155,7 +155,7 @@ impl Model {
                 return Verdict::Duplicate(self.known(at));
             }
             let stored = self.events.get_mut(&at).expect("every key has its event");
-            stored.standing = Standing::Ours;
+            stored.review_state = ReviewState::Ours;
             let id = stored.detail.summary.id;
             self.write_jobs(at, coming.jobs, coming.now);
             return Verdict::Accepted(id);
@@ -187,9 +187,9 @@ impl Model {
         let at = self.events_ever;
         self.events_ever += 1;
         let id = EventId(Uuid::now_v7());
-        let (standing, decision) = match review {
-            None => (Standing::Ours, Decision::Accepted),
-            Some(_) => (Standing::Review, Decision::Review),
+        let (review_state, decision) = match review {
+            None => (ReviewState::Ours, Decision::Accepted),
+            Some(_) => (ReviewState::Review, Decision::Review),
         };
         let summary = EventSummary {
             id,
@@ -216,7 +216,7 @@ impl Model {
             messages: Vec::new(),
         };
         let body_hash = receipt.body_hash();
-        let stored = Stored { key: key.clone(), detail, body_hash, standing, gone: false };
+        let stored = Stored { key: key.clone(), detail, body_hash, review_state, gone: false };
         self.events.insert(at, stored);
         self.keys.insert(key.clone(), at);
         self.hold_guard(at, coming);

@@ -174,14 +174,14 @@ struct Stored {
     key: EventKey,
     detail: EventDetail,
     body_hash: KeyHash,
-    standing: Standing,
+    review_state: ReviewState,
     /// Its body and history are pruned; only its key is still known.
     gone: bool,
 }
 
 /// The state of an event's review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum ReviewState {
     Review,
     Discarded,
     /// No review was needed, or it was approved: its jobs determine the status.

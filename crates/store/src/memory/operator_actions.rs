@@ -9,13 +9,13 @@ use hapax_core::store::{
     Reviewed,
 };
 
-use super::{EventNumber, Guarded, Job, JobNumber, Model, Standing, Stored};
+use super::{EventNumber, Guarded, Job, JobNumber, Model, ReviewState, Stored};
 
 impl Model {
     /// Runs again the jobs that may run again. An event that waits in review, or was rejected
     /// there, has no work to repeat: approving it is another act.
     pub(super) fn replay(&mut self, ask: ReplayAsk, now: Timestamp) -> Vec<Replayed> {
-        let ours = |at: &EventNumber| self.events[at].standing == Standing::Ours;
+        let ours = |at: &EventNumber| self.events[at].review_state == ReviewState::Ours;
         let Some(event) = self.event_numbered(ask.event).filter(ours) else { return Vec::new() };
         let (mut replayed, mut changed) = (Vec::new(), false);
         for new in &ask.handlers {
@@ -141,8 +141,8 @@ impl Model {
         now: Timestamp,
     ) -> Reviewed {
         let Some(at) = self.event_numbered(event) else { return Reviewed::Unknown };
-        if self.events[&at].standing == Standing::Review {
-            self.event_mut(at).standing = Standing::Ours;
+        if self.events[&at].review_state == ReviewState::Review {
+            self.event_mut(at).review_state = ReviewState::Ours;
             self.write_jobs(at, jobs, now);
         } else {
             let waiting = self.in_review(at);
@@ -161,8 +161,8 @@ impl Model {
 
     pub(super) fn reject(&mut self, event: EventId, by: Action, now: Timestamp) -> Reviewed {
         let Some(at) = self.event_numbered(event) else { return Reviewed::Unknown };
-        if self.events[&at].standing == Standing::Review {
-            self.event_mut(at).standing = Standing::Discarded;
+        if self.events[&at].review_state == ReviewState::Review {
+            self.event_mut(at).review_state = ReviewState::Discarded;
         } else {
             let waiting = self.in_review(at);
             if waiting.is_empty() {

@@ -10,7 +10,7 @@ use hapax_core::store::{
 };
 use hapax_core::{SourceName, Timestamp};
 
-use super::{EventNumber, Job, Model, Standing, Stored};
+use super::{EventNumber, Job, Model, ReviewState, Stored};
 use crate::limits::PAGE_MAX;
 
 impl Model {
@@ -21,10 +21,10 @@ impl Model {
         if stored.gone {
             return summary;
         }
-        summary.status = match stored.standing {
-            Standing::Review => Status::Review,
-            Standing::Discarded => Status::Discarded,
-            Standing::Ours => {
+        summary.status = match stored.review_state {
+            ReviewState::Review => Status::Review,
+            ReviewState::Discarded => Status::Discarded,
+            ReviewState::Ours => {
                 Status::of_jobs(self.jobs_of(at).map(|job| (job.phase, job.progress.steps)))
             }
         };
@@ -113,7 +113,7 @@ impl Model {
 
     pub(super) fn events_in_review(&self) -> Vec<(SourceName, u64)> {
         let mut counts = BTreeMap::<SourceName, u64>::new();
-        for stored in self.events.values().filter(|one| one.standing == Standing::Review) {
+        for stored in self.events.values().filter(|one| one.review_state == ReviewState::Review) {
             *counts.entry(stored.key.source.clone()).or_default() += 1;
         }
         counts.into_iter().collect()

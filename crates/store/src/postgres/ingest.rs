@@ -22,7 +22,7 @@ use super::epoch::Epoch;
 use super::ingest_rows::Rows;
 use super::lane_ids::LaneName;
 use super::partitions;
-use super::row::{Standing, hash_of, of_hash};
+use super::row::{EventState, hash_of, of_hash};
 use crate::recent::{Recent, adds_nothing};
 
 /// How often a statement is tried after its missing partition or lane was created.
@@ -248,7 +248,7 @@ struct Existing {
     hash: KeyHash,
     body_hash: KeyHash,
     guard: Option<KeyHash>,
-    standing: Standing,
+    event_state: EventState,
     known: KnownEvent,
 }
 
@@ -390,7 +390,7 @@ impl Outcome<'_> {
                     // Committed with this event or with another one.
                     guard: item.receipt.guard().map(|guard| guard.hash),
                     known: existing.known.clone(),
-                    review: existing.standing.waiting,
+                    review: existing.event_state.waiting,
                 },
             );
         }
@@ -426,18 +426,18 @@ impl Outcome<'_> {
         Ok(rows
             .iter()
             .map(|row| {
-                let standing = Standing::new(row.get(3), row.get(4), row.get(5), row.get(6));
+                let event_state = EventState::new(row.get(3), row.get(4), row.get(5), row.get(6));
                 let result: Option<&str> = row.get(7);
                 let known = KnownEvent {
                     id: EventId(row.get(1)),
-                    status: standing.status,
+                    status: event_state.status,
                     result: result.map(Arc::from),
                 };
                 Existing {
                     hash: hash_of(row.get(0)),
                     body_hash: hash_of(row.get(2)),
                     guard: row.get::<_, Option<Uuid>>(8).map(hash_of),
-                    standing,
+                    event_state,
                     known,
                 }
             })
@@ -446,6 +446,6 @@ impl Outcome<'_> {
 }
 
 fn is_plain_copy(existing: &Existing, item: &Item<'_>) -> bool {
-    let late = existing.standing.waiting == Some(hapax_core::store::ReviewReason::Late);
+    let late = existing.event_state.waiting == Some(hapax_core::store::ReviewReason::Late);
     adds_nothing(item.receipt, existing.body_hash, existing.guard) && !late
 }

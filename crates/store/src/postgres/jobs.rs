@@ -198,7 +198,7 @@ pub(super) async fn claimed(
     shared: &Shared,
     job: JobId,
     fence: Fence,
-) -> Result<Option<(Standing, HandlerRef, Taken)>, PgError> {
+) -> Result<Option<(ClaimState, HandlerRef, Taken)>, PgError> {
     let mut lent = shared.pools.work.lend().await?;
     let ask = include_str!("sql/claimed.sql");
     let rows = lent.query(ask, &[&job.0, &fence.0]).await?;
@@ -207,19 +207,19 @@ pub(super) async fn claimed(
             source: SourceName::new(row.get::<_, &str>("source")),
             handler: HandlerName::new(row.get::<_, &str>("name")),
         };
-        let standing = match row.get::<_, i16>("state") {
-            1 => Standing::Leased,
-            2 => Standing::Done,
-            _ => Standing::Over,
+        let claim_state = match row.get::<_, i16>("state") {
+            1 => ClaimState::Leased,
+            2 => ClaimState::Done,
+            _ => ClaimState::Over,
         };
         let taken = taken(&handler, row);
-        (standing, handler, taken)
+        (claim_state, handler, taken)
     }))
 }
 
 /// The state of a job that still has this fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum ClaimState {
     Leased,
     Done,
     /// Lost, failed or set aside: it no longer runs under this claim.

@@ -12,7 +12,7 @@ use super::Shared;
 use super::connect::{PgError, PooledClient, retried};
 use super::jobs::only;
 use super::lane_ids::LaneName;
-use super::row::{Standing, hash_of, text};
+use super::row::{EventState, hash_of, text};
 
 /// An operator's decision on an event in review.
 #[derive(Debug, Clone, Copy)]
@@ -212,5 +212,5 @@ async fn status(lent: &mut PooledClient, event: EventId) -> Result<Status, PgErr
     let sql = concat!(include_str!("sql/known.sql"), " WHERE e.id = $1");
     let rows = lent.query(sql, &[&event.0]).await?;
     let row = only(&rows)?;
-    Ok(Standing::new(row.get(3), row.get(4), row.get(5), row.get(6)).status)
+    Ok(EventState::new(row.get(3), row.get(4), row.get(5), row.get(6)).status)
 }

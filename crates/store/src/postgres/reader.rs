@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{PgError, PooledClient};
-use super::row::{Standing, first_id, of_hash, past, phase_of, state_of};
+use super::row::{EventState, first_id, of_hash, past, phase_of, state_of};
 use crate::limits::PAGE_MAX;
 
 /// An event with its status over all jobs.
@@ -377,7 +377,7 @@ fn arrival(row: &Row) -> ArrivalNote {
 }
 
 pub(super) fn summary(row: &Row) -> EventSummary {
-    let standing = Standing::new(row.get(7), row.get(8), None, row.get(11));
+    let event_state = EventState::new(row.get(7), row.get(8), None, row.get(11));
     let copies: Option<i64> = row.get(9);
     let conflicts: Option<i64> = row.get(10);
     let ended: Option<Timestamp> = row.get(12);
@@ -389,11 +389,11 @@ pub(super) fn summary(row: &Row) -> EventSummary {
         event_type: row.get::<_, Option<&[u8]>>(4).map(lossy),
         occurred_at: row.get(5),
         received_at: row.get(6),
-        status: standing.status,
-        review: standing.review,
+        status: event_state.status,
+        review: event_state.review,
         arrivals: 1 + copies.unwrap_or(0).unsigned_abs(),
         conflicts: conflicts.unwrap_or(0).unsigned_abs(),
-        processed_at: ended.filter(|_| standing.status.is_final()),
+        processed_at: ended.filter(|_| event_state.status.is_final()),
         result: row.get(13),
     }
 }

@@ -89,7 +89,7 @@ pub(super) fn stamp(at: Timestamp) -> Timestamp {
 
 /// The state of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct EventState {
     pub(super) status: Status,
     /// Why it was put in review, if it ever was.
     pub(super) review: Option<ReviewReason>,
@@ -97,7 +97,7 @@ pub(super) struct Standing {
     pub(super) waiting: Option<ReviewReason>,
 }
 
-impl Standing {
+impl EventState {
     /// From the columns `state`, `review` and `pruned` of an event, and the lowest rank of its jobs.
     pub(super) fn new(state: i16, review: i16, pruned: Option<&str>, rank: Option<i32>) -> Self {
         let review = match review {

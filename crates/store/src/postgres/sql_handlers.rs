@@ -30,7 +30,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{ClientPool, PgError, PooledClient, handler_session};
-use super::jobs::{self, Guarded, Standing, Taken, only, shortened};
+use super::jobs::{self, ClaimState, Guarded, Taken, only, shortened};
 use super::result_text::{self, RawValue, ValueText};
 
 /// How long a slice may begin new jobs. Other slices wait for its connection, and its leases run.
@@ -159,13 +159,14 @@ fn count(ran: &mut SqlRan, went: JobOutcome, taken: &Taken) {
 
 /// Runs alone a job that was claimed before.
 pub(super) async fn claimed(shared: &Shared, run: &SqlRun) -> Result<Ran, StoreError> {
-    let Some((standing, handler, taken)) = jobs::claimed(shared, run.job, run.fence).await? else {
+    let Some((claim_state, handler, taken)) = jobs::claimed(shared, run.job, run.fence).await?
+    else {
         return Ok(Ran::Lost);
     };
-    match standing {
-        Standing::Leased => {}
-        Standing::Done => return Ok(Ran::Done),
-        Standing::Over => return Ok(Ran::Lost),
+    match claim_state {
+        ClaimState::Leased => {}
+        ClaimState::Done => return Ok(Ran::Done),
+        ClaimState::Over => return Ok(Ran::Lost),
     }
     if taken.damaged {
         jobs::bury_damaged(shared, &taken).await?;

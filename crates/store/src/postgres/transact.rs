@@ -107,12 +107,12 @@ pub struct PgDb<R = JobRight> {
     time: Duration,
     /// When its time is used up.
     until: Instant,
-    standing: Standing,
+    state: TxState,
 }
 
 /// The state of the transaction.
 #[derive(Debug)]
-enum Standing {
+enum TxState {
     Open,
     /// A statement was sent, and its answer has not been read; its caller may have stopped waiting.
     Sent,
@@ -181,10 +181,10 @@ impl<R> PgDb<R> {
     async fn prepared(&mut self, sql: &str) -> Result<Statement, PgDbError> {
         self.is_sound()?;
         if let Err(error) = SqlProgram::may_begin(sql, Dialect::Postgres) {
-            self.standing = Standing::Failed(error.to_string());
+            self.state = TxState::Failed(error.to_string());
             return Err(PgDbError::Refused(error));
         }
-        self.standing = Standing::Sent;
+        self.state = TxState::Sent;
         let cut_at = self.until + GRACE;
         let client = self.lent()?.raw()?;
         if client.statement_cache.size() >= HANDLER_STATEMENTS_MAX {
@@ -198,17 +198,17 @@ impl<R> PgDb<R> {
 
     /// Checks whether another statement, or the commit, may be sent.
     fn is_sound(&mut self) -> Result<(), PgDbError> {
-        match &self.standing {
-            Standing::Open if Instant::now() > self.until => {
+        match &self.state {
+            TxState::Open if Instant::now() > self.until => {
                 let error = PgDbError::TimedOut(self.time);
-                self.standing = Standing::Failed(error.to_string());
+                self.state = TxState::Failed(error.to_string());
                 Err(error)
             }
-            Standing::Open => Ok(()),
-            Standing::Failed(why) | Standing::Spoilt(why) => Err(PgDbError::Void(why.clone())),
-            Standing::Gone(why) => Err(PgDbError::Broken(why.clone())),
-            Standing::Sent => Err(PgDbError::Void("it was broken off".to_owned())),
-            Standing::Committed => Err(PgDbError::Void("the transaction is over".to_owned())),
+            TxState::Open => Ok(()),
+            TxState::Failed(why) | TxState::Spoilt(why) => Err(PgDbError::Void(why.clone())),
+            TxState::Gone(why) => Err(PgDbError::Broken(why.clone())),
+            TxState::Sent => Err(PgDbError::Void("it was broken off".to_owned())),
+            TxState::Committed => Err(PgDbError::Void("the transaction is over".to_owned())),
         }
     }
 
@@ -219,7 +219,7 @@ impl<R> PgDb<R> {
     ) -> Result<T, PgDbError> {
         let error = match ran {
             Ok(Ok(answer)) => {
-                self.standing = Standing::Open;
+                self.state = TxState::Open;
                 return Ok(answer);
             }
             Err(_) => PgDbError::TimedOut(self.time),
@@ -228,13 +228,13 @@ impl<R> PgDb<R> {
         let text = error.to_string();
         // If the server answered, the connection is sound and waits for the end of the transaction.
         let waits = error.code().is_some() && !error.is_race();
-        self.standing = match &error {
-            PgDbError::Broken(why) => Standing::Gone(why.clone()),
-            PgDbError::Statement(_) if waits => Standing::Failed(text),
+        self.state = match &error {
+            PgDbError::Broken(why) => TxState::Gone(why.clone()),
+            PgDbError::Statement(_) if waits => TxState::Failed(text),
             PgDbError::Statement(_)
             | PgDbError::Refused(_)
             | PgDbError::TimedOut(_)
-            | PgDbError::Void(_) => Standing::Spoilt(text),
+            | PgDbError::Void(_) => TxState::Spoilt(text),
         };
         Err(error)
     }
@@ -403,7 +403,7 @@ async fn open<R: Recorded>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
         tenant: tx.right.tenant(),
         time,
         until: Instant::now() + time,
-        standing: Standing::Sent,
+        state: TxState::Sent,
     };
     // A node that stops in the middle must not keep rows locked.
     let more = format!(
@@ -417,7 +417,7 @@ async fn open<R: Recorded>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
         tx.right.holds(client).await
     });
     let held = held.await.map_err(|_: Elapsed| NotRun::Outage(PgError::Silent))??;
-    db.standing = Standing::Open;
+    db.state = TxState::Open;
     if held { Ok(db) } else { Err(NotRun::Fence) }
 }
 
@@ -429,7 +429,7 @@ async fn commit<R: Recorded>(db: PgDb<R>, said: R::Said) -> Result<R::Proof, TxE
 async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, TxError> {
     db.is_sound().map_err(|error| TxError::Failed(error.into()))?;
     failpoint!("code.mid_commit");
-    db.standing = Standing::Sent;
+    db.state = TxState::Sent;
     let (shared, right) = (Arc::clone(&db.shared), db.right.clone());
     let ended = timeout(db.time + GRACE, async {
         let client = db.lent()?.raw()?;
@@ -439,7 +439,7 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
     });
     let ended = ended.await.unwrap_or(Err(NotRun::Outage(PgError::Silent)));
     match ended {
-        Ok(()) => db.standing = Standing::Committed,
+        Ok(()) => db.state = TxState::Committed,
         Err(NotRun::Outage(error)) => {
             // Valid only for this fence: another attempt has another one.
             return match right.is_recorded(&shared, &said).await {
@@ -448,11 +448,11 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
             };
         }
         Err(refused) => {
-            db.standing = match &refused {
+            db.state = match &refused {
                 // Its prepared statements may be invalid.
-                NotRun::Race(why) => Standing::Spoilt(why.clone()),
-                NotRun::Statement(why) => Standing::Failed(why.clone()),
-                NotRun::Fence | NotRun::Outage(_) => Standing::Failed(String::new()),
+                NotRun::Race(why) => TxState::Spoilt(why.clone()),
+                NotRun::Statement(why) => TxState::Failed(why.clone()),
+                NotRun::Fence | NotRun::Outage(_) => TxState::Failed(String::new()),
             };
             return Err(refused.into());
         }
@@ -463,11 +463,11 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
 
 impl<R> Drop for PgDb<R> {
     fn drop(&mut self) {
-        let left = match mem::replace(&mut self.standing, Standing::Sent) {
-            Standing::Open | Standing::Failed(_) => LeftBehind::Open,
-            Standing::Committed => LeftBehind::Ended,
+        let left = match mem::replace(&mut self.state, TxState::Sent) {
+            TxState::Open | TxState::Failed(_) => LeftBehind::Open,
+            TxState::Committed => LeftBehind::Ended,
             // Closing the connection ends its running statement and rolls back.
-            Standing::Sent | Standing::Spoilt(_) | Standing::Gone(_) => return,
+            TxState::Sent | TxState::Spoilt(_) | TxState::Gone(_) => return,
         };
         if let (Some(mut lent), Ok(runtime)) = (self.lent.take(), Handle::try_current()) {
             let tidied =
@@ -479,7 +479,7 @@ impl<R> Drop for PgDb<R> {
 
 impl<R> fmt::Debug for PgDb<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PgDb").field("standing", &self.standing).finish_non_exhaustive()
+        f.debug_struct("PgDb").field("state", &self.state).finish_non_exhaustive()
     }
 }
 

@@ -11,7 +11,7 @@ use rusqlite::{Connection, OptionalExtension};
 
 use super::SqliteStore;
 use super::jobs::EventAt;
-use super::row::{self, Standing, micros, seq_of};
+use super::row::{self, EventState, micros, seq_of};
 use super::writer::Writer;
 
 impl Operate for SqliteStore {
@@ -23,7 +23,7 @@ impl Operate for SqliteStore {
                     return Ok(Vec::new());
                 };
                 // An event that waits for review, or was rejected there, has nothing to run again.
-                if event.standing.status() != Status::Ignored {
+                if event.event_state.status() != Status::Ignored {
                     return Ok(Vec::new());
                 }
                 let now = writer.now();
@@ -127,7 +127,7 @@ pub(super) struct FoundEvent {
     pub(super) seq: i64,
     pair: i64,
     key: EventKey,
-    standing: Standing,
+    event_state: EventState,
 }
 
 impl FoundEvent {
@@ -147,7 +147,7 @@ impl FoundEvent {
                     source: SourceName::new(row.get_ref(3)?.as_str()?),
                     event_id: row.get_ref(4)?.as_str()?.into(),
                 },
-                standing: Standing::from_columns(row.get(5)?, row.get(6)?),
+                event_state: EventState::from_columns(row.get(5)?, row.get(6)?),
             })
         })
         .optional()
@@ -163,7 +163,7 @@ impl FoundEvent {
     }
 
     fn not_waiting(&self, conn: &Connection) -> rusqlite::Result<Reviewed> {
-        Ok(Reviewed::NotWaiting(row::status_at(conn, self.seq, self.standing)?))
+        Ok(Reviewed::NotWaiting(row::status_at(conn, self.seq, self.event_state)?))
     }
 }
 

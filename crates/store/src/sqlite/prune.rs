@@ -23,7 +23,7 @@ use hapax_core::{EventKey, KeyHash, SourceName, Tenant};
 use rusqlite::Connection;
 
 use super::outbox::{MessageScan, prune_slice};
-use super::row::{Standing, micros, phase_of, pruned_as, status_of_pruned, timestamp};
+use super::row::{EventState, micros, phase_of, pruned_as, status_of_pruned, timestamp};
 use super::transaction::Transaction;
 use super::writer::Writer;
 use super::{ledger, order};
@@ -106,7 +106,7 @@ struct EventWithBody {
     seq: i64,
     received_at: i64,
     source: SourceName,
-    standing: Standing,
+    event_state: EventState,
     /// The states of its jobs.
     jobs: Vec<(Phase, u32)>,
 }
@@ -226,7 +226,7 @@ fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<Ev
             seq: row.get(0)?,
             received_at: row.get(1)?,
             source: SourceName::new(row.get_ref(2)?.as_str()?),
-            standing: Standing::from_columns(row.get(3)?, row.get(4)?),
+            event_state: EventState::from_columns(row.get(3)?, row.get(4)?),
             jobs: Vec::new(),
         })
     })?
@@ -258,7 +258,7 @@ impl EventWithBody {
     /// The status that the event ended with; `None` if it is unfinished. An event that was
     /// discarded for one handler may still be needed by another.
     fn ends_as(&self) -> Option<Status> {
-        let status = match self.standing.status() {
+        let status = match self.event_state.status() {
             Status::Ignored => Status::of_jobs(self.jobs.iter().copied()),
             status => status,
         };

@@ -20,8 +20,8 @@ use uuid::Uuid;
 use super::jobs::{answer_of, job_id, place_of};
 use super::open::{OpenError, Place};
 use super::row::{
-    DEAD, DISCARDED, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, Standing, event_id, phase_of,
-    ranked, state_of, timestamp,
+    DEAD, DISCARDED, EventState, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, event_id,
+    phase_of, ranked, state_of, timestamp,
 };
 use crate::limits::{PAGE_MAX, READ_MAX};
 
@@ -134,10 +134,10 @@ pub(super) const SUMMARY: &str = concat!(
 );
 
 pub(super) fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
-    let standing = Standing::from_columns(row.get(8)?, row.get(9)?);
+    let event_state = EventState::from_columns(row.get(8)?, row.get(9)?);
     let copies: i64 = row.get(10)?;
     let conflicts: i64 = row.get(11)?;
-    let status = match standing.status() {
+    let status = match event_state.status() {
         Status::Ignored => ranked(row.get(12)?),
         waiting => waiting,
     };
@@ -151,7 +151,7 @@ pub(super) fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
         occurred_at: row.get::<_, Option<i64>>(6)?.map(timestamp),
         received_at: timestamp(row.get(7)?),
         status,
-        review: standing.review,
+        review: event_state.review,
         arrivals: 1 + copies.unsigned_abs(),
         conflicts: conflicts.unsigned_abs(),
         processed_at: ended.map(timestamp),

@@ -93,14 +93,14 @@ pub(super) fn standing_of_jobs(
     Ok((status, result.map(Arc::from)))
 }
 
-/// The status of an event whose own columns hold `standing`: if those leave it open, its jobs
+/// The status of an event whose own columns hold `event_state`: if those leave it open, its jobs
 /// decide.
 pub(super) fn status_at(
     conn: &Connection,
     seq: i64,
-    standing: Standing,
+    event_state: EventState,
 ) -> rusqlite::Result<Status> {
-    match standing.status() {
+    match event_state.status() {
         Status::Ignored => Ok(standing_of_jobs(conn, seq)?.0),
         status => Ok(status),
     }
@@ -126,7 +126,7 @@ pub(super) fn event_id(blob: [u8; 16]) -> EventId {
 
 /// The columns `state` and `review` of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct EventState {
     pub(super) state: State,
     pub(super) review: Option<ReviewReason>,
 }
@@ -138,7 +138,7 @@ pub(super) enum State {
     Discarded,
 }
 
-impl Standing {
+impl EventState {
     pub(super) fn new(review: Option<ReviewReason>) -> Self {
         let state = if review.is_some() { State::Review } else { State::Open };
         Self { state, review }

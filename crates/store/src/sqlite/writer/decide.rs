@@ -13,7 +13,7 @@ use crate::limits::CONFLICTS_IN_FULL;
 use crate::recent::Recent;
 use crate::sqlite::copies;
 use crate::sqlite::jobs::EventAt;
-use crate::sqlite::row::{self, Standing, micros};
+use crate::sqlite::row::{self, EventState, micros};
 
 /// The row of a key that arrives again.
 struct Existing {
@@ -250,8 +250,8 @@ impl Writer {
         self.last_seq += 1;
         let seq = self.last_seq;
         let id = self.ids.make(via.received_at, seq);
-        let standing = Standing::new(review);
-        let (state, review_column) = standing.columns();
+        let event_state = EventState::new(review);
+        let (state, review_column) = event_state.columns();
         self.conn.prepare_cached(include_str!("../sql/insert_event.sql"))?.execute(
             rusqlite::params![
                 seq,
@@ -291,7 +291,7 @@ impl Writer {
             batch.work |= self.lanes.write(&self.conn, event, jobs, (self.clock)())?;
         }
         let phase = |job: &NewJob| if job.hopeless.is_some() { Phase::Dead } else { Phase::Ready };
-        let status = match standing.status() {
+        let status = match event_state.status() {
             Status::Ignored => Status::of_jobs(jobs.iter().map(|job| (phase(job), 0))),
             waiting => waiting,
         };
@@ -330,12 +330,13 @@ impl Writer {
                  FROM hapax_event WHERE seq = ?1",
             )?
             .query_row([seq], |row| {
-                let standing = Standing::from_columns(row.get(2)?, row.get(3)?);
+                let event_state = EventState::from_columns(row.get(2)?, row.get(3)?);
                 let id = row::event_id(row.get(0)?);
-                let status = row::status_of_pruned(row.get(5)?).unwrap_or(standing.status());
+                let status = row::status_of_pruned(row.get(5)?).unwrap_or(event_state.status());
                 let known = KnownEvent { id, status, result: None };
                 let body_hash = KeyHash(row.get(1)?);
-                let recent = Recent { body_hash, guard: None, known, review: standing.waiting() };
+                let recent =
+                    Recent { body_hash, guard: None, known, review: event_state.waiting() };
                 Ok(Existing { seq, recent, received_at: row.get(4)? })
             })?;
         if existing.recent.known.status == Status::Ignored {
