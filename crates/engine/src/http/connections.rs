@@ -2,7 +2,7 @@
 //! needs a slot.
 //!
 //! Connections are closed only when all slots are in use. The state of a connection is a few
-//! atomics of its own ([`Flight`]), so serving a request costs nothing here. When slots are needed,
+//! atomics of its own ([`ConnectionActivity`]), so serving a request costs nothing here. When slots are needed,
 //! one survey of all connections chooses several to close, and later new connections use the same
 //! result.
 
@@ -16,7 +16,7 @@ use metrics::counter;
 use tokio::task::AbortHandle;
 use tracing::warn;
 
-use crate::http::socket::Flight;
+use crate::http::socket::ConnectionActivity;
 use crate::limits::{
     CROWD_MIN, CROWD_SHARE, EVICT_SHARE, EVICTION_LOG_EVERY, MANY_NEW_SHARE, SURVEY_SHARE,
     SURVEY_VALID,
@@ -71,7 +71,7 @@ pub(crate) struct Connections {
 
 #[derive(Debug, Clone)]
 struct Open {
-    flight: Arc<Flight>,
+    activity: Arc<ConnectionActivity>,
     task: AbortHandle,
 }
 
@@ -99,11 +99,11 @@ impl Connections {
         }
     }
 
-    pub(crate) fn add(&mut self, flight: Arc<Flight>, task: AbortHandle) {
+    pub(crate) fn add(&mut self, activity: Arc<ConnectionActivity>, task: AbortHandle) {
         if self.open.len() >= self.max.saturating_mul(2).max(64) {
             self.forget_ended();
         }
-        self.open.push(Open { flight, task });
+        self.open.push(Open { activity, task });
     }
 
     /// Closes a few connections, as many as new ones may need before the slots are free. Returns
@@ -119,9 +119,9 @@ impl Connections {
             && let Some(Candidate { open, state }) = self.next.pop()
         {
             // Its state may have changed since the survey.
-            let is_due = open.flight.state(now).is_some_and(|now| now <= state);
-            if is_due && !open.flight.is_gone() {
-                open.flight.goes();
+            let is_due = open.activity.state(now).is_some_and(|now| now <= state);
+            if is_due && !open.activity.is_gone() {
+                open.activity.goes();
                 open.task.abort();
                 counter!("hapax_connections_evicted_total", "kind" => state.kind()).increment(1);
                 closed += 1;
@@ -132,7 +132,7 @@ impl Connections {
     }
 
     fn forget_ended(&mut self) {
-        self.open.retain(|open| !open.flight.is_gone() && !open.task.is_finished());
+        self.open.retain(|open| !open.activity.is_gone() && !open.task.is_finished());
     }
 
     /// Finds the connections to close next: the worst state first, then the address with the most
@@ -147,10 +147,10 @@ impl Connections {
         let mut shares: HashMap<(IpAddr, bool), usize> = HashMap::new();
         let mut found = Vec::with_capacity(self.open.len());
         for (at, open) in self.open.iter().enumerate() {
-            let whose = (open.flight.client(), open.flight.is_verified());
+            let whose = (open.activity.client(), open.activity.is_verified());
             *shares.entry(whose).or_default() += 1;
-            if let Some(state) = open.flight.state(now) {
-                found.push((state, open.flight.waits_since(), whose, at));
+            if let Some(state) = open.activity.state(now) {
+                found.push((state, open.activity.waits_since(), whose, at));
             }
         }
         let crowd = (self.max / CROWD_SHARE).max(CROWD_MIN);
@@ -204,7 +204,7 @@ impl Connections {
                 // comes.
                 .map(|(rank, _, _, at)| {
                     let open = self.open[at].clone();
-                    let state = open.flight.state(now).unwrap_or(rank);
+                    let state = open.activity.state(now).unwrap_or(rank);
                     Candidate { open, state }
                 }),
         );
@@ -235,8 +235,8 @@ mod tests {
     use super::*;
     use crate::limits::{NEW_FOR, SLOW_AFTER};
 
-    fn flight(address: &str) -> Arc<Flight> {
-        Arc::new(Flight::new(SocketAddr::new(address.parse().unwrap(), 1)))
+    fn activity(address: &str) -> Arc<ConnectionActivity> {
+        Arc::new(ConnectionActivity::new(SocketAddr::new(address.parse().unwrap(), 1)))
     }
 
     /// Waits until the clock of a connection, which counts whole microseconds, advances.
@@ -248,12 +248,12 @@ mod tests {
     }
 
     /// The order in which these connections are closed, one by one, `after` they were opened.
-    fn order(flights: &[Arc<Flight>], after: Duration) -> Vec<usize> {
+    fn order(flights: &[Arc<ConnectionActivity>], after: Duration) -> Vec<usize> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut connections = Connections::new(flights.len());
-        for flight in flights {
+        for activity in flights {
             let task = runtime.spawn(std::future::pending::<()>());
-            connections.add(flight.clone(), task.abort_handle());
+            connections.add(activity.clone(), task.abort_handle());
         }
         let now = Instant::now() + after;
         let mut gone = Vec::new();
@@ -262,13 +262,13 @@ mod tests {
             let newly = (0..flights.len()).find(is_new).expect("one has gone");
             gone.push(newly);
         }
-        flights.iter().for_each(|flight| flight.comes_back());
+        flights.iter().for_each(|activity| activity.comes_back());
         gone
     }
 
     #[test]
     fn slow_heads_are_closed_before_idle_connections_and_verified_ones_last() {
-        let one = || flight("192.0.2.1");
+        let one = || activity("192.0.2.1");
         let (verified, answering, idle, head) = (one(), one(), one(), one());
         drop(verified.begin());
         verified.has_verified();
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_connection_with_an_unread_answer_can_be_closed() {
         // On HTTP/2 a window of 0 stops the answer and leaves the socket idle.
-        let flights = [flight("192.0.2.1")];
+        let flights = [activity("192.0.2.1")];
         let (running, _) = flights[0].begin();
         assert!(order(&flights, SLOW_AFTER).is_empty(), "its answer is being made");
         let running = running.with_answer();
@@ -296,8 +296,8 @@ mod tests {
     fn new_connections_of_a_crowding_address_are_closed_and_others_keep_their_time() {
         // Reopened as soon as they are closed, the connections of one address are always new.
         let crowd = CROWD_MIN + 8;
-        let mut flights = vec![flight("192.0.2.9")];
-        flights.extend((0..crowd).map(|_| flight("192.0.2.1")));
+        let mut flights = vec![activity("192.0.2.9")];
+        flights.extend((0..crowd).map(|_| activity("192.0.2.1")));
         for after in [Duration::ZERO, NEW_FOR] {
             let gone = order(&flights, after);
             assert!(gone.len() >= 8, "{after:?}: {gone:?}");
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn connections_with_stalled_bodies_are_closed_before_verified_ones() {
-        let (verified, body) = (flight("192.0.2.1"), flight("192.0.2.1"));
+        let (verified, body) = (activity("192.0.2.1"), activity("192.0.2.1"));
         drop(verified.begin());
         verified.has_verified();
         let (_running, _) = body.begin();
@@ -321,19 +321,19 @@ mod tests {
     #[test]
     fn among_equals_the_address_with_the_most_connections_loses_them_first() {
         let addresses = ["192.0.2.1", "192.0.2.2", "192.0.2.2", "192.0.2.2", "192.0.2.1"];
-        let flights = addresses.map(flight);
+        let flights = addresses.map(activity);
         assert_eq!(order(&flights, SLOW_AFTER), [1, 0, 2, 3, 4]);
         // One IPv6 network counts as one client.
         let addresses = ["192.0.2.1", "2001:db8::1", "2001:db8::2", "2001:db8::3"];
-        assert_eq!(order(&addresses.map(flight), SLOW_AFTER), [1, 2, 0, 3]);
+        assert_eq!(order(&addresses.map(activity), SLOW_AFTER), [1, 2, 0, 3]);
     }
 
     #[test]
     fn behind_a_proxy_connections_count_for_the_client_that_it_names() {
-        let flights = ["10.0.0.1"; 4].map(flight);
-        for (flight, client) in flights.iter().zip(["192.0.2.1", "192.0.2.2", "192.0.2.2"]) {
-            flight.is_for(client.parse().unwrap());
-            drop(flight.begin());
+        let flights = ["10.0.0.1"; 4].map(activity);
+        for (activity, client) in flights.iter().zip(["192.0.2.1", "192.0.2.2", "192.0.2.2"]) {
+            activity.is_for(client.parse().unwrap());
+            drop(activity.begin());
             tick();
         }
         drop(flights[3].begin());

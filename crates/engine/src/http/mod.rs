@@ -38,7 +38,9 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
 use crate::http::connections::Connections;
-use crate::http::socket::{FirstBytes, Flight, InFlight, Lingering, Protocol, Reading, Watched};
+use crate::http::socket::{
+    ConnectionActivity, DrainingSocket, FirstBytes, InFlight, Protocol, Reading, Watched,
+};
 use crate::limits::{HttpLimits, SURVEY_AGAIN};
 
 /// The result of a shutdown.
@@ -58,7 +60,7 @@ pub enum Drained {
 pub struct Peer {
     address: SocketAddr,
     /// The state of the connection, if it is served by [`serve`].
-    flight: Option<Arc<Flight>>,
+    activity: Option<Arc<ConnectionActivity>>,
 }
 
 impl Peer {
@@ -70,16 +72,16 @@ impl Peer {
     /// Records that a request on this connection was verified. When slots are short, such
     /// connections are closed last.
     pub fn has_verified(&self) {
-        if let Some(flight) = &self.flight {
-            flight.has_verified();
+        if let Some(activity) = &self.activity {
+            activity.has_verified();
         }
     }
 
     /// Records the client that a trusted proxy named for this request. When slots are short,
     /// connections are counted by client.
     pub fn is_for(&self, client: IpAddr) {
-        if let Some(flight) = &self.flight {
-            flight.is_for(client);
+        if let Some(activity) = &self.activity {
+            activity.is_for(client);
         }
     }
 }
@@ -87,7 +89,7 @@ impl Peer {
 /// The peer of a connection that another loop serves.
 impl From<SocketAddr> for Peer {
     fn from(address: SocketAddr) -> Self {
-        Self { address, flight: None }
+        Self { address, activity: None }
     }
 }
 
@@ -100,8 +102,8 @@ pub struct Received {
 }
 
 impl Received {
-    fn new(body: Incoming, flight: &Arc<Flight>) -> Self {
-        let reading = (!body.is_end_stream()).then(|| flight.reads());
+    fn new(body: Incoming, activity: &Arc<ConnectionActivity>) -> Self {
+        let reading = (!body.is_end_stream()).then(|| activity.reads());
         Self { body, reading }
     }
 }
@@ -184,9 +186,9 @@ where
         let Some((stream, peer, slot)) = stop.run_until_cancelled(next).await else {
             break;
         };
-        let flight = Arc::new(Flight::new(peer));
-        let peer = Peer { address: peer, flight: Some(flight.clone()) };
-        connections.add(flight, tasks.spawn(connection(server.clone(), stream, peer, slot)));
+        let activity = Arc::new(ConnectionActivity::new(peer));
+        let peer = Peer { address: peer, activity: Some(activity.clone()) };
+        connections.add(activity, tasks.spawn(connection(server.clone(), stream, peer, slot)));
     }
     drop(listener);
     let drained = timeout(drain, async {
@@ -251,7 +253,7 @@ async fn place(slots: &Arc<Semaphore>, connections: &mut Connections) -> OwnedSe
 }
 
 /// Records that a connection ends, before its slot is free.
-struct ConnectionClosing(Arc<Flight>);
+struct ConnectionClosing(Arc<ConnectionActivity>);
 
 impl Drop for ConnectionClosing {
     fn drop(&mut self) {
@@ -314,8 +316,8 @@ async fn connection<A, F, B>(
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
     let _slot = slot;
-    let Peer { address, flight: Some(flight) } = &peer else { return };
-    let _goes = ConnectionClosing(flight.clone());
+    let Peer { address, activity: Some(activity) } = &peer else { return };
+    let _goes = ConnectionClosing(activity.clone());
     let head_by = Instant::now() + server.limits.header_deadline;
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "the connection ended before it was set up");
@@ -332,11 +334,11 @@ async fn connection<A, F, B>(
         return;
     };
     let HttpLimits { linger, linger_bytes_max, .. } = server.limits;
-    let stream = Lingering::new(stream, flight.clone(), linger, linger_bytes_max);
+    let stream = DrainingSocket::new(stream, activity.clone(), linger, linger_bytes_max);
     match &server.tls {
         None => {
             let protocol = first.protocol();
-            Box::pin(speak(&server, stream, protocol, flight, first, head_by, &peer)).await;
+            Box::pin(speak(&server, stream, protocol, activity, first, head_by, &peer)).await;
         }
         Some(acceptor) => {
             let handshake = Box::pin(acceptor.accept(stream));
@@ -351,7 +353,7 @@ async fn connection<A, F, B>(
                 Some(b"h2") => Protocol::Http2,
                 Some(_) | None => Protocol::Http1,
             };
-            Box::pin(speak(&server, stream, protocol, flight, first, head_by, &peer)).await;
+            Box::pin(speak(&server, stream, protocol, activity, first, head_by, &peer)).await;
         }
     }
 }
@@ -392,7 +394,7 @@ async fn speak<A, F, B, T>(
     server: &Server<A>,
     stream: T,
     protocol: Protocol,
-    flight: &Arc<Flight>,
+    activity: &Arc<ConnectionActivity>,
     first: FirstBytes,
     head_by: Instant,
     peer: &Peer,
@@ -407,14 +409,14 @@ async fn speak<A, F, B, T>(
     let stream = Watched::new(
         stream,
         protocol,
-        flight.clone(),
+        activity.clone(),
         first,
         head_by,
         limits.header_deadline,
         limits.write_stall,
     );
     let io = TokioIo::new(stream);
-    let service = service(server.answer.clone(), flight.clone(), peer.clone());
+    let service = service(server.answer.clone(), activity.clone(), peer.clone());
     match protocol {
         Protocol::Http1 => {
             let connection = http1::Builder::new()
@@ -426,7 +428,7 @@ async fn speak<A, F, B, T>(
                 .max_header_size(limits.header_bytes_max)
                 .max_buf_size(READ_BUFFER_BYTES_MAX.max(limits.header_bytes_max))
                 .serve_connection(io, service);
-            drive(connection, server, flight, peer.address).await;
+            drive(connection, server, activity, peer.address).await;
         }
         Protocol::Http2 => {
             let header_bytes_max = u32::try_from(limits.header_bytes_max).unwrap_or(u32::MAX);
@@ -441,7 +443,7 @@ async fn speak<A, F, B, T>(
                 .keep_alive_interval(limits.ping)
                 .keep_alive_timeout(limits.ping)
                 .serve_connection(io, service);
-            drive(connection, server, flight, peer.address).await;
+            drive(connection, server, activity, peer.address).await;
         }
     }
 }
@@ -451,7 +453,7 @@ const READ_BUFFER_BYTES_MAX: usize = 64 * 1024;
 
 fn service<A, F, B>(
     answer: A,
-    flight: Arc<Flight>,
+    activity: Arc<ConnectionActivity>,
     peer: Peer,
 ) -> impl Service<
     Request<Incoming>,
@@ -466,12 +468,12 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
     service_fn(move |request: Request<Incoming>| {
-        let (in_flight, is_ambiguous) = flight.begin();
-        let flight = flight.clone();
+        let (in_flight, is_ambiguous) = activity.begin();
+        let activity = activity.clone();
         let version = request.version();
         let is_clear = !is_ambiguous && smuggling_guard::is_clear(&request);
         let answered = is_clear.then(|| {
-            let request = request.map(|body| Received::new(body, &flight));
+            let request = request.map(|body| Received::new(body, &activity));
             answer(request, peer.clone())
         });
         async move {
@@ -480,7 +482,7 @@ where
                 None => bad_request(version),
             };
             if response.headers().contains_key(header::CONNECTION) {
-                flight.leaves_bytes_unread();
+                activity.leaves_bytes_unread();
             }
             Ok(response.map(|body| Guarded { body, in_flight: in_flight.with_answer() }))
         }
@@ -498,8 +500,12 @@ fn bad_request<B>(version: Version) -> Response<Option<B>> {
 }
 
 /// Runs a connection until the peer ends it, the server stops, or it was idle for too long.
-async fn drive<A, C>(connection: C, server: &Server<A>, flight: &Flight, peer: SocketAddr)
-where
+async fn drive<A, C>(
+    connection: C,
+    server: &Server<A>,
+    activity: &ConnectionActivity,
+    peer: SocketAddr,
+) where
     C: Graceful,
 {
     let mut connection = pin!(connection);
@@ -513,7 +519,7 @@ where
             ended = connection.as_mut() => return log_end(ended, peer),
             () = server.stop.cancelled() => break,
             _ = looks.tick() => {
-                let (requests, running) = flight.activity();
+                let (requests, running) = activity.activity();
                 if !running && requests == requests_before {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! The two wrappers of a socket. [`Lingering`], next to the socket, closes it so that the last
+//! The two wrappers of a socket. [`DrainingSocket`], next to the socket, closes it so that the last
 //! answer arrives. [`Watched`], next to hyper, sets deadlines for heads and unread answers and
 //! checks the bytes that the peer sends.
 
@@ -21,7 +21,7 @@ use crate::limits::{NEW_FOR, SLOW_AFTER};
 
 /// The state of one connection, shared by its wrappers, its service and the accept loop.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct ConnectionActivity {
     opened: Instant,
     running: AtomicUsize,
     started: AtomicUsize,
@@ -51,15 +51,15 @@ pub(crate) struct Flight {
 /// One request in flight; it ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct InFlight {
-    flight: Arc<Flight>,
+    activity: Arc<ConnectionActivity>,
     is_answered: bool,
 }
 
 /// One body in flight; it ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Reading(Arc<Flight>);
+pub(crate) struct Reading(Arc<ConnectionActivity>);
 
-impl Flight {
+impl ConnectionActivity {
     pub(crate) fn new(peer: SocketAddr) -> Self {
         let peer = party(peer.ip().to_canonical());
         Self {
@@ -88,7 +88,7 @@ impl Flight {
             self.changed_us.store(self.age_us(), Ordering::Relaxed);
         }
         let nth = self.started.fetch_add(1, Ordering::Relaxed);
-        let in_flight = InFlight { flight: self.clone(), is_answered: false };
+        let in_flight = InFlight { activity: self.clone(), is_answered: false };
         (in_flight, nth >= self.ambiguous_from.load(Ordering::Relaxed))
     }
 
@@ -216,25 +216,25 @@ impl InFlight {
     /// leave it unread without blocking the socket.
     pub(crate) fn with_answer(mut self) -> Self {
         self.is_answered = true;
-        self.flight.answered.fetch_add(1, Ordering::Relaxed);
+        self.activity.answered.fetch_add(1, Ordering::Relaxed);
         self.moves();
         self
     }
 
     /// Records that a part of the answer was sent.
     pub(crate) fn moves(&self) {
-        self.flight.taken_us.store(self.flight.age_us(), Ordering::Relaxed);
+        self.activity.taken_us.store(self.activity.age_us(), Ordering::Relaxed);
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let Self { flight, is_answered } = self;
+        let Self { activity, is_answered } = self;
         if *is_answered {
-            flight.answered.fetch_sub(1, Ordering::Relaxed);
+            activity.answered.fetch_sub(1, Ordering::Relaxed);
         }
-        flight.changed_us.store(flight.age_us(), Ordering::Relaxed);
-        flight.running.fetch_sub(1, Ordering::Relaxed);
+        activity.changed_us.store(activity.age_us(), Ordering::Relaxed);
+        activity.running.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -246,23 +246,28 @@ impl Drop for Reading {
 
 /// A socket that keeps reading for a while after its last byte if the peer may still be sending.
 #[derive(Debug)]
-pub(crate) struct Lingering<T> {
+pub(crate) struct DrainingSocket<T> {
     socket: T,
-    flight: Arc<Flight>,
+    activity: Arc<ConnectionActivity>,
     span: Duration,
     bytes_left: usize,
     shut: bool,
     deadline: Deadline,
 }
 
-impl<T> Lingering<T> {
-    pub(crate) fn new(socket: T, flight: Arc<Flight>, span: Duration, bytes_max: usize) -> Self {
+impl<T> DrainingSocket<T> {
+    pub(crate) fn new(
+        socket: T,
+        activity: Arc<ConnectionActivity>,
+        span: Duration,
+        bytes_max: usize,
+    ) -> Self {
         let deadline = Deadline::default();
-        Self { socket, flight, span, bytes_left: bytes_max, shut: false, deadline }
+        Self { socket, activity, span, bytes_left: bytes_max, shut: false, deadline }
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Lingering<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for DrainingSocket<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -272,7 +277,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Lingering<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for DrainingSocket<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -303,7 +308,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<T> {
             ready!(Pin::new(&mut this.socket).poll_shutdown(cx))?;
             this.shut = true;
         }
-        if !this.flight.unread.load(Ordering::Relaxed) {
+        if !this.activity.unread.load(Ordering::Relaxed) {
             return Poll::Ready(Ok(()));
         }
         let mut scratch = [0; 8 * 1024];
@@ -334,13 +339,13 @@ pub(crate) enum Protocol {
 pub(crate) struct Watched<T> {
     stream: T,
     protocol: Protocol,
-    flight: Arc<Flight>,
+    activity: Arc<ConnectionActivity>,
     /// Bytes read before the protocol was known.
     first: FirstBytes,
     first_taken: usize,
     framing: FramingWatch,
     frames: FrameWatch,
-    /// The value of `flight.started` when the deadline of the head was set.
+    /// The value of `activity.started` when the deadline of the head was set.
     head_of: usize,
     head_span: Duration,
     head_deadline: Deadline,
@@ -360,7 +365,7 @@ impl<T> Watched<T> {
     pub(crate) fn new(
         stream: T,
         protocol: Protocol,
-        flight: Arc<Flight>,
+        activity: Arc<ConnectionActivity>,
         first: FirstBytes,
         head_by: time::Instant,
         head_span: Duration,
@@ -369,7 +374,7 @@ impl<T> Watched<T> {
         Self {
             stream,
             protocol,
-            flight,
+            activity,
             first,
             first_taken: 0,
             framing: FramingWatch::default(),
@@ -391,7 +396,7 @@ impl<T> Watched<T> {
         }
         self.framing.feed(bytes);
         if let Some(nth) = self.framing.ambiguous_from() {
-            self.flight.ambiguous_from.store(nth, Ordering::Relaxed);
+            self.activity.ambiguous_from.store(nth, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -417,7 +422,7 @@ impl<T> Watched<T> {
         if self.protocol == Protocol::Http2 {
             return Poll::Pending;
         }
-        let (started, running) = self.flight.activity();
+        let (started, running) = self.activity.activity();
         self.begin_head_of(started);
         if running || !(self.framing.is_in_head() || self.head_deadline.is_set()) {
             return Poll::Pending;
@@ -428,7 +433,7 @@ impl<T> Watched<T> {
 
     fn wait_for_peer<R>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<R>> {
         if !self.stall_deadline.is_set() {
-            self.flight.stalled_us.store(self.flight.age_us().max(1), Ordering::Relaxed);
+            self.activity.stalled_us.store(self.activity.age_us().max(1), Ordering::Relaxed);
         }
         ready!(self.stall_deadline.poll_within(cx, self.stall_span));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads nothing")))
@@ -444,7 +449,7 @@ impl<T> Watched<T> {
             Poll::Ready(done) => {
                 if self.stall_deadline.is_set() {
                     self.stall_deadline.clear();
-                    self.flight.stalled_us.store(0, Ordering::Relaxed);
+                    self.activity.stalled_us.store(0, Ordering::Relaxed);
                 }
                 Poll::Ready(done)
             }
@@ -508,9 +513,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // A head that never became a request: it was refused, and its peer may still be sending.
-        let (started, _) = self.flight.activity();
+        let (started, _) = self.activity.activity();
         if self.framing.heads() > started {
-            self.flight.leaves_bytes_unread();
+            self.activity.leaves_bytes_unread();
         }
         let polled = Pin::new(&mut self.stream).poll_shutdown(cx);
         self.progress(cx, polled)

@@ -40,7 +40,7 @@ use self::log::ProxyLog;
 use self::problem::Problem;
 use crate::http::body_memory::{BodyMemory, Held};
 use crate::http::client_address::remote;
-use crate::http::{self as door, Drained, Peer};
+use crate::http::{self as http_loop, Drained, Peer};
 use crate::ingress::Now;
 use crate::ingress::respond::{REQUEST_ID, RequestId};
 use crate::limits::{BodyLimits, HttpLimits, KEYED_MAX, TEND_EVERY};
@@ -77,11 +77,11 @@ pub struct Proxy<L> {
     unfinished: BodyMemory,
     /// A permit for each request with a key, because it runs on without its client.
     keyed: Arc<Semaphore>,
-    behind: ArcSwap<Behind<L>>,
+    configured: ArcSwap<ConfiguredService<L>>,
 }
 
 /// The layer with its forwarder, as one configuration.
-struct Behind<L> {
+struct ConfiguredService<L> {
     service: Idempotency<Forwarder, L>,
     /// The header that names the owner of a key.
     scoped_by: Option<HeaderName>,
@@ -103,7 +103,8 @@ impl<L: Ledger> Proxy<L> {
     /// there. `name` is part of every key's scope. `outbound` should be [`Outbound::passing_on`].
     pub fn new(name: &str, ledger: Arc<L>, outbound: Outbound, now: Now, spec: ProxySpec) -> Self {
         let log = Arc::new(ProxyLog::new(name));
-        let behind = Behind::new(Arc::clone(&ledger), &outbound, Arc::clone(&log), spec);
+        let configured =
+            ConfiguredService::new(Arc::clone(&ledger), &outbound, Arc::clone(&log), spec);
         let body = BodyLimits::default();
         Self {
             ledger,
@@ -114,7 +115,7 @@ impl<L: Ledger> Proxy<L> {
             log,
             unfinished: BodyMemory::new(body.unfinished_bytes_max, body.left_alone),
             keyed: Arc::new(Semaphore::new(KEYED_MAX)),
-            behind: ArcSwap::from_pointee(behind),
+            configured: ArcSwap::from_pointee(configured),
         }
     }
 
@@ -126,7 +127,7 @@ impl<L: Ledger> Proxy<L> {
     /// Applies `spec` from the next request on. Requests that have started keep the old settings.
     pub fn reload(&self, spec: ProxySpec) {
         let (ledger, log) = (Arc::clone(&self.ledger), Arc::clone(&self.log));
-        self.behind.store(Arc::new(Behind::new(ledger, &self.outbound, log, spec)));
+        self.configured.store(Arc::new(ConfiguredService::new(ledger, &self.outbound, log, spec)));
     }
 
     /// Answers one request.
@@ -143,11 +144,11 @@ impl<L: Ledger> Proxy<L> {
         let request_id = RequestId { uuid: self.ids.next(received_at) };
         let peer = peer.into();
         let call = Call { request_id, received_at, peer: peer.address() };
-        let client = remote(call.peer, request.headers(), &self.behind.load().trusted);
+        let client = remote(call.peer, request.headers(), &self.configured.load().trusted);
         peer.is_for(client);
         let has_key = request.headers().contains_key(IDEMPOTENCY_KEY)
             && !is_passed_on(request.method(), request.headers());
-        if hides_what_the_app_must_see(request.headers(), &self.behind.load()) {
+        if hides_what_the_app_must_see(request.headers(), &self.configured.load()) {
             return self.refuse(Problem::Connection, &request, &call);
         }
         if !has_key {
@@ -188,17 +189,17 @@ impl<L: Ledger> Proxy<L> {
         B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<hapax_layer::BoxError>,
     {
-        let behind = self.behind.load_full();
+        let configured = self.configured.load_full();
         let version = request.version();
         let taken = match held {
-            Some(held) => Taken::Whole(behind.body_timeout, held),
-            None => Taken::InPieces(behind.body_timeout),
+            Some(held) => Taken::Whole(configured.body_timeout, held),
+            None => Taken::InPieces(configured.body_timeout),
         };
         let (head, body) = request.into_parts();
         let (body, upload) = Uploaded::new(body, taken);
         let mut request = Request::from_parts(head, body);
         request.extensions_mut().insert(call);
-        let service = behind.service.clone();
+        let service = configured.service.clone();
         let answer = service.oneshot(request).await.unwrap_or_else(|never| match never {});
         let outcome = answer.extensions().get::<IdempotencyOutcome>().copied();
         let state = upload.state();
@@ -230,7 +231,7 @@ impl<L: Ledger> Proxy<L> {
     }
 }
 
-impl<L: Ledger> Behind<L> {
+impl<L: Ledger> ConfiguredService<L> {
     fn new(ledger: Arc<L>, outbound: &Outbound, log: Arc<ProxyLog>, spec: ProxySpec) -> Self {
         let ProxySpec { upstream, rules, lease, body_timeout, trusted_proxies } = spec;
         let rules = rules.realm(log.proxy()).lease(lease);
@@ -252,8 +253,8 @@ impl<L: Ledger> Behind<L> {
 /// Whether the Connection header makes a proxy remove a header that the app must see. Hapax would
 /// read the header that scopes the key, and the app would not. The app would then act for all
 /// callers, or for the wrong one, and the answer would be stored for this one.
-fn hides_what_the_app_must_see<L>(headers: &HeaderMap, behind: &Behind<L>) -> bool {
-    let scoped_by = behind.scoped_by.as_ref().map(HeaderName::as_str);
+fn hides_what_the_app_must_see<L>(headers: &HeaderMap, configured: &ConfiguredService<L>) -> bool {
+    let scoped_by = configured.scoped_by.as_ref().map(HeaderName::as_str);
     ConnectionHeaders::named_in(headers).any(|name| Some(name) == scoped_by || is_needed(name))
 }
 
@@ -300,7 +301,7 @@ pub async fn serve_proxy<L: Ledger>(
         let proxy = Arc::clone(&proxy);
         move |request, peer: Peer| Arc::clone(&proxy).answer(request, peer)
     };
-    let serving = |stop| door::serve(listener, None, answer, limits.clone(), stop);
+    let serving = |stop| http_loop::serve(listener, None, answer, limits.clone(), stop);
     // Requests with a key whose clients were cut or hung up.
     let background =
         Background { finish: proxy.afterwards.finish(), tend: |served| proxy.tend(served) };

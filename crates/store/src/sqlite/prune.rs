@@ -151,7 +151,7 @@ fn forget_marks(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlit
         if let Some(before) = bound
             && order::has_old_marks(&writer.conn, lane, before)?
         {
-            let tx = Transaction::begin_behind(&writer.conn)?;
+            let tx = Transaction::begin_unsynced(&writer.conn)?;
             gone += order::forget_marks(&writer.conn, lane, before, limit - gone)?;
             tx.commit()?;
         }
@@ -184,7 +184,7 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
         event.ends_as().is_none() || no_room
     };
     let (mut stripped, mut is_cut) = (Vec::new(), false);
-    let tx = Transaction::begin_behind(&writer.conn)?;
+    let tx = Transaction::begin_unsynced(&writer.conn)?;
     // In pieces, so that a long range also stops in time.
     for piece in looked.split(stays).flat_map(|run| run.chunks(PIECE)) {
         let (Some(first), Some(end)) = (piece.first(), piece.last()) else { continue };
@@ -420,7 +420,7 @@ fn forget_all(writer: &mut Writer, events: &[&PrunedRow]) -> rusqlite::Result<()
         .flat_map(|event| std::iter::once(event.key.hash()).chain(event.guard.map(KeyHash)))
         .collect();
     hashes.sort_unstable();
-    let tx = Transaction::begin_behind(&writer.conn)?;
+    let tx = Transaction::begin_unsynced(&writer.conn)?;
     for hash in &hashes {
         writer.index.forget(&writer.conn, hash)?;
         writer.shared.recent.remove(hash);

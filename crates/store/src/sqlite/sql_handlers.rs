@@ -109,7 +109,7 @@ impl SqlRunner<'_> {
         }
         for (begun, (job, claim)) in claims.iter().enumerate() {
             if begun > 0 && Instant::now() >= until {
-                let tx = Transaction::begin_behind(self.conn)?;
+                let tx = Transaction::begin_unsynced(self.conn)?;
                 self.give_back(&claims[begun..])?;
                 tx.commit()?;
                 break;
@@ -136,7 +136,7 @@ impl SqlRunner<'_> {
             Some(job) if job.state == DONE => return Ok(Ran::Done),
             Some(_) | None => return Ok(Ran::Lost),
         };
-        let tx = Transaction::begin_behind(self.conn)?;
+        let tx = Transaction::begin_unsynced(self.conn)?;
         let claim = self.lanes.hand_out(self.conn, &job, (self.now)())?;
         tx.commit()?;
         let Some(claim) = claim else { return Ok(Ran::Failed(DAMAGED_BODY.to_owned())) };
@@ -159,7 +159,7 @@ impl SqlRunner<'_> {
     /// survive a power cut by itself, because the effects would be lost with it.
     fn claim(&mut self, ask: &SqlAsk) -> rusqlite::Result<Vec<(JobRow, Claim)>> {
         let now = (self.now)();
-        let tx = Transaction::begin_behind(self.conn)?;
+        let tx = Transaction::begin_unsynced(self.conn)?;
         let asked = Asked {
             handler: &ask.claim.handler,
             limit: ask.claim.limit,

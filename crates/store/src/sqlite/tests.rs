@@ -523,7 +523,7 @@ async fn a_deferred_write_that_could_not_begin_leaves_commits_synced() {
         conn.busy_timeout(Duration::ZERO).expect("sets");
         let other = Connection::open(file).expect("opens");
         other.execute_batch("BEGIN IMMEDIATE").expect("begins");
-        let refused = super::transaction::Transaction::begin_behind(conn).is_err();
+        let refused = super::transaction::Transaction::begin_unsynced(conn).is_err();
         let level: i64 = conn.query_row("PRAGMA synchronous", [], |row| row.get(0)).expect("reads");
         let _ = send.send((refused, level));
     });

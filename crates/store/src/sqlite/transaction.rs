@@ -15,15 +15,17 @@ impl<'a> Transaction<'a> {
 
     /// A transaction whose commit need not survive a power cut: the next ordinary commit syncs it
     /// too, and no request is answered from it before.
-    pub(super) fn begin_behind(conn: &'a Connection) -> rusqlite::Result<Behind<'a>> {
+    pub(super) fn begin_unsynced(
+        conn: &'a Connection,
+    ) -> rusqlite::Result<UnsyncedTransaction<'a>> {
         // Not prepared ahead: this pragma takes effect when it is compiled.
         if open::durable() == "full" {
             conn.execute_batch("PRAGMA synchronous = NORMAL")?;
         }
         // Created first: if the transaction cannot begin, the setting is still reset.
-        let mut behind = Behind(None, conn);
-        behind.0 = Some(Self::begin(conn)?);
-        Ok(behind)
+        let mut unsynced = UnsyncedTransaction(None, conn);
+        unsynced.0 = Some(Self::begin(conn)?);
+        Ok(unsynced)
     }
 
     pub(super) fn commit(self) -> rusqlite::Result<()> {
@@ -32,16 +34,16 @@ impl<'a> Transaction<'a> {
     }
 }
 
-/// See [`Transaction::begin_behind`]. However it ends, later commits are durable again.
-pub(super) struct Behind<'a>(Option<Transaction<'a>>, &'a Connection);
+/// See [`Transaction::begin_unsynced`]. However it ends, later commits are durable again.
+pub(super) struct UnsyncedTransaction<'a>(Option<Transaction<'a>>, &'a Connection);
 
-impl Behind<'_> {
+impl UnsyncedTransaction<'_> {
     pub(super) fn commit(mut self) -> rusqlite::Result<()> {
         self.0.take().map_or(Ok(()), Transaction::commit)
     }
 }
 
-impl Drop for Behind<'_> {
+impl Drop for UnsyncedTransaction<'_> {
     fn drop(&mut self) {
         drop(self.0.take());
         // Without it, events would be acked that a power cut can undo.

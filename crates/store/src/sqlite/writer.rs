@@ -770,7 +770,7 @@ impl Writer {
             self.flush_copies()?;
         }
         if self.index.wants_merge() {
-            let tx = Transaction::begin_behind(&self.conn)?;
+            let tx = Transaction::begin_unsynced(&self.conn)?;
             self.index.merge_chunk(&self.conn)?;
             tx.commit()?;
             self.index.merged_chunk();
@@ -816,7 +816,7 @@ impl Writer {
             return Ok(());
         }
         let events = copies.len();
-        let written = Transaction::begin_behind(&self.conn)
+        let written = Transaction::begin_unsynced(&self.conn)
             .and_then(|tx| copies::write(&self.conn, copies).and_then(|()| tx.commit()));
         self.shared.copies.wrote(events);
         written

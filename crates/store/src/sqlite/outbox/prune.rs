@@ -70,7 +70,7 @@ fn strip(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<boo
     let is_last = looked.len() < found || found < limit;
     let mut reached = passed;
     if !looked.is_empty() {
-        let tx = Transaction::begin_behind(&writer.conn)?;
+        let tx = Transaction::begin_unsynced(&writer.conn)?;
         for (seq, _) in &looked {
             if is_over(&writer.conn, *seq, before)? {
                 for (table, column) in HISTORY {
@@ -129,7 +129,7 @@ fn forget(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<bo
     let gone: Vec<i64> =
         looked.iter().filter(|(.., narrow)| *narrow).map(|(seq, ..)| *seq).collect();
     if let Some(last) = gone.last() {
-        let tx = Transaction::begin_behind(&writer.conn)?;
+        let tx = Transaction::begin_unsynced(&writer.conn)?;
         for seq in &gone {
             writer
                 .conn
