@@ -37,7 +37,7 @@ use tower::ServiceExt as _;
 use crate::admin::{self, Admin, Authorizer, Sending, WithoutToken};
 use crate::alerts::{self, AlertMonitor, Inputs};
 use crate::config::{
-    self, CallerIdentity, Config, InvalidSetting, AnswerMode, Keep, NO_VAULT_KEY, Permission, Role,
+    self, AnswerMode, CallerIdentity, Config, InvalidSetting, Keep, NO_VAULT_KEY, Permission, Role,
     ServiceUrl,
 };
 use crate::telemetry;

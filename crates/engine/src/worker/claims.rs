@@ -17,14 +17,14 @@ use super::{Ended, Lane, Next, Workers};
 const LEASE_BEAT_MIN: Duration = Duration::from_millis(10);
 
 impl Lane {
-    pub(super) fn ask<S>(&self, shop: &Workers<S>, limit: usize) -> ClaimAsk {
-        ClaimAsk { handler: self.handler.clone(), limit, worker: shop.id.clone() }
+    pub(super) fn ask<S>(&self, workers: &Workers<S>, limit: usize) -> ClaimAsk {
+        ClaimAsk { handler: self.handler.clone(), limit, worker: workers.id.clone() }
     }
 
     /// Renews the lease as long as this is awaited.
     pub(super) async fn keep<S: Work>(
         &self,
-        shop: &Workers<S>,
+        workers: &Workers<S>,
         claim: &Claim,
     ) -> std::convert::Infallible {
         let lease = self.config.policy.lease;
@@ -33,7 +33,7 @@ impl Lane {
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             beats.tick().await;
-            match shop.store.renew(claim.job, claim.fence, lease).await {
+            match workers.store.renew(claim.job, claim.fence, lease).await {
                 Ok(Held::Kept) => {}
                 // The app may have completed the job and be about to answer, so it continues.
                 // Settling is fenced.
@@ -47,7 +47,7 @@ impl Lane {
     /// otherwise a successful attempt would be repeated.
     pub(super) async fn record<S: Work>(
         &self,
-        shop: &Workers<S>,
+        workers: &Workers<S>,
         claim: &Claim,
         next: &Next,
     ) -> Ended {
@@ -55,8 +55,8 @@ impl Lane {
         let mut pause = Pause::default();
         loop {
             let recorded = match next {
-                Next::Settle(outcome) => self.try_settle(shop, claim, outcome).await,
-                Next::Run(run) => self.try_run(shop, run).await,
+                Next::Settle(outcome) => self.try_settle(workers, claim, outcome).await,
+                Next::Run(run) => self.try_run(workers, run).await,
                 Next::Committed => return Ended::Done,
                 Next::Lost => return Ended::Lost,
             };
@@ -74,11 +74,11 @@ impl Lane {
 
     async fn try_settle<S: Work>(
         &self,
-        shop: &Workers<S>,
+        workers: &Workers<S>,
         claim: &Claim,
         outcome: &Outcome,
     ) -> Result<Ended, StoreError> {
-        let settlement = shop.store.settle(claim.job, claim.fence, outcome.clone()).await?;
+        let settlement = workers.store.settle(claim.job, claim.fence, outcome.clone()).await?;
         Ok(match (settlement, outcome) {
             // The app completed the job in a transaction of its own, or the answer to an earlier call of
             // ours was lost.
@@ -89,8 +89,12 @@ impl Lane {
         })
     }
 
-    async fn try_run<S: Work>(&self, shop: &Workers<S>, run: &SqlRun) -> Result<Ended, StoreError> {
-        Ok(match shop.store.run_claimed(run.clone()).await? {
+    async fn try_run<S: Work>(
+        &self,
+        workers: &Workers<S>,
+        run: &SqlRun,
+    ) -> Result<Ended, StoreError> {
+        Ok(match workers.store.run_claimed(run.clone()).await? {
             Ran::Done => Ended::Done,
             Ran::Guarded => Ended::Guarded,
             // For the log, so without the reason: a database quotes values in its errors.
@@ -100,11 +104,17 @@ impl Lane {
     }
 
     /// Logs, counts and announces an attempt that has ended.
-    pub(super) fn end<S>(&self, shop: &Workers<S>, claim: &Claim, ended: &Ended, took: Duration) {
+    pub(super) fn end<S>(
+        &self,
+        workers: &Workers<S>,
+        claim: &Claim,
+        ended: &Ended,
+        took: Duration,
+    ) {
         self.counts.seconds.record(took);
         self.counts.of(ended).increment(1);
-        self.say(claim, ended, (shop.now)());
-        shop.event_waiters.notify(claim.event.id);
+        self.say(claim, ended, (workers.now)());
+        workers.event_waiters.notify(claim.event.id);
     }
 
     pub(super) fn say(&self, claim: &Claim, ended: &Ended, now: Timestamp) {
@@ -128,10 +138,10 @@ impl Lane {
         }
     }
 
-    pub(super) async fn give_back<S: Work>(&self, shop: &Workers<S>, claims: Vec<Claim>) {
+    pub(super) async fn give_back<S: Work>(&self, workers: &Workers<S>, claims: Vec<Claim>) {
         let count = claims.len();
         let claims = claims.iter().map(|claim| (claim.job, claim.fence)).collect();
-        match shop.store.give_back(claims).await {
+        match workers.store.give_back(claims).await {
             Ok(()) => info!(lane = self.name, count, "gave back {count} jobs that had not started"),
             Err(error) => warn!(lane = self.name, %error, "could not give back jobs: {error}"),
         }

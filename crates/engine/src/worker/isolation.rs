@@ -68,12 +68,12 @@ mod tests {
     #[tokio::test]
     async fn a_lost_attempt_waits_for_running_ones_and_blocks_the_next() {
         // If the process dies with it, no other attempt may be running.
-        let gate = Arc::new(Isolation::default());
+        let isolation = Arc::new(Isolation::default());
         let inside = Arc::new(AtomicUsize::new(0));
         let (leave, arrived) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let beside = || {
-            let (gate, inside, leave, arrived) =
-                (gate.clone(), inside.clone(), leave.clone(), arrived.clone());
+            let (isolation, inside, leave, arrived) =
+                (isolation.clone(), inside.clone(), leave.clone(), arrived.clone());
             tokio::spawn(async move {
                 let work = async {
                     inside.fetch_add(1, Ordering::SeqCst);
@@ -81,25 +81,26 @@ mod tests {
                     leave.notified().await;
                     inside.fetch_sub(1, Ordering::SeqCst);
                 };
-                gate.beside(work).await;
+                isolation.beside(work).await;
             })
         };
         let before = beside();
         arrived.notified().await;
         let alone = {
-            let (gate, inside) = (gate.clone(), inside.clone());
+            let (isolation, inside) = (isolation.clone(), inside.clone());
             tokio::spawn(async move {
-                gate.alone(async {
-                    for _ in 0..100 {
-                        tokio::task::yield_now().await;
-                        assert_eq!(
-                            inside.load(Ordering::SeqCst),
-                            0,
-                            "another attempt runs beside it"
-                        );
-                    }
-                })
-                .await;
+                isolation
+                    .alone(async {
+                        for _ in 0..100 {
+                            tokio::task::yield_now().await;
+                            assert_eq!(
+                                inside.load(Ordering::SeqCst),
+                                0,
+                                "another attempt runs beside it"
+                            );
+                        }
+                    })
+                    .await;
             })
         };
         tokio::task::yield_now().await;
@@ -120,7 +121,7 @@ mod tests {
     async fn an_attempt_that_never_ends_delays_no_other_for_long() {
         // An app hangs, once for the lost attempt and once for another: both keep waiting, and all
         // others run.
-        let gate = Arc::new(Isolation::for_at_most(Duration::from_millis(20)));
+        let isolation = Arc::new(Isolation::for_at_most(Duration::from_millis(20)));
         let inside = Arc::new(Notify::new());
         let hang = || {
             let inside = inside.clone();
@@ -130,20 +131,20 @@ mod tests {
             }
         };
         let lost = {
-            let (gate, hang) = (gate.clone(), hang());
-            tokio::spawn(async move { gate.alone(hang).await })
+            let (isolation, hang) = (isolation.clone(), hang());
+            tokio::spawn(async move { isolation.alone(hang).await })
         };
         inside.notified().await;
-        timeout(FOREVER, gate.beside(async {})).await.expect("the lost one no longer blocks");
+        timeout(FOREVER, isolation.beside(async {})).await.expect("the lost one no longer blocks");
         lost.abort();
         let _ = lost.await;
 
         let neighbour = {
-            let (gate, hang) = (gate.clone(), hang());
-            tokio::spawn(async move { gate.beside(hang).await })
+            let (isolation, hang) = (isolation.clone(), hang());
+            tokio::spawn(async move { isolation.beside(hang).await })
         };
         inside.notified().await;
-        timeout(FOREVER, gate.alone(async {})).await.expect("it does not wait for ever");
+        timeout(FOREVER, isolation.alone(async {})).await.expect("it does not wait for ever");
         neighbour.abort();
     }
 
@@ -151,19 +152,20 @@ mod tests {
     async fn two_lost_attempts_never_run_together_not_even_past_their_time() {
         // They become due together after each restart. Beside a harmful one, a harmless one would
         // be lost as often, and become a dead letter with it.
-        let gate = Arc::new(Isolation::for_at_most(Duration::ZERO));
+        let isolation = Arc::new(Isolation::for_at_most(Duration::ZERO));
         let inside = Arc::new(AtomicUsize::new(0));
         let lost = (0..8).map(|_| {
-            let (gate, inside) = (gate.clone(), inside.clone());
+            let (isolation, inside) = (isolation.clone(), inside.clone());
             tokio::spawn(async move {
-                gate.alone(async {
-                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
-                    for _ in 0..10 {
-                        tokio::task::yield_now().await;
-                    }
-                    inside.fetch_sub(1, Ordering::SeqCst);
-                })
-                .await;
+                isolation
+                    .alone(async {
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+                        for _ in 0..10 {
+                            tokio::task::yield_now().await;
+                        }
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    })
+                    .await;
             })
         });
         for one in lost.collect::<Vec<_>>() {

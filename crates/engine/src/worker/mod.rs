@@ -95,7 +95,7 @@ pub struct Workers<S> {
     outbound: Outbound,
     event_waiters: EventWaiters,
     now: Now,
-    gate: Isolation,
+    isolation: Isolation,
     /// The name of this process in the records of attempts: a new one after each start.
     id: Arc<str>,
     lanes: watch::Sender<Vec<Arc<Lane>>>,
@@ -112,8 +112,8 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
         lanes: Vec<LaneSpec>,
     ) -> Self {
         let id = format!("worker-{}", Uuid::now_v7().simple()).into();
-        let (gate, unset) = (Isolation::default(), watch::Sender::default());
-        let workers = Self { store, outbound, event_waiters, now, gate, id, lanes: unset };
+        let (isolation, unset) = (Isolation::default(), watch::Sender::default());
+        let workers = Self { store, outbound, event_waiters, now, isolation, id, lanes: unset };
         workers.reload(lanes);
         workers
     }
@@ -316,15 +316,15 @@ impl Lane {
     /// Runs until `stop`, and then until running attempts have ended.
     async fn work<S: Work + StoreHints>(
         self: Arc<Self>,
-        shop: Arc<Workers<S>>,
+        workers: Arc<Workers<S>>,
         stop: CancellationToken,
     ) {
         while !stop.is_cancelled() {
             let working = async {
                 match (&self.kind, &self.current) {
-                    (Kind::Sql(program), None) => self.work_sql(&shop, program, &stop).await,
+                    (Kind::Sql(program), None) => self.work_sql(&workers, program, &stop).await,
                     (Kind::Sql(_), Some(_)) | (Kind::Http(_) | Kind::Rust(_), _) => {
-                        self.work_singly(&shop, &stop).await;
+                        self.work_singly(&workers, &stop).await;
                     }
                     (Kind::Pull, _) => stop.cancelled().await,
                 }

@@ -22,19 +22,19 @@ impl Lane {
     /// Runs single jobs, several at once, because each of them waits for another system.
     pub(super) async fn work_singly<S: Work>(
         self: &Arc<Self>,
-        shop: &Arc<Workers<S>>,
+        workers: &Arc<Workers<S>>,
         stop: &CancellationToken,
     ) {
-        let mut rhythm = Polling::new(self, shop, stop);
+        let mut polling = Polling::new(self, workers, stop);
         let mut running = JoinSet::new();
         while let Some(mut permits) = stop.run_until_cancelled(self.free()).await {
             while let Some(ended) = running.try_join_next() {
                 log_panic(ended);
             }
-            let hint = rhythm.hint();
+            let hint = polling.hint();
             let limit = permits.len();
             // Not cancelled: a claimed job must be started or given back.
-            let claimed = shop.store.claim(self.ask(shop, limit)).await;
+            let claimed = workers.store.claim(self.ask(workers, limit)).await;
             let found = match claimed {
                 Err(error) => Err(error),
                 Ok(claims) if claims.is_empty() => {
@@ -42,7 +42,7 @@ impl Lane {
                     Ok(Found::Nothing)
                 }
                 Ok(claims) if stop.is_cancelled() => {
-                    self.give_back(shop, claims).await;
+                    self.give_back(workers, claims).await;
                     break;
                 }
                 Ok(claims) => {
@@ -50,23 +50,27 @@ impl Lane {
                     if let [claim] = &claims[..]
                         && claim.alone
                     {
-                        let emptied = self.emptied(shop, claim, limit);
+                        let emptied = self.emptied(workers, claim, limit);
                         let Some(rest) = stop.run_until_cancelled(emptied).await else {
-                            self.give_back(shop, claims).await;
+                            self.give_back(workers, claims).await;
                             break;
                         };
                         permits.push(rest);
-                        running.spawn(self.clone().attempt(shop.clone(), claim.clone(), permits));
-                        rhythm.rest(Ok(Found::Full), hint).await;
+                        running.spawn(self.clone().attempt(
+                            workers.clone(),
+                            claim.clone(),
+                            permits,
+                        ));
+                        polling.rest(Ok(Found::Full), hint).await;
                         continue;
                     }
                     for (claim, permit) in claims.into_iter().zip(permits) {
-                        running.spawn(self.clone().attempt(shop.clone(), claim, vec![permit]));
+                        running.spawn(self.clone().attempt(workers.clone(), claim, vec![permit]));
                     }
                     Ok(found)
                 }
             };
-            rhythm.rest(found, hint).await;
+            polling.rest(found, hint).await;
         }
         while let Some(ended) = running.join_next().await {
             log_panic(ended);
@@ -84,7 +88,7 @@ impl Lane {
     /// renewed: takes all permits except those already `held`.
     async fn emptied<S: Work>(
         &self,
-        shop: &Workers<S>,
+        workers: &Workers<S>,
         claim: &Claim,
         held: usize,
     ) -> OwnedSemaphorePermit {
@@ -92,50 +96,50 @@ impl Lane {
         let others = u32::try_from(others).expect("concurrency is a small number");
         tokio::select! {
             all = self.permits.clone().acquire_many_owned(others) => all.expect("never closed"),
-            never = self.keep(shop, claim) => match never {},
+            never = self.keep(workers, claim) => match never {},
         }
     }
 
     /// One claim from its start to its recorded end.
     async fn attempt<S: Work>(
         self: Arc<Self>,
-        shop: Arc<Workers<S>>,
+        workers: Arc<Workers<S>>,
         claim: Claim,
         _permits: Vec<OwnedSemaphorePermit>,
     ) {
         let work = async {
             let began = Instant::now();
-            let next = catch_panic(self.run(&shop, &claim)).await.unwrap_or_else(|panic| {
+            let next = catch_panic(self.run(&workers, &claim)).await.unwrap_or_else(|panic| {
                 error!(lane = self.name, job = %claim.job, "the attempt panicked: {panic}");
                 let error = "the handler panicked".to_owned();
                 Next::Settle(Outcome::Failed { error, retry: Retry::Schedule, answer: None })
             });
-            let ended = self.record(&shop, &claim, &next).await;
+            let ended = self.record(&workers, &claim, &next).await;
             failpoint!("http.after_settle");
             (ended, began.elapsed())
         };
         let inside = async {
             match claim.alone {
-                true => shop.gate.alone(work).await,
-                false => shop.gate.beside(work).await,
+                true => workers.isolation.alone(work).await,
+                false => workers.isolation.beside(work).await,
             }
         };
         let (ended, took) = tokio::select! {
             ended = inside => ended,
-            never = self.keep(&shop, &claim) => match never {},
+            never = self.keep(&workers, &claim) => match never {},
         };
-        self.end(&shop, &claim, &ended, took);
+        self.end(&workers, &claim, &ended, took);
     }
 
     /// The part of an attempt outside the store.
-    async fn run<S>(&self, shop: &Workers<S>, claim: &Claim) -> Next {
-        let current = match self.fetch(claim, (shop.now)()).await {
+    async fn run<S>(&self, workers: &Workers<S>, claim: &Claim) -> Next {
+        let current = match self.fetch(claim, (workers.now)()).await {
             Ok(current) => current,
             Err(outcome) => return Next::Settle(outcome),
         };
         match &self.kind {
             Kind::Http(app) => {
-                Next::Settle(app.call(claim, current.as_deref(), (shop.now)()).await)
+                Next::Settle(app.call(claim, current.as_deref(), (workers.now)()).await)
             }
             Kind::Rust(code) => self.run_code(&**code, claim, current).await,
             Kind::Sql(program) => Next::Run(SqlRun {

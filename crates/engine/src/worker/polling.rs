@@ -19,21 +19,25 @@ const QUIET_PAUSE: Duration = Duration::from_millis(5);
 /// When a lane searches for work again.
 pub(super) struct Polling<'a, S> {
     lane: &'a Lane,
-    shop: &'a Workers<S>,
+    workers: &'a Workers<S>,
     stop: &'a CancellationToken,
     quiet: u32,
     pause: Pause,
 }
 
 impl<'a, S: Work> Polling<'a, S> {
-    pub(super) fn new(lane: &'a Lane, shop: &'a Workers<S>, stop: &'a CancellationToken) -> Self {
-        Self { lane, shop, stop, quiet: 0, pause: Pause::default() }
+    pub(super) fn new(
+        lane: &'a Lane,
+        workers: &'a Workers<S>,
+        stop: &'a CancellationToken,
+    ) -> Self {
+        Self { lane, workers, stop, quiet: 0, pause: Pause::default() }
     }
 
     /// The store's next hint. It is asked for before each look, so that work which arrives between a look
     /// that finds nothing and the wait after it is not missed.
     pub(super) fn hint(&self) -> impl Future<Output = Wake> + Send + use<'a, S> {
-        self.shop.store.wait(&self.lane.handler, self.span())
+        self.workers.store.wait(&self.lane.handler, self.span())
     }
 
     /// Waits until it is worth looking again.

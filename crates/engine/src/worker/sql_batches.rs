@@ -19,37 +19,41 @@ impl Lane {
     /// Slice after slice, in the store alone.
     pub(super) async fn work_sql<S: Work + StoreHints>(
         self: &Arc<Self>,
-        shop: &Arc<Workers<S>>,
+        workers: &Arc<Workers<S>>,
         program: &Arc<SqlProgram>,
         stop: &CancellationToken,
     ) {
-        let most = shop.store.sql_batches_max().min(self.config.concurrency);
-        let mut rhythm = Polling::new(self, shop, stop);
+        let most = workers.store.sql_batches_max().min(self.config.concurrency);
+        let mut polling = Polling::new(self, workers, stop);
         while !stop.is_cancelled() {
-            let hint = rhythm.hint();
-            let found = match shop.gate.beside(self.slice(shop, program)).await {
+            let hint = polling.hint();
+            let found = match workers.isolation.beside(self.slice(workers, program)).await {
                 // A lane that keeps up needs one slice at a time; only a backlog is worth several.
-                Ok((Found::Full, None)) if most > 1 => self.slices(shop, program, most, stop).await,
+                Ok((Found::Full, None)) if most > 1 => {
+                    self.slices(workers, program, most, stop).await
+                }
                 Ok((found, None)) => Ok(found),
-                Ok((_, Some(lost))) => self.alone(shop, program, &lost).await,
+                Ok((_, Some(lost))) => self.alone(workers, program, &lost).await,
                 Err(error) => Err(error),
             };
-            rhythm.rest(found, hint).await;
+            polling.rest(found, hint).await;
         }
     }
 
     /// Several slices at once, each followed by another as long as there is more.
     async fn slices<S: Work>(
         self: &Arc<Self>,
-        shop: &Arc<Workers<S>>,
+        workers: &Arc<Workers<S>>,
         program: &Arc<SqlProgram>,
         most: usize,
         stop: &CancellationToken,
     ) -> Result<Found, StoreError> {
         let mut running = JoinSet::new();
         let begin = |running: &mut JoinSet<_>| {
-            let (lane, shop, program) = (self.clone(), shop.clone(), program.clone());
-            running.spawn(async move { shop.gate.beside(lane.slice(&shop, &program)).await });
+            let (lane, workers, program) = (self.clone(), workers.clone(), program.clone());
+            running.spawn(
+                async move { workers.isolation.beside(lane.slice(&workers, &program)).await },
+            );
         };
         (0..most).for_each(|_| begin(&mut running));
         let (mut found, mut lost) = (Ok(Found::Some), Vec::new());
@@ -68,9 +72,9 @@ impl Lane {
             // If the process ended with this job, claims that wait behind it would be lost with it.
             let others: Vec<Claim> = lost.map(|claim| *claim).collect();
             if !others.is_empty() {
-                self.give_back(shop, others).await;
+                self.give_back(workers, others).await;
             }
-            found = self.alone(shop, program, &first).await.and(found);
+            found = self.alone(workers, program, &first).await.and(found);
         }
         found
     }
@@ -78,12 +82,12 @@ impl Lane {
     /// One slice, and a job that was lost before, if one is due.
     async fn slice<S: Work>(
         &self,
-        shop: &Workers<S>,
+        workers: &Workers<S>,
         program: &Arc<SqlProgram>,
     ) -> Result<(Found, Option<Box<Claim>>), StoreError> {
         let began = Instant::now();
-        let ran = shop.store.run_sql(SqlAsk {
-            claim: self.ask(shop, SQL_SLICE),
+        let ran = workers.store.run_sql(SqlAsk {
+            claim: self.ask(workers, SQL_SLICE),
             program: program.clone(),
             timeout: self.config.timeout,
         });
@@ -95,9 +99,9 @@ impl Lane {
             self.counts.failed.increment(ran.failed as u64);
             // They shared a transaction: each gets an equal share of its time.
             self.counts.seconds.record_many(began.elapsed() / all as u32, all);
-            shop.event_waiters.notify_each(&ran.events);
+            workers.event_waiters.notify_each(&ran.events);
         }
-        if ran.failed > 0 && self.lines.admit((shop.now)()) {
+        if ran.failed > 0 && self.lines.admit((workers.now)()) {
             let (lane, failed) = (&*self.name, ran.failed);
             // Without the reason: a database quotes values in its errors, and those come from the
             // sender.
@@ -118,13 +122,13 @@ impl Lane {
     /// Runs a job that was lost before, with nothing else in flight.
     async fn alone<S: Work>(
         &self,
-        shop: &Workers<S>,
+        workers: &Workers<S>,
         program: &Arc<SqlProgram>,
         lost: &Claim,
     ) -> Result<Found, StoreError> {
         tokio::select! {
-            found = shop.gate.alone(self.lost_ones(shop, program, lost)) => found,
-            never = self.keep(shop, lost) => match never {},
+            found = workers.isolation.alone(self.lost_ones(workers, program, lost)) => found,
+            never = self.keep(workers, lost) => match never {},
         }
     }
 
@@ -132,14 +136,14 @@ impl Lane {
     /// together, and other attempts should have to wait only once for all of them.
     async fn lost_ones<S: Work>(
         &self,
-        shop: &Workers<S>,
+        workers: &Workers<S>,
         program: &Arc<SqlProgram>,
         first: &Claim,
     ) -> Result<Found, StoreError> {
-        self.run_lost(shop, program, first).await;
+        self.run_lost(workers, program, first).await;
         loop {
-            match self.slice(shop, program).await? {
-                (_, Some(next)) => self.run_lost(shop, program, &next).await,
+            match self.slice(workers, program).await? {
+                (_, Some(next)) => self.run_lost(workers, program, &next).await,
                 // A job was done before it, so there may be more.
                 (Found::Nothing, None) => return Ok(Found::Some),
                 (found, None) => return Ok(found),
@@ -147,7 +151,12 @@ impl Lane {
         }
     }
 
-    async fn run_lost<S: Work>(&self, shop: &Workers<S>, program: &Arc<SqlProgram>, claim: &Claim) {
+    async fn run_lost<S: Work>(
+        &self,
+        workers: &Workers<S>,
+        program: &Arc<SqlProgram>,
+        claim: &Claim,
+    ) {
         let began = Instant::now();
         let run = SqlRun {
             job: claim.job,
@@ -156,7 +165,7 @@ impl Lane {
             timeout: self.config.timeout,
             current: None,
         };
-        let ended = self.record(shop, claim, &Next::Run(run)).await;
-        self.end(shop, claim, &ended, began.elapsed());
+        let ended = self.record(workers, claim, &Next::Run(run)).await;
+        self.end(workers, claim, &ended, began.elapsed());
     }
 }

@@ -22,8 +22,8 @@ use hapax_core::store::{Claim, ClaimAsk, HandlerRef, Work as _};
 use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
 use hapax_engine::limits::{PRUNE_BATCH, PRUNE_PAUSE, SQL_SLICE};
 use hapax_engine::{
-    EventWaiters, HttpLimits, Ingress, Janitor, LaneSpec, AnswerMode, Outbound, Retention, RouteSpec,
-    Routes, RoutesSpec, Workers, serve_ingress,
+    AnswerMode, EventWaiters, HttpLimits, Ingress, Janitor, LaneSpec, Outbound, Retention,
+    RouteSpec, Routes, RoutesSpec, Workers, serve_ingress,
 };
 use http::{HeaderMap, HeaderName, Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Full};

@@ -25,7 +25,7 @@ use tower::ServiceExt as _;
 use uuid::Uuid;
 
 use super::{Admin, Authorizer, WithoutToken, router};
-use crate::alerts::{AlertMonitor, Inputs, AlertRules};
+use crate::alerts::{AlertMonitor, AlertRules, Inputs};
 use crate::config::Permission;
 
 /// Events with their jobs, and what was asked.

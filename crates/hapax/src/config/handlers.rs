@@ -612,7 +612,10 @@ mod tests {
             );
         }
         let config = load("sync_timeout = '2s'\nmode = 'async'");
-        assert_eq!((config.sources[0].handlers.len(), config.sources[0].mode), (0, AnswerMode::Async));
+        assert_eq!(
+            (config.sources[0].handlers.len(), config.sources[0].mode),
+            (0, AnswerMode::Async)
+        );
         let config = load("mode = 'sync'\n[sources.a.handlers.h]\nhttp = 'http://a/'");
         assert_eq!(config.sources[0].mode, AnswerMode::Sync { timeout: SECOND * 8 });
     }

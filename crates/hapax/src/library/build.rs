@@ -13,7 +13,7 @@ use hapax_core::source::{SourceError, SourceSpec};
 use hapax_core::store::StoreError;
 use hapax_core::{KeyHash, Tenant, Timestamp};
 use hapax_engine::limits::UNVERIFIED_DEFAULT;
-use hapax_engine::{BodyLimits, AnswerMode, OutboundTlsError, PathTaken, Rate, RouteSpec};
+use hapax_engine::{AnswerMode, BodyLimits, OutboundTlsError, PathTaken, Rate, RouteSpec};
 use hapax_store::{OpenError, PgOpenError, PgOptions, PgStore, SqliteStore};
 use ipnet::IpNet;
 

@@ -229,7 +229,7 @@ impl Pools {
 #[derive(Debug)]
 pub(super) struct ClientPool {
     pool: Pool,
-    patience: StatementTimeouts,
+    timeouts: StatementTimeouts,
 }
 
 impl ClientPool {
@@ -242,9 +242,9 @@ impl ClientPool {
         target: &Target,
         name: &str,
         size: usize,
-        patience: StatementTimeouts,
+        timeouts: StatementTimeouts,
     ) -> Result<Self, PgOpenError> {
-        Self::with(target, name, size, patience, session(patience))
+        Self::with(target, name, size, timeouts, session(timeouts))
     }
 
     /// Sessions whose statements never scan a whole table: a plan may date from when the table was
@@ -253,10 +253,10 @@ impl ClientPool {
         target: &Target,
         name: &str,
         size: usize,
-        patience: StatementTimeouts,
+        timeouts: StatementTimeouts,
     ) -> Result<Self, PgOpenError> {
-        let session = format!("SET enable_seqscan = off; {}", session(patience));
-        Self::with(target, name, size, patience, session)
+        let session = format!("SET enable_seqscan = off; {}", session(timeouts));
+        Self::with(target, name, size, timeouts, session)
     }
 
     pub(super) fn for_handlers(target: &Target, size: usize) -> Result<Self, PgOpenError> {
@@ -267,16 +267,16 @@ impl ClientPool {
         target: &Target,
         name: &str,
         size: usize,
-        patience: StatementTimeouts,
+        timeouts: StatementTimeouts,
         session: String,
     ) -> Result<Self, PgOpenError> {
         let mut config = target.config.clone();
         config.application_name(name);
         if config.get_tcp_user_timeout().is_none() {
-            config.tcp_user_timeout(patience.answer());
+            config.tcp_user_timeout(timeouts.answer());
         }
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let create_max = target.hosts.patience(&config);
+        let create_max = target.hosts.timeout(&config);
         let manager = Manager::from_connect(config, target.hosts.clone(), manager_config);
         let pool = Pool::builder(manager)
             .max_size(size.max(1))
@@ -295,28 +295,28 @@ impl ClientPool {
             }))
             .build()
             .map_err(|error| PgOpenError::Connect(error.to_string()))?;
-        Ok(Self { pool, patience })
+        Ok(Self { pool, timeouts })
     }
 
     /// A connection for exclusive use. No transaction is open on it: a connection is never returned
     /// with one, see [`PooledClient`].
     pub(super) async fn lend(&self) -> Result<PooledClient, PgError> {
         let client = self.pool.get().await?;
-        Ok(PooledClient { client: Some(client), patience: self.patience, busy: false })
+        Ok(PooledClient { client: Some(client), timeouts: self.timeouts, busy: false })
     }
 
     /// The same for callers with their own deadline: waits as long as all connections are in use.
     pub(super) async fn lend_in_turn(&self) -> Result<PooledClient, PgError> {
         let patient = Timeouts { wait: None, ..self.pool.timeouts() };
         let client = self.pool.timeout_get(&patient).await?;
-        Ok(PooledClient { client: Some(client), patience: self.patience, busy: false })
+        Ok(PooledClient { client: Some(client), timeouts: self.timeouts, busy: false })
     }
 }
 
 /// The settings of each session of Hapax. At least `synchronous_commit = on`; a stricter setting of
 /// the server stays. The isolation is the one that the functions are written for, whatever the
 /// default.
-pub(super) fn session(patience: StatementTimeouts) -> String {
+pub(super) fn session(timeouts: StatementTimeouts) -> String {
     format!(
         "SET statement_timeout = {}; SET lock_timeout = {}; \
          SET idle_in_transaction_session_timeout = {}; \
@@ -324,9 +324,9 @@ pub(super) fn session(patience: StatementTimeouts) -> String {
          SET client_min_messages = warning; \
          SELECT set_config('synchronous_commit', 'on', false) \
          WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')",
-        patience.statement.as_millis(),
-        patience.lock.as_millis(),
-        patience.statement.as_millis(),
+        timeouts.statement.as_millis(),
+        timeouts.lock.as_millis(),
+        timeouts.statement.as_millis(),
     )
 }
 
@@ -349,7 +349,7 @@ pub(super) fn handler_session() -> String {
 #[derive(Debug)]
 pub(super) struct PooledClient {
     client: Option<Object>,
-    patience: StatementTimeouts,
+    timeouts: StatementTimeouts,
     busy: bool,
 }
 
@@ -362,7 +362,7 @@ impl PooledClient {
     ) -> Result<Vec<Row>, PgError> {
         self.busy = true;
         let client = self.client.as_ref().ok_or(PgError::Gone)?;
-        let answer = tokio::time::timeout(self.patience.answer(), async {
+        let answer = tokio::time::timeout(self.timeouts.answer(), async {
             let statement = client.prepare_cached(sql).await?;
             client.query(&statement, values).await
         });
@@ -379,7 +379,7 @@ impl PooledClient {
     ) -> Result<u64, PgError> {
         self.busy = true;
         let client = self.client.as_ref().ok_or(PgError::Gone)?;
-        let answer = tokio::time::timeout(self.patience.answer(), async {
+        let answer = tokio::time::timeout(self.timeouts.answer(), async {
             let statement = client.prepare_cached(sql).await?;
             client.execute(&statement, values).await
         });
@@ -590,7 +590,9 @@ impl Target {
         config.ssl_mode(match mode {
             tls::TlsMode::Disable => SslMode::Disable,
             tls::TlsMode::Prefer => SslMode::Prefer,
-            tls::TlsMode::Require | tls::TlsMode::VerifyCa | tls::TlsMode::VerifyFull => SslMode::Require,
+            tls::TlsMode::Require | tls::TlsMode::VerifyCa | tls::TlsMode::VerifyFull => {
+                SslMode::Require
+            }
         });
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(CONNECT_MAX);

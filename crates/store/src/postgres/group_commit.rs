@@ -22,14 +22,14 @@ const SLOW: Duration = Duration::from_millis(25);
 #[derive(Debug)]
 pub(super) struct GroupCommit {
     waiting: Mutex<Line>,
-    event_waiters: Notify,
+    writer_wanted: Notify,
 }
 
 #[derive(Debug)]
 struct Line {
     requests: VecDeque<Waiting>,
     /// Requests queued so far.
-    brought: u64,
+    queued: u64,
     /// Writers that are committing, except slow ones.
     at_work: usize,
     open: bool,
@@ -54,8 +54,8 @@ struct Waiting {
 
 impl GroupCommit {
     pub(super) fn new() -> Self {
-        let line = Line { requests: VecDeque::new(), brought: 0, at_work: 0, open: true };
-        Self { waiting: Mutex::new(line), event_waiters: Notify::new() }
+        let line = Line { requests: VecDeque::new(), queued: 0, at_work: 0, open: true };
+        Self { waiting: Mutex::new(line), writer_wanted: Notify::new() }
     }
 
     /// Waits, as long as a sender would, for a commit that contains this request. The commit
@@ -70,10 +70,10 @@ impl GroupCommit {
             if line.requests.len() >= WAITING_MAX {
                 return Err(StoreError::Busy);
             }
-            line.brought += 1;
+            line.queued += 1;
             line.requests.push_back(Waiting { ingest, answer });
             if line.is_worth_it() {
-                self.event_waiters.notify_one();
+                self.writer_wanted.notify_one();
             }
         }
         let lost = |why: &str| Err(StoreError::Unavailable(why.into()));
@@ -85,8 +85,8 @@ impl GroupCommit {
     }
 
     /// The number of requests queued so far.
-    pub(super) fn brought(&self) -> u64 {
-        self.line().brought
+    pub(super) fn queued(&self) -> u64 {
+        self.line().queued
     }
 
     /// Stops accepting requests.
@@ -108,7 +108,7 @@ impl GroupCommit {
             batch.push(next);
         }
         line.at_work += 1;
-        Some((batch, AtWork { desk: self, counts: true }))
+        Some((batch, AtWork { queue: self, counts: true }))
     }
 
     fn line(&self) -> std::sync::MutexGuard<'_, Line> {
@@ -118,7 +118,7 @@ impl GroupCommit {
 
 /// A writer that is committing; dropped when it is done.
 struct AtWork<'a> {
-    desk: &'a GroupCommit,
+    queue: &'a GroupCommit,
     counts: bool,
 }
 
@@ -126,12 +126,12 @@ impl AtWork<'_> {
     /// Stops counting this writer, so that the next one starts as if it were alone.
     fn is_slow(&mut self) {
         self.stop_counting();
-        self.desk.event_waiters.notify_one();
+        self.queue.writer_wanted.notify_one();
     }
 
     fn stop_counting(&mut self) {
         if std::mem::take(&mut self.counts) {
-            self.desk.line().at_work -= 1;
+            self.queue.line().at_work -= 1;
         }
     }
 }
@@ -162,36 +162,36 @@ pub(super) fn start(shared: &Arc<Shared>, writers: usize) -> io::Result<()> {
 }
 
 async fn write_all(shared: Arc<Shared>, writers: usize) {
-    let mut at_it = JoinSet::new();
+    let mut running = JoinSet::new();
     for _ in 0..writers.max(1) {
-        at_it.spawn(keep_writing(Arc::clone(&shared)));
+        running.spawn(keep_writing(Arc::clone(&shared)));
     }
-    while let Some(ended) = at_it.join_next().await {
+    while let Some(ended) = running.join_next().await {
         if ended.is_err() {
             // Its requests have been answered with an error; another writer takes its place.
             shared.health.fails(&"a writer panicked".into());
-            at_it.spawn(keep_writing(Arc::clone(&shared)));
+            running.spawn(keep_writing(Arc::clone(&shared)));
         }
     }
 }
 
 /// One writer: commits waiting requests until the store is closed and none waits.
 async fn keep_writing(shared: Arc<Shared>) {
-    let desk = &shared.desk;
+    let queue = &shared.group_commit;
     loop {
-        let taken = match desk.take() {
+        let taken = match queue.take() {
             Some(taken) => taken,
             None if !shared.closing.is_cancelled() => {
                 tokio::select! {
                     () = shared.closing.cancelled() => {}
-                    () = desk.event_waiters.notified() => {}
+                    () = queue.writer_wanted.notified() => {}
                 }
                 continue;
             }
             None => {
-                desk.shut();
+                queue.shut();
                 // Requests queued just before closing are still served.
-                match desk.take() {
+                match queue.take() {
                     Some(taken) => taken,
                     None => return,
                 }

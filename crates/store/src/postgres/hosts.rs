@@ -33,7 +33,7 @@ impl Hosts {
     }
 
     /// How long all servers together may take.
-    pub(super) fn patience(&self, config: &Config) -> Duration {
+    pub(super) fn timeout(&self, config: &Config) -> Duration {
         self.each * u32::try_from(count(config)).unwrap_or(u32::MAX)
     }
 

@@ -139,7 +139,7 @@ struct Shared {
     names: Names,
     handlers: Handlers,
     ids: Ids,
-    desk: GroupCommit,
+    group_commit: GroupCommit,
     publisher: outbox::Publisher,
     sending: outbox::Sending,
     recent: RecentEvents,
@@ -186,7 +186,7 @@ impl PgStore {
             names: Names::default(),
             handlers: Handlers::default(),
             ids: Ids::default(),
-            desk: GroupCommit::new(),
+            group_commit: GroupCommit::new(),
             publisher: outbox::Publisher::default(),
             sending: outbox::Sending::default(),
             recent: RecentEvents::new(),
@@ -302,7 +302,7 @@ impl Store for PgStore {
         if let Some(verdicts) = self.all_in_front(&ingest).await {
             return Ok(verdicts);
         }
-        self.shared.desk.ingest(ingest).await
+        self.shared.group_commit.ingest(ingest).await
     }
 
     fn writable(&self) -> Result<(), StoreError> {
@@ -328,7 +328,7 @@ impl StoreHints for PgStore {
     }
 
     fn foreground_requests(&self) -> Option<u64> {
-        Some(self.shared.desk.brought())
+        Some(self.shared.group_commit.queued())
     }
 }
 

@@ -140,8 +140,8 @@ fn judge(context: &AuthContext<'_>) -> Authorization {
     let publishing = context.accessor == Some(PUBLISH_TRIGGER);
     match context.action {
         AuthAction::Insert { table_name } => {
-            let door = table_name.eq_ignore_ascii_case("hapax_publish");
-            if ours(table_name) && !door && !publishing {
+            let is_publish = table_name.eq_ignore_ascii_case("hapax_publish");
+            if ours(table_name) && !is_publish && !publishing {
                 return Authorization::Deny;
             }
             Authorization::Allow

@@ -249,7 +249,9 @@ async fn look<S: Sending>(world: &World<S>, history: &mut History) {
     for one in deliveries.iter().filter(|one| one.status == DeliveryStatus::Sending) {
         under_way[history.at(one.endpoint)] += 1;
     }
-    assert!(history.kind == PlanKind::Certain || under_way.iter().all(|count| *count <= IN_FLIGHT_MAX));
+    assert!(
+        history.kind == PlanKind::Certain || under_way.iter().all(|count| *count <= IN_FLIGHT_MAX)
+    );
     let mut lines: Vec<String> = deliveries.iter().map(|one| history.check(one)).collect();
     lines.sort();
     history.record.extend(lines);
