@@ -21,6 +21,8 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+-- The index on due deliveries has their order. A plan with a sort would read all that wait for an endpoint.
+SET enable_sort = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
