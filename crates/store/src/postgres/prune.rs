@@ -30,6 +30,8 @@ pub(super) struct PruneProgress {
     unfinished: HashMap<SourceName, Timestamp>,
     /// The last lane whose marks were checked: its handler and tenant.
     lane: (i32, String),
+    /// Events stripped since the tables were last vacuumed.
+    stripped: u64,
 }
 
 /// The progress of a round over the events.
@@ -42,6 +44,12 @@ enum Round {
     /// Another node is pruning.
     OfAnother,
 }
+
+/// Events stripped before the tables are vacuumed.
+const VACUUM_AFTER: u64 = 100_000;
+
+/// The part of the largest table that must be stripped before they are.
+const VACUUM_PART: u64 = 5;
 
 /// Marks are dated in whole hours.
 const MARK_HOUR: SignedDuration = SignedDuration::from_hours(1);
@@ -56,6 +64,9 @@ pub(super) async fn slice(
     // "For ever" is the earliest time, and the earliest time here is before the database's.
     let events_before = stamp(horizon.events_before);
     let stripped = strip(shared, &mut broom, events_before, limit).await?;
+    if broom.stripped >= VACUUM_AFTER && vacuum(shared, broom.stripped).await? {
+        broom.stripped = 0;
+    }
     if stripped == Round::InFull {
         // The rest is checked when this round ends: each check is a separate commit.
         return Ok(true);
@@ -96,12 +107,40 @@ async fn strip(
         *oldest = since.min(*oldest);
     }
     broom.passed = reached.unwrap_or(Uuid::nil());
+    broom.stripped += u64::from(row.get::<_, i32>(4).unsigned_abs());
     Ok(match (alone, reached) {
         (false, _) => Round::OfAnother,
         (true, Some(_)) if row.get::<_, i32>(4) >= most => Round::InFull,
         (true, Some(_)) => Round::GoesOn,
         (true, None) => Round::Ended,
     })
+}
+
+/// Makes the space of stripped events usable again, once they are a fifth of the largest table; false before
+/// that. Autovacuum does the same, but it starts once a minute at most and rests between pages. At thousands
+/// of events a second the tables would grow faster than it works.
+async fn vacuum(shared: &Shared, stripped: u64) -> Result<bool, PgError> {
+    let mut lent = shared.pools.admin.lend().await?;
+    let sql = "SELECT coalesce(max(c.reltuples), 0)::bigint FROM pg_catalog.pg_class c \
+               WHERE c.oid = 'hapax.job'::regclass OR c.oid IN \
+               (SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = 'hapax.body'::regclass)";
+    let largest: i64 = one(lent.query(sql, &[]).await?)?.get(0);
+    if stripped < largest.unsigned_abs() / VACUUM_PART {
+        return Ok(false);
+    }
+    // A table that another node or autovacuum works on is left out. Pages at the end are not given back to the
+    // file system: that would lock the table, and the next events need them.
+    let done = async {
+        lent.batch("SET statement_timeout = 0").await?;
+        lent.batch(
+            "VACUUM (SKIP_LOCKED, TRUNCATE false) hapax.body, hapax.job, hapax.attempt, hapax.arrival, hapax.copy",
+        )
+        .await
+    }
+    .await;
+    // The next user of the connection needs its timeout again.
+    lent.spoil();
+    done.map(|()| true)
 }
 
 /// Deletes order marks that no event can need any more.
