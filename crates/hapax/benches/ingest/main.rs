@@ -8,6 +8,7 @@ mod disk;
 mod report;
 #[path = "../shared/mod.rs"]
 mod shared;
+mod storm;
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -40,7 +41,7 @@ struct Options {
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256")]
     connections: Vec<usize>,
     /// Which loads to run
-    #[arg(long, value_delimiter = ',', default_value = "new,copies,growth")]
+    #[arg(long, value_delimiter = ',', default_value = "new,copies,storm,growth")]
     loads: Vec<Wanted>,
     /// Seconds of one measured slice
     #[arg(long, default_value_t = 1.5)]
@@ -54,6 +55,9 @@ struct Options {
     /// Distinct events that the load of duplicates repeats
     #[arg(long, default_value_t = 1_000)]
     copies_of: u64,
+    /// Known events that each arrive once more in a retry storm
+    #[arg(long, default_value_t = 200_000)]
+    storm: u64,
     #[command(flatten)]
     place: Place,
 }
@@ -62,6 +66,7 @@ struct Options {
 enum Wanted {
     New,
     Copies,
+    Storm,
     Growth,
 }
 
@@ -93,6 +98,9 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Findings
                 report.pairings.push(paired.await?);
             }
         }
+    }
+    if wanted(Wanted::Storm) {
+        report.storms = storm::measure(options, &floor, directory).await?;
     }
     if wanted(Wanted::Growth) && options.grow > GROWTH_FIRST + GROWTH_LAST {
         options.place.output.say(&format!("a store that grows to {} keys", options.grow));

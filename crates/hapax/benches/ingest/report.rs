@@ -4,11 +4,13 @@ use crate::disk::Syncs;
 use crate::shared::figures::{Figure, mebibytes, thousands};
 use crate::shared::load::{Load, Measured};
 use crate::shared::report::{Report, Table};
+use crate::storm::Storm;
 
 /// All of a run.
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) pairings: Vec<Pairing>,
+    pub(crate) storms: Vec<Storm>,
     pub(crate) growth: Option<Growth>,
 }
 
@@ -68,7 +70,9 @@ impl Findings {
         for pairings in self.pairings.chunk_by(|one, next| one.load == next.load) {
             report.table(table_of(pairings));
         }
+        self.storms.iter().for_each(|storm| report.table(storm.table()));
         report.figures(self.figures());
+        report.figures(self.storms.iter().flat_map(Storm::figures));
         if let Some(growth) = &self.growth {
             report.table(growth.table());
         }

@@ -63,6 +63,11 @@ impl Events {
         }
     }
 
+    /// Further events: the first one follows the last one of these.
+    pub(crate) fn further(&self) -> Self {
+        Self { next: self.next, ..Self::laid_out(self.layout.clone(), 1) }
+    }
+
     /// A request of the form that [`Events::renew`] fills in.
     pub(crate) fn blank(&self) -> Vec<u8> {
         self.layout.bytes.clone()
@@ -85,6 +90,11 @@ impl Events {
         let n = self.next_again;
         self.next_again = (n + 1) % self.next.max(1);
         self.sign(request, n, unix_seconds());
+    }
+
+    /// Makes [`Events::again`] start with the first event.
+    pub(crate) fn begin_again(&mut self) {
+        self.next_again = 0;
     }
 
     /// Signs again the events that are going to be repeated: a slice is shorter than the replay

@@ -34,11 +34,13 @@ pub(crate) struct Column {
 }
 
 /// The columns of a table of loads. `to floor` is the rate of the row divided by the rate of its floor.
-const LOAD: [Column; 7] = [
+const LOAD: [Column; 9] = [
     column("requests/s", 0),
     column("to floor", 2),
     column("p50 us", 0),
     column("p99 us", 0),
+    column("p99.9 us", 0),
+    column("worst us", 0),
     column("cpu us", 1),
     column("MiB", 1),
     column("peak MiB", 1),
@@ -105,6 +107,8 @@ impl Table {
             floor.map(|floor| measured.per_second() / floor.per_second()),
             Some(measured.latency_us(0.5)),
             Some(measured.latency_us(0.99)),
+            Some(measured.latency_us(0.999)),
+            Some(measured.latency_us(1.0)),
             Some(measured.cpu_us_per_request()),
             Some(mebibytes(measured.usage.resident_bytes)),
             Some(mebibytes(measured.usage.resident_bytes_peak)),

@@ -37,6 +37,8 @@ pub(crate) struct Usage {
     pub(crate) cpu_seconds: f64,
     pub(crate) resident_bytes: u64,
     pub(crate) resident_bytes_peak: u64,
+    /// Bytes that the process caused to be written to a disk.
+    pub(crate) written_bytes: u64,
 }
 
 impl Usage {
@@ -48,6 +50,7 @@ impl Usage {
             all.cpu_seconds += one.cpu_seconds;
             all.resident_bytes += one.resident_bytes;
             all.resident_bytes_peak += one.resident_bytes_peak;
+            all.written_bytes += one.written_bytes;
         }
         Ok(all)
     }
@@ -139,15 +142,13 @@ impl Server {
             let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
             number.with_context(|| format!("no {field} in the process status"))
         };
-        let stat = read("stat")?;
-        // The program's name, in brackets, may contain anything; the fields after it are numbers.
-        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-        let ticks = fields.split_whitespace().skip(11).take(2);
-        let ticks: u64 = ticks.filter_map(|field| field.parse::<u64>().ok()).sum();
+        let io = read("io")?;
+        let written = io.lines().find_map(|line| line.strip_prefix("write_bytes: "));
         Ok(Usage {
-            cpu_seconds: ticks as f64 / TICKS_PER_SECOND,
+            cpu_seconds: Stat::parse(&read("stat")?).cpu_seconds,
             resident_bytes: kibibytes("VmRSS:")? * 1024,
             resident_bytes_peak: kibibytes("VmHWM:")? * 1024,
+            written_bytes: written.and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
         })
     }
 
@@ -170,6 +171,46 @@ impl Server {
                 let _ = child.wait();
                 bail!("it did not say where it listens: {line:?}")
             }
+        }
+    }
+}
+
+/// CPU time of a process and its children, those that have ended included.
+pub(crate) fn cpu_seconds_of_family(parent: u32) -> anyhow::Result<f64> {
+    let mut all = 0.0;
+    for entry in std::fs::read_dir("/proc").context("listing processes")? {
+        let path = entry?.path().join("stat");
+        // A process may end while the list is read.
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        let stat = Stat::parse(&text);
+        if path.starts_with(format!("/proc/{parent}")) {
+            all += stat.cpu_seconds + stat.ended_children_cpu_seconds;
+        } else if stat.parent == parent {
+            all += stat.cpu_seconds;
+        }
+    }
+    Ok(all)
+}
+
+/// The fields of `/proc/PID/stat` that benches use.
+struct Stat {
+    parent: u32,
+    cpu_seconds: f64,
+    ended_children_cpu_seconds: f64,
+}
+
+impl Stat {
+    fn parse(text: &str) -> Self {
+        // The program's name, in brackets, may contain anything; the fields after it are numbers.
+        let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
+        let fields: Vec<u64> =
+            fields.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
+        let at = |place: usize| fields.get(place).copied().unwrap_or(0);
+        let seconds = |first: usize| (at(first) + at(first + 1)) as f64 / TICKS_PER_SECOND;
+        Self {
+            parent: u32::try_from(at(1)).unwrap_or(0),
+            cpu_seconds: seconds(11),
+            ended_children_cpu_seconds: seconds(13),
         }
     }
 }
