@@ -59,14 +59,6 @@ impl From<&ArrivalInfo> for CopyRecord {
     }
 }
 
-impl Waiting {
-    /// The arrival time of the newest copy.
-    pub(crate) fn last_at(&self) -> Timestamp {
-        let times = self.newest.iter().map(|copy| copy.received_at);
-        times.max().unwrap_or(Timestamp::UNIX_EPOCH)
-    }
-}
-
 impl<K: Copy + Eq + Ord + Hash> Copies<K> {
     pub(crate) fn new() -> Self {
         Self {
@@ -83,7 +75,8 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
         let mut shard = self.shards[place].lock().expect("no panic happens under this lock");
         let waiting = shard.entry(event).or_insert_with(|| {
             self.events.fetch_add(1, Ordering::Relaxed);
-            Waiting::default()
+            // Most events in a retry storm arrive once more: room for one.
+            Waiting { newest: Vec::with_capacity(1), ..Waiting::default() }
         });
         waiting.count += 1;
         if waiting.newest.len() < COPIES_IN_FULL {

@@ -109,6 +109,10 @@ pub mod limits {
     /// Events whose copies wait for a deferred write; beyond this they are written at once.
     pub const COPIES_WAITING_MAX: usize = 20_000;
 
+    /// Events whose copies are written between two batches of acks: about two milliseconds of the
+    /// writer's time.
+    pub const COPIES_CHUNK: usize = 500;
+
     /// How long a copy may wait for its deferred write: less than a second, and no sooner than
     /// needed, because one write serves all copies of an event.
     pub const COPIES_FLUSH: Duration = Duration::from_millis(800);
@@ -117,9 +121,9 @@ pub mod limits {
     /// and short enough for an operator to wait.
     pub const READ_FLUSH_MAX: Duration = Duration::from_secs(2);
 
-    /// Committed events that answer their own duplicates from memory: a second or two at full rate,
-    /// and all that are sent again and again; about 3 MB.
-    pub const RECENT_MAX: usize = 32_768;
+    /// Memory for committed events that answer their own duplicates, at 32 bytes each: a quarter of a
+    /// million, the last hour of a source that sends 70 events a second.
+    pub const RECENT_BYTES_MAX: usize = 8 << 20;
 
     /// How long a slice of handlers' SQL may begin new jobs: acks that arrive meanwhile wait for
     /// it. One job alone has its own timeout.

@@ -9,11 +9,43 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{PgError, retried};
-use crate::copies::Waiting;
+use super::ingest_rows::composite;
+use super::row::stamp;
+use crate::copies::{CopyRecord, Waiting};
 use crate::limits::{COPIES_FLUSH, COPIES_IN_FULL};
 
 /// Events whose copies are written by one statement.
 const EVENTS_PER_WRITE: usize = 2_000;
+
+/// Of the events with one new copy, one in so many is checked for too many rows. An event that is
+/// copied all the time keeps that many rows more, and a retry storm reads nothing.
+const CHECKED_ONE_IN: u8 = 8;
+
+/// A `hapax.copied`.
+#[derive(Debug)]
+struct CopyRow {
+    event: Uuid,
+    received_at: Timestamp,
+    request_id: Uuid,
+    remote: Option<std::net::IpAddr>,
+    secret: i32,
+    signed_at: Option<Timestamp>,
+}
+
+composite!(CopyRow { event, received_at, request_id, remote, secret, signed_at });
+
+impl CopyRow {
+    fn new(event: EventId, copy: &CopyRecord) -> Self {
+        Self {
+            event: event.0,
+            received_at: copy.received_at,
+            request_id: copy.request_id,
+            remote: copy.remote,
+            secret: i32::try_from(copy.secret).unwrap_or(i32::MAX),
+            signed_at: copy.signed_at.map(stamp),
+        }
+    }
+}
 
 /// Writes waiting copies repeatedly, until the store is closed.
 pub(super) async fn keep_writing(shared: Arc<Shared>) {
@@ -42,28 +74,33 @@ pub(super) async fn flush(shared: &Shared) {
 }
 
 async fn write(shared: &Shared, copies: &[(EventId, Waiting)]) -> Result<(), PgError> {
-    let events: Vec<Uuid> = copies.iter().map(|(event, _)| event.0).collect();
-    let counts: Vec<i64> = copies.iter().map(|(_, waiting)| waiting.count as i64).collect();
-    let lasts: Vec<Timestamp> = copies.iter().map(|(_, waiting)| waiting.last_at()).collect();
-    let seen: Vec<_> = copies
+    // In the order of the events: the rows of one page are written together.
+    let rows: Vec<CopyRow> = copies
         .iter()
-        .flat_map(|(event, waiting)| waiting.newest.iter().map(|copy| (event.0, copy)))
+        .flat_map(|(event, waiting)| waiting.newest.iter().map(|copy| CopyRow::new(*event, copy)))
         .collect();
-    let of: Vec<Uuid> = seen.iter().map(|(event, _)| *event).collect();
-    let at: Vec<Timestamp> = seen.iter().map(|(_, copy)| copy.received_at).collect();
-    let request_ids: Vec<Uuid> = seen.iter().map(|(_, copy)| copy.request_id).collect();
-    let remotes: Vec<_> = seen.iter().map(|(_, copy)| copy.remote).collect();
-    let secrets: Vec<i32> = seen.iter().map(|(_, copy)| copy.secret as i32).collect();
-    let signed: Vec<_> = seen.iter().map(|(_, copy)| copy.signed_at).collect();
+    let only_counted = copies.iter().filter_map(|(event, waiting)| {
+        let others = waiting.count.saturating_sub(waiting.newest.len() as u64);
+        (others > 0).then_some((event.0, others as i64))
+    });
+    let (many, counts): (Vec<Uuid>, Vec<i64>) = only_counted.unzip();
+    let crowded = copies.iter().filter(|(_, waiting)| is_checked(waiting));
+    let crowded: Vec<Uuid> = crowded.map(|(event, _)| event.0).collect();
     let keep = COPIES_IN_FULL as i32;
     retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
         lent.query(
-            "SELECT hapax.count_copies($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-            &[&events, &counts, &lasts, &of, &at, &request_ids, &remotes, &secrets, &signed, &keep],
+            "SELECT hapax.count_copies($1, $2, $3, $4, $5)",
+            &[&rows, &many, &counts, &crowded, &keep],
         )
         .await
         .map(drop)
     })
     .await
+}
+
+/// Whether the event is checked for too many rows.
+fn is_checked(waiting: &Waiting) -> bool {
+    let random = |copy: &CopyRecord| copy.request_id.as_bytes()[15];
+    waiting.count > 1 || waiting.newest.iter().any(|copy| random(copy) % CHECKED_ONE_IN == 0)
 }

@@ -12,7 +12,7 @@ use tokio::runtime;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 
-use super::{Shared, ingest};
+use super::{Shared, copy_lookup, ingest};
 use crate::limits::{ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, WAITING_MAX, WORTH_A_COMMIT};
 
 /// A writer whose commit takes longer is no longer counted: requests behind it get another writer.
@@ -49,7 +49,21 @@ impl Line {
 #[derive(Debug)]
 struct Waiting {
     ingest: Ingest,
-    answer: oneshot::Sender<Result<Vec<Verdict>, StoreError>>,
+    answer: Answer,
+}
+
+type Answer = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
+
+/// Waits for the verdicts as long as a sender would.
+pub(super) async fn wait(
+    verdicts: oneshot::Receiver<Result<Vec<Verdict>, StoreError>>,
+) -> Result<Vec<Verdict>, StoreError> {
+    let lost = |why: &str| Err(StoreError::Unavailable(why.into()));
+    match tokio::time::timeout(ACK_MAX, verdicts).await {
+        Ok(Ok(verdicts)) => verdicts,
+        Ok(Err(_)) => lost("the commit was interrupted"),
+        Err(_) => lost("the database did not answer in time"),
+    }
 }
 
 impl GroupCommit {
@@ -58,29 +72,22 @@ impl GroupCommit {
         Self { waiting: Mutex::new(line), writer_wanted: Notify::new() }
     }
 
-    /// Waits, as long as a sender would, for a commit that contains this request. The commit
-    /// happens even if the caller stops waiting, so its outcome is then unknown.
-    pub(super) async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
-        let (answer, verdicts) = oneshot::channel();
-        {
-            let mut line = self.line();
-            if !line.open {
-                return Err(StoreError::Closed);
-            }
-            if line.requests.len() >= WAITING_MAX {
-                return Err(StoreError::Busy);
-            }
-            line.queued += 1;
-            line.requests.push_back(Waiting { ingest, answer });
-            if line.is_worth_it() {
-                self.writer_wanted.notify_one();
-            }
+    /// Queues a request for a commit, which answers it. The commit happens even if the caller stops
+    /// waiting, so its outcome is then unknown.
+    pub(super) fn queue(&self, ingest: Ingest, answer: Answer) {
+        let mut line = self.line();
+        let refusal = match line.open {
+            false => Some(StoreError::Closed),
+            true => (line.requests.len() >= WAITING_MAX).then_some(StoreError::Busy),
+        };
+        if let Some(why) = refusal {
+            let _ = answer.send(Err(why));
+            return;
         }
-        let lost = |why: &str| Err(StoreError::Unavailable(why.into()));
-        match tokio::time::timeout(ACK_MAX, verdicts).await {
-            Ok(Ok(verdicts)) => verdicts,
-            Ok(Err(_)) => lost("the commit was interrupted"),
-            Err(_) => lost("the database did not answer in time"),
+        line.queued += 1;
+        line.requests.push_back(Waiting { ingest, answer });
+        if line.is_worth_it() {
+            self.writer_wanted.notify_one();
         }
     }
 
@@ -163,6 +170,7 @@ pub(super) fn start(shared: &Arc<Shared>, writers: usize) -> io::Result<()> {
 
 async fn write_all(shared: Arc<Shared>, writers: usize) {
     let mut running = JoinSet::new();
+    let looking = tokio::spawn(copy_lookup::keep_answering(Arc::clone(&shared)));
     for _ in 0..writers.max(1) {
         running.spawn(keep_writing(Arc::clone(&shared)));
     }
@@ -172,6 +180,9 @@ async fn write_all(shared: Arc<Shared>, writers: usize) {
             shared.health.fails(&"a writer panicked".into());
             running.spawn(keep_writing(Arc::clone(&shared)));
         }
+    }
+    if looking.await.is_err() {
+        tracing::error!("the lookup of copies panicked");
     }
 }
 

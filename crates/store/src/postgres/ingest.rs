@@ -92,11 +92,47 @@ pub(super) async fn decide(
     work.settle_short(short, row_verdicts, &mut board, &mut long).await;
     let row_verdicts = ask_each(shared, IngestStatement::Long, &long, &mut board).await;
     work.settle_long(&long, row_verdicts, &mut board).await;
+    let decided = || board.iter().flatten().flatten().flatten();
+    let copies = decided().filter(|verdict| matches!(verdict, Verdict::Duplicate(_))).count();
+    shared.lookup.note(copies, decided().count());
     let all = |verdicts: Vec<Option<Verdict>>| {
         let all: Option<Vec<_>> = verdicts.into_iter().collect();
         all.ok_or_else(|| StoreError::Unavailable("an event was left undecided".into()))
     };
     board.into_iter().map(|verdicts| verdicts.and_then(all)).collect()
+}
+
+/// The verdicts of each request that is nothing but plain copies of committed events. Reads and writes
+/// nothing; all requests share one statement. An answer counts only if the server's epoch was confirmed
+/// before and after it.
+pub(super) async fn plain_copies(shared: &Shared, ingests: &[Ingest]) -> Vec<Option<Vec<Verdict>>> {
+    let nothing = || ingests.iter().map(|_| None).collect();
+    let Some(epoch) = shared.epoch.confirmed() else { return nothing() };
+    let work = Outcome { shared, epoch: Some(epoch.clone()) };
+    let receipts = ingests.iter().flat_map(|ingest| &ingest.receipts);
+    let hashes: Vec<Uuid> = receipts.map(|receipt| of_hash(receipt.key_hash())).collect();
+    let existing = match work.existing(LookupBy::Hash, &hashes).await {
+        Ok(existing) => existing,
+        Err(error) => {
+            tracing::debug!("looking copies up: {error}");
+            return nothing();
+        }
+    };
+    if shared.epoch.confirmed() != Some(epoch) {
+        return nothing();
+    }
+    let existing: HashMap<KeyHash, Existing> =
+        existing.into_iter().map(|existing| (existing.hash, existing)).collect();
+    let all_of = |ingest: &Ingest| {
+        let copies = ingest.receipts.iter().map(|receipt| {
+            let existing = existing.get(&receipt.key_hash())?;
+            is_plain_copy(existing, receipt).then_some((existing, receipt))
+        });
+        let copies: Vec<_> = copies.collect::<Option<_>>()?;
+        let answer = |(existing, receipt)| work.duplicate(existing, receipt, &ingest.via);
+        Some(copies.into_iter().map(answer).collect())
+    };
+    ingests.iter().map(all_of).collect()
 }
 
 /// Whether a receipt needs the function from the start.
@@ -296,8 +332,8 @@ impl Outcome<'_> {
                         verdicts[at] = Some(self.accepted(*id, &item))
                     }
                     Some(_) | None => match existing.get(&item.receipt.key_hash()) {
-                        Some(existing) if is_plain_copy(existing, &item) => {
-                            verdicts[at] = Some(self.duplicate(existing, &item));
+                        Some(existing) if is_plain_copy(existing, item.receipt) => {
+                            verdicts[at] = Some(self.duplicate(existing, item.receipt, item.via));
                         }
                         Some(_) | None => rest.push((at, item)),
                     },
@@ -346,12 +382,12 @@ impl Outcome<'_> {
                     RowVerdict::Accepted(id) => self.accepted(*id, item),
                     RowVerdict::Review(id) => Verdict::Review(*id),
                     RowVerdict::Promoted(id) => {
-                        self.note_copy(*id, item);
+                        self.shared.note_copy(*id, item.via);
                         self.wake(item);
                         Verdict::Accepted(*id)
                     }
                     RowVerdict::Duplicate(id) => match existing.get(id) {
-                        Some(existing) => self.duplicate(existing, item),
+                        Some(existing) => self.duplicate(existing, item.receipt, item.via),
                         None => Verdict::Duplicate(gone(*id)),
                     },
                     RowVerdict::Conflict(id) => Verdict::Conflict(
@@ -380,15 +416,15 @@ impl Outcome<'_> {
         Verdict::Accepted(id)
     }
 
-    fn duplicate(&self, existing: &Existing, item: &Item<'_>) -> Verdict {
-        self.note_copy(existing.known.id, item);
-        if existing.hash == item.receipt.key_hash() {
+    fn duplicate(&self, existing: &Existing, receipt: &Receipt, via: &ArrivalInfo) -> Verdict {
+        self.shared.note_copy(existing.known.id, via);
+        if existing.hash == receipt.key_hash() {
             self.remember(
-                item.receipt,
+                receipt,
                 Recent {
                     body_hash: existing.body_hash,
                     // Committed with this event or with another one.
-                    guard: item.receipt.guard().map(|guard| guard.hash),
+                    guard: receipt.guard().map(|guard| guard.hash),
                     known: existing.known.clone(),
                     review: existing.event_state.waiting,
                 },
@@ -401,10 +437,6 @@ impl Outcome<'_> {
     /// read.
     fn remember(&self, receipt: &Receipt, recent: Recent) {
         self.shared.remember(self.epoch.as_ref(), receipt.key_hash(), recent);
-    }
-
-    fn note_copy(&self, id: EventId, item: &Item<'_>) {
-        self.shared.note_copy(id, item.via);
     }
 
     fn wake(&self, item: &Item<'_>) {
@@ -445,7 +477,7 @@ impl Outcome<'_> {
     }
 }
 
-fn is_plain_copy(existing: &Existing, item: &Item<'_>) -> bool {
+fn is_plain_copy(existing: &Existing, receipt: &Receipt) -> bool {
     let late = existing.event_state.waiting == Some(hapax_core::store::ReviewReason::Late);
-    adds_nothing(item.receipt, existing.body_hash, existing.guard) && !late
+    adds_nothing(receipt, existing.body_hash, existing.guard) && !late
 }

@@ -7,7 +7,7 @@ use std::error::Error;
 use bytes::{BufMut, BytesMut};
 use hapax_core::store::EventId;
 use hapax_core::{GuardKeep, GuardSeen, Receipt, Timeliness, Timestamp};
-use tokio_postgres::types::{IsNull, Kind, ToSql, Type, to_sql_checked};
+use tokio_postgres::types::{IsNull, Kind, ToSql, Type};
 use uuid::Uuid;
 
 use super::connect::{PgError, PooledClient};
@@ -80,24 +80,26 @@ struct Promised {
 /// A struct as the database's composite type of the same fields, in the same order.
 macro_rules! composite {
     ($name:ident $(<$life:lifetime>)? { $($field:ident),+ $(,)? }) => {
-        impl ToSql for $name $(<$life>)? {
+        impl tokio_postgres::types::ToSql for $name $(<$life>)? {
             fn to_sql(
                 &self,
-                ty: &Type,
-                out: &mut BytesMut,
-            ) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
-                write_composite(ty, &[$(&self.$field as &dyn ToSql),+], out)
+                ty: &tokio_postgres::types::Type,
+                out: &mut bytes::BytesMut,
+            ) -> Result<tokio_postgres::types::IsNull, Box<dyn std::error::Error + Sync + Send>> {
+                $crate::postgres::ingest_rows::write_composite(ty, &[$(&self.$field as &dyn tokio_postgres::types::ToSql),+], out)
             }
 
-            fn accepts(ty: &Type) -> bool {
-                matches!(ty.kind(), Kind::Composite(fields)
+            fn accepts(ty: &tokio_postgres::types::Type) -> bool {
+                matches!(ty.kind(), tokio_postgres::types::Kind::Composite(fields)
                     if fields.iter().map(|field| field.name()).eq([$(stringify!($field)),+]))
             }
 
-            to_sql_checked!();
+            tokio_postgres::types::to_sql_checked!();
         }
     };
 }
+
+pub(super) use composite;
 
 composite!(ArrivalRow<'_> {
     id, hash, tenant, source, event_id, event_type, occurred_at, received_at, body_hash,
@@ -110,7 +112,7 @@ composite!(DoubtRow<'_> {
 });
 composite!(Promised { n, handler, lane, state, resource, position, error });
 
-fn write_composite(
+pub(super) fn write_composite(
     ty: &Type,
     values: &[&dyn ToSql],
     out: &mut BytesMut,

@@ -3,11 +3,12 @@
 //! Every atomic act is one statement that commits itself: a paused node or a dropped future can
 //! hold no key and leave no transaction open. [`connect`] lends connections, [`migrate`] brings the
 //! tables forward, [`group_commit`] batches requests into commits, and [`ingest`] makes events
-//! durable. [`outbox`] publishes messages and hands out their deliveries. [`epoch`] detects when
+//! durable. [`copy_lookup`] answers copies in a retry storm. [`outbox`] publishes messages and hands out their deliveries. [`epoch`] detects when
 //! cached answers are no longer valid, and [`reader`] serves queries of operators.
 
 mod connect;
 mod copies;
+mod copy_lookup;
 mod epoch;
 mod functions;
 mod group_commit;
@@ -45,7 +46,7 @@ use hapax_core::store::{
     StoreHints, Verdict,
 };
 use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Timestamp};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -60,6 +61,7 @@ use crate::limits::READ_FLUSH_MAX;
 use crate::recent::{Recent, RecentEvents, adds_nothing};
 use crate::redis_cache::{Entry, RedisCache};
 use connect::{ClientPool, Pools, Target};
+use copy_lookup::CopyLookup;
 use epoch::{Epoch, EpochWatch};
 use group_commit::GroupCommit;
 use handler_registry::Handlers;
@@ -140,6 +142,7 @@ struct Shared {
     handlers: Handlers,
     ids: Ids,
     group_commit: GroupCommit,
+    lookup: CopyLookup,
     publisher: outbox::Publisher,
     sending: outbox::Sending,
     recent: RecentEvents,
@@ -187,6 +190,7 @@ impl PgStore {
             handlers: Handlers::default(),
             ids: Ids::default(),
             group_commit: GroupCommit::new(),
+            lookup: CopyLookup::new(),
             publisher: outbox::Publisher::default(),
             sending: outbox::Sending::default(),
             recent: RecentEvents::new(),
@@ -302,7 +306,15 @@ impl Store for PgStore {
         if let Some(verdicts) = self.all_in_front(&ingest).await {
             return Ok(verdicts);
         }
-        self.shared.group_commit.ingest(ingest).await
+        let (answer, verdicts) = oneshot::channel();
+        let to_write = match self.shared.lookup.is_storm() {
+            true => self.shared.lookup.ask(ingest, answer),
+            false => Some((ingest, answer)),
+        };
+        if let Some((ingest, answer)) = to_write {
+            self.shared.group_commit.queue(ingest, answer);
+        }
+        group_commit::wait(verdicts).await
     }
 
     fn writable(&self) -> Result<(), StoreError> {
@@ -378,25 +390,17 @@ impl PgStore {
     /// database is still the one it was committed in.
     fn all_recent(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
         let epoch = self.shared.epoch.confirmed()?;
-        let recents = ingest
-            .receipts
-            .iter()
-            .map(|receipt| {
-                let recent = self.shared.recent.get(&receipt.key_hash())?;
-                let plain = adds_nothing(receipt, recent.body_hash, recent.guard)
-                    && recent.review.is_none();
-                // An event whose status can still change is looked up in the database.
-                (plain && recent.known.status.is_final()).then_some(recent)
-            })
-            .collect::<Option<Vec<_>>>()?;
+        let all: Option<Vec<_>> =
+            ingest.receipts.iter().map(|receipt| self.shared.recent.get(receipt)).collect();
+        let all = all?;
         // Checked again: if the epoch has changed, the entries just read may belong to the one
         // before.
         if self.shared.epoch.confirmed()? != epoch || self.shared.closing.is_cancelled() {
             return None;
         }
-        let verdicts = recents.into_iter().map(|recent| {
-            self.shared.note_copy(recent.known.id, &ingest.via);
-            Verdict::Duplicate(recent.known)
+        let verdicts = all.into_iter().map(|known| {
+            self.shared.note_copy(known.id, &ingest.via);
+            Verdict::Duplicate(known)
         });
         Some(verdicts.collect())
     }
@@ -424,7 +428,7 @@ impl PgStore {
             let Entry { body_hash, guard, known, .. } = entry;
             self.shared.note_copy(known.id, &ingest.via);
             let recent = Recent { body_hash, guard, known: known.clone(), review: None };
-            self.shared.epoch.within(Some(&epoch), || self.shared.recent.put(key, recent));
+            self.shared.epoch.within(Some(&epoch), || self.shared.recent.put(key, &recent));
             Verdict::Duplicate(known)
         });
         Some(verdicts.collect())
@@ -446,7 +450,7 @@ impl Shared {
             let entry = Entry { body_hash, guard, known, written_at: Timestamp::now() };
             front.write(&seal, [(key, entry)]);
         }
-        self.epoch.within(epoch, || self.recent.put(key, recent));
+        self.epoch.within(epoch, || self.recent.put(key, &recent));
     }
 
     /// Removes these keys from memory and Redis: their entries no longer hold.

@@ -15,11 +15,13 @@ use uuid::Uuid;
 use super::Shared;
 use super::connect::{PgError, PooledClient};
 use super::row::{EventState, first_id, of_hash, past, phase_of, state_of};
-use crate::limits::PAGE_MAX;
+use crate::limits::{COPIES_IN_FULL, PAGE_MAX};
 
 /// An event with its status over all jobs.
 pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e.event_type, e.occurred_at, \
-     e.received_at, e.state, e.review, c.copies, c.conflicts, j.rank, j.ended_at, j.result, \
+     e.received_at, e.state, e.review, \
+     coalesce(c.only_counted, 0) \
+         + (SELECT count(*) FROM hapax.arrival a WHERE a.event = e.id), c.conflicts, j.rank, j.ended_at, j.result, \
      e.request_id, e.remote, e.secret, e.signed_at \
      FROM hapax.body w JOIN hapax.event e ON e.id = w.id LEFT JOIN hapax.copy c ON c.event = e.id \
      LEFT JOIN LATERAL (SELECT min(hapax.rank(j.state, j.steps)) AS rank, \
@@ -198,7 +200,16 @@ async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail
             &[&id.0],
         )
         .await?;
-    let arrivals = std::iter::once(first).chain(others.iter().map(arrival)).collect();
+    // A few more plain copies than the newest may be rows.
+    let plain = others.iter().filter(|row| !row.get::<_, bool>(2)).count();
+    let mut older = plain.saturating_sub(COPIES_IN_FULL);
+    let mut is_shown = |row: &&Row| {
+        let is_old = !row.get::<_, bool>(2) && older > 0;
+        older -= usize::from(is_old);
+        !is_old
+    };
+    let others = others.iter().filter(|row| is_shown(row)).map(arrival);
+    let arrivals = std::iter::once(first).chain(others).collect();
     let mut asked = Conditions::default();
     asked.add("j.job >= ?", id.0);
     asked.add("j.job <= hapax.last_job(?)", id.0);

@@ -1,42 +1,59 @@
 //! Copies and conflicts as rows: those gathered by [`crate::copies`], and those written at once.
+//!
+//! The newest few arrivals of an event are rows, and further ones only a number. So most copies cost one
+//! row that is inserted, and the number of arrivals is the number of rows and that number together.
 
 use hapax_core::store::ArrivalInfo;
-use rusqlite::{CachedStatement, Connection};
+use rusqlite::{CachedStatement, Connection, OptionalExtension as _};
 
 use super::row::micros;
 use crate::copies::{CopyRecord, Waiting};
-use crate::limits::COPIES_IN_FULL;
+use crate::limits::{CONFLICTS_IN_FULL, COPIES_IN_FULL};
 
 /// Writes copies within the transaction that is open on `conn`.
 pub(super) fn write(conn: &Connection, copies: Vec<(i64, Waiting)>) -> rusqlite::Result<()> {
-    let mut count = conn.prepare_cached(include_str!("sql/count_copies.sql"))?;
     let mut insert = conn.prepare_cached(include_str!("sql/insert_arrival.sql"))?;
+    let mut stored = conn.prepare_cached(include_str!("sql/stored_copies.sql"))?;
     let mut trim = conn.prepare_cached(include_str!("sql/trim_arrivals.sql"))?;
-    let mut event = conn.prepare_cached("SELECT 1 FROM hapax_event WHERE seq = ?1")?;
     for (seq, waiting) in copies {
-        // The event was pruned while its copies waited here: their rows would never be deleted.
-        if !event.exists([seq])? {
-            continue;
-        }
-        count.execute((seq, waiting.count as i64, 0, micros(waiting.last_at())))?;
+        let mut only_counted = waiting.count as i64;
         for copy in &waiting.newest {
-            insert_arrival(&mut insert, seq, copy, None)?;
+            only_counted -= insert_arrival(&mut insert, seq, copy, None)? as i64;
         }
-        trim.execute((seq, COPIES_IN_FULL as i64 - 1))?;
+        let stored: i64 = stored.query_row([seq], |row| row.get(0))?;
+        if stored > COPIES_IN_FULL as i64 {
+            only_counted += trim.execute((seq, COPIES_IN_FULL as i64 - 1))? as i64;
+        }
+        if only_counted > 0 {
+            count(conn, seq, only_counted, 0)?;
+        }
     }
     Ok(())
 }
 
-/// Writes a conflict with its body within the transaction that is open on `conn`.
+/// Writes a conflict within the transaction that is open on `conn`: the first few with their bodies.
 pub(super) fn write_conflict(
     conn: &Connection,
     seq: i64,
     via: &ArrivalInfo,
     body: &[u8],
 ) -> rusqlite::Result<()> {
-    let mut insert = conn.prepare_cached(include_str!("sql/insert_arrival.sql"))?;
-    insert_arrival(&mut insert, seq, &via.into(), Some(body))?;
-    Ok(())
+    let mut so_far =
+        conn.prepare_cached("SELECT conflicts FROM hapax_copy WHERE event_seq = ?1")?;
+    let so_far: Option<i64> = so_far.query_row([seq], |row| row.get(0)).optional()?;
+    let mut only_counted = 1;
+    if so_far.unwrap_or(0).unsigned_abs() < CONFLICTS_IN_FULL {
+        let mut insert = conn.prepare_cached(include_str!("sql/insert_arrival.sql"))?;
+        only_counted -= insert_arrival(&mut insert, seq, &via.into(), Some(body))? as i64;
+    }
+    count(conn, seq, only_counted, 1)
+}
+
+/// Counts arrivals that have no row, and conflicts. An event that was pruned while its copies waited is
+/// not counted: its row would never be deleted.
+fn count(conn: &Connection, seq: i64, only_counted: i64, conflicts: i64) -> rusqlite::Result<()> {
+    let mut count = conn.prepare_cached(include_str!("sql/count_copies.sql"))?;
+    count.execute((seq, only_counted, conflicts)).map(drop)
 }
 
 fn insert_arrival(

@@ -11,7 +11,7 @@ const BITS_PER_KEY: usize = 10;
 /// Keys that the first layer is made for.
 const FIRST_LAYER_KEYS: usize = 256 * 1024;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Filter {
     layers: Vec<Layer>,
 }

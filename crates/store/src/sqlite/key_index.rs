@@ -10,6 +10,11 @@
 //!   for another event stops the store loudly.
 //! - A move copies and deletes in one transaction, so a key is always in one of the two trees, and a
 //!   move that died halfway has nothing to finish.
+//!
+//! Only the writer changes the index. Readers of copies see the part in memory ([`KnownKeys`]), and the
+//! trees through their own connections.
+
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, tuned};
 use rusqlite::{Connection, OptionalExtension};
@@ -20,12 +25,12 @@ use crate::key_hasher::KeyMap;
 use crate::limits::{FRESH_KEYS_MAX, MERGE_CHUNK, YOUNG_KEYS_MAX};
 
 pub(super) struct KeyIndex {
-    /// Keys of committed events that are not surely in the tree.
-    fresh: KeyMap<i64>,
+    /// Keys of committed events.
+    known: Arc<KnownKeys>,
     /// Keys of the transaction that is open now.
     batch: KeyMap<i64>,
-    merge: Option<Merge>,
-    filter: Filter,
+    /// How many keys of the running merge are in the tree.
+    merged: usize,
     /// How many fresh keys start a merge.
     fresh_max: usize,
     /// Keys in the young tree.
@@ -38,6 +43,58 @@ pub(super) struct KeyIndex {
     moved: Option<Moved>,
 }
 
+/// The part of the index in memory: keys of committed events, and nothing of an open transaction.
+#[derive(Debug, Default)]
+pub(super) struct KnownKeys(RwLock<KeysInMemory>);
+
+#[derive(Debug, Default)]
+struct KeysInMemory {
+    /// Keys that are not surely in the tree.
+    fresh: KeyMap<i64>,
+    /// The running merge.
+    merge: Option<Merge>,
+    /// The keys in the trees.
+    filter: Filter,
+}
+
+/// Where a key is, as far as memory knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyPlace {
+    /// No committed event has it.
+    Nowhere,
+    /// The event with this number.
+    At(i64),
+    /// Perhaps in a tree.
+    PerhapsInTree,
+}
+
+impl KnownKeys {
+    /// Where a key is. A reader that begins to read the trees after this call finds every key of which
+    /// this call did not say [`KeyPlace::Nowhere`], unless the key was deleted in between.
+    pub(super) fn place(&self, hash: &KeyHash) -> KeyPlace {
+        self.read().place(hash)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, KeysInMemory> {
+        self.0.read().expect("no panic happens under this lock")
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, KeysInMemory> {
+        self.0.write().expect("no panic happens under this lock")
+    }
+}
+
+impl KeysInMemory {
+    fn place(&self, hash: &KeyHash) -> KeyPlace {
+        let merging = || self.merge.as_ref().and_then(|merge| merge.find(hash));
+        match self.fresh.get(hash).or_else(merging) {
+            Some(seq) => KeyPlace::At(*seq),
+            None if self.filter.may_hold(&hash.0) => KeyPlace::PerhapsInTree,
+            None => KeyPlace::Nowhere,
+        }
+    }
+}
+
 /// One chunk of a move: how many keys, and where the next one begins.
 struct Moved {
     keys: usize,
@@ -47,21 +104,19 @@ struct Moved {
 const LOWEST: KeyHash = KeyHash([0; 16]);
 const HIGHEST: KeyHash = KeyHash([0xff; 16]);
 
-/// A running merge: its keys in order, and how many of them are in the tree. All of them can be
-/// found here until the last one is in the tree.
+/// A running merge: its keys in order. All of them can be found here until the last one is in the
+/// tree.
+#[derive(Debug)]
 struct Merge {
     keys: Vec<(KeyHash, i64)>,
-    done: usize,
     through: i64,
 }
 
 impl Merge {
-    fn of(fresh: &mut KeyMap<i64>) -> Self {
-        // Drained, not taken: the map keeps its capacity for the next keys.
-        let mut keys: Vec<_> = fresh.drain().collect();
+    fn of(mut keys: Vec<(KeyHash, i64)>) -> Self {
         keys.sort_unstable();
         let through = keys.iter().map(|(_, seq)| *seq).max().unwrap_or(0);
-        Self { keys, done: 0, through }
+        Self { keys, through }
     }
 
     fn find(&self, hash: &KeyHash) -> Option<&i64> {
@@ -69,13 +124,14 @@ impl Merge {
         Some(&self.keys[at].1)
     }
 
-    fn chunk(&self) -> &[(KeyHash, i64)] {
-        let end = (self.done + MERGE_CHUNK).min(self.keys.len());
-        &self.keys[self.done..end]
+    /// The next keys after the first `done`.
+    fn chunk(&self, done: usize) -> &[(KeyHash, i64)] {
+        let end = (done + MERGE_CHUNK).min(self.keys.len());
+        &self.keys[done..end]
     }
 
-    fn is_last_chunk(&self) -> bool {
-        self.done + MERGE_CHUNK >= self.keys.len()
+    fn is_last_chunk(&self, done: usize) -> bool {
+        done + MERGE_CHUNK >= self.keys.len()
     }
 }
 
@@ -91,8 +147,8 @@ pub(super) enum MergeError {
 }
 
 impl KeyIndex {
-    /// Reads the index as the last commit left it.
-    pub(super) fn load(conn: &Connection) -> rusqlite::Result<Self> {
+    /// Reads the index as the last commit left it, and makes it the one that readers see.
+    pub(super) fn load(conn: &Connection, known: Arc<KnownKeys>) -> rusqlite::Result<Self> {
         let merged_through = meta(conn, "merged_through")?;
         let mut fresh = KeyMap::default();
         let mut rows = conn.prepare(include_str!("sql/reload_keys.sql"))?;
@@ -110,11 +166,11 @@ impl KeyIndex {
             }
         }
         let (filter, young) = load_filter(conn)?;
+        *known.write() = KeysInMemory { fresh, merge: None, filter };
         Ok(Self {
-            fresh,
+            known,
             batch: KeyMap::default(),
-            merge: None,
-            filter,
+            merged: 0,
             fresh_max: tuned!("sqlite.fresh_keys", FRESH_KEYS_MAX),
             young,
             young_max: tuned!("sqlite.young_keys", YOUNG_KEYS_MAX),
@@ -125,21 +181,10 @@ impl KeyIndex {
 
     /// The event with this key, committed or in the open transaction.
     pub(super) fn find(&self, conn: &Connection, hash: &KeyHash) -> rusqlite::Result<Option<i64>> {
-        let merging = || self.merge.as_ref().and_then(|merge| merge.find(hash));
-        let fresh = self.batch.get(hash).or_else(|| self.fresh.get(hash));
-        if let Some(seq) = fresh.or_else(merging) {
+        if let Some(seq) = self.batch.get(hash) {
             return Ok(Some(*seq));
         }
-        self.find_in_trees(conn, hash)
-    }
-
-    fn find_in_trees(&self, conn: &Connection, hash: &KeyHash) -> rusqlite::Result<Option<i64>> {
-        if !self.filter.may_hold(&hash.0) {
-            return Ok(None);
-        }
-        conn.prepare_cached(include_str!("sql/find_key.sql"))?
-            .query_row([&hash.0[..]], |row| row.get(0))
-            .optional()
+        find_at(conn, hash, self.known.place(hash))
     }
 
     /// Adds a key for an event of the open transaction.
@@ -150,7 +195,9 @@ impl KeyIndex {
 
     /// Records that the transaction was committed.
     pub(super) fn committed(&mut self) {
-        self.fresh.extend(self.batch.drain());
+        if !self.batch.is_empty() {
+            self.known.write().fresh.extend(self.batch.drain());
+        }
     }
 
     /// Whether there is merging or moving to do.
@@ -160,7 +207,8 @@ impl KeyIndex {
 
     /// Whether memory is full. This is checked first: memory is the smaller space.
     fn wants_to_leave_memory(&self) -> bool {
-        self.merge.is_some() || self.fresh.len() >= self.fresh_max
+        let known = self.known.read();
+        known.merge.is_some() || known.fresh.len() >= self.fresh_max
     }
 
     #[cfg(test)]
@@ -171,19 +219,19 @@ impl KeyIndex {
 
     /// Whether a merge is running.
     pub(super) fn is_merging(&self) -> bool {
-        self.merge.is_some()
+        self.known.read().merge.is_some()
     }
 
     /// Removes a key from tree and memory in one step, within the transaction that is open on
     /// `conn`. Not during a merge: it would bring the key back.
     pub(super) fn forget(&mut self, conn: &Connection, hash: &KeyHash) -> rusqlite::Result<()> {
-        debug_assert!(self.merge.is_none(), "no key is forgotten during a merge");
+        debug_assert!(!self.is_merging(), "no key is forgotten during a merge");
         conn.prepare_cached("DELETE FROM hapax_key WHERE hash = ?1")?.execute([&hash.0[..]])?;
         let young = conn
             .prepare_cached("DELETE FROM hapax_key_young WHERE hash = ?1")?
             .execute([&hash.0[..]])?;
         self.young = self.young.saturating_sub(young);
-        self.fresh.remove(hash);
+        self.known.write().fresh.remove(hash);
         Ok(())
     }
 
@@ -194,11 +242,14 @@ impl KeyIndex {
         if !self.wants_to_leave_memory() {
             return self.move_chunk(conn);
         }
-        self.merge.get_or_insert_with(|| Merge::of(&mut self.fresh));
-        let Some(merge) = &self.merge else { return Ok(()) };
+        self.begin_merge();
+        let known = self.known.read();
+        let Some(merge) = &known.merge else { return Ok(()) };
         let mut insert = conn.prepare_cached(include_str!("sql/insert_key.sql"))?;
-        for (hash, seq) in merge.chunk() {
-            match self.find_in_trees(conn, hash)? {
+        for (hash, seq) in merge.chunk(self.merged) {
+            let in_trees =
+                if known.filter.may_hold(&hash.0) { find_in_trees(conn, hash)? } else { None };
+            match in_trees {
                 None => {
                     insert.execute((&hash.0[..], seq))?;
                 }
@@ -208,13 +259,28 @@ impl KeyIndex {
                 }
             }
         }
-        if merge.is_last_chunk() {
+        if merge.is_last_chunk(self.merged) {
             conn.execute(
                 "UPDATE hapax_meta SET value = ?1 WHERE name = 'merged_through'",
                 [merge.through],
             )?;
         }
         Ok(())
+    }
+
+    /// Turns the fresh keys into a merge, unless one is running. Keys are sorted outside the lock: until
+    /// then readers find them among the fresh ones.
+    fn begin_merge(&mut self) {
+        if self.is_merging() {
+            return;
+        }
+        let keys = self.known.read().fresh.iter().map(|(hash, seq)| (*hash, *seq)).collect();
+        let merge = Merge::of(keys);
+        let mut known = self.known.write();
+        known.merge = Some(merge);
+        // Cleared, not taken: the map keeps its capacity for the next keys.
+        known.fresh.clear();
+        self.merged = 0;
     }
 
     /// Moves the next keys from the young tree to the large one.
@@ -246,19 +312,41 @@ impl KeyIndex {
             self.moving = moved.next;
             return;
         }
-        let Some(merge) = &mut self.merge else { return };
+        let mut known = self.known.write();
+        let KeysInMemory { merge, filter, .. } = &mut *known;
+        let Some(running) = merge else { return };
         // Keys that a merge added before a crash are counted twice until the next start: the next
         // move then comes a little early.
-        self.young += merge.chunk().len();
-        for (hash, _) in merge.chunk() {
-            self.filter.add(&hash.0);
+        let chunk = running.chunk(self.merged);
+        self.young += chunk.len();
+        for (hash, _) in chunk {
+            filter.add(&hash.0);
         }
-        if merge.is_last_chunk() {
-            self.merge = None;
+        if running.is_last_chunk(self.merged) {
+            *merge = None;
         } else {
-            merge.done += MERGE_CHUNK;
+            self.merged += MERGE_CHUNK;
         }
     }
+}
+
+/// The event with a key whose place memory knows.
+pub(super) fn find_at(
+    conn: &Connection,
+    hash: &KeyHash,
+    place: KeyPlace,
+) -> rusqlite::Result<Option<i64>> {
+    match place {
+        KeyPlace::Nowhere => Ok(None),
+        KeyPlace::At(seq) => Ok(Some(seq)),
+        KeyPlace::PerhapsInTree => find_in_trees(conn, hash),
+    }
+}
+
+fn find_in_trees(conn: &Connection, hash: &KeyHash) -> rusqlite::Result<Option<i64>> {
+    conn.prepare_cached(include_str!("sql/find_key.sql"))?
+        .query_row([&hash.0[..]], |row| row.get(0))
+        .optional()
 }
 
 /// The filter over both trees, and how many keys the young one holds.

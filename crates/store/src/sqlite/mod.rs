@@ -1,12 +1,14 @@
 //! The embedded store: one SQLite file, one thread that writes it, and separate readers.
 //!
 //! Read [`writer`] first: it owns the connection and decides every race. [`key_index`] finds keys,
-//! [`open`] opens and locks the file, [`crate::recent`] answers floods of copies from memory, and
-//! [`reader`] serves queries of operators.
+//! [`open`] opens and locks the file. [`crate::recent`] answers copies from memory, [`copy_answers`]
+//! those of all other committed events, and [`reader`] serves queries of operators.
 
 mod checkpoint;
 mod clock;
 mod copies;
+mod copy_answers;
+mod existing;
 mod functions;
 mod jobs;
 mod key_filter;
@@ -40,14 +42,16 @@ use hapax_core::store::{
 };
 use hapax_core::{EventKey, SourceName, Timestamp};
 use rusqlite::Connection;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 pub use open::OpenError;
 pub use transact::{Db, DbError, Tx};
 
 use crate::copies::Copies;
 use crate::limits::READ_FLUSH_MAX;
-use crate::recent::{RecentEvents, adds_nothing};
+use crate::recent::RecentEvents;
+use copy_answers::CopyAnswers;
+use key_index::{KeyPlace, KnownKeys};
 use reader::Readers;
 use writer::{Health, Writer, WriterHandle};
 
@@ -76,6 +80,7 @@ impl SqliteOptions {
 #[derive(Debug)]
 pub struct SqliteStore {
     writer: WriterHandle,
+    copy_answers: CopyAnswers,
     readers: Readers,
     shared: Arc<Shared>,
     path: PathBuf,
@@ -85,6 +90,8 @@ pub struct SqliteStore {
 #[derive(Debug)]
 struct Shared {
     recent: RecentEvents,
+    /// The keys of committed events, as far as they are in memory.
+    keys: Arc<KnownKeys>,
     copies: Copies<i64>,
     health: Health,
     /// Notified when jobs were written.
@@ -100,6 +107,7 @@ impl SqliteStore {
         let place = Arc::new(open::Place::own(&options.directory)?.for_bodies_of(options.max_body));
         let shared = Arc::new(Shared {
             recent: RecentEvents::new(),
+            keys: Arc::default(),
             copies: Copies::new(),
             health: Health::default(),
             arrived: Notify::new(),
@@ -107,8 +115,9 @@ impl SqliteStore {
         });
         let path = place.path().to_owned();
         let writer = WriterHandle::start(Arc::clone(&place), Arc::clone(&shared), options.clock)?;
+        let copy_answers = CopyAnswers::start(&place, &shared, writer.sender())?;
         let readers = Readers::open(place)?;
-        Ok(Self { writer, readers, shared, path })
+        Ok(Self { writer, copy_answers, readers, shared, path })
     }
 
     /// Prepares the statements of each program against the database at `file`, as a handler would
@@ -129,6 +138,7 @@ impl SqliteStore {
 
     /// Writes pending copies, closes the file and releases its lock. Later calls answer `Closed`.
     pub async fn close(&self) {
+        self.copy_answers.close();
         self.writer.close().await;
     }
 }
@@ -138,7 +148,13 @@ impl Store for SqliteStore {
         if let Some(verdicts) = self.all_recent(&ingest) {
             return Ok(verdicts);
         }
-        self.writer.ingest(ingest).await
+        let (answer, verdicts) = oneshot::channel();
+        if self.copy_answers.may_answer(&ingest) {
+            self.copy_answers.ask(ingest, answer);
+        } else {
+            self.writer.ingest(ingest, answer);
+        }
+        verdicts.await.unwrap_or(Err(StoreError::Closed))
     }
 
     fn writable(&self) -> Result<(), StoreError> {
@@ -149,7 +165,7 @@ impl Store for SqliteStore {
 impl StoreHints for SqliteStore {
     async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
         let hash = key.hash();
-        if self.shared.recent.get(&hash).is_some() {
+        if let KeyPlace::At(_) = self.shared.keys.place(&hash) {
             return Ok(true);
         }
         Ok(self.writer.find(vec![hash]).await?.iter().any(Option::is_some))
@@ -163,24 +179,14 @@ impl StoreHints for SqliteStore {
 impl SqliteStore {
     /// The verdicts, if every receipt is a plain copy of an event that was committed lately.
     fn all_recent(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
-        let recents = ingest
-            .receipts
-            .iter()
-            .map(|receipt| {
-                let recent = self.shared.recent.get(&receipt.key_hash())?;
-                let plain = adds_nothing(receipt, recent.body_hash, recent.guard)
-                    && recent.review.is_none();
-                // An event whose status can still change is looked up by the writer.
-                let plain = plain && recent.known.status.is_final();
-                plain.then_some(recent)
-            })
-            .collect::<Option<Vec<_>>>()?;
+        let all: Option<Vec<_>> =
+            ingest.receipts.iter().map(|receipt| self.shared.recent.get(receipt)).collect();
         let mut full = false;
-        let verdicts = recents
+        let verdicts = all?
             .into_iter()
-            .map(|recent| {
-                full |= self.shared.copies.note(row::seq_of(recent.known.id), &ingest.via);
-                Verdict::Duplicate(recent.known)
+            .map(|known| {
+                full |= self.shared.copies.note(row::seq_of(known.id), &ingest.via);
+                Verdict::Duplicate(known)
             })
             .collect();
         if full {
@@ -229,8 +235,18 @@ impl Inspect for SqliteStore {
         if self.shared.copies.are_written() {
             return;
         }
+        // In pieces, so that acks wait for one of them at most.
+        let flush = async {
+            let mut until = None;
+            loop {
+                let flush = move |writer: &mut Writer| writer.flush_some_copies(until);
+                match self.writer.behind(flush).await {
+                    Ok(Some(more)) => until = Some(more),
+                    Ok(None) | Err(_) => return,
+                }
+            }
+        };
         // If the flush takes longer, the counts are read as they are.
-        let flush = self.writer.behind(Writer::flush_copies);
         let _ = tokio::time::timeout(READ_FLUSH_MAX, flush).await;
     }
 

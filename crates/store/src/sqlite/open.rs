@@ -377,7 +377,7 @@ mod tests {
         let next = migration_two("DROP TABLE hapax_copy; INSERT INTO nowhere VALUES (1);");
         apply(&place, &mut conn, &next).expect_err("fails");
         migrate(&place, &mut conn).expect("as it was");
-        conn.execute_batch("SELECT copies FROM hapax_copy").expect("is there");
+        conn.execute_batch("SELECT conflicts FROM hapax_copy").expect("is there");
     }
 
     #[test]

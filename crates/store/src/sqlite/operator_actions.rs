@@ -39,7 +39,7 @@ impl Operate for SqliteStore {
                 // A replay that changed nothing is not recorded.
                 if changed {
                     note_action(&writer.conn, event.seq, "replay", &ask.by)?;
-                    writer.shared.recent.remove(&event.key.hash());
+                    writer.unlearn(event.key.hash());
                 }
                 Ok(replayed)
             })
@@ -168,13 +168,13 @@ impl FoundEvent {
 }
 
 fn decided(
-    writer: &Writer,
+    writer: &mut Writer,
     event: &FoundEvent,
     what: &str,
     by: &Action,
 ) -> rusqlite::Result<Reviewed> {
     note_action(&writer.conn, event.seq, what, by)?;
-    writer.shared.recent.remove(&event.key.hash());
+    writer.unlearn(event.key.hash());
     Ok(Reviewed::Decided)
 }
 

@@ -423,7 +423,6 @@ fn forget_all(writer: &mut Writer, events: &[&PrunedRow]) -> rusqlite::Result<()
     let tx = Transaction::begin_unsynced(&writer.conn)?;
     for hash in &hashes {
         writer.index.forget(&writer.conn, hash)?;
-        writer.shared.recent.remove(hash);
     }
     for run in events.chunk_by(|one, next| one.seq + 1 == next.seq) {
         let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
@@ -434,5 +433,8 @@ fn forget_all(writer: &mut Writer, events: &[&PrunedRow]) -> rusqlite::Result<()
         .conn
         .prepare_cached("UPDATE hapax_meta SET value = max(value, ?1) WHERE name = 'last_seq'")?
         .execute([last])?;
-    tx.commit()
+    tx.commit()?;
+    // Not before: a reader might add the entry again.
+    hashes.iter().for_each(|hash| writer.shared.recent.remove(hash));
+    Ok(())
 }

@@ -122,7 +122,9 @@ const RANK: &str = rank!();
 
 pub(super) const SUMMARY: &str = concat!(
     "SELECT e.seq, e.id, e.event_id, p.tenant, p.source, b.event_type, \
-     b.occurred_at, e.received_at, e.state, e.review, coalesce(c.copies, 0), \
+     b.occurred_at, e.received_at, e.state, e.review, \
+     coalesce(c.only_counted, 0) \
+     + (SELECT count(*) FROM hapax_arrival a WHERE a.event_seq = e.seq), \
      coalesce(c.conflicts, 0), ",
     rank!(),
     ", (SELECT CASE WHEN min(j.state IN (2 /* done */, 3 /* stale */, 8 /* discarded */)) THEN max(j.due_at) END \

@@ -9,14 +9,15 @@ use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::Phase;
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
-    ClaimAsk, DAMAGED_BODY, EventName, Horizon, Inspect, Lookup, Ran, Settlement, SqlAsk, SqlRun,
-    Store, StoreError, StoreHints, Verdict, Work,
+    ClaimAsk, DAMAGED_BODY, EventName, Horizon, Inspect, Lookup, Outcome, Ran, Settlement, SqlAsk,
+    SqlRun, Store, StoreError, StoreHints, Verdict, Work,
 };
 use rusqlite::Connection;
 
 use super::{Db, SqliteOptions, SqliteStore};
 use crate::harness::{
-    LEASE, Place, Sender, World, after, body, done, handler, job, noon, ordered, placed, spec,
+    LEASE, Place, Replay, Sender, World, after, body, done, handler, job, noon, ordered, placed,
+    spec,
 };
 use crate::limits::FRESH_KEYS_MAX;
 use crate::transact::{Failure, Transact as _, TxError};
@@ -939,5 +940,105 @@ async fn a_commit_that_failed_keeps_no_sql_job_from_its_next_attempt() {
     let seen = Connection::open(place.file()).expect("opens");
     let effects: i64 = seen.query_row("SELECT count(*) FROM mine", [], |row| row.get(0)).unwrap();
     assert_eq!(effects, 2);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_are_answered_while_the_writer_is_busy_and_all_else_waits_for_it() {
+    // A retry storm must not queue behind a long batch, and a lookup beside the writer must neither
+    // call a conflict a duplicate nor lose one.
+    let place = Place::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    let mut ids = Vec::new();
+    for n in 0..100 {
+        ids.push(verdict(&store, &sender, &format!("evt_{n}")).await.expect("accepts").id());
+    }
+    store.close().await;
+    // After a restart memory knows no event, so the file answers.
+    let store = place.open();
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    store.writer.tamper(move |_| {
+        let _ = held.recv();
+    });
+    let other = body("evt_7").replace("10000", "1");
+    let mut conflict = Box::pin(store.ingest(sender.ingest(&other)));
+    let mut new = Box::pin(store.ingest(sender.ingest(&body("new"))));
+    for (n, id) in ids.iter().enumerate() {
+        for _ in 0..2 {
+            let copy = verdict(&store, &sender, &format!("evt_{n}")).await.expect("answers");
+            assert!(matches!(&copy, Verdict::Duplicate(known) if known.id == *id), "{copy:?}");
+        }
+    }
+    std::future::poll_fn(|context| {
+        assert!(conflict.as_mut().poll(context).is_pending());
+        assert!(new.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    drop(hold);
+    let conflict = conflict.await.expect("answers").remove(0);
+    assert!(matches!(&conflict, Verdict::Conflict(known) if known.id == ids[7]), "{conflict:?}");
+    assert!(matches!(new.await.expect("accepts")[0], Verdict::Accepted(_)));
+    store.flush_copies().await;
+    for (n, id) in ids.iter().enumerate() {
+        let Lookup::One(found) = store.event(&EventName::Ours(*id)).await.expect("reads") else {
+            panic!("event {n} is gone");
+        };
+        let conflicts = u64::from(n == 7);
+        assert_eq!((found.summary.arrivals, found.summary.conflicts), (3 + conflicts, conflicts));
+        assert_eq!(found.arrivals.len() as u64, 3 + conflicts);
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_copy_is_answered_while_writing_fails() {
+    // The file still shows the event, but the disk under it may have lost what came after.
+    let place = Place::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    let id = verdict(&store, &sender, "evt_1").await.expect("accepts").id();
+    store.writer.tamper(refuse_commits);
+    let failed = verdict(&store, &sender, "evt_2").await;
+    assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
+    while store.writable().is_ok() {
+        tokio::task::yield_now().await;
+    }
+    let copy = verdict(&store, &sender, "evt_1").await;
+    assert!(matches!(copy, Err(StoreError::Unavailable(_))), "{copy:?}");
+    store.writer.tamper(|conn| conn.commit_hook(None::<fn() -> bool>).expect("hooks"));
+    writable_again(&store).await;
+    let copy = verdict(&store, &sender, "evt_1").await.expect("answers");
+    assert!(matches!(&copy, Verdict::Duplicate(known) if known.id == id), "{copy:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replayed_event_is_not_answered_as_it_was_before() {
+    // A reader reads "processed", an operator replays the event, and the reader adds its old answer
+    // to memory: copies race with replays.
+    let world = World::on_disk();
+    world.announce([spec("fee")]).await;
+    let id = world.accept("evt_1", &[job("fee")]).await;
+    let over = || Outcome::Done { result: None, publish: Vec::new(), answer: None };
+    world.settle(&world.claim_one("fee").await, over()).await;
+    let store = Arc::clone(&world.store);
+    for _ in 0..50 {
+        let asking: Vec<_> = (0..4)
+            .map(|_| {
+                let store = Arc::clone(&store);
+                tokio::spawn(async move { verdict(&store, &Sender::plain(), "evt_1").await })
+            })
+            .collect();
+        world.replay(id, &[job("fee")], Replay::Force).await;
+        for one in asking {
+            one.await.expect("no panic").expect("answers");
+        }
+        let copy = verdict(&store, &Sender::plain(), "evt_1").await.expect("answers");
+        let Verdict::Duplicate(known) = &copy else { panic!("{copy:?}") };
+        assert!(!known.status.is_final(), "{copy:?}");
+        world.settle(&world.claim_one("fee").await, over()).await;
+    }
     store.close().await;
 }

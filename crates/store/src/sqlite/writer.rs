@@ -39,19 +39,55 @@ use super::row::Ids;
 use super::sandbox::Sandbox;
 use super::sql_handlers::SqlRunner;
 use super::transaction::Transaction;
+use crate::copies::Waiting;
 use crate::limits::{
-    BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_FLUSH, LOG_RETRY, LOG_WARN, RECOVERY_WAIT,
-    WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
+    BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_CHUNK, COPIES_FLUSH, LOG_RETRY, LOG_WARN,
+    RECOVERY_WAIT, WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
 };
 use crate::recent::Recent;
 
-/// Sends commands to the writer thread.
+/// The writer thread, and the sender of its commands.
 #[derive(Debug)]
 pub(super) struct WriterHandle {
+    sender: WriterSender,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Sends commands to the writer thread.
+#[derive(Debug, Clone)]
+pub(super) struct WriterSender {
     commands: SyncSender<Command>,
     /// Events and slices that were sent.
-    demand: AtomicU64,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    demand: Arc<AtomicU64>,
+}
+
+impl WriterSender {
+    /// Passes a request to the writer, which answers it.
+    pub(super) fn ingest(&self, ingest: Ingest, answer: Answer<Vec<Verdict>>) {
+        self.demand.fetch_add(1, Ordering::Relaxed);
+        let Err(error) = self.commands.try_send(Command::Ingest(ingest, answer)) else { return };
+        let why = refusal(&error);
+        let (TrySendError::Full(command) | TrySendError::Disconnected(command)) = error;
+        refuse(command, &why);
+    }
+
+    /// Asks for the waiting copies to be written now. A full queue may drop the request: copies are
+    /// flushed periodically anyway.
+    pub(super) fn flush_soon(&self) {
+        let _ = self.send(Command::FlushCopies);
+    }
+
+    fn send(&self, command: Command) -> Result<(), StoreError> {
+        self.commands.try_send(command).map_err(|error| refusal(&error))
+    }
+}
+
+/// Why the queue did not take a command.
+fn refusal(error: &TrySendError<Command>) -> StoreError {
+    match error {
+        TrySendError::Full(_) => StoreError::Busy,
+        TrySendError::Disconnected(_) => StoreError::Closed,
+    }
 }
 
 /// Whether writing works.
@@ -164,14 +200,18 @@ impl WriterHandle {
                 writer.run(&waiting);
             })
             .map_err(|source| OpenError::Io { path, source })?;
-        Ok(Self { commands, demand: AtomicU64::new(0), thread: Mutex::new(Some(thread)) })
+        let sender = WriterSender { commands, demand: Arc::default() };
+        Ok(Self { sender, thread: Mutex::new(Some(thread)) })
     }
 
-    pub(super) async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
-        let (answer, verdicts) = oneshot::channel();
-        self.demand.fetch_add(1, Ordering::Relaxed);
-        self.send(Command::Ingest(ingest, answer))?;
-        verdicts.await.unwrap_or(Err(StoreError::Closed))
+    /// The sender of its commands.
+    pub(super) fn sender(&self) -> WriterSender {
+        self.sender.clone()
+    }
+
+    /// See [`WriterSender::ingest`].
+    pub(super) fn ingest(&self, ingest: Ingest, answer: Answer<Vec<Verdict>>) {
+        self.sender.ingest(ingest, answer);
     }
 
     /// The rows with these keys.
@@ -195,7 +235,7 @@ impl WriterHandle {
         &self,
         slice: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.demand.fetch_add(1, Ordering::Relaxed);
+        self.sender.demand.fetch_add(1, Ordering::Relaxed);
         self.behind(slice).await
     }
 
@@ -206,7 +246,7 @@ impl WriterHandle {
         bytes: usize,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.demand.fetch_add(1, Ordering::Relaxed);
+        self.sender.demand.fetch_add(1, Ordering::Relaxed);
         let (answer, done) = oneshot::channel();
         let batched: BatchedAct = Box::new(move |writer| match writer.map(act) {
             Ok(Ok(BatchResult { value, wrote, bytes, kind })) => {
@@ -230,7 +270,7 @@ impl WriterHandle {
 
     /// How many events and slices were sent, except those of [`WriterHandle::behind`].
     pub(super) fn foreground_requests(&self) -> u64 {
-        self.demand.load(Ordering::Relaxed)
+        self.sender.demand.load(Ordering::Relaxed)
     }
 
     /// Like [`WriterHandle::slice`], for background work: it does not count as demand.
@@ -256,15 +296,14 @@ impl WriterHandle {
         done.await.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// Asks for the waiting copies to be written now. A full queue may drop the request: copies are
-    /// flushed periodically anyway.
+    /// See [`WriterSender::flush_soon`].
     pub(super) fn flush_soon(&self) {
-        let _ = self.send(Command::FlushCopies);
+        self.sender.flush_soon();
     }
 
     pub(super) async fn close(&self) {
         let (closed, wait) = oneshot::channel();
-        let commands = self.commands.clone();
+        let commands = self.sender.commands.clone();
         // A full queue is worked off first, so this may wait: not on the runtime's own threads.
         let asked =
             tokio::task::spawn_blocking(move || commands.send(Command::Close(closed)).is_ok());
@@ -297,10 +336,7 @@ impl WriterHandle {
     }
 
     fn send(&self, command: Command) -> Result<(), StoreError> {
-        self.commands.try_send(command).map_err(|error| match error {
-            TrySendError::Full(_) => StoreError::Busy,
-            TrySendError::Disconnected(_) => StoreError::Closed,
-        })
+        self.sender.send(command)
     }
 }
 
@@ -329,6 +365,8 @@ pub(super) struct Writer {
     pub(super) index: KeyIndex,
     /// The jobs that the running slice of an SQL handler has claimed.
     begun: Vec<(JobId, Fence)>,
+    /// Keys whose entries in memory are wrong once the open transaction is committed.
+    unlearned: Vec<KeyHash>,
     pub(super) broom: PruneProgress,
     pub(super) clock_watch: ClockWatch,
     pub(super) pairs: HashMap<(Tenant, SourceName), i64>,
@@ -338,6 +376,10 @@ pub(super) struct Writer {
     /// The number of pages in the log when the checkpointer was last asked.
     asked_at: u32,
     copies_due: Instant,
+    /// Copies that were taken and are not written yet, in the order of their events.
+    copies_taken: std::vec::IntoIter<(i64, Waiting)>,
+    /// How often copies were taken.
+    copies_round: u64,
     log_due: Instant,
     recovered_at: Option<Instant>,
     commit_seconds: metrics::Histogram,
@@ -414,7 +456,7 @@ impl Writer {
         let checkpointer = Checkpointer::start(checkpointer)
             .map_err(|source| OpenError::Io { path: place.path().to_owned(), source })?;
         let sandbox = Sandbox::on(&mut conn, place.value_bytes_max()).map_err(fail)?;
-        let index = KeyIndex::load(&conn).map_err(fail)?;
+        let index = KeyIndex::load(&conn, Arc::clone(&shared.keys)).map_err(fail)?;
         let pairs = load_pairs(&conn).map_err(fail)?;
         let last_seq = last_seq(&conn).map_err(fail)?;
         let lanes = Lanes::load(&conn, HashMap::new(), false).map_err(fail)?;
@@ -427,6 +469,7 @@ impl Writer {
             sandbox,
             clock,
             begun: Vec::new(),
+            unlearned: Vec::new(),
             broom: PruneProgress::default(),
             clock_watch: ClockWatch::default(),
             checkpointer,
@@ -437,6 +480,8 @@ impl Writer {
             wal_pages,
             asked_at: 0,
             copies_due: Instant::now(),
+            copies_taken: Vec::new().into_iter(),
+            copies_round: 0,
             log_due: Instant::now(),
             recovered_at: None,
             commit_seconds: metrics::histogram!("hapax_store_commit_seconds"),
@@ -493,7 +538,8 @@ impl Writer {
     }
 
     fn next(&mut self, waiting: &Receiver<Command>) -> Next {
-        let at_most = if self.index.wants_merge() || self.clock_watch.is_pulling() {
+        let has_more = self.copies_taken.len() > 0 || self.index.wants_merge();
+        let at_most = if has_more || self.clock_watch.is_pulling() {
             Duration::ZERO
         } else {
             self.copies_due.saturating_duration_since(Instant::now())
@@ -683,8 +729,8 @@ impl Writer {
             return Err(error);
         }
         self.index.committed();
-        for (hash, recent) in batch.recent {
-            self.shared.recent.put(hash, recent);
+        for (hash, recent) in &batch.recent {
+            self.shared.recent.put(*hash, recent);
         }
         for (seq, via) in &batch.copies {
             self.shared.copies.note(*seq, via);
@@ -736,7 +782,16 @@ impl Writer {
         if acted.is_err() && !self.conn.is_autocommit() {
             self.conn.execute_batch("ROLLBACK")?;
         }
+        for hash in self.unlearned.drain(..) {
+            self.shared.recent.remove(&hash);
+        }
         acted
+    }
+
+    /// Removes the event with this key from memory when the open transaction of
+    /// [`Writer::in_transaction`] has ended. Not before: a reader might add the entry again, as it was.
+    pub(super) fn unlearn(&mut self, hash: KeyHash) {
+        self.unlearned.push(hash);
     }
 
     /// One slice of an SQL handler's work.
@@ -766,9 +821,10 @@ impl Writer {
 
     /// Housekeeping between batches: flushes copies, merges a chunk of the index, bounds the log.
     fn housekeep(&mut self) -> Result<(), MergeError> {
-        if Instant::now() >= self.copies_due {
-            self.flush_copies()?;
+        if self.copies_taken.len() == 0 && Instant::now() >= self.copies_due {
+            self.take_copies();
         }
+        self.write_copies()?;
         if self.index.wants_merge() {
             let tx = Transaction::begin_unsynced(&self.conn)?;
             self.index.merge_chunk(&self.conn)?;
@@ -809,15 +865,47 @@ impl Writer {
         Ok(())
     }
 
-    pub(super) fn flush_copies(&mut self) -> rusqlite::Result<()> {
+    /// Writes all copies that were counted so far.
+    fn flush_copies(&mut self) -> rusqlite::Result<()> {
+        let mut until = None;
+        loop {
+            until = self.flush_some_copies(until)?;
+            if until.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Writes some of the copies that were counted before the first call. Returns the number to call it
+    /// again with, while there are more.
+    pub(super) fn flush_some_copies(
+        &mut self,
+        until: Option<u64>,
+    ) -> rusqlite::Result<Option<u64>> {
+        let until = until.unwrap_or(self.copies_round + 1);
+        if self.copies_taken.len() == 0 && self.copies_round < until {
+            self.take_copies();
+        }
+        self.write_copies()?;
+        let is_last = self.copies_round == until && self.copies_taken.len() == 0;
+        Ok((self.copies_round <= until && !is_last).then_some(until))
+    }
+
+    fn take_copies(&mut self) {
         self.copies_due = Instant::now() + COPIES_FLUSH;
-        let copies = self.shared.copies.take();
-        if copies.is_empty() {
+        self.copies_round += 1;
+        self.copies_taken = self.shared.copies.take().into_iter();
+    }
+
+    /// Writes the copies of the next events that were taken: few, because acks wait meanwhile.
+    fn write_copies(&mut self) -> rusqlite::Result<()> {
+        let events = self.copies_taken.len().min(COPIES_CHUNK);
+        if events == 0 {
             return Ok(());
         }
-        let events = copies.len();
+        let chunk: Vec<_> = self.copies_taken.by_ref().take(events).collect();
         let written = Transaction::begin_unsynced(&self.conn)
-            .and_then(|tx| copies::write(&self.conn, copies).and_then(|()| tx.commit()));
+            .and_then(|tx| copies::write(&self.conn, chunk).and_then(|()| tx.commit()));
         self.shared.copies.wrote(events);
         written
     }
@@ -920,7 +1008,7 @@ impl Writer {
         let (specs, freed) = self.lanes.announced();
         self.lanes = Lanes::load(&conn, specs, freed)?;
         self.outbox = Outbox::load(&conn, self.outbox.vault_keys())?;
-        self.index = KeyIndex::load(&conn)?;
+        self.index = KeyIndex::load(&conn, Arc::clone(&self.shared.keys))?;
         self.broom = PruneProgress::default();
         self.pairs = load_pairs(&conn)?;
         self.last_seq = last_seq(&conn)?;

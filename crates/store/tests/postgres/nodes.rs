@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Timestamp;
-use hapax_core::store::{Ingest, Store, Verdict};
+use hapax_core::store::{EventName, Ingest, Inspect as _, Lookup, Store, Verdict};
 
-use crate::harness::{Sender, after, noon};
+use crate::harness::{Sender, after, body, noon};
 use crate::{Base, spec, until};
 
 const NOTICE: &str = r#"{"type":"t","resource":"RESOURCE"}"#;
@@ -98,6 +98,59 @@ async fn one_signature_under_many_ids_is_accepted_once_on_two_nodes() {
             }
         }
         assert_eq!((accepted, reviews, copies), (2, 15, 15), "round {round}");
+    }
+    other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_retry_storm_on_another_node_counts_every_copy_and_keeps_conflicts() {
+    // Copies of events that this node never saw, among them conflicts and new events: a lookup before
+    // the insert must not take one for another, and no count may be lost.
+    let base = Base::new("retry_storm", spec(3)).await;
+    let other = Base::node(&base.url, spec(3)).await;
+    let sender = Sender::plain();
+    let known: Vec<String> = (0..400).map(|n| body(&format!("evt_{n}"))).collect();
+    for one in &known {
+        let accepted = verdict(&*base.store, sender.ingest(one)).await;
+        assert!(matches!(accepted, Verdict::Accepted(_)), "{accepted:?}");
+    }
+    let mut tasks = Vec::new();
+    for round in 0..3 {
+        for (n, one) in known.iter().enumerate() {
+            let store = Arc::clone(&other);
+            let (what, bytes) = match n % 8 {
+                0 if round == 1 => ("conflict", one.replace("10000", "1")),
+                1 => ("accepted", body(&format!("new_{round}_{n}"))),
+                _ => ("duplicate", one.clone()),
+            };
+            let ingest = sender.ingest(&bytes);
+            let task = tokio::spawn(async move { (what, verdict(&*store, ingest).await) });
+            tasks.push(task);
+        }
+    }
+    for task in tasks {
+        let (expected, verdict) = task.await.expect("no panic");
+        let said = match verdict {
+            Verdict::Accepted(_) => "accepted",
+            Verdict::Duplicate(_) => "duplicate",
+            Verdict::Conflict(_) => "conflict",
+            Verdict::Review(_) => "review",
+        };
+        assert_eq!(said, expected);
+    }
+    other.flush_copies().await;
+    for n in [0, 1, 2, 399] {
+        let name = EventName::Theirs(format!("evt_{n}").into());
+        let Lookup::One(found) = base.store.event(&name).await.expect("reads") else {
+            panic!("event {n} is gone");
+        };
+        let (arrivals, conflicts) = match n {
+            0 => (4, 1),
+            1 => (1, 0),
+            _ => (4, 0),
+        };
+        assert_eq!((found.summary.arrivals, found.summary.conflicts), (arrivals, conflicts), "{n}");
+        assert_eq!(found.arrivals.len() as u64, arrivals, "{n}");
     }
     other.close().await;
 }

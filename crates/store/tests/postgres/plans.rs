@@ -389,7 +389,7 @@ async fn fill(user: &Client) {
          WHERE h.name = 'fee' AND l.tenant = 'default';
          INSERT INTO hapax.attempt (job, run, attempt, started_at, outcome, worker)
          SELECT id, 1, 1, now(), 'failed', '' FROM filled;
-         INSERT INTO hapax.copy SELECT id, 20, 0, now() FROM filled;
+         INSERT INTO hapax.copy SELECT id, 20, 0 FROM filled;
          INSERT INTO hapax.arrival (event, received_at, request_id, conflict, secret)
          SELECT id, now(), gen_random_uuid(), false, 0 FROM filled;
          INSERT INTO hapax.action (event, what, who, at) SELECT id, 'replay', 'ops', now() FROM filled;

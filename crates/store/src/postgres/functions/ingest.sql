@@ -112,11 +112,9 @@ BEGIN
                 END IF;
                 why := hapax.review_reason('conflict');
             ELSE
-                INSERT INTO hapax.copy AS c (event, copies, conflicts, last_at)
-                VALUES (met.id, 1, 1, r.received_at)
-                ON CONFLICT (event) DO UPDATE
-                SET copies = c.copies + 1, conflicts = c.conflicts + 1,
-                    last_at = greatest(c.last_at, excluded.last_at)
+                INSERT INTO hapax.copy AS c (event, only_counted, conflicts)
+                VALUES (met.id, 0, 1)
+                ON CONFLICT (event) DO UPDATE SET conflicts = c.conflicts + 1
                 RETURNING c.conflicts INTO counted;
                 IF counted <= conflicts_max THEN
                     INSERT INTO hapax.arrival (event, received_at, request_id, conflict, remote,
@@ -124,6 +122,9 @@ BEGIN
                     VALUES (met.id, r.received_at, r.request_id, true, r.remote, r.secret,
                             r.signed_at, r.body)
                     ON CONFLICT DO NOTHING;
+                END IF;
+                IF counted > conflicts_max OR NOT FOUND THEN
+                    UPDATE hapax.copy c SET only_counted = c.only_counted + 1 WHERE c.event = met.id;
                 END IF;
                 decided := 2;
                 decided_id := met.id;

@@ -113,15 +113,8 @@ CREATE TABLE hapax.seen (
 );
 CREATE INDEX seen_event ON hapax.seen (event);
 
--- How often an event arrived after the first time.
-CREATE TABLE hapax.copy (
-    event     uuid   PRIMARY KEY,
-    copies    bigint NOT NULL,
-    conflicts bigint NOT NULL,
-    last_at   timestamptz NOT NULL
-);
-
--- The newest few of those arrivals in full, and the bodies of conflicts.
+-- The newest arrivals of an event after the first one, and the bodies of conflicts. Most events have none
+-- or one, so that a copy costs one row. Somewhat more than the newest few may be here.
 CREATE TABLE hapax.arrival (
     event       uuid    NOT NULL,
     received_at timestamptz NOT NULL,
@@ -132,6 +125,14 @@ CREATE TABLE hapax.arrival (
     signed_at   timestamptz,
     body        bytea,
     PRIMARY KEY (event, received_at, request_id)
+);
+
+-- Further arrivals of an event, which have no row in hapax.arrival any more, and how many of all its
+-- arrivals were conflicts.
+CREATE TABLE hapax.copy (
+    event        uuid   PRIMARY KEY,
+    only_counted bigint NOT NULL,
+    conflicts    bigint NOT NULL
 );
 
 -- Keeps: one Job per event and handler. A job's id is its event's id with the lane in the last 24
@@ -420,6 +421,15 @@ CREATE TYPE hapax.doubt AS (
     other_hash     uuid,
     other_event_id bytea,
     replay_event_id bytea
+);
+-- A copy of an event, as hapax.arrival stores it.
+CREATE TYPE hapax.copied AS (
+    event       uuid,
+    received_at timestamptz,
+    request_id  uuid,
+    remote      inet,
+    secret      integer,
+    signed_at   timestamptz
 );
 CREATE TYPE hapax.promised AS (
     n        integer,

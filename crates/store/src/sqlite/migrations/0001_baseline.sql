@@ -83,15 +83,8 @@ CREATE TABLE hapax_guard (
 ) WITHOUT ROWID;
 CREATE INDEX hapax_guard_event ON hapax_guard (event_seq);
 
--- How often an event arrived after the first time.
-CREATE TABLE hapax_copy (
-    event_seq INTEGER PRIMARY KEY,
-    copies    INTEGER NOT NULL,
-    conflicts INTEGER NOT NULL,
-    last_at   INTEGER NOT NULL
-);
-
--- The newest few of those arrivals in full, and the bodies of conflicts.
+-- The newest few arrivals of an event after the first one, and the bodies of conflicts. Most events have
+-- none or one, so that a copy costs one row.
 CREATE TABLE hapax_arrival (
     event_seq   INTEGER NOT NULL,
     received_at INTEGER NOT NULL,
@@ -103,6 +96,14 @@ CREATE TABLE hapax_arrival (
     body        BLOB,
     PRIMARY KEY (event_seq, received_at, request_id)
 ) WITHOUT ROWID;
+
+-- Further arrivals of an event, which have no row in hapax_arrival any more, and how many of all its
+-- arrivals were conflicts.
+CREATE TABLE hapax_copy (
+    event_seq    INTEGER PRIMARY KEY,
+    only_counted INTEGER NOT NULL,
+    conflicts    INTEGER NOT NULL
+);
 
 -- A handler: events create its jobs in their own commit.
 CREATE TABLE hapax_handler (

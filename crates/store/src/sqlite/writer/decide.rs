@@ -9,18 +9,11 @@ use hapax_core::{
 use rusqlite::OptionalExtension;
 
 use super::{Batch, Writer};
-use crate::limits::CONFLICTS_IN_FULL;
 use crate::recent::Recent;
 use crate::sqlite::copies;
+use crate::sqlite::existing::Existing;
 use crate::sqlite::jobs::EventAt;
-use crate::sqlite::row::{self, EventState, micros};
-
-/// The row of a key that arrives again.
-struct Existing {
-    seq: i64,
-    recent: Recent,
-    received_at: i64,
-}
+use crate::sqlite::row::{EventState, micros};
 
 impl Writer {
     pub(super) fn decide(
@@ -213,21 +206,7 @@ impl Writer {
         receipt: &Receipt,
         via: &ArrivalInfo,
     ) -> rusqlite::Result<Verdict> {
-        let so_far: i64 = self
-            .conn
-            .prepare_cached("SELECT conflicts FROM hapax_copy WHERE event_seq = ?1")?
-            .query_row([existing.seq], |row| row.get(0))
-            .optional()?
-            .unwrap_or(0);
-        if (so_far as u64) < CONFLICTS_IN_FULL {
-            copies::write_conflict(&self.conn, existing.seq, via, receipt.body())?;
-        }
-        self.conn.prepare_cached(include_str!("../sql/count_copies.sql"))?.execute((
-            existing.seq,
-            1,
-            1,
-            micros(via.received_at),
-        ))?;
+        copies::write_conflict(&self.conn, existing.seq, via, receipt.body())?;
         batch.wrote = true;
         Ok(Verdict::Conflict(existing.recent.known))
     }
@@ -323,28 +302,7 @@ impl Writer {
     }
 
     fn existing_at(&self, seq: i64) -> rusqlite::Result<Existing> {
-        let mut existing = self
-            .conn
-            .prepare_cached(
-                "SELECT id, body_hash, state, review, received_at, pruned
-                 FROM hapax_event WHERE seq = ?1",
-            )?
-            .query_row([seq], |row| {
-                let event_state = EventState::from_columns(row.get(2)?, row.get(3)?);
-                let id = row::event_id(row.get(0)?);
-                let status = row::status_of_pruned(row.get(5)?).unwrap_or(event_state.status());
-                let known = KnownEvent { id, status, result: None };
-                let body_hash = KeyHash(row.get(1)?);
-                let recent =
-                    Recent { body_hash, guard: None, known, review: event_state.waiting() };
-                Ok(Existing { seq, recent, received_at: row.get(4)? })
-            })?;
-        if existing.recent.known.status == Status::Ignored {
-            let (status, result) = row::standing_of_jobs(&self.conn, seq)?;
-            existing.recent.known.status = status;
-            existing.recent.known.result = result;
-        }
-        Ok(existing)
+        Existing::at(&self.conn, seq)?.ok_or(rusqlite::Error::QueryReturnedNoRows)
     }
 
     pub(in crate::sqlite) fn pair(

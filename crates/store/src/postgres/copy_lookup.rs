@@ -1,0 +1,170 @@
+//! Answers copies during a retry storm: one statement that only reads looks up all requests that wait,
+//! and the writers of [`super::group_commit`] go on with new events. A request that is anything but plain
+//! copies goes on to them.
+//!
+//! New events would pay for a lookup in vain. So requests come here only while a good part of the last
+//! ones were copies. A lookup reads what is committed, on a server whose epoch was confirmed before and
+//! after it, as memory demands.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use hapax_core::store::{Ingest, StoreError, Verdict};
+use tokio::sync::{Notify, oneshot};
+
+use super::{Shared, ingest};
+use crate::limits::{BATCH_RECEIPTS_MAX, WAITING_MAX};
+
+/// The share of copies, of [`WHOLE`], above which requests are looked up first. A lookup costs the
+/// database about a fifth of an insert.
+const STORM: u32 = WHOLE / 5;
+
+const WHOLE: u32 = 1 << 16;
+
+/// Receipts whose verdicts count as much as all that came before them.
+const HALF_LIFE: u64 = 128;
+
+/// The queue of lookups.
+#[derive(Debug)]
+pub(super) struct CopyLookup {
+    line: Mutex<Line>,
+    arrived: Notify,
+    /// The share of copies among the last receipts, of [`WHOLE`].
+    share: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Line {
+    waiting: VecDeque<Asked>,
+    open: bool,
+}
+
+#[derive(Debug)]
+struct Asked {
+    ingest: Ingest,
+    answer: Answer,
+}
+
+type Answer = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
+
+impl CopyLookup {
+    pub(super) fn new() -> Self {
+        let line = Line { waiting: VecDeque::new(), open: true };
+        Self { line: Mutex::new(line), arrived: Notify::new(), share: AtomicU32::new(0) }
+    }
+
+    /// Records how many of the receipts that were just decided were copies. Two writers may overwrite
+    /// each other's share: it is an estimate.
+    pub(super) fn note(&self, copies: usize, receipts: usize) {
+        if receipts == 0 {
+            return;
+        }
+        let (copies, receipts) = (copies as u64, receipts as u64);
+        let share = copies * u64::from(WHOLE) / receipts;
+        let weight = receipts.min(HALF_LIFE);
+        let before = u64::from(self.share.load(Ordering::Relaxed));
+        let now = (before * (HALF_LIFE * 2 - weight) + share * weight) / (HALF_LIFE * 2);
+        self.share.store(u32::try_from(now).unwrap_or(WHOLE), Ordering::Relaxed);
+    }
+
+    /// Whether requests should be looked up before they are written.
+    pub(super) fn is_storm(&self) -> bool {
+        self.share.load(Ordering::Relaxed) > STORM
+    }
+
+    /// Queues a request; returns it if the queue is full or closed.
+    pub(super) fn ask(&self, ingest: Ingest, answer: Answer) -> Option<(Ingest, Answer)> {
+        let mut line = self.line();
+        if !line.open || line.waiting.len() >= WAITING_MAX {
+            return Some((ingest, answer));
+        }
+        line.waiting.push_back(Asked { ingest, answer });
+        if line.waiting.len() == 1 {
+            self.arrived.notify_one();
+        }
+        None
+    }
+
+    fn take(&self) -> Vec<Asked> {
+        let mut line = self.line();
+        let mut receipts = 0;
+        let whole = line.waiting.iter().take_while(|asked| {
+            receipts += asked.ingest.receipts.len();
+            receipts <= BATCH_RECEIPTS_MAX
+        });
+        // A request with more receipts than that is looked up alone.
+        let count = whole.count().max(1).min(line.waiting.len());
+        line.waiting.drain(..count).collect()
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().expect("no panic happens under this lock")
+    }
+}
+
+/// Looks requests up until the store is closed. If the task ends, for whatever reason, the writers get
+/// the requests that wait, and every later one.
+pub(super) async fn keep_answering(shared: Arc<Shared>) {
+    let _ended = TaskEnded(&shared);
+    loop {
+        let batch = shared.lookup.take();
+        if !batch.is_empty() {
+            answer(&shared, batch).await;
+            continue;
+        }
+        tokio::select! {
+            () = shared.closing.cancelled() => return,
+            () = shared.lookup.arrived.notified() => {}
+        }
+    }
+}
+
+async fn answer(shared: &Shared, batch: Vec<Asked>) {
+    let (ingests, answers): (Vec<_>, Vec<_>) =
+        batch.into_iter().map(|asked| (asked.ingest, asked.answer)).unzip();
+    let found = ingest::plain_copies(shared, &ingests).await;
+    // The others are counted when they are decided.
+    let copies = found.iter().flatten().map(Vec::len).sum();
+    shared.lookup.note(copies, copies);
+    for ((ingest, answer), verdicts) in ingests.into_iter().zip(answers).zip(found) {
+        match verdicts {
+            Some(verdicts) => {
+                let _ = answer.send(Ok(verdicts));
+            }
+            None => shared.group_commit.queue(ingest, answer),
+        }
+    }
+}
+
+struct TaskEnded<'a>(&'a Shared);
+
+impl Drop for TaskEnded<'_> {
+    fn drop(&mut self) {
+        let mut line = self.0.lookup.line();
+        line.open = false;
+        let rest = std::mem::take(&mut line.waiting);
+        drop(line);
+        rest.into_iter().for_each(|asked| self.0.group_commit.queue(asked.ingest, asked.answer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_storm_begins_with_many_copies_and_ends_with_new_events() {
+        let lookup = CopyLookup::new();
+        lookup.note(0, 0);
+        lookup.note(1, 40);
+        assert!(!lookup.is_storm(), "a few copies are ordinary");
+        (0..4).for_each(|_| lookup.note(64, 64));
+        assert!(lookup.is_storm());
+        // A mixed load is looked up first too.
+        (0..20).for_each(|_| lookup.note(32, 64));
+        assert!(lookup.is_storm());
+        (0..20).for_each(|_| lookup.note(0, 64));
+        assert!(!lookup.is_storm());
+    }
+}

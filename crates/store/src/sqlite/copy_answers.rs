@@ -1,0 +1,292 @@
+//! Answers copies of committed events without the writer: a few threads read the events of waiting
+//! requests, many in one snapshot. A request that is anything but plain copies goes on to the writer,
+//! which decides it.
+//!
+//! A snapshot holds only what was committed, and a commit becomes visible after its sync. So a copy is
+//! answered only as a duplicate of an event that is on the disk. While writing fails, nothing is
+//! answered here.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+use hapax_core::store::{Ingest, StoreError, Verdict};
+use hapax_core::{KeyHash, Receipt};
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use super::Shared;
+use super::existing::Existing;
+use super::key_index::{KeyPlace, find_at};
+use super::open::{OpenError, Place as DatabasePlace};
+use super::row::seq_of;
+use super::writer::WriterSender;
+use crate::limits::WAITING_MAX;
+use crate::recent::{Moment, Recent};
+
+/// Threads that read. A second one starts when many requests wait.
+const THREADS: usize = 2;
+
+/// Requests that are worth a second thread: a thread that wakes up costs as much as several lookups.
+const WORTH_A_THREAD: usize = 32;
+
+/// Requests that share a snapshot. A longer snapshot would delay the first answers.
+const REQUESTS_AT_ONCE: usize = 64;
+
+type Answer = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
+
+/// The threads and their queue.
+#[derive(Debug)]
+pub(super) struct CopyAnswers {
+    queue: Arc<Queue>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    line: Mutex<Line>,
+    arrived: Condvar,
+    shared: Arc<Shared>,
+    writer: WriterSender,
+}
+
+#[derive(Debug)]
+struct Line {
+    waiting: VecDeque<Asked>,
+    /// Threads that are reading.
+    at_work: usize,
+    open: bool,
+}
+
+#[derive(Debug)]
+struct Asked {
+    ingest: Ingest,
+    answer: Answer,
+}
+
+/// What memory knew about a receipt before the snapshot began.
+struct Spot {
+    key: KeyPlace,
+    guard: Option<KeyPlace>,
+    moment: Moment,
+}
+
+impl CopyAnswers {
+    pub(super) fn start(
+        place: &DatabasePlace,
+        shared: &Arc<Shared>,
+        writer: WriterSender,
+    ) -> Result<Self, OpenError> {
+        let line = Line { waiting: VecDeque::new(), at_work: 0, open: true };
+        let queue = Arc::new(Queue {
+            line: Mutex::new(line),
+            arrived: Condvar::new(),
+            shared: Arc::clone(shared),
+            writer,
+        });
+        let answers = Self { queue, threads: Mutex::default() };
+        for _ in 0..THREADS {
+            let conn = place.reader().map_err(|source| place.error(source))?;
+            let thread = answers.spawn(conn);
+            let failed = |source| OpenError::Io { path: place.path().to_owned(), source };
+            answers.threads().push(thread.map_err(failed)?);
+        }
+        Ok(answers)
+    }
+
+    fn spawn(&self, conn: Connection) -> io::Result<JoinHandle<()>> {
+        let queue = Arc::clone(&self.queue);
+        std::thread::Builder::new().name("hapax-copies".into()).spawn(move || {
+            let _ended = ThreadEnded(Arc::clone(&queue));
+            while let Some((batch, _at_work)) = queue.take() {
+                queue.answer(&conn, batch);
+            }
+        })
+    }
+
+    /// Whether this request may be nothing but copies of committed events.
+    pub(super) fn may_answer(&self, ingest: &Ingest) -> bool {
+        let keys = &self.queue.shared.keys;
+        ingest.receipts.iter().all(|one| keys.place(&one.key_hash()) != KeyPlace::Nowhere)
+    }
+
+    /// Answers this request, or passes it to the writer.
+    pub(super) fn ask(&self, ingest: Ingest, answer: Answer) {
+        let mut line = self.queue.line();
+        if !line.open || line.waiting.len() >= WAITING_MAX {
+            drop(line);
+            return self.queue.writer.ingest(ingest, answer);
+        }
+        line.waiting.push_back(Asked { ingest, answer });
+        if line.is_worth_it() {
+            self.queue.arrived.notify_one();
+        }
+    }
+
+    /// Ends the threads. Requests that wait go to the writer, and so does every later one.
+    pub(super) fn close(&self) {
+        self.queue.close();
+        for thread in self.threads().drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a reader of copies panicked");
+            }
+        }
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().expect("no panic happens under this lock")
+    }
+}
+
+impl Drop for CopyAnswers {
+    fn drop(&mut self) {
+        self.queue.close();
+    }
+}
+
+impl Line {
+    /// Whether a thread should start to read. A lone thread takes any request. Beside another one it
+    /// waits for enough requests, because the other one will take them when it is done.
+    fn is_worth_it(&self) -> bool {
+        self.waiting.len() >= if self.at_work == 0 { 1 } else { WORTH_A_THREAD }
+    }
+}
+
+impl Queue {
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().expect("no panic happens under this lock")
+    }
+
+    /// Waits for requests; `None` once the queue is closed.
+    fn take(&self) -> Option<(Vec<Asked>, AtWork<'_>)> {
+        let mut line = self.line();
+        while line.open && !line.is_worth_it() {
+            line = self.arrived.wait(line).expect("no panic happens under this lock");
+        }
+        if !line.open {
+            return None;
+        }
+        let some = line.waiting.len().min(REQUESTS_AT_ONCE);
+        let batch = line.waiting.drain(..some).collect();
+        line.at_work += 1;
+        Some((batch, AtWork(self)))
+    }
+
+    fn close(&self) {
+        let mut line = self.line();
+        line.open = false;
+        let rest = std::mem::take(&mut line.waiting);
+        drop(line);
+        self.arrived.notify_all();
+        rest.into_iter().for_each(|asked| self.writer.ingest(asked.ingest, asked.answer));
+    }
+
+    /// Answers the requests that are nothing but plain copies, and passes the others to the writer.
+    fn answer(&self, conn: &Connection, batch: Vec<Asked>) {
+        // Before the snapshot: whatever memory knows now, the snapshot holds.
+        let receipts = batch.iter().flat_map(|asked| &asked.ingest.receipts);
+        let spots: Vec<Spot> = receipts.map(|receipt| self.spot(receipt)).collect();
+        let read = self.shared.health.check().is_ok().then(|| read(conn, &batch, &spots));
+        let mut found = match read {
+            Some(Ok(found)) => found,
+            Some(Err(error)) => {
+                tracing::warn!(%error, "reading copies failed, the writer decides: {error}");
+                Vec::new()
+            }
+            None => Vec::new(),
+        };
+        // A write may have failed meanwhile: then nothing is answered before it works again.
+        if self.shared.health.check().is_err() {
+            found.clear();
+        }
+        let (mut found, mut spots) = (found.into_iter(), spots.into_iter());
+        let mut is_full = false;
+        for Asked { ingest, answer } in batch {
+            let count = ingest.receipts.len();
+            let events: Vec<_> = found.by_ref().take(count).flatten().collect();
+            let spots = spots.by_ref().take(count);
+            if events.len() < count {
+                spots.for_each(drop);
+                self.writer.ingest(ingest, answer);
+                continue;
+            }
+            let mut verdicts = Vec::with_capacity(count);
+            for ((receipt, spot), recent) in ingest.receipts.iter().zip(spots).zip(events) {
+                self.shared.recent.put_since(spot.moment, receipt.key_hash(), &recent);
+                is_full |= self.shared.copies.note(seq_of(recent.known.id), &ingest.via);
+                verdicts.push(Verdict::Duplicate(recent.known));
+            }
+            let _ = answer.send(Ok(verdicts));
+        }
+        if is_full {
+            self.writer.flush_soon();
+        }
+    }
+
+    fn spot(&self, receipt: &Receipt) -> Spot {
+        let (keys, hash) = (&self.shared.keys, receipt.key_hash());
+        Spot {
+            moment: self.shared.recent.moment(&hash),
+            key: keys.place(&hash),
+            guard: receipt.guard().map(|guard| keys.place(&guard.hash)),
+        }
+    }
+}
+
+/// The events that these receipts are plain copies of, all in one snapshot.
+fn read(
+    conn: &Connection,
+    batch: &[Asked],
+    spots: &[Spot],
+) -> rusqlite::Result<Vec<Option<Recent>>> {
+    conn.prepare_cached("BEGIN")?.execute([])?;
+    let receipts = batch.iter().flat_map(|asked| &asked.ingest.receipts);
+    let found = receipts.zip(spots).map(|(receipt, spot)| copied(conn, receipt, spot));
+    let found: rusqlite::Result<Vec<_>> = found.collect();
+    let ended = conn.prepare_cached("ROLLBACK").and_then(|mut end| end.execute([]));
+    found.and_then(|found| ended.map(|_| found))
+}
+
+/// The event that this receipt is a plain copy of: the same bytes, no review, and signed content that
+/// is stored already. See `Writer::meet_again` for all the other cases.
+fn copied(conn: &Connection, receipt: &Receipt, spot: &Spot) -> rusqlite::Result<Option<Recent>> {
+    let Some(seq) = find_at(conn, &receipt.key_hash(), spot.key)? else { return Ok(None) };
+    let Some(Existing { recent, .. }) = Existing::at(conn, seq)? else { return Ok(None) };
+    if recent.body_hash != receipt.body_hash() || recent.review.is_some() {
+        return Ok(None);
+    }
+    let guard = receipt.guard().map(|guard| guard.hash);
+    if let (Some(hash), Some(place)) = (guard, spot.guard)
+        && find_at(conn, &hash, place)?.is_none()
+        && !is_further_guard(conn, &hash)?
+    {
+        return Ok(None);
+    }
+    Ok(Some(Recent { guard, ..recent }))
+}
+
+/// Whether a copy brought this signed content before.
+fn is_further_guard(conn: &Connection, hash: &KeyHash) -> rusqlite::Result<bool> {
+    conn.prepare_cached(include_str!("sql/find_guard.sql"))?.exists([&hash.0[..]])
+}
+
+/// A thread that is reading; dropped when it is done.
+struct AtWork<'a>(&'a Queue);
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.0.line().at_work -= 1;
+    }
+}
+
+/// If a thread panics, the writer answers from then on.
+struct ThreadEnded(Arc<Queue>);
+
+impl Drop for ThreadEnded {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.close();
+        }
+    }
+}
