@@ -123,6 +123,11 @@ const LOST_BACKOFF: Duration = Duration::from_secs(1);
 /// And goes no further than this.
 const LOST_BACKOFF_MAX: Duration = Duration::from_secs(300);
 
+/// Requests that never left this process and used no step of the schedule. Those after them use steps like
+/// any failure: their cause lies in this process or its configuration, and an operator must learn of it.
+/// Twenty are more than an hour.
+pub const UNSENT_MAX: u32 = 20;
+
 /// Where the work of a handler is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Workplace {
@@ -199,8 +204,8 @@ pub enum Retry {
     In(Duration),
     /// Never: it cannot succeed as it is.
     Never,
-    /// The request never left this process, so nothing was tried: it uses no step of the schedule. The
-    /// wait doubles with each attempt that used none.
+    /// The request never left this process, so nothing was tried: the first [`UNSENT_MAX`] of them use no
+    /// step of the schedule, and the wait doubles with each. Those after them follow the schedule.
     Unsent,
 }
 
@@ -232,22 +237,19 @@ impl Progress {
 
     /// The attempt failed at `now`. `dice` in 0..=1 chooses the jitter.
     pub fn failed(self, policy: &Policy, retry: Retry, now: Timestamp, dice: f64) -> AfterFailure {
-        if retry == Retry::Unsent {
-            let without_step = self.attempt.saturating_sub(self.steps);
-            return AfterFailure::Again {
-                progress: self,
-                due: later(now, backoff(without_step, dice)),
-            };
+        let unsent = self.attempt.saturating_sub(self.steps).saturating_sub(self.lost);
+        if retry == Retry::Unsent && unsent <= UNSENT_MAX {
+            return AfterFailure::Again { progress: self, due: later(now, backoff(unsent, dice)) };
         }
         let progress = Self { steps: self.steps + 1, ..self };
         let Some(scheduled) = policy.retry.get(progress.steps as usize) else {
             return AfterFailure::Bury { progress };
         };
         let wait = match retry {
-            Retry::Schedule => jittered(*scheduled, dice),
+            Retry::Schedule | Retry::Unsent => jittered(*scheduled, dice),
             Retry::NotBefore(least) => jittered(*scheduled, dice).max(least),
             Retry::In(exactly) => exactly,
-            Retry::Never | Retry::Unsent => return AfterFailure::Bury { progress },
+            Retry::Never => return AfterFailure::Bury { progress },
         };
         AfterFailure::Again { progress, due: later(now, wait) }
     }

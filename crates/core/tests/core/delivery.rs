@@ -9,7 +9,7 @@ use hapax_core::delivery::{
     AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryState, DeliveryStatus,
     DeliveryUnchanged, EndpointStanding, MessageStatus, step,
 };
-use hapax_core::job::{Policy, Progress, Retry};
+use hapax_core::job::{Policy, Progress, Retry, UNSENT_MAX};
 use jiff::SignedDuration;
 use proptest::prelude::*;
 
@@ -40,7 +40,7 @@ fn state(phase: DeliveryPhase, seconds: i64, progress: (u32, u32, u32)) -> Deliv
 fn deliveries(phase: DeliveryPhase) -> Vec<DeliveryState> {
     let mut all = Vec::new();
     for seconds in [-30, 30] {
-        for progress in [(1, 0, 0), (3, 2, 1), (9, 0, 9), (u32::MAX, 2, u32::MAX)] {
+        for progress in [(1, 0, 0), (3, 2, 1), (9, 0, 9), (30, 2, 1), (u32::MAX, 2, u32::MAX)] {
             all.push(state(phase, seconds, progress));
         }
     }
@@ -170,6 +170,29 @@ fn an_attempt_that_was_never_sent_uses_no_step_and_backs_off() {
 }
 
 #[test]
+fn a_request_that_can_never_leave_becomes_a_dead_letter() {
+    // A damaged secret: no attempt is ever sent. Losses in between count neither way.
+    let policy = three_attempts();
+    let mut delivery = state(DeliveryPhase::Ready, 0, (0, 0, 0));
+    let mut steps = Vec::new();
+    while delivery.phase == DeliveryPhase::Ready {
+        let (now, lease) = (delivery.due, policy.lease);
+        let claim = DeliveryAct::Claim { lease };
+        delivery = after(&delivery, &step(&delivery, &claim, now, 0.5).expect("it is due"));
+        let act = match delivery.progress.attempt {
+            2 | 5 => DeliveryAct::LeaseEnded,
+            _other => DeliveryAct::Failed { retry: Retry::Unsent, policy: &policy },
+        };
+        delivery = after(&delivery, &step(&delivery, &act, now, 0.5).expect("it was leased"));
+        steps.push(delivery.progress.steps);
+        assert!(steps.len() < 100, "it is tried for ever");
+    }
+    assert_eq!(delivery.phase, DeliveryPhase::Dead);
+    assert_eq!(steps[..22], [0; 22], "twenty that were not sent, and two that were lost");
+    assert_eq!(steps[22..], [1, 2, 3], "then as many as the schedule has");
+}
+
+#[test]
 fn losses_never_bury_a_delivery() {
     // The process dies during every attempt, a thousand times in a row.
     let mut delivery = state(DeliveryPhase::Ready, 0, (0, 0, 0));
@@ -261,7 +284,9 @@ proptest! {
             }
             // Only a failed attempt uses a step, and only one.
             let used = change.progress.steps.saturating_sub(delivery.progress.steps);
-            let may_use = name == "failed";
+            let Progress { attempt, steps, lost } = delivery.progress;
+            let is_sent = name == "failed";
+            let may_use = is_sent || name == "unsent" && attempt - steps - lost > UNSENT_MAX;
             prop_assert_eq!(used, u32::from(may_use), "{}", what);
             let steps_max = u32::try_from(policy.retry.len()).expect("few").max(1);
             prop_assert!(change.progress.steps <= steps_max, "{what}: more than the schedule has");

@@ -429,7 +429,7 @@ const PHASES: [Phase; 9] = [
 fn jobs(phase: Phase) -> Vec<JobState> {
     let mut jobs = Vec::new();
     for seconds in [-30, 30] {
-        for (attempt, steps, lost) in [(1, 0, 0), (3, 2, 1), (9, 0, LOST_ALONE_MAX)] {
+        for (attempt, steps, lost) in [(1, 0, 0), (3, 2, 1), (9, 0, LOST_ALONE_MAX), (30, 2, 1)] {
             for forced in [false, true] {
                 let due = noon() + SignedDuration::from_secs(seconds);
                 let progress = Progress { attempt, steps, lost };

@@ -314,6 +314,29 @@ pub(crate) async fn an_attempt_that_was_never_sent_uses_no_step<S: Sending>(worl
     assert_eq!(world.deliver_all().await, ["m1"]);
 }
 
+pub(crate) async fn a_delivery_that_can_never_be_sent_is_seen_and_ends<S: Sending>(world: World<S>) {
+    // A damaged secret: no request ever leaves. It must not be retried for ever and look as if it waited.
+    world.add(settings()).await;
+    world.send(message("m1")).await;
+    for n in 1..=23 {
+        let claim = world.take_one().await;
+        assert_eq!(claim.attempt, n);
+        assert_eq!(world.report(&claim, failed(Retry::Unsent)).await, Held::Kept);
+        let now = world.delivery_of("m1").await;
+        let expected = match n {
+            1..=20 => DeliveryStatus::Waiting,
+            21 | 22 => DeliveryStatus::Failed,
+            _last => DeliveryStatus::Dead,
+        };
+        assert_eq!((now.status, now.reason.as_deref()), (expected, Some(REFUSED)), "after {n}");
+        world.pass(360);
+    }
+    assert!(world.take(ALL).await.is_empty());
+    let id = world.delivery_of("m1").await.id;
+    assert_eq!(world.replay_delivery(id).await, DeliveryReplayed::Due);
+    assert_eq!(world.deliver_all().await, ["m1"]);
+}
+
 pub(crate) async fn what_was_given_back_is_uncounted_and_due_at_once<S: Sending>(world: World<S>) {
     // Restarts one after the other must not use up attempts, nor leave a right behind.
     world.add(settings()).await;

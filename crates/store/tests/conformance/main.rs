@@ -313,6 +313,7 @@ on_every_sending_store! {
         the_first_attempt_waits_where_the_schedule_says_so,
         the_sender_may_ask_for_a_later_retry_or_none,
         an_attempt_that_was_never_sent_uses_no_step,
+        a_delivery_that_can_never_be_sent_is_seen_and_ends,
         what_was_given_back_is_uncounted_and_due_at_once,
         an_error_has_the_same_bound_on_every_store,
         a_backlog_of_one_endpoint_does_not_delay_another,

@@ -28,12 +28,15 @@ const PHASES: [(DeliveryPhase, i16); 5] = [
 const FENCE: i64 = 100;
 const DICE: f64 = 0.25;
 const LEASE: Duration = Duration::from_secs(30);
-const PROGRESS: [Progress; 5] = [
+const PROGRESS: [Progress; 7] = [
     Progress { attempt: 1, steps: 0, lost: 0 },
     Progress { attempt: 2, steps: 1, lost: 0 },
     Progress { attempt: 3, steps: 2, lost: 1 },
     Progress { attempt: 9, steps: 0, lost: 6 },
     Progress { attempt: 40, steps: 0, lost: 30 },
+    // The last attempt that may be unsent without a step, and one after it.
+    Progress { attempt: 21, steps: 1, lost: 0 },
+    Progress { attempt: 24, steps: 1, lost: 2 },
 ];
 
 /// A delivery's row, as far as the rules decide about it.

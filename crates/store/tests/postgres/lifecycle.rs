@@ -37,11 +37,14 @@ const PHASES: [(Phase, i16); 9] = [
 const FENCE: i64 = 100;
 const DICE: f64 = 0.25;
 const PROGRESS: Progress = Progress { attempt: 2, steps: 1, lost: 0 };
-const OTHER_PROGRESS: [Progress; 4] = [
+const OTHER_PROGRESS: [Progress; 6] = [
     Progress { attempt: 1, steps: 0, lost: 0 },
     Progress { attempt: 3, steps: 2, lost: 1 },
     Progress { attempt: 9, steps: 0, lost: 5 },
     Progress { attempt: 9, steps: 0, lost: 6 },
+    // The last attempt that may be unsent without a step, and one after it.
+    Progress { attempt: 21, steps: 1, lost: 0 },
+    Progress { attempt: 24, steps: 1, lost: 2 },
 ];
 const HOLD: Duration = Duration::from_secs(600);
 const LEASE: Duration = Duration::from_secs(30);

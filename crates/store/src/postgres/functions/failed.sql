@@ -1,6 +1,6 @@
 -- Keeps: a verdict uses one step of the schedule, once. `how`: 0 by the schedule, 1 by the schedule
--- but not before `wait`, 2 after exactly `wait`, 3 never again, 4 nothing was sent: no step is used, and
--- the wait doubles with each attempt that used none; waits in microseconds. Returns 0 if the fence is lost
+-- but not before `wait`, 2 after exactly `wait`, 3 never again, 4 nothing was sent: the first 20 use no
+-- step, and the wait doubles with each; those after them follow the schedule. Waits in microseconds. Returns 0 if the fence is lost
 -- or the job not leased any more, 1 if recorded, 3 if recorded and others of its resource are ready.
 CREATE OR REPLACE FUNCTION hapax.failed(
     of_job uuid, of_fence bigint, why text, how integer, wait bigint, dice double precision,
@@ -13,6 +13,7 @@ DECLARE
     j hapax.job;
     scheduled bigint;
     micros double precision;
+    unsent integer;
 BEGIN
     SELECT * INTO j FROM hapax.job x WHERE x.job = of_job FOR UPDATE;
     IF NOT FOUND OR j.fence IS DISTINCT FROM of_fence OR j.state <> hapax.job_state('leased') THEN
@@ -23,9 +24,10 @@ BEGIN
     PERFORM hapax.note_attempt(j, 'failed', at, why, of_status, of_answer);
     -- The wait before the attempt after the next step; null after the last step.
     scheduled := h.retry[j.steps + 2];
-    IF how = 4 THEN
+    unsent := j.attempt - j.steps - j.lost;
+    IF how = 4 AND unsent <= 20 THEN
         UPDATE hapax.job SET state = hapax.job_state('ready'), error = why, exclusive = false,
-            due_at = at + least(2 ^ least(greatest(j.attempt - j.steps - 1, 0), 16), 300)
+            due_at = at + least(2 ^ least(greatest(unsent - 1, 0), 16), 300)
                 * (0.8 + 0.4 * dice) * interval '1 second'
         WHERE job = of_job;
     ELSIF scheduled IS NULL OR how = 3 THEN
@@ -35,7 +37,7 @@ BEGIN
         WHERE job = of_job;
     ELSE
         micros := scheduled * (0.8 + 0.4 * dice);
-        micros := CASE how WHEN 0 THEN micros WHEN 1 THEN greatest(micros, wait) ELSE wait END;
+        micros := CASE how WHEN 1 THEN greatest(micros, wait) WHEN 2 THEN wait ELSE micros END;
         UPDATE hapax.job
         SET state = hapax.job_state('ready'), due_at = at + micros * interval '1 microsecond',
             steps = steps + 1, error = why, exclusive = false

@@ -11,6 +11,7 @@ DECLARE
     d hapax.delivery;
     scheduled bigint;
     micros double precision;
+    unsent integer;
 BEGIN
     SELECT * INTO d FROM hapax.delivery x
     WHERE x.message = of_message AND x.endpoint = of_endpoint
@@ -46,10 +47,11 @@ BEGIN
     END IF;
     of_error := left(of_error, 1200);
     PERFORM hapax.note_delivery_attempt(d, of_error, of_took, of_status, of_answer);
-    IF how = 4 THEN
+    unsent := d.attempt - d.steps - d.lost;
+    IF how = 4 AND unsent <= 20 THEN
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('ready'), error = of_error,
-            due_at = at + least(2 ^ least(greatest(d.attempt - d.steps - 1, 0), 16), 300)
+            due_at = at + least(2 ^ least(greatest(unsent - 1, 0), 16), 300)
                 * (0.8 + 0.4 * dice) * interval '1 second'
         WHERE x.message = of_message AND x.endpoint = of_endpoint;
         RETURN true;
@@ -62,7 +64,7 @@ BEGIN
         WHERE x.message = of_message AND x.endpoint = of_endpoint;
     ELSE
         micros := scheduled * (0.8 + 0.4 * dice);
-        micros := CASE how WHEN 0 THEN micros WHEN 1 THEN greatest(micros, wait) ELSE wait END;
+        micros := CASE how WHEN 1 THEN greatest(micros, wait) WHEN 2 THEN wait ELSE micros END;
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('ready'), due_at = at + micros * interval '1 microsecond',
             steps = x.steps + 1, error = of_error
