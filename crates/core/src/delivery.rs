@@ -8,6 +8,9 @@
 //! The fence is checked before: an act under an older fence never gets here. docs/lifecycle.md has the
 //! same table in words, and a test compares it with this file.
 //!
+//! Order per key is decided outside of it, from the other deliveries under the key: a claim comes with
+//! [`KeyTurn`], and the store readies the next parked delivery whenever one ends.
+//!
 //! Whether an endpoint is disabled or deleted is not part of a delivery. Claims skip such endpoints, and
 //! [`DeliveryStatus::of`] shows their open deliveries as held or cancelled. So disabling is one change of
 //! one row, whatever waits behind it.
@@ -40,6 +43,10 @@ pub const OUTCOME_LOST: &str =
 /// Why a delivery is cancelled whose endpoint was deleted.
 pub const ENDPOINT_DELETED: &str = "its endpoint was deleted";
 
+/// Why a delivery is parked.
+pub const KEY_WAITS: &str =
+    "an earlier delivery under the same key has not ended; if that one is dead, replay or skip it";
+
 /// The idempotency key that travels with a delivery: equal across attempts, restarts and replays.
 pub fn idempotency_key(message: &str, endpoint: EndpointId) -> String {
     format!("{message}:{endpoint}")
@@ -52,11 +59,13 @@ pub enum DeliveryPhase {
     Ready,
     /// An attempt is under way, until its lease ends.
     Leased,
+    /// An earlier delivery under its key has not ended.
+    Parked,
     /// The endpoint answered with a 2xx.
     Delivered,
     /// A dead letter: the schedule has ended, or a retry is hopeless. An operator can replay it.
     Dead,
-    /// An operator cancelled it, or its endpoint was deleted.
+    /// An operator cancelled or skipped it, or its endpoint was deleted.
     Cancelled,
 }
 
@@ -64,7 +73,7 @@ impl DeliveryPhase {
     /// Whether it can still change by itself.
     pub fn is_open(self) -> bool {
         match self {
-            Self::Ready | Self::Leased => true,
+            Self::Ready | Self::Leased | Self::Parked => true,
             Self::Delivered | Self::Dead | Self::Cancelled => false,
         }
     }
@@ -91,6 +100,8 @@ pub enum DeliveryStatus {
     Failed,
     /// Its endpoint is disabled.
     Held,
+    /// An earlier delivery under its key has not ended.
+    Parked,
     /// An attempt is under way.
     Sending,
     /// It waits for its first attempt.
@@ -105,8 +116,13 @@ impl DeliveryStatus {
     /// The status of a delivery from its own row and its endpoint.
     pub fn of(phase: DeliveryPhase, steps: u32, endpoint: EndpointStanding) -> Self {
         match (phase, endpoint) {
-            (DeliveryPhase::Ready, EndpointStanding::Deleted) => Self::Cancelled,
-            (DeliveryPhase::Ready, EndpointStanding::Disabled) => Self::Held,
+            (DeliveryPhase::Ready | DeliveryPhase::Parked, EndpointStanding::Deleted) => {
+                Self::Cancelled
+            }
+            (DeliveryPhase::Ready | DeliveryPhase::Parked, EndpointStanding::Disabled) => {
+                Self::Held
+            }
+            (DeliveryPhase::Parked, EndpointStanding::Active) => Self::Parked,
             (DeliveryPhase::Ready, EndpointStanding::Active) if steps > 0 => Self::Failed,
             (DeliveryPhase::Ready, EndpointStanding::Active) => Self::Waiting,
             (DeliveryPhase::Leased, _) => Self::Sending,
@@ -122,6 +138,7 @@ impl DeliveryStatus {
             Self::Dead => "dead",
             Self::Failed => "failed",
             Self::Held => "held",
+            Self::Parked => "parked",
             Self::Sending => "sending",
             Self::Waiting => "waiting",
             Self::Delivered => "delivered",
@@ -157,6 +174,24 @@ pub struct DeliveryState {
     pub due: Timestamp,
 }
 
+/// Whether a delivery may be sent now, as far as the order of its endpoint goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyTurn {
+    /// It may: its endpoint keeps no order, it has no key, or every earlier one under its key has ended.
+    Now,
+    /// An earlier delivery under its key is open, or dead while dead ones park their key.
+    Later,
+}
+
+/// The place of a delivery among those under its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyPlace {
+    /// It stays.
+    Keep,
+    /// After all others.
+    Last,
+}
+
 /// What happens to a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryAct<'a> {
@@ -164,6 +199,8 @@ pub enum DeliveryAct<'a> {
     Claim {
         /// How long the claim lasts.
         lease: Duration,
+        /// Whether it is its turn.
+        turn: KeyTurn,
     },
     /// The end of a lease has passed, or the process that held it has died.
     LeaseEnded,
@@ -178,10 +215,17 @@ pub enum DeliveryAct<'a> {
     },
     /// The sender returns a claim that it never began. Needs the fence.
     GivenBack,
+    /// Every earlier delivery under its key has ended.
+    Woken,
     /// An operator cancels the message, or the endpoint was deleted.
     Cancel,
+    /// An operator gives up this delivery, so that the next one under its key is sent.
+    Skip,
     /// An operator sends it again, or now.
-    Replay,
+    Replay {
+        /// Whether it parks its key while it is dead. No later one was sent since, so it keeps its place.
+        parks_key: bool,
+    },
 }
 
 /// Why an act changes nothing.
@@ -197,6 +241,8 @@ pub enum DeliveryUnchanged {
     AlreadyOpen,
     /// It has ended.
     AlreadyOver,
+    /// The act is meant for another phase.
+    NotWaiting,
 }
 
 /// What an act changes. The store writes all of it in one commit.
@@ -212,6 +258,8 @@ pub struct DeliveryChange {
     pub voids_fence: bool,
     /// What is written to the list of attempts.
     pub attempt: AttemptRecord,
+    /// Its place under its key.
+    pub place: KeyPlace,
 }
 
 /// What is written to the list of attempts. The attempt that delivered stands in the delivery's row.
@@ -236,7 +284,7 @@ pub fn step(
     now: Timestamp,
     dice: f64,
 ) -> Result<DeliveryChange, DeliveryUnchanged> {
-    use DeliveryPhase::{Cancelled, Dead, Delivered, Leased, Ready};
+    use DeliveryPhase::{Cancelled, Dead, Delivered, Leased, Parked, Ready};
 
     let to = |phase, due| DeliveryChange {
         phase,
@@ -244,14 +292,19 @@ pub fn step(
         progress: delivery.progress,
         voids_fence: false,
         attempt: AttemptRecord::Keep,
+        place: KeyPlace::Keep,
     };
     match (*act, delivery.phase) {
-        (DeliveryAct::Claim { lease }, Ready) if delivery.due <= now => Ok(DeliveryChange {
-            progress: delivery.progress.claimed(),
-            voids_fence: true,
-            ..to(Leased, later(now, lease))
+        (DeliveryAct::Claim { lease, turn }, Ready) if delivery.due <= now => Ok(match turn {
+            KeyTurn::Now => DeliveryChange {
+                progress: delivery.progress.claimed(),
+                voids_fence: true,
+                ..to(Leased, later(now, lease))
+            },
+            // Parking does not count as an attempt.
+            KeyTurn::Later => to(Parked, now),
         }),
-        (DeliveryAct::Claim { .. }, Ready | Leased | Delivered | Dead | Cancelled) => {
+        (DeliveryAct::Claim { .. }, Ready | Leased | Parked | Delivered | Dead | Cancelled) => {
             Err(DeliveryUnchanged::NotClaimable)
         }
 
@@ -264,13 +317,13 @@ pub fn step(
             };
             Ok(DeliveryChange { progress, attempt: AttemptRecord::Lost, ..to(Ready, due) })
         }
-        (DeliveryAct::LeaseEnded, Ready | Delivered | Dead | Cancelled) => {
+        (DeliveryAct::LeaseEnded, Ready | Parked | Delivered | Dead | Cancelled) => {
             Err(DeliveryUnchanged::AlreadyOver)
         }
 
         // The receiver has it, whatever the delivery was taken for since.
         (DeliveryAct::Delivered, Leased) => Ok(to(Delivered, now)),
-        (DeliveryAct::Delivered, Ready | Dead | Cancelled) => {
+        (DeliveryAct::Delivered, Ready | Parked | Dead | Cancelled) => {
             Ok(DeliveryChange { attempt: AttemptRecord::Remove, ..to(Delivered, now) })
         }
         (DeliveryAct::Delivered, Delivered) => Err(DeliveryUnchanged::AlreadyDelivered),
@@ -284,7 +337,7 @@ pub fn step(
             };
             Ok(DeliveryChange { attempt: AttemptRecord::Failed, ..change })
         }
-        (DeliveryAct::Failed { .. }, Ready | Delivered | Dead | Cancelled) => {
+        (DeliveryAct::Failed { .. }, Ready | Parked | Delivered | Dead | Cancelled) => {
             Err(DeliveryUnchanged::RightLost)
         }
 
@@ -293,22 +346,36 @@ pub fn step(
             voids_fence: true,
             ..to(Ready, now)
         }),
-        (DeliveryAct::GivenBack, Ready | Delivered | Dead | Cancelled) => {
+        (DeliveryAct::GivenBack, Ready | Parked | Delivered | Dead | Cancelled) => {
             Err(DeliveryUnchanged::RightLost)
         }
 
-        // The fence stays good: if the request got through, the delivery is delivered.
-        (DeliveryAct::Cancel, Ready | Leased) => Ok(to(Cancelled, now)),
-        (DeliveryAct::Cancel, Delivered | Dead | Cancelled) => Err(DeliveryUnchanged::AlreadyOver),
+        (DeliveryAct::Woken, Parked) => Ok(to(Ready, now)),
+        (DeliveryAct::Woken, Ready | Leased | Delivered | Dead | Cancelled) => {
+            Err(DeliveryUnchanged::NotWaiting)
+        }
 
-        (DeliveryAct::Replay, Ready) if delivery.due > now => Ok(to(Ready, now)),
-        (DeliveryAct::Replay, Ready | Leased) => Err(DeliveryUnchanged::AlreadyOpen),
-        (DeliveryAct::Replay, Delivered | Dead | Cancelled) => Ok(DeliveryChange {
+        // The fence stays good: if the request got through, the delivery is delivered.
+        (DeliveryAct::Cancel, Ready | Leased | Parked)
+        | (DeliveryAct::Skip, Ready | Parked | Dead) => Ok(to(Cancelled, now)),
+        (DeliveryAct::Cancel, Delivered | Dead | Cancelled)
+        | (DeliveryAct::Skip, Delivered | Cancelled) => Err(DeliveryUnchanged::AlreadyOver),
+        (DeliveryAct::Skip, Leased) => Err(DeliveryUnchanged::AlreadyOpen),
+
+        (DeliveryAct::Replay { .. }, Ready) if delivery.due > now => Ok(to(Ready, now)),
+        (DeliveryAct::Replay { .. }, Ready | Leased | Parked) => {
+            Err(DeliveryUnchanged::AlreadyOpen)
+        }
+        (DeliveryAct::Replay { parks_key }, Delivered | Dead | Cancelled) => Ok(DeliveryChange {
             progress: Progress { steps: 0, lost: 0, ..delivery.progress },
             voids_fence: true,
             attempt: match delivery.phase {
                 Delivered => AttemptRecord::Delivered,
-                Ready | Leased | Dead | Cancelled => AttemptRecord::Keep,
+                Ready | Leased | Parked | Dead | Cancelled => AttemptRecord::Keep,
+            },
+            place: match delivery.phase {
+                Dead if parks_key => KeyPlace::Keep,
+                Ready | Leased | Parked | Delivered | Dead | Cancelled => KeyPlace::Last,
             },
             ..to(Ready, now)
         }),

@@ -52,6 +52,12 @@ pub struct EndpointSettings {
     /// How many attempts may be under way at once.
     #[serde(default = "default_max_in_flight")]
     pub max_in_flight: u32,
+    /// The order of its deliveries.
+    #[serde(default)]
+    pub order: EndpointOrder,
+    /// What a dead delivery means for the later ones under its key, if the endpoint keeps order.
+    #[serde(default)]
+    pub on_dead: OnDead,
     /// A name of the operator's own, unique within the tenant.
     #[serde(default)]
     pub uid: Option<String>,
@@ -64,6 +70,28 @@ pub struct EndpointSettings {
     /// The names of custom headers. Their values are in [`EndpointSealed::headers`].
     #[serde(default)]
     pub header_names: Vec<String>,
+}
+
+/// The order of an endpoint's deliveries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndpointOrder {
+    /// None: a delivery that is retried never delays another.
+    #[default]
+    None,
+    /// One at a time under each key, in the order of publishing.
+    Key,
+}
+
+/// What a dead delivery means for the later ones under its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnDead {
+    /// They wait until an operator replays or skips it.
+    #[default]
+    Park,
+    /// They are sent without it.
+    Skip,
 }
 
 /// The wait before each attempt, unless the operator chooses another schedule.
@@ -92,6 +120,8 @@ impl EndpointSettings {
             payload: Payload::default(),
             api_version: None,
             max_in_flight: default_max_in_flight(),
+            order: EndpointOrder::default(),
+            on_dead: OnDead::default(),
             uid: None,
             description: None,
             metadata: BTreeMap::new(),
@@ -106,6 +136,16 @@ impl EndpointSettings {
             (Some(_), None) | (None, Some(_) | None) => true,
         };
         version_fits && self.types.matches(Some(&message.r#type))
+    }
+
+    /// Whether deliveries under one key are sent one at a time, in order.
+    pub fn keeps_order(&self) -> bool {
+        self.order == EndpointOrder::Key
+    }
+
+    /// Whether a dead delivery parks its key.
+    pub fn parks_dead(&self) -> bool {
+        self.keeps_order() && self.on_dead == OnDead::Park
     }
 
     /// The schedule, and how long a claim lasts: every attempt ends within its timeout, and its outcome

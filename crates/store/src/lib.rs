@@ -135,6 +135,12 @@ pub mod limits {
     /// Leases that are ended at a time: a few milliseconds of the writer's time.
     pub const EXPIRED_AT_ONCE: usize = 500;
 
+    /// Deliveries that a claim parks at one endpoint, beside those that it takes: the same bound of its time.
+    pub const PARKED_AT_ONCE: usize = 256;
+
+    /// Parked deliveries that a claim readies after the order of their endpoint was changed.
+    pub const UNPARKED_AT_ONCE: usize = 256;
+
     /// Endpoints whose waits are checked between two batches of acks after the clock was set back.
     pub const ENDPOINTS_CHECKED_AT_ONCE: usize = 500;
 

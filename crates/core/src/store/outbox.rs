@@ -42,7 +42,11 @@ pub trait Outbox: Send + Sync + 'static {
     /// names a time that has come. Claims go over the endpoints in turn, and each endpoint has at most `max_in_flight` claims at once,
     /// over all nodes. Disabled and deleted endpoints are skipped, and endpoints with a sealed value whose
     /// key is not in `ask.vault_keys`. Expired leases are found here, also those of disabled and deleted
-    /// endpoints: the attempt is lost and uses no step of the schedule. Each claim commits attempt + 1 and a new fence before this returns. On SQLite a
+    /// endpoints: the attempt is lost and uses no step of the schedule.
+    ///
+    /// An endpoint that keeps order gets at most one delivery of each key at once, the earliest that has not
+    /// ended. The claim parks the others that are due. Every commit that ends a delivery readies the next one
+    /// under its key. Each claim commits attempt + 1 and a new fence before this returns. On SQLite a
     /// power loss may undo a claim, so an attempt may be repeated under the same message id.
     fn exchange(
         &self,
@@ -78,6 +82,13 @@ pub trait Outbox: Send + Sync + 'static {
         delivery: DeliveryId,
         by: Action,
     ) -> impl Future<Output = Result<DeliveryReplayed, StoreError>> + Send;
+
+    /// Gives up one delivery that waits or is dead, so that the next one under its key is sent.
+    fn skip_delivery(
+        &self,
+        delivery: DeliveryId,
+        by: Action,
+    ) -> impl Future<Output = Result<DeliverySkipped, StoreError>> + Send;
 
     /// Cancels the open deliveries of a message, or replays those that are not delivered; the ids of the
     /// changed ones. Deliveries to deleted endpoints are never replayed. `None` where there is no such message.
@@ -261,6 +272,19 @@ pub enum DeliveryReplayed {
     Unknown,
 }
 
+/// The answer to a skip of one delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeliverySkipped {
+    /// It is cancelled.
+    Skipped,
+    /// An attempt is under way.
+    Sending,
+    /// It is delivered or cancelled.
+    AlreadyOver,
+    /// There is no such delivery.
+    Unknown,
+}
+
 /// A message by its tenant and id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageRef {
@@ -430,6 +454,8 @@ pub struct DeliveryBacklog {
     pub sending: u64,
     /// Deliveries to disabled endpoints.
     pub held: u64,
+    /// Deliveries to active endpoints that wait for an earlier one under their key.
+    pub parked: u64,
     /// Dead deliveries.
     pub dead: u64,
     /// The earliest time at which a delivery to an active endpoint is or was due.

@@ -7,19 +7,22 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::delivery::{
     AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryState, DeliveryStatus,
-    DeliveryUnchanged, EndpointStanding, MessageStatus, step,
+    DeliveryUnchanged, EndpointStanding, KeyPlace, KeyTurn, MessageStatus, step,
 };
 use hapax_core::job::{Policy, Progress, Retry, UNSENT_MAX};
 use jiff::SignedDuration;
 use proptest::prelude::*;
 
-const PHASES: [DeliveryPhase; 5] = [
+const PHASES: [DeliveryPhase; 6] = [
     DeliveryPhase::Ready,
     DeliveryPhase::Leased,
+    DeliveryPhase::Parked,
     DeliveryPhase::Delivered,
     DeliveryPhase::Dead,
     DeliveryPhase::Cancelled,
 ];
+
+const REPLAY: DeliveryAct<'static> = DeliveryAct::Replay { parks_key: false };
 
 fn noon() -> Timestamp {
     "2026-06-01T12:00:00Z".parse().expect("a timestamp")
@@ -57,12 +60,16 @@ fn acts(policy: &Policy) -> Vec<(&'static str, DeliveryAct<'_>)> {
     }
     acts.extend([
         ("unsent", DeliveryAct::Failed { retry: Retry::Unsent, policy }),
-        ("claim", DeliveryAct::Claim { lease: policy.lease }),
+        ("claim", DeliveryAct::Claim { lease: policy.lease, turn: KeyTurn::Now }),
+        ("claim", DeliveryAct::Claim { lease: policy.lease, turn: KeyTurn::Later }),
         ("lease ended", DeliveryAct::LeaseEnded),
         ("delivered", DeliveryAct::Delivered),
         ("given back", DeliveryAct::GivenBack),
+        ("woken", DeliveryAct::Woken),
         ("cancel", DeliveryAct::Cancel),
-        ("replay", DeliveryAct::Replay),
+        ("skip", DeliveryAct::Skip),
+        ("replay", DeliveryAct::Replay { parks_key: false }),
+        ("replay", DeliveryAct::Replay { parks_key: true }),
     ]);
     acts
 }
@@ -116,12 +123,15 @@ fn a_right_is_void_after_every_act_that_gives_the_delivery_to_another() {
             }
             let Ok(change) = step(&delivery, &act, noon(), 0.5) else { continue };
             let withdraws = match act {
-                DeliveryAct::Claim { .. } | DeliveryAct::GivenBack => true,
-                DeliveryAct::Replay => delivery.phase != DeliveryPhase::Ready,
+                DeliveryAct::Claim { turn, .. } => turn == KeyTurn::Now,
+                DeliveryAct::GivenBack => true,
+                DeliveryAct::Replay { .. } => delivery.phase != DeliveryPhase::Ready,
                 DeliveryAct::LeaseEnded
                 | DeliveryAct::Delivered
                 | DeliveryAct::Failed { .. }
-                | DeliveryAct::Cancel => false,
+                | DeliveryAct::Woken
+                | DeliveryAct::Cancel
+                | DeliveryAct::Skip => false,
             };
             assert_eq!(change.voids_fence, withdraws, "{name} on {delivery:?}: {change:?}");
         }
@@ -156,7 +166,7 @@ fn an_attempt_that_was_never_sent_uses_no_step_and_backs_off() {
     let mut waits = Vec::new();
     for _ in 0..12 {
         let (now, lease) = (delivery.due, policy.lease);
-        let claim = DeliveryAct::Claim { lease };
+        let claim = DeliveryAct::Claim { lease, turn: KeyTurn::Now };
         delivery = after(&delivery, &step(&delivery, &claim, now, 0.5).expect("it is due"));
         let unsent = DeliveryAct::Failed { retry: Retry::Unsent, policy: &policy };
         let change = step(&delivery, &unsent, now, 0.5).expect("it was leased");
@@ -177,7 +187,7 @@ fn a_request_that_can_never_leave_becomes_a_dead_letter() {
     let mut steps = Vec::new();
     while delivery.phase == DeliveryPhase::Ready {
         let (now, lease) = (delivery.due, policy.lease);
-        let claim = DeliveryAct::Claim { lease };
+        let claim = DeliveryAct::Claim { lease, turn: KeyTurn::Now };
         delivery = after(&delivery, &step(&delivery, &claim, now, 0.5).expect("it is due"));
         let act = match delivery.progress.attempt {
             2 | 5 => DeliveryAct::LeaseEnded,
@@ -197,7 +207,7 @@ fn losses_never_bury_a_delivery() {
     // The process dies during every attempt, a thousand times in a row.
     let mut delivery = state(DeliveryPhase::Ready, 0, (0, 0, 0));
     for n in 1..=1_000 {
-        let claim = DeliveryAct::Claim { lease: Duration::from_secs(30) };
+        let claim = DeliveryAct::Claim { lease: Duration::from_secs(30), turn: KeyTurn::Now };
         delivery = after(&delivery, &step(&delivery, &claim, delivery.due, 0.5).expect("due"));
         let (lease_end, much_later) = (delivery.due, delivery.due + SignedDuration::from_hours(1));
         let change = step(&delivery, &DeliveryAct::LeaseEnded, much_later, 1.0).expect("lost");
@@ -215,21 +225,29 @@ fn a_replay_begins_the_schedule_again_and_goes_on_counting_attempts() {
     let ended = [DeliveryPhase::Delivered, DeliveryPhase::Dead, DeliveryPhase::Cancelled];
     for phase in ended {
         let delivery = state(phase, -30, (7, 3, 2));
-        let change = step(&delivery, &DeliveryAct::Replay, noon(), 0.5).expect("it has ended");
+        let change = step(&delivery, &REPLAY, noon(), 0.5).expect("it has ended");
         assert_eq!((change.phase, change.due), (DeliveryPhase::Ready, noon()));
         assert_eq!(change.progress, Progress { attempt: 7, steps: 0, lost: 0 });
         let moves = phase == DeliveryPhase::Delivered;
         let record = if moves { AttemptRecord::Delivered } else { AttemptRecord::Keep };
         assert_eq!(change.attempt, record, "the attempt that delivered stays in the history");
     }
+    // Only the dead one that a key waits for keeps its place.
+    for (phase, parks_key) in PHASES.into_iter().flat_map(|phase| [(phase, false), (phase, true)]) {
+        let delivery = state(phase, -30, (7, 3, 2));
+        let replayed = step(&delivery, &DeliveryAct::Replay { parks_key }, noon(), 0.5);
+        let Ok(change) = replayed else { continue };
+        let keeps = phase == DeliveryPhase::Dead && parks_key;
+        assert_eq!(change.place == KeyPlace::Keep, keeps, "{phase:?} {parks_key}");
+    }
     // One that waits is sent now, and has used the steps that it has used.
     let waits = state(DeliveryPhase::Ready, 30, (2, 2, 0));
-    let change = step(&waits, &DeliveryAct::Replay, noon(), 0.5).expect("it waits");
+    let change = step(&waits, &REPLAY, noon(), 0.5).expect("it waits");
     assert_eq!((change.due, change.progress), (noon(), waits.progress));
     for open in
         [state(DeliveryPhase::Ready, 0, (0, 0, 0)), state(DeliveryPhase::Leased, 9, (1, 0, 0))]
     {
-        let again = step(&open, &DeliveryAct::Replay, noon(), 0.5);
+        let again = step(&open, &REPLAY, noon(), 0.5);
         assert_eq!(again, Err(DeliveryUnchanged::AlreadyOpen));
     }
 }
@@ -274,6 +292,7 @@ proptest! {
                     let failed = matches!(act, DeliveryAct::Failed { .. });
                     prop_assert!(!failed || change.due >= now, "{what}: due in its own past");
                 }
+                DeliveryPhase::Parked => prop_assert_eq!(change.progress, delivery.progress),
                 DeliveryPhase::Leased => {
                     prop_assert_eq!(change.due, now + SignedDuration::from_secs(lease as i64));
                     prop_assert_eq!(change.progress.attempt, delivery.progress.attempt + 1);
@@ -295,15 +314,19 @@ proptest! {
         }
         // From wherever it is: once it is sent and answered, it is delivered.
         if !delivery.phase.is_open() {
-            let replay = step(&delivery, &DeliveryAct::Replay, now, 0.5).expect("it has ended");
+            let replay = step(&delivery, &REPLAY, now, 0.5).expect("it has ended");
             delivery = after(&delivery, &replay);
+        }
+        if delivery.phase == DeliveryPhase::Parked {
+            let woken = step(&delivery, &DeliveryAct::Woken, now, 0.5).expect("it was parked");
+            delivery = after(&delivery, &woken);
         }
         if delivery.phase == DeliveryPhase::Leased {
             let ended = delivery.due;
             let lost = step(&delivery, &DeliveryAct::LeaseEnded, ended, 0.5).expect("lost");
             delivery = after(&delivery, &lost);
         }
-        let claim = DeliveryAct::Claim { lease: policy.lease };
+        let claim = DeliveryAct::Claim { lease: policy.lease, turn: KeyTurn::Now };
         let claimed = step(&delivery, &claim, delivery.due, 0.5).expect("it is due");
         let delivered = step(&after(&delivery, &claimed), &DeliveryAct::Delivered, now, 0.5);
         prop_assert_eq!(delivered.expect("it was leased").phase, DeliveryPhase::Delivered);
@@ -323,7 +346,7 @@ proptest! {
             .map(|(phase, steps, at)| DeliveryStatus::of(*phase, *steps, standings[*at]))
             .collect();
         let status = MessageStatus::of(each.iter().copied());
-        let order = ["dead", "failed", "held", "sending", "waiting", "delivered", "cancelled"];
+        let order = ["dead", "failed", "held", "parked", "sending", "waiting", "delivered", "cancelled"];
         let first = order.iter().find(|name| each.iter().any(|one| one.as_str() == **name));
         prop_assert_eq!(status.as_str(), first.copied().unwrap_or("none"));
         for ((phase, _, at), status) in deliveries.iter().zip(each) {
@@ -332,9 +355,11 @@ proptest! {
                 DeliveryStatus::Waiting
                     | DeliveryStatus::Failed
                     | DeliveryStatus::Held
+                    | DeliveryStatus::Parked
                     | DeliveryStatus::Sending
             );
-            let orphaned = *phase == DeliveryPhase::Ready && *at == 2;
+            let waits = matches!(phase, DeliveryPhase::Ready | DeliveryPhase::Parked);
+            let orphaned = waits && *at == 2;
             prop_assert_eq!(still_open, phase.is_open() && !orphaned);
         }
     }

@@ -9,8 +9,8 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::Tenant;
 use hapax_core::endpoint::{
-    EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed, EndpointSettings,
-    NewEndpoint, default_max_in_flight, default_retry, default_timeout,
+    EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointRecord, EndpointSealed,
+    EndpointSettings, NewEndpoint, OnDead, default_max_in_flight, default_retry, default_timeout,
 };
 use hapax_core::endpoint_secret::{EndpointSecrets, SigningSecret};
 use hapax_core::handler::TypeFilter;
@@ -310,6 +310,8 @@ fn changed(
         payload: asked.payload.applied(before.payload, Payload::default),
         api_version: asked.api_version.applied_to_option(before.api_version),
         max_in_flight: asked.max_in_flight.applied(before.max_in_flight, default_max_in_flight),
+        order: asked.order.applied(before.order, EndpointOrder::default),
+        on_dead: asked.on_dead.applied(before.on_dead, OnDead::default),
         uid: asked.uid.applied_to_option(before.uid),
         description: asked.description.applied_to_option(before.description),
         metadata: asked.metadata.applied(before.metadata, BTreeMap::new),

@@ -7,8 +7,8 @@ use axum::{Extension, Json};
 use hapax_core::delivery::{DeliveryId, DeliveryStatus, MessageStatus};
 use hapax_core::message::NewMessage;
 use hapax_core::store::{
-    self, Cursor, DeliveryFilter, DeliveryReplayed, MessageAct, MessageDetail, MessageFilter,
-    MessageRef,
+    self, Cursor, DeliveryFilter, DeliveryReplayed, DeliverySkipped, MessageAct, MessageDetail,
+    MessageFilter, MessageRef,
 };
 use hapax_core::{KeyHash, Tenant};
 use serde::Deserialize as _;
@@ -22,6 +22,7 @@ use super::{Accepted, Admin, AdminStore};
 use crate::api::{
     ChangedDeliveries, DeliveriesQuery, Delivery, DeliveryEffect, List, Message, MessageQuery,
     MessageSummary, MessagesQuery, PublishRequest, Published, ReasonRequest, ReplayedDelivery,
+    SkipEffect, SkippedDelivery,
 };
 
 /// `POST /api/v1/messages`.
@@ -216,6 +217,31 @@ pub(super) async fn replay_delivery<S: AdminStore>(
     let who = caller.who();
     tracing::info!(token = who, "{who} replayed the delivery {id}");
     Ok(Json(ReplayedDelivery { id, effect }))
+}
+
+/// `POST /api/v1/deliveries/{id}/skip`.
+pub(super) async fn skip_delivery<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    PathId(id): PathId,
+    JsonBody(asked): JsonBody<ReasonRequest>,
+) -> Result<Json<SkippedDelivery>, Problem> {
+    let reason = extract::reason(asked.reason)?;
+    let id = parse(&id)?;
+    let by = caller.action(reason, (admin.now)());
+    let effect = match admin.store.skip_delivery(id, by).await? {
+        DeliverySkipped::Skipped => SkipEffect::Skipped,
+        DeliverySkipped::AlreadyOver => SkipEffect::AlreadyOver,
+        DeliverySkipped::Sending => {
+            return Err(Problem::conflict(
+                "an attempt of this delivery is under way: skip it once the attempt has ended",
+            ));
+        }
+        DeliverySkipped::Unknown => return Err(unknown_delivery()),
+    };
+    let who = caller.who();
+    tracing::info!(token = who, "{who} skipped the delivery {id}");
+    Ok(Json(SkippedDelivery { id, effect }))
 }
 
 fn parse(id: &str) -> Result<DeliveryId, Problem> {

@@ -48,6 +48,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/deliveries", messages::deliveries::<S>, "Lists deliveries, newest first"),
         get(Read, "/api/v1/deliveries/{id}", messages::delivery::<S>, "Shows a delivery with every attempt"),
         post(Operate, "/api/v1/deliveries/{id}/replay", messages::replay_delivery::<S>, "Sends a delivery again, or now if it waits for its next attempt"),
+        post(Operate, "/api/v1/deliveries/{id}/skip", messages::skip_delivery::<S>, "Gives up a delivery that waits or is dead, so that the next one under its key is sent"),
         get(Read, "/api/v1/endpoints", endpoints::list::<S>, "Lists endpoints, newest first"),
         post(Administer, "/api/v1/endpoints", endpoints::create::<S>, "Adds an endpoint and shows its secret, once"),
         get(Read, "/api/v1/endpoints/{id}", endpoints::show::<S>, "Shows an endpoint"),

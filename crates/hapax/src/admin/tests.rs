@@ -307,6 +307,14 @@ impl Outbox for Fake {
         self.outbox.replay_delivery(delivery, by).await
     }
 
+    async fn skip_delivery(
+        &self,
+        delivery: DeliveryId,
+        by: Action,
+    ) -> Result<hapax_core::store::DeliverySkipped, StoreError> {
+        self.outbox.skip_delivery(delivery, by).await
+    }
+
     async fn change_message(
         &self,
         message: MessageRef,

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use hapax_core::Timestamp;
-use hapax_core::endpoint::{EndpointId, EndpointRecord};
+use hapax_core::endpoint::{EndpointId, EndpointOrder, EndpointRecord, OnDead};
 use hapax_core::message::Payload;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Span;
-use super::values::PayloadWord;
+use super::values::{EndpointOrderWord, OnDeadWord, PayloadWord};
 
 /// The body of `POST /api/v1/endpoints`, and of `PATCH /api/v1/endpoints/{id}`. A field that is missing
 /// keeps its value in a change; null brings back its default.
@@ -68,19 +68,18 @@ pub(crate) struct EndpointRequest {
     #[serde(default, skip_serializing_if = "Patch::is_keep")]
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     pub(crate) headers: Patch<BTreeMap<String, String>>,
-    /// Only `none` yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) order: Option<EndpointOrder>,
+    /// `key` sends deliveries under one key one at a time, in the order of publishing. Default: `none`.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<EndpointOrderWord>)]
+    pub(crate) order: Patch<EndpointOrder>,
+    /// With `"order":"key"`: whether a dead delivery keeps the later ones under its key waiting, until an
+    /// operator replays or skips it (`park`), or they are sent without it (`skip`). Default: `park`.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<OnDeadWord>)]
+    pub(crate) on_dead: Patch<OnDead>,
     /// Only `standard` yet: Standard Webhooks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) signing: Option<EndpointSigning>,
-}
-
-/// Which order deliveries keep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum EndpointOrder {
-    None,
 }
 
 /// How deliveries are signed.
@@ -211,7 +210,10 @@ pub(crate) struct Endpoint {
     pub(crate) metadata: BTreeMap<String, String>,
     /// The names of its custom headers. Their values are never shown.
     pub(crate) headers: Vec<String>,
+    #[schema(value_type = EndpointOrderWord)]
     pub(crate) order: EndpointOrder,
+    #[schema(value_type = OnDeadWord)]
+    pub(crate) on_dead: OnDead,
     pub(crate) signing: EndpointSigning,
     pub(crate) created_at: Timestamp,
     /// The secret that was just made. It is never shown again.
@@ -262,7 +264,8 @@ impl From<EndpointRecord> for Endpoint {
             description: settings.description,
             metadata: settings.metadata,
             headers: settings.header_names,
-            order: EndpointOrder::None,
+            order: settings.order,
+            on_dead: settings.on_dead,
             signing: EndpointSigning::Standard,
             created_at: record.created_at,
             secret: None,

@@ -280,3 +280,20 @@ pub(crate) enum DeliveryEffect {
     Due,
     AlreadyOpen,
 }
+
+/// The answer to a skip of one delivery.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct SkippedDelivery {
+    #[schema(value_type = Uuid)]
+    pub(crate) id: DeliveryId,
+    /// `skipped`, or `already_over` if it was delivered or cancelled before.
+    pub(crate) effect: SkipEffect,
+}
+
+/// What a skip did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SkipEffect {
+    Skipped,
+    AlreadyOver,
+}

@@ -31,7 +31,8 @@ pub(crate) use events::{Event, EventSummary, EventsQuery, PublishedDelivery};
 pub(crate) use jobs::{Attempt, Handler, Job, JobsQuery, Lane};
 pub(crate) use messages::{
     ChangedDeliveries, DeliveriesQuery, Delivery, DeliveryEffect, Message, MessageQuery,
-    MessageSummary, MessagesQuery, PublishRequest, Published, ReplayedDelivery,
+    MessageSummary, MessagesQuery, PublishRequest, Published, ReplayedDelivery, SkipEffect,
+    SkippedDelivery,
 };
 pub(crate) use replay::{
     DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,

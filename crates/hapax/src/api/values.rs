@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use hapax_core::Timestamp;
 use hapax_core::delivery::DeliveryStatus;
+use hapax_core::endpoint::{EndpointOrder, OnDead};
 use hapax_core::job::Phase;
 use hapax_core::message::Payload;
 use hapax_core::store::{Decision, ReviewReason, Status};
@@ -160,6 +161,10 @@ pub(super) type PhaseWord = Word<Phase>;
 pub(super) type DeliveryStatusWord = Word<DeliveryStatus>;
 /// The schema of [`Payload`].
 pub(super) type PayloadWord = Word<Payload>;
+/// The schema of [`EndpointOrder`].
+pub(super) type EndpointOrderWord = Word<EndpointOrder>;
+/// The schema of [`OnDead`].
+pub(super) type OnDeadWord = Word<OnDead>;
 /// The schema of [`Decision`].
 pub(super) type DecisionWord = Word<Decision>;
 /// The schema of [`ReviewReason`].

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use hapax_core::endpoint::{EndpointOrder, OnDead};
 use serde_json::Value;
 
 use super::admin_client::{self, Remote, encoded, query};
@@ -77,6 +78,12 @@ pub(super) struct Add {
     /// How many attempts may be under way at once
     #[arg(long, value_name = "N")]
     max_in_flight: Option<u32>,
+    /// Send deliveries under one key one at a time, in the order of publishing
+    #[arg(long, value_name = "none|key", value_parser = order)]
+    order: Option<EndpointOrder>,
+    /// With --order key: whether a dead delivery keeps the later ones under its key waiting
+    #[arg(long, value_name = "park|skip", value_parser = on_dead)]
+    on_dead: Option<OnDead>,
     /// A header for every delivery: 'Authorization: Bearer …'
     #[arg(long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
@@ -107,6 +114,8 @@ impl Add {
             timeout: self.timeout.as_deref().map(span).transpose()?.into(),
             payload: self.thin.then_some(hapax_core::message::Payload::Thin).into(),
             max_in_flight: self.max_in_flight.into(),
+            order: self.order.into(),
+            on_dead: self.on_dead.into(),
             api_version: self.api_version.into(),
             uid: self.uid.into(),
             description: self.description.into(),
@@ -130,6 +139,22 @@ fn some<T>(values: Vec<T>) -> Patch<Vec<T>> {
 
 fn span(text: &str) -> Result<Span, Failure> {
     units::duration(text).map(Span).map_err(Failure::from)
+}
+
+fn order(word: &str) -> Result<EndpointOrder, String> {
+    match word {
+        "none" => Ok(EndpointOrder::None),
+        "key" => Ok(EndpointOrder::Key),
+        _other => Err("write none or key".to_owned()),
+    }
+}
+
+fn on_dead(word: &str) -> Result<OnDead, String> {
+    match word {
+        "park" => Ok(OnDead::Park),
+        "skip" => Ok(OnDead::Skip),
+        _other => Err("write park or skip".to_owned()),
+    }
 }
 
 fn header(line: &str) -> Result<(String, String), Failure> {
@@ -244,6 +269,7 @@ fn print(endpoint: &Endpoint) -> Result<Exit, Failure> {
         ("retry", endpoint.retry.iter().map(seconds).collect::<Vec<_>>().join(", ")),
         ("timeout", seconds(&endpoint.timeout)),
         ("at once", endpoint.max_in_flight.to_string()),
+        ("order", order_text(endpoint).to_owned()),
         ("version", optional(&endpoint.api_version)),
         ("uid", optional(&endpoint.uid)),
         ("headers", endpoint.headers.join(", ")),
@@ -254,6 +280,14 @@ fn print(endpoint: &Endpoint) -> Result<Exit, Failure> {
         output::data(&output::shown(&format!("{name:<8} {value}")))?;
     }
     Ok(Exit::Done)
+}
+
+fn order_text(endpoint: &Endpoint) -> &'static str {
+    match (endpoint.order, endpoint.on_dead) {
+        (EndpointOrder::None, _) => "none",
+        (EndpointOrder::Key, OnDead::Park) => "by key; a dead delivery parks its key",
+        (EndpointOrder::Key, OnDead::Skip) => "by key; a dead delivery is passed over",
+    }
 }
 
 /// `hapax endpoints rotate`.

@@ -252,6 +252,7 @@ fn arrived(delivery: &PublishedDelivery) -> String {
         DeliveryStatus::Held => {
             format!("Its delivery to {url} is held, because the endpoint is disabled: {reason}.")
         }
+        DeliveryStatus::Parked => format!("Its delivery to {url} is parked: {reason}."),
         DeliveryStatus::Dead => format!(
             "Its delivery to {url} is a dead letter after {attempts}: {reason}. To send it again: hapax \
              deliveries replay {id}"

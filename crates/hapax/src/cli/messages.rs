@@ -11,7 +11,7 @@ use super::format;
 use super::output::{self, Exit, Failure};
 use crate::api::{
     ChangedDeliveries, Delivery, DeliveryEffect, List as Page, Message, MessageSummary,
-    PublishRequest, Published, ReasonRequest, ReplayedDelivery,
+    PublishRequest, Published, ReasonRequest, ReplayedDelivery, SkipEffect, SkippedDelivery,
 };
 
 /// `hapax publish`.
@@ -310,6 +310,8 @@ pub(super) enum Deliveries {
     Show(ShowDelivery),
     /// Send one delivery again, or now if it waits for its next attempt
     Replay(ReplayDelivery),
+    /// Give up one delivery that waits or is dead, so that the next one under its key is sent
+    Skip(SkipDelivery),
 }
 
 impl Deliveries {
@@ -318,6 +320,7 @@ impl Deliveries {
             Self::List(list) => admin_client::run(list.run()),
             Self::Show(show) => admin_client::run(show.run()),
             Self::Replay(replay) => admin_client::run(replay.run()),
+            Self::Skip(skip) => admin_client::run(skip.run()),
         }
     }
 }
@@ -424,6 +427,35 @@ impl ReplayDelivery {
         let effect = match effect {
             DeliveryEffect::Due => "is sent now",
             DeliveryEffect::AlreadyOpen => "was due or under way already",
+        };
+        output::data(&format!("{id} {effect}"))?;
+        Ok(Exit::Done)
+    }
+}
+
+/// `hapax deliveries skip`.
+#[derive(Debug, clap::Args)]
+pub(super) struct SkipDelivery {
+    /// The delivery's id
+    id: String,
+    #[command(flatten)]
+    action: ActionArgs,
+}
+
+impl SkipDelivery {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.action.remote.open()?;
+        let path = format!("/api/v1/deliveries/{}/skip", encoded(&self.id));
+        let body = ReasonRequest { reason: self.action.reason.clone() };
+        let skipped = server.post(&path, &body).await?;
+        if self.action.json {
+            output::json(&skipped)?;
+            return Ok(Exit::Done);
+        }
+        let SkippedDelivery { id, effect } = read(skipped)?;
+        let effect = match effect {
+            SkipEffect::Skipped => "is skipped; the next delivery under its key is sent",
+            SkipEffect::AlreadyOver => "was delivered or cancelled already",
         };
         output::data(&format!("{id} {effect}"))?;
         Ok(Exit::Done)

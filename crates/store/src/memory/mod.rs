@@ -147,6 +147,8 @@ struct Model {
     sequences: HashMap<(Tenant, String), u64>,
     deliveries: BTreeMap<DeliveryNumber, Delivery>,
     deliveries_ever: u64,
+    /// The last place under a key.
+    places_ever: u64,
     endpoints: BTreeMap<EndpointNumber, StoredEndpoint>,
     endpoints_ever: u64,
     /// When each endpoint was last served, as a number of claims.

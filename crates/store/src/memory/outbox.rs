@@ -17,8 +17,8 @@ use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, ERROR_CHARS_MAX};
 use hapax_core::message::Stamp;
 use hapax_core::store::{
     Action, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryAttempt, DeliveryClaim,
-    DeliveryReplayed, DeliveryTarget, Exchanged, HandlerAnswer, Held, Horizon, MessageAct,
-    MessageRef, NewMessage, Outbox, Published, PublishedMessage, StoreError,
+    DeliveryReplayed, DeliverySkipped, DeliveryTarget, Exchanged, HandlerAnswer, Held, Horizon,
+    MessageAct, MessageRef, NewMessage, Outbox, Published, PublishedMessage, StoreError,
 };
 use hapax_core::{KeyHash, Tenant, Timestamp};
 use uuid::Uuid;
@@ -73,6 +73,10 @@ pub(super) struct Delivery {
     pub(super) id: DeliveryId,
     pub(super) message: MessageNumber,
     pub(super) endpoint: EndpointNumber,
+    /// The order key of its message.
+    pub(super) key: Option<String>,
+    /// Its place among the deliveries under that key.
+    pub(super) place: u64,
     pub(super) phase: DeliveryPhase,
     pub(super) progress: Progress,
     pub(super) fence: Fence,
@@ -145,6 +149,16 @@ impl Outbox for MemoryStore {
         Ok(replayed)
     }
 
+    async fn skip_delivery(
+        &self,
+        delivery: DeliveryId,
+        by: Action,
+    ) -> Result<DeliverySkipped, StoreError> {
+        let skipped = self.model().skip_delivery(delivery, &by, self.now());
+        self.hint_deliveries();
+        Ok(skipped)
+    }
+
     async fn change_message(
         &self,
         message: MessageRef,
@@ -198,7 +212,7 @@ impl Model {
             self.endpoints.iter().filter(wanting).map(|(at, _)| *at).collect();
         let published = PublishedMessage { id: id.clone(), deliveries: targets.len() as u64 };
         for endpoint in targets {
-            self.write_delivery(number, endpoint, now);
+            self.write_delivery(number, endpoint, new.key.clone(), now);
         }
         let (created_at, deliveries, gone) = (now, published.deliveries, false);
         let message = StoredMessage {
@@ -216,7 +230,13 @@ impl Model {
         Published::Accepted(published)
     }
 
-    fn write_delivery(&mut self, message: MessageNumber, endpoint: EndpointNumber, now: Timestamp) {
+    fn write_delivery(
+        &mut self,
+        message: MessageNumber,
+        endpoint: EndpointNumber,
+        key: Option<String>,
+        now: Timestamp,
+    ) {
         let id = DeliveryId(Uuid::now_v7());
         let first_wait = self.endpoints[&endpoint].record.settings.retry.first();
         let wait = first_wait.map(|wait| jittered(*wait, dice_of(id.0, 0))).unwrap_or_default();
@@ -224,6 +244,8 @@ impl Model {
             id,
             message,
             endpoint,
+            key,
+            place: self.next_place(),
             phase: DeliveryPhase::Ready,
             progress: Progress::default(),
             fence: Fence(0),
@@ -237,6 +259,12 @@ impl Model {
         self.deliveries.insert(self.deliveries_ever, delivery);
     }
 
+    /// A place after all others.
+    fn next_place(&mut self) -> u64 {
+        self.places_ever += 1;
+        self.places_ever
+    }
+
     /// Outcomes first, so that a report that arrives with the end of its lease still counts; then the
     /// leases that ended; then claims.
     fn exchange(
@@ -247,6 +275,7 @@ impl Model {
     ) -> Exchanged {
         let settled =
             outcomes.into_iter().map(|outcome| self.settle_attempt(outcome, now)).collect();
+        self.wake_parked(now);
         self.lose_expired_deliveries(now);
         let claims = self.claim_deliveries(ask, now);
         Exchanged { settled, claims, next_due: self.next_delivery_due() }
@@ -281,6 +310,7 @@ impl Model {
             DeliveryPhase::Delivered => return Held::Kept,
             DeliveryPhase::Ready
             | DeliveryPhase::Leased
+            | DeliveryPhase::Parked
             | DeliveryPhase::Dead
             | DeliveryPhase::Cancelled => {}
         }
@@ -357,6 +387,12 @@ impl Model {
         let mut bytes = 0;
         while claims.len() < ask.limit {
             let Some(at) = self.next_delivery_in_turn(&claims, ask, now) else { break };
+            if self.must_wait(at) {
+                let delivery = self.delivery_mut(at);
+                delivery.phase = DeliveryPhase::Parked;
+                delivery.due = now;
+                continue;
+            }
             let body = self.body_of(at);
             bytes += body.len();
             if bytes > ask.bytes_max && !claims.is_empty() {
@@ -393,6 +429,37 @@ impl Model {
                 (served(endpoint.id), last, delivery.endpoint, delivery.due, **at)
             })
             .map(|(at, _)| *at)
+    }
+
+    /// Whether an earlier delivery under the same key has not ended, at an endpoint that keeps order, or
+    /// one is under way.
+    fn must_wait(&self, at: DeliveryNumber) -> bool {
+        let delivery = &self.deliveries[&at];
+        let settings = &self.endpoints[&delivery.endpoint].record.settings;
+        if !settings.keeps_order() || delivery.key.is_none() {
+            return false;
+        }
+        let same_key = |one: &&Delivery| {
+            one.endpoint == delivery.endpoint && one.key == delivery.key && one.id != delivery.id
+        };
+        self.deliveries.values().filter(same_key).any(|one| match one.phase {
+            DeliveryPhase::Leased => true,
+            DeliveryPhase::Ready | DeliveryPhase::Parked => one.place < delivery.place,
+            DeliveryPhase::Dead => settings.parks_dead() && one.place < delivery.place,
+            DeliveryPhase::Delivered | DeliveryPhase::Cancelled => false,
+        })
+    }
+
+    /// Readies every parked delivery that waits for nothing any more.
+    fn wake_parked(&mut self, now: Timestamp) {
+        let parked = self.deliveries.iter().filter(|(_, one)| one.phase == DeliveryPhase::Parked);
+        let woken: Vec<DeliveryNumber> =
+            parked.map(|(at, _)| *at).filter(|at| !self.must_wait(*at)).collect();
+        for at in woken {
+            let delivery = self.delivery_mut(at);
+            delivery.phase = DeliveryPhase::Ready;
+            delivery.due = now;
+        }
     }
 
     /// Whether this node may begin another attempt at this endpoint.
@@ -456,7 +523,10 @@ impl Model {
                 self.endpoints[&delivery.endpoint].standing() == EndpointStanding::Active
             }
             DeliveryPhase::Leased => true,
-            DeliveryPhase::Delivered | DeliveryPhase::Dead | DeliveryPhase::Cancelled => false,
+            DeliveryPhase::Parked
+            | DeliveryPhase::Delivered
+            | DeliveryPhase::Dead
+            | DeliveryPhase::Cancelled => false,
         };
         self.deliveries.values().filter(to_come).map(|delivery| delivery.due).min()
     }
@@ -509,7 +579,10 @@ impl Model {
                 return EndpointChanged::Deleted;
             }
         }
-        EndpointChanged::Changed(Box::new(record.clone()))
+        let changed = record.clone();
+        // Another order, or another meaning of dead ones.
+        self.wake_parked(now);
+        EndpointChanged::Changed(Box::new(changed))
     }
 
     fn uid_taken(&self, by: EndpointId, tenant: &Tenant, uid: Option<&str>) -> bool {
@@ -528,10 +601,45 @@ impl Model {
         if self.endpoints[&delivery.endpoint].deleted {
             return DeliveryReplayed::Gone;
         }
-        match self.delivery_mut(at).send_again(now) {
+        let is_due = self.send_again(at, now);
+        self.wake_parked(now);
+        match is_due {
             true => DeliveryReplayed::Due,
             false => DeliveryReplayed::AlreadyOpen,
         }
+    }
+
+    /// A delivery that had ended goes behind all others under its key, unless it is the dead one that these
+    /// wait for.
+    fn send_again(&mut self, at: DeliveryNumber, now: Timestamp) -> bool {
+        let parks = self.endpoints[&self.deliveries[&at].endpoint].record.settings.parks_dead();
+        let last = self.next_place();
+        let delivery = self.delivery_mut(at);
+        match delivery.phase {
+            DeliveryPhase::Dead if parks => {}
+            DeliveryPhase::Delivered | DeliveryPhase::Dead | DeliveryPhase::Cancelled => {
+                delivery.place = last;
+            }
+            DeliveryPhase::Ready | DeliveryPhase::Leased | DeliveryPhase::Parked => {}
+        }
+        delivery.send_again(now)
+    }
+
+    fn skip_delivery(&mut self, id: DeliveryId, by: &Action, now: Timestamp) -> DeliverySkipped {
+        let Some(at) = self.delivery_numbered(id) else { return DeliverySkipped::Unknown };
+        let delivery = self.delivery_mut(at);
+        match delivery.phase {
+            DeliveryPhase::Leased => return DeliverySkipped::Sending,
+            DeliveryPhase::Delivered | DeliveryPhase::Cancelled => {
+                return DeliverySkipped::AlreadyOver;
+            }
+            DeliveryPhase::Ready | DeliveryPhase::Parked | DeliveryPhase::Dead => {}
+        }
+        delivery.reason =
+            Some(by.reason.clone().unwrap_or_else(|| format!("skipped by {}", by.who)));
+        delivery.end(DeliveryPhase::Cancelled, now);
+        self.wake_parked(now);
+        DeliverySkipped::Skipped
     }
 
     fn change_message(
@@ -542,23 +650,28 @@ impl Model {
         now: Timestamp,
     ) -> Option<Vec<DeliveryId>> {
         let number = self.message_numbered(&message.tenant, &message.id)?;
-        let endpoints = &self.endpoints;
-        let of_message = self.deliveries.values_mut().filter(|one| one.message == number);
-        let changed = of_message.filter_map(|delivery| {
-            let changed = match act {
-                MessageAct::Cancel => delivery.cancel(
+        let of_message = self.deliveries.iter().filter(|(_, one)| one.message == number);
+        let of_message: Vec<DeliveryNumber> = of_message.map(|(at, _)| *at).collect();
+        let mut changed = Vec::new();
+        for at in of_message {
+            let Delivery { id, phase, endpoint, .. } = self.deliveries[&at];
+            let is_changed = match act {
+                MessageAct::Cancel => self.delivery_mut(at).cancel(
                     by.reason.clone().unwrap_or_else(|| format!("cancelled by {}", by.who)),
                     now,
                 ),
                 MessageAct::Replay => {
-                    delivery.phase != DeliveryPhase::Delivered
-                        && !endpoints[&delivery.endpoint].deleted
-                        && delivery.send_again(now)
+                    phase != DeliveryPhase::Delivered
+                        && !self.endpoints[&endpoint].deleted
+                        && self.send_again(at, now)
                 }
             };
-            changed.then_some(delivery.id)
-        });
-        Some(changed.collect())
+            if is_changed {
+                changed.push(id);
+            }
+        }
+        self.wake_parked(now);
+        Some(changed)
     }
 
     fn cancel_orphans(&mut self, limit: usize, now: Timestamp) -> bool {
@@ -595,7 +708,10 @@ impl Model {
             self.deliveries_of(at).any(|delivery| {
                 let over = match delivery.phase {
                     DeliveryPhase::Delivered | DeliveryPhase::Cancelled => true,
-                    DeliveryPhase::Ready | DeliveryPhase::Leased | DeliveryPhase::Dead => false,
+                    DeliveryPhase::Ready
+                    | DeliveryPhase::Leased
+                    | DeliveryPhase::Parked
+                    | DeliveryPhase::Dead => false,
                 };
                 !over || delivery.finished_at.is_none_or(|ended| ended >= before)
             })
@@ -668,7 +784,7 @@ impl Delivery {
     fn send_again(&mut self, now: Timestamp) -> bool {
         match self.phase {
             DeliveryPhase::Ready if self.due > now => self.due = now,
-            DeliveryPhase::Ready | DeliveryPhase::Leased => return false,
+            DeliveryPhase::Ready | DeliveryPhase::Leased | DeliveryPhase::Parked => return false,
             DeliveryPhase::Delivered | DeliveryPhase::Dead | DeliveryPhase::Cancelled => {
                 self.phase = DeliveryPhase::Ready;
                 self.progress.steps = 0;

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use hapax_core::Tenant;
 use hapax_core::delivery::{
-    DeliveryId, DeliveryPhase, DeliveryStatus, EndpointStanding, MessageStatus,
+    DeliveryId, DeliveryPhase, DeliveryStatus, EndpointStanding, KEY_WAITS, MessageStatus,
 };
 use hapax_core::endpoint::{EndpointId, EndpointRecord};
 use hapax_core::limits::LANE_COUNT_MAX;
@@ -107,6 +107,7 @@ impl Model {
         let endpoint = &self.endpoints[&delivery.endpoint].record;
         let status = self.status_of(delivery);
         let disabled = endpoint.disabled.as_ref().filter(|_| status == DeliveryStatus::Held);
+        let parked = (status == DeliveryStatus::Parked).then(|| KEY_WAITS.to_owned());
         DeliveryDetail {
             id: delivery.id,
             message: message.id.clone(),
@@ -118,10 +119,18 @@ impl Model {
             status,
             reason: disabled
                 .map(|disabled| disabled.reason.clone())
+                .or(parked)
                 .or_else(|| delivery.reason.clone()),
             attempt: delivery.progress.attempt,
             created_at: message.created_at,
-            due_at: delivery.phase.is_open().then_some(delivery.due),
+            due_at: match delivery.phase {
+                DeliveryPhase::Ready | DeliveryPhase::Leased => Some(delivery.due),
+                // It has no time of its own.
+                DeliveryPhase::Parked
+                | DeliveryPhase::Delivered
+                | DeliveryPhase::Dead
+                | DeliveryPhase::Cancelled => None,
+            },
             finished_at: delivery.finished_at,
             attempts: delivery.attempts.clone(),
         }
@@ -133,10 +142,14 @@ impl Model {
             (DeliveryPhase::Leased, _) => DeliveryStatus::Sending,
             (DeliveryPhase::Delivered, _) => DeliveryStatus::Delivered,
             (DeliveryPhase::Dead, _) => DeliveryStatus::Dead,
-            (DeliveryPhase::Cancelled, _) | (DeliveryPhase::Ready, EndpointStanding::Deleted) => {
+            (DeliveryPhase::Cancelled, _)
+            | (DeliveryPhase::Ready | DeliveryPhase::Parked, EndpointStanding::Deleted) => {
                 DeliveryStatus::Cancelled
             }
-            (DeliveryPhase::Ready, EndpointStanding::Disabled) => DeliveryStatus::Held,
+            (DeliveryPhase::Ready | DeliveryPhase::Parked, EndpointStanding::Disabled) => {
+                DeliveryStatus::Held
+            }
+            (DeliveryPhase::Parked, EndpointStanding::Active) => DeliveryStatus::Parked,
             (DeliveryPhase::Ready, EndpointStanding::Active) => match delivery.progress.steps {
                 0 => DeliveryStatus::Waiting,
                 _used => DeliveryStatus::Failed,
@@ -151,6 +164,7 @@ impl Model {
                 DeliveryStatus::Waiting | DeliveryStatus::Failed => &mut backlog.waiting,
                 DeliveryStatus::Sending => &mut backlog.sending,
                 DeliveryStatus::Held => &mut backlog.held,
+                DeliveryStatus::Parked => &mut backlog.parked,
                 DeliveryStatus::Dead => &mut backlog.dead,
                 DeliveryStatus::Delivered | DeliveryStatus::Cancelled => continue,
             };
@@ -158,6 +172,7 @@ impl Model {
         }
         let to_active = self.deliveries.values().filter(|delivery| {
             delivery.phase.is_open()
+                && delivery.phase != DeliveryPhase::Parked
                 && self.endpoints[&delivery.endpoint].standing() == EndpointStanding::Active
         });
         backlog.oldest_due = to_active.map(|delivery| delivery.due).min();

@@ -314,7 +314,9 @@ pub(crate) async fn an_attempt_that_was_never_sent_uses_no_step<S: Sending>(worl
     assert_eq!(world.deliver_all().await, ["m1"]);
 }
 
-pub(crate) async fn a_delivery_that_can_never_be_sent_is_seen_and_ends<S: Sending>(world: World<S>) {
+pub(crate) async fn a_delivery_that_can_never_be_sent_is_seen_and_ends<S: Sending>(
+    world: World<S>,
+) {
     // A damaged secret: no request ever leaves. It must not be retried for ever and look as if it waited.
     world.add(settings()).await;
     world.send(message("m1")).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hapax_core::Tenant;
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::{
-    EndpointAct, EndpointChanged, EndpointId, EndpointSettings, NewEndpoint,
+    EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointSettings, NewEndpoint, OnDead,
 };
 use hapax_core::job::Retry;
 use hapax_core::limits::ENDPOINTS_PER_TENANT_MAX;
@@ -38,6 +38,8 @@ pub(crate) async fn an_endpoint_is_stored_with_every_setting<S: Sending>(world: 
         payload: hapax_core::message::Payload::Thin,
         api_version: Some("v2".to_owned()),
         max_in_flight: 7,
+        order: EndpointOrder::Key,
+        on_dead: OnDead::Skip,
         uid: Some("billing é 日本".to_owned()),
         description: Some("a \"description\"\nof two lines".to_owned()),
         metadata: [("team".to_owned(), "payments \u{1f600}".to_owned())].into(),

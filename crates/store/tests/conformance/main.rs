@@ -12,6 +12,7 @@ mod guards;
 #[allow(dead_code)]
 mod harness;
 mod jobs;
+mod key_order;
 mod ledger;
 mod ledger_plans;
 mod order;
@@ -323,6 +324,15 @@ on_every_sending_store! {
         an_ended_delivery_is_replayed_with_its_schedule_from_the_start,
         replaying_an_open_delivery_sends_it_now_or_changes_nothing,
         cancelling_a_message_ends_its_open_deliveries,
+    }
+    key_order {
+        one_delivery_of_a_key_is_sent_at_a_time_and_in_order,
+        a_failing_delivery_blocks_only_its_own_key,
+        a_dead_delivery_parks_its_key_until_an_operator_decides,
+        a_dead_delivery_is_passed_over_where_the_endpoint_says_so,
+        cancelling_a_message_lets_the_next_one_of_its_key_go,
+        a_changed_order_holds_for_what_waits_already,
+        order_holds_while_everything_happens_at_once,
     }
     endpoints {
         an_endpoint_is_stored_with_every_setting,

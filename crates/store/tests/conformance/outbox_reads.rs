@@ -252,8 +252,9 @@ pub(crate) async fn the_backlog_counts_what_is_open_and_what_is_dead<S: Sending>
     world.send(message("waiting")).await;
     world.pass(3);
     let backlog = world.store.delivery_backlog().await.expect("reads");
+    let oldest_due = Some(after(5));
     let expected =
-        DeliveryBacklog { waiting: 2, sending: 1, held: 1, dead: 1, oldest_due: Some(after(5)) };
+        DeliveryBacklog { waiting: 2, sending: 1, held: 1, parked: 0, dead: 1, oldest_due };
     assert_eq!(backlog, expected);
     world.disable(active).await;
     let backlog = world.store.delivery_backlog().await.expect("reads");

@@ -3,13 +3,13 @@
 //! nothing is left to chance (all that is due is claimed, and every wait is over when time passes), the same
 //! plan has the same history everywhere.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::delivery::{DeliveryId, DeliveryStatus};
-use hapax_core::endpoint::{EndpointId, EndpointSettings};
+use hapax_core::endpoint::{EndpointId, EndpointOrder, EndpointSettings, OnDead};
 use hapax_core::job::{Fence, Retry};
 use hapax_core::store::{
     AttemptVerdict, DeliveryClaim, DeliveryDetail, DeliveryReplayed, Held, MessageAct, NewMessage,
@@ -134,10 +134,17 @@ impl History {
             PlanKind::Certain => 1_000,
         };
         let mut endpoints = Vec::new();
-        for types in [&["odd.*"][..], &["*"], &["even.*", "odd.1"]] {
+        let kinds = [&["odd.*"][..], &["*"], &["even.*", "odd.1"]];
+        let orders = [
+            (EndpointOrder::None, OnDead::Park),
+            (EndpointOrder::Key, OnDead::Skip),
+            (EndpointOrder::Key, OnDead::Park),
+        ];
+        for (types, (order, on_dead)) in kinds.into_iter().zip(orders) {
             // No waits between attempts: there jitter would make every store's history its own.
             let retry = vec![Duration::ZERO; 3];
-            let settings = EndpointSettings { retry, max_in_flight, ..wanting(types) };
+            let settings =
+                EndpointSettings { retry, max_in_flight, order, on_dead, ..wanting(types) };
             endpoints.push(world.add(settings).await);
         }
         Self {
@@ -214,8 +221,10 @@ impl History {
                 assert!(!self.disabled[endpoint] && !self.deleted[endpoint], "{one:?}");
                 assert!(one.due_at.is_some() && one.finished_at.is_none(), "{one:?}");
             }
-            DeliveryStatus::Held => {
-                assert!(self.disabled[endpoint] && one.due_at.is_some(), "{one:?}");
+            DeliveryStatus::Held => assert!(self.disabled[endpoint], "{one:?}"),
+            DeliveryStatus::Parked => {
+                assert!(one.key.is_some() && endpoint != 0, "{one:?}");
+                assert!(one.due_at.is_none() && one.finished_at.is_none(), "{one:?}");
             }
             DeliveryStatus::Sending => {
                 assert!(one.due_at.is_some() && one.finished_at.is_none(), "{one:?}");
@@ -230,6 +239,7 @@ impl History {
             DeliveryStatus::Failed
             | DeliveryStatus::Dead
             | DeliveryStatus::Held
+            | DeliveryStatus::Parked
             | DeliveryStatus::Delivered => one.reason.as_deref(),
             // The text of a cancel is each store's own, and the others may have none.
             DeliveryStatus::Cancelled | DeliveryStatus::Sending | DeliveryStatus::Waiting => None,
@@ -246,8 +256,12 @@ impl History {
 async fn look<S: Sending>(world: &World<S>, history: &mut History) {
     let deliveries = world.all_deliveries().await;
     let mut under_way = [0; 3];
+    let mut keys = HashSet::new();
     for one in deliveries.iter().filter(|one| one.status == DeliveryStatus::Sending) {
-        under_way[history.at(one.endpoint)] += 1;
+        let endpoint = history.at(one.endpoint);
+        under_way[endpoint] += 1;
+        let is_first = one.key.is_none() || keys.insert((endpoint, one.key.clone()));
+        assert!(endpoint == 0 || is_first, "two of one key at once: {one:?}");
     }
     assert!(
         history.kind == PlanKind::Certain || under_way.iter().all(|count| *count <= IN_FLIGHT_MAX)
@@ -262,6 +276,7 @@ async fn look<S: Sending>(world: &World<S>, history: &mut History) {
     assert_eq!(backlog.waiting, counted(&[DeliveryStatus::Waiting, DeliveryStatus::Failed]));
     assert_eq!(backlog.sending, counted(&[DeliveryStatus::Sending]));
     assert_eq!(backlog.held, counted(&[DeliveryStatus::Held]));
+    assert_eq!(backlog.parked, counted(&[DeliveryStatus::Parked]));
     assert_eq!(backlog.dead, counted(&[DeliveryStatus::Dead]));
 }
 
@@ -270,6 +285,8 @@ fn published(n: u8, content: u8) -> NewMessage {
     NewMessage {
         r#type: format!("{kind}.{n}"),
         data: json(&content.to_string()),
+        // Two keys, and messages without one.
+        key: (n % 3 > 0).then(|| format!("k{}", n % 3)),
         ..message(&format!("m{n}"))
     }
 }
@@ -371,6 +388,7 @@ async fn live<S: Sending>(world: World<S>, kind: PlanKind, plan: &[Act]) -> Vec<
             DeliveryStatus::Waiting
             | DeliveryStatus::Failed
             | DeliveryStatus::Held
+            | DeliveryStatus::Parked
             | DeliveryStatus::Sending => panic!("left behind: {one:?}"),
         }
     }

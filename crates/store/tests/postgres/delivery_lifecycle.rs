@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::delivery::{
     AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryState, DeliveryUnchanged,
-    step,
+    KeyPlace, KeyTurn, step,
 };
 use hapax_core::job::{Policy, Progress, Retry};
 use hapax_sim::Postgres;
@@ -17,12 +17,13 @@ use crate::connect;
 use crate::harness::{after, noon};
 
 /// The numbers of the phases in the database.
-const PHASES: [(DeliveryPhase, i16); 5] = [
+const PHASES: [(DeliveryPhase, i16); 6] = [
     (DeliveryPhase::Ready, 0),
     (DeliveryPhase::Leased, 1),
     (DeliveryPhase::Delivered, 2),
     (DeliveryPhase::Dead, 3),
     (DeliveryPhase::Cancelled, 4),
+    (DeliveryPhase::Parked, 5),
 ];
 
 const FENCE: i64 = 100;
@@ -39,6 +40,10 @@ const PROGRESS: [Progress; 7] = [
     Progress { attempt: 24, steps: 1, lost: 2 },
 ];
 
+/// The messages in the database: the deliveries of both are under one key, and the second is judged.
+const SETUP: &str =
+    "SELECT hapax.publish('t', '{}', 'k', id => 'm0'), hapax.publish('t', '{}', 'k', id => 'm1')";
+
 /// A delivery's row, as far as the rules decide about it.
 #[derive(Debug, PartialEq, Clone)]
 struct Stored {
@@ -48,6 +53,8 @@ struct Stored {
     progress: Progress,
     is_begun: bool,
     attempts: i64,
+    /// Whether it went behind all others under its key.
+    is_last: bool,
 }
 
 fn policy() -> Policy {
@@ -65,22 +72,40 @@ fn retries() -> [Retry; 6] {
     ]
 }
 
-async fn put(sql: &Client, phase: DeliveryPhase, progress: Progress, due: Timestamp) {
+/// Puts the delivery into this state. The earlier one under its key is under way if `is_blocked`, and has
+/// ended otherwise.
+async fn put(
+    sql: &Client,
+    phase: DeliveryPhase,
+    progress: Progress,
+    due: Timestamp,
+    is_blocked: bool,
+) {
     let state = PHASES.iter().find(|(named, _)| *named == phase).expect("a phase").1;
     let numbers = [progress.attempt, progress.steps, progress.lost].map(|n| n as i32);
     sql.execute("DELETE FROM hapax.delivery_attempt", &[]).await.expect("empties");
+    let earlier: i16 = if is_blocked { 1 } else { 2 };
+    sql.execute(
+        "UPDATE hapax.delivery SET state = $1, due_at = $2 WHERE message = 1",
+        &[&earlier, &after(1_000_000)],
+    )
+    .await
+    .expect("puts");
     sql.execute(
         "UPDATE hapax.delivery SET state = $1, due_at = $2, fence = $3, attempt = $4, steps = $5,
-             lost = $6, started_at = $7, node = 'n', error = NULL, took_ms = 1, answer_status = 200",
+             lost = $6, started_at = $7, node = 'n', error = NULL, took_ms = 1, answer_status = 200,
+             place = 2
+         WHERE message = 2",
         &[&state, &due, &FENCE, &numbers[0], &numbers[1], &numbers[2], &noon()],
     )
     .await
     .expect("puts");
-    if matches!(phase, DeliveryPhase::Dead | DeliveryPhase::Cancelled | DeliveryPhase::Ready) {
+    if !matches!(phase, DeliveryPhase::Leased | DeliveryPhase::Delivered) {
         // The record that a slow attempt takes back.
         sql.execute(
             "INSERT INTO hapax.delivery_attempt (message, endpoint, attempt, started_at, error, node)
-             SELECT message, endpoint, attempt, started_at, 'lost', 'n' FROM hapax.delivery",
+             SELECT message, endpoint, attempt, started_at, 'lost', 'n' FROM hapax.delivery
+             WHERE message = 2",
             &[],
         )
         .await
@@ -92,7 +117,8 @@ async fn stored(sql: &Client) -> Stored {
     let row = sql
         .query_one(
             "SELECT state, due_at, fence, attempt, steps, lost, started_at IS NOT NULL,
-                 (SELECT count(*) FROM hapax.delivery_attempt) FROM hapax.delivery",
+                 (SELECT count(*) FROM hapax.delivery_attempt), place > 2
+             FROM hapax.delivery WHERE message = 2",
             &[],
         )
         .await
@@ -109,6 +135,7 @@ async fn stored(sql: &Client) -> Stored {
         },
         is_begun: row.get(6),
         attempts: row.get(7),
+        is_last: row.get(8),
     }
 }
 
@@ -117,15 +144,17 @@ async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
     let settle = async |verdict: i32, how: i32, wait: i64| -> bool {
         let row = sql
             .query_one(
-                "SELECT hapax.settle_attempt(message, endpoint, $1, $2, 5, 500, 'a', 'e', $3, $4, $5, $6)
-                 FROM hapax.delivery",
+                "SELECT s.is_recorded FROM hapax.delivery d CROSS JOIN LATERAL hapax.settle_attempt(
+                     d.message, d.endpoint, $1, $2, 5, 500, 'a', 'e', $3, $4, $5, $6) s
+                 WHERE d.message = 2",
                 &[&FENCE, &verdict, &how, &wait, &DICE, &now],
             )
             .await;
         row.expect("settles").get(0)
     };
     match act {
-        DeliveryAct::Claim { .. } => {
+        DeliveryAct::Claim { turn, .. } => {
+            let was = stored(sql).await.state;
             let rows = sql
                 .query(
                     "SELECT delivery FROM hapax.exchange('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
@@ -133,13 +162,17 @@ async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
                     &[&now],
                 )
                 .await;
-            rows.expect("claims").len() == 2
+            let claimed = rows.expect("claims").len() == 2;
+            match turn {
+                KeyTurn::Now => claimed,
+                KeyTurn::Later => !claimed && was != 5 && stored(sql).await.state == 5,
+            }
         }
         DeliveryAct::LeaseEnded => {
             let rows = sql
                 .query(
                     "SELECT hapax.lose_delivery(d, $1, $2) FROM hapax.delivery d
-                     WHERE d.state = hapax.delivery_state('leased')",
+                     WHERE d.state = hapax.delivery_state('leased') AND d.message = 2",
                     &[&DICE, &now],
                 )
                 .await;
@@ -163,10 +196,22 @@ async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
             let row = sql.query_one(ask, &[&now]).await.expect("cancels");
             !row.get::<_, Vec<uuid::Uuid>>(0).is_empty()
         }
-        DeliveryAct::Replay => {
-            let ask =
-                "SELECT hapax.replay_delivery(v.id, d.message, d.endpoint, 'ops', NULL, $1, $1)
-                       FROM hapax.delivery d, hapax.deliveries v";
+        DeliveryAct::Woken => {
+            let was = stored(sql).await.state;
+            let ask = "SELECT hapax.ready_next_delivery(1, 'k', $1)";
+            sql.query_one(ask, &[&now]).await.expect("readies");
+            was == 5 && stored(sql).await.state == 0
+        }
+        DeliveryAct::Skip => {
+            let ask = "SELECT hapax.skip_delivery(v.id, 2, 1, 'ops', NULL, $1, $1)
+                       FROM hapax.deliveries v WHERE v.message = 'm1'";
+            sql.query_one(ask, &[&now]).await.expect("skips").get::<_, i32>(0) == 1
+        }
+        DeliveryAct::Replay { parks_key } => {
+            let parks = "UPDATE hapax.endpoint SET parks_dead = $1";
+            sql.execute(parks, &[parks_key]).await.expect("sets");
+            let ask = "SELECT hapax.replay_delivery(v.id, 2, 1, 'ops', NULL, $1, $1)
+                       FROM hapax.deliveries v WHERE v.message = 'm1'";
             sql.query_one(ask, &[&now]).await.expect("replays").get::<_, i32>(0) == 1
         }
     }
@@ -184,8 +229,9 @@ fn expected(before: &Stored, decided: &Result<DeliveryChange, DeliveryUnchanged>
         AttemptRecord::Remove => before.attempts - 1,
     };
     let is_begun = !change.voids_fence || change.phase == DeliveryPhase::Leased;
+    let is_last = change.place == KeyPlace::Last;
     let progress = change.progress;
-    Stored { state, due: change.due, fence: before.fence, progress, is_begun, attempts }
+    Stored { state, due: change.due, fence: before.fence, progress, is_begun, attempts, is_last }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -196,19 +242,24 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
     let sql = connect(&url).await;
     sql.batch_execute(
         "SELECT hapax.create_endpoint(gen_random_uuid(), 'default', '{\"url\":\"u\"}', NULL, '{}', NULL,
-             false, 9, '{0,60000000,300000000}', 30000000, '', NULL, '{5}', 'ops', NULL, now(), 9);
-         SELECT hapax.publish('t', '{}', id => 'm1')",
+             false, 9, '{0,60000000,300000000}', 30000000, '', NULL, '{5}', 'ops', NULL, now(), 9,
+             NULL, true, true);",
     )
     .await
-    .expect("a delivery");
+    .expect("an endpoint");
+    sql.batch_execute(SETUP).await.expect("deliveries");
     let (now, policy) = (after(1_000), policy());
     let mut acts = vec![
-        DeliveryAct::Claim { lease: LEASE },
+        DeliveryAct::Claim { lease: LEASE, turn: KeyTurn::Now },
+        DeliveryAct::Claim { lease: LEASE, turn: KeyTurn::Later },
         DeliveryAct::LeaseEnded,
         DeliveryAct::Delivered,
         DeliveryAct::GivenBack,
+        DeliveryAct::Woken,
         DeliveryAct::Cancel,
-        DeliveryAct::Replay,
+        DeliveryAct::Skip,
+        DeliveryAct::Replay { parks_key: false },
+        DeliveryAct::Replay { parks_key: true },
     ];
     acts.extend(retries().map(|retry| DeliveryAct::Failed { retry, policy: &policy }));
     let mut compared = 0;
@@ -223,7 +274,20 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
                         // An exchange ends this lease first; the case of its end is compared by itself.
                         continue;
                     }
-                    put(&sql, phase, progress, due).await;
+                    let is_blocked = match one {
+                        DeliveryAct::Claim { turn, .. } => {
+                            *turn == KeyTurn::Later || phase == DeliveryPhase::Parked
+                        }
+                        DeliveryAct::Woken => false,
+                        DeliveryAct::LeaseEnded
+                        | DeliveryAct::Delivered
+                        | DeliveryAct::Failed { .. }
+                        | DeliveryAct::GivenBack
+                        | DeliveryAct::Cancel
+                        | DeliveryAct::Skip
+                        | DeliveryAct::Replay { .. } => phase == DeliveryPhase::Parked,
+                    };
+                    put(&sql, phase, progress, due, is_blocked).await;
                     let before = stored(&sql).await;
                     let state = DeliveryState { phase, progress, due };
                     let decided = step(&state, one, now, DICE);
@@ -257,14 +321,16 @@ async fn an_act_under_another_fence_changes_nothing() {
     let sql = connect(&url).await;
     sql.batch_execute(
         "SELECT hapax.create_endpoint(gen_random_uuid(), 'default', '{\"url\":\"u\"}', NULL, '{}', NULL,
-             false, 9, '{0}', 30000000, '', NULL, '{5}', 'ops', NULL, now(), 9);
-         SELECT hapax.publish('t', '{}', id => 'm1')",
+             false, 9, '{0}', 30000000, '', NULL, '{5}', 'ops', NULL, now(), 9);",
     )
     .await
-    .expect("a delivery");
+    .expect("an endpoint");
+    sql.batch_execute(SETUP).await.expect("deliveries");
     let settle = async |fence: i64, verdict: i32| -> bool {
-        let ask = "SELECT hapax.settle_attempt(message, endpoint, $1, $2, 5, 200, 'a', 'e', 0, 0, 0.5, now())
-                   FROM hapax.delivery";
+        let ask =
+            "SELECT s.is_recorded FROM hapax.delivery d CROSS JOIN LATERAL hapax.settle_attempt(
+                       d.message, d.endpoint, $1, $2, 5, 200, 'a', 'e', 0, 0, 0.5, now()) s
+                   WHERE d.message = 2";
         sql.query_one(ask, &[&fence, &verdict]).await.expect("settles").get(0)
     };
     let fresh = stored(&sql).await;
@@ -273,7 +339,7 @@ async fn an_act_under_another_fence_changes_nothing() {
     }
     assert_eq!(stored(&sql).await, fresh);
     for (phase, _) in PHASES {
-        put(&sql, phase, PROGRESS[0], noon()).await;
+        put(&sql, phase, PROGRESS[0], noon(), phase == DeliveryPhase::Parked).await;
         let before = stored(&sql).await;
         for verdict in 0..3 {
             for fence in [FENCE - 1, FENCE + 1] {

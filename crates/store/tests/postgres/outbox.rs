@@ -293,6 +293,7 @@ async fn endpoints_that_change_under_load_lose_no_delivery() {
                 DeliveryStatus::Dead
                 | DeliveryStatus::Failed
                 | DeliveryStatus::Held
+                | DeliveryStatus::Parked
                 | DeliveryStatus::Sending
                 | DeliveryStatus::Waiting => panic!("{one:?}"),
             }

@@ -24,6 +24,11 @@ BEGIN
                 SELECT x.message FROM hapax.delivery x
                 WHERE x.endpoint = gone AND x.state = hapax.delivery_state('leased')
                 ORDER BY x.message LIMIT most - cancelled FOR UPDATE SKIP LOCKED) l
+            UNION ALL
+            SELECT p.message FROM (
+                SELECT x.message FROM hapax.delivery x
+                WHERE x.endpoint = gone AND x.state = hapax.delivery_state('parked')
+                ORDER BY x.message LIMIT most - cancelled FOR UPDATE SKIP LOCKED) p
         LOOP
             UPDATE hapax.delivery x
             SET state = hapax.delivery_state('cancelled'), due_at = at,

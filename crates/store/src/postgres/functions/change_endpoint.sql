@@ -5,7 +5,8 @@ CREATE OR REPLACE FUNCTION hapax.change_endpoint(
     of_id uuid, act integer, old_version bigint, of_settings text, of_uid text, of_types text[],
     of_version text, of_thin boolean, of_max integer, of_retry bigint[], of_lease bigint,
     of_secrets bytea, of_headers bytea, of_keys bigint[], disable_reason text, who text, reason text,
-    acted_at timestamptz, now_at timestamptz DEFAULT NULL,
+    acted_at timestamptz, now_at timestamptz DEFAULT NULL, of_order boolean DEFAULT false,
+    of_parks boolean DEFAULT false,
     OUT verdict integer, OUT id uuid, OUT tenant text, OUT settings text, OUT secrets bytea,
     OUT headers bytea, OUT version bigint, OUT created_at timestamptz, OUT disabled_at timestamptz,
     OUT disabled_reason text, OUT endpoint integer)
@@ -18,6 +19,10 @@ BEGIN
     IF act = 0 THEN
         PERFORM hapax.endpoint_lock(x.tenant) FROM hapax.endpoint x WHERE x.id = of_id;
     END IF;
+    -- Before the endpoint, as everywhere: no claim parks or leases a delivery while it changes.
+    PERFORM FROM hapax.endpoint_state s
+    WHERE s.endpoint = (SELECT x.endpoint FROM hapax.endpoint x WHERE x.id = of_id)
+    FOR UPDATE;
     SELECT * INTO e FROM hapax.endpoint x WHERE x.id = of_id AND x.deleted_at IS NULL FOR UPDATE;
     verdict := CASE
         WHEN NOT FOUND THEN 2
@@ -33,10 +38,16 @@ BEGIN
         RETURN;
     END IF;
     IF act = 0 THEN
+        IF e.keeps_order AND NOT of_order OR e.parks_dead AND NOT of_parks THEN
+            UPDATE hapax.endpoint_state s SET unpark_from = 0 WHERE s.endpoint = e.endpoint;
+            -- A claim sees only endpoints with ready deliveries.
+            PERFORM hapax.unpark(e.endpoint, at);
+        END IF;
         UPDATE hapax.endpoint x
         SET settings = of_settings, uid = of_uid, types = of_types, api_version = of_version,
             is_thin = of_thin, max_in_flight = of_max, retry = of_retry, lease = of_lease,
-            secrets = of_secrets, headers = of_headers, key_ids = of_keys, version = x.version + 1
+            secrets = of_secrets, headers = of_headers, key_ids = of_keys, keeps_order = of_order,
+            parks_dead = of_parks, version = x.version + 1
         WHERE x.endpoint = e.endpoint RETURNING x.* INTO e;
     ELSIF act = 3 THEN
         -- The row stays, because deliveries name it; its secrets go.

@@ -10,13 +10,17 @@ DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
     m record;
     d hapax.delivery;
+    e record;
     is_changed boolean;
     changed uuid[] := '{}';
 BEGIN
-    SELECT x.message, x.created_at, x.fingerprint INTO m FROM hapax.message x
+    SELECT x.message, x.created_at, x.fingerprint, x.key INTO m FROM hapax.message x
     WHERE x.id = of_id AND x.tenant = of_tenant;
     IF NOT FOUND THEN
         RETURN NULL;
+    END IF;
+    IF act = 1 THEN
+        PERFORM hapax.key_lock(of_tenant, m.key);
     END IF;
     FOR d IN
         SELECT x.* FROM hapax.delivery x WHERE x.message = m.message ORDER BY x.endpoint FOR UPDATE
@@ -26,12 +30,17 @@ BEGIN
             SET state = hapax.delivery_state('cancelled'), due_at = at,
                 error = coalesce(change_message.reason, 'cancelled by ' || change_message.who)
             WHERE x.message = d.message AND x.endpoint = d.endpoint
-              AND d.state IN (hapax.delivery_state('ready'), hapax.delivery_state('leased'));
+              AND d.state IN (hapax.delivery_state('ready'), hapax.delivery_state('leased'),
+                              hapax.delivery_state('parked'));
             is_changed := FOUND;
         ELSE
-            PERFORM FROM hapax.endpoint e WHERE e.endpoint = d.endpoint AND e.deleted_at IS NULL;
+            SELECT x.parks_dead INTO e FROM hapax.endpoint x
+            WHERE x.endpoint = d.endpoint AND x.deleted_at IS NULL;
             is_changed := FOUND AND d.state <> hapax.delivery_state('delivered');
-            is_changed := is_changed AND hapax.send_again(d, at);
+            is_changed := is_changed AND hapax.send_again(d, e.parks_dead, at);
+        END IF;
+        IF d.key IS NOT NULL THEN
+            PERFORM hapax.ready_next_delivery(d.endpoint, d.key, at);
         END IF;
         IF is_changed THEN
             changed := changed

@@ -4,7 +4,8 @@ CREATE OR REPLACE FUNCTION hapax.create_endpoint(
     of_id uuid, of_tenant text, of_settings text, of_uid text, of_types text[], of_version text,
     of_thin boolean, of_max integer, of_retry bigint[], of_lease bigint, of_secrets bytea,
     of_headers bytea, of_keys bigint[], who text, reason text, acted_at timestamptz, most integer,
-    now_at timestamptz DEFAULT NULL, OUT verdict integer, OUT created_at timestamptz)
+    now_at timestamptz DEFAULT NULL, of_order boolean DEFAULT false, of_parks boolean DEFAULT false,
+    OUT verdict integer, OUT created_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -26,9 +27,10 @@ BEGIN
         RETURN;
     END IF;
     INSERT INTO hapax.endpoint AS e (id, tenant, settings, uid, types, api_version, is_thin,
-                                max_in_flight, retry, lease, secrets, headers, key_ids, created_at)
+                                max_in_flight, retry, lease, secrets, headers, key_ids, created_at,
+                                keeps_order, parks_dead)
     VALUES (of_id, of_tenant, of_settings, of_uid, of_types, of_version, of_thin, of_max, of_retry,
-            of_lease, of_secrets, of_headers, of_keys, at)
+            of_lease, of_secrets, of_headers, of_keys, at, of_order, of_parks)
     RETURNING e.endpoint INTO number;
     INSERT INTO hapax.endpoint_state (endpoint) VALUES (number);
     INSERT INTO hapax.sending_action (endpoint, what, who, reason, at)

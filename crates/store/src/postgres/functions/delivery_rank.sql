@@ -6,13 +6,14 @@ RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN state = hapax.delivery_state('dead') THEN 0
-    WHEN state = hapax.delivery_state('leased') THEN 3
-    WHEN state = hapax.delivery_state('delivered') THEN 5
-    WHEN state = hapax.delivery_state('cancelled') THEN 6
-    WHEN deleted_at IS NOT NULL THEN 6
+    WHEN state = hapax.delivery_state('leased') THEN 4
+    WHEN state = hapax.delivery_state('delivered') THEN 6
+    WHEN state = hapax.delivery_state('cancelled') THEN 7
+    WHEN deleted_at IS NOT NULL THEN 7
     WHEN disabled_at IS NOT NULL THEN 2
+    WHEN state = hapax.delivery_state('parked') THEN 3
     WHEN steps > 0 THEN 1
-    ELSE 4
+    ELSE 5
 END;
 
 -- The views call it, and a role that may read a view calls the functions in it. It reads no table.

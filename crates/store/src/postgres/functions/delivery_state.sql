@@ -8,6 +8,7 @@ RETURN CASE name
     WHEN 'delivered' THEN 2
     WHEN 'dead' THEN 3
     WHEN 'cancelled' THEN 4
+    WHEN 'parked' THEN 5
     ELSE (name || ' is no state of a delivery')::pg_catalog.int4
 END;
 

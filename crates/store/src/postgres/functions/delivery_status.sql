@@ -5,10 +5,11 @@ RETURN CASE rank
     WHEN 0 THEN 'dead'
     WHEN 1 THEN 'failed'
     WHEN 2 THEN 'held'
-    WHEN 3 THEN 'sending'
-    WHEN 4 THEN 'waiting'
-    WHEN 5 THEN 'delivered'
-    WHEN 6 THEN 'cancelled'
+    WHEN 3 THEN 'parked'
+    WHEN 4 THEN 'sending'
+    WHEN 5 THEN 'waiting'
+    WHEN 6 THEN 'delivered'
+    WHEN 7 THEN 'cancelled'
     ELSE 'none'
 END;
 

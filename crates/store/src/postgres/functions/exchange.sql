@@ -30,6 +30,9 @@ DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
     recorded boolean[] := array_fill(false, ARRAY[cardinality(messages)]);
     o record;
+    settlement record;
+    key_endpoints integer[] := '{}';
+    keys text[] := '{}';
     due record;
     got record;
     current_endpoint integer;
@@ -47,10 +50,20 @@ BEGIN
             r (message, endpoint, fence, verdict, took, status, answer, error, how, wait, dice, n)
         ORDER BY r.message, r.endpoint, r.n
     LOOP
-        recorded[o.n] := hapax.settle_attempt(
+        settlement := hapax.settle_attempt(
             o.message, o.endpoint, o.fence, o.verdict, o.took, o.status, o.answer, o.error, o.how,
             o.wait, o.dice, at);
+        recorded[o.n] := settlement.is_recorded;
+        IF settlement.of_key IS NOT NULL THEN
+            key_endpoints := key_endpoints || o.endpoint;
+            keys := keys || settlement.of_key;
+        END IF;
     END LOOP;
+    IF keys <> '{}' THEN
+        PERFORM hapax.ready_next_delivery(k.endpoint, k.key, at)
+        FROM (SELECT DISTINCT x.endpoint, x.key FROM unnest(key_endpoints, keys) x (endpoint, key)
+              ORDER BY x.endpoint, x.key) k;
+    END IF;
     IF hapax.end_delivery_leases(at) THEN
         soonest := at;
     END IF;

@@ -1,13 +1,17 @@
 -- Sends a delivery again whose row is locked, or now if it waits. Whether anything changed: one that is due
--- or under way stays as it is.
-CREATE OR REPLACE FUNCTION hapax.send_again(d hapax.delivery, at timestamptz) RETURNS boolean
+-- or under way, or waits for another, stays as it is. One that had ended goes behind all others under its key,
+-- whose lock is held, unless it is the dead one that those wait for (parks_key).
+CREATE OR REPLACE FUNCTION hapax.send_again(
+    d hapax.delivery, parks_key boolean, at timestamptz)
+RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF d.state = hapax.delivery_state('ready') AND d.due_at > at THEN
         UPDATE hapax.delivery x SET due_at = at
         WHERE x.message = d.message AND x.endpoint = d.endpoint;
         RETURN true;
-    ELSIF d.state IN (hapax.delivery_state('ready'), hapax.delivery_state('leased')) THEN
+    ELSIF d.state IN (hapax.delivery_state('ready'), hapax.delivery_state('leased'),
+                      hapax.delivery_state('parked')) THEN
         RETURN false;
     ELSIF d.state = hapax.delivery_state('delivered') THEN
         -- The delivery's own row is about to describe another attempt.
@@ -16,7 +20,10 @@ BEGIN
     UPDATE hapax.delivery x
     SET state = hapax.delivery_state('ready'), due_at = at, fence = hapax.next_fence(x.fence),
         steps = 0, lost = 0, started_at = NULL, node = NULL, error = NULL, took_ms = NULL,
-        answer_status = NULL, answer = NULL
+        answer_status = NULL, answer = NULL,
+        place = CASE
+            WHEN x.key IS NULL OR x.state = hapax.delivery_state('dead') AND parks_key THEN x.place
+            ELSE nextval('hapax.message_number') END
     WHERE x.message = d.message AND x.endpoint = d.endpoint;
     RETURN true;
 END $$;

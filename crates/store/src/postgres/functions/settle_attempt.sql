@@ -1,11 +1,11 @@
 -- Keeps: an attempt has one end, recorded under its fence. Whether it was recorded; a second "delivered"
 -- under the same fence was. of_verdict: 0 delivered, 1 failed, 2 given back. how and wait: as in
--- hapax.failed. The rules are those of hapax_core::delivery::step.
+-- hapax.failed. The rules are those of hapax_core::delivery::step. of_key: the key of the delivery, if there
+-- is such a delivery: the caller then readies the next one under it.
 CREATE OR REPLACE FUNCTION hapax.settle_attempt(
     of_message bigint, of_endpoint integer, of_fence bigint, of_verdict integer, of_took bigint,
     of_status integer, of_answer text, of_error text, how integer, wait bigint,
-    dice double precision, at timestamptz)
-RETURNS boolean
+    dice double precision, at timestamptz, OUT is_recorded boolean, OUT of_key text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     d hapax.delivery;
@@ -16,12 +16,15 @@ BEGIN
     SELECT * INTO d FROM hapax.delivery x
     WHERE x.message = of_message AND x.endpoint = of_endpoint
     FOR UPDATE;
+    of_key := d.key;
+    is_recorded := false;
     IF NOT FOUND OR d.fence <> of_fence OR d.started_at IS NULL THEN
-        RETURN false;
+        RETURN;
     END IF;
     IF of_verdict = 0 THEN
+        is_recorded := true;
         IF d.state = hapax.delivery_state('delivered') THEN
-            RETURN true;
+            RETURN;
         END IF;
         -- The receiver has it, whatever the delivery was taken for since.
         UPDATE hapax.delivery x
@@ -33,17 +36,18 @@ BEGIN
             DELETE FROM hapax.delivery_attempt a
             WHERE a.message = of_message AND a.endpoint = of_endpoint AND a.attempt = d.attempt;
         END IF;
-        RETURN true;
+        RETURN;
     END IF;
     IF d.state <> hapax.delivery_state('leased') THEN
-        RETURN false;
+        RETURN;
     END IF;
+    is_recorded := true;
     IF of_verdict = 2 THEN
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('ready'), due_at = at, attempt = greatest(x.attempt - 1, 0),
             fence = hapax.next_fence(x.fence), started_at = NULL, node = NULL
         WHERE x.message = of_message AND x.endpoint = of_endpoint;
-        RETURN true;
+        RETURN;
     END IF;
     of_error := left(of_error, 1200);
     PERFORM hapax.note_delivery_attempt(d, of_error, of_took, of_status, of_answer);
@@ -54,7 +58,7 @@ BEGIN
             due_at = at + least(2 ^ least(greatest(unsent - 1, 0), 16), 300)
                 * (0.8 + 0.4 * dice) * interval '1 second'
         WHERE x.message = of_message AND x.endpoint = of_endpoint;
-        RETURN true;
+        RETURN;
     END IF;
     -- The wait before the attempt after the next step; past the last one there is none.
     SELECT e.retry[d.steps + 2] INTO scheduled FROM hapax.endpoint e WHERE e.endpoint = of_endpoint;
@@ -70,5 +74,4 @@ BEGIN
             steps = x.steps + 1, error = of_error
         WHERE x.message = of_message AND x.endpoint = of_endpoint;
     END IF;
-    RETURN true;
 END $$;

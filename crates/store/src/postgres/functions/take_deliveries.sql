@@ -2,6 +2,9 @@
 -- the request. Leases up to `room` due deliveries of an endpoint with about bytes_left bytes of bodies; if
 -- `first`, one of them may have more. The lock of endpoint_state comes before the count: the attempts
 -- under way are then all visible. An endpoint that another node claims from is skipped.
+-- Keeps also: at an endpoint that keeps order, one attempt at a time under each key, at the earliest delivery
+-- that has not ended. Due ones that must wait are parked, up to 256 beside those that are leased, and only
+-- while the row of the delivery that they wait for is locked here: its end then finds them parked.
 -- is_busy: there are due deliveries left that could be claimed at once or soon.
 CREATE OR REPLACE FUNCTION hapax.take_deliveries(
     of_endpoint integer, room integer, bytes_left bigint, first boolean, of_node text,
@@ -12,12 +15,17 @@ DECLARE
     e record;
     d record;
     free integer;
+    busy_keys text[] := '{}';
+    parked bigint[] := '{}';
+    looked integer := 0;
+    looks integer;
+    blocker bigint;
 BEGIN
     taken := '{}';
     bytes := 0;
     is_full := false;
     is_busy := false;
-    SELECT x.max_in_flight, x.lease, x.is_thin INTO e
+    SELECT x.max_in_flight, x.lease, x.is_thin, x.keeps_order, x.parks_dead, s.unpark_from INTO e
     FROM hapax.endpoint x JOIN hapax.endpoint_state s ON s.endpoint = x.endpoint
     WHERE x.endpoint = of_endpoint AND x.disabled_at IS NULL AND x.deleted_at IS NULL
       AND x.key_ids <@ vault_keys AND coalesce(s.blocked_until <= at, true)
@@ -26,24 +34,65 @@ BEGIN
         is_busy := true;
         RETURN;
     END IF;
+    IF e.unpark_from IS NOT NULL THEN
+        PERFORM hapax.unpark(of_endpoint, at);
+        is_busy := true;
+    END IF;
     SELECT e.max_in_flight - count(*) INTO free FROM hapax.delivery x
     WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased');
     IF least(free, room) <= 0 THEN
         RETURN;
     END IF;
+    looks := least(free, room);
+    IF e.keeps_order THEN
+        looks := looks + 256;
+        SELECT coalesce(array_agg(x.key), '{}') INTO busy_keys FROM hapax.delivery x
+        WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased')
+          AND x.key IS NOT NULL;
+    END IF;
     FOR d IN
-        SELECT x.message, octet_length(coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body)) AS size
+        SELECT x.message, x.key, x.place,
+            octet_length(coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body)) AS size
         FROM hapax.delivery x JOIN hapax.message m ON m.message = x.message
         WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('ready') AND x.due_at <= at
-        ORDER BY x.due_at, x.message LIMIT least(free, room)
+        ORDER BY x.due_at, x.message LIMIT looks
         FOR UPDATE OF x SKIP LOCKED
     LOOP
+        looked := looked + 1;
+        IF e.keeps_order AND d.key IS NOT NULL THEN
+            blocker := hapax.blocking_delivery(of_endpoint, d.key, d.place, e.parks_dead);
+            IF blocker IS NULL AND d.key = ANY (busy_keys) THEN
+                -- A later one is under way: it was sent before the endpoint kept order.
+                SELECT x.message INTO blocker FROM hapax.delivery x
+                WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased')
+                  AND x.key = d.key LIMIT 1;
+            END IF;
+            IF blocker IS NOT NULL THEN
+                PERFORM FROM hapax.delivery x
+                WHERE x.message = blocker AND x.endpoint = of_endpoint
+                  AND x.state <> hapax.delivery_state('delivered')
+                  AND x.state <> hapax.delivery_state('cancelled')
+                FOR UPDATE SKIP LOCKED;
+                IF FOUND THEN
+                    parked := parked || d.message;
+                ELSE
+                    -- It is ending right now.
+                    is_busy := true;
+                END IF;
+                CONTINUE;
+            END IF;
+        END IF;
         is_full := bytes + d.size > bytes_left AND NOT (first AND taken = '{}');
         EXIT WHEN is_full;
         taken := taken || d.message;
         bytes := bytes + d.size;
+        busy_keys := busy_keys || d.key;
+        EXIT WHEN cardinality(taken) >= least(free, room);
     END LOOP;
-    is_busy := is_full OR cardinality(taken) = room AND free > room;
+    is_busy := is_busy OR is_full OR cardinality(taken) = room AND free > room
+        OR e.keeps_order AND looked = looks AND cardinality(taken) < least(free, room);
+    UPDATE hapax.delivery x SET state = hapax.delivery_state('parked'), due_at = at
+    WHERE x.message = ANY (parked) AND x.endpoint = of_endpoint;
     UPDATE hapax.delivery x
     SET state = hapax.delivery_state('leased'), due_at = at + e.lease * interval '1 microsecond',
         fence = hapax.next_fence(x.fence), attempt = x.attempt + 1, started_at = at, node = of_node

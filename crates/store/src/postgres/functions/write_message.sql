@@ -18,9 +18,7 @@ DECLARE
     wants_thin boolean;
     known record;
 BEGIN
-    IF of_key IS NOT NULL THEN
-        PERFORM pg_advisory_xact_lock(hashtextextended(of_key, hashtextextended(of_tenant, 0)));
-    END IF;
+    PERFORM hapax.key_lock(of_tenant, of_key);
     SELECT coalesce(array_agg(e.endpoint), '{}'), coalesce(bool_or(e.is_thin), false)
     INTO targets, wants_thin
     FROM hapax.endpoint e
@@ -48,9 +46,10 @@ BEGIN
             RETURN;
         END IF;
     END LOOP;
-    INSERT INTO hapax.delivery (message, endpoint, state, due_at)
+    INSERT INTO hapax.delivery (message, endpoint, state, due_at, key, place)
     SELECT number, e.endpoint, hapax.delivery_state('ready'),
-        at + coalesce(e.retry[1], 0) * (0.8 + 0.4 * random()) * interval '1 microsecond'
+        at + coalesce(e.retry[1], 0) * (0.8 + 0.4 * random()) * interval '1 microsecond',
+        of_key, place
     FROM hapax.endpoint e WHERE e.endpoint = ANY (targets);
     IF of_event IS NULL AND (
         CASE WHEN first ~ '^[0-9]{1,18}$' THEN first::bigint > number ELSE true END)

@@ -217,8 +217,9 @@ CREATE INDEX action_event ON hapax.action (event);
 -- Where messages may go. A number is never used twice: the row of a deleted endpoint stays, without its
 -- secrets. Below 2^24: see hapax.delivery. settings: all that an operator chose, as JSON text; the columns
 -- after it repeat what statements need. types: patterns for LIKE, none means all. retry and lease in
--- microseconds. secrets and headers: sealed. key_ids: the vault keys that a node needs to open them.
--- version: grows with every change.
+-- microseconds. keeps_order: deliveries under one key are sent one at a time, in order; parks_dead: a dead
+-- one keeps the later ones waiting. secrets and headers: sealed. key_ids: the vault keys that a node needs to
+-- open them. version: grows with every change.
 CREATE TABLE hapax.endpoint (
     endpoint        integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY CHECK (endpoint < 16777216),
     id              uuid     NOT NULL UNIQUE,
@@ -231,6 +232,8 @@ CREATE TABLE hapax.endpoint (
     max_in_flight   integer  NOT NULL,
     retry           bigint[] NOT NULL,
     lease           bigint   NOT NULL,
+    keeps_order     boolean  NOT NULL DEFAULT false,
+    parks_dead      boolean  NOT NULL DEFAULT false,
     secrets         bytea    NOT NULL,
     headers         bytea,
     key_ids         bigint[] NOT NULL,
@@ -249,7 +252,8 @@ CREATE INDEX endpoint_disabled ON hapax.endpoint (endpoint)
     WHERE disabled_at IS NOT NULL AND deleted_at IS NULL;
 
 -- The part of an endpoint that attempts change: its circuit, its rate and its block. A claim locks the
--- row, so that two nodes never count the attempts under way of one endpoint at the same time.
+-- row, so that two nodes never count the attempts under way of one endpoint at the same time. unpark_from: its
+-- order was changed, and parked deliveries of messages from here on are to be judged again.
 CREATE TABLE hapax.endpoint_state (
     endpoint      integer PRIMARY KEY,
     circuit       bigint  NOT NULL DEFAULT 0,
@@ -258,7 +262,8 @@ CREATE TABLE hapax.endpoint_state (
     open_until    timestamptz,
     open_for      bigint  NOT NULL DEFAULT 0,
     rate_at       timestamptz,
-    blocked_until timestamptz
+    blocked_until timestamptz,
+    unpark_from   bigint
 ) WITH (fillfactor = 50);
 
 -- Keeps: one message per tenant and id, recorded with the commit that publishes it or not at all.
@@ -289,8 +294,9 @@ CREATE INDEX message_key ON hapax.message (key, message) WHERE key IS NOT NULL;
 CREATE SEQUENCE hapax.message_number MAXVALUE 274877906943;
 
 -- Keeps: one delivery per message and endpoint. hapax.delivery_id makes its id from both.
--- state: 0 ready, 1 leased, 2 delivered, 3 dead, 4 cancelled; by name in hapax.delivery_state.
--- due_at: ready: from when; leased: until when; else: when it ended.
+-- state: 0 ready, 1 leased, 2 delivered, 3 dead, 4 cancelled, 5 parked; by name in hapax.delivery_state.
+-- due_at: ready: from when; leased: until when; parked: since when; else: when it ended.
+-- key: the order key of its message. place: among the deliveries under that key; a replay takes a new one.
 -- started_at, node: of the last attempt; null once its fence is void. took_ms, answer_status, answer: of
 -- the attempt that delivered.
 CREATE TABLE hapax.delivery (
@@ -308,6 +314,8 @@ CREATE TABLE hapax.delivery (
     took_ms       bigint,
     answer_status integer,
     answer        text,
+    key           text,
+    place         bigint,
     PRIMARY KEY (message, endpoint)
 ) WITH (fillfactor = 70);
 CREATE INDEX delivery_ready   ON hapax.delivery (endpoint, due_at, message) WHERE state = 0 /* ready */;
@@ -316,6 +324,11 @@ CREATE INDEX delivery_leased  ON hapax.delivery (due_at) WHERE state = 1 /* leas
 CREATE INDEX delivery_failed  ON hapax.delivery (message) WHERE state = 0 /* ready */ AND steps > 0;
 CREATE INDEX delivery_dead    ON hapax.delivery (message) WHERE state = 3 /* dead */;
 CREATE INDEX delivery_to      ON hapax.delivery (endpoint, message);
+CREATE INDEX delivery_key     ON hapax.delivery (endpoint, key, place)
+    WHERE state IN (0, 1, 5) /* open */ AND key IS NOT NULL;
+CREATE INDEX delivery_dead_key ON hapax.delivery (endpoint, key, place)
+    WHERE state = 3 /* dead */ AND key IS NOT NULL;
+CREATE INDEX delivery_parked  ON hapax.delivery (endpoint, message) WHERE state = 5 /* parked */;
 
 -- Attempts that failed or were lost. The one that delivered stands in the delivery itself, until another
 -- follows. took_ms is null where the outcome is unknown.

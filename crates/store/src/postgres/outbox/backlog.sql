@@ -1,4 +1,5 @@
--- Counts deliveries up to $1 each, by index: the endpoints with ready deliveries are found one by one.
+-- Counts deliveries up to $1 each, by index: the endpoints with ready or parked deliveries are found one by
+-- one.
 WITH RECURSIVE waiting (endpoint, first_due) AS (
     (SELECT d.endpoint, d.due_at FROM hapax.delivery d
      WHERE d.state = hapax.delivery_state('ready')
@@ -15,6 +16,21 @@ WITH RECURSIVE waiting (endpoint, first_due) AS (
         SELECT x.disabled_at, x.deleted_at FROM hapax.endpoint x
         WHERE x.endpoint = w.endpoint LIMIT 1) e
     WHERE e.deleted_at IS NULL
+), waiting_keys (endpoint) AS (
+    (SELECT d.endpoint FROM hapax.delivery d
+     WHERE d.state = hapax.delivery_state('parked')
+     ORDER BY d.endpoint LIMIT 1)
+    UNION ALL
+    SELECT n.endpoint FROM waiting_keys w CROSS JOIN LATERAL (
+        SELECT d.endpoint FROM hapax.delivery d
+        WHERE d.state = hapax.delivery_state('parked') AND d.endpoint > w.endpoint
+        ORDER BY d.endpoint LIMIT 1) n
+), parking AS (
+    SELECT w.endpoint, e.disabled_at IS NOT NULL AS is_disabled
+    FROM waiting_keys w CROSS JOIN LATERAL (
+        SELECT x.disabled_at, x.deleted_at FROM hapax.endpoint x
+        WHERE x.endpoint = w.endpoint LIMIT 1) e
+    WHERE e.deleted_at IS NULL
 )
 SELECT
     (SELECT count(*) FROM (
@@ -24,13 +40,24 @@ SELECT
         WHERE NOT s.is_disabled LIMIT $1) c),
     (SELECT count(*) FROM (
         SELECT FROM hapax.delivery d WHERE d.state = hapax.delivery_state('leased') LIMIT $1) c),
-    (SELECT count(*) FROM (
+    (SELECT count(*) FROM ((
         SELECT FROM standing s CROSS JOIN LATERAL (
             SELECT FROM hapax.delivery d
             WHERE d.endpoint = s.endpoint AND d.state = hapax.delivery_state('ready') LIMIT $1) n
-        WHERE s.is_disabled LIMIT $1) c),
+        WHERE s.is_disabled LIMIT $1)
+        UNION ALL (
+        SELECT FROM parking p CROSS JOIN LATERAL (
+            SELECT FROM hapax.delivery d
+            WHERE d.endpoint = p.endpoint AND d.state = hapax.delivery_state('parked') LIMIT $1) n
+        WHERE p.is_disabled LIMIT $1)
+        LIMIT $1) c),
     (SELECT count(*) FROM (
         SELECT FROM hapax.delivery d WHERE d.state = hapax.delivery_state('dead') LIMIT $1) c),
+    (SELECT count(*) FROM (
+        SELECT FROM parking p CROSS JOIN LATERAL (
+            SELECT FROM hapax.delivery d
+            WHERE d.endpoint = p.endpoint AND d.state = hapax.delivery_state('parked') LIMIT $1) n
+        WHERE NOT p.is_disabled LIMIT $1) c),
     least(
         (SELECT min(s.first_due) FROM standing s WHERE NOT s.is_disabled),
         (SELECT min(l.due_at) FROM (

@@ -26,6 +26,8 @@ struct Columns {
     max_in_flight: Option<i32>,
     retry: Option<Vec<i64>>,
     lease: Option<i64>,
+    keeps_order: bool,
+    parks_dead: bool,
     secrets: Option<Vec<u8>>,
     headers: Option<Vec<u8>>,
     key_ids: Option<Vec<i64>>,
@@ -43,6 +45,8 @@ impl Columns {
             max_in_flight: Some(i32::try_from(settings.max_in_flight).unwrap_or(i32::MAX)),
             retry: Some(policy.retry.iter().copied().map(micros).collect()),
             lease: Some(micros(policy.lease)),
+            keeps_order: settings.keeps_order(),
+            parks_dead: settings.parks_dead(),
             secrets: Some(sealed.secrets.as_bytes().to_vec()),
             headers: sealed.headers.as_ref().map(|headers| headers.as_bytes().to_vec()),
             key_ids: Some(sealed.key_ids().map(key_number).collect()),
@@ -75,7 +79,7 @@ pub(super) async fn create(
     let rows = lent
         .query(
             "SELECT verdict, created_at FROM hapax.create_endpoint($1, $2, $3, $4, $5, $6, $7, $8, $9, \
-             $10, $11, $12, $13, $14, $15, $16, $17, $18)",
+             $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)",
             &[
                 &id.0,
                 &tenant.as_str(),
@@ -95,6 +99,8 @@ pub(super) async fn create(
                 &stamp(by.at),
                 &most,
                 &shared.now(),
+                &columns.keeps_order,
+                &columns.parks_dead,
             ],
         )
         .await?;
@@ -132,7 +138,7 @@ pub(super) async fn change(
     let rows = lent
         .query(
             "SELECT * FROM hapax.change_endpoint($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
-             $14, $15, $16, $17, $18, $19)",
+             $14, $15, $16, $17, $18, $19, $20, $21)",
             &[
                 &endpoint.0,
                 &number,
@@ -153,6 +159,8 @@ pub(super) async fn change(
                 &by.reason.as_deref().map(text),
                 &stamp(by.at),
                 &shared.now(),
+                &columns.keeps_order,
+                &columns.parks_dead,
             ],
         )
         .await?;

@@ -21,8 +21,9 @@ use hapax_core::delivery::DeliveryId;
 use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint};
 use hapax_core::store::{
     Action, AttemptOutcome, DeliveryAsk, DeliveryBacklog, DeliveryDetail, DeliveryFilter,
-    DeliveryReplayed, EndpointFilter, Exchanged, InspectOutbox, MessageAct, MessageDetail,
-    MessageFilter, MessageRef, MessageSummary, NewMessage, Outbox, Page, Published, StoreError,
+    DeliveryReplayed, DeliverySkipped, EndpointFilter, Exchanged, InspectOutbox, MessageAct,
+    MessageDetail, MessageFilter, MessageRef, MessageSummary, NewMessage, Outbox, Page, Published,
+    StoreError,
 };
 use tokio::sync::Notify;
 
@@ -110,6 +111,20 @@ impl Outbox for PgStore {
             .await?;
         self.shared.sending.hint();
         Ok(replayed)
+    }
+
+    async fn skip_delivery(
+        &self,
+        delivery: DeliveryId,
+        by: Action,
+    ) -> Result<DeliverySkipped, StoreError> {
+        let skipped = self
+            .act(move |shared| async move {
+                retried(|| operator_actions::skip_delivery(&shared, delivery, &by)).await
+            })
+            .await?;
+        self.shared.sending.hint();
+        Ok(skipped)
     }
 
     async fn change_message(

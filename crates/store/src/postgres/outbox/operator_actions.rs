@@ -1,7 +1,7 @@
 //! What operators do with messages and deliveries.
 
 use hapax_core::delivery::DeliveryId;
-use hapax_core::store::{Action, DeliveryReplayed, MessageAct, MessageRef};
+use hapax_core::store::{Action, DeliveryReplayed, DeliverySkipped, MessageAct, MessageRef};
 use uuid::Uuid;
 
 use super::row::place_of;
@@ -29,6 +29,28 @@ pub(super) async fn replay_delivery(
         2 => DeliveryReplayed::AlreadyOpen,
         3 => DeliveryReplayed::Gone,
         _unknown => DeliveryReplayed::Unknown,
+    })
+}
+
+pub(super) async fn skip_delivery(
+    shared: &Shared,
+    delivery: DeliveryId,
+    by: &Action,
+) -> Result<DeliverySkipped, PgError> {
+    let (message, endpoint) = place_of(delivery);
+    let (who, reason) = (text(&by.who), by.reason.as_deref().map(text));
+    let mut lent = shared.pools.admin.lend().await?;
+    let rows = lent
+        .query(
+            "SELECT hapax.skip_delivery($1, $2, $3, $4, $5, $6, $7)",
+            &[&delivery.0, &message, &endpoint, &who, &reason, &stamp(by.at), &shared.now()],
+        )
+        .await?;
+    Ok(match only(&rows)?.get(0) {
+        1 => DeliverySkipped::Skipped,
+        2 => DeliverySkipped::Sending,
+        3 => DeliverySkipped::AlreadyOver,
+        _unknown => DeliverySkipped::Unknown,
     })
 }
 

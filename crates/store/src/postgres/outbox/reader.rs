@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use hapax_core::delivery::{
-    DeliveryId, DeliveryPhase, DeliveryStatus, EndpointStanding, MessageStatus,
+    DeliveryId, DeliveryPhase, DeliveryStatus, EndpointStanding, KEY_WAITS, MessageStatus,
 };
 use hapax_core::endpoint::{EndpointId, EndpointRecord};
 use hapax_core::limits::LANE_COUNT_MAX;
@@ -48,10 +48,11 @@ const DETAIL: &str = "SELECT d.message, d.endpoint, d.state, d.steps, d.attempt,
      JOIN hapax.endpoint e ON e.endpoint = d.endpoint";
 
 /// The statuses in the order of `hapax.delivery_rank`.
-const RANKED: [DeliveryStatus; 7] = [
+const RANKED: [DeliveryStatus; 8] = [
     DeliveryStatus::Dead,
     DeliveryStatus::Failed,
     DeliveryStatus::Held,
+    DeliveryStatus::Parked,
     DeliveryStatus::Sending,
     DeliveryStatus::Waiting,
     DeliveryStatus::Delivered,
@@ -144,6 +145,7 @@ fn message_stands(asked: &mut Conditions, MessageStatus(status): MessageStatus) 
         Some(DeliveryStatus::Dead) => "d.state = hapax.delivery_state('dead')",
         Some(DeliveryStatus::Failed) => "d.state = hapax.delivery_state('ready') AND d.steps > 0",
         Some(DeliveryStatus::Sending) => "d.state = hapax.delivery_state('leased')",
+        Some(DeliveryStatus::Parked) => "d.state = hapax.delivery_state('parked')",
         None => return asked.say("m.deliveries = 0"),
         Some(
             DeliveryStatus::Held
@@ -262,7 +264,11 @@ fn stands(status: DeliveryStatus) -> &'static str {
              AND e.deleted_at IS NULL"
         }
         DeliveryStatus::Held => {
-            "d.state = hapax.delivery_state('ready') AND e.disabled_at IS NOT NULL \
+            "d.state IN (hapax.delivery_state('ready'), hapax.delivery_state('parked')) \
+             AND e.disabled_at IS NOT NULL AND e.deleted_at IS NULL"
+        }
+        DeliveryStatus::Parked => {
+            "d.state = hapax.delivery_state('parked') AND e.disabled_at IS NULL \
              AND e.deleted_at IS NULL"
         }
         DeliveryStatus::Sending => "d.state = hapax.delivery_state('leased')",
@@ -273,7 +279,8 @@ fn stands(status: DeliveryStatus) -> &'static str {
         DeliveryStatus::Delivered => "d.state = hapax.delivery_state('delivered')",
         DeliveryStatus::Cancelled => {
             "(d.state = hapax.delivery_state('cancelled') \
-             OR d.state = hapax.delivery_state('ready') AND e.deleted_at IS NOT NULL)"
+             OR d.state IN (hapax.delivery_state('ready'), hapax.delivery_state('parked')) \
+             AND e.deleted_at IS NOT NULL)"
         }
     }
 }
@@ -347,6 +354,7 @@ fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
     let status = DeliveryStatus::of(phase, count(row.get(3)), standing);
     let reason = match status {
         DeliveryStatus::Held => row.get(21),
+        DeliveryStatus::Parked => Some(KEY_WAITS.to_owned()),
         DeliveryStatus::Cancelled if phase.is_open() => Some(ENDPOINT_DELETED.to_owned()),
         DeliveryStatus::Dead
         | DeliveryStatus::Failed
@@ -377,7 +385,8 @@ fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
         reason,
         attempt: count(row.get(4)),
         created_at: row.get(16),
-        due_at: phase.is_open().then_some(at),
+        // A parked one has no time of its own.
+        due_at: (phase.is_open() && phase != DeliveryPhase::Parked).then_some(at),
         finished_at: (!phase.is_open()).then_some(at),
         attempts: delivered.into_iter().collect(),
     };
@@ -397,7 +406,8 @@ pub(super) async fn backlog(shared: &Shared) -> Result<DeliveryBacklog, StoreErr
             sending: number(1),
             held: number(2),
             dead: number(3),
-            oldest_due: row.get(4),
+            parked: number(4),
+            oldest_due: row.get(5),
         })
     };
     asked.await.map_err(read)

@@ -84,6 +84,7 @@ pub(super) fn phase_of(state: i16) -> DeliveryPhase {
         1 => DeliveryPhase::Leased,
         2 => DeliveryPhase::Delivered,
         4 => DeliveryPhase::Cancelled,
+        5 => DeliveryPhase::Parked,
         _dead => DeliveryPhase::Dead,
     }
 }

@@ -226,6 +226,7 @@ CREATE INDEX hapax_endpoint_disabled ON hapax_endpoint (endpoint)
     WHERE disabled_at IS NOT NULL AND deleted_at IS NULL;
 
 -- The part of an endpoint that attempts change: its circuit, its rate and its block.
+-- unpark_from: its order was changed, and parked deliveries of messages from here on are to be judged again.
 CREATE TABLE hapax_endpoint_state (
     endpoint      INTEGER PRIMARY KEY,
     circuit       INTEGER NOT NULL DEFAULT 0,
@@ -234,7 +235,8 @@ CREATE TABLE hapax_endpoint_state (
     open_until    INTEGER,
     open_for      INTEGER NOT NULL DEFAULT 0,
     rate_at       INTEGER,
-    blocked_until INTEGER
+    blocked_until INTEGER,
+    unpark_from   INTEGER
 );
 
 -- The narrow row of a message, which stays as long as its id must be known.
@@ -265,8 +267,10 @@ CREATE TABLE hapax_message_body (
 );
 
 -- A message for an endpoint.
--- state: 0 ready, 1 leased, 2 delivered, 3 dead, 4 cancelled.
--- due_at: ready: from when; leased: until when; else: when it ended. wait: as in hapax_job.
+-- state: 0 ready, 1 leased, 2 delivered, 3 dead, 4 cancelled, 5 parked.
+-- due_at: ready: from when; leased: until when; parked: since when; else: when it ended. wait: as in
+-- hapax_job.
+-- key: the order key of its message. place: among the deliveries under that key; a replay takes a new one.
 -- started_at, node, took_ms, answer_status, answer: of the last attempt; once it is delivered, of the
 -- attempt that delivered.
 CREATE TABLE hapax_delivery (
@@ -285,6 +289,8 @@ CREATE TABLE hapax_delivery (
     took_ms       INTEGER,
     answer_status INTEGER,
     answer        TEXT,
+    key           TEXT,
+    place         INTEGER,
     PRIMARY KEY (message_seq, endpoint)
 ) WITHOUT ROWID;
 CREATE INDEX hapax_delivery_ready  ON hapax_delivery (endpoint, due_at) WHERE state = 0 /* ready */;
@@ -292,6 +298,11 @@ CREATE INDEX hapax_delivery_leased ON hapax_delivery (endpoint, due_at) WHERE st
 CREATE INDEX hapax_delivery_failed ON hapax_delivery (message_seq) WHERE state = 0 /* ready */ AND steps > 0;
 CREATE INDEX hapax_delivery_dead   ON hapax_delivery (message_seq) WHERE state = 3 /* dead */;
 CREATE INDEX hapax_delivery_to     ON hapax_delivery (endpoint, message_seq);
+CREATE INDEX hapax_delivery_key    ON hapax_delivery (endpoint, key, place)
+    WHERE key IS NOT NULL AND state IN (0, 1, 5) /* open */;
+CREATE INDEX hapax_delivery_dead_key ON hapax_delivery (endpoint, key, place)
+    WHERE key IS NOT NULL AND state = 3 /* dead */;
+CREATE INDEX hapax_delivery_parked ON hapax_delivery (endpoint, message_seq) WHERE state = 5 /* parked */;
 
 -- Attempts that failed or were lost. The one that delivered stands in the delivery itself, until another
 -- follows. took_ms is null where the outcome is unknown.
@@ -530,6 +541,7 @@ SELECT printf('%s-%s-7%s-%04x-%012x',
        CASE d.state WHEN 1 THEN 'sending' WHEN 2 THEN 'delivered' WHEN 3 THEN 'dead' WHEN 4 THEN 'cancelled'
             ELSE CASE WHEN e.deleted_at IS NOT NULL THEN 'cancelled'
                       WHEN e.disabled_at IS NOT NULL THEN 'held'
+                      WHEN d.state = 5 /* parked */ THEN 'parked'
                       WHEN d.steps > 0 THEN 'failed' ELSE 'waiting' END
        END AS status,
        d.attempt,

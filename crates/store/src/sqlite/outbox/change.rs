@@ -3,8 +3,8 @@
 
 use hapax_core::Timestamp;
 use hapax_core::delivery::{
-    AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryUnchanged, OUTCOME_LOST,
-    step,
+    AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryUnchanged, KeyPlace,
+    OUTCOME_LOST, step,
 };
 use hapax_core::store::HandlerAnswer;
 use rusqlite::Connection;
@@ -64,9 +64,16 @@ impl Outbox {
             after.started_at = None;
             after.node = None;
         }
+        if change.place == KeyPlace::Last && row.key.is_some() {
+            after.place = Some(self.last_place(conn)?);
+        }
         write(conn, row, &after, &change, reported, now)?;
         self.wrote = true;
         self.note(row, &after);
+        let ends = !change.phase.is_open() || change.place == KeyPlace::Last;
+        if let Some(key) = row.key.as_deref().filter(|_| ends) {
+            self.ready_next(conn, row.endpoint, key, now)?;
+        }
         Ok(Ok(after))
     }
 
@@ -85,7 +92,10 @@ impl Outbox {
                 endpoint.lease_end = endpoint.lease_end.min(after.due_at);
             }
             DeliveryPhase::Ready => endpoint.next_due = endpoint.next_due.min(after.due_at),
-            DeliveryPhase::Delivered | DeliveryPhase::Dead | DeliveryPhase::Cancelled => {}
+            DeliveryPhase::Parked
+            | DeliveryPhase::Delivered
+            | DeliveryPhase::Dead
+            | DeliveryPhase::Cancelled => {}
         }
         self.reschedule(after.endpoint);
     }
@@ -134,7 +144,10 @@ fn write(
                 reported.answer.map(|answer| answer.status),
                 reported.answer_body(),
             ))?,
-        DeliveryPhase::Ready | DeliveryPhase::Dead | DeliveryPhase::Cancelled => {
+        DeliveryPhase::Ready
+        | DeliveryPhase::Parked
+        | DeliveryPhase::Dead
+        | DeliveryPhase::Cancelled => {
             let error = match change.attempt {
                 AttemptRecord::Lost => Some(OUTCOME_LOST),
                 _reported => reported.error,
@@ -144,7 +157,8 @@ fn write(
             conn.prepare_cached(
                 "UPDATE hapax_delivery SET state = ?4, due_at = ?5, wait = ?6, fence = ?7, attempt = ?8,
                      steps = ?9, lost = ?10, started_at = ?11, node = ?12,
-                     error = iif(?13, error, ?14), took_ms = NULL, answer_status = NULL, answer = NULL
+                     error = iif(?13, error, ?14), took_ms = NULL, answer_status = NULL, answer = NULL,
+                     place = ?15
                  WHERE message_seq = ?1 AND endpoint = ?2 AND fence = ?3",
             )?
             .execute(rusqlite::params![
@@ -162,6 +176,7 @@ fn write(
                 after.node,
                 keeps_error,
                 error,
+                after.place,
             ])?
         }
     };

@@ -5,16 +5,17 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
-use hapax_core::delivery::DeliveryAct;
+use hapax_core::delivery::{DeliveryAct, KeyTurn};
 use hapax_core::job::{Fence, Policy, Retry};
 use hapax_core::message::Payload;
 use hapax_core::store::{AttemptOutcome, DeliveryAsk, DeliveryClaim, Exchanged};
 use rusqlite::{Connection, Row};
 
 use super::change::Reported;
-use super::row::{COLUMNS, DeliveryRow, Named};
+use super::order::KeyOrder;
+use super::row::{COLUMN_COUNT, COLUMNS, DeliveryRow, Named};
 use super::{Outbox, leases, next_due};
-use crate::limits::{EXCHANGE_SLICE_MAX, EXPIRED_AT_ONCE};
+use crate::limits::{EXCHANGE_SLICE_MAX, EXPIRED_AT_ONCE, PARKED_AT_ONCE};
 use crate::sqlite::row::{micros, timestamp};
 
 /// The error of a delivery whose message has lost its bytes.
@@ -108,16 +109,32 @@ impl Outbox {
         if endpoint.lease_end <= micros(now) {
             self.expire(conn, number, now)?;
         }
+        self.unpark(conn, number, now)?;
         let Some(endpoint) = self.endpoints.get(&number) else { return Ok(()) };
         let room = endpoint.room(&self.vault_keys) as usize;
-        let mut taken = 0;
+        let (mut taken, mut parked) = (0, 0);
         if room > 0 && endpoint.next_due <= micros(now) {
             let target = Arc::clone(&endpoint.target);
             let lease = endpoint.policy.lease;
             let payload = endpoint.record.settings.payload;
-            for due in due_for(conn, number, micros(now), room.min(share), payload)? {
-                let claim = DeliveryAct::Claim { lease };
+            let most = room.min(share);
+            let mut order = KeyOrder::of(self, conn, number)?;
+            let looks = if order.is_some() { most + PARKED_AT_ONCE } else { most };
+            for due in due_for(conn, number, micros(now), looks, payload)? {
+                if taken >= most {
+                    break;
+                }
+                let turn = match &order {
+                    Some(order) => order.turn(conn, &due.row)?,
+                    None => KeyTurn::Now,
+                };
+                let claim = DeliveryAct::Claim { lease, turn };
                 let reported = Reported { node: &ask.node, ..Reported::default() };
+                if turn == KeyTurn::Later {
+                    let waits = self.act(conn, &due.row, &claim, Reported::default(), now)?;
+                    parked += usize::from(waits.is_ok());
+                    continue;
+                }
                 let Some(bytes) = due.bytes else {
                     self.bury(conn, &due.row, &claim, reported, now)?;
                     taken += 1;
@@ -129,6 +146,9 @@ impl Outbox {
                 }
                 let claimed = self.act(conn, &due.row, &claim, reported, now)?;
                 let Ok(row) = claimed else { continue };
+                if let Some(order) = &mut order {
+                    order.claimed(&row);
+                }
                 claims.bytes += bytes;
                 claims.claims.push(DeliveryClaim {
                     delivery: due.named.delivery(number),
@@ -142,7 +162,7 @@ impl Outbox {
                 taken += 1;
             }
             let mut next = next_due(conn, number)?;
-            if taken == 0 && !claims.is_full && next <= micros(now) {
+            if taken == 0 && parked == 0 && !claims.is_full && next <= micros(now) {
                 // Rows that cannot be claimed, such as those of a deleted message, must
                 // not keep the others waiting.
                 next = micros(now).saturating_add(REST);
@@ -227,19 +247,23 @@ pub(super) fn due_sql() -> String {
 
 impl Due {
     fn read(row: &Row<'_>, payload: Payload) -> rusqlite::Result<Self> {
+        const FROM: usize = COLUMN_COUNT;
         let delivery = DeliveryRow::read(row)?;
-        let named =
-            Named { seq: delivery.seq, created_at: row.get(11)?, fingerprint: row.get(12)? };
+        let named = Named {
+            seq: delivery.seq,
+            created_at: row.get(FROM + 1)?,
+            fingerprint: row.get(FROM + 2)?,
+        };
         let length = |at: usize| -> rusqlite::Result<Option<usize>> {
             let length: Option<u32> = row.get(at)?;
             Ok(length.map(|length| length as usize))
         };
-        let (fat, thin) = (length(13)?, length(14)?);
+        let (fat, thin) = (length(FROM + 3)?, length(FROM + 4)?);
         let bytes = match payload {
             Payload::Fat => fat,
             Payload::Thin => thin.or(fat),
         };
-        Ok(Self { row: delivery, named, message: row.get(10)?, bytes })
+        Ok(Self { row: delivery, named, message: row.get(FROM)?, bytes })
     }
 }
 

@@ -60,6 +60,15 @@ pub(super) fn load(conn: &Connection) -> rusqlite::Result<Vec<(i64, EndpointReco
     .collect()
 }
 
+/// Endpoints whose parked deliveries are to be judged again, and from which message on.
+pub(super) fn to_unpark(conn: &Connection) -> rusqlite::Result<Vec<(i64, i64)>> {
+    conn.prepare(
+        "SELECT endpoint, unpark_from FROM hapax_endpoint_state WHERE unpark_from IS NOT NULL",
+    )?
+    .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
+    .collect()
+}
+
 /// Deleted endpoints that may have open deliveries.
 pub(super) fn orphaned(conn: &Connection) -> rusqlite::Result<Vec<i64>> {
     conn.prepare_cached("SELECT endpoint FROM hapax_endpoint WHERE orphans = 1")?
@@ -146,6 +155,8 @@ impl Outbox {
     ) -> rusqlite::Result<EndpointChanged> {
         let Some(&number) = self.numbers.get(&id) else { return Ok(EndpointChanged::Unknown) };
         let mut record = self.endpoints[&number].record.clone();
+        let (kept_order, parked_dead) =
+            (record.settings.keeps_order(), record.settings.parks_dead());
         let what = match act {
             EndpointAct::Change { version, settings, sealed } => {
                 if version != record.version {
@@ -189,6 +200,11 @@ impl Outbox {
         note_action(conn, Some(number), None, what, by)?;
         if let Some(endpoint) = self.endpoints.get_mut(&number) {
             endpoint.replace(record.clone());
+        }
+        let waits_less = (kept_order && !record.settings.keeps_order())
+            || (parked_dead && !record.settings.parks_dead());
+        if waits_less {
+            self.set_unpark_from(conn, number, Some(0))?;
         }
         self.reschedule(number);
         self.woken = true;

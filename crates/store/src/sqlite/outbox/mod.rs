@@ -10,6 +10,7 @@ mod change;
 mod claim;
 mod endpoints;
 mod operator_actions;
+mod order;
 mod prune;
 mod publish;
 mod reader;
@@ -78,6 +79,8 @@ struct Endpoint {
     lease_end: i64,
     /// No delivery that waits is due before this.
     next_due: i64,
+    /// From which message on parked deliveries are to be judged again, because the order was changed.
+    unpark_from: Option<i64>,
 }
 
 impl Endpoint {
@@ -90,13 +93,21 @@ impl Endpoint {
             sealed: record.sealed.clone(),
         });
         let policy = record.settings.policy();
-        Self { record, target, policy, in_flight: 0, lease_end: NEVER, next_due: NEVER }
+        Self {
+            record,
+            target,
+            policy,
+            in_flight: 0,
+            lease_end: NEVER,
+            next_due: NEVER,
+            unpark_from: None,
+        }
     }
 
     /// Puts the changed endpoint in the place of this one. Its deliveries stay.
     fn replace(&mut self, record: EndpointRecord) {
-        let Self { in_flight, lease_end, next_due, .. } = *self;
-        *self = Self { in_flight, lease_end, next_due, ..Self::new(record) };
+        let Self { in_flight, lease_end, next_due, unpark_from, .. } = *self;
+        *self = Self { in_flight, lease_end, next_due, unpark_from, ..Self::new(record) };
     }
 
     /// How many claims it may get now.
@@ -111,7 +122,8 @@ impl Endpoint {
     /// When there is something to claim, or a lease ends.
     fn runnable_at(&self, vault_keys: &[KeyId]) -> i64 {
         let due = if self.room(vault_keys) > 0 { self.next_due } else { NEVER };
-        due.min(self.lease_end)
+        let unpark = if self.unpark_from.is_some() { 0 } else { NEVER };
+        due.min(unpark).min(self.lease_end)
     }
 }
 
@@ -121,6 +133,11 @@ impl Outbox {
         let mut loaded = Self { vault_keys, woken: true, ..Self::default() };
         for (number, record) in endpoints::load(conn)? {
             loaded.insert(number, record);
+        }
+        for (number, from) in endpoints::to_unpark(conn)? {
+            if let Some(endpoint) = loaded.endpoints.get_mut(&number) {
+                endpoint.unpark_from = Some(from);
+            }
         }
         for number in loaded.endpoints.keys().copied().collect::<Vec<_>>() {
             loaded.refresh(conn, number)?;

@@ -4,7 +4,7 @@ use hapax_core::Timestamp;
 use hapax_core::delivery::{
     DeliveryAct, DeliveryId, DeliveryPhase, DeliveryUnchanged, ENDPOINT_DELETED,
 };
-use hapax_core::store::{Action, DeliveryReplayed, MessageAct, MessageRef};
+use hapax_core::store::{Action, DeliveryReplayed, DeliverySkipped, MessageAct, MessageRef};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::Outbox;
@@ -33,7 +33,8 @@ impl Outbox {
         if !self.endpoints.contains_key(&number) {
             return Ok(DeliveryReplayed::Gone);
         }
-        match self.act(conn, &row, &DeliveryAct::Replay, Reported::default(), now)? {
+        let replay = self.replay_of(&row);
+        match self.act(conn, &row, &replay, Reported::default(), now)? {
             Ok(_) => {
                 self.woken = true;
                 note_action(conn, Some(number), Some(seq), "replay", by)?;
@@ -42,6 +43,39 @@ impl Outbox {
             Err(DeliveryUnchanged::AlreadyOpen) => Ok(DeliveryReplayed::AlreadyOpen),
             Err(unchanged) => unreachable!("a replay is refused only if it is open: {unchanged:?}"),
         }
+    }
+
+    /// A dead delivery keeps its place if the later ones under its key wait for it.
+    fn replay_of(&self, row: &DeliveryRow) -> DeliveryAct<'static> {
+        let endpoint = self.endpoints.get(&row.endpoint);
+        let parks_key = endpoint.is_some_and(|one| one.record.settings.parks_dead());
+        DeliveryAct::Replay { parks_key }
+    }
+
+    pub(super) fn skip_delivery(
+        &mut self,
+        conn: &Connection,
+        delivery: DeliveryId,
+        by: &Action,
+        now: Timestamp,
+    ) -> rusqlite::Result<DeliverySkipped> {
+        let (seq, number) = place_of(delivery);
+        if Named::find(conn, delivery)?.is_none() {
+            return Ok(DeliverySkipped::Unknown);
+        }
+        let Some(row) = DeliveryRow::find(conn, seq, number)? else {
+            return Ok(DeliverySkipped::Unknown);
+        };
+        let why = by.reason.clone().unwrap_or_else(|| format!("skipped by {}", by.who));
+        let reported = Reported { error: Some(&why), ..Reported::default() };
+        Ok(match self.act(conn, &row, &DeliveryAct::Skip, reported, now)? {
+            Ok(_) => {
+                note_action(conn, Some(number), Some(seq), "skip", by)?;
+                DeliverySkipped::Skipped
+            }
+            Err(DeliveryUnchanged::AlreadyOpen) => DeliverySkipped::Sending,
+            Err(_over) => DeliverySkipped::AlreadyOver,
+        })
     }
 
     pub(super) fn change_message(
@@ -74,7 +108,7 @@ impl Outbox {
                 {
                     continue;
                 }
-                MessageAct::Replay => (DeliveryAct::Replay, None),
+                MessageAct::Replay => (self.replay_of(&row), None),
             };
             let reported = Reported { error: why, ..Reported::default() };
             if self.act(conn, &row, &act, reported, now)?.is_ok() {
@@ -138,9 +172,10 @@ pub(super) fn orphans_sql() -> String {
         )
     };
     format!(
-        "{} UNION ALL {} LIMIT ?2",
+        "{} UNION ALL {} UNION ALL {} LIMIT ?2",
         open(0, "hapax_delivery_ready"),
-        open(1, "hapax_delivery_leased")
+        open(1, "hapax_delivery_leased"),
+        open(5, "hapax_delivery_parked")
     )
 }
 

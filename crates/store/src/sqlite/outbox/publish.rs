@@ -94,10 +94,10 @@ impl Outbox {
             let wait = i64::try_from(wait.as_micros()).unwrap_or(i64::MAX);
             let due = micros(now).saturating_add(wait);
             conn.prepare_cached(
-                "INSERT INTO hapax_delivery (message_seq, endpoint, state, due_at, wait)
-                 VALUES (?1, ?2, 0, ?3, ?4)",
+                "INSERT INTO hapax_delivery (message_seq, endpoint, state, due_at, wait, key, place)
+                 VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6)",
             )?
-            .execute((seq, number, due, wait))?;
+            .execute((seq, number, due, wait, &message.key, sequence.map(|_| seq)))?;
             self.stir(*number, due);
         }
         self.woken |= !wanted.is_empty();

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use hapax_core::Tenant;
 use hapax_core::delivery::{
-    DeliveryId, DeliveryPhase, DeliveryStatus, ENDPOINT_DELETED, EndpointStanding, MessageStatus,
+    DeliveryId, DeliveryPhase, DeliveryStatus, ENDPOINT_DELETED, EndpointStanding, KEY_WAITS,
+    MessageStatus,
 };
 use hapax_core::endpoint::{EndpointId, EndpointRecord};
 use hapax_core::limits::LANE_COUNT_MAX;
@@ -116,17 +117,18 @@ pub(super) fn endpoint(
 }
 
 /// The place of a message's status in the order of [`DeliveryStatus`]; NULL without a delivery.
-const RANK: &str = "(SELECT min(CASE d.state WHEN 3 THEN 0 WHEN 1 THEN 3 WHEN 2 THEN 5 WHEN 4 THEN 6 \
-     ELSE CASE WHEN e.deleted_at IS NOT NULL THEN 6 WHEN e.disabled_at IS NOT NULL THEN 2 \
-               WHEN d.steps > 0 THEN 1 ELSE 4 END END) \
+const RANK: &str = "(SELECT min(CASE d.state WHEN 3 THEN 0 WHEN 1 THEN 4 WHEN 2 THEN 6 WHEN 4 THEN 7 \
+     ELSE CASE WHEN e.deleted_at IS NOT NULL THEN 7 WHEN e.disabled_at IS NOT NULL THEN 2 \
+               WHEN d.state = 5 /* parked */ THEN 3 WHEN d.steps > 0 THEN 1 ELSE 5 END END) \
      FROM hapax_delivery d JOIN hapax_endpoint e ON e.endpoint = d.endpoint \
      WHERE d.message_seq = m.seq)";
 
 /// The statuses in the order of [`RANK`].
-const RANKED: [DeliveryStatus; 7] = [
+const RANKED: [DeliveryStatus; 8] = [
     DeliveryStatus::Dead,
     DeliveryStatus::Failed,
     DeliveryStatus::Held,
+    DeliveryStatus::Parked,
     DeliveryStatus::Sending,
     DeliveryStatus::Waiting,
     DeliveryStatus::Delivered,
@@ -177,6 +179,7 @@ pub(super) fn messages(
             Some(DeliveryStatus::Dead) => Some("state = 3 /* dead */"),
             Some(DeliveryStatus::Failed) => Some("state = 0 /* ready */ AND steps > 0"),
             Some(DeliveryStatus::Sending) => Some("state = 1 /* leased */"),
+            Some(DeliveryStatus::Parked) => Some("state = 5 /* parked */"),
             Some(
                 DeliveryStatus::Held
                 | DeliveryStatus::Waiting
@@ -252,6 +255,7 @@ fn index_of(status: Option<DeliveryStatus>) -> &'static str {
         Some(DeliveryStatus::Dead) => "INDEXED BY hapax_delivery_dead",
         Some(DeliveryStatus::Failed) => "INDEXED BY hapax_delivery_failed",
         Some(DeliveryStatus::Sending) => "INDEXED BY hapax_delivery_leased",
+        Some(DeliveryStatus::Parked) => "INDEXED BY hapax_delivery_parked",
         Some(
             DeliveryStatus::Held
             | DeliveryStatus::Waiting
@@ -270,7 +274,10 @@ fn stands(status: DeliveryStatus) -> &'static str {
             "d.state = 0 /* ready */ AND d.steps > 0 AND e.disabled_at IS NULL AND e.deleted_at IS NULL"
         }
         DeliveryStatus::Held => {
-            "d.state = 0 /* ready */ AND e.disabled_at IS NOT NULL AND e.deleted_at IS NULL"
+            "d.state IN (0, 5) /* ready, parked */ AND e.disabled_at IS NOT NULL AND e.deleted_at IS NULL"
+        }
+        DeliveryStatus::Parked => {
+            "d.state = 5 /* parked */ AND e.disabled_at IS NULL AND e.deleted_at IS NULL"
         }
         DeliveryStatus::Sending => "d.state = 1 /* leased */",
         DeliveryStatus::Waiting => {
@@ -278,7 +285,7 @@ fn stands(status: DeliveryStatus) -> &'static str {
         }
         DeliveryStatus::Delivered => "d.state = 2 /* delivered */",
         DeliveryStatus::Cancelled => {
-            "(d.state = 4 /* cancelled */ OR (d.state = 0 /* ready */ AND e.deleted_at IS NOT NULL))"
+            "(d.state = 4 /* cancelled */ OR (d.state IN (0, 5) /* ready, parked */ AND e.deleted_at IS NOT NULL))"
         }
     }
 }
@@ -369,6 +376,7 @@ fn detail(row: &Row<'_>) -> rusqlite::Result<((i64, i64), DeliveryDetail)> {
     let error: Option<String> = row.get(8)?;
     let reason = match status {
         DeliveryStatus::Held => row.get(21)?,
+        DeliveryStatus::Parked => Some(KEY_WAITS.to_owned()),
         DeliveryStatus::Cancelled if phase.is_open() => Some(ENDPOINT_DELETED.to_owned()),
         DeliveryStatus::Delivered => None,
         DeliveryStatus::Dead
@@ -404,7 +412,8 @@ fn detail(row: &Row<'_>) -> rusqlite::Result<((i64, i64), DeliveryDetail)> {
         reason,
         attempt: row.get(4)?,
         created_at: timestamp(created_at),
-        due_at: phase.is_open().then_some(due_at),
+        // A parked one has no time of its own.
+        due_at: (phase.is_open() && phase != DeliveryPhase::Parked).then_some(due_at),
         finished_at: (!phase.is_open()).then_some(due_at),
         attempts,
     };
@@ -445,6 +454,8 @@ pub(super) fn backlog(conn: &Connection) -> rusqlite::Result<DeliveryBacklog> {
     };
     let ready =
         "CROSS JOIN hapax_delivery d ON d.endpoint = e.endpoint AND d.state = 0 /* ready */";
+    let parked =
+        "CROSS JOIN hapax_delivery d ON d.endpoint = e.endpoint AND d.state = 5 /* parked */";
     let active = "WHERE e.disabled_at IS NULL AND e.deleted_at IS NULL";
     let disabled = "WHERE e.disabled_at IS NOT NULL AND e.deleted_at IS NULL";
     let oldest_due: Option<i64> = conn
@@ -464,7 +475,10 @@ pub(super) fn backlog(conn: &Connection) -> rusqlite::Result<DeliveryBacklog> {
         sending: count(
             "hapax_delivery INDEXED BY hapax_delivery_leased WHERE state = 1 /* leased */",
         )?,
-        held: count(&format!("hapax_endpoint e {ready} {disabled}"))?,
+        held: (count(&format!("hapax_endpoint e {ready} {disabled}"))?
+            + count(&format!("hapax_endpoint e {parked} {disabled}"))?)
+        .min(LANE_COUNT_MAX),
+        parked: count(&format!("hapax_endpoint e {parked} {active}"))?,
         dead: count("hapax_delivery INDEXED BY hapax_delivery_dead WHERE state = 3 /* dead */")?,
         oldest_due: oldest_due.map(timestamp),
     })

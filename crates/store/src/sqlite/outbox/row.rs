@@ -13,6 +13,7 @@ pub(super) const LEASED: i64 = 1;
 pub(super) const DELIVERED: i64 = 2;
 pub(super) const DEAD: i64 = 3;
 pub(super) const CANCELLED: i64 = 4;
+pub(super) const PARKED: i64 = 5;
 
 /// A delivery's phase from its column. An unknown number counts as dead, so that an operator looks at
 /// it.
@@ -22,6 +23,7 @@ pub(super) fn phase_of(state: i64) -> DeliveryPhase {
         LEASED => DeliveryPhase::Leased,
         DELIVERED => DeliveryPhase::Delivered,
         CANCELLED => DeliveryPhase::Cancelled,
+        PARKED => DeliveryPhase::Parked,
         _dead => DeliveryPhase::Dead,
     }
 }
@@ -34,11 +36,15 @@ pub(super) fn state_of(phase: DeliveryPhase) -> i64 {
         DeliveryPhase::Delivered => DELIVERED,
         DeliveryPhase::Dead => DEAD,
         DeliveryPhase::Cancelled => CANCELLED,
+        DeliveryPhase::Parked => PARKED,
     }
 }
 
 pub(super) const COLUMNS: &str = "d.message_seq, d.endpoint, d.state, d.due_at, d.fence, d.attempt, d.steps, \
-                       d.lost, d.started_at, d.node";
+                       d.lost, d.started_at, d.node, d.key, d.place";
+
+/// How many columns these are.
+pub(super) const COLUMN_COUNT: usize = 12;
 
 /// A row of `hapax_delivery`, as far as its rules read it.
 #[derive(Debug, Clone)]
@@ -51,6 +57,10 @@ pub(super) struct DeliveryRow {
     pub(super) progress: Progress,
     pub(super) started_at: Option<i64>,
     pub(super) node: Option<String>,
+    /// The order key of its message.
+    pub(super) key: Option<String>,
+    /// Its place among the deliveries under that key.
+    pub(super) place: Option<i64>,
 }
 
 impl DeliveryRow {
@@ -65,6 +75,8 @@ impl DeliveryRow {
             progress: Progress { attempt: row.get(5)?, steps: row.get(6)?, lost: row.get(7)? },
             started_at: row.get(8)?,
             node: row.get(9)?,
+            key: row.get(10)?,
+            place: row.get(11)?,
         })
     }
 

@@ -8,8 +8,9 @@ use hapax_core::delivery::DeliveryId;
 use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint};
 use hapax_core::store::{
     Action, AttemptOutcome, DeliveryAsk, DeliveryBacklog, DeliveryDetail, DeliveryFilter,
-    DeliveryReplayed, EndpointFilter, Exchanged, InspectOutbox, MessageAct, MessageDetail,
-    MessageFilter, MessageRef, MessageSummary, NewMessage, Outbox, Page, Published, StoreError,
+    DeliveryReplayed, DeliverySkipped, EndpointFilter, Exchanged, InspectOutbox, MessageAct,
+    MessageDetail, MessageFilter, MessageRef, MessageSummary, NewMessage, Outbox, Page, Published,
+    StoreError,
 };
 
 use super::DEFAULT_TENANT;
@@ -78,6 +79,19 @@ impl Outbox for SqliteStore {
             .act(move |writer| {
                 let now = writer.now();
                 writer.outbox.replay_delivery(&writer.conn, delivery, &by, now)
+            })
+            .await
+    }
+
+    async fn skip_delivery(
+        &self,
+        delivery: DeliveryId,
+        by: Action,
+    ) -> Result<DeliverySkipped, StoreError> {
+        self.writer
+            .act(move |writer| {
+                let now = writer.now();
+                writer.outbox.skip_delivery(&writer.conn, delivery, &by, now)
             })
             .await
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use hapax_core::delivery::{DeliveryStatus, OUTCOME_LOST};
 use hapax_core::endpoint::{
-    EndpointAct, EndpointChanged, EndpointId, EndpointSealed, EndpointSettings, NewEndpoint,
+    EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointSealed, EndpointSettings,
+    NewEndpoint,
 };
 use hapax_core::handler::TypeFilter;
 use hapax_core::job::Retry;
@@ -23,6 +24,7 @@ use uuid::Uuid;
 
 use super::claim::due_sql;
 use super::operator_actions::orphans_sql;
+use super::order::{BUSY_KEYS, EARLIER_DEAD, EARLIER_OPEN, first_open_sql, parked_sql};
 use super::{LEASES, NEXT_DUE};
 use crate::harness::{Clock, FOREVER, Place, after, noon};
 use crate::sqlite::{SqliteOptions, SqliteStore};
@@ -409,17 +411,23 @@ async fn the_view_of_deliveries_has_the_ids_and_words_of_the_api() {
     // The view makes its ids and statuses in SQL, the API in Rust: they must never differ.
     let desk = Desk::new();
     let store = desk.open();
-    for (uid, types) in [("a", "invoice.*"), ("b", "held"), ("c", "gone")] {
-        let uid = Some(uid.to_owned());
-        let id = add(&store, EndpointSettings { uid, types: of_type(types), ..settings() }).await;
-        let kinds = if types == "invoice.*" {
-            vec!["invoice.delivered", "invoice.dead", "invoice.failed", "invoice.sending"]
-        } else {
-            vec![types]
+    for (uid, types) in [("a", "invoice.*"), ("b", "held"), ("c", "gone"), ("d", "keyed.*")] {
+        let settings = EndpointSettings {
+            uid: Some(uid.to_owned()),
+            types: of_type(types),
+            order: EndpointOrder::Key,
+            ..settings()
+        };
+        let id = add(&store, settings).await;
+        let kinds = match types {
+            "invoice.*" => vec!["invoice.delivered", "invoice.dead", "invoice.failed"],
+            "keyed.*" => vec!["keyed.sending", "keyed.parked"],
+            other => vec![other],
         };
         for kind in kinds {
             let id = kind.replace('.', "_");
-            publish(&store, NewMessage { r#type: kind.to_owned(), ..message(&id) }).await;
+            let key = (types == "keyed.*").then(|| "k".to_owned());
+            publish(&store, NewMessage { r#type: kind.to_owned(), key, ..message(&id) }).await;
         }
         let act = match types {
             "held" => EndpointAct::Disable { reason: "it answered 410".to_owned() },
@@ -475,6 +483,7 @@ async fn the_view_of_deliveries_has_the_ids_and_words_of_the_api() {
         DeliveryStatus::Dead,
         DeliveryStatus::Failed,
         DeliveryStatus::Held,
+        DeliveryStatus::Parked,
         DeliveryStatus::Sending,
         DeliveryStatus::Waiting,
         DeliveryStatus::Delivered,
@@ -504,6 +513,11 @@ async fn every_query_of_sending_uses_its_index() {
     };
     check(&due_sql(), "hapax_delivery_ready (endpoint=? AND due_at<?)");
     check(&orphans_sql(), "hapax_delivery_leased (endpoint=?)");
+    check(BUSY_KEYS, "hapax_delivery_leased (endpoint=?)");
+    check(EARLIER_OPEN, "hapax_delivery_key (endpoint=? AND key=? AND place<?)");
+    check(EARLIER_DEAD, "hapax_delivery_dead_key (endpoint=? AND key=? AND place<?)");
+    check(&first_open_sql(), "hapax_delivery_key (endpoint=? AND key=?)");
+    check(&parked_sql(), "hapax_delivery_parked (endpoint=? AND message_seq>?)");
     check(NEXT_DUE, "hapax_delivery_ready (endpoint=?)");
     check(LEASES, "hapax_delivery_leased (endpoint=?)");
 }

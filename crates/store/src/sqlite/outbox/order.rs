@@ -1,0 +1,169 @@
+//! Order per key: which delivery of an endpoint waits for an earlier one, and which one is next.
+//!
+//! Keys and places are stored with every keyed delivery, so that an endpoint can keep order from the next
+//! claim on. Publishing writes ready rows; the claim parks those that must wait. Every change that ends a
+//! delivery readies the next one, in the same transaction.
+
+use std::collections::HashSet;
+
+use hapax_core::Timestamp;
+use hapax_core::delivery::{DeliveryAct, DeliveryPhase, KeyTurn};
+use rusqlite::{Connection, OptionalExtension};
+
+use super::Outbox;
+use super::change::Reported;
+use super::row::{COLUMNS, DeliveryRow};
+use crate::limits::UNPARKED_AT_ONCE;
+
+/// The keys of an endpoint's deliveries that are under way, and what its dead ones mean.
+#[derive(Debug)]
+pub(super) struct KeyOrder {
+    busy: HashSet<String>,
+    parks_dead: bool,
+}
+
+impl KeyOrder {
+    /// `None` for an endpoint that keeps no order.
+    pub(super) fn of(
+        outbox: &Outbox,
+        conn: &Connection,
+        number: i64,
+    ) -> rusqlite::Result<Option<Self>> {
+        let settings = outbox.endpoints.get(&number).map(|endpoint| &endpoint.record.settings);
+        let Some(settings) = settings.filter(|settings| settings.keeps_order()) else {
+            return Ok(None);
+        };
+        let busy = conn
+            .prepare_cached(BUSY_KEYS)?
+            .query_map([number], |row| row.get(0))?
+            .collect::<rusqlite::Result<_>>()?;
+        Ok(Some(Self { busy, parks_dead: settings.parks_dead() }))
+    }
+
+    /// Whether it is a delivery's turn.
+    pub(super) fn turn(&self, conn: &Connection, row: &DeliveryRow) -> rusqlite::Result<KeyTurn> {
+        let (Some(key), Some(place)) = (&row.key, row.place) else { return Ok(KeyTurn::Now) };
+        let waits = self.busy.contains(key)
+            || conn.prepare_cached(EARLIER_OPEN)?.exists((row.endpoint, key, place))?
+            || (self.parks_dead
+                && conn.prepare_cached(EARLIER_DEAD)?.exists((row.endpoint, key, place))?);
+        Ok(if waits { KeyTurn::Later } else { KeyTurn::Now })
+    }
+
+    /// Notes that a delivery is under way.
+    pub(super) fn claimed(&mut self, row: &DeliveryRow) {
+        self.busy.extend(row.key.clone());
+    }
+}
+
+pub(super) const BUSY_KEYS: &str =
+    "SELECT DISTINCT key FROM hapax_delivery INDEXED BY hapax_delivery_leased
+     WHERE endpoint = ?1 AND state = 1 /* leased */ AND key IS NOT NULL";
+
+pub(super) const EARLIER_OPEN: &str = "SELECT 1 FROM hapax_delivery INDEXED BY hapax_delivery_key
+     WHERE endpoint = ?1 AND key = ?2 AND place < ?3 AND state IN (0, 1, 5) /* open */ LIMIT 1";
+
+pub(super) const EARLIER_DEAD: &str =
+    "SELECT 1 FROM hapax_delivery INDEXED BY hapax_delivery_dead_key
+     WHERE endpoint = ?1 AND key = ?2 AND place < ?3 AND state = 3 /* dead */ LIMIT 1";
+
+pub(super) fn first_open_sql() -> String {
+    format!(
+        "SELECT {COLUMNS} FROM hapax_delivery d INDEXED BY hapax_delivery_key
+         WHERE d.endpoint = ?1 AND d.key = ?2 AND d.state IN (0, 1, 5) /* open */ ORDER BY d.place LIMIT 1"
+    )
+}
+
+pub(super) fn parked_sql() -> String {
+    format!(
+        "SELECT {COLUMNS} FROM hapax_delivery d INDEXED BY hapax_delivery_parked
+         WHERE d.endpoint = ?1 AND d.state = 5 /* parked */ AND d.message_seq >= ?2
+         ORDER BY d.message_seq LIMIT ?3"
+    )
+}
+
+impl Outbox {
+    /// Readies the first open delivery under a key, if it is parked and waits for nothing any more.
+    pub(super) fn ready_next(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        key: &str,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let Some(order) = KeyOrder::of(self, conn, number)? else { return Ok(()) };
+        let first = conn
+            .prepare_cached(&first_open_sql())?
+            .query_row((number, key), DeliveryRow::read)
+            .optional()?;
+        let Some(first) = first.filter(|row| row.phase == DeliveryPhase::Parked) else {
+            return Ok(());
+        };
+        if order.turn(conn, &first)? == KeyTurn::Now {
+            self.wake(conn, &first, now)?;
+        }
+        Ok(())
+    }
+
+    /// Readies parked deliveries of an endpoint whose order was changed, some at a time: the next claim
+    /// judges them again.
+    pub(super) fn unpark(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let Some(endpoint) = self.endpoints.get(&number) else { return Ok(()) };
+        let Some(from) = endpoint.unpark_from else { return Ok(()) };
+        let parked: Vec<DeliveryRow> = conn
+            .prepare_cached(&parked_sql())?
+            .query_map((number, from, UNPARKED_AT_ONCE as i64), DeliveryRow::read)?
+            .collect::<rusqlite::Result<_>>()?;
+        for row in &parked {
+            self.wake(conn, row, now)?;
+        }
+        let is_last = parked.len() < UNPARKED_AT_ONCE;
+        let next = parked.last().filter(|_| !is_last).map(|row| row.seq + 1);
+        self.set_unpark_from(conn, number, next)
+    }
+
+    /// Notes from which message on an endpoint's parked deliveries are to be judged again.
+    pub(super) fn set_unpark_from(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        from: Option<i64>,
+    ) -> rusqlite::Result<()> {
+        conn.prepare_cached(
+            "UPDATE hapax_endpoint_state SET unpark_from = ?2 WHERE endpoint = ?1",
+        )?
+        .execute((number, from))?;
+        self.wrote = true;
+        if let Some(endpoint) = self.endpoints.get_mut(&number) {
+            endpoint.unpark_from = from;
+        }
+        Ok(())
+    }
+
+    fn wake(
+        &mut self,
+        conn: &Connection,
+        row: &DeliveryRow,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let woken = self.act(conn, row, &DeliveryAct::Woken, Reported::default(), now)?;
+        assert!(woken.is_ok(), "only parked deliveries are woken");
+        self.woken = true;
+        Ok(())
+    }
+
+    /// A place after all others, also after a restart.
+    pub(super) fn last_place(&mut self, conn: &Connection) -> rusqlite::Result<i64> {
+        self.last_message += 1;
+        conn.prepare_cached(
+            "UPDATE hapax_meta SET value = max(value, ?1) WHERE name = 'last_message'",
+        )?
+        .execute([self.last_message])?;
+        Ok(self.last_message)
+    }
+}
