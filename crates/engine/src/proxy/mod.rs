@@ -310,34 +310,17 @@ pub async fn serve_proxy<L: Ledger>(
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, poll_fn};
+    use std::future::poll_fn;
     use std::pin::pin;
     use std::task::Poll;
 
-    use hapax_core::ledger::{Reservation, ReserveAsk, Reserved, StoredAnswer};
-    use hapax_core::store::{Held, StoreError};
+    use hapax_sim::{Act, FaultyStore};
+    use hapax_store::MemoryStore;
     use http::StatusCode;
     use http_body_util::Full;
     use tokio::time::timeout;
 
     use super::*;
-
-    /// A ledger that never answers.
-    struct Silent;
-
-    impl Ledger for Silent {
-        async fn reserve(&self, _: ReserveAsk) -> Result<Reservation, StoreError> {
-            pending().await
-        }
-
-        async fn finish(&self, _: &Reserved, _: &StoredAnswer) -> Result<Held, StoreError> {
-            pending().await
-        }
-
-        async fn abandon(&self, _: &Reserved) -> Result<(), StoreError> {
-            pending().await
-        }
-    }
 
     #[tokio::test]
     async fn clients_that_hang_up_cannot_exceed_the_limit_of_running_requests() {
@@ -352,7 +335,9 @@ mod tests {
         };
         let outbound = Outbound::passing_on().unwrap();
         let now: Now = Arc::new(|| Timestamp::UNIX_EPOCH);
-        let mut proxy = Proxy::new("api", Arc::new(Silent), outbound, now, spec);
+        let ledger = Arc::new(FaultyStore::new(MemoryStore::new()));
+        let _never_answers = ledger.block(Act::Reserve);
+        let mut proxy = Proxy::new("api", ledger, outbound, now, spec);
         proxy.keyed = Arc::new(Semaphore::new(2));
         let proxy = Arc::new(proxy);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));

@@ -1,10 +1,9 @@
 //! The ingress through its public interface: signed and unsigned requests over real sockets, with a
 //! store that can block or fail.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -15,13 +14,13 @@ use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{LatePolicy, SourceSpec};
-use hapax_core::store::{
-    EventId, Ingest, KnownEvent, Status, Store, StoreError, StoreHints, Verdict,
-};
-use hapax_core::{EventKey, KeyHash, Source, Tenant, Timeliness, Timestamp};
+use hapax_core::store::{EventDetail, EventFilter, EventName, Inspect as _, Lookup, StoreError};
+use hapax_core::{Source, Tenant, Timestamp};
 use hapax_engine::{
     BodyLimits, Drained, HttpLimits, Ingress, Rate, RouteSpec, Routes, RoutesSpec, serve_ingress,
 };
+use hapax_sim::{Act, FaultyStore};
+use hapax_store::MemoryStore;
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -33,61 +32,8 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-/// A store in a map: the smallest that keeps the contract of `Store`, with injected faults.
-struct Shelf {
-    events: Mutex<HashMap<KeyHash, (EventId, KeyHash)>>,
-    kept: Mutex<Vec<Ingest>>,
-    /// One permit lets one commit return.
-    gate: Semaphore,
-    /// One permit for each commit that waits for the gate.
-    waiting: Semaphore,
-    fails: AtomicBool,
-}
-
-impl Shelf {
-    fn stored(&self) -> usize {
-        self.events.lock().unwrap().len()
-    }
-}
-
-impl Store for Shelf {
-    async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
-        self.waiting.add_permits(1);
-        self.gate.acquire().await.expect("never closed").forget();
-        if self.fails.load(Ordering::SeqCst) {
-            return Err(StoreError::Unavailable("the disk is full".into()));
-        }
-        let mut events = self.events.lock().unwrap();
-        let verdicts = ingest.receipts.iter().map(|receipt| {
-            if let Some((id, body)) = events.get(&receipt.key().hash()) {
-                let known = KnownEvent { id: *id, status: Status::Ignored, result: None };
-                return match *body == receipt.body_hash() {
-                    true => Verdict::Duplicate(known),
-                    false => Verdict::Conflict(known),
-                };
-            }
-            let id = EventId(Uuid::now_v7());
-            events.insert(receipt.key().hash(), (id, receipt.body_hash()));
-            match receipt.timeliness() {
-                Timeliness::OnTime => Verdict::Accepted(id),
-                Timeliness::Late { .. } => Verdict::Review(id),
-            }
-        });
-        let verdicts = verdicts.collect();
-        self.kept.lock().unwrap().push(ingest);
-        Ok(verdicts)
-    }
-
-    fn writable(&self) -> Result<(), StoreError> {
-        Ok(())
-    }
-}
-
-impl StoreHints for Shelf {
-    async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
-        Ok(self.events.lock().unwrap().contains_key(&key.hash()))
-    }
-}
+/// The model in memory, with injected faults.
+type TestStore = FaultyStore<MemoryStore>;
 
 const SECRET: &str = "a secret that only this test knows";
 
@@ -100,7 +46,6 @@ struct Setup {
     unverified_limit: Option<Rate>,
     body: BodyLimits,
     trusted_proxies: Vec<ipnet::IpNet>,
-    gate: usize,
     connections_max: usize,
 }
 
@@ -114,7 +59,6 @@ fn setup(name: &'static str) -> Setup {
         unverified_limit: None,
         body: BodyLimits::default(),
         trusted_proxies: Vec::new(),
-        gate: Semaphore::MAX_PERMITS,
         connections_max: 100,
     }
 }
@@ -155,18 +99,12 @@ impl Setup {
         let metrics = recorder();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let store = Arc::new(Shelf {
-            events: Mutex::default(),
-            kept: Mutex::default(),
-            gate: Semaphore::new(self.gate),
-            waiting: Semaphore::new(0),
-            fails: AtomicBool::new(false),
-        });
         let clock = Arc::new(AtomicI64::new(1_700_000_000));
         let now = {
             let clock = clock.clone();
             Arc::new(move || Timestamp::from_second(clock.load(Ordering::SeqCst)).unwrap())
         };
+        let store = Arc::new(FaultyStore::new(MemoryStore::with_clock(now.clone())));
         let ingress = Arc::new(Ingress::new(store.clone(), self.routes(), now));
         let stop = CancellationToken::new();
         let limits = HttpLimits { connections_max: self.connections_max, ..HttpLimits::default() };
@@ -185,9 +123,9 @@ struct House {
     name: &'static str,
     path: String,
     address: SocketAddr,
-    store: Arc<Shelf>,
+    store: Arc<TestStore>,
     clock: Arc<AtomicI64>,
-    ingress: Arc<Ingress<Shelf>>,
+    ingress: Arc<Ingress<TestStore>>,
     stop: CancellationToken,
     served: JoinHandle<Drained>,
     metrics: &'static PrometheusHandle,
@@ -221,6 +159,11 @@ impl House {
         )
     }
 
+    /// How many events are stored.
+    async fn stored(&self) -> usize {
+        stored(&self.store).await
+    }
+
     /// The value of a counter of this source, by its name and its other label.
     fn counted(&self, name: &str, label: &str) -> u64 {
         let text = self.metrics.render();
@@ -243,6 +186,19 @@ impl House {
     async fn stopped(self) -> Drained {
         self.stop.cancel();
         within(self.served).await.expect("serving does not panic")
+    }
+}
+
+async fn stored(store: &TestStore) -> usize {
+    let every = EventFilter { limit: usize::MAX, ..EventFilter::default() };
+    store.inner().events(every).await.unwrap().items.len()
+}
+
+/// The event with this id of its sender.
+async fn stored_event(store: &TestStore, event_id: &str) -> EventDetail {
+    match store.inner().event(&EventName::Theirs(event_id.into())).await.unwrap() {
+        Lookup::One(event) => event,
+        other => panic!("{event_id} is stored once: {other:?}"),
     }
 }
 
@@ -362,7 +318,7 @@ async fn refusals_are_problems_without_internal_details() {
     assert_eq!(refusals[0].1["type"], "urn:hapax:problem:signature");
     assert!(refusals.iter().all(|one| *one == refusals[0]), "{refusals:?}");
     assert_eq!((house.rejections("signature"), house.rejections("future")), (4, 1));
-    assert_eq!(house.store.stored(), 0);
+    assert_eq!(house.stored().await, 0);
 }
 
 #[tokio::test]
@@ -374,7 +330,7 @@ async fn an_authentic_body_that_is_no_event_is_400() {
         assert_eq!(wire.answer().await.status, 400, "{body}");
     }
     assert_eq!(house.rejections("malformed") + house.rejections("no_id"), 4);
-    assert_eq!(house.store.stored(), 0);
+    assert_eq!(house.stored().await, 0);
 }
 
 #[tokio::test]
@@ -429,7 +385,7 @@ async fn a_body_at_the_limit_is_accepted_and_one_byte_more_is_413() {
         wire.write(chunked(&house, &sized(bytes))).await;
         assert_eq!(wire.answer().await.status, status, "{bytes}");
     }
-    assert_eq!((house.store.stored(), house.rejections("too_large")), (1, 2));
+    assert_eq!((house.stored().await, house.rejections("too_large")), (1, 2));
 }
 
 fn chunked(house: &House, body: &str) -> String {
@@ -626,7 +582,7 @@ async fn an_authentic_event_under_a_content_type_its_sender_never_uses_is_415() 
         .await;
         assert_eq!(wire.answer().await.status, status, "{content_type}");
     }
-    assert_eq!((house.rejections("content_type"), house.store.stored()), (1, 1));
+    assert_eq!((house.rejections("content_type"), house.stored().await), (1, 1));
 }
 
 #[tokio::test]
@@ -648,7 +604,7 @@ async fn a_late_event_is_refused_and_an_unknown_one_is_counted_separately() {
     wire.write(&unknown).await;
     assert_eq!(wire.answer().await.status, 401);
     assert_eq!((house.rejections("stale"), house.rejections("stale_unseen")), (1, 1));
-    assert_eq!(house.store.stored(), 1);
+    assert_eq!(house.stored().await, 1);
 }
 
 #[tokio::test]
@@ -691,7 +647,7 @@ async fn a_late_event_waits_for_review_if_the_source_is_configured_so() {
     wire.write(request).await;
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("hapax-decision")), (202, Some("review")));
-    assert_eq!((house.arrivals("review"), house.store.stored()), (1, 1));
+    assert_eq!((house.arrivals("review"), house.stored().await), (1, 1));
 }
 
 #[tokio::test]
@@ -716,12 +672,12 @@ async fn the_window_is_checked_when_the_last_byte_has_arrived() {
 async fn when_the_store_cannot_write_no_event_is_accepted() {
     let house = setup("full").start().await;
     let mut wire = house.wire().await;
-    house.store.fails.store(true, Ordering::SeqCst);
+    house.store.fail(Act::Ingest, StoreError::Unavailable("the disk is full".into()));
     wire.write(house.signed(&event("evt_1"))).await;
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("retry-after")), (503, Some("5")));
     assert_eq!(heard.header("hapax-decision"), None);
-    house.store.fails.store(false, Ordering::SeqCst);
+    house.store.heal(Act::Ingest);
     wire.write(house.signed(&event("evt_1"))).await;
     assert_eq!(wire.answer().await.header("hapax-decision"), Some("accepted"));
     assert_eq!(house.rejections("unavailable"), 1);
@@ -729,57 +685,57 @@ async fn when_the_store_cannot_write_no_event_is_accepted() {
 
 /// Sends an event whose commit waits, and hangs up. hyper drops the answer's future as soon as it
 /// sees the connection end. There is one slot only, so the next connection shows that it has.
-async fn hang_up_during_the_commit(name: &'static str) -> House {
+/// Returns the permits for which commits wait.
+async fn hang_up_during_the_commit(name: &'static str) -> (House, Arc<Semaphore>) {
     let mut with = setup(name);
-    with.gate = 0;
     with.connections_max = 1;
     let house = with.start().await;
+    let commits = house.store.block(Act::Ingest);
     let mut wire = house.wire().await;
     wire.write(house.signed(&event("evt_1"))).await;
-    within(house.store.waiting.acquire()).await.unwrap().forget();
+    within(house.store.until(|store| store.begun(Act::Ingest) > 0)).await;
     drop(wire);
     let mut next = house.wire().await;
     next.write("GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").await;
     assert_eq!(next.answer().await.status, 200);
-    house
+    (house, commits)
 }
 
 #[tokio::test]
 async fn a_commit_runs_to_its_end_and_is_counted_although_the_client_hangs_up() {
-    let house = hang_up_during_the_commit("hangup").await;
-    house.store.gate.add_permits(1);
+    let (house, commits) = hang_up_during_the_commit("hangup").await;
+    commits.add_permits(1);
     within(async {
         while house.arrivals("accepted") == 0 {
             yield_now().await;
         }
     })
     .await;
-    assert_eq!(house.store.stored(), 1);
+    assert_eq!(house.stored().await, 1);
     assert_eq!(house.stopped().await, Drained::Clean);
 }
 
 #[tokio::test]
 async fn a_shutdown_waits_for_the_commit_of_a_client_that_hung_up() {
-    let house = hang_up_during_the_commit("orphan").await;
+    let (house, commits) = hang_up_during_the_commit("orphan").await;
     let store = house.store.clone();
     house.stop.cancel();
     within(async { while TcpStream::connect(house.address).await.is_ok() {} }).await;
     assert!(!house.served.is_finished());
-    store.gate.add_permits(1);
+    commits.add_permits(1);
     assert_eq!(house.stopped().await, Drained::Clean);
-    assert_eq!(store.stored(), 1);
+    assert_eq!(stored(&store).await, 1);
 }
 
 #[tokio::test]
 async fn a_shutdown_answers_received_requests() {
-    let mut with = setup("drain");
-    with.gate = 0;
-    let house = with.start().await;
+    let house = setup("drain").start().await;
+    let commits = house.store.block(Act::Ingest);
     let mut wire = house.wire().await;
     wire.write(house.signed(&event("evt_1"))).await;
-    within(house.store.waiting.acquire()).await.unwrap().forget();
+    within(house.store.until(|store| store.begun(Act::Ingest) > 0)).await;
     house.stop.cancel();
-    house.store.gate.add_permits(1);
+    commits.add_permits(1);
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("hapax-decision")), (200, Some("accepted")));
     assert_eq!(house.stopped().await, Drained::Clean);
@@ -798,7 +754,7 @@ async fn verified_events_over_the_rate_are_429_with_retry_after() {
         let wait: Option<u64> = heard.header("retry-after").map(|wait| wait.parse().unwrap());
         assert_eq!(wait.is_some_and(|wait| wait > 1000), status == 429);
     }
-    assert_eq!((house.rejections("limited"), house.store.stored()), (1, 2));
+    assert_eq!((house.rejections("limited"), house.stored().await), (1, 2));
 }
 
 #[tokio::test]
@@ -832,11 +788,10 @@ async fn behind_a_trusted_proxy_failures_count_for_the_client_and_not_for_the_pr
     let more = "x-forwarded-for: 192.0.2.9\r\nauthorization: Bearer hush\r\ncookie: c=1\r\n";
     wire.write(house.request(&body, house.now(), &sign(house.now(), &body), more)).await;
     assert_eq!(wire.answer().await.status, 200);
-    let kept = house.store.kept.lock().unwrap();
-    let via = &kept[0].via;
-    assert_eq!(via.remote, Some("192.0.2.9".parse().unwrap()));
-    assert!(via.headers.contains("content-type: application/json\n"), "{}", via.headers);
-    assert!(!via.headers.contains("hush") && !via.headers.contains("cookie"), "{}", via.headers);
+    let EventDetail { arrivals, headers, .. } = stored_event(&house.store, "evt_1").await;
+    assert_eq!(arrivals[0].remote, Some("192.0.2.9".parse().unwrap()));
+    assert!(headers.contains("content-type: application/json\n"), "{headers}");
+    assert!(!headers.contains("hush") && !headers.contains("cookie"), "{headers}");
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! Ingress, HTTP and workers of the engine.
 
-mod bench;
 mod http;
 mod ingress;
+mod jobs;
 mod outbound;
 mod support;
 mod worker;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hapax_layer::{
     IdempotencyOutcome, JwtKeys, METHOD_OVERRIDES, Principal, Quota, RoutePattern, Rules,
 };
+use hapax_sim::Act;
 use http::request::Parts;
 use http::{HeaderName, Method};
 
@@ -82,7 +83,7 @@ async fn two_apis_on_one_ledger_keep_their_keys_apart() {
         Ok(answer(http::StatusCode::OK, effects.add("done").to_string()))
     };
     let shop = Api::new(rules().realm("shop"), work);
-    let bank = Api::on(Arc::clone(&shop.ledger), rules().realm("bank"), work);
+    let bank = Api::on(shop.ledger.clone(), rules().realm("bank"), work);
     check(&shop, charge("k"), IdempotencyOutcome::Fresh).await;
     check(&bank, charge("k"), IdempotencyOutcome::Fresh).await;
     check(&shop, charge("k"), IdempotencyOutcome::Replay).await;
@@ -189,11 +190,11 @@ async fn an_answer_that_does_not_fit_reaches_its_caller_and_is_never_run_again()
             effects.add("charged");
             Ok(answer(http::StatusCode::OK, "a long answer"))
         });
-    let gate = api.ledger.hold_reserves();
+    let gate = api.ledger.faults.block_answers(Act::Reserve);
     let (one, two) = (api.clone(), api.clone());
     let one = tokio::spawn(async move { one.send(charge("a")).await });
     let two = tokio::spawn(async move { two.send(charge("b")).await });
-    while api.ledger.reserves.load(std::sync::atomic::Ordering::SeqCst) < 2 {
+    while api.ledger.faults.begun(Act::Reserve) < 2 {
         tokio::task::yield_now().await;
     }
     gate.add_permits(100);
@@ -227,6 +228,6 @@ async fn a_token_that_does_not_verify_is_refused_before_anything_is_reserved() {
         assert_eq!((heard.status, heard.problem().as_deref()), (401, Some("token_invalid")));
         assert_eq!(heard.header("www-authenticate"), Some("Bearer error=\"invalid_token\""));
     }
-    assert_eq!(api.ledger.reserves.load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert_eq!(api.ledger.faults.begun(Act::Reserve), 0);
     assert_eq!(api.effects.count(), 0);
 }

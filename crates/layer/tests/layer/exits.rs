@@ -3,7 +3,6 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,13 +11,14 @@ use hapax_core::ledger::{Reserved, Settle};
 use hapax_core::limits::{ANSWER_BODY_BYTES_MAX, ANSWER_HEADER_BYTES_MAX};
 use hapax_core::store::StoreError;
 use hapax_layer::{Body, BoxError, IdempotencyOutcome};
+use hapax_sim::{Act, PLANNED};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::support::{Act, Api, Failed, LEASE, Paused, answer, charge, paused, rules, soon};
+use crate::support::{Api, Failed, LEASE, Paused, answer, charge, paused, rules, soon};
 
 /// The state of a key after its first run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -317,10 +317,10 @@ async fn a_client_that_hangs_up_cuts_nothing_short() {
 #[tokio::test]
 async fn a_client_that_hangs_up_while_its_key_is_reserved_leaves_no_key_behind() {
     let api = Api::counting(rules());
-    let gate = api.ledger.hold_reserves();
+    let gate = api.ledger.faults.block_answers(Act::Reserve);
     let sender = api.clone();
     let client = tokio::spawn(async move { sender.send(charge("k")).await });
-    soon(api.ledger.reserved.notified()).await;
+    soon(api.ledger.reserved()).await;
     client.abort();
     assert!(client.await.unwrap_err().is_cancelled());
     gate.add_permits(Semaphore::MAX_PERMITS / 2);
@@ -332,21 +332,21 @@ async fn a_client_that_hangs_up_while_its_key_is_reserved_leaves_no_key_behind()
 #[tokio::test]
 async fn without_a_ledger_nothing_runs() {
     let api = Api::counting(rules());
-    api.ledger.fail(&[Act::Reserve]);
+    api.ledger.fail(Act::Reserve);
     let heard = api.send(charge("k")).await;
     assert_eq!((heard.status, heard.outcome), (503, Some(IdempotencyOutcome::Unavailable)));
     assert_eq!(heard.problem().as_deref(), Some("unavailable"));
     assert_eq!(heard.header("retry-after"), Some("2"));
-    assert!(!String::from_utf8_lossy(&heard.body).contains("ordered by the test"));
+    assert!(!String::from_utf8_lossy(&heard.body).contains(PLANNED));
     assert_eq!(api.effects.count(), 0);
-    api.ledger.fail(&[]);
+    api.ledger.faults.heal(Act::Reserve);
     assert_eq!(api.send(charge("k")).await.status, 201);
 }
 
 // If the layer gave up at the first error of the ledger, the same charge would run again after the lease.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_cannot_be_kept_for_a_while_is_kept_then() {
-    kept_once_the_ledger_takes_it(StoreError::Unavailable("ordered by the test".into())).await;
+    kept_once_the_ledger_takes_it(StoreError::Unavailable(PLANNED.into())).await;
 }
 
 // The queue of the ledger is full for a moment, and the work is done.
@@ -357,15 +357,15 @@ async fn an_answer_that_a_busy_ledger_does_not_take_is_kept_then() {
 
 async fn kept_once_the_ledger_takes_it(error: StoreError) {
     let api = Api::counting(rules());
-    api.ledger.fail_with(&[Act::Finish], error);
+    api.ledger.faults.fail(Act::Finish, error);
     let sender = api.clone();
     let client = tokio::spawn(async move { sender.send(charge("k")).await });
-    let finishes = || api.ledger.given().matches("Finish").count();
+    let finishes = || api.ledger.faults.begun(Act::Finish);
     while finishes() < 5 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(!client.is_finished());
-    api.ledger.fail(&[]);
+    api.ledger.faults.heal(Act::Finish);
     assert_eq!(soon(client).await.unwrap().status, 201);
     assert!(api.send(charge("k")).await.is_replay());
     assert_eq!(api.effects.count(), 1);
@@ -375,11 +375,11 @@ async fn kept_once_the_ledger_takes_it(error: StoreError) {
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_cannot_be_kept_is_not_sent() {
     let api = Api::counting(rules());
-    api.ledger.fail(&[Act::Finish]);
+    api.ledger.fail(Act::Finish);
     let heard = api.send(charge("k")).await;
     assert_eq!((heard.status, heard.outcome), (503, Some(IdempotencyOutcome::Unavailable)));
     assert!(!String::from_utf8_lossy(&heard.body).contains("run"), "{heard:?}");
-    api.ledger.fail(&[]);
+    api.ledger.faults.heal(Act::Finish);
     assert_eq!(api.send(charge("k")).await.outcome, Some(IdempotencyOutcome::InProgress));
     assert_eq!(api.effects.count(), 1);
 }
@@ -388,10 +388,10 @@ async fn an_answer_that_cannot_be_kept_is_not_sent() {
 #[tokio::test(start_paused = true)]
 async fn work_whose_lease_is_over_before_it_begins_is_not_begun() {
     let api = Api::counting(rules());
-    let gate = api.ledger.hold_reserves();
+    let gate = api.ledger.faults.block_answers(Act::Reserve);
     let sender = api.clone();
     let client = tokio::spawn(async move { sender.send(charge("k")).await });
-    soon(api.ledger.reserved.notified()).await;
+    soon(api.ledger.reserved()).await;
     tokio::time::advance(LEASE).await;
     gate.add_permits(Semaphore::MAX_PERMITS / 2);
     let heard = soon(client).await.unwrap();
@@ -408,7 +408,7 @@ async fn a_key_that_cannot_be_freed_waits_out_its_lease() {
         effects.add("turned away");
         status(401)
     });
-    api.ledger.fail(&[Act::Abandon]);
+    api.ledger.fail(Act::Abandon);
     assert_eq!(api.send(charge("k")).await.status, 401);
     assert_eq!(api.send(charge("k")).await.outcome, Some(IdempotencyOutcome::InProgress));
     api.ledger.pass(LEASE);
@@ -453,7 +453,7 @@ async fn a_service_that_does_not_get_ready_frees_the_key() {
     let call = tower::Service::call(&mut refusing, charge("k").into_request());
     assert_eq!(soon(call).await.unwrap_err().to_string(), "not ready");
     assert_eq!(api.send(charge("k")).await.status, 201);
-    assert_eq!(api.ledger.reserves.load(Ordering::SeqCst), 2);
+    assert_eq!(api.ledger.faults.begun(Act::Reserve), 2);
 }
 
 #[derive(Clone)]

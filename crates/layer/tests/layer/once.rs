@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hapax_core::json::Pointer;
 use hapax_layer::{IdempotencyOutcome, RoutePattern};
+use hapax_sim::Act;
 use http::{Method, StatusCode};
 use tokio::task::JoinSet;
 
@@ -162,7 +163,7 @@ async fn every_outcome_is_counted() {
     api.send(charge("k")).await;
     api.send(charge("k").body("{}")).await;
     api.send(charge("")).await;
-    api.ledger.fail(&[crate::support::Act::Reserve]);
+    api.ledger.fail(Act::Reserve);
     api.send(charge("k")).await;
     let text = handle.render();
     for (outcome, count) in

@@ -11,7 +11,7 @@ use http::StatusCode;
 use http_body_util::{BodyExt as _, Full};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::support::{Api, LEASE, Watched, answer, charge, rules, soon};
+use crate::support::{Api, LEASE, TestLedger, answer, charge, rules, soon};
 
 /// What the app returns after it has settled the key itself.
 #[derive(Clone, Copy)]
@@ -31,8 +31,8 @@ enum Itself {
 
 /// An app that settles its key itself, and then returns something.
 fn app(itself: Itself, then: Then) -> Api {
-    let ledger = Arc::new(Watched::new());
-    let theirs = Arc::clone(&ledger);
+    let ledger = TestLedger::new();
+    let theirs = Arc::clone(&ledger.faults);
     Api::on(ledger, rules(), move |effects, request| {
         let ledger = Arc::clone(&theirs);
         async move {

@@ -1,17 +1,17 @@
 //! An API to send requests to, and what it saw.
 
-use std::fmt::{self, Debug};
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::fmt;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
-use hapax_core::ledger::{Ledger, Reservation, ReserveAsk, Reserved, StoredAnswer};
-use hapax_core::store::{Held, StoreError};
+use hapax_core::store::StoreError;
 use hapax_layer::{
     Body, BoxError, Idempotency, IdempotencyLayer, IdempotencyOutcome, Principal, Rules,
 };
+use hapax_sim::{Act, FaultyStore, PLANNED};
 use hapax_store::MemoryStore;
 use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -24,97 +24,40 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const LEASE: Duration = Duration::from_secs(60);
 
-/// The memory ledger with a record of its calls, injected faults, and a clock that the test moves.
-pub(crate) struct Watched {
-    store: MemoryStore,
+/// The memory ledger with injected faults, and a clock that the test moves.
+#[derive(Clone)]
+pub(crate) struct TestLedger {
+    pub(crate) faults: Arc<FaultyStore<MemoryStore>>,
     clock: Arc<AtomicI64>,
-    given: Mutex<Vec<String>>,
-    pub(crate) reserves: AtomicUsize,
-    failing: Mutex<(Vec<Act>, Option<StoreError>)>,
-    /// A permit for each `reserve` that may return, while they are held.
-    held: Mutex<Option<Arc<Semaphore>>>,
-    pub(crate) reserved: Notify,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Act {
-    Reserve,
-    Finish,
-    Abandon,
-}
-
-impl Watched {
+impl TestLedger {
     pub(crate) fn new() -> Self {
         let clock = Arc::new(AtomicI64::new(1_700_000_000));
         let seconds = Arc::clone(&clock);
         let now = move || Timestamp::from_second(seconds.load(Ordering::SeqCst)).unwrap();
-        Self {
-            store: MemoryStore::with_clock(Arc::new(now)),
-            clock,
-            given: Mutex::default(),
-            reserves: AtomicUsize::new(0),
-            failing: Mutex::default(),
-            held: Mutex::default(),
-            reserved: Notify::new(),
-        }
+        let memory = MemoryStore::with_clock(Arc::new(now));
+        Self { faults: Arc::new(FaultyStore::new(memory)), clock }
     }
 
     pub(crate) fn pass(&self, span: Duration) {
         self.clock.fetch_add(span.as_secs().try_into().unwrap(), Ordering::SeqCst);
     }
 
-    /// From now on these acts fail.
-    pub(crate) fn fail(&self, acts: &[Act]) {
-        self.fail_with(acts, StoreError::Unavailable("ordered by the test".into()));
-    }
-
-    /// From now on these acts fail in this way.
-    pub(crate) fn fail_with(&self, acts: &[Act], error: StoreError) {
-        *self.failing.lock().unwrap() = (acts.to_vec(), Some(error));
-    }
-
-    /// From now on a reservation is made at once, and returned only with a permit.
-    pub(crate) fn hold_reserves(&self) -> Arc<Semaphore> {
-        let gate = Arc::new(Semaphore::new(0));
-        *self.held.lock().unwrap() = Some(Arc::clone(&gate));
-        gate
+    /// From now on the act fails.
+    pub(crate) fn fail(&self, act: Act) {
+        self.faults.fail(act, StoreError::Unavailable(PLANNED.into()));
     }
 
     /// The arguments of all calls so far.
     pub(crate) fn given(&self) -> String {
-        self.given.lock().unwrap().join("\n")
+        let acts = [Act::Reserve, Act::Finish, Act::Abandon];
+        acts.map(|act| self.faults.arguments(act).join("\n")).concat()
     }
 
-    fn note(&self, act: Act, given: &dyn Debug) -> Result<(), StoreError> {
-        self.given.lock().unwrap().push(format!("{act:?} {given:?}"));
-        match &*self.failing.lock().unwrap() {
-            (acts, Some(error)) if acts.contains(&act) => Err(error.clone()),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Ledger for Watched {
-    async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
-        self.reserves.fetch_add(1, Ordering::SeqCst);
-        self.note(Act::Reserve, &ask)?;
-        let reservation = self.store.reserve(ask).await;
-        self.reserved.notify_one();
-        let held = self.held.lock().unwrap().clone();
-        if let Some(gate) = held {
-            gate.acquire().await.unwrap().forget();
-        }
-        reservation
-    }
-
-    async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
-        self.note(Act::Finish, &(reserved, answer, String::from_utf8_lossy(&answer.body)))?;
-        self.store.finish(reserved, answer).await
-    }
-
-    async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
-        self.note(Act::Abandon, reserved)?;
-        self.store.abandon(reserved).await
+    /// Waits until a key is reserved.
+    pub(crate) async fn reserved(&self) {
+        self.faults.until(|faults| faults.ended(Act::Reserve) > 0).await;
     }
 }
 
@@ -157,10 +100,10 @@ pub(crate) type Inner = BoxCloneSyncService<Request<Body>, Response<Body>, Faile
 /// One API behind the layer.
 #[derive(Clone)]
 pub(crate) struct Api {
-    pub(crate) ledger: Arc<Watched>,
-    pub(crate) layer: IdempotencyLayer<Watched>,
+    pub(crate) ledger: TestLedger,
+    pub(crate) layer: IdempotencyLayer<FaultyStore<MemoryStore>>,
     pub(crate) effects: Effects,
-    pub(crate) service: Idempotency<Inner, Watched>,
+    pub(crate) service: Idempotency<Inner, FaultyStore<MemoryStore>>,
 }
 
 impl Api {
@@ -170,11 +113,11 @@ impl Api {
         W: Fn(Effects, Request<Body>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response<Body>, Failed>> + Send + 'static,
     {
-        Self::on(Arc::new(Watched::new()), rules, work)
+        Self::on(TestLedger::new(), rules, work)
     }
 
     /// The same, on a ledger that others may use as well.
-    pub(crate) fn on<W, F>(ledger: Arc<Watched>, rules: Rules, work: W) -> Self
+    pub(crate) fn on<W, F>(ledger: TestLedger, rules: Rules, work: W) -> Self
     where
         W: Fn(Effects, Request<Body>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response<Body>, Failed>> + Send + 'static,
@@ -182,7 +125,7 @@ impl Api {
         let effects = Effects::default();
         let seen = effects.clone();
         let inner = service_fn(move |request| work(seen.clone(), request));
-        let layer = IdempotencyLayer::new(Arc::clone(&ledger), Arc::new(rules));
+        let layer = IdempotencyLayer::new(Arc::clone(&ledger.faults), Arc::new(rules));
         let service = layer.layer(BoxCloneSyncService::new(inner));
         Self { ledger, layer, effects, service }
     }

@@ -1,10 +1,10 @@
 //! Retries that arrive while the first request runs.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hapax_layer::{IdempotencyLayer, IdempotencyOutcome, LeasedUntil};
+use hapax_sim::Act;
 use http::StatusCode;
 use tokio::time::Instant;
 use tower::Layer as _;
@@ -69,7 +69,7 @@ async fn a_retry_that_waits_for_another_process_sees_the_end_by_polling() {
     });
     soon(begun.notified()).await;
     let work = |_, _| async { panic!("it runs elsewhere") };
-    let other = Api::on(Arc::clone(&api.ledger), rules().wait(WAIT), work);
+    let other = Api::on(api.ledger.clone(), rules().wait(WAIT), work);
     let waiter = tokio::spawn(async move { other.send(charge("k")).await });
     tokio::time::sleep(Duration::from_secs(10)).await;
     let ended = Instant::now();
@@ -78,7 +78,7 @@ async fn a_retry_that_waits_for_another_process_sees_the_end_by_polling() {
     assert!(ended.elapsed() <= Duration::from_secs(1), "{:?}", ended.elapsed());
     first.await.unwrap();
     // It polls, with pauses.
-    assert!(api.ledger.reserves.load(Ordering::SeqCst) < 25);
+    assert!(api.ledger.faults.begun(Act::Reserve) < 25);
 }
 
 #[tokio::test(start_paused = true)]
@@ -106,7 +106,7 @@ async fn a_waiting_retry_takes_over_when_the_lease_ends() {
         async move { dead.send(charge("k")).await }
     });
     soon(begun.notified()).await;
-    let api = Api::on(Arc::clone(&dead.ledger), rules().wait(WAIT), |effects, _| async move {
+    let api = Api::on(dead.ledger.clone(), rules().wait(WAIT), |effects, _| async move {
         effects.add("taken over");
         Ok(answer(StatusCode::OK, "taken over"))
     });
@@ -182,12 +182,12 @@ async fn the_lease_is_counted_from_the_question_and_not_from_its_answer() {
         let left = until.saturating_duration_since(Instant::now());
         Ok(answer(StatusCode::OK, left.as_secs().to_string()))
     });
-    let permits = api.ledger.hold_reserves();
+    let permits = api.ledger.faults.block_answers(Act::Reserve);
     let asking = tokio::spawn({
         let api = api.clone();
         async move { api.send(charge("k")).await }
     });
-    soon(api.ledger.reserved.notified()).await;
+    soon(api.ledger.reserved()).await;
     tokio::time::advance(LEASE - Duration::from_secs(7)).await;
     permits.add_permits(1);
     assert_eq!(soon(asking).await.unwrap().body, "7");

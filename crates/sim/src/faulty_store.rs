@@ -1,0 +1,327 @@
+//! A store with injected faults: any store of Hapax, whose calls a test counts, fails and blocks.
+//!
+//! Faults are planned per [`Act`]. A call that fails does not reach the store behind. A blocked call waits
+//! for a permit before it reaches the store, or after the store has done it and before it returns.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::ops::{Range, RangeInclusive};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use hapax_core::EventKey;
+use hapax_core::delivery::DeliveryId;
+use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint};
+use hapax_core::job::{Fence, HandlerName, JobId};
+use hapax_core::ledger::{Ledger, Reservation, ReserveAsk, Reserved, StoredAnswer};
+use hapax_core::store::*;
+use hapax_core::{SourceName, Tenant};
+use tokio::sync::{Notify, Semaphore};
+
+/// The reason of every failure that a test plans without an error of its own.
+pub const PLANNED: &str = "planned by the test";
+
+/// A store whose calls are counted, and fail or wait as the test plans.
+pub struct FaultyStore<S> {
+    inner: S,
+    calls: Mutex<HashMap<Act, Calls>>,
+    changed: Notify,
+    sql_batches_max: Option<usize>,
+    foreground_requests: Option<ForegroundRequests<S>>,
+}
+
+/// Answers [`StoreHints::foreground_requests`] instead of the store behind.
+type ForegroundRequests<S> = Box<dyn Fn(&FaultyStore<S>) -> Option<u64> + Send + Sync>;
+
+/// The calls of one act so far, and the plan for further ones.
+#[derive(Default)]
+struct Calls {
+    begun: usize,
+    ended: usize,
+    arguments: Vec<String>,
+    /// By the number of the call, from 0.
+    failures: Vec<(Range<usize>, StoreError)>,
+    before: Option<Arc<Semaphore>>,
+    after: Option<Arc<Semaphore>>,
+}
+
+/// The plan for one call.
+struct Plan {
+    error: Option<StoreError>,
+    before: Option<Arc<Semaphore>>,
+    after: Option<Arc<Semaphore>>,
+}
+
+impl<S> FaultyStore<S> {
+    /// Plans no fault yet.
+    pub fn new(inner: S) -> Self {
+        Self {
+            inner,
+            calls: Mutex::default(),
+            changed: Notify::new(),
+            sql_batches_max: None,
+            foreground_requests: None,
+        }
+    }
+
+    /// Answers the hint [`StoreHints::sql_batches_max`] with `most`.
+    pub fn with_sql_batches_max(self, most: usize) -> Self {
+        Self { sql_batches_max: Some(most), ..self }
+    }
+
+    /// Answers the hint [`StoreHints::foreground_requests`] with `hint`.
+    pub fn with_foreground_requests(
+        self,
+        hint: impl Fn(&Self) -> Option<u64> + Send + Sync + 'static,
+    ) -> Self {
+        Self { foreground_requests: Some(Box::new(hint)), ..self }
+    }
+
+    /// The store behind. Its calls are neither counted nor disturbed.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// The next `count` calls of `act` fail.
+    pub fn fail_next(&self, act: Act, count: usize) {
+        self.plan(act, |calls| {
+            let error = StoreError::Unavailable(PLANNED.into());
+            calls.failures.push((calls.begun..calls.begun.saturating_add(count), error));
+        });
+    }
+
+    /// Every call of `act` fails with `error`, until [`FaultyStore::heal`].
+    pub fn fail(&self, act: Act, error: StoreError) {
+        self.plan(act, |calls| calls.failures.push((calls.begun..usize::MAX, error)));
+    }
+
+    /// Calls of `act` wait for a permit before they reach the store.
+    pub fn block(&self, act: Act) -> Arc<Semaphore> {
+        let permits = Arc::new(Semaphore::new(0));
+        self.plan(act, |calls| calls.before = Some(Arc::clone(&permits)));
+        permits
+    }
+
+    /// Calls of `act` reach the store at once, and wait for a permit before they return.
+    pub fn block_answers(&self, act: Act) -> Arc<Semaphore> {
+        let permits = Arc::new(Semaphore::new(0));
+        self.plan(act, |calls| calls.after = Some(Arc::clone(&permits)));
+        permits
+    }
+
+    /// Further calls of `act` neither fail nor wait.
+    pub fn heal(&self, act: Act) {
+        self.plan(act, |calls| {
+            calls.failures.clear();
+            (calls.before, calls.after) = (None, None);
+        });
+    }
+
+    /// How many calls of `act` have begun.
+    pub fn begun(&self, act: Act) -> usize {
+        self.calls().get(&act).map_or(0, |calls| calls.begun)
+    }
+
+    /// How many calls of `act` the store has done or the plan has failed.
+    pub fn ended(&self, act: Act) -> usize {
+        self.calls().get(&act).map_or(0, |calls| calls.ended)
+    }
+
+    /// The arguments of each call of `act`, in order, as [`fmt::Debug`] prints their tuple.
+    pub fn arguments(&self, act: Act) -> Vec<String> {
+        self.calls().get(&act).map_or_else(Vec::new, |calls| calls.arguments.clone())
+    }
+
+    /// Ends when the next call begins or ends. Counts from the call on, not from the first poll.
+    pub fn changed(&self) -> impl Future<Output = ()> {
+        self.changed.notified()
+    }
+
+    /// Waits until `condition` holds. It is checked whenever a call begins or ends.
+    pub async fn until(&self, condition: impl Fn(&Self) -> bool) {
+        loop {
+            let changed = self.changed();
+            if condition(self) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, HashMap<Act, Calls>> {
+        self.calls.lock().expect("no panic happens under this lock")
+    }
+
+    fn plan(&self, act: Act, change: impl FnOnce(&mut Calls)) {
+        change(self.calls().entry(act).or_default());
+    }
+
+    fn begin(&self, act: Act, arguments: String) -> Plan {
+        let mut calls = self.calls();
+        let calls = calls.entry(act).or_default();
+        let planned = calls.failures.iter().find(|(numbers, _)| numbers.contains(&calls.begun));
+        let error = planned.map(|(_, error)| error.clone());
+        calls.begun += 1;
+        calls.arguments.push(arguments);
+        self.changed.notify_waiters();
+        Plan { error, before: calls.before.clone(), after: calls.after.clone() }
+    }
+
+    fn end(&self, act: Act) {
+        self.plan(act, |calls| calls.ended += 1);
+        self.changed.notify_waiters();
+    }
+
+    /// One call: counted, and failed or blocked as planned.
+    async fn pass<T, F: Future<Output = Result<T, StoreError>>>(
+        &self,
+        act: Act,
+        arguments: String,
+        call: impl FnOnce() -> F,
+    ) -> Result<T, StoreError> {
+        let plan = self.begin(act, arguments);
+        wait_for(plan.before).await;
+        let answer = match plan.error {
+            Some(error) => Err(error),
+            None => call().await,
+        };
+        self.end(act);
+        wait_for(plan.after).await;
+        answer
+    }
+}
+
+async fn wait_for(permits: Option<Arc<Semaphore>>) {
+    if let Some(permits) = permits {
+        permits.acquire().await.expect("the semaphore is never closed").forget();
+    }
+}
+
+impl<S> fmt::Debug for FaultyStore<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultyStore").finish_non_exhaustive()
+    }
+}
+
+/// Declares [`Act`], and passes each act on to the store behind. The methods of a trait that
+/// cannot fail follow a `+`: they are passed on uncounted.
+macro_rules! acts {
+    ($($Trait:ident {
+        $($Act:ident: $method:ident($($argument:ident: $Argument:ty),*) -> $Answer:ty;)*
+        $(+ { $($also:tt)* })?
+    })*) => {
+        /// A method of a store that can fail.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Act {
+            $($(
+                #[doc = concat!("`", stringify!($Trait), "::", stringify!($method), "`")]
+                $Act,
+            )*)*
+        }
+
+        $(impl<S: $Trait> $Trait for FaultyStore<S> {
+            $(async fn $method(&self, $($argument: $Argument),*) -> Result<$Answer, StoreError> {
+                let arguments = format!("{:?}", ($(&$argument,)*));
+                self.pass(Act::$Act, arguments, || self.inner.$method($($argument),*)).await
+            })*
+            $($($also)*)?
+        })*
+    };
+}
+
+acts! {
+    Store {
+        Ingest: ingest(ingest: hapax_core::store::Ingest) -> Vec<Verdict>;
+        + {
+            fn writable(&self) -> Result<(), StoreError> {
+                self.inner.writable()
+            }
+        }
+    }
+    StoreHints {
+        Knows: knows(key: &EventKey) -> bool;
+        + {
+            fn sql_batches_max(&self) -> usize {
+                self.sql_batches_max.unwrap_or_else(|| self.inner.sql_batches_max())
+            }
+
+            fn foreground_requests(&self) -> Option<u64> {
+                match &self.foreground_requests {
+                    Some(hint) => hint(self),
+                    None => self.inner.foreground_requests(),
+                }
+            }
+        }
+    }
+    Work {
+        Announce: announce(handlers: Vec<HandlerSpec>) -> ();
+        Claim: claim(ask: ClaimAsk) -> Vec<hapax_core::store::Claim>;
+        Renew: renew(job: JobId, fence: Fence, lease: Duration) -> Held;
+        Settle: settle(job: JobId, fence: Fence, outcome: Outcome) -> Settlement;
+        GiveBack: give_back(claims: Vec<(JobId, Fence)>) -> ();
+        RunSql: run_sql(ask: SqlAsk) -> SqlRan;
+        RunClaimed: run_claimed(run: SqlRun) -> Ran;
+        Hurry: hurry(event: EventId) -> ();
+        Prune: prune(horizon: Horizon, limit: usize) -> bool;
+        + {
+            fn wait(
+                &self,
+                handler: &HandlerRef,
+                span: RangeInclusive<Duration>,
+            ) -> impl Future<Output = Wake> + Send {
+                self.inner.wait(handler, span)
+            }
+        }
+    }
+    Operate {
+        Replay: replay(ask: ReplayAsk) -> Vec<Replayed>;
+        Approve: approve(event: EventId, jobs: Vec<NewJob>, by: Action) -> Reviewed;
+        Reject: reject(event: EventId, by: Action) -> Reviewed;
+        Discard: discard(event: EventId, handler: Option<HandlerName>, by: Action) -> Reviewed;
+    }
+    Inspect {
+        ListEvents: events(filter: EventFilter) -> Page<EventSummary>;
+        FindEvent: event(name: &EventName) -> Lookup<EventDetail>;
+        ListJobs: jobs(filter: JobFilter) -> Page<JobDetail>;
+        FindJob: job(id: JobId) -> Option<JobDetail>;
+        Lanes: lanes() -> Vec<LaneState>;
+        InReview: in_review() -> Vec<(SourceName, u64)>;
+        Sample: sample(ask: SampleAsk) -> hapax_core::store::Sample;
+        + {
+            fn flush_copies(&self) -> impl Future<Output = ()> + Send {
+                self.inner.flush_copies()
+            }
+        }
+    }
+    Outbox {
+        Publish: publish(message: NewMessage) -> Published;
+        Exchange: exchange(outcomes: Vec<AttemptOutcome>, ask: DeliveryAsk) -> Exchanged;
+        CreateEndpoint: create_endpoint(endpoint: NewEndpoint, by: Action) -> EndpointChanged;
+        ChangeEndpoint: change_endpoint(id: EndpointId, act: EndpointAct, by: Action) -> EndpointChanged;
+        ReplayDelivery: replay_delivery(delivery: DeliveryId, by: Action) -> DeliveryReplayed;
+        SkipDelivery: skip_delivery(delivery: DeliveryId, by: Action) -> DeliverySkipped;
+        ChangeMessage: change_message(message: MessageRef, act: MessageAct, by: Action)
+            -> Option<Vec<DeliveryId>>;
+        CancelOrphans: cancel_orphans(limit: usize) -> bool;
+        + {
+            fn wait_for_deliveries(&self, at_most: Duration) -> impl Future<Output = ()> + Send {
+                self.inner.wait_for_deliveries(at_most)
+            }
+        }
+    }
+    InspectOutbox {
+        ListEndpoints: endpoints(filter: EndpointFilter) -> Page<EndpointRecord>;
+        FindEndpoint: endpoint(id: EndpointId) -> Option<EndpointRecord>;
+        ListMessages: messages(filter: MessageFilter) -> Page<MessageSummary>;
+        FindMessage: message(id: &str, tenant: Option<Tenant>) -> Vec<MessageDetail>;
+        ListDeliveries: deliveries(filter: DeliveryFilter) -> Page<DeliveryDetail>;
+        FindDelivery: delivery(id: DeliveryId) -> Option<DeliveryDetail>;
+        DeliveryBacklog: delivery_backlog() -> hapax_core::store::DeliveryBacklog;
+    }
+    Ledger {
+        Reserve: reserve(ask: ReserveAsk) -> Reservation;
+        Finish: finish(reserved: &Reserved, answer: &StoredAnswer) -> Held;
+        Abandon: abandon(reserved: &Reserved) -> ();
+    }
+}
