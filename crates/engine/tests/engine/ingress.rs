@@ -95,7 +95,7 @@ impl Setup {
         Routes::build(routes).expect("one route")
     }
 
-    async fn start(self) -> House {
+    async fn start(self) -> TestServer {
         let metrics = recorder();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -114,12 +114,12 @@ impl Setup {
             "default" => format!("/webhooks/{}", self.name),
             tenant => format!("/webhooks/{tenant}/{}", self.name),
         };
-        House { name: self.name, path, address, store, clock, ingress, stop, served, metrics }
+        TestServer { name: self.name, path, address, store, clock, ingress, stop, served, metrics }
     }
 }
 
 /// A running server.
-struct House {
+struct TestServer {
     name: &'static str,
     path: String,
     address: SocketAddr,
@@ -131,7 +131,7 @@ struct House {
     metrics: &'static PrometheusHandle,
 }
 
-impl House {
+impl TestServer {
     async fn wire(&self) -> Wire {
         Wire::connect(self.address).await
     }
@@ -218,9 +218,9 @@ fn recorder() -> &'static PrometheusHandle {
 
 #[tokio::test]
 async fn a_signed_event_is_accepted_once_and_its_copies_are_duplicates() {
-    let house = setup("once").start().await;
-    let mut wire = house.wire().await;
-    wire.write(house.signed(&event("evt_1"))).await;
+    let server = setup("once").start().await;
+    let mut wire = server.wire().await;
+    wire.write(server.signed(&event("evt_1"))).await;
     let first = wire.answer().await;
     assert_eq!((first.status, first.header("hapax-decision")), (200, Some("accepted")));
     let id = first.json()["id"].as_str().unwrap().to_owned();
@@ -228,7 +228,7 @@ async fn a_signed_event_is_accepted_once_and_its_copies_are_duplicates() {
     let request_id: Uuid = first.header("hapax-request-id").unwrap().parse().unwrap();
     assert_eq!(request_id.get_version_num(), 7);
     for _ in 0..3 {
-        wire.write(house.signed(&event("evt_1"))).await;
+        wire.write(server.signed(&event("evt_1"))).await;
         let copy = wire.answer().await;
         assert_eq!((copy.status, copy.header("hapax-decision")), (200, Some("duplicate")));
         assert_eq!(
@@ -237,27 +237,27 @@ async fn a_signed_event_is_accepted_once_and_its_copies_are_duplicates() {
         );
         assert_ne!(copy.header("hapax-request-id"), first.header("hapax-request-id"));
     }
-    assert_eq!((house.arrivals("accepted"), house.arrivals("duplicate")), (1, 3));
-    assert_eq!(house.stopped().await, Drained::Clean);
+    assert_eq!((server.arrivals("accepted"), server.arrivals("duplicate")), (1, 3));
+    assert_eq!(server.stopped().await, Drained::Clean);
 }
 
 #[tokio::test]
 async fn a_conflict_is_a_duplicate_to_the_sender_and_a_conflict_to_the_operator() {
-    let house = setup("conflict").start().await;
-    let mut wire = house.wire().await;
-    wire.write(house.signed(&event("evt_1"))).await;
+    let server = setup("conflict").start().await;
+    let mut wire = server.wire().await;
+    wire.write(server.signed(&event("evt_1"))).await;
     wire.answer().await;
-    wire.write(house.signed(r#"{"id":"evt_1","type":"payout.failed"}"#)).await;
+    wire.write(server.signed(r#"{"id":"evt_1","type":"payout.failed"}"#)).await;
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("hapax-decision")), (200, Some("duplicate")));
     assert_eq!(heard.json()["decision"], "duplicate");
-    assert_eq!((house.arrivals("conflict"), house.arrivals("duplicate")), (1, 0));
+    assert_eq!((server.arrivals("conflict"), server.arrivals("duplicate")), (1, 0));
 }
 
 #[tokio::test]
 async fn an_unknown_source_is_404_and_another_method_than_post_405() {
-    let house = setup("paths").start().await;
-    let mut wire = house.wire().await;
+    let server = setup("paths").start().await;
+    let mut wire = server.wire().await;
     for path in [
         "/",
         "/webhooks",
@@ -279,7 +279,7 @@ async fn an_unknown_source_is_404_and_another_method_than_post_405() {
         );
     }
     for method in ["GET", "PUT", "DELETE", "OPTIONS", "PATCH"] {
-        wire.write(format!("{method} {} HTTP/1.1\r\nhost: a\r\n\r\n", house.path)).await;
+        wire.write(format!("{method} {} HTTP/1.1\r\nhost: a\r\n\r\n", server.path)).await;
         let heard = wire.answer().await;
         assert_eq!((heard.status, heard.header("allow")), (405, Some("POST")), "{method}");
     }
@@ -290,19 +290,19 @@ async fn an_unknown_source_is_404_and_another_method_than_post_405() {
 
 #[tokio::test]
 async fn refusals_are_problems_without_internal_details() {
-    let house = setup("problems").start().await;
-    let mut wire = house.wire().await;
+    let server = setup("problems").start().await;
+    let mut wire = server.wire().await;
     let body = event("evt_1");
-    let good = sign(house.now(), &body);
+    let good = sign(server.now(), &body);
     let foreign = hex::encode([7; 32]);
-    let long_ago = house.now() + 301;
+    let long_ago = server.now() + 301;
     let mut refusals = Vec::new();
     for request in [
-        house.forged(""),
-        house.request(&body, house.now(), &foreign, ""),
-        house.request(&body, house.now(), &good[..40], ""),
-        house.request(&body, house.now() - 1, &good, ""),
-        house.request(&body, long_ago, &sign(long_ago, &body), ""),
+        server.forged(""),
+        server.request(&body, server.now(), &foreign, ""),
+        server.request(&body, server.now(), &good[..40], ""),
+        server.request(&body, server.now() - 1, &good, ""),
+        server.request(&body, long_ago, &sign(long_ago, &body), ""),
     ] {
         wire.write(request).await;
         let heard = wire.answer().await;
@@ -317,44 +317,44 @@ async fn refusals_are_problems_without_internal_details() {
     assert_eq!(refusals[0].0, 401);
     assert_eq!(refusals[0].1["type"], "urn:hapax:problem:signature");
     assert!(refusals.iter().all(|one| *one == refusals[0]), "{refusals:?}");
-    assert_eq!((house.rejections("signature"), house.rejections("future")), (4, 1));
-    assert_eq!(house.stored().await, 0);
+    assert_eq!((server.rejections("signature"), server.rejections("future")), (4, 1));
+    assert_eq!(server.stored().await, 0);
 }
 
 #[tokio::test]
 async fn an_authentic_body_that_is_no_event_is_400() {
-    let house = setup("malformed").start().await;
-    let mut wire = house.wire().await;
+    let server = setup("malformed").start().await;
+    let mut wire = server.wire().await;
     for body in ["not json", "{}", "", r#"{"id":"a","id":"b"}"#] {
-        wire.write(house.signed(body)).await;
+        wire.write(server.signed(body)).await;
         assert_eq!(wire.answer().await.status, 400, "{body}");
     }
-    assert_eq!(house.rejections("malformed") + house.rejections("no_id"), 4);
-    assert_eq!(house.stored().await, 0);
+    assert_eq!(server.rejections("malformed") + server.rejections("no_id"), 4);
+    assert_eq!(server.stored().await, 0);
 }
 
 #[tokio::test]
 async fn a_request_without_a_signature_is_refused_before_its_body_arrives() {
-    let house = setup("unsigned").start().await;
-    let mut wire = house.wire().await;
+    let server = setup("unsigned").start().await;
+    let mut wire = server.wire().await;
     wire.write(format!(
         "POST {} HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 1000\r\n\r\n",
-        house.path
+        server.path
     ))
     .await;
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("connection")), (401, Some("close")));
     assert_eq!(wire.rest().await, b"");
-    assert_eq!(house.rejections("missing"), 1);
+    assert_eq!(server.rejections("missing"), 1);
 }
 
 #[tokio::test]
 async fn a_sender_that_expects_100_continue_gets_it() {
-    let house = setup("continue").start().await;
-    let mut wire = house.wire().await;
+    let server = setup("continue").start().await;
+    let mut wire = server.wire().await;
     let body = event("evt_1");
     let request =
-        house.request(&body, house.now(), &sign(house.now(), &body), "expect: 100-continue\r\n");
+        server.request(&body, server.now(), &sign(server.now(), &body), "expect: 100-continue\r\n");
     let (head, _) = request.split_at(request.len() - body.len());
     wire.write(head).await;
     assert_eq!(wire.answer().await.status, 100);
@@ -367,29 +367,29 @@ async fn a_body_at_the_limit_is_accepted_and_one_byte_more_is_413() {
     let bytes_max = 100_000;
     let mut with = setup("cap");
     with.body.bytes_max = bytes_max;
-    let house = with.start().await;
+    let server = with.start().await;
     let sized = |bytes: usize| {
         let body = json!({ "id": "evt_1", "pad": "" }).to_string();
         body.replace(r#""pad":"""#, &format!(r#""pad":"{}""#, "x".repeat(bytes - body.len())))
     };
-    let mut wire = house.wire().await;
-    wire.write(house.signed(&sized(bytes_max))).await;
+    let mut wire = server.wire().await;
+    wire.write(server.signed(&sized(bytes_max))).await;
     assert_eq!(wire.answer().await.status, 200);
-    wire.write(house.signed(&sized(bytes_max + 1))).await;
+    wire.write(server.signed(&sized(bytes_max + 1))).await;
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("connection")), (413, Some("close")));
     assert_eq!(wire.rest().await, b"");
     // The same without a length: only reading it shows that it is too long.
     for (bytes, status) in [(bytes_max, 200), (bytes_max + 1, 413)] {
-        let mut wire = house.wire().await;
-        wire.write(chunked(&house, &sized(bytes))).await;
+        let mut wire = server.wire().await;
+        wire.write(chunked(&server, &sized(bytes))).await;
         assert_eq!(wire.answer().await.status, status, "{bytes}");
     }
-    assert_eq!((house.stored().await, house.rejections("too_large")), (1, 2));
+    assert_eq!((server.stored().await, server.rejections("too_large")), (1, 2));
 }
 
-fn chunked(house: &House, body: &str) -> String {
-    let whole = house.signed(body);
+fn chunked(server: &TestServer, body: &str) -> String {
+    let whole = server.signed(body);
     let head = whole.split("content-length").next().unwrap();
     let mut request = format!("{head}transfer-encoding: chunked\r\n\r\n");
     for chunk in body.as_bytes().chunks(30_000) {
@@ -400,9 +400,9 @@ fn chunked(house: &House, body: &str) -> String {
 
 #[tokio::test]
 async fn chunks_without_end_are_413_as_soon_as_they_are_too_many() {
-    let house = setup("endless").start().await;
-    let mut wire = house.wire().await;
-    let request = house.signed("");
+    let server = setup("endless").start().await;
+    let mut wire = server.wire().await;
+    let request = server.signed("");
     let head = request.split("content-length").next().unwrap();
     wire.write(format!("{head}transfer-encoding: chunked\r\n\r\n")).await;
     let chunk = format!("{:x}\r\n{}\r\n", 64 * 1024, "x".repeat(64 * 1024));
@@ -412,16 +412,16 @@ async fn chunks_without_end_are_413_as_soon_as_they_are_too_many() {
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("connection")), (413, Some("close")));
     drop(wire);
-    assert_eq!(house.stopped().await, Drained::Clean);
+    assert_eq!(server.stopped().await, Drained::Clean);
 }
 
 #[tokio::test]
 async fn a_slow_body_is_408_however_steadily_it_arrives() {
     let mut with = setup("drip");
     with.body.grace = Duration::from_millis(200);
-    let house = with.start().await;
-    let mut wire = house.wire().await;
-    let request = house.signed(&" ".repeat(10_000));
+    let server = with.start().await;
+    let mut wire = server.wire().await;
+    let request = server.signed(&" ".repeat(10_000));
     wire.write(&request[..request.len() - 9_999]).await;
     let mut drops = tokio::time::interval(Duration::from_millis(10));
     within(async {
@@ -435,7 +435,7 @@ async fn a_slow_body_is_408_however_steadily_it_arrives() {
     .await;
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("connection")), (408, Some("close")));
-    assert_eq!(house.rejections("slow"), 1);
+    assert_eq!(server.rejections("slow"), 1);
 }
 
 #[tokio::test]
@@ -444,12 +444,12 @@ async fn unfinished_bodies_share_a_bounded_memory() {
     with.body.unfinished_bytes_max = 200_000;
     // All of them are new, and cannot be dropped yet.
     with.body.left_alone = Duration::from_secs(3600);
-    let house = with.start().await;
-    let request = house.signed(&" ".repeat(150_000));
+    let server = with.start().await;
+    let request = server.signed(&" ".repeat(150_000));
     // More than one frame of the first body has arrived, so it holds memory.
-    let mut first = house.wire().await;
+    let mut first = server.wire().await;
     first.write(&request[..request.len() - 1]).await;
-    let mut second = house.wire().await;
+    let mut second = server.wire().await;
     let heard = within(async {
         loop {
             second.write(&request).await;
@@ -474,18 +474,18 @@ async fn when_memory_is_short_the_slowest_body_is_dropped_and_not_the_newest() {
     let mut with = setup("slowest");
     with.body.unfinished_bytes_max = 200_000;
     with.body.left_alone = Duration::ZERO;
-    let house = with.start().await;
+    let server = with.start().await;
     let body = json!({ "id": "evt_1", "type": "a", "pad": " ".repeat(150_000) }).to_string();
-    let request = house.signed(&body);
+    let request = server.signed(&body);
     // All but its last byte has arrived, and nothing more will.
-    let mut slow = house.wire().await;
+    let mut slow = server.wire().await;
     slow.write(&request[..request.len() - 1]).await;
     within(async {
         loop {
-            let mut next = house.wire().await;
+            let mut next = server.wire().await;
             next.write(&request).await;
             assert_eq!(next.answer().await.status, 200, "the newcomer is never turned away");
-            if house.rejections("crowded") > 0 {
+            if server.rejections("crowded") > 0 {
                 break;
             }
         }
@@ -504,12 +504,12 @@ async fn a_length_that_is_only_declared_takes_no_memory() {
     let mut with = setup("declared");
     with.body.unfinished_bytes_max = 200_000;
     with.body.left_alone = Duration::from_secs(3600);
-    let house = with.start().await;
+    let server = with.start().await;
     let body = json!({ "id": "evt_1", "type": "a", "pad": " ".repeat(150_000) }).to_string();
-    let request = house.signed(&body);
+    let request = server.signed(&body);
     let mut held = Vec::new();
     for _ in 0..20 {
-        let mut slow = house.wire().await;
+        let mut slow = server.wire().await;
         slow.write(&request[..request.len() - body.len() + 1]).await;
         tokio::task::yield_now().await;
         slow.write(" ").await;
@@ -519,7 +519,7 @@ async fn a_length_that_is_only_declared_takes_no_memory() {
         for slow in &mut held {
             slow.write(" ").await;
         }
-        let mut next = house.wire().await;
+        let mut next = server.wire().await;
         next.write(&request).await;
         assert_eq!(next.answer().await.status, 200);
     }
@@ -532,15 +532,15 @@ async fn connections_are_counted_for_the_client_that_a_trusted_proxy_names() {
     let mut with = setup("shares");
     with.connections_max = 4;
     with.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
-    let house = with.start().await;
+    let server = with.start().await;
     let ask =
         |client: &str| format!("GET / HTTP/1.1\r\nhost: a\r\nx-forwarded-for: {client}\r\n\r\n");
-    let mut lone = house.wire().await;
+    let mut lone = server.wire().await;
     lone.write(ask("198.51.100.1")).await;
     assert_eq!(lone.answer().await.status, 404);
     let mut held = Vec::new();
     for _ in 0..12 {
-        let mut wire = house.wire().await;
+        let mut wire = server.wire().await;
         wire.write(ask("198.51.100.2")).await;
         assert_eq!(wire.answer().await.status, 404);
         held.push(wire);
@@ -551,66 +551,66 @@ async fn connections_are_counted_for_the_client_that_a_trusted_proxy_names() {
 
 #[tokio::test]
 async fn an_encoded_body_is_415() {
-    let house = setup("encoded").start().await;
+    let server = setup("encoded").start().await;
     let body = event("evt_1");
     for (encoding, status) in [("gzip", 415), ("identity, br", 415), ("Identity", 200), ("", 200)] {
-        let mut wire = house.wire().await;
+        let mut wire = server.wire().await;
         let more = format!("content-encoding: {encoding}\r\n");
-        wire.write(house.request(&body, house.now(), &sign(house.now(), &body), &more)).await;
+        wire.write(server.request(&body, server.now(), &sign(server.now(), &body), &more)).await;
         assert_eq!(wire.answer().await.status, status, "{encoding}");
     }
-    assert_eq!(house.rejections("encoded"), 2);
+    assert_eq!(server.rejections("encoded"), 2);
 }
 
 #[tokio::test]
 async fn an_authentic_event_under_a_content_type_its_sender_never_uses_is_415() {
-    let house = setup("types").start().await;
+    let server = setup("types").start().await;
     let secret = ActiveSecret::forever(Secret::new(SECRET));
     let stripe = Source::build(SourceSpec::new("types", "stripe", vec![secret])).unwrap();
     let routes = RoutesSpec::new(vec![RouteSpec::new(Arc::new(stripe))]);
-    house.ingress.reload(Routes::build(routes).unwrap());
+    server.ingress.reload(Routes::build(routes).unwrap());
     let body = json!({ "id": "evt_1", "object": "event", "type": "payout.paid" }).to_string();
-    let (now, signature) = (house.now(), sign(house.now(), &body));
+    let (now, signature) = (server.now(), sign(server.now(), &body));
     for (content_type, status) in [("text/plain", 415), ("application/json; charset=utf-8", 200)] {
-        let mut wire = house.wire().await;
+        let mut wire = server.wire().await;
         wire.write(format!(
             "POST {} HTTP/1.1\r\nhost: a\r\ncontent-type: {content_type}\r\n\
              stripe-signature: t={now},v1={signature}\r\ncontent-length: {}\r\n\r\n{body}",
-            house.path,
+            server.path,
             body.len()
         ))
         .await;
         assert_eq!(wire.answer().await.status, status, "{content_type}");
     }
-    assert_eq!((house.rejections("content_type"), house.stored().await), (1, 1));
+    assert_eq!((server.rejections("content_type"), server.stored().await), (1, 1));
 }
 
 #[tokio::test]
 async fn a_late_event_is_refused_and_an_unknown_one_is_counted_separately() {
     let mut with = setup("late");
     with.late = LatePolicy::Reject;
-    let house = with.start().await;
-    let mut wire = house.wire().await;
-    let (known, unknown) = (house.signed(&event("evt_1")), house.signed(&event("evt_2")));
+    let server = with.start().await;
+    let mut wire = server.wire().await;
+    let (known, unknown) = (server.signed(&event("evt_1")), server.signed(&event("evt_2")));
     wire.write(&known).await;
     assert_eq!(wire.answer().await.status, 200);
-    house.clock.fetch_add(300, Ordering::SeqCst);
+    server.clock.fetch_add(300, Ordering::SeqCst);
     wire.write(&known).await;
     assert_eq!(wire.answer().await.header("hapax-decision"), Some("duplicate"), "at the edge");
-    house.clock.fetch_add(1, Ordering::SeqCst);
+    server.clock.fetch_add(1, Ordering::SeqCst);
     wire.write(&known).await;
     assert_eq!(wire.answer().await.status, 401);
-    assert_eq!((house.rejections("stale"), house.rejections("stale_unseen")), (1, 0));
+    assert_eq!((server.rejections("stale"), server.rejections("stale_unseen")), (1, 0));
     wire.write(&unknown).await;
     assert_eq!(wire.answer().await.status, 401);
-    assert_eq!((house.rejections("stale"), house.rejections("stale_unseen")), (1, 1));
-    assert_eq!(house.stored().await, 1);
+    assert_eq!((server.rejections("stale"), server.rejections("stale_unseen")), (1, 1));
+    assert_eq!(server.stored().await, 1);
 }
 
 #[tokio::test]
 async fn a_late_copy_of_a_notice_on_the_other_side_of_an_edge_is_not_counted_as_lost() {
     // Its derived key has changed by now: the event is known under the key of the previous span.
-    let house = setup("late_notice").start().await;
+    let server = setup("late_notice").start().await;
     let secret = ActiveSecret::forever(Secret::new(SECRET));
     let mut spec = SourceSpec::new("late_notice", "stripe", vec![secret]);
     let within = Some(Duration::from_secs(600));
@@ -618,51 +618,51 @@ async fn a_late_copy_of_a_notice_on_the_other_side_of_an_edge_is_not_counted_as_
     spec.late = Some(LatePolicy::Reject);
     let source = Arc::new(Source::build(spec).unwrap());
     let routes = RoutesSpec::new(vec![RouteSpec::new(source)]);
-    house.ingress.reload(Routes::build(routes).unwrap());
+    server.ingress.reload(Routes::build(routes).unwrap());
     // A second before the edge, and a second past the window.
-    house.clock.fetch_add(599 - house.now().rem_euclid(600), Ordering::SeqCst);
+    server.clock.fetch_add(599 - server.now().rem_euclid(600), Ordering::SeqCst);
     let body = json!({ "ref": "r1", "object": "event", "type": "payout.paid" }).to_string();
-    let (now, signature) = (house.now(), sign(house.now(), &body));
+    let (now, signature) = (server.now(), sign(server.now(), &body));
     for (later, status) in [(0, 200), (301, 401)] {
-        house.clock.fetch_add(later, Ordering::SeqCst);
-        let mut wire = house.wire().await;
+        server.clock.fetch_add(later, Ordering::SeqCst);
+        let mut wire = server.wire().await;
         wire.write(format!(
             "POST {} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
              stripe-signature: t={now},v1={signature}\r\ncontent-length: {}\r\n\r\n{body}",
-            house.path,
+            server.path,
             body.len()
         ))
         .await;
         assert_eq!(wire.answer().await.status, status);
     }
-    assert_eq!((house.rejections("stale"), house.rejections("stale_unseen")), (1, 0));
+    assert_eq!((server.rejections("stale"), server.rejections("stale_unseen")), (1, 0));
 }
 
 #[tokio::test]
 async fn a_late_event_waits_for_review_if_the_source_is_configured_so() {
-    let house = setup("review").start().await;
-    let request = house.signed(&event("evt_1"));
-    house.clock.fetch_add(3600, Ordering::SeqCst);
-    let mut wire = house.wire().await;
+    let server = setup("review").start().await;
+    let request = server.signed(&event("evt_1"));
+    server.clock.fetch_add(3600, Ordering::SeqCst);
+    let mut wire = server.wire().await;
     wire.write(request).await;
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("hapax-decision")), (202, Some("review")));
-    assert_eq!((house.arrivals("review"), house.stored().await), (1, 1));
+    assert_eq!((server.arrivals("review"), server.stored().await), (1, 1));
 }
 
 #[tokio::test]
 async fn the_window_is_checked_when_the_last_byte_has_arrived() {
     // The head arrives inside the window and the body after it: a slow body must not extend the
     // window.
-    let house = setup("last-byte").start().await;
-    let mut wire = house.wire().await;
+    let server = setup("last-byte").start().await;
+    let mut wire = server.wire().await;
     let body = event("evt_1");
     let request =
-        house.request(&body, house.now(), &sign(house.now(), &body), "expect: 100-continue\r\n");
+        server.request(&body, server.now(), &sign(server.now(), &body), "expect: 100-continue\r\n");
     let (head, _) = request.split_at(request.len() - body.len());
     wire.write(head).await;
     assert_eq!(wire.answer().await.status, 100);
-    house.clock.fetch_add(301, Ordering::SeqCst);
+    server.clock.fetch_add(301, Ordering::SeqCst);
     wire.write(&body).await;
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("hapax-decision")), (202, Some("review")));
@@ -670,107 +670,107 @@ async fn the_window_is_checked_when_the_last_byte_has_arrived() {
 
 #[tokio::test]
 async fn when_the_store_cannot_write_no_event_is_accepted() {
-    let house = setup("full").start().await;
-    let mut wire = house.wire().await;
-    house.store.fail(Act::Ingest, StoreError::Unavailable("the disk is full".into()));
-    wire.write(house.signed(&event("evt_1"))).await;
+    let server = setup("full").start().await;
+    let mut wire = server.wire().await;
+    server.store.fail(Act::Ingest, StoreError::Unavailable("the disk is full".into()));
+    wire.write(server.signed(&event("evt_1"))).await;
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("retry-after")), (503, Some("5")));
     assert_eq!(heard.header("hapax-decision"), None);
-    house.store.heal(Act::Ingest);
-    wire.write(house.signed(&event("evt_1"))).await;
+    server.store.heal(Act::Ingest);
+    wire.write(server.signed(&event("evt_1"))).await;
     assert_eq!(wire.answer().await.header("hapax-decision"), Some("accepted"));
-    assert_eq!(house.rejections("unavailable"), 1);
+    assert_eq!(server.rejections("unavailable"), 1);
 }
 
 /// Sends an event whose commit waits, and hangs up. hyper drops the answer's future as soon as it
 /// sees the connection end. There is one slot only, so the next connection shows that it has.
 /// Returns the permits for which commits wait.
-async fn hang_up_during_the_commit(name: &'static str) -> (House, Arc<Semaphore>) {
+async fn hang_up_during_the_commit(name: &'static str) -> (TestServer, Arc<Semaphore>) {
     let mut with = setup(name);
     with.connections_max = 1;
-    let house = with.start().await;
-    let commits = house.store.block(Act::Ingest);
-    let mut wire = house.wire().await;
-    wire.write(house.signed(&event("evt_1"))).await;
-    within(house.store.until(|store| store.begun(Act::Ingest) > 0)).await;
+    let server = with.start().await;
+    let commits = server.store.block(Act::Ingest);
+    let mut wire = server.wire().await;
+    wire.write(server.signed(&event("evt_1"))).await;
+    within(server.store.until(|store| store.begun(Act::Ingest) > 0)).await;
     drop(wire);
-    let mut next = house.wire().await;
+    let mut next = server.wire().await;
     next.write("GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").await;
     assert_eq!(next.answer().await.status, 200);
-    (house, commits)
+    (server, commits)
 }
 
 #[tokio::test]
 async fn a_commit_runs_to_its_end_and_is_counted_although_the_client_hangs_up() {
-    let (house, commits) = hang_up_during_the_commit("hangup").await;
+    let (server, commits) = hang_up_during_the_commit("hangup").await;
     commits.add_permits(1);
     within(async {
-        while house.arrivals("accepted") == 0 {
+        while server.arrivals("accepted") == 0 {
             yield_now().await;
         }
     })
     .await;
-    assert_eq!(house.stored().await, 1);
-    assert_eq!(house.stopped().await, Drained::Clean);
+    assert_eq!(server.stored().await, 1);
+    assert_eq!(server.stopped().await, Drained::Clean);
 }
 
 #[tokio::test]
 async fn a_shutdown_waits_for_the_commit_of_a_client_that_hung_up() {
-    let (house, commits) = hang_up_during_the_commit("orphan").await;
-    let store = house.store.clone();
-    house.stop.cancel();
-    within(async { while TcpStream::connect(house.address).await.is_ok() {} }).await;
-    assert!(!house.served.is_finished());
+    let (server, commits) = hang_up_during_the_commit("orphan").await;
+    let store = server.store.clone();
+    server.stop.cancel();
+    within(async { while TcpStream::connect(server.address).await.is_ok() {} }).await;
+    assert!(!server.served.is_finished());
     commits.add_permits(1);
-    assert_eq!(house.stopped().await, Drained::Clean);
+    assert_eq!(server.stopped().await, Drained::Clean);
     assert_eq!(stored(&store).await, 1);
 }
 
 #[tokio::test]
 async fn a_shutdown_answers_received_requests() {
-    let house = setup("drain").start().await;
-    let commits = house.store.block(Act::Ingest);
-    let mut wire = house.wire().await;
-    wire.write(house.signed(&event("evt_1"))).await;
-    within(house.store.until(|store| store.begun(Act::Ingest) > 0)).await;
-    house.stop.cancel();
+    let server = setup("drain").start().await;
+    let commits = server.store.block(Act::Ingest);
+    let mut wire = server.wire().await;
+    wire.write(server.signed(&event("evt_1"))).await;
+    within(server.store.until(|store| store.begun(Act::Ingest) > 0)).await;
+    server.stop.cancel();
     commits.add_permits(1);
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("hapax-decision")), (200, Some("accepted")));
-    assert_eq!(house.stopped().await, Drained::Clean);
+    assert_eq!(server.stopped().await, Drained::Clean);
 }
 
 #[tokio::test]
 async fn verified_events_over_the_rate_are_429_with_retry_after() {
     let mut with = setup("rate");
     with.rate_limit = per_hour(2);
-    let house = with.start().await;
-    let mut wire = house.wire().await;
+    let server = with.start().await;
+    let mut wire = server.wire().await;
     for (id, status) in [("evt_1", 200), ("evt_2", 200), ("evt_3", 429)] {
-        wire.write(house.signed(&event(id))).await;
+        wire.write(server.signed(&event(id))).await;
         let heard = wire.answer().await;
         assert_eq!(heard.status, status);
         let wait: Option<u64> = heard.header("retry-after").map(|wait| wait.parse().unwrap());
         assert_eq!(wait.is_some_and(|wait| wait > 1000), status == 429);
     }
-    assert_eq!((house.rejections("limited"), house.stored().await), (1, 2));
+    assert_eq!((server.rejections("limited"), server.stored().await), (1, 2));
 }
 
 #[tokio::test]
 async fn beyond_the_limit_of_failures_only_failures_are_limited() {
     let mut with = setup("failures");
     with.unverified_limit = per_hour(2);
-    let house = with.start().await;
-    let mut wire = house.wire().await;
+    let server = with.start().await;
+    let mut wire = server.wire().await;
     for status in [401, 401, 429, 429] {
-        wire.write(house.forged("")).await;
+        wire.write(server.forged("")).await;
         let heard = wire.answer().await;
         assert_eq!((heard.status, heard.header("retry-after").is_some()), (status, status == 429));
     }
-    wire.write(house.signed(&event("evt_1"))).await;
+    wire.write(server.signed(&event("evt_1"))).await;
     assert_eq!(wire.answer().await.status, 200, "what verifies is never refused by it");
-    assert_eq!((house.rejections("signature"), house.rejections("limited")), (2, 2));
+    assert_eq!((server.rejections("signature"), server.rejections("limited")), (2, 2));
 }
 
 #[tokio::test]
@@ -778,17 +778,17 @@ async fn behind_a_trusted_proxy_failures_count_for_the_client_and_not_for_the_pr
     let mut with = setup("forwarded");
     with.unverified_limit = per_hour(1);
     with.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
-    let house = with.start().await;
-    let mut wire = house.wire().await;
+    let server = with.start().await;
+    let mut wire = server.wire().await;
     for (client, status) in [("192.0.2.1", 401), ("192.0.2.1", 429), ("192.0.2.2", 401)] {
-        wire.write(house.forged(&format!("x-forwarded-for: 6.6.6.6, {client}\r\n"))).await;
+        wire.write(server.forged(&format!("x-forwarded-for: 6.6.6.6, {client}\r\n"))).await;
         assert_eq!(wire.answer().await.status, status, "{client}");
     }
     let body = event("evt_1");
     let more = "x-forwarded-for: 192.0.2.9\r\nauthorization: Bearer hush\r\ncookie: c=1\r\n";
-    wire.write(house.request(&body, house.now(), &sign(house.now(), &body), more)).await;
+    wire.write(server.request(&body, server.now(), &sign(server.now(), &body), more)).await;
     assert_eq!(wire.answer().await.status, 200);
-    let EventDetail { arrivals, headers, .. } = stored_event(&house.store, "evt_1").await;
+    let EventDetail { arrivals, headers, .. } = stored_event(&server.store, "evt_1").await;
     assert_eq!(arrivals[0].remote, Some("192.0.2.9".parse().unwrap()));
     assert!(headers.contains("content-type: application/json\n"), "{headers}");
     assert!(!headers.contains("hush") && !headers.contains("cookie"), "{headers}");
@@ -798,28 +798,28 @@ async fn behind_a_trusted_proxy_failures_count_for_the_client_and_not_for_the_pr
 async fn only_declared_pairs_of_tenant_and_source_answer() {
     let mut with = setup("pairs");
     with.tenant = "acme";
-    let house = with.start().await;
-    let mut wire = house.wire().await;
-    let request = house.signed(&event("evt_1"));
+    let server = with.start().await;
+    let mut wire = server.wire().await;
+    let request = server.signed(&event("evt_1"));
     wire.write(&request).await;
     assert_eq!(wire.answer().await.status, 200);
     for other in ["/webhooks/pairs", "/webhooks/other/pairs", "/webhooks/acme/other"] {
-        let mut wire = house.wire().await;
-        wire.write(request.replace(&house.path, other)).await;
+        let mut wire = server.wire().await;
+        wire.write(request.replace(&server.path, other)).await;
         assert_eq!(wire.answer().await.status, 404, "{other}");
     }
 }
 
 #[tokio::test]
 async fn a_reload_swaps_the_table_under_open_connections() {
-    let house = setup("before").start().await;
-    let mut wire = house.wire().await;
-    wire.write(house.signed(&event("evt_1"))).await;
+    let server = setup("before").start().await;
+    let mut wire = server.wire().await;
+    wire.write(server.signed(&event("evt_1"))).await;
     assert_eq!(wire.answer().await.status, 200);
-    house.ingress.reload(setup("after").routes());
-    wire.write(house.signed(&event("evt_2")).replace("/before", "/after")).await;
+    server.ingress.reload(setup("after").routes());
+    wire.write(server.signed(&event("evt_2")).replace("/before", "/after")).await;
     assert_eq!(wire.answer().await.status, 200);
-    wire.write(house.signed(&event("evt_3"))).await;
+    wire.write(server.signed(&event("evt_3"))).await;
     assert_eq!(wire.answer().await.status, 404);
 }
 
@@ -827,8 +827,8 @@ async fn a_reload_swaps_the_table_under_open_connections() {
 async fn http_2_carries_events_and_refusals_alike() {
     let mut with = setup("http2");
     with.body.bytes_max = 1000;
-    let house = with.start().await;
-    let stream = TokioIo::new(TcpStream::connect(house.address).await.unwrap());
+    let server = with.start().await;
+    let stream = TokioIo::new(TcpStream::connect(server.address).await.unwrap());
     let (mut sender, connection) = within(
         hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), stream),
     )
@@ -841,9 +841,9 @@ async fn http_2_carries_events_and_refusals_alike() {
         (event("evt_1"), 200),
         ("no json".to_owned(), 400),
     ] {
-        let request = Request::post(format!("http://localhost{}", house.path))
-            .header("x-timestamp", house.now())
-            .header("x-signature", sign(house.now(), &body))
+        let request = Request::post(format!("http://localhost{}", server.path))
+            .header("x-timestamp", server.now())
+            .header("x-signature", sign(server.now(), &body))
             .body(Full::from(body))
             .unwrap();
         let answer = within(sender.send_request(request)).await.unwrap();
@@ -853,8 +853,8 @@ async fn http_2_carries_events_and_refusals_alike() {
     }
     drop(sender);
     within(connection).await.unwrap().unwrap();
-    assert_eq!((house.arrivals("accepted"), house.arrivals("duplicate")), (1, 1));
-    assert_eq!(house.stopped().await, Drained::Clean);
+    assert_eq!((server.arrivals("accepted"), server.arrivals("duplicate")), (1, 1));
+    assert_eq!(server.stopped().await, Drained::Clean);
 }
 
 #[tokio::test]
@@ -877,14 +877,14 @@ async fn every_decision_is_logged_and_nothing_of_a_body_or_a_signature_is() {
     // without a dispatcher would disable the line for all.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let _guard = tracing::subscriber::set_default(subscriber);
-    let house = setup("logs").start().await;
-    let mut wire = house.wire().await;
+    let server = setup("logs").start().await;
+    let mut wire = server.wire().await;
     let canary = json!({ "id": "evt_1", "type": "payout.paid", "card": "4242-canary" }).to_string();
     for request in [
-        house.signed(&canary),
-        house.signed(&canary),
-        house.signed(&canary.replace("4242", "4243")),
-        house.request(&canary, house.now(), &sign(0, &canary), ""),
+        server.signed(&canary),
+        server.signed(&canary),
+        server.signed(&canary.replace("4242", "4243")),
+        server.request(&canary, server.now(), &sign(0, &canary), ""),
     ] {
         wire.write(request).await;
         wire.answer().await;
@@ -901,7 +901,7 @@ async fn every_decision_is_logged_and_nothing_of_a_body_or_a_signature_is() {
     assert_eq!(fields("duplicate"), line("INFO", Some("evt_1"), None));
     assert_eq!(fields("conflict"), line("WARN", Some("evt_1"), None));
     assert_eq!(fields("rejected"), line("WARN", None, Some("signature")));
-    for secret in ["canary", SECRET, &sign(house.now(), &canary), &sign(0, &canary)] {
+    for secret in ["canary", SECRET, &sign(server.now(), &canary), &sign(0, &canary)] {
         assert!(!text.contains(secret), "{text}");
     }
 }

@@ -144,14 +144,14 @@ fn lane(handler: Handler) -> LaneSpec {
 }
 
 /// Workers that run until this is dropped.
-struct Crew {
+struct RunningWorkers {
     workers: Arc<Workers<TestStore>>,
     stop: CancellationToken,
     running: JoinHandle<()>,
     _guard: DropGuard,
 }
 
-impl Crew {
+impl RunningWorkers {
     fn start(store: &JobStore, handler: Handler) -> Self {
         Self::with(store, handler, EventWaiters::default(), Arc::new(Timestamp::now))
     }
@@ -164,7 +164,8 @@ impl Crew {
     ) -> Self {
         let outbound = Outbound::trusted().unwrap();
         let lanes = vec![lane(handler)];
-        let workers = Arc::new(Workers::new(store.faults.clone(), outbound, event_waiters, now, lanes));
+        let workers =
+            Arc::new(Workers::new(store.faults.clone(), outbound, event_waiters, now, lanes));
         let stop = CancellationToken::new();
         let running = tokio::spawn(workers.clone().run(Duration::from_secs(20), stop.clone()));
         Self { workers, running, _guard: stop.clone().drop_guard(), stop }
@@ -214,7 +215,7 @@ async fn a_failed_attempt_is_retried_with_the_same_key_and_another_fence() {
                    content-length: 99\naccept-encoding: gzip\nhapax-job: forged\nhapax-current: {}\nwebhook-id: theirs\n";
     let body = "{\"id\": \"evt_1\",  \"ä\": 1}";
     let job = store.put(HANDLER, event(SOURCE, "evt_1", headers, body)).await;
-    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let _running = RunningWorkers::start(&store, handler(HandlerKind::Http(target(app.url()))));
     let done = store.until(job, |job| job.phase == Phase::Done).await;
     assert_eq!(done.result.as_deref(), Some("ch_1"));
     assert_eq!(store.event(done.event).await.messages[0].r#type, "fee.charged");
@@ -252,9 +253,9 @@ async fn after_one(answer: Response<Full<Bytes>>) -> (JobDetail, usize) {
     let job = put(&store, "evt_1").await;
     let mut handler = handler(HandlerKind::Http(target(app.url())));
     handler.policy.retry = vec![Duration::ZERO, Duration::from_secs(60)];
-    let crew = Crew::start(&store, handler);
+    let running = RunningWorkers::start(&store, handler);
     let found = store.until(job, |job| job.phase == Phase::Done || job.error.is_some()).await;
-    crew.stopped().await;
+    running.stopped().await;
     (found, app.calls().len())
 }
 
@@ -338,7 +339,7 @@ async fn an_app_that_times_out_or_is_not_running_is_a_short_error() {
     let job = put(&store, "evt_1").await;
     let mut slow = handler(HandlerKind::Http(target(app.url())));
     slow.timeout = Duration::from_millis(50);
-    let _crew = Crew::start(&store, slow);
+    let _running = RunningWorkers::start(&store, slow);
     let found = store.until(job, |job| job.phase == Phase::Dead).await;
     assert_eq!(found.error.as_deref(), Some("timed out after 50ms"));
     assert_eq!(found.progress.attempt, 3);
@@ -349,7 +350,7 @@ async fn an_app_that_times_out_or_is_not_running_is_a_short_error() {
     let url = Uri::from_static("http://127.0.0.1:1/");
     let store = JobStore::new();
     let job = put(&store, "evt_1").await;
-    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(url))));
+    let _running = RunningWorkers::start(&store, handler(HandlerKind::Http(target(url))));
     let found = store.until(job, |job| job.phase == Phase::Dead).await;
     assert_eq!(found.error.as_deref(), Some("connection refused"));
 }
@@ -360,9 +361,9 @@ async fn request_for(target: impl FnOnce(Uri) -> HttpTarget, headers: &str) -> A
     let app = TheApp::start(|_, _| async { says(200, "") }).await;
     let store = JobStore::new();
     let job = store.put(HANDLER, event(SOURCE, "evt_1", headers, EVENT)).await;
-    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let running = RunningWorkers::start(&store, handler(HandlerKind::Http(target(app.url()))));
     store.until(job, |job| job.phase == Phase::Done).await;
-    crew.stopped().await;
+    running.stopped().await;
     let call = app.calls().remove(0);
     Arrival {
         method: Method::POST,
@@ -414,8 +415,8 @@ async fn a_signed_id_of_the_sender_stays_unchanged() {
         source: SourceName::new(SOURCE),
         verifiers: vec![clerk.clone()],
     };
-    let crew = Crew::start(&store, handler(HandlerKind::Pull));
-    crew.workers.reload(vec![lane]);
+    let running = RunningWorkers::start(&store, handler(HandlerKind::Pull));
+    running.workers.reload(vec![lane]);
     store.until(job, |job| job.phase == Phase::Done).await;
     let call = app.calls().remove(0);
     assert_eq!(call.header("svix-id"), "msg_1");
@@ -463,9 +464,9 @@ async fn a_job_that_the_app_completed_itself_is_done_whatever_its_answer_was() {
         })
         .await
     };
-    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let running = RunningWorkers::start(&store, handler(HandlerKind::Http(target(app.url()))));
     store.until(job, |job| job.phase == Phase::Done).await;
-    crew.stopped().await;
+    running.stopped().await;
     let found = store.job(job).await;
     assert_eq!((found.phase, found.error), (Phase::Done, None));
     // Once: the answer is stored with the done job.
@@ -504,9 +505,9 @@ async fn never_more_attempts_run_at_once_than_the_handler_allows_across_a_reload
         handler.concurrency = 2;
         handler
     };
-    let crew = Crew::start(&store, two());
+    let running = RunningWorkers::start(&store, two());
     within(arrived.acquire_many(2)).await.unwrap().forget();
-    crew.workers.reload(vec![lane(two())]);
+    running.workers.reload(vec![lane(two())]);
     gate.add_permits(2);
     within(arrived.acquire_many(2)).await.unwrap().forget();
     gate.add_permits(100);
@@ -523,11 +524,11 @@ async fn a_shutdown_gives_back_claimed_jobs_that_were_not_begun() {
     let store = JobStore::new();
     let answers = store.faults.block_answers(Act::Claim);
     let jobs = [put(&store, "evt_1").await, put(&store, "evt_2").await];
-    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let running = RunningWorkers::start(&store, handler(HandlerKind::Http(target(app.url()))));
     within(store.faults.until(|faults| faults.ended(Act::Claim) > 0)).await;
-    crew.stop.cancel();
+    running.stop.cancel();
     answers.add_permits(1);
-    crew.stopped().await;
+    running.stopped().await;
     assert_eq!(given_back(&store), 2);
     for job in jobs {
         let found = store.job(job).await;
@@ -541,12 +542,12 @@ async fn a_shutdown_waits_for_running_attempts() {
     let (app, arrived, gate) = gated().await;
     let store = JobStore::new();
     let job = put(&store, "evt_1").await;
-    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let running = RunningWorkers::start(&store, handler(HandlerKind::Http(target(app.url()))));
     within(arrived.acquire()).await.unwrap().forget();
-    crew.stop.cancel();
+    running.stop.cancel();
     let late = put(&store, "evt_2").await;
     gate.add_permits(2);
-    crew.stopped().await;
+    running.stopped().await;
     assert_eq!(store.job(job).await.phase, Phase::Done);
     assert_eq!(store.job(late).await.phase, Phase::Ready);
 }
@@ -569,7 +570,7 @@ async fn the_lease_is_renewed_while_the_app_works() {
     let job = put(&store, "evt_1").await;
     let mut short = handler(HandlerKind::Http(target(app.url())));
     short.policy.lease = Duration::from_millis(30);
-    let _crew = Crew::start(&store, short);
+    let _running = RunningWorkers::start(&store, short);
     within(store.faults.until(|faults| faults.begun(Act::Renew) >= 3)).await;
     gate.add_permits(1);
     store.until(job, |job| job.phase == Phase::Done).await;
@@ -586,7 +587,7 @@ async fn a_panic_in_an_attempt_is_a_failed_attempt_and_others_continue() {
         false => Timestamp::now(),
     });
     let http = handler(HandlerKind::Http(target(app.url())));
-    let _crew = Crew::with(&store, http, EventWaiters::default(), now);
+    let _running = RunningWorkers::with(&store, http, EventWaiters::default(), now);
     let found = store.until(job, |job| job.phase == Phase::Done).await;
     assert_eq!(errors(&found), ["the handler panicked"]);
     assert_eq!(found.progress.steps, 1);
@@ -601,7 +602,7 @@ async fn a_store_that_fails_for_a_while_delays_work_and_loses_none() {
     }
     let announcing = store.faults.block(Act::Announce);
     let first = put(&store, "evt_1").await;
-    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let _running = RunningWorkers::start(&store, handler(HandlerKind::Http(target(app.url()))));
     within(store.faults.until(|faults| faults.begun(Act::Announce) > 0)).await;
     assert_eq!(store.faults.begun(Act::Claim), 0, "announced first");
     announcing.add_permits(100);
@@ -619,7 +620,7 @@ async fn an_outcome_that_cannot_be_recorded_at_once_is_recorded_later_without_an
     let store = JobStore::new();
     store.faults.fail_next(Act::Settle, 2);
     let job = put(&store, "evt_1").await;
-    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let _running = RunningWorkers::start(&store, handler(HandlerKind::Http(target(app.url()))));
     let found = store.until(job, |job| job.phase == Phase::Done).await;
     assert_eq!((found.result.as_deref(), found.progress.attempt), (Some("ch_1"), 1));
     assert_eq!(store.faults.begun(Act::Settle), 3);
@@ -634,7 +635,7 @@ async fn sql_runs_in_the_store_slice_after_slice_and_later_jobs_are_noticed() {
         jobs.push(put(&store, &format!("evt_{n}")).await);
     }
     let program = Arc::new(SqlProgram::parse("SELECT 1", Dialect::Sqlite).unwrap());
-    let crew = Crew::start(&store, handler(HandlerKind::Sql(program)));
+    let running = RunningWorkers::start(&store, handler(HandlerKind::Sql(program)));
     for job in jobs {
         store.until(job, |job| job.phase == Phase::Done).await;
     }
@@ -642,19 +643,19 @@ async fn sql_runs_in_the_store_slice_after_slice_and_later_jobs_are_noticed() {
     let found = store.until(later, |job| job.phase == Phase::Done).await;
     let [attempt] = &found.attempts[..] else { panic!("one attempt") };
     assert!(attempt.worker.starts_with("worker-"));
-    crew.stopped().await;
+    running.stopped().await;
 }
 
 /// A sync source in front of an app, with workers between them.
-struct Counter {
+struct SyncSource {
     store: JobStore,
     wire: Wire,
     source: Arc<Source>,
-    _crew: Crew,
+    _running: RunningWorkers,
     _stop: DropGuard,
 }
 
-impl Counter {
+impl SyncSource {
     async fn open(app: &TheApp, timeout: Duration) -> Self {
         Self::open_for(app, timeout, 16).await
     }
@@ -674,13 +675,13 @@ impl Counter {
         let routes = Routes::build(RoutesSpec::new(vec![route])).unwrap();
         let now: hapax_engine::Now = Arc::new(Timestamp::now);
         let ingress = Arc::new(Ingress::new(store.faults.clone(), routes, now.clone()).with_sync());
-        let crew = Crew::with(&store, http, ingress.event_waiters(), now);
+        let running = RunningWorkers::with(&store, http, ingress.event_waiters(), now);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let wire = Wire::connect(listener.local_addr().unwrap()).await;
         let stop = CancellationToken::new();
         let limits = HttpLimits::default();
         tokio::spawn(serve_ingress(listener, None, ingress, limits, stop.clone()));
-        Self { store, wire, source, _crew: crew, _stop: stop.drop_guard() }
+        Self { store, wire, source, _running: running, _stop: stop.drop_guard() }
     }
 
     async fn send(&mut self) -> crate::support::Heard {
@@ -704,15 +705,15 @@ impl Counter {
 #[tokio::test]
 async fn a_sync_source_answers_with_the_result_of_the_work_and_repeats_it_to_copies() {
     let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
-    let mut counter = Counter::open(&app, Duration::from_secs(20)).await;
-    let first = counter.send().await;
+    let mut sync_source = SyncSource::open(&app, Duration::from_secs(20)).await;
+    let first = sync_source.send().await;
     let id = first.json()["id"].clone();
     assert_eq!(first.status, 200);
     assert_eq!(
         first.json(),
         json!({ "decision": "accepted", "id": id, "status": "processed", "result": "ch_1" })
     );
-    let copy = counter.send().await;
+    let copy = sync_source.send().await;
     assert_eq!(
         copy.json(),
         json!({ "decision": "duplicate", "id": id, "status": "processed", "result": "ch_1" })
@@ -725,11 +726,11 @@ async fn at_a_sync_source_a_copy_of_a_pruned_event_is_answered_at_once() {
     // There is nothing left to read and nothing to wait for: the timeout is far longer than the
     // test.
     let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
-    let mut counter = Counter::open(&app, Duration::from_secs(3_600)).await;
-    let id = counter.send().await.json()["id"].clone();
+    let mut sync_source = SyncSource::open(&app, Duration::from_secs(3_600)).await;
+    let id = sync_source.send().await.json()["id"].clone();
     let all = Horizon { events_before: Timestamp::MAX, keys_before: Vec::new() };
-    counter.store.faults.inner().prune(all, 10).await.unwrap();
-    let copy = within(counter.send()).await;
+    sync_source.store.faults.inner().prune(all, 10).await.unwrap();
+    let copy = within(sync_source.send()).await;
     assert_eq!(copy.status, 200);
     assert_eq!(
         copy.json(),
@@ -746,18 +747,18 @@ async fn at_a_sync_source_a_failed_attempt_is_500_and_the_next_copy_is_the_next_
         }
     })
     .await;
-    let mut counter = Counter::open(&app, Duration::from_secs(20)).await;
+    let mut sync_source = SyncSource::open(&app, Duration::from_secs(20)).await;
     for calls in [1, 2] {
-        let heard = counter.send().await;
+        let heard = sync_source.send().await;
         assert_eq!(
             (heard.status, heard.header("content-type"), heard.json()["type"].as_str()),
             (500, Some("application/problem+json"), Some("urn:hapax:problem:work_failed"))
         );
         assert_eq!(app.calls().len(), calls);
     }
-    let heard = counter.send().await;
+    let heard = sync_source.send().await;
     assert_eq!((heard.status, heard.json()["result"].as_str()), (200, Some("at last")));
-    assert_eq!(counter.store.faults.begun(Act::Hurry), 2);
+    assert_eq!(sync_source.store.faults.begun(Act::Hurry), 2);
 }
 
 #[tokio::test]
@@ -783,14 +784,14 @@ async fn at_a_sync_source_an_earlier_failure_is_no_answer_to_a_copy_that_waits_f
         })
         .await
     };
-    let mut counter = Counter::open_for(&app, Duration::from_secs(3_600), 1).await;
-    assert_eq!(counter.send().await.status, 500);
-    let store = counter.store.clone();
+    let mut sync_source = SyncSource::open_for(&app, Duration::from_secs(3_600), 1).await;
+    assert_eq!(sync_source.send().await.status, 500);
+    let store = sync_source.store.clone();
     put(&store, "evt_other").await;
     within(called.acquire()).await.unwrap().forget();
     let looks = store.faults.begun(Act::FindEvent);
     let looked = |faults: &TestStore| faults.begun(Act::FindEvent) >= looks + 5;
-    let mut copy = pin!(counter.send());
+    let mut copy = pin!(sync_source.send());
     tokio::select! {
         heard = &mut copy => panic!("answered {} before its attempt began", heard.status),
         () = within(store.faults.until(looked)) => {}
@@ -814,13 +815,13 @@ async fn at_a_sync_source_work_that_outlasts_the_wait_is_202_and_continues() {
         })
         .await
     };
-    let mut counter = Counter::open(&app, Duration::from_millis(100)).await;
-    let heard = counter.send().await;
+    let mut sync_source = SyncSource::open(&app, Duration::from_millis(100)).await;
+    let heard = sync_source.send().await;
     assert_eq!((heard.status, heard.header("hapax-decision")), (202, Some("accepted")));
     assert_eq!(heard.json()["result"], json!(null));
     gate.add_permits(1);
     let again = loop {
-        let heard = counter.send().await;
+        let heard = sync_source.send().await;
         if heard.status != 202 {
             break heard;
         }
@@ -938,7 +939,7 @@ async fn sql_with_refetch_gets_the_object_as_it_is_now_once_the_api_answers() {
     let mut handler = handler(sql());
     handler.refetch = refetch(&api, "/payouts/{resource}?type={event_type}&of={tenant}");
     assert!(!format!("{handler:?}").contains("never-print-me"));
-    let _crew = Crew::start(&store, handler);
+    let _running = RunningWorkers::start(&store, handler);
     let done = store.until(job, |job| job.phase == Phase::Done).await;
     assert_eq!(done.result.as_deref(), Some(" {\"status\": \"paid\"}\n"), "the text as it came");
     assert_eq!(errors(&done), ["refetch: HTTP 500"; 2]);
@@ -969,9 +970,9 @@ async fn after_one_fetch(
     handler.policy.retry = vec![Duration::ZERO, Duration::from_secs(60)];
     handler.refetch = refetch(&api, "/{resource}");
     change(handler.refetch.as_mut().unwrap());
-    let crew = Crew::start(&store, handler);
+    let running = RunningWorkers::start(&store, handler);
     let found = store.until(job, |job| job.phase == Phase::Done || job.error.is_some()).await;
-    crew.stopped().await;
+    running.stopped().await;
     found
 }
 
@@ -1015,7 +1016,7 @@ async fn a_refetch_that_hangs_times_out_while_its_lease_is_renewed() {
     handler.policy = Policy { retry: vec![Duration::ZERO], lease: Duration::from_millis(30) };
     handler.refetch = refetch(&api, "/{event_id}");
     handler.refetch.as_mut().unwrap().timeout = Duration::from_millis(100);
-    let _crew = Crew::start(&store, handler);
+    let _running = RunningWorkers::start(&store, handler);
     let found = store.until(job, |job| job.phase == Phase::Dead).await;
     assert_eq!(found.error.as_deref(), Some("refetch: timed out after 100ms"));
     within(store.faults.until(|faults| faults.begun(Act::Renew) >= 3)).await;
@@ -1032,7 +1033,7 @@ async fn an_app_gets_the_current_object_in_a_header_and_the_original_body() {
     let job = store.put(HANDLER, forged).await;
     let mut handler = handler(HandlerKind::Http(target(app.url())));
     handler.refetch = refetch(&api, "/{event_id}");
-    let _crew = Crew::start(&store, handler);
+    let _running = RunningWorkers::start(&store, handler);
     store.until(job, |job| job.phase == Phase::Done).await;
     let call = app.calls().remove(0);
     assert_eq!(call.body, OLD);
@@ -1052,7 +1053,7 @@ async fn an_object_too_large_for_a_header_fails_the_attempt_and_the_app_is_not_c
     let job = store.put(HANDLER, about("evt_1", "po_1")).await;
     let mut handler = handler(HandlerKind::Http(target(app.url())));
     handler.refetch = refetch(&api, "/");
-    let _crew = Crew::start(&store, handler);
+    let _running = RunningWorkers::start(&store, handler);
     let found = store.until(job, |job| job.phase == Phase::Dead).await;
     assert!(found.error.as_deref().unwrap().contains("larger than 8192 bytes"), "{found:?}");
     assert_eq!(app.calls().len(), 0);
@@ -1077,13 +1078,13 @@ async fn pulled_claims_come_with_their_object_and_those_without_are_settled_and_
     }
     let mut handler = handler(HandlerKind::Pull);
     handler.refetch = refetch(&api, "/{resource}");
-    let crew = Crew::start(&store, handler);
+    let running = RunningWorkers::start(&store, handler);
     let of = HandlerRef { source: SourceName::new(SOURCE), handler: HandlerName::new(HANDLER) };
     let ask = ClaimAsk { handler: of.clone(), limit: 10, worker: "mine".into() };
     // The handlers are announced by the workers.
     within(store.faults.until(|faults| faults.ended(Act::Announce) > 0)).await;
     let claims = store.faults.claim(ask).await.unwrap();
-    let pulled = within(crew.workers.with_current(&of, claims)).await;
+    let pulled = within(running.workers.with_current(&of, claims)).await;
     let found: Vec<_> = pulled
         .iter()
         .map(|pulled| (pulled.claim.job, pulled.current.as_deref().unwrap()))
@@ -1158,11 +1159,9 @@ async fn a_job_with_a_lost_attempt_runs_alone_in_the_process() {
         handler
     };
     let lost = store.put_lost(HANDLER, vec![event(SOURCE, "evt_lost", "", "lost")]).await[0];
-    let crew = Crew::start(&store, other(HANDLER));
-    crew.workers.reload(vec![lane(other(HANDLER)), lane(other("second"))]);
-    let put = async |handler: &str, id: &str| {
-        store.put(handler, event(SOURCE, id, "", "{}")).await
-    };
+    let running = RunningWorkers::start(&store, other(HANDLER));
+    running.workers.reload(vec![lane(other(HANDLER)), lane(other("second"))]);
+    let put = async |handler: &str, id: &str| store.put(handler, event(SOURCE, id, "", "{}")).await;
     let before = [put(HANDLER, "evt_1").await, put("second", "evt_2").await];
     within(code.arrived.acquire_many(2)).await.unwrap().forget();
     store.hurry(lost).await;
@@ -1187,7 +1186,7 @@ async fn lost_calls_neither_wait_for_others_nor_block_them() {
     let store = JobStore::new();
     let new = |n: usize| event(SOURCE, &format!("evt_{n}"), "", "{}");
     let mut jobs = store.put_lost(HANDLER, (0..6).map(new).collect()).await;
-    let _crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    let _running = RunningWorkers::start(&store, handler(HandlerKind::Http(target(app.url()))));
     for job in &jobs {
         store.hurry(*job).await;
     }
@@ -1209,8 +1208,9 @@ async fn an_sql_job_with_a_lost_attempt_runs_alone_in_the_process() {
     statements.policy.lease = Duration::from_millis(60);
     let new = |id| event(SOURCE, id, "", "{}");
     let lost = store.put_lost("second", vec![new("evt_2"), new("evt_3")]).await;
-    let crew = Crew::start(&store, handler(HandlerKind::Http(target(app.url()))));
-    crew.workers
+    let running = RunningWorkers::start(&store, handler(HandlerKind::Http(target(app.url()))));
+    running
+        .workers
         .reload(vec![lane(handler(HandlerKind::Http(target(app.url())))), lane(statements)]);
     let call = store.put(HANDLER, event(SOURCE, "evt_1", "", "{}")).await;
     within(arrived.acquire()).await.unwrap().forget();
@@ -1248,7 +1248,7 @@ async fn lost_jobs_that_came_up_together_are_not_held_while_one_of_them_runs() {
     let runs = store.faults.block(Act::RunClaimed);
     let mut statements = handler(sql());
     statements.concurrency = 3;
-    let _crew = Crew::start(&store, statements);
+    let _running = RunningWorkers::start(&store, statements);
     for n in 1..=lost.len() {
         within(store.faults.until(|faults| faults.begun(Act::RunClaimed) == n)).await;
         let is_held = |job: &&JobDetail| job.phase == Phase::Leased && job.progress.lost > 0;

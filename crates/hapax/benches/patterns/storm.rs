@@ -231,12 +231,12 @@ impl Sender {
         let mut last = None;
         for _ in 0..TRIES_MAX {
             let is_cut = self.fault == Fault::Cuts && self.dice.below(100) < CUT_PERCENT;
-            let patience = match is_cut {
+            let timeout = match is_cut {
                 true => Duration::from_micros(self.dice.below(CUT_WITHIN_US)),
                 false => Duration::MAX,
             };
             let delivered = self.pattern.deliver(&self.app, event);
-            match tokio::time::timeout(patience, delivered).await {
+            match tokio::time::timeout(timeout, delivered).await {
                 Ok(Ok(Answer::Charged | Answer::SeenBefore)) => return Ok(()),
                 Ok(Err(error)) => last = Some(error),
                 Err(_cut) => {}

@@ -21,7 +21,7 @@ fn fifty_copies_over_two_nodes_are_one_charge() {
     let database = Database::empty("proxy");
     let houses = [node(&database, &app.url(), ""), node(&database, &app.url(), "")];
     let servers = houses.each_ref().map(House::start);
-    let doors = servers.each_ref().map(api);
+    let proxies = servers.each_ref().map(api);
     for round in 1..=ROUNDS {
         let key = format!("key-{round}");
         let start = Barrier::new(COPIES);
@@ -30,7 +30,7 @@ fn fifty_copies_over_two_nodes_are_one_charge() {
             let copy = |n: usize| {
                 scope.spawn(move || {
                     start.wait();
-                    Charge::with_key(key).send(doors[n % 2])
+                    Charge::with_key(key).send(proxies[n % 2])
                 })
             };
             let copies: Vec<_> = (0..COPIES).map(copy).collect();
@@ -42,7 +42,7 @@ fn fifty_copies_over_two_nodes_are_one_charge() {
         for other in answers.iter().filter(|it| it.status != 409) {
             assert_eq!(kept(other), kept(first[0]));
         }
-        for at in doors {
+        for at in proxies {
             let replay = Charge::with_key(&key).send(at);
             assert!(is_replay(&replay) && kept(&replay) == kept(first[0]), "{replay:?}");
         }

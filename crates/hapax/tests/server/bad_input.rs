@@ -16,19 +16,19 @@ const TOLERANCE_SECONDS: i64 = 300;
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
 /// One server for all cases of a test, and the number of events it has stored so far.
-struct Door {
+struct TestedServer {
     server: Server,
     _house: House,
     stripe: Sender,
     stored: Cell<usize>,
 }
 
-fn door() -> Door {
-    door_with("")
+fn start() -> TestedServer {
+    start_with("")
 }
 
 /// The same with these lines at the top of its config.
-fn door_with(keys: &str) -> Door {
+fn start_with(keys: &str) -> TestedServer {
     let house = House::new(&format!(
         "max_body = \"64KiB\"\n{keys}\
          [sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{STRIPE}\"]\n\
@@ -41,10 +41,10 @@ fn door_with(keys: &str) -> Door {
          scheme = {{ header = \"x-signature\" }}\n"
     ));
     let server = house.start();
-    Door { server, _house: house, stripe: Sender::stripe(STRIPE), stored: Cell::new(0) }
+    TestedServer { server, _house: house, stripe: Sender::stripe(STRIPE), stored: Cell::new(0) }
 }
 
-impl Door {
+impl TestedServer {
     /// Sends a request that must be refused with `status` and store nothing.
     #[track_caller]
     fn refuses(&self, what: &str, status: u16, request: impl AsRef<[u8]>) {
@@ -94,85 +94,89 @@ impl Door {
 
 #[test]
 fn a_signature_that_is_not_exactly_right_is_401() {
-    let door = door();
-    let good = door.good();
+    let tested = start();
+    let good = tested.good();
     let signature = good.header("stripe-signature").to_owned();
     let (time, seal) = signature.split_once(",v1=").unwrap();
     let with = |value: &str| good.clone().instead("stripe-signature", value).bytes();
 
-    door.refuses("no signature", 401, good.clone().without("stripe-signature").bytes());
-    door.refuses("an empty one", 401, with(""));
-    door.refuses("a blank one", 401, with(" "));
-    door.refuses("cut short by one digit", 401, with(&signature[..signature.len() - 1]));
-    door.refuses("cut to nothing", 401, with(&format!("{time},v1=")));
-    door.refuses("one digit more", 401, with(&format!("{signature}0")));
-    door.refuses("upper case", 401, with(&format!("{time},v1={}", seal.to_uppercase())));
-    door.refuses("upper-case label", 401, with(&format!("{time},V1={seal}")));
-    door.refuses("without a time", 401, with(&format!("v1={seal}")));
-    door.refuses("without a label", 401, with(seal));
-    door.refuses("two times", 401, with(&format!("t={},{signature}", now() - 1)));
-    door.refuses("another scheme's label", 401, with(&format!("{time},v0={seal}")));
-    door.refuses("base64 of it", 401, with(&format!("{time},v1={}", "q".repeat(43))));
-    door.refuses("a null byte's escape", 401, with(&format!("{time},v1=%00{seal}")));
-    door.refuses("not ASCII", 401, with(&format!("{time},v1=é{seal}")));
-    door.refuses("another body", 401, good.clone().body(event("evt_swapped")).bytes());
+    tested.refuses("no signature", 401, good.clone().without("stripe-signature").bytes());
+    tested.refuses("an empty one", 401, with(""));
+    tested.refuses("a blank one", 401, with(" "));
+    tested.refuses("cut short by one digit", 401, with(&signature[..signature.len() - 1]));
+    tested.refuses("cut to nothing", 401, with(&format!("{time},v1=")));
+    tested.refuses("one digit more", 401, with(&format!("{signature}0")));
+    tested.refuses("upper case", 401, with(&format!("{time},v1={}", seal.to_uppercase())));
+    tested.refuses("upper-case label", 401, with(&format!("{time},V1={seal}")));
+    tested.refuses("without a time", 401, with(&format!("v1={seal}")));
+    tested.refuses("without a label", 401, with(seal));
+    tested.refuses("two times", 401, with(&format!("t={},{signature}", now() - 1)));
+    tested.refuses("another scheme's label", 401, with(&format!("{time},v0={seal}")));
+    tested.refuses("base64 of it", 401, with(&format!("{time},v1={}", "q".repeat(43))));
+    tested.refuses("a null byte's escape", 401, with(&format!("{time},v1=%00{seal}")));
+    tested.refuses("not ASCII", 401, with(&format!("{time},v1=é{seal}")));
+    tested.refuses("another body", 401, good.clone().body(event("evt_swapped")).bytes());
     let spaced = event("evt_never_stored").replace(":{", ": {");
-    door.refuses("the same JSON in other bytes", 401, good.clone().body(spaced).bytes());
+    tested.refuses("the same JSON in other bytes", 401, good.clone().body(spaced).bytes());
 
     // Two header lines, both forged, must not become one that is right.
     let forged = good.clone().instead("stripe-signature", &format!("{time},v1={}", "0".repeat(64)));
     let twice = forged.clone().with("stripe-signature", &format!("{time},v1={}", "1".repeat(64)));
-    door.refuses("a forged one, twice", 401, twice.bytes());
+    tested.refuses("a forged one, twice", 401, twice.bytes());
 
     let github = Sender::new("github", GITHUB, "/webhooks/github").request(event("evt_foreign"));
-    door.refuses("a foreign scheme", 401, github.clone().to("/webhooks/stripe").bytes());
-    door.refuses("and the other way round", 401, good.clone().to("/webhooks/github").bytes());
+    tested.refuses("a foreign scheme", 401, github.clone().to("/webhooks/stripe").bytes());
+    tested.refuses("and the other way round", 401, good.clone().to("/webhooks/github").bytes());
     let sha1 = github.clone().without("x-hub-signature-256");
-    door.refuses("GitHub's old header alone", 401, sha1.with("x-hub-signature", "sha1=00").bytes());
+    tested.refuses(
+        "GitHub's old header alone",
+        401,
+        sha1.with("x-hub-signature", "sha1=00").bytes(),
+    );
     let bare = github.header("x-hub-signature-256").trim_start_matches("sha256=").to_owned();
-    door.refuses("no prefix", 401, github.instead("x-hub-signature-256", &bare).bytes());
+    tested.refuses("no prefix", 401, github.instead("x-hub-signature-256", &bare).bytes());
 }
 
 #[test]
 fn a_signature_repeated_or_beside_a_forged_one_is_still_one_event() {
     // Stripe itself sends several signatures while a secret is rolled over.
-    let door = door();
-    let request = door.stripe.request(event("evt_rolled"));
+    let tested = start();
+    let request = tested.stripe.request(event("evt_rolled"));
     let signature = request.header("stripe-signature").to_owned();
     let (time, seal) = signature.split_once(",v1=").unwrap();
     let several = format!("{time},v1={},v1={seal},v0=junk", "0".repeat(64));
-    let answer = door.server.ask(request.clone().instead("stripe-signature", &several).bytes());
+    let answer = tested.server.ask(request.clone().instead("stripe-signature", &several).bytes());
     answer.is("accepted");
     // Whether a doubled header line verifies or not, it never makes a second event.
     let twice = request.with("stripe-signature", &signature);
-    let answer = door.server.ask(twice.bytes());
+    let answer = tested.server.ask(twice.bytes());
     assert!(matches!(answer.status, 200 | 401), "{answer:?}");
-    assert_eq!(door.server.events("").len(), 1);
-    door.takes("a repeated signature");
+    assert_eq!(tested.server.events("").len(), 1);
+    tested.takes("a repeated signature");
 }
 
 #[test]
 fn the_window_is_kept_to_the_second_on_both_sides() {
     // The clock advances during the requests, so a case counts only if it was still true
     // afterwards.
-    let door = door();
+    let tested = start();
     let check = |what: &str, offset: i64, inside: bool| {
         for attempt in 0..20 {
             let id = format!("evt_{offset}_{attempt}");
             let signed_at = now() + offset;
-            let request = door.stripe.request_at(event(&id), signed_at);
-            let answer = door.server.ask(request.bytes());
+            let request = tested.stripe.request_at(event(&id), signed_at);
+            let answer = tested.server.ask(request.bytes());
             let distance = (crate::support::sender::now_exact() - signed_at as f64).abs();
             if (distance < TOLERANCE_SECONDS as f64) != inside {
-                door.stored.set(door.server.events("").len());
+                tested.stored.set(tested.server.events("").len());
                 continue;
             }
             let expected = if inside { 200 } else { 401 };
             assert_eq!(answer.status, expected, "{what}: {answer:?}");
             if inside {
-                door.stored.set(door.stored.get() + 1);
+                tested.stored.set(tested.stored.get() + 1);
             }
-            door.stands(what);
+            tested.stands(what);
             return;
         }
         panic!("{what}: this machine is too slow for this test");
@@ -188,7 +192,7 @@ fn the_window_is_kept_to_the_second_on_both_sides() {
 
 #[test]
 fn a_timestamp_that_is_not_a_plain_number_is_401() {
-    let door = door();
+    let tested = start();
     let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, STRIPE.as_bytes());
     let body = event("evt_never_stored");
     let t = now();
@@ -214,22 +218,26 @@ fn a_timestamp_that_is_not_a_plain_number_is_401() {
         // The signature over exactly this text is right: only parsing can refuse it.
         let tag = aws_lc_rs::hmac::sign(&key, format!("{time}.{body}").as_bytes());
         let signature = format!("t={time},v1={}", hex::encode(tag));
-        let request = door.good().instead("stripe-signature", &signature);
-        door.refuses(&format!("t={time:.30}"), 401, request.bytes());
+        let request = tested.good().instead("stripe-signature", &signature);
+        tested.refuses(&format!("t={time:.30}"), 401, request.bytes());
     }
 }
 
 #[test]
 fn the_signature_of_another_pair_is_401_and_an_unknown_path_404() {
-    let door = door();
+    let tested = start();
     let acme = Sender::new("stripe", ACME, "/webhooks/acme/stripe");
-    let good = door.good();
-    door.refuses(
+    let good = tested.good();
+    tested.refuses(
         "a tenant's at the source",
         401,
         acme.request("{}").to("/webhooks/stripe").bytes(),
     );
-    door.refuses("the source's at a tenant", 401, good.clone().to("/webhooks/acme/stripe").bytes());
+    tested.refuses(
+        "the source's at a tenant",
+        401,
+        good.clone().to("/webhooks/acme/stripe").bytes(),
+    );
     for (what, path) in [
         ("an unknown source", "/webhooks/nobody"),
         ("an unknown tenant", "/webhooks/globex/stripe"),
@@ -246,29 +254,29 @@ fn the_signature_of_another_pair_is_401_and_an_unknown_path_404() {
         ("the admin side's paths", "/api/v1/events"),
         ("its metrics", "/metrics"),
     ] {
-        door.refuses(what, 404, good.clone().to(path).bytes());
+        tested.refuses(what, 404, good.clone().to(path).bytes());
     }
-    door.server.ask(acme.event("evt_of_acme")).is("accepted");
-    let events = door.server.events("tenant=acme");
+    tested.server.ask(acme.event("evt_of_acme")).is("accepted");
+    let events = tested.server.events("tenant=acme");
     assert_eq!(events.len(), 1, "{events:?}");
 }
 
 #[test]
 fn a_method_other_than_post_is_405_with_allow() {
-    let door = door();
+    let tested = start();
     for method in ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW", "post"] {
-        let mut request = door.good();
+        let mut request = tested.good();
         request.method = method.to_owned();
-        door.refuses(method, 405, request.bytes());
-        assert_eq!(door.server.ask(request.bytes()).header("allow"), Some("POST"), "{method}");
+        tested.refuses(method, 405, request.bytes());
+        assert_eq!(tested.server.ask(request.bytes()).header("allow"), Some("POST"), "{method}");
     }
-    let health = door.server.ask("GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n");
+    let health = tested.server.ask("GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n");
     assert_eq!((health.status, health.body.len()), (200, 0), "{health:?}");
 }
 
 #[test]
 fn a_body_of_the_wrong_size_or_kind_is_refused() {
-    let door = door();
+    let tested = start();
     let padded = |bytes: usize| {
         let frame = event("evt_padded").len() + r#","pad":"""#.len();
         let pad = format!(r#","pad":"{}"}}"#, "x".repeat(bytes - frame));
@@ -276,10 +284,10 @@ fn a_body_of_the_wrong_size_or_kind_is_refused() {
         body.pop();
         body + &pad
     };
-    let over = door.stripe.request(padded(BODY_BYTES_MAX + 1));
+    let over = tested.stripe.request(padded(BODY_BYTES_MAX + 1));
     assert_eq!(over.body.len(), BODY_BYTES_MAX + 1);
-    door.refuses("1 byte over the cap", 413, over.bytes());
-    door.refuses("a length beyond all bounds", 413, {
+    tested.refuses("1 byte over the cap", 413, over.bytes());
+    tested.refuses("a length beyond all bounds", 413, {
         format!("{}content-length: 1000000000000000000\r\n\r\n", over.head())
     });
     let chunked = format!(
@@ -288,52 +296,52 @@ fn a_body_of_the_wrong_size_or_kind_is_refused() {
         over.body.len(),
         String::from_utf8(over.body.clone()).unwrap()
     );
-    door.refuses("1 byte over the cap, chunked", 413, chunked);
+    tested.refuses("1 byte over the cap, chunked", 413, chunked);
 
-    door.refuses("no body", 401, door.good().body("").bytes());
-    door.refuses("no body, signed", 400, door.stripe.request("").bytes());
-    let unframed = format!("{}\r\n", door.stripe.request("").head());
-    door.refuses("no body and no length, signed", 400, unframed);
+    tested.refuses("no body", 401, tested.good().body("").bytes());
+    tested.refuses("no body, signed", 400, tested.stripe.request("").bytes());
+    let unframed = format!("{}\r\n", tested.stripe.request("").head());
+    tested.refuses("no body and no length, signed", 400, unframed);
 
     for encoding in ["gzip", "br", "deflate", "gzip, identity", "x-unknown"] {
-        let request = door.good().with("content-encoding", encoding);
-        door.refuses(encoding, 415, request.bytes());
+        let request = tested.good().with("content-encoding", encoding);
+        tested.refuses(encoding, 415, request.bytes());
     }
     let gzip = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00";
-    door.refuses("gzip without a word of it", 400, door.stripe.request(gzip).bytes());
+    tested.refuses("gzip without a word of it", 400, tested.stripe.request(gzip).bytes());
 
     for kind in ["text/plain", "application/x-www-form-urlencoded", "application/xml", "nonsense"] {
-        door.refuses(kind, 415, door.good().instead("content-type", kind).bytes());
+        tested.refuses(kind, 415, tested.good().instead("content-type", kind).bytes());
     }
 
-    let exactly = door.stripe.request(padded(BODY_BYTES_MAX));
+    let exactly = tested.stripe.request(padded(BODY_BYTES_MAX));
     assert_eq!(exactly.body.len(), BODY_BYTES_MAX);
-    door.server.ask(exactly.bytes()).is("accepted");
-    door.stored.set(door.stored.get() + 1);
+    tested.server.ask(exactly.bytes()).is("accepted");
+    tested.stored.set(tested.stored.get() + 1);
     for kind in
         ["application/json; charset=utf-8", "APPLICATION/JSON", "application/cloudevents+json"]
     {
-        let request = door.stripe.request(padded(BODY_BYTES_MAX)).instead("content-type", kind);
-        door.server.ask(request.bytes()).is("duplicate");
+        let request = tested.stripe.request(padded(BODY_BYTES_MAX)).instead("content-type", kind);
+        tested.server.ask(request.bytes()).is("duplicate");
     }
-    door.stands("bodies that fit");
+    tested.stands("bodies that fit");
 }
 
 #[test]
 fn chunks_without_end_are_cut_off() {
-    let door = door();
-    let mut wire = door.server.wire();
-    wire.write(format!("{}transfer-encoding: chunked\r\n\r\n", door.good().head()));
+    let tested = start();
+    let mut wire = tested.server.wire();
+    wire.write(format!("{}transfer-encoding: chunked\r\n\r\n", tested.good().head()));
     let chunk = format!("1000\r\n{}\r\n", "x".repeat(0x1000));
     for _ in 0..=BODY_BYTES_MAX / 0x1000 {
         wire.write(&chunk);
     }
-    door.refused("chunks without end", 413, wire);
+    tested.refused("chunks without end", 413, wire);
 }
 
 #[test]
 fn a_head_or_body_that_drips_is_cut_off() {
-    let door = door_with("header_timeout = \"1s\"\nbody_timeout = \"1s\"\n");
+    let tested = start_with("header_timeout = \"1s\"\nbody_timeout = \"1s\"\n");
     let drip = |mut wire: Wire| -> Vec<u8> {
         // Each round waits briefly for an answer of the server, which paces the bytes.
         wire.stream.set_read_timeout(Some(std::time::Duration::from_millis(100))).unwrap();
@@ -353,32 +361,32 @@ fn a_head_or_body_that_drips_is_cut_off() {
         });
         heard
     };
-    let mut wire = door.server.wire();
+    let mut wire = tested.server.wire();
     wire.write("POST /webhooks/stripe HTTP/1.1\r\nhost: a\r\nx-slow: ");
     drip(wire);
-    door.stands("a dripping head");
+    tested.stands("a dripping head");
 
-    let mut wire = door.server.wire();
-    wire.write(format!("{}content-length: 60000\r\n\r\n{{", door.good().head()));
+    let mut wire = tested.server.wire();
+    wire.write(format!("{}content-length: 60000\r\n\r\n{{", tested.good().head()));
     let heard = String::from_utf8(drip(wire)).unwrap();
     assert!(heard.starts_with("HTTP/1.1 408 "), "{heard}");
     assert!(heard.contains("application/problem+json"), "{heard}");
-    door.stands("a dripping body");
+    tested.stands("a dripping body");
 
     // A head that is cut off and a body that is cut off: no request was received.
-    let good = door.good().bytes();
+    let good = tested.good().bytes();
     for length in [1, 20, good.len() / 2, good.len() - 1] {
-        let mut wire = door.server.wire();
+        let mut wire = tested.server.wire();
         wire.write(&good[..length]);
         wire.stream.shutdown(std::net::Shutdown::Write).unwrap();
         wire.ends();
-        door.stands(&format!("{length} bytes of a good request"));
+        tested.stands(&format!("{length} bytes of a good request"));
     }
 }
 
 #[test]
 fn a_signed_body_that_is_no_event_is_400() {
-    let door = door();
+    let tested = start();
     let deep = |open: &str, close: &str, levels| {
         let bomb = format!("{}{}", open.repeat(levels), close.repeat(levels));
         format!(r#"{{"id":"evt_deep","type":"t","data":{bomb}}}"#).into_bytes()
@@ -426,7 +434,7 @@ fn a_signed_body_that_is_no_event_is_400() {
         ("a BOM", b"\xef\xbb\xbf{\"id\":\"evt_1\",\"type\":\"t\"}".to_vec()),
         ("UTF-16", b"\xff\xfe{\x00}\x00".to_vec()),
     ] {
-        door.refuses(what, 400, door.stripe.request(&body).bytes());
+        tested.refuses(what, 400, tested.stripe.request(&body).bytes());
     }
     // A required field is missing.
     let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, LEGACY.as_bytes());
@@ -440,21 +448,21 @@ fn a_signed_body_that_is_no_event_is_400() {
         )],
         body: body.into(),
     };
-    door.refuses("a required field is missing", 400, legacy.bytes());
+    tested.refuses("a required field is missing", 400, legacy.bytes());
 
     // Ids in headers follow the same rules.
     let github = Sender::new("github", GITHUB, "/webhooks/github").request(r#"{"action":"x"}"#);
     let github = github.without("x-github-delivery").with("x-github-event", "push");
-    door.refuses("no delivery id", 400, github.bytes());
+    tested.refuses("no delivery id", 400, github.bytes());
     let with = |id: &str| github.clone().with("x-github-delivery", id);
-    door.refuses("an empty delivery id", 400, with("").bytes());
-    door.refuses("a delivery id too long", 400, with(&"x".repeat(256)).bytes());
-    door.refuses("two delivery ids", 400, with("a").with("x-github-delivery", "b").bytes());
+    tested.refuses("an empty delivery id", 400, with("").bytes());
+    tested.refuses("a delivery id too long", 400, with(&"x".repeat(256)).bytes());
+    tested.refuses("two delivery ids", 400, with("a").with("x-github-delivery", "b").bytes());
 }
 
 #[test]
 fn ids_at_the_limits_are_stored_unchanged() {
-    let door = door();
+    let tested = start();
     let big = "123456789012345678901234567890";
     for (body, id) in [
         (r#"{"id":0,"type":"t"}"#.to_owned(), "0".to_owned()),
@@ -462,10 +470,10 @@ fn ids_at_the_limits_are_stored_unchanged() {
         (format!(r#"{{"id":"{}","type":"t"}}"#, "x".repeat(255)), "x".repeat(255)),
         (r#"{"id":"\u0065vt \"q\" 😀","type":"t"}"#.to_owned(), "evt \"q\" 😀".to_owned()),
     ] {
-        let request = door.stripe.request(&body).bytes();
-        door.server.ask(&request).is("accepted");
-        door.server.ask(&request).is("duplicate");
-        let newest = &door.server.events("")[0];
+        let request = tested.stripe.request(&body).bytes();
+        tested.server.ask(&request).is("accepted");
+        tested.server.ask(&request).is("duplicate");
+        let newest = &tested.server.events("")[0];
         assert_eq!(newest["event_id"], id.as_str(), "{body}");
     }
 }
@@ -473,10 +481,10 @@ fn ids_at_the_limits_are_stored_unchanged() {
 #[test]
 fn requests_that_smuggle_another_are_refused_and_nothing_is_stored() {
     // A second event is hidden where a proxy and Hapax might disagree about the end of the first.
-    let door = door();
-    let hidden = door.stripe.event("evt_smuggled");
+    let tested = start();
+    let hidden = tested.stripe.event("evt_smuggled");
     let hidden = String::from_utf8(hidden).unwrap();
-    let head = door.good().head();
+    let head = tested.good().head();
     for (what, request) in [
         (
             "length and chunks",
@@ -493,13 +501,13 @@ fn requests_that_smuggle_another_are_refused_and_nothing_is_stored() {
         ("a folded header", format!("{head}x-a: 1\r\n content-length: 5\r\n\r\n{hidden}")),
         ("a blank before the colon", format!("{head}content-length : 0\r\n\r\n{hidden}")),
     ] {
-        let mut wire = door.server.wire();
+        let mut wire = tested.server.wire();
         wire.write(&request);
         while let Some(answer) = wire.try_answer() {
             assert!((400..500).contains(&answer.status), "{what}: {answer:?}");
         }
-        let smuggled = door.server.events("q=evt_smuggled");
+        let smuggled = tested.server.events("q=evt_smuggled");
         assert!(smuggled.is_empty(), "{what}: {smuggled:?}");
-        door.stands(what);
+        tested.stands(what);
     }
 }

@@ -87,13 +87,13 @@ fn failed(error: &TxError) -> Response<Body> {
 }
 
 /// The shop on the database in `directory`, and its routes.
-struct Desk {
+struct Setup {
     shop: Shop,
     app: Router,
     clock: Arc<AtomicI64>,
 }
 
-impl Desk {
+impl Setup {
     fn open(directory: &Path, fate: Fate) -> Self {
         let clock = Arc::new(AtomicI64::new(1_700_000_000));
         let seconds = Arc::clone(&clock);
@@ -135,10 +135,10 @@ fn charged(directory: &TempDir) -> i64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn effects_and_answer_are_one_commit_for_fifty_at_once() {
     let directory = database();
-    let desk = Desk::open(directory.path(), Fate::Well);
+    let setup = Setup::open(directory.path(), Fate::Well);
     let mut sent = JoinSet::new();
     for _ in 0..50 {
-        sent.spawn(send(desk.app.clone()));
+        sent.spawn(send(setup.app.clone()));
     }
     let heard = soon(sent.join_all()).await;
     assert_eq!(
@@ -149,7 +149,7 @@ async fn effects_and_answer_are_one_commit_for_fifty_at_once() {
         assert_eq!((one.status, &one.body[..]), (201, &b"charged by attempt 1"[..]));
         assert_eq!(one.header("content-type"), Some("text/plain"));
     }
-    assert!(desk.send().await.is_replay());
+    assert!(setup.send().await.is_replay());
     assert_eq!(charged(&directory), 1);
 }
 
@@ -157,15 +157,15 @@ async fn effects_and_answer_are_one_commit_for_fifty_at_once() {
 #[tokio::test]
 async fn a_handler_that_dies_after_its_commit_has_answered() {
     let directory = database();
-    let desk = Desk::open(directory.path(), Fate::DiesAfterCommit);
-    assert_eq!(desk.send().await.status, 500);
-    let replay = desk.send().await;
+    let setup = Setup::open(directory.path(), Fate::DiesAfterCommit);
+    assert_eq!(setup.send().await.status, 500);
+    let replay = setup.send().await;
     assert!(replay.is_replay());
     assert_eq!((replay.status, &replay.body[..]), (201, &b"charged by attempt 1"[..]));
-    desk.shop.store.close().await;
-    drop(desk);
+    setup.shop.store.close().await;
+    drop(setup);
 
-    let again = Desk::open(directory.path(), Fate::Well);
+    let again = Setup::open(directory.path(), Fate::Well);
     assert_eq!(again.send().await.body, replay.body);
     assert_eq!(charged(&directory), 1);
 }
@@ -173,11 +173,11 @@ async fn a_handler_that_dies_after_its_commit_has_answered() {
 #[tokio::test]
 async fn effects_that_cannot_be_committed_leave_no_answer_either() {
     let directory = database();
-    let desk = Desk::open(directory.path(), Fate::IsRefused);
-    assert_eq!(desk.send().await.status, 422);
+    let setup = Setup::open(directory.path(), Fate::IsRefused);
+    assert_eq!(setup.send().await.status, 422);
     assert_eq!(charged(&directory), 0);
     // The handler reported that nothing was done.
-    assert_eq!(desk.send().await.outcome, Some(IdempotencyOutcome::Fresh));
+    assert_eq!(setup.send().await.outcome, Some(IdempotencyOutcome::Fresh));
     assert_eq!(charged(&directory), 0);
 }
 
@@ -185,12 +185,12 @@ async fn effects_that_cannot_be_committed_leave_no_answer_either() {
 #[tokio::test]
 async fn a_handler_that_lost_its_lease_has_no_effect() {
     let directory = database();
-    let desk = Desk::open(directory.path(), Fate::StandsStill);
-    let zombie = tokio::spawn(send(desk.app.clone()));
-    soon(desk.shop.begun.notified()).await;
-    desk.clock.fetch_add(i64::try_from(LEASE.as_secs()).unwrap(), Ordering::SeqCst);
-    assert_eq!(desk.send().await.body, "charged by attempt 2");
-    desk.shop.gate.add_permits(1);
+    let setup = Setup::open(directory.path(), Fate::StandsStill);
+    let zombie = tokio::spawn(send(setup.app.clone()));
+    soon(setup.shop.begun.notified()).await;
+    setup.clock.fetch_add(i64::try_from(LEASE.as_secs()).unwrap(), Ordering::SeqCst);
+    assert_eq!(setup.send().await.body, "charged by attempt 2");
+    setup.shop.gate.add_permits(1);
     // Its caller gets the stored answer.
     let late = soon(zombie).await.unwrap();
     assert_eq!((late.status, &late.body[..]), (201, &b"charged by attempt 2"[..]));

@@ -20,7 +20,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer as _, Service, ServiceExt as _, service_fn};
 
 /// How long a test waits for an expected event, even on a slow machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) const LEASE: Duration = Duration::from_secs(60);
 
@@ -263,9 +263,9 @@ where
     })
 }
 
-/// Waits for a future that must end within [`PATIENCE`].
+/// Waits for a future that must end within [`WAIT_MAX`].
 pub(crate) async fn soon<F: Future>(what: F) -> F::Output {
-    tokio::time::timeout(PATIENCE, what).await.expect("it happens within patience")
+    tokio::time::timeout(WAIT_MAX, what).await.expect("it happens within WAIT_MAX")
 }
 
 /// An API whose work waits until the test lets it continue.

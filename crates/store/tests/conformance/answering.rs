@@ -29,7 +29,7 @@ enum Work {
 }
 
 /// A database, and a table of the user's in it.
-struct Desk<S> {
+struct Setup<S> {
     world: World<S>,
     outside: Outside,
 }
@@ -55,7 +55,7 @@ impl Outside {
     }
 }
 
-impl Desk<SqliteStore> {
+impl Setup<SqliteStore> {
     async fn on_disk() -> Self {
         let world = World::on_disk();
         let file = world.place.as_ref().expect("it lives on a disk").file();
@@ -65,7 +65,7 @@ impl Desk<SqliteStore> {
     }
 }
 
-impl Desk<PgStore> {
+impl Setup<PgStore> {
     async fn on_postgres() -> Self {
         let (clock, url) = (Clock::default(), pg_database().await);
         Postgres::execute_at(&url, "CREATE TABLE charges (n int)").await;
@@ -141,7 +141,7 @@ impl Charging for PgStore {
     }
 }
 
-impl<S: Charging> Desk<S> {
+impl<S: Charging> Setup<S> {
     async fn fresh(&self) -> Reserved {
         match self.reserve_again().await {
             Reservation::Fresh(reserved) => reserved,
@@ -162,70 +162,70 @@ impl<S: Charging> Desk<S> {
     }
 }
 
-async fn effects_and_answer_are_one_commit_once_per_fence<S: Charging>(desk: Desk<S>) {
+async fn effects_and_answer_are_one_commit_once_per_fence<S: Charging>(setup: Setup<S>) {
     // The same right a second time, with another answer; and a `finish` after it.
-    let reserved = desk.fresh().await;
-    let kept = desk.charge(&reserved, Work::Publishes).await.expect("commits");
+    let reserved = setup.fresh().await;
+    let kept = setup.charge(&reserved, Work::Publishes).await.expect("commits");
     assert_eq!(kept, answer("charged"));
-    let second = desk.world.store.charge(&reserved, Work::Well, answer("second")).await;
+    let second = setup.world.store.charge(&reserved, Work::Well, answer("second")).await;
     assert!(matches!(second, Err(TxError::FenceLost)), "{second:?}");
-    let held = desk.world.store.finish(&reserved, &answer("third")).await.expect("finishes");
+    let held = setup.world.store.finish(&reserved, &answer("third")).await.expect("finishes");
     assert_eq!(held, Held::Lost);
-    assert_eq!(desk.reserve_again().await, Reservation::Replay(answer("charged")));
-    assert_eq!(desk.charges().await, 1);
-    assert_eq!(desk.outside.number(S::MESSAGES).await, 1, "of no event");
+    assert_eq!(setup.reserve_again().await, Reservation::Replay(answer("charged")));
+    assert_eq!(setup.charges().await, 1);
+    assert_eq!(setup.outside.number(S::MESSAGES).await, 1, "of no event");
 }
 
-async fn a_lost_fence_leaves_neither<S: Charging>(desk: Desk<S>) {
+async fn a_lost_fence_leaves_neither<S: Charging>(setup: Setup<S>) {
     // The lease ended and another attempt runs; that attempt gave up and none runs; another attempt
     // is done.
-    let first = desk.fresh().await;
-    desk.world.pass(61);
-    let second = desk.fresh().await;
-    let late = desk.charge(&first, Work::Well).await;
+    let first = setup.fresh().await;
+    setup.world.pass(61);
+    let second = setup.fresh().await;
+    let late = setup.charge(&first, Work::Well).await;
     assert!(matches!(late, Err(TxError::FenceLost)), "{late:?}");
-    desk.world.store.abandon(&second).await.expect("abandons");
-    let gone = desk.charge(&second, Work::Well).await;
+    setup.world.store.abandon(&second).await.expect("abandons");
+    let gone = setup.charge(&second, Work::Well).await;
     assert!(matches!(gone, Err(TxError::FenceLost)), "{gone:?}");
-    assert_eq!(desk.charges().await, 0);
-    let third = desk.fresh().await;
-    desk.charge(&third, Work::Well).await.expect("commits");
+    assert_eq!(setup.charges().await, 0);
+    let third = setup.fresh().await;
+    setup.charge(&third, Work::Well).await.expect("commits");
     for old in [&first, &second] {
-        let late = desk.charge(old, Work::Well).await;
+        let late = setup.charge(old, Work::Well).await;
         assert!(matches!(late, Err(TxError::FenceLost)), "{late:?}");
     }
-    assert_eq!(desk.charges().await, 1);
+    assert_eq!(setup.charges().await, 1);
 }
 
 async fn what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right<S: Charging>(
-    desk: Desk<S>,
+    setup: Setup<S>,
 ) {
     // A refused statement, an abandoned right, an answer too large to store, an unused right.
-    let reserved = desk.fresh().await;
+    let reserved = setup.fresh().await;
     for work in [Work::Badly, Work::GivesUp] {
-        let failed = desk.charge(&reserved, work).await;
+        let failed = setup.charge(&reserved, work).await;
         assert!(matches!(failed, Err(TxError::Failed(_))), "{work:?}: {failed:?}");
     }
     let huge = StoredAnswer { body: vec![0; ANSWER_BODY_BYTES_MAX + 1].into(), ..answer("") };
-    let failed = desk.world.store.charge(&reserved, Work::Well, huge).await;
+    let failed = setup.world.store.charge(&reserved, Work::Well, huge).await;
     assert!(matches!(&failed, Err(TxError::Failed(why)) if why.error().contains("too large")));
-    drop(desk.world.store.answering(&reserved, TIME));
-    let reservation = desk.reserve_again().await;
+    drop(setup.world.store.answering(&reserved, TIME));
+    let reservation = setup.reserve_again().await;
     assert!(matches!(reservation, Reservation::InProgress { .. }), "{reservation:?}");
-    assert_eq!(desk.charges().await, 0);
-    desk.charge(&reserved, Work::Well).await.expect("the right still holds");
-    assert_eq!(desk.reserve_again().await, Reservation::Replay(answer("charged")));
-    assert_eq!(desk.charges().await, 1);
+    assert_eq!(setup.charges().await, 0);
+    setup.charge(&reserved, Work::Well).await.expect("the right still holds");
+    assert_eq!(setup.reserve_again().await, Reservation::Replay(answer("charged")));
+    assert_eq!(setup.charges().await, 1);
 }
 
-async fn a_commit_after_the_lease_counts_while_no_other_attempt_runs<S: Charging>(desk: Desk<S>) {
+async fn a_commit_after_the_lease_counts_while_no_other_attempt_runs<S: Charging>(setup: Setup<S>) {
     // The attempt was slow and the key was not reserved again: the work is done, and doing it again
     // would double it.
-    let reserved = desk.fresh().await;
-    desk.world.pass(3_600);
-    desk.charge(&reserved, Work::Well).await.expect("commits");
-    assert_eq!(desk.reserve_again().await, Reservation::Replay(answer("charged")));
-    assert_eq!(desk.charges().await, 1);
+    let reserved = setup.fresh().await;
+    setup.world.pass(3_600);
+    setup.charge(&reserved, Work::Well).await.expect("commits");
+    assert_eq!(setup.reserve_again().await, Reservation::Replay(answer("charged")));
+    assert_eq!(setup.charges().await, 1);
 }
 
 macro_rules! on_every_database {
@@ -233,13 +233,13 @@ macro_rules! on_every_database {
         mod sqlite {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                super::$case(super::Desk::on_disk().await).await;
+                super::$case(super::Setup::on_disk().await).await;
             })*
         }
         mod postgres {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
-                super::$case(super::Desk::on_postgres().await).await;
+                super::$case(super::Setup::on_postgres().await).await;
             })*
         }
     };

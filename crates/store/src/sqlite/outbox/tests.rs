@@ -30,7 +30,7 @@ use crate::harness::{Clock, FOREVER, Place, after, noon};
 use crate::sqlite::{SqliteOptions, SqliteStore};
 
 /// A data directory that outlives the stores that are opened in it.
-struct Desk {
+struct Setup {
     place: Place,
     clock: Clock,
 }
@@ -47,7 +47,7 @@ fn by() -> Action {
     Action { who: "ops".to_owned(), reason: None, at: noon() }
 }
 
-impl Desk {
+impl Setup {
     fn new() -> Self {
         Self { place: Place::new(), clock: Clock::default() }
     }
@@ -160,8 +160,8 @@ async fn writable_again(store: &SqliteStore) {
 async fn a_killed_process_loses_no_message_and_its_attempts_are_lost_ones() {
     // Killed with one message delivered, one under way and one that waits: each must be found as it
     // was, and the one under way must be claimed again under its own id, not after its lease.
-    let desk = Desk::new();
-    let store = desk.open();
+    let setup = Setup::new();
+    let store = setup.open();
     add(&store, EndpointSettings { max_in_flight: 2, ..settings() }).await;
     for id in ["m1", "m2", "m3"] {
         assert_eq!(publish(&store, message(id)).await, 1);
@@ -170,13 +170,13 @@ async fn a_killed_process_loses_no_message_and_its_attempts_are_lost_ones() {
     assert_eq!(claims.len(), 2, "as many as may be in flight");
     let settled = store.exchange(vec![delivered(&claims[0])], ask(0)).await.expect("settles");
     assert_eq!(settled.settled, [Held::Kept]);
-    desk.kill(store);
+    setup.kill(store);
 
-    let store = desk.open();
+    let store = setup.open();
     let lost = store.delivery(claims[1].delivery).await.expect("reads").expect("is there");
     assert_eq!(lost.status, DeliveryStatus::Waiting);
     assert_eq!(lost.attempts[0].error.as_deref(), Some(OUTCOME_LOST));
-    desk.clock.pass(2);
+    setup.clock.pass(2);
     let again = claim(&store, 10).await;
     let mut found: Vec<_> =
         again.iter().map(|claim| (claim.message.as_str(), claim.attempt)).collect();
@@ -197,7 +197,7 @@ async fn a_killed_process_loses_no_message_and_its_attempts_are_lost_ones() {
     }
     store.close().await;
     assert_eq!(
-        desk.read::<String>("SELECT group_concat(status, ' ') FROM hapax_deliveries"),
+        setup.read::<String>("SELECT group_concat(status, ' ') FROM hapax_deliveries"),
         "delivered delivered delivered"
     );
 }
@@ -206,8 +206,8 @@ async fn a_killed_process_loses_no_message_and_its_attempts_are_lost_ones() {
 async fn a_publish_whose_commit_failed_leaves_nothing_and_its_retry_is_delivered_once() {
     // The naive outbox keeps the id or the due time in memory, and calls the retry a duplicate, or
     // claims a delivery that is not on disk.
-    let desk = Desk::new();
-    let store = desk.open();
+    let setup = Setup::new();
+    let store = setup.open();
     add(&store, settings()).await;
     publish(&store, message("before")).await;
     fail_commits(&store);
@@ -228,8 +228,8 @@ async fn a_publish_whose_commit_failed_leaves_nothing_and_its_retry_is_delivered
 async fn an_exchange_whose_commit_failed_settles_nothing_and_frees_no_lease() {
     // The batch that fails settles one delivery and claims the next. Neither may hold, no delivery
     // may be claimed twice at once, and the outcome that is offered again counts once.
-    let desk = Desk::new();
-    let store = Arc::new(desk.open());
+    let setup = Setup::new();
+    let store = Arc::new(setup.open());
     add(&store, EndpointSettings { max_in_flight: 1, ..settings() }).await;
     publish(&store, message("m1")).await;
     publish(&store, message("m2")).await;
@@ -267,8 +267,8 @@ async fn an_exchange_whose_commit_failed_settles_nothing_and_frees_no_lease() {
 async fn ten_thousand_endpoints_have_their_turn_and_a_claim_reads_no_backlog() {
     // One endpoint has a long backlog, the others one delivery each: every one of them must be
     // claimed within as many exchanges as it takes to hand them out, whatever waits for the first.
-    let desk = Desk::new();
-    let store = desk.open();
+    let setup = Setup::new();
+    let store = setup.open();
     let first = add(&store, settings()).await;
     store
         .writer
@@ -294,9 +294,9 @@ async fn ten_thousand_endpoints_have_their_turn_and_a_claim_reads_no_backlog() {
         })
         .await
         .expect("writes");
-    desk.kill(store);
+    setup.kill(store);
 
-    let store = desk.open();
+    let store = setup.open();
     let mut of_others = 0;
     let mut of_first = 0;
     for _ in 0..200 {
@@ -329,8 +329,8 @@ fn failed(claim: &DeliveryClaim, retry: Retry) -> AttemptOutcome {
 async fn retention_keeps_what_can_still_be_sent_and_ids_as_long_as_keys() {
     // Old messages: one is delivered, one is dead, one waits for its retry, and one has no endpoint.
     // A publisher that repeats its publish late must not have it sent a second time.
-    let desk = Desk::new();
-    let store = desk.open();
+    let setup = Setup::new();
+    let store = setup.open();
     add(&store, EndpointSettings { types: of_type("invoice.*"), ..settings() }).await;
     for id in ["delivered", "dead", "waits"] {
         publish(&store, message(id)).await;
@@ -370,21 +370,21 @@ async fn retention_keeps_what_can_still_be_sent_and_ids_as_long_as_keys() {
     prune(&[600]).await;
     assert_eq!(publish(&store, message("delivered")).await, 1);
     assert_eq!(listed().await, ["delivered", "waits", "dead"]);
-    desk.clock.pass(3_600);
+    setup.clock.pass(3_600);
     let due = claim(&store, 10).await;
     let mut due: Vec<_> = due.iter().map(|claim| claim.message.as_str()).collect();
     due.sort_unstable();
     assert_eq!(due, ["delivered", "waits"]);
     store.close().await;
-    assert_eq!(desk.read::<i64>("SELECT max(seq) FROM hapax_message"), 5);
+    assert_eq!(setup.read::<i64>("SELECT max(seq) FROM hapax_message"), 5);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_was_set_back_delays_no_delivery() {
     // A retry waits a minute and a lease half a minute when the clock goes back by an hour: neither
     // may wait an hour more.
-    let desk = Desk::new();
-    let store = desk.open();
+    let setup = Setup::new();
+    let store = setup.open();
     add(&store, settings()).await;
     publish(&store, message("retried")).await;
     publish(&store, message("leased")).await;
@@ -393,13 +393,13 @@ async fn a_clock_that_was_set_back_delays_no_delivery() {
             exchange(&store, vec![failed(&one, Retry::Schedule)], 0).await;
         }
     }
-    desk.clock.pass(-3_600);
+    setup.clock.pass(-3_600);
     assert!(claim(&store, 10).await.is_empty());
     // The longest wait with its jitter, and the back-off after a lost attempt.
-    desk.clock.pass(90);
+    setup.clock.pass(90);
     let lost = exchange(&store, Vec::new(), 10).await;
     let mut due: Vec<_> = lost.claims.iter().map(|claim| claim.message.clone()).collect();
-    desk.clock.pass(2);
+    setup.clock.pass(2);
     due.extend(claim(&store, 10).await.iter().map(|claim| claim.message.clone()));
     due.sort_unstable();
     assert_eq!(due, ["leased", "retried"]);
@@ -409,8 +409,8 @@ async fn a_clock_that_was_set_back_delays_no_delivery() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_view_of_deliveries_has_the_ids_and_words_of_the_api() {
     // The view makes its ids and statuses in SQL, the API in Rust: they must never differ.
-    let desk = Desk::new();
-    let store = desk.open();
+    let setup = Setup::new();
+    let store = setup.open();
     for (uid, types) in [("a", "invoice.*"), ("b", "held"), ("c", "gone"), ("d", "keyed.*")] {
         let settings = EndpointSettings {
             uid: Some(uid.to_owned()),
@@ -446,7 +446,7 @@ async fn the_view_of_deliveries_has_the_ids_and_words_of_the_api() {
         assert_eq!(exchange(&store, vec![outcome], 0).await.settled, [Held::Kept]);
     }
     publish(&store, NewMessage { r#type: "invoice.new".to_owned(), ..message("new") }).await;
-    let conn = Connection::open(desk.place.file()).expect("opens");
+    let conn = Connection::open(setup.place.file()).expect("opens");
     let mut statuses = Vec::new();
     for delivery in all(&store).await {
         let seen: (String, String, String, i64, bool) = conn
@@ -496,11 +496,11 @@ async fn the_view_of_deliveries_has_the_ids_and_words_of_the_api() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_query_of_sending_uses_its_index() {
     // A scan of all deliveries in a claim would make its cost grow with the backlog.
-    let desk = Desk::new();
-    let store = desk.open();
+    let setup = Setup::new();
+    let store = setup.open();
     store.close().await;
     drop(store);
-    let conn = Connection::open(desk.place.file()).expect("opens");
+    let conn = Connection::open(setup.place.file()).expect("opens");
     let check = |sql: &str, index: &str| {
         let mut plan = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("prepares");
         let lines = plan.raw_query();
