@@ -235,9 +235,9 @@ fn stale_refused(evidence: &Evidence<'_>) -> Law {
     let mut breaches = Breaches::default();
     for outcome in of_kind(evidence, |kind| kind == RequestKind::Stale) {
         let refused = outcome.answer.as_ref().is_ok_and(|answer| {
-            let kept_for_a_person =
+            let kept_for_review =
                 is_good(answer.status) && answer.decision.as_deref() == Some("review");
-            (400..500).contains(&answer.status) || kept_for_a_person
+            (400..500).contains(&answer.status) || kept_for_review
         });
         if !refused {
             let event_id = &evidence.plan.events[outcome.event].event_id;

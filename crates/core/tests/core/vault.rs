@@ -146,7 +146,7 @@ fn a_stored_value_of_this_format_stays_readable() {
 
 proptest! {
     #[test]
-    fn what_was_sealed_opens_and_any_change_of_a_bit_or_the_length_is_noticed(
+    fn a_sealed_value_opens_and_any_change_of_a_bit_or_the_length_is_noticed(
         plain in prop::collection::vec(any::<u8>(), 0..200),
         key in any::<[u8; 32]>(),
         nonce in any::<[u8; NONCE_BYTES]>(),

@@ -197,7 +197,7 @@ async fn a_lost_fence_leaves_neither<S: Charging>(setup: Setup<S>) {
     assert_eq!(setup.charges().await, 1);
 }
 
-async fn what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right<S: Charging>(
+async fn a_failed_or_dropped_transaction_leaves_neither_and_the_key_to_its_right<S: Charging>(
     setup: Setup<S>,
 ) {
     // A refused statement, an abandoned right, an answer too large to store, an unused right.
@@ -248,6 +248,6 @@ macro_rules! on_every_database {
 on_every_database! {
     effects_and_answer_are_one_commit_once_per_fence,
     a_lost_fence_leaves_neither,
-    what_failed_or_was_dropped_leaves_neither_and_the_key_to_its_right,
+    a_failed_or_dropped_transaction_leaves_neither_and_the_key_to_its_right,
     a_commit_after_the_lease_counts_while_no_other_attempt_runs,
 }

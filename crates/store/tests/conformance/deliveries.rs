@@ -339,7 +339,9 @@ pub(crate) async fn a_delivery_that_can_never_be_sent_is_seen_and_ends<S: Sendin
     assert_eq!(world.deliver_all().await, ["m1"]);
 }
 
-pub(crate) async fn what_was_given_back_is_uncounted_and_due_at_once<S: Sending>(world: World<S>) {
+pub(crate) async fn a_delivery_given_back_is_uncounted_and_due_at_once<S: Sending>(
+    world: World<S>,
+) {
     // Restarts one after the other must not use up attempts, nor leave a right behind.
     world.add(settings()).await;
     world.send(message("m1")).await;

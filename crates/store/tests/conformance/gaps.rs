@@ -109,7 +109,7 @@ pub(crate) async fn a_gap_held_too_long_goes_to_review_and_can_be_approved<S: Wo
     assert_eq!(world.numbers([4]).await, ["n4"], "the mark followed");
 }
 
-pub(crate) async fn what_a_person_refused_never_runs_unless_forced<S: Working>(world: World<S>) {
+pub(crate) async fn a_rejected_job_never_runs_unless_forced<S: Working>(world: World<S>) {
     // Replays and approvals come after the rejection, and an old worker reports late.
     world.announce([with_gaps("fee", FROM_ONE, gaps(OnGap::Review)), spec("mail")]).await;
     let second = world.accept("n2", &[nth(2), job("mail")]).await;
@@ -135,7 +135,7 @@ pub(crate) async fn what_a_person_refused_never_runs_unless_forced<S: Working>(w
     assert_eq!(world.do_all("fee").await, ["n2"]);
 }
 
-pub(crate) async fn a_late_number_leaves_what_is_in_review_to_the_person<S: Working>(
+pub(crate) async fn a_late_number_leaves_jobs_in_review_to_the_operator<S: Working>(
     world: World<S>,
 ) {
     // The missing number arrives after all, while the next one is in review: it must neither run
@@ -201,7 +201,7 @@ pub(crate) async fn a_retry_that_comes_after_the_gap_was_left_is_stale<S: Workin
     assert_eq!(world.phase("n1").await, Phase::Stale);
 }
 
-pub(crate) async fn what_is_at_work_or_due_is_no_gap<S: Working>(world: World<S>) {
+pub(crate) async fn a_job_at_work_or_due_is_no_gap<S: Working>(world: World<S>) {
     // The missing number is leased when the deadline passes, or it is due and no worker has run for
     // a day: skipping it would lose a stored event.
     for on_gap in [OnGap::Go, OnGap::Review] {
@@ -389,7 +389,7 @@ pub(crate) async fn a_machine_goes_past_a_gap_in_its_own_order<S: Working>(world
     assert_eq!(world.phase("pending").await, Phase::Stale);
 }
 
-pub(crate) async fn a_step_of_a_machine_may_be_let_run_by_a_person<S: Working>(world: World<S>) {
+pub(crate) async fn a_step_of_a_machine_may_be_let_run_by_an_operator<S: Working>(world: World<S>) {
     // It runs once although no transition leads there; and jobs beyond the limit go to review on
     // arrival.
     let (policy, to) = payout();
@@ -461,7 +461,9 @@ pub(crate) async fn sql_work_keeps_to_deadlines_and_decisions_too<S: Working>(wo
     assert_eq!(world.phase("n10").await, Phase::Done, "the mark stood at nine");
 }
 
-pub(crate) async fn what_is_discarded_for_one_handler_is_kept_while_another_needs_it<S: Working>(
+pub(crate) async fn an_event_discarded_for_one_handler_is_kept_while_another_needs_it<
+    S: Working,
+>(
     world: World<S>,
 ) {
     // If only the status decided, the event would be pruned while its other job still has to run.

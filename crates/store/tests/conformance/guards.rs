@@ -119,9 +119,7 @@ pub(crate) async fn forged_copies_beside_the_genuine_event_never_keep_it_from_ru
     }
 }
 
-pub(crate) async fn what_was_signed_is_one_event_under_whatever_derived_key<S: Working>(
-    world: World<S>,
-) {
+pub(crate) async fn signed_content_is_one_event_under_any_derived_key<S: Working>(world: World<S>) {
     // Every unsigned part is changed: other bytes under the same key, other keys.
     world.announce([spec("fee")]).await;
     let (store, sender, fee) = (&*world.store, Sender::one_time_token(), [job("fee")]);
@@ -180,7 +178,7 @@ pub(crate) async fn of_many_ids_at_once_one_has_the_guard<S: Working>(world: Wor
     }
 }
 
-pub(crate) async fn a_suspected_replay_waits_for_a_person_however_often_it_comes<S: Working>(
+pub(crate) async fn a_suspected_replay_waits_for_review_however_often_it_comes<S: Working>(
     world: World<S>,
 ) {
     // Late and replayed at once; then the copies arrive on time, signed again.
@@ -213,7 +211,7 @@ pub(crate) async fn a_suspected_replay_waits_for_a_person_however_often_it_comes
     assert!(world.claim_next("fee").await.is_empty());
 }
 
-pub(crate) async fn what_a_person_refused_does_not_come_back_under_another_id<S: Working>(
+pub(crate) async fn a_rejected_event_does_not_come_back_under_another_id<S: Working>(
     world: World<S>,
 ) {
     // The refused event keeps its guard.

@@ -500,7 +500,7 @@ pub(crate) async fn a_guessed_fence_settles_nothing<S: Working>(world: World<S>)
     assert_eq!(world.settle(&claim, done("by its right")).await, Settlement::Recorded);
 }
 
-pub(crate) async fn what_was_given_back_is_uncounted<S: Working>(world: World<S>) {
+pub(crate) async fn a_job_given_back_is_uncounted<S: Working>(world: World<S>) {
     // Several restarts must not use up a job's attempts.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
@@ -811,7 +811,7 @@ pub(crate) async fn sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun
     }
 }
 
-pub(crate) async fn what_sql_work_ended_is_named<S: Working>(world: World<S>) {
+pub(crate) async fn events_that_sql_work_ended_are_named<S: Working>(world: World<S>) {
     // A request waits for exactly one of them.
     world.announce([spec("fee")]).await;
     let mut accepted = Vec::new();
@@ -857,7 +857,7 @@ pub(crate) async fn a_claimed_job_is_run_by_itself_under_its_fence_and_once<S: W
     assert_eq!(world.job("evt_2", "fee").await.phase, Phase::Ready);
 }
 
-pub(crate) async fn what_the_app_answered_is_kept_with_its_attempt<S: Working>(world: World<S>) {
+pub(crate) async fn the_answer_of_the_app_is_kept_with_its_attempt<S: Working>(world: World<S>) {
     // Failed, done, forced to run again, and done before its answer arrived.
     world.announce([spec("fee")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;

@@ -308,9 +308,7 @@ pub(crate) async fn an_abandoned_key_is_free_and_a_finished_one_cannot_be_abando
     assert_eq!(world.reserve("k").await, Reservation::Replay(answer("second")));
 }
 
-pub(crate) async fn what_an_earlier_attempt_may_have_done_is_not_forgotten_with_a_later_one<
-    S: Working,
->(
+pub(crate) async fn effects_of_an_earlier_attempt_are_not_forgotten_with_a_later_one<S: Working>(
     world: World<S>,
 ) {
     // The first attempt was cut in the middle, the second never began. If the third were reported

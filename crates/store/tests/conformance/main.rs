@@ -6,7 +6,6 @@ mod cases;
 mod clock;
 mod deliveries;
 mod endpoints;
-mod figures;
 mod gaps;
 mod guards;
 #[allow(dead_code)]
@@ -15,9 +14,9 @@ mod jobs;
 mod key_order;
 mod ledger;
 mod ledger_plans;
+mod operator_actions;
 mod order;
 mod outbox_reads;
-mod people;
 mod plans;
 mod pruned;
 mod publishing;
@@ -26,6 +25,7 @@ mod redis_ledger;
 mod sending;
 mod sending_plans;
 mod sql_handlers;
+mod stats;
 mod work_plans;
 
 macro_rules! on_every_store {
@@ -104,13 +104,13 @@ macro_rules! on_every_working_store {
 }
 
 on_every_working_store! {
-    figures {
+    stats {
         each_lane_says_how_far_behind_it_is,
         a_lane_that_no_node_knows_is_listed_as_well,
         an_expired_lease_is_work_that_is_due,
-        what_waits_for_a_decision_is_counted_by_source,
+        events_that_wait_for_a_decision_are_counted_by_source,
         counting_a_backlog_stops_at_the_cap,
-        unfinished_is_what_came_before_and_has_not_ended,
+        unfinished_events_came_before_and_have_not_ended,
         a_page_of_unfinished_events_is_full_although_others_lie_between,
         a_sample_holds_all_of_a_span_with_how_often_and_when_each_came,
         a_large_span_is_sampled_evenly,
@@ -120,7 +120,7 @@ on_every_working_store! {
         every_event_of_one_body_has_its_own_job,
         a_duplicate_gets_the_outcome_of_the_work,
         a_result_is_a_line_not_a_document,
-        what_the_app_answered_is_kept_with_its_attempt,
+        the_answer_of_the_app_is_kept_with_its_attempt,
         a_job_that_the_app_completed_is_done_although_its_answer_says_failed,
         two_handlers_have_their_own_jobs_retries_and_dead_letters,
         only_announced_handlers_are_claimed,
@@ -141,7 +141,7 @@ on_every_working_store! {
         a_lost_call_is_neither_claimed_alone_nor_buried,
         a_guessed_fence_settles_nothing,
         a_request_that_was_never_sent_uses_no_step,
-        what_was_given_back_is_uncounted,
+        a_job_given_back_is_uncounted,
         a_hurried_event_is_due_at_once_and_nothing_else_is,
         renewing_extends_the_lease_of_its_holder,
         a_noisy_tenant_does_not_starve_the_others,
@@ -153,7 +153,7 @@ on_every_working_store! {
         jobs_are_listed_from_new_to_old_and_filtered,
         sql_work_is_claimed_and_done_in_one_step,
         sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun,
-        what_sql_work_ended_is_named,
+        events_that_sql_work_ended_are_named,
         a_claimed_job_is_run_by_itself_under_its_fence_and_once,
     }
     ledger {
@@ -168,7 +168,7 @@ on_every_working_store! {
         a_late_answer_beside_a_takeover_has_one_winner,
         an_answer_is_kept_once_per_fence,
         an_abandoned_key_is_free_and_a_finished_one_cannot_be_abandoned,
-        what_an_earlier_attempt_may_have_done_is_not_forgotten_with_a_later_one,
+        effects_of_an_earlier_attempt_are_not_forgotten_with_a_later_one,
         a_key_past_its_ttl_is_as_good_as_new,
         pruning_forgets_what_is_past_its_ttl_and_nothing_else,
         no_fence_comes_twice,
@@ -192,7 +192,7 @@ on_every_working_store! {
         shuffled_versions_end_in_the_newest_state,
         a_sequence_holds_what_is_past_a_gap_and_runs_in_order_when_filled,
         a_failing_or_dead_number_is_a_gap,
-        what_lies_at_or_below_the_mark_is_stale_unless_a_person_forces_it,
+        a_job_at_or_below_the_mark_is_stale_unless_an_operator_forces_it,
         a_dead_job_that_was_overtaken_is_stale_when_replayed,
         a_sequence_without_a_start_begins_with_what_is_claimed_first,
         a_claimed_job_has_its_resource_for_itself_and_moves_its_mark,
@@ -202,31 +202,31 @@ on_every_working_store! {
     }
     gaps {
         a_gap_held_too_long_goes_to_review_and_can_be_approved,
-        what_a_person_refused_never_runs_unless_forced,
-        a_late_number_leaves_what_is_in_review_to_the_person,
+        a_rejected_job_never_runs_unless_forced,
+        a_late_number_leaves_jobs_in_review_to_the_operator,
         a_gap_held_too_long_is_left_behind_where_going_on_is_allowed,
         a_retry_that_comes_after_the_gap_was_left_is_stale,
-        what_is_at_work_or_due_is_no_gap,
+        a_job_at_work_or_due_is_no_gap,
         beyond_hold_max_the_newest_go_to_review,
         a_handler_that_had_no_job_yet_is_forced_too,
         a_forced_job_keeps_its_resource_and_moves_no_mark_back,
         a_worker_that_lost_its_lease_cannot_settle_what_was_passed,
         a_machine_runs_allowed_steps_and_nothing_else,
         a_machine_goes_past_a_gap_in_its_own_order,
-        a_step_of_a_machine_may_be_let_run_by_a_person,
+        a_step_of_a_machine_may_be_let_run_by_an_operator,
         a_machine_that_moved_on_does_not_take_a_late_worker_s_word,
         sql_work_keeps_to_deadlines_and_decisions_too,
-        what_is_discarded_for_one_handler_is_kept_while_another_needs_it,
+        an_event_discarded_for_one_handler_is_kept_while_another_needs_it,
         a_hopeless_job_is_not_run_by_a_replay,
     }
     guards {
         a_suspected_replay_leaves_its_id_to_the_event_that_it_belongs_to,
         forged_copies_beside_the_genuine_event_never_keep_it_from_running,
-        what_was_signed_is_one_event_under_whatever_derived_key,
+        signed_content_is_one_event_under_any_derived_key,
         of_many_ids_at_once_one_has_the_guard,
-        a_suspected_replay_waits_for_a_person_however_often_it_comes,
+        a_suspected_replay_waits_for_review_however_often_it_comes,
         content_that_ran_promotes_no_late_event_of_another_id,
-        what_a_person_refused_does_not_come_back_under_another_id,
+        a_rejected_event_does_not_come_back_under_another_id,
         a_copy_that_was_signed_again_is_guarded_too,
         a_guard_outlives_the_body_and_a_key_that_is_kept_for_less,
         a_guard_without_a_signed_time_is_kept_as_long_as_the_key,
@@ -239,16 +239,16 @@ on_every_working_store! {
         a_mark_stays_where_the_next_event_needs_it_or_keys_are_kept_for_ever,
         messages_go_with_the_history_of_their_time,
     }
-    people {
+    operator_actions {
         approving_beside_on_time_copies_writes_the_jobs_once,
         rejecting_beside_on_time_copies_has_one_winner,
         an_approved_event_records_its_operator,
         a_rejected_event_never_runs,
-        replaying_what_is_done_does_nothing_without_force,
+        replaying_a_done_job_does_nothing_without_force,
         replaying_a_dead_job_runs_it_again_with_a_fresh_schedule,
         a_job_that_was_lost_still_comes_alone_when_it_is_replayed,
-        replaying_what_is_open_leaves_it_as_it_is,
-        a_dead_letter_is_discarded_by_a_person_and_can_then_be_pruned,
+        replaying_an_open_job_leaves_it_as_it_is,
+        a_dead_letter_is_discarded_by_an_operator_and_can_then_be_pruned,
         replaying_a_job_that_waits_for_its_next_attempt_runs_it_now,
         a_handler_added_later_gets_a_job_by_replay,
         a_dry_run_says_what_would_happen_and_changes_nothing,
@@ -315,7 +315,7 @@ on_every_sending_store! {
         the_sender_may_ask_for_a_later_retry_or_none,
         an_attempt_that_was_never_sent_uses_no_step,
         a_delivery_that_can_never_be_sent_is_seen_and_ends,
-        what_was_given_back_is_uncounted_and_due_at_once,
+        a_delivery_given_back_is_uncounted_and_due_at_once,
         an_error_has_the_same_bound_on_every_store,
         a_backlog_of_one_endpoint_does_not_delay_another,
         an_endpoint_has_at_most_so_many_attempts_under_way,

@@ -275,9 +275,7 @@ pub(crate) async fn a_failing_or_dead_number_is_a_gap<S: Working>(world: World<S
     assert_eq!(world.do_all("fee").await, ["n2", "n3"]);
 }
 
-pub(crate) async fn what_lies_at_or_below_the_mark_is_stale_unless_a_person_forces_it<
-    S: Working,
->(
+pub(crate) async fn a_job_at_or_below_the_mark_is_stale_unless_an_operator_forces_it<S: Working>(
     world: World<S>,
 ) {
     // A second event with a number that was applied, and a replay of it.

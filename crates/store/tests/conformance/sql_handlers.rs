@@ -231,7 +231,7 @@ async fn a_missing_table_and_our_own_tables_are_clear_failures() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_published_is_recorded_with_the_effects_or_not_at_all() {
+async fn published_messages_are_recorded_with_the_effects_or_not_at_all() {
     let world = World::new(&format!(
         "{LEDGER} INSERT INTO hapax_publish (type, data, id)
          VALUES ('fee.charged', json_object('of', :event_id), 'msg_' || :event_id);

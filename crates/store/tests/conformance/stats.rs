@@ -127,7 +127,7 @@ async fn unfinished<S: Working>(world: &World<S>, filter: EventFilter) -> Vec<St
     page.items.into_iter().map(|event| event.event_id).collect()
 }
 
-pub(crate) async fn unfinished_is_what_came_before_and_has_not_ended<S: Working>(world: World<S>) {
+pub(crate) async fn unfinished_events_came_before_and_have_not_ended<S: Working>(world: World<S>) {
     // One event in every status there is: dead and in review are not finished, stale and ignored are.
     world
         .announce([
@@ -253,7 +253,9 @@ pub(crate) async fn a_large_span_is_sampled_evenly<S: Working>(world: World<S>) 
     assert_eq!((all.total, all.events.len(), all.is_partial()), (50, 50, false));
 }
 
-pub(crate) async fn what_waits_for_a_decision_is_counted_by_source<S: Working>(world: World<S>) {
+pub(crate) async fn events_that_wait_for_a_decision_are_counted_by_source<S: Working>(
+    world: World<S>,
+) {
     // Some are decided, in both ways; accepted ones do not count.
     world.announce([spec("fee")]).await;
     assert_eq!(world.store.in_review().await.expect("reads"), []);

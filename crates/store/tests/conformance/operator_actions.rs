@@ -137,7 +137,7 @@ pub(crate) async fn a_rejected_event_never_runs<S: Working>(world: World<S>) {
     assert_eq!(detail.actions[0].reason.as_deref(), Some("not ours"));
 }
 
-pub(crate) async fn replaying_what_is_done_does_nothing_without_force<S: Working>(world: World<S>) {
+pub(crate) async fn replaying_a_done_job_does_nothing_without_force<S: Working>(world: World<S>) {
     // "Replay everything since Monday" must not charge Monday's fees again.
     world.announce([spec("fee")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
@@ -217,7 +217,7 @@ pub(crate) async fn a_job_that_was_lost_still_comes_alone_when_it_is_replayed<S:
     assert!(ids(&again).contains(&"poison"), "one more loss does not bury it: {:?}", ids(&again));
 }
 
-pub(crate) async fn replaying_what_is_open_leaves_it_as_it_is<S: Working>(world: World<S>) {
+pub(crate) async fn replaying_an_open_job_leaves_it_as_it_is<S: Working>(world: World<S>) {
     // A replay beside a running worker must not take its right away.
     world.announce([spec("fee")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
@@ -317,7 +317,7 @@ async fn is_pruned<S: Working>(world: &World<S>, id: &str) -> bool {
     }
 }
 
-pub(crate) async fn a_dead_letter_is_discarded_by_a_person_and_can_then_be_pruned<S: Working>(
+pub(crate) async fn a_dead_letter_is_discarded_by_an_operator_and_can_then_be_pruned<S: Working>(
     world: World<S>,
 ) {
     // One of two handlers, then the rest; open and done jobs must not change, and the right of the
