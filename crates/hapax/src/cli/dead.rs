@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
-use super::admin_client::{self, Remote, encoded, query};
+use super::admin_client::{self, Remote, encoded};
 use super::events::{ActionArgs, decided, read, replayed};
 use super::format;
+use super::lists::{PageArgs, Words, print_page};
 use super::output::{self, Exit, Failure};
 use crate::api::{Job, List as Page, ReplayJobRequest, ReplayJobsRequest};
 
@@ -42,12 +43,8 @@ struct JobFilterArgs {
     /// Only dead letters of this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// The cursor that the previous page printed
-    #[arg(long)]
-    cursor: Option<String>,
-    /// The most dead letters
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
-    limit: u32,
+    #[command(flatten)]
+    page: PageArgs,
 }
 
 impl JobFilterArgs {
@@ -57,15 +54,13 @@ impl JobFilterArgs {
 
     /// The route that lists them.
     fn path(&self) -> String {
-        let query = query([
+        let filters = vec![
             ("status", Some("dead".to_owned())),
             ("source", self.source.clone()),
             ("handler", self.handler.clone()),
             ("tenant", self.tenant.clone()),
-            ("cursor", self.cursor.clone()),
-            ("limit", Some(self.limit.to_string())),
-        ]);
-        format!("/api/v1/jobs{query}")
+        ];
+        self.page.path("jobs", filters)
     }
 }
 
@@ -84,27 +79,17 @@ pub(super) struct List {
 impl List {
     async fn run(self) -> Result<Exit, Failure> {
         let server = self.remote.open()?;
-        let page: Page<Value> = read(server.get(&self.filter.path()).await?)?;
-        if page.items.is_empty() {
-            output::words("there are no dead letters");
-        }
-        for job in page.items {
-            print(job, self.json)?;
-        }
-        if let Some(next) = page.next {
-            output::words(&format!("more dead letters: --cursor {next}"));
-        }
-        Ok(Exit::Done)
+        let page = read(server.get(&self.filter.path()).await?)?;
+        let words = Words { items: "dead letters", empty: "there are no dead letters" };
+        print_page(page, self.json, words, line_of)
     }
 }
 
-fn print(job: Value, json: bool) -> Result<(), Failure> {
-    if json {
-        return Ok(output::json(&job)?);
-    }
+/// A dead letter as the list prints it.
+fn line_of(job: Value) -> Result<String, Failure> {
     let job: Job = read(job)?;
     let attempts = format::count(u64::from(job.attempt), "attempt");
-    let line = format!(
+    Ok(format!(
         "{}  {}  {}/{}  {}  {attempts}  {}",
         job.finished_at.map_or_else(|| "-".to_owned(), format::at),
         job.id,
@@ -112,8 +97,7 @@ fn print(job: Value, json: bool) -> Result<(), Failure> {
         job.handler,
         job.event_id,
         job.error.as_deref().unwrap_or("-"),
-    );
-    Ok(output::data(&output::shown(&line))?)
+    ))
 }
 
 /// `hapax dead replay`.
@@ -139,7 +123,8 @@ impl Replay {
         let (dry_run, reason) = (self.dry_run, self.action.reason.clone());
         let server = self.action.remote.open()?;
         let is_filtered = self.filter.is_filtered();
-        let JobFilterArgs { source, handler, tenant, cursor, limit } = self.filter;
+        let JobFilterArgs { source, handler, tenant, page: PageArgs { cursor, limit } } =
+            self.filter;
         let answer = match self.job {
             Some(job) => {
                 let body = ReplayJobRequest { dry_run, force: false, reason };

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use hapax_core::endpoint::{EndpointOrder, OnDead};
-use serde_json::Value;
 
-use super::admin_client::{self, Remote, encoded, query};
+use super::admin_client::{self, Remote, encoded};
 use super::events::{ActionArgs, read};
+use super::lists::{ListArgs, Words};
 use super::output::{self, Exit, Failure};
 use crate::api::{
-    Endpoint, EndpointRequest, List as Page, Patch, PingAnswer, ReasonRequest, RotateRequest, Span,
+    Endpoint, EndpointRequest, Patch, PingAnswer, ReasonRequest, RotateRequest, Span,
 };
 use crate::config::units;
 
@@ -181,54 +181,33 @@ pub(super) struct List {
     /// Only endpoints of this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// The cursor that the previous page printed
-    #[arg(long)]
-    cursor: Option<String>,
-    /// The most endpoints to list
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
-    limit: u32,
     #[command(flatten)]
-    remote: Remote,
-    /// Print one JSON object per line
-    #[arg(long)]
-    json: bool,
+    list: ListArgs,
 }
 
 impl List {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open()?;
-        let query = query([
-            ("tenant", self.tenant),
-            ("cursor", self.cursor),
-            ("limit", Some(self.limit.to_string())),
-        ]);
-        let page: Page<Value> = read(server.get(&format!("/api/v1/endpoints{query}")).await?)?;
-        if page.items.is_empty() {
-            output::words("there are no endpoints: add one with `hapax endpoints add URL`");
-        }
-        for item in page.items {
-            if self.json {
-                output::json(&item)?;
-                continue;
-            }
-            let endpoint: Endpoint = read(item)?;
-            let types = match endpoint.types.is_empty() {
-                true => "*".to_owned(),
-                false => endpoint.types.join(","),
-            };
-            let line = format!(
-                "{}  {}  {}  {types}  {}",
-                endpoint.id,
-                endpoint.status.as_str(),
-                endpoint.tenant,
-                endpoint.url
-            );
-            output::data(&output::shown(&line))?;
-        }
-        if let Some(next) = page.next {
-            output::words(&format!("more endpoints: --cursor {next}"));
-        }
-        Ok(Exit::Done)
+        let words = Words {
+            items: "endpoints",
+            empty: "there are no endpoints: add one with `hapax endpoints add URL`",
+        };
+        let filters = vec![("tenant", self.tenant)];
+        self.list
+            .print("endpoints", filters, words, |item| {
+                let endpoint: Endpoint = read(item)?;
+                let types = match endpoint.types.is_empty() {
+                    true => "*".to_owned(),
+                    false => endpoint.types.join(","),
+                };
+                Ok(format!(
+                    "{}  {}  {}  {types}  {}",
+                    endpoint.id,
+                    endpoint.status.as_str(),
+                    endpoint.tenant,
+                    endpoint.url
+                ))
+            })
+            .await
     }
 }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::admin_client::{self, Remote, Server, encoded, query};
 use super::format;
+use super::lists::{Filters, ListArgs, Words, print_item};
 use super::output::{self, Exit, Failure};
 use crate::api::{
     DecideRequest, Decided, Event, EventSummary, List as Page, ReplayEffect, ReplayEventRequest,
@@ -69,7 +70,7 @@ pub(super) struct EventFilterArgs {
 }
 
 impl EventFilterArgs {
-    fn pairs(&self) -> Vec<(&'static str, Option<String>)> {
+    fn pairs(&self) -> Filters {
         vec![
             ("tenant", self.tenant.clone()),
             ("source", self.source.clone()),
@@ -94,42 +95,20 @@ pub(super) struct List {
     /// Only unfinished events that were received at least this long ago: 30m
     #[arg(long, value_name = "DURATION")]
     unfinished_for: Option<String>,
-    /// The cursor that the previous page printed
-    #[arg(long)]
-    cursor: Option<String>,
-    /// The most events to list
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
-    limit: u32,
     #[command(flatten)]
-    remote: Remote,
-    /// Print one JSON object per line
-    #[arg(long)]
-    json: bool,
+    list: ListArgs,
 }
 
 impl List {
     async fn run(self) -> Result<Exit, Failure> {
-        let server = self.remote.open()?;
-        let mut pairs = self.filter.pairs();
-        pairs.extend([
+        let mut filters = self.filter.pairs();
+        filters.extend([
             ("since", self.since),
             ("until", self.until),
             ("unfinished_for", self.unfinished_for),
-            ("cursor", self.cursor),
-            ("limit", Some(self.limit.to_string())),
         ]);
-        let page: Page<Value> =
-            read(server.get(&format!("/api/v1/events{}", query(pairs))).await?)?;
-        if page.items.is_empty() {
-            output::words("no event matches the filter");
-        }
-        for event in page.items {
-            print(event, self.json)?;
-        }
-        if let Some(next) = page.next {
-            output::words(&format!("more events: --cursor {next}"));
-        }
-        Ok(Exit::Done)
+        let words = Words { items: "events", empty: "no event matches the filter" };
+        self.list.print("events", filters, words, line_of).await
     }
 }
 
@@ -393,7 +372,7 @@ impl Tail {
                 if left == 0 {
                     break;
                 }
-                print(event, self.json)?;
+                print_item(event, self.json, line_of)?;
                 left -= 1;
             }
             if left == 0 {
@@ -473,17 +452,15 @@ impl Seen {
 }
 
 /// Prints one event on one line.
-fn print(event: Value, json: bool) -> Result<(), Failure> {
-    if json {
-        return Ok(output::json(&event)?);
-    }
+/// An event as a list prints it.
+fn line_of(event: Value) -> Result<String, Failure> {
     let event: EventSummary = read(event)?;
     let copies = match event.arrival_count {
         0 | 1 => String::new(),
         count => format!("  ×{count}"),
     };
     let conflicts = if event.conflict_count > 0 { "  conflict" } else { "" };
-    let line = format!(
+    Ok(format!(
         "{}  {:<10}  {}  {}  {}  {}{copies}{conflicts}",
         format::at(event.received_at),
         event.status.as_str(),
@@ -491,8 +468,7 @@ fn print(event: Value, json: bool) -> Result<(), Failure> {
         event.event_type.as_deref().unwrap_or("-"),
         event.event_id,
         event.id,
-    );
-    Ok(output::data(&output::shown(&line))?)
+    ))
 }
 
 /// Decodes an answer of the API.

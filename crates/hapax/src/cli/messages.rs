@@ -8,10 +8,11 @@ use serde_json::Value;
 use super::admin_client::{self, Remote, encoded, query};
 use super::events::{ActionArgs, read};
 use super::format;
+use super::lists::{Filters, ListArgs, Words};
 use super::output::{self, Exit, Failure};
 use crate::api::{
-    ChangedDeliveries, Delivery, DeliveryEffect, List as Page, Message, MessageSummary,
-    PublishRequest, Published, ReasonRequest, ReplayedDelivery, SkipEffect, SkippedDelivery,
+    ChangedDeliveries, Delivery, DeliveryEffect, Message, MessageSummary, PublishRequest,
+    Published, ReasonRequest, ReplayedDelivery, SkipEffect, SkippedDelivery,
 };
 
 /// `hapax publish`.
@@ -124,7 +125,7 @@ impl Messages {
 
 /// Arguments of both lists.
 #[derive(Debug, clap::Args)]
-struct ListArgs {
+struct SendingListArgs {
     /// Only those published at or after this time: 2026-03-01T12:00:00Z, or 1h for one hour ago
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
@@ -140,54 +141,27 @@ struct ListArgs {
     /// Only those with this status: dead, failed, held, sending, waiting, delivered or cancelled
     #[arg(long)]
     status: Option<String>,
-    /// The cursor that the previous page printed
-    #[arg(long)]
-    cursor: Option<String>,
-    /// The most to list
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
-    limit: u32,
     #[command(flatten)]
-    remote: Remote,
-    /// Print one JSON object per line
-    #[arg(long)]
-    json: bool,
+    list: ListArgs,
 }
 
-impl ListArgs {
+impl SendingListArgs {
     /// Reads one page of `route` and prints each item.
     async fn print(
         self,
         route: &str,
-        nouns: &str,
-        more: Vec<(&'static str, Option<String>)>,
+        mut filters: Filters,
+        words: Words,
         line: impl Fn(Value) -> Result<String, Failure>,
     ) -> Result<Exit, Failure> {
-        let server = self.remote.open()?;
-        let mut pairs = vec![
+        filters.extend([
             ("since", self.since),
             ("until", self.until),
             ("tenant", self.tenant),
             ("key", self.key),
             ("status", self.status),
-            ("cursor", self.cursor),
-            ("limit", Some(self.limit.to_string())),
-        ];
-        pairs.extend(more);
-        let path = format!("/api/v1/{route}{}", query(pairs));
-        let page: Page<Value> = read(server.get(&path).await?)?;
-        if page.items.is_empty() {
-            output::words(&format!("no {nouns} match"));
-        }
-        for item in page.items {
-            match self.json {
-                true => output::json(&item)?,
-                false => output::data(&output::shown(&line(item)?))?,
-            }
-        }
-        if let Some(next) = page.next {
-            output::words(&format!("more {nouns}: --cursor {next}"));
-        }
-        Ok(Exit::Done)
+        ]);
+        self.list.print(route, filters, words, line).await
     }
 }
 
@@ -198,14 +172,15 @@ pub(super) struct ListMessages {
     #[arg(long = "type", value_name = "TYPE")]
     message_type: Option<String>,
     #[command(flatten)]
-    list: ListArgs,
+    list: SendingListArgs,
 }
 
 impl ListMessages {
     async fn run(self) -> Result<Exit, Failure> {
-        let more = vec![("type", self.message_type)];
+        let words = Words { items: "messages", empty: "no messages match" };
+        let filters = vec![("type", self.message_type)];
         self.list
-            .print("messages", "messages", more, |item| {
+            .print("messages", filters, words, |item| {
                 let message: MessageSummary = read(item)?;
                 Ok(format!(
                     "{}  {}  {}  {}  {}",
@@ -335,15 +310,15 @@ pub(super) struct ListDeliveries {
     #[arg(long, value_name = "ID")]
     message: Option<String>,
     #[command(flatten)]
-    list: ListArgs,
+    list: SendingListArgs,
 }
 
 impl ListDeliveries {
     async fn run(self) -> Result<Exit, Failure> {
-        let more = vec![("endpoint", self.endpoint), ("message", self.message)];
-        self.list
-            .print("deliveries", "deliveries", more, |item| Ok(delivery_line(&read(item)?)))
-            .await
+        let words = Words { items: "deliveries", empty: "no deliveries match" };
+        let filters = vec![("endpoint", self.endpoint), ("message", self.message)];
+        let line = |item| Ok(delivery_line(&read(item)?));
+        self.list.print("deliveries", filters, words, line).await
     }
 }
 

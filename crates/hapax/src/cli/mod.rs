@@ -12,6 +12,7 @@ mod events;
 mod explain;
 mod format;
 mod listen;
+mod lists;
 mod messages;
 mod migrate;
 mod output;

@@ -1,0 +1,98 @@
+//! Commands that list: the arguments for one page, and how a page is printed.
+
+use serde_json::Value;
+
+use super::admin_client::{Remote, query};
+use super::events::read;
+use super::output::{self, Exit, Failure};
+use crate::api::List as Page;
+
+/// Filters of a list, as the query of its route takes them.
+pub(super) type Filters = Vec<(&'static str, Option<String>)>;
+
+/// Which page of a list.
+#[derive(Debug, clap::Args)]
+pub(super) struct PageArgs {
+    /// The cursor that the previous page printed
+    #[arg(long)]
+    pub(super) cursor: Option<String>,
+    /// The most items of one page
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=500))]
+    pub(super) limit: u32,
+}
+
+impl PageArgs {
+    /// The URL of the page: `route` with these filters.
+    pub(super) fn path(&self, route: &str, mut filters: Filters) -> String {
+        filters.push(("cursor", self.cursor.clone()));
+        filters.push(("limit", Some(self.limit.to_string())));
+        format!("/api/v1/{route}{}", query(filters))
+    }
+}
+
+/// Arguments of every list.
+#[derive(Debug, clap::Args)]
+pub(super) struct ListArgs {
+    #[command(flatten)]
+    page: PageArgs,
+    #[command(flatten)]
+    remote: Remote,
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+}
+
+impl ListArgs {
+    /// Reads one page of `route` and prints each item.
+    pub(super) async fn print(
+        self,
+        route: &str,
+        filters: Filters,
+        words: Words,
+        line: impl Fn(Value) -> Result<String, Failure>,
+    ) -> Result<Exit, Failure> {
+        let server = self.remote.open()?;
+        let page = read(server.get(&self.page.path(route, filters)).await?)?;
+        print_page(page, self.json, words, line)
+    }
+}
+
+/// The words of one kind of list.
+pub(super) struct Words {
+    /// Several items: `events`.
+    pub(super) items: &'static str,
+    /// What an empty list means.
+    pub(super) empty: &'static str,
+}
+
+/// Prints each item of a page, and how to get the next page.
+pub(super) fn print_page(
+    page: Page<Value>,
+    json: bool,
+    words: Words,
+    line: impl Fn(Value) -> Result<String, Failure>,
+) -> Result<Exit, Failure> {
+    if page.items.is_empty() {
+        output::words(words.empty);
+    }
+    for item in page.items {
+        print_item(item, json, &line)?;
+    }
+    if let Some(next) = page.next {
+        output::words(&format!("more {}: --cursor {next}", words.items));
+    }
+    Ok(Exit::Done)
+}
+
+/// Prints an item as JSON, or as the line that `line` makes of it.
+pub(super) fn print_item(
+    item: Value,
+    json: bool,
+    line: impl Fn(Value) -> Result<String, Failure>,
+) -> Result<(), Failure> {
+    match json {
+        true => output::json(&item)?,
+        false => output::data(&output::shown(&line(item)?))?,
+    }
+    Ok(())
+}
