@@ -16,7 +16,7 @@ use hapax_core::endpoint_secret::{EndpointSecrets, SigningSecret};
 use hapax_core::handler::TypeFilter;
 use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, MESSAGE_NAME_BYTES_MAX};
 use hapax_core::message::{OWN_TENANT, Payload};
-use hapax_core::store::{AttemptVerdict, Cursor, DeliveryTarget, EndpointFilter};
+use hapax_core::store::{AttemptVerdict, DeliveryTarget, EndpointFilter};
 use hapax_core::vault::{NONCE_BYTES, SealContext, Sealed, Vault};
 use hapax_engine::{CustomHeaders, EndpointUrl};
 use uuid::Uuid;
@@ -66,8 +66,7 @@ pub(super) async fn list<S: AdminStore>(
         limit: limit(query.limit)?,
     };
     let page = admin.store.endpoints(filter).await?;
-    let next = page.next.map(|Cursor(next)| next.to_string());
-    Ok(Json(List { items: page.items.into_iter().map(Endpoint::from).collect(), next }))
+    Ok(Json(page.into()))
 }
 
 /// `POST /api/v1/endpoints`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use hapax_core::store::{
-    Cursor, DeliveryFilter, EventDetail, EventFilter, EventId, EventName, Inspect, Lookup,
+    DeliveryFilter, EventDetail, EventFilter, EventId, EventName, Inspect, Lookup,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
 use jiff::SignedDuration;
@@ -41,8 +41,7 @@ pub(super) async fn list<S: AdminStore>(
     };
     admin.store.flush_copies().await;
     let page = admin.store.events(filter).await?;
-    let next = page.next.map(|Cursor(next)| next.to_string());
-    Ok(Json(List { items: page.items.into_iter().map(EventSummary::from).collect(), next }))
+    Ok(Json(page.into()))
 }
 
 /// The instant that a query names.

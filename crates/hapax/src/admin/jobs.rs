@@ -5,9 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use hapax_core::job::{HandlerName, JobId, Workplace};
-use hapax_core::store::{
-    Cursor, HandlerRef, HandlerSpec, Inspect, JobDetail, JobFilter, LaneState,
-};
+use hapax_core::store::{HandlerRef, HandlerSpec, Inspect, JobDetail, JobFilter, LaneState};
 use hapax_core::{SourceName, Tenant};
 use uuid::Uuid;
 
@@ -29,8 +27,7 @@ pub(super) async fn list<S: AdminStore>(
         limit: limit(query.limit)?,
     };
     let page = admin.store.jobs(filter).await?;
-    let next = page.next.map(|Cursor(next)| next.to_string());
-    Ok(Json(List { items: page.items.into_iter().map(Job::from).collect(), next }))
+    Ok(Json(page.into()))
 }
 
 pub(super) async fn show<S: AdminStore>(

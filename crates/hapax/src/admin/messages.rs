@@ -7,7 +7,7 @@ use axum::{Extension, Json};
 use hapax_core::delivery::{DeliveryId, DeliveryStatus, MessageStatus};
 use hapax_core::message::NewMessage;
 use hapax_core::store::{
-    self, Cursor, DeliveryFilter, DeliveryReplayed, DeliverySkipped, MessageAct, MessageDetail,
+    self, DeliveryFilter, DeliveryReplayed, DeliverySkipped, MessageAct, MessageDetail,
     MessageFilter, MessageRef,
 };
 use hapax_core::{KeyHash, Tenant};
@@ -73,8 +73,7 @@ pub(super) async fn list<S: AdminStore>(
         limit: limit(query.limit)?,
     };
     let page = admin.store.messages(filter).await?;
-    let next = page.next.map(|Cursor(next)| next.to_string());
-    Ok(Json(List { items: page.items.into_iter().map(MessageSummary::from).collect(), next }))
+    Ok(Json(page.into()))
 }
 
 fn message_status(text: &str) -> Result<MessageStatus, Problem> {
@@ -181,8 +180,7 @@ pub(super) async fn deliveries<S: AdminStore>(
         limit: limit(query.limit)?,
     };
     let page = admin.store.deliveries(filter).await?;
-    let next = page.next.map(|Cursor(next)| next.to_string());
-    Ok(Json(List { items: page.items.into_iter().map(Delivery::from).collect(), next }))
+    Ok(Json(page.into()))
 }
 
 /// `GET /api/v1/deliveries/{id}`.

@@ -14,6 +14,7 @@ mod replay;
 mod stats;
 mod values;
 
+use hapax_core::store;
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::openapi::{ArrayBuilder, Ref, RefOr};
@@ -53,6 +54,13 @@ impl<T> List<T> {
     /// A list that is never longer than one page.
     pub(crate) fn whole(items: Vec<T>) -> Self {
         Self { items, next: None }
+    }
+}
+
+impl<T, U: From<T>> From<store::Page<T>> for List<U> {
+    fn from(page: store::Page<T>) -> Self {
+        let next = page.next.map(|store::Cursor(next)| next.to_string());
+        Self { items: page.items.into_iter().map(U::from).collect(), next }
     }
 }
 
