@@ -13,6 +13,8 @@ use hapax_core::job::{Policy, Progress, Retry, UNSENT_MAX};
 use jiff::SignedDuration;
 use proptest::prelude::*;
 
+use crate::lifecycle_page::{listed_transitions, word};
+
 const PHASES: [DeliveryPhase; 6] = [
     DeliveryPhase::Ready,
     DeliveryPhase::Leased,
@@ -74,10 +76,6 @@ fn acts(policy: &Policy) -> Vec<(&'static str, DeliveryAct<'_>)> {
     acts
 }
 
-fn word(phase: DeliveryPhase) -> String {
-    format!("{phase:?}").to_lowercase()
-}
-
 /// Whether a claim can be counted: the number of attempts has an end like every number.
 fn countable(delivery: &DeliveryState, act: &DeliveryAct<'_>) -> bool {
     delivery.progress.attempt < u32::MAX || !matches!(act, DeliveryAct::Claim { .. })
@@ -97,19 +95,7 @@ fn the_page_on_the_life_of_a_delivery_lists_exactly_the_transitions_there_are() 
             }
         }
     }
-    let page = include_str!("../../../../docs/lifecycle.md");
-    let (_, section) = page.split_once("## The life of a delivery").expect("the section");
-    let (_, rows) = section.split_once("| act | from | to |").expect("a table of acts");
-    let mut listed = BTreeSet::new();
-    for row in rows.lines().skip(2).take_while(|line| line.starts_with('|')) {
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        for from in cells[2].split(", ") {
-            for to in cells[3].split(", ") {
-                listed.insert((cells[1].to_owned(), from.to_owned(), to.to_owned()));
-            }
-        }
-    }
-    assert_eq!(listed, there_are);
+    assert_eq!(listed_transitions("## The life of a delivery"), there_are);
 }
 
 #[test]

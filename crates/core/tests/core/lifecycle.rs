@@ -17,6 +17,8 @@ use jiff::SignedDuration;
 use proptest::prelude::*;
 use uuid::Uuid;
 
+use crate::lifecycle_page::{listed_transitions, word};
+
 /// How one attempt ends, or does not.
 #[derive(Debug, Clone, Copy)]
 enum End {
@@ -445,10 +447,6 @@ fn three_attempts() -> Policy {
     Policy { retry, lease: Duration::from_secs(30) }
 }
 
-fn word(phase: Phase) -> String {
-    format!("{phase:?}").to_lowercase()
-}
-
 #[test]
 fn the_page_on_the_life_of_a_job_lists_exactly_the_transitions_there_are() {
     let policy = three_attempts();
@@ -460,18 +458,7 @@ fn the_page_on_the_life_of_a_job_lists_exactly_the_transitions_there_are() {
             }
         }
     }
-    let page = include_str!("../../../../docs/lifecycle.md");
-    let (_, rows) = page.split_once("| act | from | to |").expect("a table of acts");
-    let mut listed = BTreeSet::new();
-    for row in rows.lines().skip(2).take_while(|line| line.starts_with('|')) {
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        for from in cells[2].split(", ") {
-            for to in cells[3].split(", ") {
-                listed.insert((cells[1].to_owned(), from.to_owned(), to.to_owned()));
-            }
-        }
-    }
-    assert_eq!(listed, there_are);
+    assert_eq!(listed_transitions("## Acts"), there_are);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod handler_sql;
 mod handler_sql_postgres;
 mod keys;
 mod lifecycle;
+mod lifecycle_page;
 mod schemes;
 mod vault;
 mod vectors;

@@ -73,7 +73,7 @@ on_every_store! {
     a_key_is_known_once_its_event_is_there,
 }
 
-/// The same for cases about jobs, which need a clock: each gets its own world.
+/// The same for cases about jobs and sending, which need a clock: each gets its own world.
 macro_rules! on_every_working_store {
     ($($about:ident { $($case:ident),* $(,)? })*) => {
         mod memory_at_work {
@@ -255,39 +255,6 @@ on_every_working_store! {
         pruning_takes_what_is_finished_and_past_its_horizon,
         pruning_takes_ranges_and_leaves_what_lies_between,
     }
-}
-
-/// The same for cases about sending.
-macro_rules! on_every_sending_store {
-    ($($about:ident { $($case:ident),* $(,)? })*) => {
-        mod memory_sending {
-            $(mod $about {
-                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-                async fn $case() {
-                    crate::$about::$case(crate::harness::World::in_memory()).await;
-                })*
-            })*
-        }
-        mod sqlite_sending {
-            $(mod $about {
-                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-                async fn $case() {
-                    crate::$about::$case(crate::harness::World::on_disk()).await;
-                })*
-            })*
-        }
-        mod postgres_sending {
-            $(mod $about {
-                $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-                async fn $case() {
-                    crate::$about::$case(crate::harness::World::on_postgres().await).await;
-                })*
-            })*
-        }
-    };
-}
-
-on_every_sending_store! {
     publishing {
         the_same_message_again_is_a_duplicate_and_other_content_is_a_conflict,
         the_same_id_of_another_tenant_is_another_message,
