@@ -37,8 +37,7 @@ use tower::ServiceExt as _;
 use crate::admin::{self, Admin, Authorizer, Sending, WithoutToken};
 use crate::alerts::{self, AlertMonitor, Inputs};
 use crate::config::{
-    self, AnswerMode, CallerIdentity, Config, InvalidSetting, Keep, NO_VAULT_KEY, Permission, Role,
-    ServiceUrl,
+    self, CallerIdentity, Config, InvalidSetting, Keep, NO_VAULT_KEY, Permission, Role, ServiceUrl,
 };
 use crate::telemetry;
 
@@ -484,10 +483,7 @@ fn route_specs(config: &Config) -> Vec<RouteSpec> {
             rate_limit: configured.rate_limit,
             unverified_limit: configured.unverified_limit,
             handlers: configured.handlers.clone(),
-            mode: match configured.mode {
-                AnswerMode::Async => hapax_engine::AnswerMode::Async,
-                AnswerMode::Sync { timeout } => hapax_engine::AnswerMode::Sync { timeout },
-            },
+            mode: configured.mode,
         })
         .collect()
 }

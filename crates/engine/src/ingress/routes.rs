@@ -74,6 +74,16 @@ pub enum AnswerMode {
     },
 }
 
+impl AnswerMode {
+    /// The word in the config.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Async => "async",
+            Self::Sync { .. } => "sync",
+        }
+    }
+}
+
 impl RouteSpec {
     /// A source with the default limits and no handlers.
     pub fn new(source: Arc<Source>) -> Self {

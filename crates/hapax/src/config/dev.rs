@@ -9,8 +9,8 @@ use std::sync::Arc;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::{Source, presets};
+use hapax_engine::AnswerMode;
 
-use super::handlers::AnswerMode;
 use super::problem::{InvalidSetting, Origin};
 use super::reader::ConfigReader;
 use super::secret_file;

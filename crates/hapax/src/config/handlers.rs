@@ -17,34 +17,13 @@ use hapax_core::job::{HandlerName, Policy};
 use hapax_core::presets;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
+use hapax_engine::AnswerMode;
 use http::Uri;
 
 use super::document::{Entry, Section};
 use super::problem::{InvalidSetting, Origin};
 use super::reader::ConfigReader;
 use super::units;
-
-/// When a sender is answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AnswerMode {
-    /// When the event is durable.
-    Async,
-    /// When the only handler is done, or after the timeout.
-    Sync {
-        /// How long the sender waits.
-        timeout: Duration,
-    },
-}
-
-impl AnswerMode {
-    /// The word in the config.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Async => "async",
-            Self::Sync { .. } => "sync",
-        }
-    }
-}
 
 const KEYS: [&str; 13] = [
     "types",

@@ -38,7 +38,6 @@ use hapax_engine::tls::Certificate;
 
 pub(crate) use self::alerts::{Alerts, KEYS as ALERT_NAMES};
 pub(crate) use self::dev::{DevMode, dev_secret, is_dev_secret};
-pub(crate) use self::handlers::AnswerMode;
 pub(crate) use self::lookup::{ServerLocation, database_url, server_location};
 pub(crate) use self::outbound::OutboundSettings;
 pub(crate) use self::overrides::Flags;

@@ -11,10 +11,9 @@ use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::ActiveSecret;
 use hapax_core::source::{LatePolicy, ReplayGuard, SourceError, SourceSpec};
 use hapax_core::{KeyHash, Source, SourceName, Tenant, Timestamp};
-use hapax_engine::Rate;
+use hapax_engine::{AnswerMode, Rate};
 
 use super::document::{Entry, Section};
-use super::handlers::AnswerMode;
 use super::problem::InvalidSetting;
 use super::reader::ConfigReader;
 use super::settings::{KEEP_DEFAULT, Settings};
