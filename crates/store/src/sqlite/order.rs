@@ -10,6 +10,30 @@ use rusqlite::{Connection, OptionalExtension};
 use super::jobs::{JobRow, Lanes, Reported};
 use super::row::{HELD, micros};
 
+/// The mark of a resource, where an act may have read it before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum KnownMark {
+    /// It was not read in this transaction.
+    #[default]
+    Unread,
+    /// It was read, and has not moved since.
+    Read(Option<Position>),
+}
+
+impl KnownMark {
+    fn get(
+        self,
+        conn: &Connection,
+        lane: i64,
+        resource: &str,
+    ) -> rusqlite::Result<Option<Position>> {
+        match self {
+            Self::Unread => mark(conn, lane, resource),
+            Self::Read(mark) => Ok(mark),
+        }
+    }
+}
+
 /// The last position applied to a resource.
 pub(super) fn mark(
     conn: &Connection,
@@ -155,8 +179,9 @@ fn go_past_the_gap(
     match policy {
         OrderPolicy::Latest | OrderPolicy::Sequence { .. } => {
             let before = Position(first.0.saturating_sub(1));
-            move_mark(conn, lane, resource, before, policy, now)?;
-            ready_held(conn, lanes, lane, resource, policy, now)?;
+            let mark = mark(conn, lane, resource)?;
+            let moved = move_mark(conn, lane, resource, mark, before, policy, now)?;
+            ready_held(conn, lanes, lane, resource, Some(moved), policy, now)?;
         }
         OrderPolicy::Machine(_) => {
             if let Some(job) = JobRow::held_at(conn, lane, resource, first.0, first.0)?.first() {
@@ -185,10 +210,10 @@ fn ready_held(
     lanes: &mut Lanes,
     lane: i64,
     resource: &str,
+    mark: Option<Position>,
     policy: &OrderPolicy,
     now: Timestamp,
 ) -> rusqlite::Result<usize> {
-    let mark = mark(conn, lane, resource)?;
     let highest = match (policy, mark) {
         (OrderPolicy::Latest | OrderPolicy::Sequence { .. }, Some(Position(mark))) => {
             mark.saturating_add(1)
@@ -255,35 +280,37 @@ fn is_busy(conn: &Connection, lane: i64, resource: &str) -> rusqlite::Result<boo
     .exists((lane, resource))
 }
 
-/// Moves the mark with "done"; a number never moves back.
+/// Moves the mark with "done"; a number never moves back. Returns the mark afterwards.
 pub(super) fn advance(
     conn: &Connection,
     job: &JobRow,
     policy: &OrderPolicy,
+    mark: KnownMark,
     now: Timestamp,
-) -> rusqlite::Result<()> {
-    match &job.place {
-        Some(place) => move_mark(conn, job.lane, &place.resource, place.position, policy, now),
-        None => Ok(()),
-    }
+) -> rusqlite::Result<KnownMark> {
+    let Some(place) = &job.place else { return Ok(mark) };
+    let mark = mark.get(conn, job.lane, &place.resource)?;
+    let moved = move_mark(conn, job.lane, &place.resource, mark, place.position, policy, now)?;
+    Ok(KnownMark::Read(Some(moved)))
 }
 
 fn move_mark(
     conn: &Connection,
     lane: i64,
     resource: &str,
+    mark: Option<Position>,
     position: Position,
     policy: &OrderPolicy,
     now: Timestamp,
-) -> rusqlite::Result<()> {
-    let after = policy.after(mark(conn, lane, resource)?, position);
+) -> rusqlite::Result<Position> {
+    let after = policy.after(mark, position);
     conn.prepare_cached(
         "INSERT INTO hapax_mark (lane, resource, position, moved_at) VALUES (?1, ?2, ?3, ?4)
          ON CONFLICT (lane, resource) DO UPDATE
          SET position = excluded.position, moved_at = max(moved_at, excluded.moved_at)",
     )?
     .execute((lane, resource, after.0, micros(now)))?;
-    Ok(())
+    Ok(after)
 }
 
 /// Whether any mark of a lane has not moved since `before`.
@@ -317,11 +344,12 @@ pub(super) fn ready_next_if_free(
     conn: &Connection,
     lanes: &mut Lanes,
     job: &JobRow,
+    mark: KnownMark,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     match &job.place {
         Some(place) if !is_busy(conn, job.lane, &place.resource)? => {
-            ready_next(conn, lanes, job, now)
+            ready_next(conn, lanes, job, mark, now)
         }
         Some(_) | None => Ok(()),
     }
@@ -334,11 +362,13 @@ pub(super) fn ready_next(
     conn: &Connection,
     lanes: &mut Lanes,
     job: &JobRow,
+    mark: KnownMark,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     let Some(place) = &job.place else { return Ok(()) };
     let policy = lanes.policy_of(job.lane);
-    let held = ready_held(conn, lanes, job.lane, &place.resource, &policy, now)?;
+    let mark = mark.get(conn, job.lane, &place.resource)?;
+    let held = ready_held(conn, lanes, job.lane, &place.resource, mark, &policy, now)?;
     let parked = JobRow::first_parked(conn, job.lane, &place.resource)?;
     if let Some(next) = &parked {
         wake(conn, lanes, next, now)?;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use hapax_core::Timestamp;
 use hapax_core::failpoint;
 use hapax_core::handler::{SqlParameter, SqlProgram, SqlStatement};
-use hapax_core::job::{Fence, JobId, Retry};
+use hapax_core::job::{Fence, JobId, Phase, Retry};
 use hapax_core::lifecycle::Act;
 use hapax_core::order::Guard;
 use hapax_core::store::{Claim, DAMAGED_BODY, Ran, SqlAsk, SqlRan, SqlRun};
@@ -23,7 +23,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
 use super::jobs::{Asked, JobRow, Lanes, Reported, place_of};
 use super::order;
 use super::outbox::{For, Outbox};
-use super::row::{DONE, HELD, LEASED};
+use super::row::{DONE, LEASED};
 use super::sandbox::Sandbox;
 use super::transaction::Transaction;
 use crate::limits::{SQL_SLICE_MAX, STATEMENT_VALUE_BYTES_MAX};
@@ -277,8 +277,8 @@ impl SqlRunner<'_> {
         let aside = Act::SetAside { hold };
         let aside = self.lanes.act(self.conn, job, &aside, Reported::default(), now)?;
         let aside = aside.expect("the writer has just claimed it");
-        if aside.state == HELD {
-            order::limit_held(self.conn, self.lanes, &aside, &rule, now)?;
+        if aside.phase == Phase::Held {
+            order::limit_held(self.conn, self.lanes, job, &rule, now)?;
         }
         Ok(Some(JobOutcome::Guarded))
     }

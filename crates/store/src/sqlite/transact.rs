@@ -159,7 +159,8 @@ impl Recorded for JobRight {
             row.is_under(self.fence) && !matches!(row.state, DONE | STALE | DISCARDED)
         };
         let Some(row) = JobRow::find(conn, seq, lane)?.filter(open) else { return Ok(None) };
-        if lanes.overtaken(conn, &row)? != Overtaken::No {
+        let (overtaken, _mark) = lanes.overtaken(conn, &row)?;
+        if overtaken != Overtaken::No {
             // A newer version was applied: the rules record that this job is stale.
             let _lost = lanes.done(conn, &row, None, None, now)?;
             return Ok(None);

@@ -14,7 +14,7 @@ use super::Lanes;
 use super::row::JobRow;
 use super::settle::note_attempt;
 use crate::columns::{phase_of, state_of};
-use crate::sqlite::order;
+use crate::sqlite::order::{self, KnownMark};
 use crate::sqlite::row::{micros, timestamp};
 
 /// The values an act writes to columns that no rule reads.
@@ -30,6 +30,17 @@ pub(in crate::sqlite) struct Reported<'a> {
     pub(super) worker: &'a str,
     /// Whether the claim also leases the resource.
     pub(super) with_resource: bool,
+    /// The mark of the job's resource, if it was read for this act.
+    pub(super) mark: KnownMark,
+}
+
+/// The columns that a change computes from the row.
+struct ColumnsAfter {
+    state: i64,
+    due_at: i64,
+    fence: i64,
+    run: u32,
+    started_at: Option<i64>,
 }
 
 impl JobRow {
@@ -41,10 +52,37 @@ impl JobRow {
             forced: self.forced,
         }
     }
+
+    /// The row after a claim by this worker.
+    pub(super) fn claimed(self, change: &Change, worker: &str, now: Timestamp) -> Self {
+        let ColumnsAfter { state, due_at, fence, run, started_at } =
+            self.columns_after(change, now);
+        let worker = match change.holder {
+            Holder::Keep => self.worker,
+            Holder::Set => Some(worker.to_owned()),
+            Holder::Clear => None,
+        };
+        let (progress, forced) = (change.progress, change.forced);
+        Self { state, due_at, fence, run, started_at, worker, progress, forced, ..self }
+    }
+
+    fn columns_after(&self, change: &Change, now: Timestamp) -> ColumnsAfter {
+        ColumnsAfter {
+            state: state_of(change.phase),
+            due_at: micros(change.due),
+            fence: self.fence + i64::from(change.voids_fence),
+            run: self.run + u32::from(change.new_run),
+            started_at: match change.holder {
+                Holder::Keep => self.started_at,
+                Holder::Set => Some(micros(now)),
+                Holder::Clear => None,
+            },
+        }
+    }
 }
 
 impl Lanes {
-    /// Decides what an act does to a job, and records it. Returns the row as it is afterwards.
+    /// Decides what an act does to a job, and records it. Returns what has changed.
     pub(in crate::sqlite) fn act(
         &mut self,
         conn: &Connection,
@@ -52,83 +90,53 @@ impl Lanes {
         act: &Act<'_>,
         reported: Reported<'_>,
         now: Timestamp,
-    ) -> rusqlite::Result<Result<JobRow, Unchanged>> {
+    ) -> rusqlite::Result<Result<Change, Unchanged>> {
         let change = match step(&row.as_state(), act, now, self.dice.roll()) {
             Ok(change) => change,
             Err(unchanged) => return Ok(Err(unchanged)),
         };
-        self.apply(conn, row, &change, reported, now).map(Ok)
-    }
-
-    fn apply(
-        &mut self,
-        conn: &Connection,
-        row: &JobRow,
-        change: &Change,
-        reported: Reported<'_>,
-        now: Timestamp,
-    ) -> rusqlite::Result<JobRow> {
-        record_history(conn, row, change, reported, now)?;
-        let mut after = JobRow {
-            state: state_of(change.phase),
-            due_at: micros(change.due),
-            fence: row.fence + i64::from(change.voids_fence),
-            run: row.run + u32::from(change.new_run),
-            progress: change.progress,
-            forced: change.forced,
-            ..row.clone()
-        };
-        match change.holder {
-            Holder::Keep => {}
-            Holder::Set => {
-                after.started_at = Some(micros(now));
-                after.worker = Some(reported.worker.to_owned());
-            }
-            Holder::Clear => {
-                after.started_at = None;
-                after.worker = None;
-            }
-        }
-        write(conn, row, &after, change, reported, now)?;
+        record_history(conn, row, &change, reported, now)?;
+        write(conn, row, &change, reported, now)?;
+        let mut mark = reported.mark;
         match change.phase {
-            Phase::Ready | Phase::Leased | Phase::Held => self.stir(after.lane, after.due_at),
-            Phase::Done => order::advance(conn, &after, &self.policy_of(after.lane), now)?,
+            Phase::Ready | Phase::Leased | Phase::Held => self.stir(row.lane, micros(change.due)),
+            Phase::Done => mark = order::advance(conn, row, &self.policy_of(row.lane), mark, now)?,
             Phase::Parked | Phase::Stale | Phase::Dead | Phase::Review | Phase::Discarded => {}
         }
         match change.turn {
             Turn::Keep => {}
-            Turn::Release => order::ready_next(conn, self, &after, now)?,
-            Turn::Pass => order::ready_next_if_free(conn, self, &after, now)?,
+            Turn::Release => order::ready_next(conn, self, row, mark, now)?,
+            Turn::Pass => order::ready_next_if_free(conn, self, row, mark, now)?,
         }
-        Ok(after)
+        Ok(Ok(change))
     }
 }
 
 fn write(
     conn: &Connection,
-    before: &JobRow,
-    after: &JobRow,
+    row: &JobRow,
     change: &Change,
     reported: Reported<'_>,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
+    let after = row.columns_after(change, now);
     let wait = (after.due_at - micros(now)).max(0);
     let written = match change.phase {
         // The two phases that every job passes through write the fewest columns.
         Phase::Leased => conn.prepare_cached(include_str!("../sql/lease_job.sql"))?.execute((
-            after.seq,
-            after.lane,
+            row.seq,
+            row.lane,
             after.due_at,
             after.fence,
-            after.progress.attempt,
+            change.progress.attempt,
             after.started_at,
             reported.worker,
             reported.with_resource,
             wait,
         ))?,
         Phase::Done => conn.prepare_cached(include_str!("../sql/done.sql"))?.execute((
-            after.seq,
-            after.lane,
+            row.seq,
+            row.lane,
             after.fence,
             after.due_at,
             reported.result,
@@ -149,18 +157,18 @@ fn write(
             };
             conn.prepare_cached(include_str!("../sql/change_job.sql"))?.execute(
                 rusqlite::params![
-                    after.seq,
-                    after.lane,
-                    before.fence,
+                    row.seq,
+                    row.lane,
+                    row.fence,
                     after.state,
                     after.due_at,
                     wait,
                     after.fence,
                     after.run,
-                    after.progress.attempt,
-                    after.progress.steps,
-                    after.progress.lost,
-                    after.forced,
+                    change.progress.attempt,
+                    change.progress.steps,
+                    change.progress.lost,
+                    change.forced,
                     change.error != ErrorText::Keep,
                     error,
                     change.error == ErrorText::Clear,

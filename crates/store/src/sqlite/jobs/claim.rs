@@ -111,7 +111,8 @@ impl Lanes {
                 with_resource: ask.guard && spec.order.is_some() && job.place.is_some(),
                 ..Reported::default()
             };
-            let Ok(job) = self.act(conn, &job, &claim, reported, now)? else { continue };
+            let Ok(change) = self.act(conn, &job, &claim, reported, now)? else { continue };
+            let job = job.claimed(&change, ask.worker, now);
             if let (HELD, Some(rule)) = (job.state, &spec.order) {
                 order::limit_held(conn, self, &job, rule, now)?;
             }

@@ -76,7 +76,7 @@ impl Lanes {
         let decided = match act {
             true => {
                 let after = self.act(conn, &row, &replay, Reported::default(), now)?;
-                let phase = after.map(|after| after.as_state().phase);
+                let phase = after.map(|change| change.phase);
                 if phase == Ok(Phase::Ready) && row.state != READY {
                     // The configuration may now read another place from the event.
                     set_place(conn, &row, job.place.as_ref())?;

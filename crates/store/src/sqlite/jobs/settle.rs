@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use hapax_core::Timestamp;
-use hapax_core::job::{Fence, JobId, Policy, Retry};
-use hapax_core::lifecycle::{Act, Overtaken, Unchanged};
+use hapax_core::job::{Fence, JobId, Phase, Policy, Retry};
+use hapax_core::lifecycle::{Act, Change, Overtaken, Unchanged};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::Guard;
 use hapax_core::store::{HandlerAnswer, Held, Outcome, Settlement};
@@ -13,7 +13,7 @@ use rusqlite::Connection;
 use super::Lanes;
 use super::change::Reported;
 use super::row::{JobRow, place_of};
-use crate::sqlite::order;
+use crate::sqlite::order::{self, KnownMark};
 use crate::sqlite::outbox::{For, Outbox};
 use crate::sqlite::row::{DONE, micros};
 
@@ -48,7 +48,7 @@ impl Lanes {
                     conn.execute_batch("SAVEPOINT hapax_done")?;
                 }
                 let done = self.done(conn, &row, result.as_deref(), answer, now)?;
-                if !done.is_ok_and(|after| after.state == DONE) {
+                if !done.is_ok_and(|change| change.phase == Phase::Done) {
                     return Ok(Settlement::Lost);
                 }
                 let tenant = self.tenant_of(lane);
@@ -85,11 +85,11 @@ impl Lanes {
         result: Option<&str>,
         answer: Option<&HandlerAnswer>,
         now: Timestamp,
-    ) -> rusqlite::Result<Result<JobRow, Unchanged>> {
+    ) -> rusqlite::Result<Result<Change, Unchanged>> {
         let result = result.map(|result| shortened(result, RESULT_CHARS_MAX));
-        let reported = Reported { result: result.as_deref(), answer, ..Reported::default() };
-        let act = Act::Done { overtaken: self.overtaken(conn, job)? };
-        self.act(conn, job, &act, reported, now)
+        let (overtaken, mark) = self.overtaken(conn, job)?;
+        let reported = Reported { result: result.as_deref(), answer, mark, ..Reported::default() };
+        self.act(conn, job, &Act::Done { overtaken }, reported, now)
     }
 
     /// Records a failed attempt: one step of the schedule.
@@ -101,7 +101,7 @@ impl Lanes {
         retry: Retry,
         answer: Option<&HandlerAnswer>,
         now: Timestamp,
-    ) -> rusqlite::Result<Result<JobRow, Unchanged>> {
+    ) -> rusqlite::Result<Result<Change, Unchanged>> {
         let error = shortened(error, ERROR_CHARS_MAX);
         let reported = Reported { error: Some(&error), answer, ..Reported::default() };
         let unknown = Policy { retry: Vec::new(), lease: Duration::ZERO };
@@ -110,24 +110,27 @@ impl Lanes {
         self.act(conn, job, &Act::Failed { retry, policy }, reported, now)
     }
 
-    /// Whether the mark has passed a job that was claimed and then lost its lease.
+    /// Whether the mark has passed a job that was claimed and then lost its lease, and the mark if it was
+    /// read for that.
     pub(in crate::sqlite) fn overtaken(
         &self,
         conn: &Connection,
         job: &JobRow,
-    ) -> rusqlite::Result<Overtaken> {
+    ) -> rusqlite::Result<(Overtaken, KnownMark)> {
         let order = self.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
         let (Some(rule), Some(place), false) = (order, &job.place, job.forced) else {
-            return Ok(Overtaken::No);
+            return Ok((Overtaken::No, KnownMark::Unread));
         };
         let mark = order::mark(conn, job.lane, &place.resource)?;
-        if mark.is_none() || rule.policy.may_settle(mark, place.position) {
-            return Ok(Overtaken::No);
-        }
-        Ok(match rule.policy.decide(mark, place.position) {
-            Guard::Stale => Overtaken::Stale,
-            Guard::Run | Guard::Hold => Overtaken::NotItsTurn,
-        })
+        let overtaken = if mark.is_none() || rule.policy.may_settle(mark, place.position) {
+            Overtaken::No
+        } else {
+            match rule.policy.decide(mark, place.position) {
+                Guard::Stale => Overtaken::Stale,
+                Guard::Run | Guard::Hold => Overtaken::NotItsTurn,
+            }
+        };
+        Ok((overtaken, KnownMark::Read(mark)))
     }
 
     /// Extends a lease.
