@@ -342,7 +342,7 @@ async fn node_of_an_app() {
 fn node(database: &Database, env: &[(&str, &str)]) -> Process {
     Process::start(
         Command::new(std::env::current_exe().unwrap())
-            .args(["postgres::node_of_an_app", "--exact", "--nocapture"])
+            .args(["library::postgres::node_of_an_app", "--exact", "--nocapture"])
             .env(NODE, &database.url)
             .envs(env.iter().copied()),
     )

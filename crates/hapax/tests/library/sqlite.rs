@@ -634,7 +634,7 @@ fn an_app_stopped_past_its_lease_commits_each_effect_once_when_it_continues() {
     let ledger = Ledger::at(&dir.path().join("hapax.db"));
     ledger.execute(ledger::SCHEMA);
     let mut app = Command::new(std::env::current_exe().unwrap())
-        .args(["sqlite::app_to_be_paused", "--exact", "--nocapture"])
+        .args(["library::sqlite::app_to_be_paused", "--exact", "--nocapture"])
         .env(PAUSED_APP, dir.path())
         .stdout(Stdio::piped())
         .spawn()

@@ -3,8 +3,6 @@
 mod admin;
 mod bad_input;
 mod captured;
-#[path = "../common/mod.rs"]
-mod common;
 mod faults;
 mod first_run;
 mod once;
@@ -13,5 +11,3 @@ mod power_loss;
 mod reload;
 mod senders;
 mod slow;
-#[path = "../support/mod.rs"]
-mod support;

@@ -2,5 +2,3 @@
 
 mod postgres;
 mod sqlite;
-#[path = "../support/mod.rs"]
-mod support;

@@ -4,5 +4,3 @@ mod crash;
 mod faults;
 mod once;
 mod postgres;
-#[path = "../support/mod.rs"]
-mod support;
