@@ -286,7 +286,7 @@ fn published(n: u8, content: u8) -> NewMessage {
         r#type: format!("{kind}.{n}"),
         data: json(&content.to_string()),
         // Two keys, and messages without one.
-        key: (n % 3 > 0).then(|| format!("k{}", n % 3)),
+        key: (!n.is_multiple_of(3)).then(|| format!("k{}", n % 3)),
         ..message(&format!("m{n}"))
     }
 }
