@@ -227,6 +227,9 @@ pub const POLL_EVERY: Duration = Duration::from_secs(1);
 /// The most deliveries of one exchange: a commit stays short, and acks beside it wait little.
 pub const EXCHANGE_CLAIMS_MAX: usize = 256;
 
+/// The outcomes that an exchange must have to begin while the store commits another one.
+pub const EXCHANGE_BESIDE_MIN: usize = 8;
+
 /// Deliveries of deleted endpoints that one commit cancels: acks beside it wait little.
 pub const ORPHANS_PER_COMMIT: usize = 500;
 

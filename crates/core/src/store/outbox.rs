@@ -54,6 +54,12 @@ pub trait Outbox: Send + Sync + 'static {
         ask: DeliveryAsk,
     ) -> impl Future<Output = Result<Exchanged, StoreError>> + Send;
 
+    /// How many exchanges of one sender the store can use at once. A store that prepares one commit while it
+    /// syncs another one uses more than one.
+    fn exchanges_at_once(&self) -> usize {
+        1
+    }
+
     /// Resolves when there may be due deliveries, and after `at_most` in any case. A hint: polling is the
     /// truth.
     fn wait_for_deliveries(&self, at_most: Duration) -> impl Future<Output = ()> + Send;

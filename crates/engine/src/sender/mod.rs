@@ -23,7 +23,7 @@ use hapax_core::store::{
 use hapax_core::vault::KeyId;
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 use tokio::task::{self, JoinError, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 use uuid::Uuid;
@@ -32,8 +32,8 @@ pub use courier::{Courier, Ping};
 
 use crate::ingress::Now;
 use crate::limits::{
-    EXCHANGE_CLAIMS_MAX, GAUGES_EVERY, ORPHANS_PER_COMMIT, POLL_EVERY, SENDER_PAUSE_DOUBLINGS,
-    SENDER_PAUSE_MIN,
+    EXCHANGE_BESIDE_MIN, EXCHANGE_CLAIMS_MAX, GAUGES_EVERY, ORPHANS_PER_COMMIT, POLL_EVERY,
+    SENDER_PAUSE_DOUBLINGS, SENDER_PAUSE_MIN,
 };
 use crate::worker::Pause;
 
@@ -68,11 +68,11 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
     /// Sends until `stop`. Then claims nothing more, and waits up to `drain` for attempts that are under
     /// way and for the store to take their outcomes. What is cut is attempted again after its lease.
     pub async fn run(self: Arc<Self>, drain: Duration, stop: CancellationToken) {
-        let mut round = Round::new(Arc::clone(&self));
+        let mut round = Round::new(Arc::clone(&self), stop.clone());
         let upkeep = task::spawn(Arc::clone(&self).upkeep(stop.clone()));
         while !stop.is_cancelled() {
-            round.exchange(&stop).await;
-            round.wait(&stop).await;
+            round.exchange();
+            round.wait().await;
         }
         if timeout(drain, round.finish()).await.is_err() {
             warn!(
@@ -122,13 +122,20 @@ impl<S> fmt::Debug for Sender<S> {
 /// The state of the loop.
 struct Round<S> {
     sender: Arc<Sender<S>>,
+    stop: CancellationToken,
     in_flight: JoinSet<AttemptOutcome>,
     /// The bytes of each attempt under way.
     bytes: HashMap<task::Id, usize>,
-    /// Outcomes that the store has not taken yet.
+    /// Outcomes that no exchange has taken yet.
     outcomes: Vec<AttemptOutcome>,
-    /// What the last exchange left for later.
-    later: Later,
+    /// Exchanges that the store has not answered yet.
+    exchanges: JoinSet<Asked>,
+    /// The slots and bytes that these exchanges may claim.
+    asked: Asking,
+    /// When to ask for claims without an outcome to settle.
+    ask_at: Instant,
+    /// Before this no exchange begins: the store failed.
+    pause_until: Option<Instant>,
     /// How many exchanges in a row claimed nothing although something was due: its endpoints may be full,
     /// or out of this node's reach.
     fruitless: u32,
@@ -136,97 +143,150 @@ struct Round<S> {
     counts: Counts,
 }
 
-/// When to ask the store again, apart from outcomes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Later {
-    /// There may be more that is due now.
-    More,
-    /// Nothing is due for this long, as far as the store knows.
-    In(Duration),
+/// What an exchange may claim.
+#[derive(Debug, Clone, Copy, Default)]
+struct Asking {
+    slots: usize,
+    bytes: usize,
+}
+
+/// An exchange that has ended. The store may have failed, so it carries its outcomes.
+struct Asked {
+    outcomes: Vec<AttemptOutcome>,
+    asking: Asking,
+    answer: Result<Exchanged, StoreError>,
 }
 
 impl<S: Outbox + InspectOutbox> Round<S> {
-    fn new(sender: Arc<Sender<S>>) -> Self {
+    fn new(sender: Arc<Sender<S>>, stop: CancellationToken) -> Self {
         Self {
             sender,
+            stop,
             in_flight: JoinSet::new(),
             bytes: HashMap::new(),
             outcomes: Vec::new(),
-            later: Later::More,
+            exchanges: JoinSet::new(),
+            asked: Asking::default(),
+            ask_at: Instant::now(),
+            pause_until: None,
             fruitless: 0,
             pause: Pause::default(),
             counts: Counts::new(),
         }
     }
 
-    fn free_slots(&self) -> usize {
-        self.sender.limits.in_flight_max.saturating_sub(self.in_flight.len())
+    /// The slots and bytes that are neither used nor asked for.
+    fn room(&self) -> Asking {
+        let limits = self.sender.limits;
+        let slots = self.in_flight.len() + self.asked.slots;
+        let bytes = self.bytes.values().sum::<usize>() + self.asked.bytes;
+        Asking {
+            slots: limits.in_flight_max.saturating_sub(slots),
+            bytes: limits.in_flight_bytes_max.saturating_sub(bytes),
+        }
     }
 
-    fn free_bytes(&self) -> usize {
-        let in_flight = self.bytes.values().sum();
-        self.sender.limits.in_flight_bytes_max.saturating_sub(in_flight)
+    /// What another exchange may claim: nothing without a slot or bytes, or after the stop. The bytes are
+    /// shared with the exchanges that may begin beside it.
+    fn asking(&self) -> Asking {
+        let Asking { slots, bytes } = self.room();
+        if slots == 0 || bytes == 0 || self.stop.is_cancelled() {
+            return Asking::default();
+        }
+        let exchanges = self.sender.store.exchanges_at_once().saturating_sub(self.exchanges.len());
+        Asking { slots: slots.min(EXCHANGE_CLAIMS_MAX), bytes: bytes.div_ceil(exchanges.max(1)) }
     }
 
-    /// Whether another attempt fits: a slot, and bytes.
-    fn has_room(&self) -> bool {
-        self.free_slots() > 0 && self.free_bytes() > 0
-    }
-
-    /// Settles what has ended and claims what fits. If the store fails, the outcomes are kept for the next
-    /// round.
-    async fn exchange(&mut self, stop: &CancellationToken) {
+    /// Begins an exchange if it is worth it: settles what has ended, and claims what fits. A second one
+    /// begins while the store commits the first, once it has enough to settle.
+    fn exchange(&mut self) {
+        let now = Instant::now();
+        if self.pause_until.is_some_and(|until| now < until) {
+            return;
+        }
+        let asking = self.asking();
+        let is_worth_it = match self.exchanges.len() {
+            0 => !self.outcomes.is_empty() || (asking.slots > 0 && self.ask_at <= now),
+            under_way if under_way < self.sender.store.exchanges_at_once() => {
+                self.outcomes.len() >= EXCHANGE_BESIDE_MIN
+            }
+            _ => false,
+        };
+        if !is_worth_it {
+            return;
+        }
+        // A commit takes a bounded number of outcomes: acks beside it wait little.
+        let count = self.outcomes.len().min(EXCHANGE_CLAIMS_MAX);
+        let outcomes: Vec<_> = self.outcomes.drain(..count).collect();
         let ask = DeliveryAsk {
-            limit: if self.has_room() { self.free_slots().min(EXCHANGE_CLAIMS_MAX) } else { 0 },
-            bytes_max: self.free_bytes(),
+            limit: asking.slots,
+            bytes_max: asking.bytes,
             node: Arc::clone(&self.sender.node),
             vault_keys: Arc::clone(&self.sender.vault_keys),
         };
-        let (limit, bytes_max) = (ask.limit, ask.bytes_max);
-        match self.settle(ask).await {
-            Ok(Exchanged { claims, next_due, .. }) => {
-                let claimed_bytes: usize = claims.iter().map(|claim| claim.body.len()).sum();
-                let is_full = claims.len() >= limit || claimed_bytes >= bytes_max;
-                self.later = match is_full {
-                    true => Later::More,
-                    false => Later::In(next_due.map_or(POLL_EVERY, |due| {
-                        let wait = due.duration_since((self.sender.now)());
-                        Duration::try_from(wait).unwrap_or_default().min(POLL_EVERY)
-                    })),
-                };
-                let is_fruitless = claims.is_empty() && self.later == Later::In(Duration::ZERO);
-                self.fruitless = if is_fruitless { self.fruitless.saturating_add(1) } else { 0 };
-                for claim in claims {
-                    match stop.is_cancelled() {
-                        false => self.begin(claim),
-                        true => self.give_back(&claim),
-                    }
-                }
+        self.asked.slots += asking.slots;
+        self.asked.bytes += asking.bytes;
+        let sender = Arc::clone(&self.sender);
+        self.exchanges.spawn(async move {
+            let answer = sender.store.exchange(outcomes.clone(), ask).await;
+            Asked { outcomes, asking, answer }
+        });
+    }
+
+    /// Begins the attempts that an exchange claimed. If the store failed, the outcomes are kept for the next
+    /// exchange.
+    fn answered(&mut self, asked: Result<Asked, JoinError>) {
+        let Asked { outcomes, asking, answer } = match asked {
+            Ok(asked) => asked,
+            Err(error) => {
+                // The outcomes are gone with it: their deliveries are attempted again after their leases.
+                self.asked = Asking::default();
+                return log_panic(&error);
             }
-            Err(_logged) => {
-                stop.run_until_cancelled(sleep(self.pause.next())).await;
+        };
+        self.asked.slots = self.asked.slots.saturating_sub(asking.slots);
+        self.asked.bytes = self.asked.bytes.saturating_sub(asking.bytes);
+        let now = Instant::now();
+        let Exchanged { settled, claims, next_due } = match answer {
+            Ok(exchanged) => exchanged,
+            Err(error) => {
+                self.pause.say(&error, "deliveries");
+                self.outcomes.splice(..0, outcomes);
+                self.pause_until = Some(now + self.pause.next());
+                return;
+            }
+        };
+        self.pause = Pause::default();
+        self.pause_until = None;
+        for (outcome, held) in outcomes.iter().zip(settled) {
+            self.counts.count(outcome, held);
+        }
+        let claimed_bytes: usize = claims.iter().map(|claim| claim.body.len()).sum();
+        let is_full = claims.len() >= asking.slots || claimed_bytes >= asking.bytes;
+        let wait = match is_full {
+            true => Duration::ZERO,
+            false => next_due.map_or(POLL_EVERY, |due| {
+                let wait = due.duration_since((self.sender.now)());
+                Duration::try_from(wait).unwrap_or_default().min(POLL_EVERY)
+            }),
+        };
+        let is_fruitless = claims.is_empty() && !is_full && wait.is_zero();
+        self.fruitless = if is_fruitless { self.fruitless.saturating_add(1) } else { 0 };
+        self.ask_at = match is_full {
+            true => now,
+            false => now + wait.max(self.pause_min()),
+        };
+        for claim in claims {
+            match self.stop.is_cancelled() {
+                false => self.begin(claim),
+                true => self.give_back(&claim),
             }
         }
     }
 
-    /// Hands every outcome to the store, with this ask.
-    async fn settle(&mut self, ask: DeliveryAsk) -> Result<Exchanged, StoreError> {
-        // The store may fail after it was asked, so the outcomes stay here until it answers. A commit takes
-        // a bounded number of them: acks beside it wait little.
-        let count = self.outcomes.len().min(EXCHANGE_CLAIMS_MAX);
-        match self.sender.store.exchange(self.outcomes[..count].to_vec(), ask).await {
-            Ok(exchanged) => {
-                for (outcome, held) in self.outcomes.drain(..count).zip(&exchanged.settled) {
-                    self.counts.count(&outcome, *held);
-                }
-                self.pause = Pause::default();
-                Ok(exchanged)
-            }
-            Err(error) => {
-                self.pause.say(&error, "deliveries");
-                Err(error)
-            }
-        }
+    /// The shortest pause between two exchanges that found nothing to claim.
+    fn pause_min(&self) -> Duration {
+        SENDER_PAUSE_MIN * (1 << self.fruitless.min(SENDER_PAUSE_DOUBLINGS))
     }
 
     /// Returns a claim that came after the stop: it was not begun, and does not count.
@@ -251,34 +311,32 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         self.bytes.insert(begun.id(), bytes);
     }
 
-    /// Waits until another exchange is worth it: an attempt has ended, or there may be due deliveries and
-    /// a slot for them.
-    async fn wait(&mut self, stop: &CancellationToken) {
-        if !self.outcomes.is_empty() {
+    /// Waits until something has changed: an exchange was answered, an attempt has ended, or there may be
+    /// due deliveries and a slot for them.
+    async fn wait(&mut self) {
+        let began = Instant::now();
+        let asks = self.exchanges.is_empty() && self.asking().slots > 0;
+        if asks && self.pause_until.is_none() && self.ask_at <= began {
             return self.collect();
         }
-        let asks = self.has_room();
-        let pause_min = SENDER_PAUSE_MIN * (1 << self.fruitless.min(SENDER_PAUSE_DOUBLINGS));
-        let wait = match self.later {
-            Later::More if asks => return self.collect(),
-            Later::More => POLL_EVERY,
-            Later::In(wait) => wait.max(pause_min),
-        };
-        let began = Instant::now();
-        let sender = Arc::clone(&self.sender);
+        let (sender, pause_min) = (Arc::clone(&self.sender), self.pause_min());
+        let ask_at = self.ask_at.max(began);
         let hint = async {
-            sender.store.wait_for_deliveries(wait).await;
+            sender.store.wait_for_deliveries(ask_at.duration_since(began)).await;
             // A hint may be for deliveries that cannot be claimed now.
-            sleep_until(began + pause_min).await;
+            sleep_until(ask_at.min(began + pause_min)).await;
         };
+        let resume_at = self.pause_until.unwrap_or(began);
         tokio::select! {
-            ended = self.in_flight.join_next_with_id(), if !self.in_flight.is_empty() => {
-                if let Some(ended) = ended {
-                    self.ended(ended);
-                }
+            Some(asked) = self.exchanges.join_next(), if !self.exchanges.is_empty() => {
+                self.answered(asked);
             }
-            () = hint, if asks => {}
-            () = stop.cancelled() => {}
+            Some(ended) = self.in_flight.join_next_with_id(), if !self.in_flight.is_empty() => {
+                self.ended(ended);
+            }
+            () = sleep_until(resume_at), if self.pause_until.is_some() => self.pause_until = None,
+            () = hint, if asks && self.pause_until.is_none() => self.ask_at = Instant::now(),
+            () = self.stop.cancelled() => {}
         }
         self.collect();
     }
@@ -304,20 +362,16 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         }
     }
 
-    /// Waits for every attempt, and for the store to take every outcome.
+    /// Waits for every attempt, and for the store to take every outcome. Nothing is claimed any more.
     async fn finish(&mut self) {
         loop {
             self.collect();
-            if !self.outcomes.is_empty() {
-                let ask = DeliveryAsk {
-                    limit: 0,
-                    bytes_max: 0,
-                    node: Arc::clone(&self.sender.node),
-                    vault_keys: Arc::clone(&self.sender.vault_keys),
-                };
-                if self.settle(ask).await.is_err() {
-                    sleep(self.pause.next()).await;
-                }
+            if let Some(until) = self.pause_until.take() {
+                sleep_until(until).await;
+            }
+            self.exchange();
+            if let Some(asked) = self.exchanges.join_next().await {
+                self.answered(asked);
                 continue;
             }
             match self.in_flight.join_next_with_id().await {

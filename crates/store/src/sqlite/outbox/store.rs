@@ -48,6 +48,11 @@ impl Outbox for SqliteStore {
             .await
     }
 
+    /// The second one waits in the writer's queue, so the writer starts it as soon as the first is synced.
+    fn exchanges_at_once(&self) -> usize {
+        2
+    }
+
     async fn wait_for_deliveries(&self, at_most: Duration) {
         // The writer keeps a notification for the next sender that waits: none is missed.
         let _ = tokio::time::timeout(at_most, self.shared.deliveries.notified()).await;
