@@ -24,11 +24,13 @@ pub struct Retention {
     pub events: Option<Duration>,
     /// Keys, per source. A source without an entry keeps its keys for ever.
     pub keys: Vec<(SourceName, Duration)>,
+    /// Ids of messages.
+    pub message_ids: Option<Duration>,
 }
 
 impl Retention {
     /// `keys` is the time that each source of each tenant keeps its keys, `None` for ever. Tenants
-    /// share the keys of a source, so the longest of their times counts.
+    /// share the keys of a source, so the longest of their times counts. Everything else is kept for ever.
     pub fn new(
         events: Option<Duration>,
         keys: impl IntoIterator<Item = (SourceName, Option<Duration>)>,
@@ -39,7 +41,7 @@ impl Retention {
             *known = known.zip(kept).map(|(one, other)| one.max(other));
         }
         let keys = longest.into_iter().filter_map(|(source, kept)| Some((source, kept?))).collect();
-        Self { events, keys }
+        Self { events, keys, ..Self::default() }
     }
 }
 
@@ -72,7 +74,8 @@ impl<S> Janitor<S> {
     /// The time until the next round.
     fn rest(&self) -> Duration {
         let retention = self.retention.load();
-        let kept = retention.events.iter().chain(retention.keys.iter().map(|(_, kept)| kept));
+        let keys = retention.keys.iter().map(|(_, kept)| kept);
+        let kept = retention.events.iter().chain(&retention.message_ids).chain(keys);
         let often = kept.min().map_or(PRUNE_EVERY, |shortest| *shortest / PRUNES_PER_RETENTION);
         often.max(PRUNE_EVERY_MIN).min(self.every)
     }
@@ -140,13 +143,16 @@ impl<S> std::fmt::Debug for Janitor<S> {
 
 impl Retention {
     fn horizon(&self, now: Timestamp) -> Horizon {
+        let kept_before =
+            |kept: Option<Duration>| kept.map_or(Timestamp::MIN, |kept| before(now, kept));
         Horizon {
-            events_before: self.events.map_or(Timestamp::MIN, |kept| before(now, kept)),
+            events_before: kept_before(self.events),
             keys_before: self
                 .keys
                 .iter()
                 .map(|(source, kept)| (source.clone(), before(now, *kept)))
                 .collect(),
+            message_ids_before: kept_before(self.message_ids),
         }
     }
 }

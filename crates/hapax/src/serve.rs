@@ -504,18 +504,15 @@ fn without_token(config: &Config) -> WithoutToken {
 }
 
 fn retention(config: &Config) -> Retention {
-    let events = match config.settings.retention.events {
+    let span = |keep| match keep {
         Keep::Forever => None,
         Keep::For(span) => Some(span),
     };
-    let keys = config.sources.iter().map(|configured| {
-        let kept = match configured.keep_keys {
-            Keep::Forever => None,
-            Keep::For(span) => Some(span),
-        };
-        (configured.source.name().clone(), kept)
-    });
-    Retention::new(events, keys)
+    let retention = &config.settings.retention;
+    let sources = config.sources.iter();
+    let keys = sources.map(|one| (one.source.name().clone(), span(one.keep_keys)));
+    let message_ids = retention.keys.map_or(Some(hapax::limits::KEEP_DEFAULT), span);
+    Retention { message_ids, ..Retention::new(span(retention.events), keys) }
 }
 
 /// The line that announces that the process is ready, with its addresses.

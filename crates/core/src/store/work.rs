@@ -334,17 +334,28 @@ pub enum Ran {
     Lost,
 }
 
-/// The times before which events and keys may be deleted.
+/// The times before which stored data may be deleted.
 #[derive(Debug, Clone)]
 pub struct Horizon {
-    /// Bodies and history go if the event was received before this.
+    /// Bodies and history go if the event was received, or the message published, before this.
     pub events_before: Timestamp,
     /// Keys of a source go if the event was received before this. A source that is not listed keeps its
     /// keys for ever.
     pub keys_before: Vec<(SourceName, Timestamp)>,
+    /// The id of a message goes if it was published before this and its bytes are gone.
+    pub message_ids_before: Timestamp,
 }
 
 impl Horizon {
+    /// Keeps everything for ever.
+    pub fn forever() -> Self {
+        Self {
+            events_before: Timestamp::MIN,
+            keys_before: Vec::new(),
+            message_ids_before: Timestamp::MIN,
+        }
+    }
+
     /// Order marks of this source that have not moved since then may be deleted: no event can need them.
     /// `unfinished` is when the oldest event was received that is past its time and not finished.
     ///

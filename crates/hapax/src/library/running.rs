@@ -88,7 +88,10 @@ impl<S: Database> Hapax<S> {
             Arc::clone(&now),
             lanes,
         );
-        let retention = Retention::new(setup.keep_events, setup.keep_keys);
+        let retention = Retention {
+            message_ids: Some(crate::limits::KEEP_DEFAULT),
+            ..Retention::new(setup.keep_events, setup.keep_keys)
+        };
         // Before the first event, because the store creates jobs for the handlers it knows.
         store.announce(workers.handlers()).await?;
         Ok(Self {

@@ -700,8 +700,8 @@ impl Model {
     }
 
     /// Deletes bodies and deliveries of messages that were published before the horizon and whose deliveries
-    /// ended before it. A dead delivery has not ended: an operator has to decide about it. The ids stay as
-    /// long as the keys of the source that keeps keys longest.
+    /// ended before it. A dead delivery has not ended: an operator has to decide about it. Their
+    /// ids have a horizon of their own.
     pub(super) fn prune_messages(&mut self, horizon: &Horizon) {
         let before = horizon.events_before;
         let needed = |at: MessageNumber| {
@@ -722,8 +722,7 @@ impl Model {
         for at in gone {
             self.messages.get_mut(&at).expect("a message that was just found").gone = true;
         }
-        let keys_before = horizon.keys_before.iter().map(|(_, before)| *before).min();
-        let ids_before = keys_before.unwrap_or(before).min(before);
+        let ids_before = horizon.message_ids_before;
         self.messages.retain(|_, message| !message.gone || message.created_at >= ids_before);
     }
 

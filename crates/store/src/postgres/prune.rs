@@ -3,8 +3,9 @@
 //! An event past the first horizon loses its history and keeps a narrow row, so that a late copy is
 //! still recognised. Past the second horizon the row and its key are deleted too. Finished events that
 //! lie side by side lose body, jobs and history as one range, and their narrow rows are not written.
-//! Bodies are in partitions by day; an empty one whose day has passed is dropped. Messages, and expired
-//! keys of the SQL functions, are deleted in separate slices.
+//! Bodies are in partitions by day; an empty one whose day has passed is dropped. Messages
+//! ([`super::outbox::prune_messages`]) and expired keys of the SQL functions are deleted in slices of
+//! their own.
 //!
 //! A round of the first horizon reads the events from old to new. At the end it starts again,
 //! because events that were unfinished may be finished by then. Each node knows only its own
@@ -19,6 +20,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{PgError, retried};
+use super::outbox::{MessageRound, prune_messages};
 use super::partitions;
 use super::row::{hash_of, past, stamp};
 
@@ -32,6 +34,8 @@ pub(super) struct PruneProgress {
     lane: (i32, String),
     /// Events stripped since the tables were last vacuumed.
     stripped: u64,
+    /// The round over the messages.
+    messages: MessageRound,
 }
 
 /// The progress of a round over the events.
@@ -72,11 +76,13 @@ pub(super) async fn slice(
         return Ok(true);
     }
     let more_to_forget = forget(shared, horizon, limit).await?;
-    let more_to_expire = expire(shared, events_before, limit).await?;
+    let more_messages = prune_messages(shared, &mut broom.messages, horizon, limit).await?;
+    let more_to_expire = expire(shared, limit).await?;
     // Which events are left is known only after a whole round.
     let more_marks =
         stripped == Round::Ended && forget_marks(shared, &mut broom, horizon, limit).await?;
-    if stripped == Round::GoesOn || more_to_forget || more_to_expire || more_marks {
+    let more_deleted = more_to_forget || more_messages || more_to_expire || more_marks;
+    if stripped == Round::GoesOn || more_deleted {
         return Ok(true);
     }
     partitions::drop_old(shared, events_before).await
@@ -195,12 +201,12 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
     Ok(gone.len() >= limit)
 }
 
-/// Deletes messages with the history of their time, and expired keys of the SQL functions.
-async fn expire(shared: &Shared, before: Timestamp, limit: usize) -> Result<bool, PgError> {
+/// Deletes expired keys of the SQL functions.
+async fn expire(shared: &Shared, limit: usize) -> Result<bool, PgError> {
     let (most, now) = (most(limit), shared.now());
     let row = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
-        one(lent.query("SELECT hapax.expire($1, $2, $3)", &[&before, &most, &now]).await?)
+        one(lent.query("SELECT hapax.expire($1, $2)", &[&most, &now]).await?)
     })
     .await?;
     let has_more = row.get::<_, i32>(0) >= most;
@@ -214,7 +220,7 @@ async fn expire(shared: &Shared, before: Timestamp, limit: usize) -> Result<bool
     Ok(has_more)
 }
 
-fn most(limit: usize) -> i32 {
+pub(super) fn most(limit: usize) -> i32 {
     i32::try_from(limit.max(1)).unwrap_or(i32::MAX)
 }
 

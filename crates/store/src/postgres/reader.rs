@@ -222,7 +222,8 @@ async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail
         .await?;
     let messages = lent
         .query(
-            "SELECT id, type, created_at FROM hapax.message WHERE event = $1 ORDER BY message",
+            "SELECT id, type, created_at FROM hapax.message \
+             WHERE event = $1 AND body IS NOT NULL ORDER BY message",
             &[&id.0],
         )
         .await?;

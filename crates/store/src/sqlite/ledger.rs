@@ -484,7 +484,7 @@ mod tests {
             assert_eq!(world.store.finish(&reserved, &large).await.expect("finishes"), Held::Kept);
         }
         world.pass(3_601);
-        let horizon = Horizon { events_before: Timestamp::MIN, keys_before: Vec::new() };
+        let horizon = Horizon::forever();
         let mut slices = 1;
         while world.store.prune(horizon.clone(), 500).await.expect("prunes") {
             slices += 1;

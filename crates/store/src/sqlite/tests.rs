@@ -682,7 +682,7 @@ async fn pruning_does_not_count_as_a_foreground_request_while_events_and_jobs_do
     world.announce([spec("fee")]).await;
     let requests = || world.store.foreground_requests().expect("it counts");
     let before = requests();
-    let horizon = Horizon { events_before: after(60), keys_before: Vec::new() };
+    let horizon = Horizon { events_before: after(60), ..Horizon::forever() };
     world.store.prune(horizon, 10).await.expect("prunes");
     assert_eq!(requests(), before);
     world.accept("evt_1", &[job("fee")]).await;
@@ -708,7 +708,8 @@ async fn old_messages_are_deleted_with_the_history_and_new_ones_stay() {
         written.await.expect("writes");
     }
     let kept = async |before: i64| {
-        let horizon = Horizon { events_before: after(before), keys_before: Vec::new() };
+        let (events_before, message_ids_before) = (after(before), after(before));
+        let horizon = Horizon { events_before, message_ids_before, ..Horizon::forever() };
         while store.prune(horizon.clone(), 2).await.expect("prunes") {}
         let ids = store.writer.slice(|writer| {
             let all = "SELECT group_concat(id, ' ') FROM hapax_message";
@@ -729,7 +730,8 @@ async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
     let store = place.open();
     let sender = Sender::plain();
     verdict(&store, &sender, "evt_1").await.expect("accepts");
-    let horizon = |keys_before| Horizon { events_before: after(60), keys_before };
+    let horizon =
+        |keys_before| Horizon { events_before: after(60), keys_before, ..Horizon::forever() };
     store.prune(horizon(Vec::new()), 10).await.expect("prunes");
     let copy = verdict(&store, &sender, "evt_1").await.expect("answers");
     assert!(matches!(copy, Verdict::Duplicate(_)), "{copy:?}");
@@ -764,7 +766,7 @@ async fn pages_of_pruned_events_are_filled_again_though_their_keys_stay() {
             let verdicts = store.ingest(sender.ingest(&text)).await.expect("ingests");
             assert!(matches!(verdicts[..], [Verdict::Accepted(_)]), "{verdicts:?}");
         }
-        let horizon = Horizon { events_before: after(60), keys_before: Vec::new() };
+        let horizon = Horizon { events_before: after(60), ..Horizon::forever() };
         while store.prune(horizon.clone(), 50).await.expect("prunes") {}
         let (send, answer) = tokio::sync::oneshot::channel();
         store.writer.tamper(|conn| {

@@ -128,6 +128,5 @@ async fn a_reservation_has_its_own_length_and_no_more_after_the_clock_was_set_ba
 }
 
 fn nothing_goes() -> hapax_core::store::Horizon {
-    let never = hapax_core::Timestamp::MIN;
-    hapax_core::store::Horizon { events_before: never, keys_before: Vec::new() }
+    hapax_core::store::Horizon::forever()
 }

@@ -276,7 +276,7 @@ pub(crate) async fn a_copy_that_was_signed_again_is_guarded_too<S: Working>(worl
 /// Prunes until there is no more.
 async fn prune<S: Working>(world: &World<S>, before: Timestamp, keys: bool) {
     let keys = if keys { vec![(SourceName::new("shop"), before)] } else { Vec::new() };
-    let horizon = Horizon { events_before: before, keys_before: keys };
+    let horizon = Horizon { events_before: before, keys_before: keys, ..Horizon::forever() };
     for _ in 0..100 {
         if !world.store.prune(horizon.clone(), 1).await.expect("prunes") {
             return;

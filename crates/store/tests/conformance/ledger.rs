@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::Timestamp;
 use hapax_core::ledger::{
     Fingerprint, IdempotencyKey, Quota, Reservation, ReserveAsk, Reserved, Scope, StoredAnswer,
 };
@@ -56,7 +55,7 @@ impl<S: Working> World<S> {
     }
 
     pub(crate) async fn prune_keys(&self, limit: usize) {
-        let horizon = Horizon { events_before: Timestamp::MIN, keys_before: Vec::new() };
+        let horizon = Horizon::forever();
         for _ in 0..100 {
             if !self.store.prune(horizon.clone(), limit).await.expect("prunes") {
                 return;

@@ -267,6 +267,7 @@ on_every_working_store! {
         messages_of_a_job_go_to_the_tenant_of_its_event,
         a_waiting_sender_is_notified_of_new_deliveries,
         a_message_with_an_open_or_dead_delivery_is_not_pruned,
+        the_id_of_a_pruned_message_is_known_until_its_horizon,
         a_job_that_publishes_other_content_under_a_used_id_fails,
     }
     deliveries {
@@ -319,21 +320,5 @@ on_every_working_store! {
         a_message_is_read_with_its_deliveries_and_their_attempts,
         deliveries_are_listed_from_new_to_old_and_filtered,
         the_backlog_counts_what_is_open_and_what_is_dead,
-    }
-}
-
-/// PostgreSQL deletes the id of a message with its body, so this case does not hold there yet.
-mod ids_of_pruned_messages {
-    use crate::harness::World;
-    use crate::publishing::the_id_of_a_pruned_message_is_known_as_long_as_keys_are as case;
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn stay_known_in_memory() {
-        case(World::in_memory()).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn stay_known_on_sqlite() {
-        case(World::on_disk()).await;
     }
 }

@@ -358,7 +358,7 @@ pub(crate) async fn a_dead_letter_is_discarded_by_an_operator_and_can_then_be_pr
     let nothing = world.store.discard(unknown, None, world.by("what")).await.expect("discards");
     assert_eq!(nothing, Reviewed::Unknown);
     world.pass(86_401);
-    prune(&world, Horizon { events_before: after(500), keys_before: Vec::new() }).await;
+    prune(&world, Horizon { events_before: after(500), ..Horizon::forever() }).await;
     assert!(is_pruned(&world, "evt_1").await);
 }
 
@@ -385,7 +385,7 @@ pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Worki
     world.pass(1_000);
     world.accept("fresh", &[]).await;
 
-    let keys_stay = Horizon { events_before: after(500), keys_before: Vec::new() };
+    let keys_stay = Horizon { events_before: after(500), ..Horizon::forever() };
     prune(&world, keys_stay.clone()).await;
     let mut kept = Vec::new();
     for id in ["done", "dead", "failed", "leased", "ready", "ignored", "review", "refused", "fresh"]
@@ -413,15 +413,16 @@ pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Worki
     // Another source's horizon does not apply to these keys; their own does.
     let other = (SourceName::new("other"), after(500));
     world.pass(86_401);
-    prune(&world, Horizon { events_before: after(500), keys_before: vec![other] }).await;
+    let bodies_go = || Horizon { events_before: after(500), ..Horizon::forever() };
+    prune(&world, Horizon { keys_before: vec![other], ..bodies_go() }).await;
     assert!(world.store.knows(&key).await.expect("reads"));
     let not_yet = (SourceName::new("shop"), noon());
     world.pass(86_401);
-    prune(&world, Horizon { events_before: after(500), keys_before: vec![not_yet] }).await;
+    prune(&world, Horizon { keys_before: vec![not_yet], ..bodies_go() }).await;
     assert!(world.store.knows(&key).await.expect("reads"));
     let now = (SourceName::new("shop"), after(500));
     world.pass(86_401);
-    prune(&world, Horizon { events_before: after(500), keys_before: vec![now] }).await;
+    prune(&world, Horizon { keys_before: vec![now], ..bodies_go() }).await;
     assert!(!world.store.knows(&key).await.expect("reads"));
     let again = world.arrive(&Sender::plain(), "done", &[]).await;
     assert!(matches!(again, Verdict::Accepted(id) if id != first), "{again:?}");
@@ -445,6 +446,7 @@ pub(crate) async fn pruning_takes_ranges_and_leaves_what_lies_between<S: Working
     let horizon = |keys_before: &[_]| Horizon {
         events_before: after(500),
         keys_before: keys_before.to_vec(),
+        ..Horizon::forever()
     };
     for limit in [5, 24] {
         while world.store.prune(horizon(&[]), limit).await.expect("prunes") {}

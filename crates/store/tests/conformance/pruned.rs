@@ -16,9 +16,10 @@ use crate::harness::{
     Replay, Sender, Working, World, after, done, failed, job, ordered, placed, spec,
 };
 
-/// Bodies of everything that came in the first 500 seconds; keys stay.
+/// Bodies and messages of the first 500 seconds go; keys stay.
 fn bodies_go() -> Horizon {
-    Horizon { events_before: after(500), keys_before: Vec::new() }
+    let (events_before, message_ids_before) = (after(500), after(500));
+    Horizon { events_before, message_ids_before, ..Horizon::forever() }
 }
 
 pub(crate) async fn replay_of_a_pruned_event_does_nothing<S: Working>(world: World<S>) {
@@ -96,7 +97,8 @@ fn kept_for_days<S: Working>(world: &World<S>) -> Horizon {
     let ago = |days: i64| {
         Timestamp::from_second(world.clock.now().as_second() - days * DAY).expect("in range")
     };
-    Horizon { events_before: ago(5), keys_before: vec![(SourceName::new("shop"), ago(10))] }
+    let keys_before = vec![(SourceName::new("shop"), ago(10))];
+    Horizon { events_before: ago(5), keys_before, ..Horizon::forever() }
 }
 
 /// Prunes until there is no more, a little at a time.

@@ -8,7 +8,7 @@ use hapax_core::endpoint::{EndpointId, EndpointSettings};
 use hapax_core::job::{Phase, Retry};
 use hapax_core::message::Payload;
 use hapax_core::store::{
-    AttemptVerdict, Held, NewMessage, Outcome, Published, PublishedMessage, Settlement,
+    AttemptVerdict, Held, Horizon, NewMessage, Outcome, Published, PublishedMessage, Settlement,
 };
 
 use crate::harness::{FOREVER, LEASE, Sender, World, job, spec};
@@ -351,10 +351,7 @@ pub(crate) async fn a_message_with_an_open_or_dead_delivery_is_not_pruned<S: Sen
     }
     world.pass(1_000);
     let prune = async || {
-        let horizon = hapax_core::store::Horizon {
-            events_before: world.clock.now(),
-            keys_before: Vec::new(),
-        };
+        let horizon = Horizon { events_before: world.clock.now(), ..Horizon::forever() };
         while world.store.prune(horizon.clone(), 2).await.expect("prunes") {}
     };
     prune().await;
@@ -407,7 +404,7 @@ pub(crate) async fn a_job_that_publishes_other_content_under_a_used_id_fails<S: 
     assert_eq!(world.deliver_all().await, ["m1", "used"]);
 }
 
-pub(crate) async fn the_id_of_a_pruned_message_is_known_as_long_as_keys_are<S: Sending>(
+pub(crate) async fn the_id_of_a_pruned_message_is_known_until_its_horizon<S: Sending>(
     world: World<S>,
 ) {
     // A publisher that retries after a month must not send a second time.
@@ -415,11 +412,12 @@ pub(crate) async fn the_id_of_a_pruned_message_is_known_as_long_as_keys_are<S: S
     world.send(message("m1")).await;
     assert_eq!(world.deliver_all().await, ["m1"]);
     world.pass(1_000);
-    let prune = async |keys: i64| {
-        let source = hapax_core::SourceName::new("shop");
-        let keys_before = vec![(source, crate::harness::after(keys))];
-        let events_before = crate::harness::after(500);
-        let horizon = hapax_core::store::Horizon { events_before, keys_before };
+    let prune = async |ids: i64| {
+        let horizon = Horizon {
+            events_before: crate::harness::after(500),
+            message_ids_before: crate::harness::after(ids),
+            ..Horizon::forever()
+        };
         while world.store.prune(horizon.clone(), 2).await.expect("prunes") {}
     };
     prune(-500).await;

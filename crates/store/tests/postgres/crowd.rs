@@ -114,7 +114,7 @@ async fn check(hands: Hands) {
         }
         let (store, stop) = (Arc::clone(node), Arc::clone(&over));
         busy.push(tokio::spawn(async move {
-            let horizon = Horizon { events_before: after(1), keys_before: Vec::new() };
+            let horizon = Horizon { events_before: after(1), ..Horizon::forever() };
             while !stop.load(Ordering::Relaxed) {
                 store.prune(horizon.clone(), 10).await?;
             }

@@ -752,7 +752,7 @@ async fn a_day_of_bodies_is_dropped_as_a_whole_and_stays_while_an_event_of_it_is
     let late = Sender::plain().ingest_at(&body("late"), noon(), days[1]);
     store.ingest(late).await.expect("ingests");
     let before = "2026-06-03T00:00:00Z".parse().expect("a time");
-    let horizon = Horizon { events_before: before, keys_before: Vec::new() };
+    let horizon = Horizon { events_before: before, ..Horizon::forever() };
     while store.prune(horizon.clone(), 2).await.expect("prunes") {}
     let there = "SELECT count(*) FROM pg_class WHERE relname = ";
     assert_eq!(number(&url, &format!("{there} 'body_20260601'")).await, 0);

@@ -347,7 +347,7 @@ async fn a_key_that_was_forgotten_is_new_again_for_memory_and_for_redis() {
     until("both are cached", async || front.entries().await.len() >= before + 2).await;
     let late = after(86_400);
     let keys_before = vec![(hapax_core::SourceName::new("shop"), late)];
-    let horizon = Horizon { events_before: late, keys_before };
+    let horizon = Horizon { events_before: late, keys_before, ..Horizon::forever() };
     while node.prune(horizon.clone(), 100).await.expect("prunes") {}
     until("the entries are gone", async || front.entries().await.is_empty()).await;
     assert_eq!(asked(&node, "evt_1").await, By::Database, "its own memory");

@@ -446,7 +446,7 @@ async fn the_counts_of_a_quota_are_right_with_any_mix_of_writers() {
     base.sql.execute(past, &[]).await.expect("updates");
     let (counted, is_there) = counted_and_true(&base).await;
     assert_eq!(counted, is_there);
-    let expire = "SELECT hapax.expire('-infinity', 1000)";
+    let expire = "SELECT hapax.expire(1000)";
     base.sql.execute(expire, &[]).await.expect("expires");
     assert_eq!(base.one("SELECT count(*)::text FROM hapax.key_usage").await, "0");
 }

@@ -14,7 +14,8 @@ const REMOVAL_WAITS: &str = "SELECT pid FROM pg_stat_activity WHERE datname = cu
                              AND wait_event_type = 'Lock'";
 
 async fn prune(base: &Base, events_before: Timestamp, limit: usize) {
-    let horizon = Horizon { events_before, keys_before: Vec::new() };
+    let message_ids_before = events_before;
+    let horizon = Horizon { events_before, message_ids_before, ..Horizon::forever() };
     for _ in 0..100 {
         if !base.store.prune(horizon.clone(), limit).await.expect("prunes") {
             return;
@@ -57,6 +58,52 @@ async fn expired_keys_are_deleted_and_valid_ones_stay() {
     let keys = "SELECT coalesce(string_agg(key, ' ' ORDER BY key), '') FROM";
     assert_eq!(base.one(&format!("{keys} hapax.reservation")).await, "kept leased");
     assert_eq!(base.one(&format!("{keys} hapax.once_key")).await, "k6 k7 k8 k9");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slice_over_messages_reads_only_its_own_part_of_them() {
+    // Many old messages wait for an operator, and those that may go lie behind them: a slice that began at
+    // the oldest message again would read all of the dead ones each time.
+    const MOST: i64 = 10;
+    let base = Base::new("message_slices", spec(1)).await;
+    base.sql
+        .batch_execute(
+            "INSERT INTO hapax.message (message, tenant, id, type, fingerprint, deliveries, created_at, body)
+             SELECT n, 'default', 'm' || n, 't', gen_random_uuid(), 1, '2026-01-01', '{}'
+             FROM generate_series(1, 330) n;
+             INSERT INTO hapax.delivery (message, endpoint, state, due_at)
+             SELECT n, 1, CASE WHEN n <= 300 THEN hapax.delivery_state('dead')
+                               ELSE hapax.delivery_state('delivered') END, '2026-01-01'
+             FROM generate_series(1, 330) n",
+        )
+        .await
+        .expect("messages");
+    let rows_read = async || -> i64 {
+        let read = "SELECT sum(coalesce(idx_tup_fetch, 0) + seq_tup_read)::bigint
+                    FROM pg_stat_xact_user_tables WHERE relname IN ('message', 'delivery')";
+        base.sql.query_one(read, &[]).await.expect("counts").get(0)
+    };
+    let (mut passed, mut slices) = (0, 0);
+    loop {
+        // The counters are only reset between transactions.
+        base.sql.batch_execute("BEGIN").await.expect("begins");
+        let before = rows_read().await;
+        let slice = "SELECT hapax.strip_messages($1, '2026-02-01', $2)";
+        let row = base.sql.query_one(slice, &[&passed, &(MOST as i32)]).await.expect("prunes");
+        let read = rows_read().await - before;
+        base.sql.batch_execute("COMMIT").await.expect("commits");
+        // Each row is found, locked and changed.
+        assert!(read <= 8 * MOST, "{read} rows after {passed}");
+        slices += 1;
+        let Some(reached) = row.get::<_, Option<i64>>(0) else { break };
+        assert!(reached > passed, "{reached} after {passed}");
+        passed = reached;
+    }
+    assert_eq!(slices, 34);
+    let whole = "SELECT count(*)::text FROM hapax.message WHERE body IS NOT NULL";
+    assert_eq!(base.one(whole).await, "300");
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.delivery").await, "300");
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.message").await, "330");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -211,7 +258,9 @@ async fn only_retention_commits_without_waiting_for_the_disk() {
         "hapax.forget('{shop}', ARRAY['ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid], \
              ARRAY[now()], 10, NULL)",
         "hapax.forget_marks('{shop}', ARRAY[now()], 0, '', 10)",
-        "hapax.expire(now(), 10)",
+        "hapax.strip_messages(0, now(), 10)",
+        "hapax.forget_messages(now(), 10)",
+        "hapax.expire(10)",
     ] {
         base.sql.batch_execute(&format!("BEGIN; SELECT {act}")).await.expect(act);
         assert_eq!(base.one(setting).await, "off", "{act}");

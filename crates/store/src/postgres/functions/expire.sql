@@ -1,7 +1,6 @@
--- Keeps: a message as long as the history of its time, and a key of the functions until it expires by
--- the database's clock. A key under a lease, or without an expiry, stays. Deletes at most `most` of
--- each; returns the largest of the numbers.
-CREATE OR REPLACE FUNCTION hapax.expire(messages_before timestamptz, most integer, now_at timestamptz DEFAULT NULL)
+-- Keeps: a key of the functions until it expires by the database's clock. A key under a lease, or without an
+-- expiry, stays. Deletes at most `most` of each kind; returns the largest of the numbers.
+CREATE OR REPLACE FUNCTION hapax.expire(most integer, now_at timestamptz DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -10,14 +9,12 @@ DECLARE
     mostly integer;
 BEGIN
     PERFORM hapax.commit_behind();
-    mostly := hapax.expire_messages(messages_before, most);
     DELETE FROM hapax.reservation r USING (
         SELECT o.scope, o.key FROM hapax.reservation o
         WHERE o.expires_at <= moment AND (o.status IS NOT NULL OR o.leased_until <= moment)
         ORDER BY o.expires_at LIMIT most FOR UPDATE SKIP LOCKED) old
     WHERE r.scope = old.scope AND r.key = old.key;
-    GET DIAGNOSTICS gone = ROW_COUNT;
-    mostly := greatest(mostly, gone);
+    GET DIAGNOSTICS mostly = ROW_COUNT;
     DELETE FROM hapax.once_key k USING (
         SELECT o.tenant, o.scope, o.key FROM hapax.once_key o WHERE o.expires_at <= moment
         ORDER BY o.expires_at LIMIT most FOR UPDATE SKIP LOCKED) old

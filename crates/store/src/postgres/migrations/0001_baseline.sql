@@ -268,7 +268,8 @@ CREATE TABLE hapax.endpoint_state (
 
 -- Keeps: one message per tenant and id, recorded with the commit that publishes it or not at all.
 -- fingerprint: recognises other content under the same id. body and thin: the bytes that endpoints get,
--- made once; thin is null unless an endpoint wanted it. deliveries: how many were written with it.
+-- made once; thin is null unless an endpoint wanted it. A message is whole while it has its body; after
+-- that it has no deliveries, and only its id is still known. deliveries: how many were written with it.
 -- written_in: the publishing transaction, so that a job completed in it can find its messages.
 -- A message with a key has its own number as its place among the messages with that key.
 CREATE TABLE hapax.message (
@@ -283,12 +284,15 @@ CREATE TABLE hapax.message (
     deliveries  integer NOT NULL,
     created_at  timestamptz NOT NULL,
     written_in  xid8    NOT NULL DEFAULT pg_current_xact_id(),
-    body        bytea   NOT NULL,
+    body        bytea,
     thin        bytea,
     UNIQUE (id, tenant)
 );
 CREATE INDEX message_event ON hapax.message (event) WHERE event IS NOT NULL;
 CREATE INDEX message_age ON hapax.message (created_at);
+-- Retention goes over the first from old to new, and deletes from the second.
+CREATE INDEX message_whole ON hapax.message (message) WHERE body IS NOT NULL;
+CREATE INDEX message_stripped ON hapax.message (created_at) WHERE body IS NULL;
 CREATE INDEX message_key ON hapax.message (key, message) WHERE key IS NOT NULL;
 -- Below 2^38: see hapax.delivery_id.
 CREATE SEQUENCE hapax.message_number MAXVALUE 274877906943;

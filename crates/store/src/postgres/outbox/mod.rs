@@ -3,12 +3,13 @@
 //! [`publish`] writes messages of the API on connections of its own, so that a user's open transaction
 //! on an equal message id delays neither events nor other messages. [`exchange`] settles attempts and
 //! claims deliveries, [`endpoints`] and [`operator_actions`] change what operators may change, and
-//! [`reader`] serves their queries. The rules are in `functions/`; a test compares them with
+//! [`reader`] serves their queries. [`prune`] deletes what is past its time. The rules are in `functions/`; a test compares them with
 //! [`hapax_core::delivery::step`].
 
 mod endpoints;
 mod exchange;
 mod operator_actions;
+mod prune;
 mod publish;
 mod reader;
 mod row;
@@ -31,6 +32,7 @@ use super::PgStore;
 use super::connect::retried;
 use crate::limits::DELIVERY_POLL_EVERY;
 
+pub(super) use prune::{MessageRound, slice as prune_messages};
 pub(super) use publish::{Publisher, start as start_publishers};
 
 /// What a node remembers about sending.

@@ -104,7 +104,8 @@ pub(super) async fn messages(
     filter: MessageFilter,
 ) -> Result<Page<MessageSummary>, StoreError> {
     let mut asked = Conditions::default();
-    asked.say("true");
+    // A message without its bytes is only an id that is known.
+    asked.say("m.body IS NOT NULL");
     if let Some(tenant) = &filter.tenant {
         asked.add("m.tenant = ?", text(tenant.as_str()));
     }
@@ -200,7 +201,7 @@ pub(super) async fn message(
         let deliveries = read_deliveries(&mut lent, &of_it, "ORDER BY d.endpoint").await?;
         details.push(MessageDetail {
             summary: summary(row),
-            body: Bytes::from(body.get::<_, Vec<u8>>(0)),
+            body: Bytes::from(body.get::<_, Option<Vec<u8>>>(0).unwrap_or_default()),
             deliveries: deliveries.into_iter().map(|(_, delivery)| delivery).collect(),
         });
     }

@@ -1,5 +1,5 @@
 //! Retention of messages. A message past its time whose deliveries are over loses its bytes, its
-//! deliveries and their attempts. It keeps a narrow row, so that its id stays known as long as keys are.
+//! deliveries and their attempts. It keeps a narrow row, so that its id stays known until the horizon of ids.
 //! A message with a delivery that is open or dead stays.
 
 use std::time::Instant;
@@ -43,9 +43,7 @@ pub(in crate::sqlite) fn slice(
     limit: usize,
 ) -> rusqlite::Result<bool> {
     let before = micros(horizon.events_before);
-    // Ids are known as long as the keys of the source that keeps them longest.
-    let ids_before = horizon.keys_before.iter().map(|(_, before)| micros(*before));
-    let ids_before = ids_before.min().unwrap_or(before).min(before);
+    let ids_before = micros(horizon.message_ids_before);
     let more_whole = writer.broom.messages.stripped != Some(before) && {
         let more = strip(writer, before, limit)?;
         writer.broom.messages.stripped = (!more).then_some(before);

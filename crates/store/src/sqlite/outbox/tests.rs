@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::Tenant;
 use hapax_core::delivery::{DeliveryStatus, OUTCOME_LOST};
 use hapax_core::endpoint::{
     EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointSealed, EndpointSettings,
@@ -18,7 +19,6 @@ use hapax_core::store::{
     NewMessage, Outbox as _, Published, Store as _, StoreError, Work as _,
 };
 use hapax_core::vault::{KeyId, SealContext, Vault, VaultKey};
-use hapax_core::{SourceName, Tenant};
 use rusqlite::Connection;
 use uuid::Uuid;
 
@@ -347,9 +347,9 @@ async fn retention_keeps_what_can_still_be_sent_and_ids_as_long_as_keys() {
         })
         .collect();
     assert_eq!(exchange(&store, outcomes, 0).await.settled, [Held::Kept; 3]);
-    let prune = async |keys_before: &[i64]| {
-        let keys = keys_before.iter().map(|at| (SourceName::new("shop"), after(*at))).collect();
-        let horizon = Horizon { events_before: after(600), keys_before: keys };
+    let prune = async |ids_before: i64| {
+        let (events_before, message_ids_before) = (after(600), after(ids_before));
+        let horizon = Horizon { events_before, message_ids_before, ..Horizon::forever() };
         while store.prune(horizon.clone(), 2).await.expect("prunes") {}
     };
     let listed = async || {
@@ -357,7 +357,7 @@ async fn retention_keeps_what_can_still_be_sent_and_ids_as_long_as_keys() {
         let page = store.messages(filter).await.expect("reads").items;
         page.into_iter().map(|message| message.id).collect::<Vec<_>>()
     };
-    prune(&[-600]).await;
+    prune(-600).await;
     assert_eq!(listed().await, ["waits", "dead"]);
     let again = store.publish(message("delivered")).await.expect("answers");
     assert!(matches!(&again, Published::Duplicate(known) if known.deliveries == 1), "{again:?}");
@@ -366,8 +366,8 @@ async fn retention_keeps_what_can_still_be_sent_and_ids_as_long_as_keys() {
     assert!(matches!(other, Published::Conflict { .. }), "{other:?}");
     let found = store.message("delivered", None).await.expect("reads");
     assert!(found[0].body.is_empty() && found[0].deliveries.is_empty(), "{found:?}");
-    // Past the retention of keys the id is free. Its number is not used again.
-    prune(&[600]).await;
+    // Past its horizon the id is free. Its number is not used again.
+    prune(600).await;
     assert_eq!(publish(&store, message("delivered")).await, 1);
     assert_eq!(listed().await, ["delivered", "waits", "dead"]);
     setup.clock.pass(3_600);
