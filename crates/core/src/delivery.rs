@@ -47,6 +47,9 @@ pub const ENDPOINT_DELETED: &str = "its endpoint was deleted";
 pub const KEY_WAITS: &str =
     "an earlier delivery under the same key has not ended; if that one is dead, replay or skip it";
 
+/// Why a delivery is cancelled that was dead, held or parked for longer than the retention of deliveries.
+pub const EXPIRED: &str = "expired";
+
 /// The idempotency key that travels with a delivery: equal across attempts, restarts and replays.
 pub fn idempotency_key(message: &str, endpoint: EndpointId) -> String {
     format!("{message}:{endpoint}")
@@ -65,7 +68,7 @@ pub enum DeliveryPhase {
     Delivered,
     /// A dead letter: the schedule has ended, or a retry is hopeless. An operator can replay it.
     Dead,
-    /// An operator cancelled or skipped it, or its endpoint was deleted.
+    /// An operator cancelled or skipped it, its endpoint was deleted, or it expired.
     Cancelled,
 }
 
@@ -221,6 +224,8 @@ pub enum DeliveryAct<'a> {
     Cancel,
     /// An operator gives up this delivery, so that the next one under its key is sent.
     Skip,
+    /// It was dead, parked, or held by a disabled endpoint, for too long.
+    Expire,
     /// An operator sends it again, or now.
     Replay {
         /// Whether it parks its key while it is dead. No later one was sent since, so it keeps its place.
@@ -357,10 +362,14 @@ pub fn step(
 
         // The fence stays good: if the request got through, the delivery is delivered.
         (DeliveryAct::Cancel, Ready | Leased | Parked)
-        | (DeliveryAct::Skip, Ready | Parked | Dead) => Ok(to(Cancelled, now)),
+        | (DeliveryAct::Skip | DeliveryAct::Expire, Ready | Parked | Dead) => {
+            Ok(to(Cancelled, now))
+        }
         (DeliveryAct::Cancel, Delivered | Dead | Cancelled)
-        | (DeliveryAct::Skip, Delivered | Cancelled) => Err(DeliveryUnchanged::AlreadyOver),
-        (DeliveryAct::Skip, Leased) => Err(DeliveryUnchanged::AlreadyOpen),
+        | (DeliveryAct::Skip | DeliveryAct::Expire, Delivered | Cancelled) => {
+            Err(DeliveryUnchanged::AlreadyOver)
+        }
+        (DeliveryAct::Skip | DeliveryAct::Expire, Leased) => Err(DeliveryUnchanged::AlreadyOpen),
 
         (DeliveryAct::Replay { .. }, Ready) if delivery.due > now => Ok(to(Ready, now)),
         (DeliveryAct::Replay { .. }, Ready | Leased | Parked) => {

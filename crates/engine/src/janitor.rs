@@ -1,21 +1,28 @@
-//! Deletes finished events past their retention, in small commits. While the store has other requests,
-//! the janitor pauses between commits, so that no ack waits for more than one of them.
+//! Deletes finished events past their retention, and ends deliveries that were given up long ago, in small
+//! commits. While the store has other requests, the janitor pauses between commits, so that no ack waits for
+//! more than one of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use hapax_core::store::{Horizon, StoreError, StoreHints, Work};
+use hapax_core::store::{
+    Expiry, ExpiryAsk, Horizon, OutboxRetention, StoreError, StoreHints, Work,
+};
 use hapax_core::{SourceName, Timestamp, tuned};
 use jiff::SignedDuration;
+use metrics::counter;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::ingress::Now;
-use crate::limits::{PRUNE_BATCH, PRUNE_EVERY, PRUNE_EVERY_MIN, PRUNE_PAUSE, PRUNES_PER_RETENTION};
+use crate::limits::{
+    EXPIRY_NOTICE_MAX, EXPIRY_NOTICE_PART, PRUNE_BATCH, PRUNE_EVERY, PRUNE_EVERY_MIN, PRUNE_PAUSE,
+    PRUNES_PER_RETENTION,
+};
 
 /// The retention settings; `None` means for ever.
 #[derive(Debug, Clone, Default)]
@@ -26,6 +33,8 @@ pub struct Retention {
     pub keys: Vec<(SourceName, Duration)>,
     /// Ids of messages.
     pub message_ids: Option<Duration>,
+    /// Deliveries that are dead or held.
+    pub deliveries: Option<Duration>,
 }
 
 impl Retention {
@@ -75,20 +84,22 @@ impl<S> Janitor<S> {
     fn rest(&self) -> Duration {
         let retention = self.retention.load();
         let keys = retention.keys.iter().map(|(_, kept)| kept);
-        let kept = retention.events.iter().chain(&retention.message_ids).chain(keys);
+        let kept =
+            retention.events.iter().chain(&retention.message_ids).chain(&retention.deliveries);
+        let kept = kept.chain(keys);
         let often = kept.min().map_or(PRUNE_EVERY, |shortest| *shortest / PRUNES_PER_RETENTION);
         often.max(PRUNE_EVERY_MIN).min(self.every)
     }
 }
 
-impl<S: Work + StoreHints> Janitor<S> {
+impl<S: Work + StoreHints + OutboxRetention> Janitor<S> {
     /// Deletes in rounds, until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         let mut failing = false;
         let mut late = false;
         loop {
             let began = Instant::now();
-            match stop.run_until_cancelled(self.prune(late)).await {
+            match stop.run_until_cancelled(self.round(late)).await {
                 Some(Err(error)) if !failing => {
                     failing = true;
                     warn!(%error, "deleting expired events: {error}; trying again");
@@ -105,12 +116,28 @@ impl<S: Work + StoreHints> Janitor<S> {
     }
 
     /// Runs one round. `late`: the last round took longer than the time between two rounds.
-    async fn prune(&self, late: bool) -> Result<(), StoreError> {
+    async fn round(&self, late: bool) -> Result<(), StoreError> {
+        let retention = self.retention.load_full();
+        let horizon = retention.horizon((self.now)());
+        self.in_slices(late, || self.store.prune(horizon.clone(), PRUNE_BATCH)).await?;
+        let Some(ask) = retention.expiry() else { return Ok(()) };
+        let slice = || async {
+            let expiry = self.store.expire_deliveries(ask).await?;
+            report(&expiry, &ask);
+            Ok(expiry.more)
+        };
+        self.in_slices(late, slice).await
+    }
+
+    /// Runs slices until one returns false, and pauses between them while the store has other requests.
+    async fn in_slices<F>(&self, late: bool, slice: impl Fn() -> F) -> Result<(), StoreError>
+    where
+        F: Future<Output = Result<bool, StoreError>>,
+    {
         let (round, rest) = (Instant::now(), self.rest());
-        let horizon = self.retention.load().horizon((self.now)());
         let mut before = self.store.foreground_requests();
         let mut began = Instant::now();
-        while self.store.prune(horizon.clone(), PRUNE_BATCH).await? {
+        while slice().await? {
             let requests = self.store.foreground_requests();
             let is_quiet = requests.is_some() && requests == before;
             before = requests;
@@ -122,6 +149,35 @@ impl<S: Work + StoreHints> Janitor<S> {
             began = Instant::now();
         }
         Ok(())
+    }
+}
+
+/// Logs and counts what one commit of expiry did.
+fn report(expiry: &Expiry, ask: &ExpiryAsk) {
+    for notice in &expiry.announced {
+        let (endpoint, tenant, since) = (notice.endpoint, &notice.tenant, notice.oldest);
+        warn!(
+            endpoint.id = %endpoint, %tenant,
+            "deliveries to endpoint {endpoint} of tenant {tenant} have been dead or held since {since} and \
+             will be cancelled after {} in all: replay them, or enable the endpoint",
+            in_words(ask.kept)
+        );
+    }
+    for (endpoint, count) in &expiry.cancelled {
+        counter!("hapax_deliveries_total", "outcome" => "expired").increment(*count);
+        info!(
+            endpoint.id = %endpoint, count,
+            "cancelled {count} deliveries to endpoint {endpoint}: they were dead or held for longer than {}",
+            in_words(ask.kept)
+        );
+    }
+}
+
+fn in_words(kept: Duration) -> String {
+    match kept.as_secs() {
+        seconds @ 172_800.. => format!("{} days", seconds / 86_400),
+        seconds @ 7_200.. => format!("{} hours", seconds / 3_600),
+        seconds => format!("{seconds} s"),
     }
 }
 
@@ -154,6 +210,12 @@ impl Retention {
                 .collect(),
             message_ids_before: kept_before(self.message_ids),
         }
+    }
+
+    fn expiry(&self) -> Option<ExpiryAsk> {
+        let kept = self.deliveries?;
+        let notice = (kept / EXPIRY_NOTICE_PART).min(EXPIRY_NOTICE_MAX);
+        Some(ExpiryAsk { kept, notice, limit: PRUNE_BATCH })
     }
 }
 

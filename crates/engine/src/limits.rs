@@ -367,3 +367,9 @@ pub const PRUNE_BATCH: usize = 1_000;
 /// commit took, so pruning takes at most half of the store's time and keeps up with any ingest.
 /// There is no pause while the store has no other request.
 pub const PRUNE_PAUSE: Duration = Duration::from_millis(5);
+
+/// An endpoint is announced this part of the retention of deliveries before the first of them is cancelled.
+pub const EXPIRY_NOTICE_PART: u32 = 10;
+
+/// The longest such time: enough for an operator to come back from a weekend.
+pub const EXPIRY_NOTICE_MAX: Duration = Duration::from_secs(3 * 86_400);

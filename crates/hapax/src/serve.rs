@@ -512,7 +512,8 @@ fn retention(config: &Config) -> Retention {
     let sources = config.sources.iter();
     let keys = sources.map(|one| (one.source.name().clone(), span(one.keep_keys)));
     let message_ids = retention.keys.map_or(Some(hapax::limits::KEEP_DEFAULT), span);
-    Retention { message_ids, ..Retention::new(span(retention.events), keys) }
+    let deliveries = span(retention.deliveries);
+    Retention { message_ids, deliveries, ..Retention::new(span(retention.events), keys) }
 }
 
 /// The line that announces that the process is ready, with its addresses.

@@ -319,6 +319,9 @@ acts! {
         FindDelivery: delivery(id: DeliveryId) -> Option<DeliveryDetail>;
         DeliveryBacklog: delivery_backlog() -> hapax_core::store::DeliveryBacklog;
     }
+    OutboxRetention {
+        ExpireDeliveries: expire_deliveries(ask: ExpiryAsk) -> Expiry;
+    }
     Ledger {
         Reserve: reserve(ask: ReserveAsk) -> Reservation;
         Finish: finish(reserved: &Reserved, answer: &StoredAnswer) -> Held;

@@ -5,7 +5,7 @@
 //!
 //! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, [`Operate`] records the
 //! decisions of operators, and [`Inspect`] reads for them. [`Outbox`] publishes messages and delivers them,
-//! and [`InspectOutbox`] reads both for operators. [`StoreHints`] are for pacing and logs.
+//! [`InspectOutbox`] reads both for operators, and [`OutboxRetention`] ends deliveries by their age. [`StoreHints`] are for pacing and logs.
 //! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
 
 mod hints;
@@ -13,6 +13,7 @@ mod ingest;
 mod inspect;
 mod operate;
 mod outbox;
+mod outbox_retention;
 mod work;
 
 use std::error::Error;
@@ -25,6 +26,7 @@ pub use ingest::*;
 pub use inspect::*;
 pub use operate::*;
 pub use outbox::*;
+pub use outbox_retention::*;
 pub use work::*;
 
 pub use crate::message::NewMessage;

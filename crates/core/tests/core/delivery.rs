@@ -70,6 +70,7 @@ fn acts(policy: &Policy) -> Vec<(&'static str, DeliveryAct<'_>)> {
         ("woken", DeliveryAct::Woken),
         ("cancel", DeliveryAct::Cancel),
         ("skip", DeliveryAct::Skip),
+        ("expire", DeliveryAct::Expire),
         ("replay", DeliveryAct::Replay { parks_key: false }),
         ("replay", DeliveryAct::Replay { parks_key: true }),
     ]);
@@ -117,7 +118,8 @@ fn a_right_is_void_after_every_act_that_gives_the_delivery_to_another() {
                 | DeliveryAct::Failed { .. }
                 | DeliveryAct::Woken
                 | DeliveryAct::Cancel
-                | DeliveryAct::Skip => false,
+                | DeliveryAct::Skip
+                | DeliveryAct::Expire => false,
             };
             assert_eq!(change.voids_fence, withdraws, "{name} on {delivery:?}: {change:?}");
         }

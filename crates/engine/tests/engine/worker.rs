@@ -19,8 +19,8 @@ use hapax_core::job::{HandlerName, JobId, Phase, Policy};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::store::{
-    Claim, ClaimAsk, EventFilter, HandlerRef, Horizon, Inspect as _, JobDetail, Store as _,
-    Work as _,
+    Claim, ClaimAsk, EventFilter, ExpiryAsk, HandlerRef, Horizon, Inspect as _, JobDetail,
+    Store as _, Work as _,
 };
 use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
 use hapax_engine::limits::{PRUNE_BATCH, PRUNE_PAUSE, SQL_SLICE};
@@ -728,7 +728,7 @@ async fn at_a_sync_source_a_copy_of_a_pruned_event_is_answered_at_once() {
     let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
     let mut sync_source = SyncSource::open(&app, Duration::from_secs(3_600)).await;
     let id = sync_source.send().await.json()["id"].clone();
-    let all = Horizon { events_before: Timestamp::MAX, keys_before: Vec::new() };
+    let all = Horizon { events_before: Timestamp::MAX, ..Horizon::forever() };
     sync_source.store.faults.inner().prune(all, 10).await.unwrap();
     let copy = within(sync_source.send()).await;
     assert_eq!(copy.status, 200);
@@ -845,6 +845,8 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_runs_again(
     let retention = Retention {
         events: Some(Duration::from_secs(60)),
         keys: vec![(SourceName::new(SOURCE), Duration::from_secs(3600))],
+        message_ids: Some(Duration::from_secs(7200)),
+        deliveries: Some(Duration::from_secs(86_400)),
     };
     let janitor = Janitor::new(store.faults.clone(), Arc::new(move || at), retention);
     let janitor = Arc::new(janitor.every(Duration::from_millis(10)));
@@ -864,11 +866,18 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_runs_again(
     within(running).await.unwrap();
     let horizons = store.faults.arguments(Act::Prune);
     let before = |seconds: u64| at - Duration::from_secs(seconds);
-    let kept = vec![(SourceName::new(SOURCE), before(3600))];
-    let first = Horizon { events_before: before(60), keys_before: kept };
+    let first = Horizon {
+        events_before: before(60),
+        keys_before: vec![(SourceName::new(SOURCE), before(3600))],
+        message_ids_before: before(7200),
+    };
     assert_eq!(horizons[..3], vec![format!("{:?}", (first, PRUNE_BATCH)); 3]);
-    let last = Horizon { events_before: Timestamp::MIN, keys_before: Vec::new() };
-    assert_eq!(horizons[5], format!("{:?}", (last, PRUNE_BATCH)));
+    assert_eq!(horizons[5], format!("{:?}", (Horizon::forever(), PRUNE_BATCH)));
+    // Deliveries end in each round of the first settings, and never with the second ones.
+    let (kept, notice) = (Duration::from_secs(86_400), Duration::from_secs(8_640));
+    let ask = ExpiryAsk { kept, notice, limit: PRUNE_BATCH };
+    let expiries = store.faults.arguments(Act::ExpireDeliveries);
+    assert!(!expiries.is_empty() && expiries.iter().all(|one| *one == format!("{:?}", (ask,))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -879,7 +888,7 @@ async fn the_janitor_skips_its_pause_only_while_the_store_has_no_other_request()
         let store = JobStore::with(|faults| faults.with_foreground_requests(requests));
         let at = Timestamp::now();
         old_events(&store, 4, at - Duration::from_secs(61)).await;
-        let retention = Retention { events: Some(Duration::from_secs(60)), keys: Vec::new() };
+        let retention = Retention { events: Some(Duration::from_secs(60)), ..Retention::default() };
         let janitor = Janitor::new(store.faults.clone(), Arc::new(move || at), retention);
         let stop = CancellationToken::new();
         let began = tokio::time::Instant::now();

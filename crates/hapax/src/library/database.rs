@@ -20,6 +20,7 @@ pub trait Database:
     + StoreHints
     + Outbox
     + InspectOutbox
+    + OutboxRetention
     + Transact
     + fmt::Debug
     + Sized

@@ -4,7 +4,8 @@
 //! One lock stands for the transaction: everything that happens while it is held is one commit.
 //! Start with [`ingest`] (which events there are), then [`work`] (the life of their jobs), then
 //! [`order`] (which job may run now), [`operator_actions`] (decisions of operators) and [`reader`]
-//! (queries). [`outbox`] sends messages to endpoints, and [`outbox_reader`] has its queries. [`ledger`] is
+//! (queries). [`outbox`] sends messages to endpoints, [`outbox_reader`] has its queries, and
+//! [`outbox_retention`] ends its old deliveries. [`ledger`] is
 //! independent: the Idempotency-Keys of a user's API.
 
 mod ingest;
@@ -13,6 +14,7 @@ mod operator_actions;
 mod order;
 mod outbox;
 mod outbox_reader;
+mod outbox_retention;
 mod reader;
 mod work;
 
@@ -154,6 +156,8 @@ struct Model {
     /// When each endpoint was last served, as a number of claims.
     endpoint_turns: HashMap<EndpointNumber, u64>,
     turns_ever: u64,
+    /// When it was announced that deliveries of an endpoint expire soon.
+    expiry_announced: HashMap<EndpointNumber, Timestamp>,
     /// Idempotency-Keys.
     reservations: HashMap<ledger::KeyName, ledger::Kept>,
     /// The number of fences given to keys so far.

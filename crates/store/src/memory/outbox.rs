@@ -451,7 +451,7 @@ impl Model {
     }
 
     /// Readies every parked delivery that waits for nothing any more.
-    fn wake_parked(&mut self, now: Timestamp) {
+    pub(super) fn wake_parked(&mut self, now: Timestamp) {
         let parked = self.deliveries.iter().filter(|(_, one)| one.phase == DeliveryPhase::Parked);
         let woken: Vec<DeliveryNumber> =
             parked.map(|(at, _)| *at).filter(|at| !self.must_wait(*at)).collect();
@@ -744,7 +744,7 @@ impl Model {
         self.deliveries.values().filter(move |delivery| delivery.message == message)
     }
 
-    fn delivery_mut(&mut self, at: DeliveryNumber) -> &mut Delivery {
+    pub(super) fn delivery_mut(&mut self, at: DeliveryNumber) -> &mut Delivery {
         self.deliveries.get_mut(&at).expect("a number is only taken from a delivery that is there")
     }
 }
@@ -773,9 +773,14 @@ impl Delivery {
         if !self.phase.is_open() {
             return false;
         }
+        self.give_up(reason, now);
+        true
+    }
+
+    /// Ends a delivery that is not delivered.
+    pub(super) fn give_up(&mut self, reason: String, now: Timestamp) {
         self.reason = Some(reason);
         self.end(DeliveryPhase::Cancelled, now);
-        true
     }
 
     /// A delivery that waits is due now and keeps its place in the schedule; an ended one begins the

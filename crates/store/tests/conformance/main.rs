@@ -6,6 +6,7 @@ mod cases;
 mod clock;
 mod deliveries;
 mod endpoints;
+mod expiring;
 mod gaps;
 mod guards;
 #[allow(dead_code)]
@@ -314,6 +315,14 @@ on_every_working_store! {
         rotated_secrets_sign_the_next_claim,
         an_endpoint_is_served_only_by_nodes_that_hold_its_keys,
         endpoints_are_listed_from_new_to_old_without_the_deleted,
+    }
+    expiring {
+        what_is_dead_or_held_too_long_is_announced_once_and_then_cancelled,
+        an_endpoint_that_was_repaired_is_announced_again,
+        a_delivery_is_held_since_it_was_due_or_its_endpoint_disabled,
+        a_request_that_got_through_counts_although_its_delivery_expired,
+        dead_deliveries_of_a_deleted_endpoint_expire_without_an_announcement,
+        what_is_parked_too_long_expires_before_the_dead_one_that_it_waits_for,
     }
     outbox_reads {
         messages_are_listed_from_new_to_old_and_filtered,

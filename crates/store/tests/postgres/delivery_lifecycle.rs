@@ -207,6 +207,11 @@ async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
                        FROM hapax.deliveries v WHERE v.message = 'm1'";
             sql.query_one(ask, &[&now]).await.expect("skips").get::<_, i32>(0) == 1
         }
+        DeliveryAct::Expire => {
+            let ask =
+                "SELECT hapax.expire_delivery(d, $1) FROM hapax.delivery d WHERE d.message = 2";
+            sql.query_one(ask, &[&now]).await.expect("expires").get(0)
+        }
         DeliveryAct::Replay { parks_key } => {
             let parks = "UPDATE hapax.endpoint SET parks_dead = $1";
             sql.execute(parks, &[parks_key]).await.expect("sets");
@@ -258,6 +263,7 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
         DeliveryAct::Woken,
         DeliveryAct::Cancel,
         DeliveryAct::Skip,
+        DeliveryAct::Expire,
         DeliveryAct::Replay { parks_key: false },
         DeliveryAct::Replay { parks_key: true },
     ];
@@ -285,6 +291,7 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
                         | DeliveryAct::GivenBack
                         | DeliveryAct::Cancel
                         | DeliveryAct::Skip
+                        | DeliveryAct::Expire
                         | DeliveryAct::Replay { .. } => phase == DeliveryPhase::Parked,
                     };
                     put(&sql, phase, progress, due, is_blocked).await;

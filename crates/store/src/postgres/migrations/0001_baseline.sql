@@ -241,7 +241,9 @@ CREATE TABLE hapax.endpoint (
     created_at      timestamptz NOT NULL,
     disabled_at     timestamptz,
     disabled_reason text,
-    deleted_at      timestamptz
+    deleted_at      timestamptz,
+    -- When it was announced that deliveries of this endpoint expire soon.
+    expiry_announced_at timestamptz
 );
 -- Keeps: one endpoint per uid and tenant.
 CREATE UNIQUE INDEX endpoint_uid ON hapax.endpoint (tenant, uid)
@@ -250,6 +252,7 @@ CREATE INDEX endpoint_tenant ON hapax.endpoint (tenant, endpoint) WHERE deleted_
 CREATE INDEX endpoint_deleted ON hapax.endpoint (endpoint) WHERE deleted_at IS NOT NULL;
 CREATE INDEX endpoint_disabled ON hapax.endpoint (endpoint)
     WHERE disabled_at IS NOT NULL AND deleted_at IS NULL;
+CREATE INDEX endpoint_expiring ON hapax.endpoint (endpoint) WHERE expiry_announced_at IS NOT NULL;
 
 -- The part of an endpoint that attempts change: its circuit, its rate and its block. A claim locks the
 -- row, so that two nodes never count the attempts under way of one endpoint at the same time. unpark_from: its
@@ -327,6 +330,8 @@ CREATE INDEX delivery_sending ON hapax.delivery (endpoint, message) WHERE state 
 CREATE INDEX delivery_leased  ON hapax.delivery (due_at) WHERE state = 1 /* leased */;
 CREATE INDEX delivery_failed  ON hapax.delivery (message) WHERE state = 0 /* ready */ AND steps > 0;
 CREATE INDEX delivery_dead    ON hapax.delivery (message) WHERE state = 3 /* dead */;
+CREATE INDEX delivery_died    ON hapax.delivery (endpoint, due_at, message) WHERE state = 3 /* dead */;
+CREATE INDEX delivery_parked_since ON hapax.delivery (endpoint, due_at) WHERE state = 5 /* parked */;
 CREATE INDEX delivery_to      ON hapax.delivery (endpoint, message);
 CREATE INDEX delivery_key     ON hapax.delivery (endpoint, key, place)
     WHERE state IN (0, 1, 5) /* open */ AND key IS NOT NULL;

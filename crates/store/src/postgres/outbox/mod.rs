@@ -8,6 +8,7 @@
 
 mod endpoints;
 mod exchange;
+mod expire;
 mod operator_actions;
 mod prune;
 mod publish;
@@ -42,6 +43,8 @@ pub(super) struct Sending {
     due: Notify,
     /// The endpoint whose turn was last.
     turn: AtomicI32,
+    /// The last endpoint that this round of expiry has checked.
+    expired_up_to: AtomicI32,
 }
 
 impl Sending {

@@ -204,6 +204,7 @@ CREATE INDEX hapax_action_event ON hapax_action (event_seq);
 -- Where messages may go. A number is never used twice: the row of a deleted endpoint stays, without its
 -- secrets. settings: what an operator chose, as JSON; uid is in it and beside it. secrets and headers:
 -- sealed. version: grows with every change. orphans: it was deleted, and may have open deliveries.
+-- expiry_announced_at: when it was announced that deliveries of this endpoint expire soon.
 CREATE TABLE hapax_endpoint (
     endpoint        INTEGER PRIMARY KEY,
     id              BLOB    NOT NULL UNIQUE,
@@ -217,13 +218,16 @@ CREATE TABLE hapax_endpoint (
     disabled_at     INTEGER,
     disabled_reason TEXT,
     deleted_at      INTEGER,
-    orphans         INTEGER NOT NULL DEFAULT 0
+    orphans         INTEGER NOT NULL DEFAULT 0,
+    expiry_announced_at INTEGER
 );
 CREATE UNIQUE INDEX hapax_endpoint_uid ON hapax_endpoint (tenant, uid)
     WHERE uid IS NOT NULL AND deleted_at IS NULL;
 CREATE INDEX hapax_endpoint_orphans ON hapax_endpoint (endpoint) WHERE orphans = 1;
 CREATE INDEX hapax_endpoint_disabled ON hapax_endpoint (endpoint)
     WHERE disabled_at IS NOT NULL AND deleted_at IS NULL;
+CREATE INDEX hapax_endpoint_expiring ON hapax_endpoint (endpoint)
+    WHERE expiry_announced_at IS NOT NULL;
 
 -- The part of an endpoint that attempts change: its circuit, its rate and its block.
 -- unpark_from: its order was changed, and parked deliveries of messages from here on are to be judged again.
@@ -297,6 +301,8 @@ CREATE INDEX hapax_delivery_ready  ON hapax_delivery (endpoint, due_at) WHERE st
 CREATE INDEX hapax_delivery_leased ON hapax_delivery (endpoint, due_at) WHERE state = 1 /* leased */;
 CREATE INDEX hapax_delivery_failed ON hapax_delivery (message_seq) WHERE state = 0 /* ready */ AND steps > 0;
 CREATE INDEX hapax_delivery_dead   ON hapax_delivery (message_seq) WHERE state = 3 /* dead */;
+CREATE INDEX hapax_delivery_died   ON hapax_delivery (endpoint, due_at) WHERE state = 3 /* dead */;
+CREATE INDEX hapax_delivery_parked_since ON hapax_delivery (endpoint, due_at) WHERE state = 5 /* parked */;
 CREATE INDEX hapax_delivery_to     ON hapax_delivery (endpoint, message_seq);
 CREATE INDEX hapax_delivery_key    ON hapax_delivery (endpoint, key, place)
     WHERE key IS NOT NULL AND state IN (0, 1, 5) /* open */;

@@ -9,6 +9,7 @@
 mod change;
 mod claim;
 mod endpoints;
+mod expire;
 mod operator_actions;
 mod order;
 mod prune;
@@ -59,6 +60,8 @@ pub(super) struct Outbox {
     last_endpoint: i64,
     /// The highest number of a message.
     last_message: i64,
+    /// The last endpoint that this round of expiry has checked.
+    expired_up_to: i64,
     /// For the jitter of waits.
     dice: Dice,
     /// Whether a delivery is due of which a waiting sender has not been notified.
