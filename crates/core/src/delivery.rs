@@ -166,6 +166,12 @@ impl MessageStatus {
     }
 }
 
+impl Serialize for MessageStatus {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
 /// The part of a delivery that its rules depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeliveryState {

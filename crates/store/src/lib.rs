@@ -40,6 +40,8 @@ pub mod limits {
 
     use std::time::Duration;
 
+    use jiff::SignedDuration;
+
     /// Requests that may wait for the writer: a second or two of work at full rate. Beyond that the
     /// sender is asked to retry, because an answer would come too late.
     pub const WAITING_MAX: usize = 16_384;
@@ -208,6 +210,17 @@ pub mod limits {
 
     /// The most events one page of a list holds.
     pub const PAGE_MAX: usize = 500;
+
+    /// The most rows that one page of a list of deliveries reads on PostgreSQL: about 50 ms. A page that
+    /// found less than it may hold by then has a cursor all the same.
+    pub const LIST_ROWS_READ_MAX: usize = 10_000;
+
+    /// How long one page of such a list reads on SQLite.
+    pub const LIST_READ_MAX: Duration = Duration::from_millis(50);
+
+    /// A list that is asked for a time ends this long before it. Rows are read in the order of their numbers,
+    /// and a clock that was set back makes times differ from that order.
+    pub const LIST_TIME_SLACK: SignedDuration = SignedDuration::from_hours(24);
 
     /// A smaller step back of the clock delays waiting jobs by no more than that, and is ignored.
     pub const CLOCK_STEP_MIN: Duration = Duration::from_secs(1);

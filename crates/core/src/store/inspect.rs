@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{EventId, HandlerAnswer, HandlerRef, ReviewReason, Status, StoreError};
+use crate::delivery::MessageStatus;
 use crate::job::{Fence, HandlerName, JobId, Phase, Progress};
 use crate::key::{SourceName, Tenant};
 
@@ -314,10 +315,10 @@ pub struct EventDetail {
     pub messages: Vec<MessageNote>,
 }
 
-/// An operator's action on an event.
+/// An operator's action on an event or a delivery.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ActionNote {
-    /// `replay`, `approve` or `reject`.
+    /// `replay`, `approve`, `reject`, `discard` or `cancel`.
     pub action: String,
     /// The name of the token that was used.
     pub who: String,
@@ -332,10 +333,14 @@ pub struct ActionNote {
 pub struct MessageNote {
     /// Its id.
     pub id: String,
+    /// Its owner. A handler may publish for another tenant than the event's.
+    pub tenant: String,
     /// Its type.
     pub r#type: String,
     /// When it was published.
     pub created_at: Timestamp,
+    /// Its status over all deliveries.
+    pub status: MessageStatus,
 }
 
 /// One arrival of an event.

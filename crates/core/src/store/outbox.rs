@@ -8,7 +8,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Cursor, HandlerAnswer, Held, Page, StoreError};
+use super::{Action, ActionNote, Cursor, HandlerAnswer, Held, Page, StoreError};
 use crate::delivery::{DeliveryId, DeliveryStatus, MessageStatus};
 use crate::endpoint::{
     EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed, NewEndpoint,
@@ -429,6 +429,8 @@ pub struct DeliveryDetail {
     pub finished_at: Option<Timestamp>,
     /// Attempts that ended, oldest first.
     pub attempts: Vec<DeliveryAttempt>,
+    /// The actions of operators on it and on its message, oldest first.
+    pub actions: Vec<ActionNote>,
 }
 
 /// One attempt that ended.

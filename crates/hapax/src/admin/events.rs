@@ -67,6 +67,7 @@ pub(super) async fn show<S: AdminStore>(
     for message in event.messages.iter_mut().take(MESSAGES_FOLLOWED_MAX) {
         let filter = DeliveryFilter {
             message: Some(message.id.clone()),
+            tenant: Some(Tenant::new(&message.tenant)),
             limit: DELIVERIES_SHOWN_MAX,
             ..DeliveryFilter::default()
         };

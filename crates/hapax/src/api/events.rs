@@ -216,10 +216,10 @@ fn attempts_of(job: &JobDetail) -> impl Iterator<Item = EventAttempt> + '_ {
     })
 }
 
-/// An action of an operator on an event.
+/// An action of an operator on an event or a delivery.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Action {
-    /// `replay`, `approve`, `reject` or `discard`.
+    /// `replay`, `approve`, `reject`, `discard` or `cancel`.
     pub(crate) action: String,
     /// The name of the token, or `loopback`.
     pub(crate) who: String,
@@ -238,8 +238,13 @@ impl From<ActionNote> for Action {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PublishedMessage {
     pub(crate) id: String,
+    /// Its owner.
+    pub(crate) tenant: String,
     pub(crate) r#type: String,
     pub(crate) created_at: Timestamp,
+    /// The first that applies over its deliveries: `dead`, `failed`, `held`, `sending`, `waiting`,
+    /// `delivered`, `cancelled`; `none` without deliveries.
+    pub(crate) status: String,
     /// Where the message goes, and how far it came; at most the first deliveries of the first messages.
     #[serde(default)]
     pub(crate) deliveries: Vec<PublishedDelivery>,
@@ -259,6 +264,9 @@ pub(crate) struct PublishedDelivery {
     pub(crate) attempt: u32,
     #[schema(required)]
     pub(crate) finished_at: Option<Timestamp>,
+    /// The actions of operators on it and on its message, oldest first.
+    #[serde(default)]
+    pub(crate) actions: Vec<Action>,
 }
 
 impl From<DeliveryDetail> for PublishedDelivery {
@@ -270,12 +278,14 @@ impl From<DeliveryDetail> for PublishedDelivery {
             reason: delivery.reason,
             attempt: delivery.attempt,
             finished_at: delivery.finished_at,
+            actions: delivery.actions.into_iter().map(Action::from).collect(),
         }
     }
 }
 
 impl From<MessageNote> for PublishedMessage {
-    fn from(MessageNote { id, r#type, created_at }: MessageNote) -> Self {
-        Self { id, r#type, created_at, deliveries: Vec::new() }
+    fn from(MessageNote { id, tenant, r#type, created_at, status }: MessageNote) -> Self {
+        let (status, deliveries) = (status.as_str().to_owned(), Vec::new());
+        Self { id, tenant, r#type, created_at, status, deliveries }
     }
 }

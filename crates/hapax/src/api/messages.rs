@@ -8,6 +8,7 @@ use hapax_core::store::{self, DeliveryDetail, MessageDetail};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use super::events::Action;
 use super::values::DeliveryStatusWord;
 use super::{Body, Moment};
 
@@ -205,6 +206,9 @@ pub(crate) struct Delivery {
     pub(crate) finished_at: Option<Timestamp>,
     /// The attempts that ended, oldest first.
     pub(crate) attempts: Vec<DeliveryAttempt>,
+    /// The actions of operators on it and on its message, oldest first.
+    #[serde(default)]
+    pub(crate) actions: Vec<Action>,
 }
 
 impl From<DeliveryDetail> for Delivery {
@@ -224,6 +228,7 @@ impl From<DeliveryDetail> for Delivery {
             due_at: delivery.due_at,
             finished_at: delivery.finished_at,
             attempts: delivery.attempts.into_iter().map(DeliveryAttempt::from).collect(),
+            actions: delivery.actions.into_iter().map(Action::from).collect(),
         }
     }
 }

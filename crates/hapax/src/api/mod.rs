@@ -28,7 +28,7 @@ pub(crate) use endpoints::{
     Deleted, Endpoint, EndpointRequest, EndpointsQuery, Patch, PingAnswer, ReasonRequest,
     RotateRequest,
 };
-pub(crate) use events::{Event, EventSummary, EventsQuery, PublishedDelivery};
+pub(crate) use events::{Action, Event, EventSummary, EventsQuery, PublishedDelivery};
 pub(crate) use jobs::{Attempt, Handler, Job, JobsQuery, Lane};
 pub(crate) use messages::{
     ChangedDeliveries, DeliveriesQuery, Delivery, DeliveryEffect, Message, MessageQuery,

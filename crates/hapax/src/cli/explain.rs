@@ -11,7 +11,7 @@ use super::admin_client::{self, Remote, encoded};
 use super::events::read;
 use super::format;
 use super::output::{self, Exit, Failure};
-use crate::api::{Attempt, Event, EventSummary, Job, PublishedDelivery};
+use crate::api::{Action, Attempt, Event, EventSummary, Job, PublishedDelivery};
 
 /// `hapax explain`.
 #[derive(Debug, clap::Args)]
@@ -64,21 +64,34 @@ fn story(event: &Event, now: Timestamp) -> Vec<String> {
     for message in &event.messages {
         let time = format::at(message.created_at);
         let (kind, id) = (&message.r#type, &message.id);
-        story.push(format!("A handler published {kind} (message {id}) at {time}."));
-        story.extend(message.deliveries.iter().map(arrived));
-    }
-    for action in &event.actions {
-        let done = match action.action.as_str() {
-            "replay" => "replayed",
-            "approve" => "approved",
-            "reject" => "rejected",
-            other => other,
+        let of_tenant = match message.tenant == event.summary.tenant {
+            true => String::new(),
+            false => format!(" of tenant {}", message.tenant),
         };
-        let reason = action.reason.as_ref().map(|reason| format!(" (reason: \"{reason}\")"));
-        let (operator, time) = (&action.who, format::at(action.at));
-        story.push(format!("{operator} {done} it at {time}{}.", reason.unwrap_or_default()));
+        story.push(format!("A handler published {kind} (message {id}{of_tenant}) at {time}."));
+        for delivery in &message.deliveries {
+            story.push(arrived(delivery));
+            story.extend(delivery.actions.iter().map(|action| format!("  {}", acted(action))));
+        }
     }
+    story.extend(event.actions.iter().map(acted));
     story
+}
+
+/// What an operator did to the event or the delivery of the sentence before.
+fn acted(action: &Action) -> String {
+    let done = match action.action.as_str() {
+        "replay" => "replayed",
+        "approve" => "approved",
+        "reject" => "rejected",
+        "discard" => "discarded",
+        "cancel" => "cancelled",
+        "skip" => "skipped",
+        other => other,
+    };
+    let reason = action.reason.as_ref().map(|reason| format!(" (reason: \"{reason}\")"));
+    let (operator, time) = (&action.who, format::at(action.at));
+    format!("{operator} {done} it at {time}{}.", reason.unwrap_or_default())
 }
 
 fn came(event: &Event) -> String {
@@ -377,6 +390,28 @@ mod tests {
                  connection refused.",
                 "  Attempt 2 by sql started at 2026-03-01T12:00:07Z and succeeded after 20 ms.",
                 "ops replayed it at 2026-03-01T12:09:00Z (reason: \"asked by support\").",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_published_message_is_explained_with_its_deliveries_and_what_operators_did() {
+        let story = explained(json!({ "messages": [{
+            "id": "m1", "tenant": "acme", "type": "fee.charged", "status": "delivered",
+            "created_at": "2026-03-01T12:00:01Z",
+            "deliveries": [{
+                "id": JOB, "url": "https://example.com/in", "status": "delivered", "reason": null,
+                "attempt": 2, "finished_at": "2026-03-01T12:00:09Z",
+                "actions": [{ "action": "replay", "who": "ops", "reason": "asked by support",
+                              "at": "2026-03-01T12:00:08Z" }],
+            }],
+        }] }));
+        assert_eq!(
+            story[2..],
+            [
+                "A handler published fee.charged (message m1 of tenant acme) at 2026-03-01T12:00:01Z.",
+                "https://example.com/in got it at 2026-03-01T12:00:09Z after 2 attempts.",
+                "  ops replayed it at 2026-03-01T12:00:08Z (reason: \"asked by support\").",
             ]
         );
     }

@@ -352,6 +352,17 @@ fn print_delivery(delivery: &Delivery) -> Result<(), Failure> {
             output::data(&output::shown(&format!("    {answer}")))?;
         }
     }
+    for action in &delivery.actions {
+        let reason = action.reason.as_ref().map(|reason| format!("  \"{reason}\""));
+        let line = format!(
+            "  {}  {} by {}{}",
+            format::at(action.at),
+            action.action,
+            action.who,
+            reason.unwrap_or_default()
+        );
+        output::data(&output::shown(&line))?;
+    }
     Ok(())
 }
 

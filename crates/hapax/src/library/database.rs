@@ -4,7 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hapax_core::store::{Inspect, InspectOutbox, Operate, Outbox, Store, StoreHints, Work};
+use hapax_core::store::{
+    Inspect, InspectOutbox, Operate, Outbox, OutboxRetention, Store, StoreHints, Work,
+};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore, Transact};
 
 use super::build::BuildError;

@@ -16,9 +16,10 @@ use hapax_core::job::{AfterFailure, AfterLoss, Fence, Progress, Retry, Workplace
 use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, ERROR_CHARS_MAX};
 use hapax_core::message::Stamp;
 use hapax_core::store::{
-    Action, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryAttempt, DeliveryClaim,
-    DeliveryReplayed, DeliverySkipped, DeliveryTarget, Exchanged, HandlerAnswer, Held, Horizon,
-    MessageAct, MessageRef, NewMessage, Outbox, Published, PublishedMessage, StoreError,
+    Action, ActionNote, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryAttempt,
+    DeliveryClaim, DeliveryReplayed, DeliverySkipped, DeliveryTarget, Exchanged, HandlerAnswer,
+    Held, Horizon, MessageAct, MessageRef, NewMessage, Outbox, Published, PublishedMessage,
+    StoreError,
 };
 use hapax_core::{KeyHash, Tenant, Timestamp};
 use uuid::Uuid;
@@ -88,6 +89,8 @@ pub(super) struct Delivery {
     pub(super) reason: Option<String>,
     pub(super) finished_at: Option<Timestamp>,
     pub(super) attempts: Vec<DeliveryAttempt>,
+    /// The actions of operators on it and on its message.
+    pub(super) actions: Vec<ActionNote>,
 }
 
 #[derive(Debug, Clone)]
@@ -142,9 +145,9 @@ impl Outbox for MemoryStore {
     async fn replay_delivery(
         &self,
         delivery: DeliveryId,
-        _by: Action,
+        by: Action,
     ) -> Result<DeliveryReplayed, StoreError> {
-        let replayed = self.model().replay_delivery(delivery, self.now());
+        let replayed = self.model().replay_delivery(delivery, by, self.now());
         self.hint_deliveries();
         Ok(replayed)
     }
@@ -254,6 +257,7 @@ impl Model {
             reason: None,
             finished_at: None,
             attempts: Vec::new(),
+            actions: Vec::new(),
         };
         self.deliveries_ever += 1;
         self.deliveries.insert(self.deliveries_ever, delivery);
@@ -595,7 +599,7 @@ impl Model {
         uid.is_some() && self.endpoints.values().any(has_it)
     }
 
-    fn replay_delivery(&mut self, id: DeliveryId, now: Timestamp) -> DeliveryReplayed {
+    fn replay_delivery(&mut self, id: DeliveryId, by: Action, now: Timestamp) -> DeliveryReplayed {
         let Some(at) = self.delivery_numbered(id) else { return DeliveryReplayed::Unknown };
         let delivery = &self.deliveries[&at];
         if self.endpoints[&delivery.endpoint].deleted {
@@ -604,7 +608,10 @@ impl Model {
         let is_due = self.send_again(at, now);
         self.wake_parked(now);
         match is_due {
-            true => DeliveryReplayed::Due,
+            true => {
+                self.delivery_mut(at).actions.push(action_note("replay", by));
+                DeliveryReplayed::Due
+            }
             false => DeliveryReplayed::AlreadyOpen,
         }
     }
@@ -638,6 +645,7 @@ impl Model {
         delivery.reason =
             Some(by.reason.clone().unwrap_or_else(|| format!("skipped by {}", by.who)));
         delivery.end(DeliveryPhase::Cancelled, now);
+        delivery.actions.push(action_note("skip", by.clone()));
         self.wake_parked(now);
         DeliverySkipped::Skipped
     }
@@ -671,6 +679,15 @@ impl Model {
             }
         }
         self.wake_parked(now);
+        if !changed.is_empty() {
+            let what = match act {
+                MessageAct::Cancel => "cancel",
+                MessageAct::Replay => "replay",
+            };
+            for delivery in self.deliveries.values_mut().filter(|one| one.message == number) {
+                delivery.actions.push(action_note(what, by.clone()));
+            }
+        }
         Some(changed)
     }
 
@@ -747,6 +764,11 @@ impl Model {
     pub(super) fn delivery_mut(&mut self, at: DeliveryNumber) -> &mut Delivery {
         self.deliveries.get_mut(&at).expect("a number is only taken from a delivery that is there")
     }
+}
+
+fn action_note(action: &str, by: Action) -> ActionNote {
+    let Action { who, reason, at } = by;
+    ActionNote { action: action.to_owned(), who, reason, at }
 }
 
 impl StoredMessage {

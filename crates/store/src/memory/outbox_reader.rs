@@ -75,8 +75,11 @@ impl InspectOutbox for MemoryStore {
 }
 
 impl Model {
+    pub(super) fn message_status(&self, at: MessageNumber) -> MessageStatus {
+        MessageStatus::of(self.deliveries_of(at).map(|delivery| self.status_of(delivery)))
+    }
+
     fn message_summary(&self, at: MessageNumber, message: &StoredMessage) -> MessageSummary {
-        let statuses = self.deliveries_of(at).map(|delivery| self.status_of(delivery));
         MessageSummary {
             id: message.id.clone(),
             tenant: message.tenant.as_str().to_owned(),
@@ -85,7 +88,7 @@ impl Model {
             sequence: message.sequence,
             api_version: message.new.api_version.clone(),
             created_at: message.created_at,
-            status: MessageStatus::of(statuses),
+            status: self.message_status(at),
             deliveries: self.deliveries_of(at).count() as u64,
         }
     }
@@ -133,6 +136,7 @@ impl Model {
             },
             finished_at: delivery.finished_at,
             attempts: delivery.attempts.clone(),
+            actions: delivery.actions.clone(),
         }
     }
 

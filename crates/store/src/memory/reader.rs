@@ -38,13 +38,14 @@ impl Model {
     fn detail(&self, at: EventNumber) -> EventDetail {
         let mut jobs: Vec<_> = self.jobs_of(at).map(|job| self.job_detail(job)).collect();
         jobs.sort_by(|a, b| a.handler.cmp(&b.handler));
-        let published =
-            self.messages.values().filter(|message| message.event == Some(at) && !message.gone);
+        let published = self.messages.iter().filter(|(_, one)| one.event == Some(at) && !one.gone);
         let mut messages: Vec<MessageNote> = published
-            .map(|message| MessageNote {
+            .map(|(number, message)| MessageNote {
                 id: message.id.clone(),
+                tenant: message.tenant.as_str().to_owned(),
                 r#type: message.new.r#type.clone(),
                 created_at: message.created_at,
+                status: self.message_status(*number),
             })
             .collect();
         messages.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{PgError, PooledClient};
+use super::outbox;
 use super::row::{EventState, first_id, of_hash, past, phase_of, state_of};
 use crate::limits::{COPIES_IN_FULL, PAGE_MAX};
 
@@ -57,14 +58,24 @@ impl Conditions {
         self.said.push(condition.into());
     }
 
+    /// Keeps the values, which a part of the statement already uses, and begins with no condition.
+    pub(super) fn forget_said(&mut self) {
+        self.said.clear();
+    }
+
+    /// A statement with these conditions, for a part of another one.
+    pub(super) fn said_from(&self, head: &str) -> String {
+        let said = if self.said.is_empty() { "true" } else { &self.said.join(" AND ") };
+        format!("{head} WHERE {said}")
+    }
+
     pub(super) async fn query(
         &self,
         lent: &mut PooledClient,
         head: &str,
         tail: &str,
     ) -> Result<Vec<Row>, PgError> {
-        let said = if self.said.is_empty() { "true" } else { &self.said.join(" AND ") };
-        let sql = format!("{head} WHERE {said} {tail}");
+        let sql = format!("{} {tail}", self.said_from(head));
         let values: Vec<&(dyn ToSql + Sync)> =
             self.values.iter().map(|value| &**value as &(dyn ToSql + Sync)).collect();
         lent.query(&sql, &values).await
@@ -222,8 +233,12 @@ async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail
         .await?;
     let messages = lent
         .query(
-            "SELECT id, type, created_at FROM hapax.message \
-             WHERE event = $1 AND body IS NOT NULL ORDER BY message",
+            "SELECT m.id, m.tenant, m.type, m.created_at, s.rank FROM hapax.message m \
+             CROSS JOIN LATERAL ( \
+                 SELECT min(hapax.delivery_rank(d.state, d.steps, e.disabled_at, e.deleted_at)) AS rank \
+                 FROM hapax.delivery d JOIN hapax.endpoint e ON e.endpoint = d.endpoint \
+                 WHERE d.message = m.message) s \
+             WHERE m.event = $1 AND m.body IS NOT NULL ORDER BY m.message",
             &[&id.0],
         )
         .await?;
@@ -233,8 +248,13 @@ async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail
         reason: row.get(2),
         at: row.get(3),
     };
-    let message =
-        |row: &Row| MessageNote { id: row.get(0), r#type: row.get(1), created_at: row.get(2) };
+    let message = |row: &Row| MessageNote {
+        id: row.get(0),
+        tenant: row.get(1),
+        r#type: row.get(2),
+        created_at: row.get(3),
+        status: outbox::ranked(row.get(4)),
+    };
     Ok(Some(EventDetail {
         summary,
         arrivals,

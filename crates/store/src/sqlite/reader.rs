@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
 use hapax_core::store::{
     ActionNote, ArrivalNote, AttemptNote, Cause, Cursor, Decision, EventDetail, EventFilter,
-    EventName, EventSummary, JobDetail, JobFilter, Lookup, MessageNote, Page, Status, StoreError,
+    EventName, EventSummary, JobDetail, JobFilter, Lookup, Page, Status, StoreError,
 };
 use hapax_core::{SourceName, Tenant};
 use rusqlite::types::Value;
@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use super::jobs::{answer_of, job_id, place_of};
 use super::open::{OpenError, Place};
+use super::outbox;
 use super::row::{
     DEAD, DISCARDED, EventState, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, event_id,
     phase_of, ranked, state_of, timestamp,
@@ -330,15 +331,11 @@ fn detail(conn: &Connection, seq: i64, summary: EventSummary) -> rusqlite::Resul
         .collect::<rusqlite::Result<_>>()?;
     let messages = conn
         .prepare_cached(
-            "SELECT id, type, created_at FROM hapax_message WHERE event_seq = ?1 ORDER BY seq",
+            "SELECT m.seq FROM hapax_message m JOIN hapax_message_body b ON b.seq = m.seq
+             WHERE m.event_seq = ?1 ORDER BY m.seq",
         )?
-        .query_map([seq], |row| {
-            Ok(MessageNote {
-                id: row.get(0)?,
-                r#type: row.get(1)?,
-                created_at: timestamp(row.get(2)?),
-            })
-        })?
+        .query_map([seq], |row| row.get(0))?
+        .map(|number| outbox::message_note(conn, number?))
         .collect::<rusqlite::Result<_>>()?;
     Ok(EventDetail { summary, arrivals, headers, body, jobs, actions, messages })
 }

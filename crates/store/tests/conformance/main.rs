@@ -328,6 +328,8 @@ on_every_working_store! {
         messages_are_listed_from_new_to_old_and_filtered,
         a_message_is_read_with_its_deliveries_and_their_attempts,
         deliveries_are_listed_from_new_to_old_and_filtered,
+        what_operators_did_is_part_of_the_story_of_a_delivery,
+        the_messages_of_an_event_have_their_tenant_and_status,
         the_backlog_counts_what_is_open_and_what_is_dead,
     }
 }

@@ -4,11 +4,12 @@ use hapax_core::Tenant;
 use hapax_core::delivery::{DeliveryId, DeliveryStatus, MessageStatus};
 use hapax_core::job::Retry;
 use hapax_core::store::{
-    DeliveryBacklog, DeliveryFilter, Held, MessageAct, MessageFilter, NewMessage,
+    DeliveryBacklog, DeliveryDetail, DeliveryFilter, Held, MessageAct, MessageFilter, NewMessage,
+    Outcome, Settlement,
 };
 use uuid::Uuid;
 
-use crate::harness::{LEASE, World, after, noon};
+use crate::harness::{LEASE, World, after, job, noon, spec};
 use crate::sending::{ALL, Sending, delivered, failed, json, message, settings, wanting};
 
 /// All pages of a list of messages, as ids.
@@ -259,4 +260,48 @@ pub(crate) async fn the_backlog_counts_what_is_open_and_what_is_dead<S: Sending>
     world.disable(active).await;
     let backlog = world.store.delivery_backlog().await.expect("reads");
     assert_eq!((backlog.waiting, backlog.held, backlog.oldest_due), (0, 3, None));
+}
+
+pub(crate) async fn what_operators_did_is_part_of_the_story_of_a_delivery<S: Sending>(
+    world: World<S>,
+) {
+    // One action is about the whole message, one about one of its deliveries, and one changed nothing.
+    let first = world.add(settings()).await;
+    world.add(settings()).await;
+    world.send(message("m1")).await;
+    world.act_on("m1", MessageAct::Cancel).await;
+    assert_eq!(world.act_on("m1", MessageAct::Cancel).await, Some(Vec::new()));
+    let of = |delivery: &DeliveryDetail| delivery.endpoint == first;
+    let replayed = world.message("m1").await.deliveries.into_iter().find(of).expect("is there");
+    world.replay_delivery(replayed.id).await;
+    for delivery in world.message("m1").await.deliveries {
+        let story: Vec<_> = delivery.actions.iter().map(|one| one.action.as_str()).collect();
+        let expected = if of(&delivery) { &["cancel", "replay"][..] } else { &["cancel"] };
+        assert_eq!(story, expected);
+        assert_eq!(world.delivery(delivery.id).await.actions, delivery.actions);
+        let [cancel, ..] = &delivery.actions[..] else { panic!("{delivery:?}") };
+        assert_eq!(cancel.who, world.by("").who);
+        assert_eq!(cancel.reason.as_deref(), Some("an operator's reason"));
+    }
+}
+
+pub(crate) async fn the_messages_of_an_event_have_their_tenant_and_status<S: Sending>(
+    world: World<S>,
+) {
+    // Two tenants have a message with the same id, and only one of them is of this event.
+    world.announce([spec("fee")]).await;
+    world.add(settings()).await;
+    world.add_for(Tenant::new("acme"), settings()).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    world.send(message("m1")).await;
+    assert_eq!(world.deliver_all().await, ["m1"]);
+    let publish = vec![message("m1").with_tenant("acme"), message("m2").with_tenant("initech")];
+    let done = Outcome::Done { result: None, publish, answer: None };
+    let claim = world.claim_one("fee").await;
+    assert_eq!(world.settle(&claim, done).await, Settlement::Recorded);
+    let messages = world.event("evt_1").await.messages;
+    let notes: Vec<_> =
+        messages.iter().map(|note| (note.id.as_str(), note.tenant.as_str(), note.status)).collect();
+    let waiting = MessageStatus(Some(DeliveryStatus::Waiting));
+    assert_eq!(notes, [("m1", "acme", waiting), ("m2", "initech", MessageStatus(None))]);
 }

@@ -361,3 +361,48 @@ async fn one_exchange_looks_past_many_endpoints_that_may_not_be_served() {
     }
     assert_eq!(found.len(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_list_that_finds_little_stops_after_a_bounded_number_of_rows() {
+    // The only held delivery lies behind 25,000 that are delivered: each page reads a part of them and
+    // returns a cursor, and the held one is still found.
+    let base = Base::new("long_list", spec(3)).await;
+    let held = add(&base.store, settings()).await;
+    base.store.publish(message("held")).await.expect("publishes");
+    let disable = EndpointAct::Disable { reason: "moved".to_owned() };
+    base.store.change_endpoint(held, disable, by()).await.expect("disables");
+    add(&base.store, settings()).await;
+    base.sql
+        .batch_execute(
+            "INSERT INTO hapax.message (message, tenant, id, type, fingerprint, deliveries, created_at, body)
+             SELECT nextval('hapax.message_number'), 'default', 'm' || n, 't', gen_random_uuid(), 1, now(),
+                    '{}' FROM generate_series(1, 25000) n;
+             INSERT INTO hapax.delivery (message, endpoint, state, due_at)
+             SELECT m.message, (SELECT max(endpoint) FROM hapax.endpoint),
+                    hapax.delivery_state('delivered'), now()
+             FROM hapax.message m WHERE m.id <> 'held'",
+        )
+        .await
+        .expect("deliveries");
+    let filter = DeliveryFilter {
+        status: Some(DeliveryStatus::Held),
+        limit: 10,
+        ..DeliveryFilter::default()
+    };
+    let (mut found, mut before, mut pages) = (Vec::new(), None, 0);
+    loop {
+        let page = base.store.deliveries(DeliveryFilter { before, ..filter.clone() }).await;
+        let page = page.expect("reads");
+        found.extend(page.items.into_iter().map(|one| one.message));
+        pages += 1;
+        before = page.next;
+        if before.is_none() {
+            break;
+        }
+    }
+    assert_eq!((found, pages), (vec!["held".to_owned()], 3));
+    // What is older than a list is asked for ends it.
+    let since = Some(hapax_core::Timestamp::now() + jiff::SignedDuration::from_hours(48));
+    let young = DeliveryFilter { since, ..filter };
+    assert_eq!(base.store.deliveries(young).await.expect("reads").next, None);
+}

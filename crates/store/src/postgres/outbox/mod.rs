@@ -35,6 +35,7 @@ use crate::limits::DELIVERY_POLL_EVERY;
 
 pub(super) use prune::{MessageRound, slice as prune_messages};
 pub(super) use publish::{Publisher, start as start_publishers};
+pub(super) use reader::ranked;
 
 /// What a node remembers about sending.
 #[derive(Debug, Default)]

@@ -7,15 +7,15 @@ use hapax_core::delivery::{
 use hapax_core::endpoint::{EndpointId, EndpointRecord};
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{
-    Cursor, DeliveryAttempt, DeliveryBacklog, DeliveryDetail, DeliveryFilter, EndpointFilter,
-    MessageDetail, MessageFilter, MessageSummary, Page, StoreError,
+    ActionNote, Cursor, DeliveryAttempt, DeliveryBacklog, DeliveryDetail, DeliveryFilter,
+    EndpointFilter, MessageDetail, MessageFilter, MessageSummary, Page, StoreError,
 };
 use hapax_core::{Tenant, Timestamp};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::row::{RECORD, phase_of, place_of, record, settings};
-use crate::limits::PAGE_MAX;
+use crate::limits::{LIST_ROWS_READ_MAX, LIST_TIME_SLACK, PAGE_MAX};
 use crate::postgres::Shared;
 use crate::postgres::connect::{PgError, PooledClient};
 use crate::postgres::jobs::only;
@@ -43,9 +43,10 @@ const SUMMARY: &str = "SELECT m.message, m.id, m.tenant, m.type, m.key, m.api_ve
 const DETAIL: &str = "SELECT d.message, d.endpoint, d.state, d.steps, d.attempt, d.due_at, d.started_at, d.node, \
      d.error, d.took_ms, d.answer_status, d.answer, m.id, m.type, m.key, m.tenant, m.created_at, \
      hapax.delivery_id(m.created_at, m.fingerprint, d.message, d.endpoint), e.id, e.settings, \
-     e.disabled_at IS NOT NULL, e.disabled_reason, e.deleted_at IS NOT NULL \
-     FROM hapax.delivery d JOIN hapax.message m ON m.message = d.message \
-     JOIN hapax.endpoint e ON e.endpoint = d.endpoint";
+     e.disabled_at IS NOT NULL, e.disabled_reason, e.deleted_at IS NOT NULL";
+
+/// The rows that are not restricted to what a list may read.
+const ALL_DELIVERIES: &str = "hapax.delivery";
 
 /// The statuses in the order of `hapax.delivery_rank`.
 const RANKED: [DeliveryStatus; 8] = [
@@ -161,7 +162,6 @@ fn message_stands(asked: &mut Conditions, MessageStatus(status): MessageStatus) 
 fn summary(row: &Row) -> MessageSummary {
     let number: i64 = row.get(0);
     let key: Option<String> = row.get(4);
-    let rank = row.get::<_, Option<i32>>(8).and_then(|rank| usize::try_from(rank).ok());
     MessageSummary {
         id: row.get(1),
         tenant: row.get(2),
@@ -170,9 +170,15 @@ fn summary(row: &Row) -> MessageSummary {
         key,
         api_version: row.get(5),
         created_at: row.get(6),
-        status: MessageStatus(rank.and_then(|rank| RANKED.get(rank).copied())),
+        status: ranked(row.get(8)),
         deliveries: u64::try_from(row.get::<_, i32>(7)).unwrap_or(0),
     }
+}
+
+/// The status of a message from `hapax.delivery_rank` of its neediest delivery.
+pub(in crate::postgres) fn ranked(rank: Option<i32>) -> MessageStatus {
+    let rank = rank.and_then(|rank| usize::try_from(rank).ok());
+    MessageStatus(rank.and_then(|rank| RANKED.get(rank).copied()))
 }
 
 pub(super) async fn message(
@@ -198,7 +204,8 @@ pub(super) async fn message(
         let Some(body) = bodies.first() else { continue };
         let mut of_it = Conditions::default();
         of_it.add("d.message = ?", number);
-        let deliveries = read_deliveries(&mut lent, &of_it, "ORDER BY d.endpoint").await?;
+        let deliveries =
+            read_deliveries(&mut lent, ALL_DELIVERIES, &of_it, "ORDER BY d.endpoint").await?;
         details.push(MessageDetail {
             summary: summary(row),
             body: Bytes::from(body.get::<_, Option<Vec<u8>>>(0).unwrap_or_default()),
@@ -212,6 +219,42 @@ pub(super) async fn deliveries(
     shared: &Shared,
     filter: DeliveryFilter,
 ) -> Result<Page<DeliveryDetail>, StoreError> {
+    let (mut asked, looked) = rows_read(&filter);
+    asked.forget_said();
+    if let Some(tenant) = &filter.tenant {
+        asked.add("m.tenant = ?", text(tenant.as_str()));
+    }
+    if let Some(since) = filter.since {
+        asked.add("m.created_at >= ?", since);
+    }
+    if let Some(until) = filter.until {
+        asked.add("m.created_at < ?", until);
+    }
+    if let Some(status) = filter.status {
+        let rank = RANKED.iter().position(|one| *one == status).unwrap_or_default();
+        asked.say(format!(
+            "hapax.delivery_rank(d.state, d.steps, e.disabled_at, e.deleted_at) = {rank}"
+        ));
+    }
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let tail = format!("ORDER BY d.message DESC, d.endpoint DESC LIMIT {}", limit + 1);
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let rows = read_deliveries(&mut lent, &format!("({looked})"), &asked, &tail).await?;
+    let mut listed =
+        page(rows.into_iter().map(|(place, detail)| (cursor(place), detail)).collect(), limit);
+    if listed.next.is_none() {
+        let last = read_up_to(&mut lent, &filter).await?;
+        let is_over = |created_at: Timestamp| {
+            filter.since.is_some_and(|since| created_at.duration_since(since) < -LIST_TIME_SLACK)
+        };
+        listed.next = last.filter(|(_, at)| !is_over(*at)).map(|(place, _)| Cursor(cursor(place)));
+    }
+    Ok(listed)
+}
+
+/// The rows that a list reads at most, as a statement: by conditions about the rows of deliveries alone, for
+/// which there are indexes. All other conditions only drop rows of these.
+fn rows_read(filter: &DeliveryFilter) -> (Conditions, String) {
     let mut asked = Conditions::default();
     asked.say("true");
     if let Some(endpoint) = filter.endpoint {
@@ -226,64 +269,57 @@ pub(super) async fn deliveries(
             text(message),
         );
     }
-    if let Some(tenant) = &filter.tenant {
-        asked.add("m.tenant = ?", text(tenant.as_str()));
-    }
     if let Some(key) = &filter.key {
-        asked.add("m.key = ?", text(key));
+        asked.add(
+            "d.message = ANY (ARRAY(SELECT x.message FROM hapax.message x WHERE x.key = ?))",
+            text(key),
+        );
     }
-    if let Some(since) = filter.since {
-        asked.add("m.created_at >= ?", since);
-    }
-    if let Some(until) = filter.until {
-        asked.add("m.created_at < ?", until);
-    }
-    if let Some(status) = filter.status {
-        asked.say(stands(status));
+    match filter.status {
+        Some(DeliveryStatus::Dead) => asked.say("d.state = hapax.delivery_state('dead')"),
+        Some(DeliveryStatus::Failed) => {
+            asked.say("d.state = hapax.delivery_state('ready') AND d.steps > 0");
+        }
+        Some(DeliveryStatus::Sending) => asked.say("d.state = hapax.delivery_state('leased')"),
+        Some(DeliveryStatus::Parked) => asked.say("d.state = hapax.delivery_state('parked')"),
+        Some(
+            DeliveryStatus::Held
+            | DeliveryStatus::Waiting
+            | DeliveryStatus::Delivered
+            | DeliveryStatus::Cancelled,
+        )
+        | None => {}
     }
     if let Some(Cursor(before)) = filter.before {
         let endpoint = before & ((1 << ENDPOINT_BITS) - 1);
         let message = i64::try_from(before >> ENDPOINT_BITS).unwrap_or(i64::MAX);
         asked.add(&format!("(d.message, d.endpoint) < (?, {endpoint})"), message);
     }
-    let limit = filter.limit.clamp(1, PAGE_MAX);
-    let tail = format!("ORDER BY d.message DESC, d.endpoint DESC LIMIT {}", limit + 1);
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
-    let rows = read_deliveries(&mut lent, &asked, &tail).await?;
-    let cursor = |(message, endpoint): (i64, i32)| {
-        (u128::from(message.unsigned_abs()) << ENDPOINT_BITS) | u128::from(endpoint.unsigned_abs())
-    };
-    Ok(page(rows.into_iter().map(|(place, detail)| (cursor(place), detail)).collect(), limit))
+    let looked = asked.said_from("SELECT d.* FROM hapax.delivery d");
+    let looked =
+        format!("{looked} ORDER BY d.message DESC, d.endpoint DESC LIMIT {LIST_ROWS_READ_MAX}");
+    (asked, looked)
 }
 
-/// The condition for a status of a delivery.
-fn stands(status: DeliveryStatus) -> &'static str {
-    match status {
-        DeliveryStatus::Dead => "d.state = hapax.delivery_state('dead')",
-        DeliveryStatus::Failed => {
-            "d.state = hapax.delivery_state('ready') AND d.steps > 0 AND e.disabled_at IS NULL \
-             AND e.deleted_at IS NULL"
-        }
-        DeliveryStatus::Held => {
-            "d.state IN (hapax.delivery_state('ready'), hapax.delivery_state('parked')) \
-             AND e.disabled_at IS NOT NULL AND e.deleted_at IS NULL"
-        }
-        DeliveryStatus::Parked => {
-            "d.state = hapax.delivery_state('parked') AND e.disabled_at IS NULL \
-             AND e.deleted_at IS NULL"
-        }
-        DeliveryStatus::Sending => "d.state = hapax.delivery_state('leased')",
-        DeliveryStatus::Waiting => {
-            "d.state = hapax.delivery_state('ready') AND d.steps = 0 AND e.disabled_at IS NULL \
-             AND e.deleted_at IS NULL"
-        }
-        DeliveryStatus::Delivered => "d.state = hapax.delivery_state('delivered')",
-        DeliveryStatus::Cancelled => {
-            "(d.state = hapax.delivery_state('cancelled') \
-             OR d.state IN (hapax.delivery_state('ready'), hapax.delivery_state('parked')) \
-             AND e.deleted_at IS NOT NULL)"
-        }
-    }
+fn cursor((message, endpoint): (i64, i32)) -> u128 {
+    (u128::from(message.unsigned_abs()) << ENDPOINT_BITS) | u128::from(endpoint.unsigned_abs())
+}
+
+/// The last row that a list has read, if it stopped there, and when its message was published.
+async fn read_up_to(
+    lent: &mut PooledClient,
+    filter: &DeliveryFilter,
+) -> Result<Option<((i64, i32), Timestamp)>, StoreError> {
+    let (mut asked, looked) = rows_read(filter);
+    asked.forget_said();
+    let head = format!(
+        "SELECT d.message, d.endpoint, m.created_at FROM ( \
+             SELECT l.message, l.endpoint FROM ({looked}) l OFFSET {}) d \
+         JOIN hapax.message m ON m.message = d.message",
+        LIST_ROWS_READ_MAX - 1
+    );
+    let rows = asked.query(lent, &head, "").await.map_err(read)?;
+    Ok(rows.first().map(|row| ((row.get(0), row.get(1)), row.get(2))))
 }
 
 pub(super) async fn delivery(
@@ -295,7 +331,7 @@ pub(super) async fn delivery(
     asked.add("d.message = ?", message);
     asked.add("d.endpoint = ?", endpoint);
     let mut lent = shared.pools.admin.lend().await.map_err(read)?;
-    let found = read_deliveries(&mut lent, &asked, "").await?;
+    let found = read_deliveries(&mut lent, ALL_DELIVERIES, &asked, "").await?;
     // The same place in another message's time is another id.
     Ok(found.into_iter().map(|(_, detail)| detail).find(|detail| detail.id == id))
 }
@@ -303,10 +339,15 @@ pub(super) async fn delivery(
 /// Deliveries with their attempts, and the row of each.
 async fn read_deliveries(
     lent: &mut PooledClient,
+    from: &str,
     asked: &Conditions,
     tail: &str,
 ) -> Result<Vec<((i64, i32), DeliveryDetail)>, StoreError> {
-    let rows = asked.query(lent, DETAIL, tail).await.map_err(read)?;
+    let head = format!(
+        "{DETAIL} FROM {from} d JOIN hapax.message m ON m.message = d.message \
+         JOIN hapax.endpoint e ON e.endpoint = d.endpoint"
+    );
+    let rows = asked.query(lent, &head, tail).await.map_err(read)?;
     let messages: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
     let endpoints: Vec<i32> = rows.iter().map(|row| row.get(1)).collect();
     let notes = lent
@@ -320,9 +361,24 @@ async fn read_deliveries(
         )
         .await
         .map_err(read)?;
+    let actions = lent
+        .query(
+            "SELECT a.message, a.endpoint, a.what, a.who, a.reason, a.at FROM hapax.sending_action a \
+             WHERE a.message = ANY ($1) ORDER BY a.action",
+            &[&messages],
+        )
+        .await
+        .map_err(read)?;
     let mut deliveries: Vec<((i64, i32), DeliveryDetail)> =
         rows.iter().filter_map(detail).collect();
     for (place, delivery) in &mut deliveries {
+        let (message, endpoint) = *place;
+        // One without an endpoint is about all deliveries of the message.
+        let of_it = actions.iter().filter(|row| {
+            row.get::<_, i64>(0) == message
+                && row.get::<_, Option<i32>>(1).is_none_or(|named| named == endpoint)
+        });
+        delivery.actions = of_it.map(action).collect();
         let of_it = notes.iter().filter(|row| (row.get(0), row.get(1)) == *place);
         let mut attempts: Vec<DeliveryAttempt> = of_it.map(attempt).collect();
         // The one that delivered stands in the row itself, and is the last.
@@ -330,6 +386,10 @@ async fn read_deliveries(
         delivery.attempts = attempts;
     }
     Ok(deliveries)
+}
+
+fn action(row: &Row) -> ActionNote {
+    ActionNote { action: row.get(2), who: row.get(3), reason: row.get(4), at: row.get(5) }
 }
 
 fn attempt(row: &Row) -> DeliveryAttempt {
@@ -390,6 +450,7 @@ fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
         due_at: (phase.is_open() && phase != DeliveryPhase::Parked).then_some(at),
         finished_at: (!phase.is_open()).then_some(at),
         attempts: delivered.into_iter().collect(),
+        actions: Vec::new(),
     };
     Some(((row.get(0), row.get(1)), detail))
 }

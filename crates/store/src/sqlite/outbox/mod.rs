@@ -35,6 +35,7 @@ use rusqlite::Connection;
 
 pub(super) use prune::{MessageScan, slice as prune_slice};
 pub(super) use publish::For;
+pub(super) use reader::message_note;
 
 use super::meta;
 use super::row::Dice;

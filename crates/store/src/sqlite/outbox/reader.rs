@@ -1,7 +1,8 @@
 //! Queries of operators over sending: lists, newest first, and the backlog.
 
+use std::time::Instant;
+
 use bytes::Bytes;
-use hapax_core::Tenant;
 use hapax_core::delivery::{
     DeliveryId, DeliveryPhase, DeliveryStatus, ENDPOINT_DELETED, EndpointStanding, KEY_WAITS,
     MessageStatus,
@@ -9,16 +10,17 @@ use hapax_core::delivery::{
 use hapax_core::endpoint::{EndpointId, EndpointRecord};
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{
-    Cursor, DeliveryAttempt, DeliveryBacklog, DeliveryDetail, DeliveryFilter, EndpointFilter,
-    MessageDetail, MessageFilter, MessageSummary, Page,
+    ActionNote, Cursor, DeliveryAttempt, DeliveryBacklog, DeliveryDetail, DeliveryFilter,
+    EndpointFilter, MessageDetail, MessageFilter, MessageNote, MessageSummary, Page,
 };
+use hapax_core::{Tenant, Timestamp};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 use uuid::Uuid;
 
 use super::endpoints;
 use super::row::{Named, phase_of, place_of};
-use crate::limits::PAGE_MAX;
+use crate::limits::{LIST_READ_MAX, LIST_TIME_SLACK, PAGE_MAX};
 use crate::sqlite::row::{LANE_BITS, micros, timestamp};
 
 /// The most messages with one id that are returned.
@@ -234,7 +236,7 @@ pub(super) fn message(
                 .optional()?;
             let mut of_it = Conditions::default();
             of_it.add_number("d.message_seq = ?", Some(seq));
-            let deliveries = read_deliveries(conn, "", of_it, "d.endpoint")?;
+            let deliveries = read_deliveries(conn, of_it, "d.endpoint")?;
             Ok(MessageDetail {
                 summary,
                 body: Bytes::from(body.unwrap_or_default()),
@@ -242,6 +244,17 @@ pub(super) fn message(
             })
         })
         .collect()
+}
+
+/// A message as it is shown with the event whose handler published it.
+pub(in crate::sqlite) fn message_note(
+    conn: &Connection,
+    seq: i64,
+) -> rusqlite::Result<MessageNote> {
+    let sql = format!("{} WHERE m.seq = ?1", summary_sql());
+    let (_, summary) = conn.prepare_cached(&sql)?.query_row([seq], summary)?;
+    let MessageSummary { id, tenant, r#type, created_at, status, .. } = summary;
+    Ok(MessageNote { id, tenant, r#type, created_at, status })
 }
 
 const DETAIL: &str = "SELECT d.message_seq, d.endpoint, d.state, d.steps, d.attempt, d.due_at, d.started_at, \
@@ -266,27 +279,17 @@ fn index_of(status: Option<DeliveryStatus>) -> &'static str {
     }
 }
 
-/// The conditions for a status of a delivery.
-fn stands(status: DeliveryStatus) -> &'static str {
+/// The condition that lets [`index_of`] be used.
+fn by_index(status: DeliveryStatus) -> Option<&'static str> {
     match status {
-        DeliveryStatus::Dead => "d.state = 3 /* dead */",
-        DeliveryStatus::Failed => {
-            "d.state = 0 /* ready */ AND d.steps > 0 AND e.disabled_at IS NULL AND e.deleted_at IS NULL"
-        }
-        DeliveryStatus::Held => {
-            "d.state IN (0, 5) /* ready, parked */ AND e.disabled_at IS NOT NULL AND e.deleted_at IS NULL"
-        }
-        DeliveryStatus::Parked => {
-            "d.state = 5 /* parked */ AND e.disabled_at IS NULL AND e.deleted_at IS NULL"
-        }
-        DeliveryStatus::Sending => "d.state = 1 /* leased */",
-        DeliveryStatus::Waiting => {
-            "d.state = 0 /* ready */ AND d.steps = 0 AND e.disabled_at IS NULL AND e.deleted_at IS NULL"
-        }
-        DeliveryStatus::Delivered => "d.state = 2 /* delivered */",
-        DeliveryStatus::Cancelled => {
-            "(d.state = 4 /* cancelled */ OR (d.state IN (0, 5) /* ready, parked */ AND e.deleted_at IS NOT NULL))"
-        }
+        DeliveryStatus::Dead => Some("d.state = 3 /* dead */"),
+        DeliveryStatus::Failed => Some("d.state = 0 /* ready */ AND d.steps > 0"),
+        DeliveryStatus::Sending => Some("d.state = 1 /* leased */"),
+        DeliveryStatus::Parked => Some("d.state = 5 /* parked */"),
+        DeliveryStatus::Held
+        | DeliveryStatus::Waiting
+        | DeliveryStatus::Delivered
+        | DeliveryStatus::Cancelled => None,
     }
 }
 
@@ -299,13 +302,13 @@ pub(super) fn deliveries(
         let id = Value::Blob(id.0.as_bytes().to_vec());
         conditions.add("d.endpoint = (SELECT endpoint FROM hapax_endpoint WHERE id = ?)", id);
     }
-    conditions.add_text("m.id = ?", filter.message.as_deref());
-    conditions.add_text("m.tenant = ?", filter.tenant.as_ref().map(Tenant::as_str));
-    conditions.add_text("m.key = ?", filter.key.as_deref());
-    conditions.add_number("m.created_at >= ?", filter.since.map(micros));
-    conditions.add_number("m.created_at < ?", filter.until.map(micros));
-    if let Some(status) = filter.status {
-        conditions.add_fixed(stands(status));
+    let of_messages = |column: &str| {
+        format!("d.message_seq IN (SELECT seq FROM hapax_message WHERE {column} = ?)")
+    };
+    conditions.add_text(&of_messages("id"), filter.message.as_deref());
+    conditions.add_text(&of_messages("key"), filter.key.as_deref());
+    if let Some(indexed) = filter.status.and_then(by_index) {
+        conditions.add_fixed(indexed);
     }
     if let Some(Cursor(before)) = filter.before {
         // A delivery is named by message and endpoint; the cursor holds both.
@@ -313,13 +316,51 @@ pub(super) fn deliveries(
         let endpoint = (before & ((1 << LANE_BITS) - 1)) as i64;
         conditions.add_number(&format!("(d.message_seq, d.endpoint) < (?, {endpoint})"), Some(seq));
     }
-    let limit = filter.limit.clamp(1, PAGE_MAX);
-    let order = format!("d.message_seq DESC, d.endpoint DESC LIMIT {}", limit + 1);
-    let rows = read_deliveries(conn, index_of(filter.status), conditions, &order)?;
     let cursor = |(seq, endpoint): (i64, i64)| {
-        u128::from(seq.unsigned_abs()) << LANE_BITS | u128::from(endpoint.unsigned_abs())
+        Cursor(u128::from(seq.unsigned_abs()) << LANE_BITS | u128::from(endpoint.unsigned_abs()))
     };
-    Ok(page(rows.into_iter().map(|(place, detail)| (cursor(place), detail)).collect(), limit))
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let until = Instant::now() + LIST_READ_MAX;
+    let sql = format!(
+        "{DETAIL} FROM hapax_delivery d {} CROSS JOIN hapax_message m ON m.seq = d.message_seq
+         CROSS JOIN hapax_endpoint e ON e.endpoint = d.endpoint{}
+         ORDER BY d.message_seq DESC, d.endpoint DESC",
+        index_of(filter.status),
+        conditions.sql
+    );
+    // Row by row, so that the list can stop after a while, whatever the filter drops.
+    let mut statement = conn.prepare_cached(&sql)?;
+    let mut rows = statement.query(params_from_iter(conditions.values))?;
+    let (mut found, mut last, mut next) = (Vec::new(), None, None);
+    while let Some(row) = rows.next()? {
+        let (place, delivery) = detail(row)?;
+        if found.len() == limit || (last.is_some() && Instant::now() >= until) {
+            next = last.map(cursor);
+            break;
+        }
+        let is_over =
+            |since: Timestamp| delivery.created_at.duration_since(since) < -LIST_TIME_SLACK;
+        if filter.since.is_some_and(is_over) {
+            break;
+        }
+        last = Some(place);
+        if fits(filter, &delivery) {
+            found.push((place, delivery));
+        }
+    }
+    drop(rows);
+    for (place, delivery) in &mut found {
+        add_story(conn, *place, delivery)?;
+    }
+    Ok(Page { items: found.into_iter().map(|(_, delivery)| delivery).collect(), next })
+}
+
+/// The conditions of a filter that no index helps with.
+fn fits(filter: &DeliveryFilter, delivery: &DeliveryDetail) -> bool {
+    filter.tenant.as_ref().is_none_or(|tenant| delivery.tenant == tenant.as_str())
+        && filter.status.is_none_or(|status| delivery.status == status)
+        && filter.since.is_none_or(|since| delivery.created_at >= since)
+        && filter.until.is_none_or(|until| delivery.created_at < until)
 }
 
 pub(super) fn delivery(
@@ -333,18 +374,17 @@ pub(super) fn delivery(
     let mut conditions = Conditions::default();
     conditions.add_number("d.message_seq = ?", Some(seq));
     conditions.add_number("d.endpoint = ?", Some(endpoint));
-    Ok(read_deliveries(conn, "", conditions, "1")?.pop().map(|(_, delivery)| delivery))
+    Ok(read_deliveries(conn, conditions, "1")?.pop().map(|(_, delivery)| delivery))
 }
 
 /// Deliveries with their attempts, and the row of each.
 fn read_deliveries(
     conn: &Connection,
-    index: &str,
     conditions: Conditions,
     order: &str,
 ) -> rusqlite::Result<Vec<((i64, i64), DeliveryDetail)>> {
     let sql = format!(
-        "{DETAIL} FROM hapax_delivery d {index} JOIN hapax_message m ON m.seq = d.message_seq
+        "{DETAIL} FROM hapax_delivery d JOIN hapax_message m ON m.seq = d.message_seq
          JOIN hapax_endpoint e ON e.endpoint = d.endpoint{} ORDER BY {order}",
         conditions.sql
     );
@@ -352,13 +392,24 @@ fn read_deliveries(
         .prepare_cached(&sql)?
         .query_map(params_from_iter(conditions.values), detail)?
         .collect::<rusqlite::Result<_>>()?;
-    for ((seq, endpoint), delivery) in &mut deliveries {
-        let mut attempts = attempts(conn, *seq, *endpoint)?;
-        // The one that delivered stands in the row itself, and is the last.
-        attempts.append(&mut delivery.attempts);
-        delivery.attempts = attempts;
+    for (place, delivery) in &mut deliveries {
+        add_story(conn, *place, delivery)?;
     }
     Ok(deliveries)
+}
+
+/// Reads the attempts of a delivery, and what operators did to it.
+fn add_story(
+    conn: &Connection,
+    (seq, endpoint): (i64, i64),
+    delivery: &mut DeliveryDetail,
+) -> rusqlite::Result<()> {
+    let mut attempts = attempts(conn, seq, endpoint)?;
+    // The one that delivered stands in the row itself, and is the last.
+    attempts.append(&mut delivery.attempts);
+    delivery.attempts = attempts;
+    delivery.actions = actions(conn, seq, endpoint)?;
+    Ok(())
 }
 
 fn detail(row: &Row<'_>) -> rusqlite::Result<((i64, i64), DeliveryDetail)> {
@@ -416,6 +467,7 @@ fn detail(row: &Row<'_>) -> rusqlite::Result<((i64, i64), DeliveryDetail)> {
         due_at: (phase.is_open() && phase != DeliveryPhase::Parked).then_some(due_at),
         finished_at: (!phase.is_open()).then_some(due_at),
         attempts,
+        actions: Vec::new(),
     };
     Ok(((seq, endpoint), detail))
 }
@@ -441,6 +493,19 @@ fn attempts(conn: &Connection, seq: i64, endpoint: i64) -> rusqlite::Result<Vec<
         .collect::<rusqlite::Result<_>>()?;
     attempts.reverse();
     Ok(attempts)
+}
+
+/// The actions of operators on a delivery, and on all deliveries of its message.
+fn actions(conn: &Connection, seq: i64, endpoint: i64) -> rusqlite::Result<Vec<ActionNote>> {
+    conn.prepare_cached(
+        "SELECT what, who, reason, at FROM hapax_sending_action
+         WHERE message_seq = ?1 AND (endpoint = ?2 OR endpoint IS NULL) ORDER BY action LIMIT ?3",
+    )?
+    .query_map((seq, endpoint, ATTEMPTS_MAX), |row| {
+        let (action, who, reason) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        Ok(ActionNote { action, who, reason, at: timestamp(row.get(3)?) })
+    })?
+    .collect()
 }
 
 /// The backlog. Every count stops early, and goes from endpoints to their deliveries, so that a long
