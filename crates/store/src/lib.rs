@@ -123,7 +123,7 @@ pub mod limits {
     /// and short enough for an operator to wait.
     pub const READ_FLUSH_MAX: Duration = Duration::from_secs(2);
 
-    /// Memory for committed events that answer their own duplicates, at 32 bytes each: a quarter of a
+    /// Memory for committed events whose duplicates are answered from it, at 32 bytes each: a quarter of a
     /// million, the last hour of a source that sends 70 events a second.
     pub const RECENT_BYTES_MAX: usize = 8 << 20;
 

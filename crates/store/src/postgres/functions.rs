@@ -89,7 +89,7 @@ impl FunctionSet {
     }
 
     /// Replaces every function and view, in the transaction that it is run in. Keeps: the version only
-    /// grows. The row of the version is the referee, and the transaction fails if it is not higher.
+    /// grows. The row of the version decides: the transaction fails if this version is not higher.
     pub(super) fn script(&self) -> String {
         let Self { version, text } = self;
         let checksum = self.checksum();

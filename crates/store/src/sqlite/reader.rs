@@ -191,7 +191,7 @@ pub(super) fn events(
         conditions.insert("e.received_at < ?", Value::Integer(until.as_microsecond()));
     }
     if let Some(since) = filter.unfinished_since {
-        // With `until` in its own words: both may be given.
+        // Not the text of the condition for `until`: both filters may be given, and each text is one entry.
         conditions.insert("? > e.received_at", Value::Integer(since.as_microsecond()));
         fixed.push(UNFINISHED.to_owned());
     }
