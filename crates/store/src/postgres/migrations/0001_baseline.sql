@@ -444,6 +444,29 @@ CREATE TYPE hapax.doubt AS (
     other_event_id bytea,
     replay_event_id bytea
 );
+-- An Idempotency-Key to reserve, and an answer to store. owner: null without a quota.
+CREATE TYPE hapax.key_ask AS (
+    scope       text,
+    key         text,
+    fingerprint bytea,
+    lease_us    bigint,
+    ttl_us      bigint,
+    owner       text,
+    max_keys    bigint,
+    max_bytes   bigint
+);
+CREATE TYPE hapax.key_answer AS (
+    scope     text,
+    key       text,
+    fence     bigint,
+    status    integer,
+    headers   jsonb,
+    body      bytea,
+    size      bigint,
+    owner     text,
+    max_keys  bigint,
+    max_bytes bigint
+);
 -- A copy of an event, as hapax.arrival stores it.
 CREATE TYPE hapax.copied AS (
     event       uuid,
