@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use super::jobs::{answer_of, job_id, place_of};
-use super::open::{OpenError, Place};
+use super::open::{DatabaseLocation, OpenError};
 use super::outbox;
 use super::row::{
     DEAD, DISCARDED, EventState, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, event_id,
@@ -39,7 +39,7 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    pub(super) fn open(place: Arc<Place>) -> Result<Self, OpenError> {
+    pub(super) fn open(place: Arc<DatabaseLocation>) -> Result<Self, OpenError> {
         let idle = (0..READERS)
             .map(|_| place.reader().map_err(|source| place.error(source)))
             .collect::<Result<_, _>>()?;
