@@ -305,6 +305,10 @@ acts! {
             -> Option<Vec<DeliveryId>>;
         CancelOrphans: cancel_orphans(limit: usize) -> bool;
         + {
+            fn exchanges_at_once(&self) -> usize {
+                self.inner.exchanges_at_once()
+            }
+
             fn wait_for_deliveries(&self, at_most: Duration) -> impl Future<Output = ()> + Send {
                 self.inner.wait_for_deliveries(at_most)
             }
@@ -326,5 +330,12 @@ acts! {
         Reserve: reserve(ask: ReserveAsk) -> Reservation;
         Finish: finish(reserved: &Reserved, answer: &StoredAnswer) -> Held;
         Abandon: abandon(reserved: &Reserved) -> ();
+    }
+    AdminRecords {
+        OpenSession: open_session(session: Session) -> ();
+        FindSession: session(hash: [u8; 32]) -> Option<Session>;
+        EndSession: end_session(hash: [u8; 32]) -> ();
+        Audit: audit(entries: Vec<AuditEntry>) -> ();
+        Audited: audited(filter: AuditFilter) -> Page<AuditEntry>;
     }
 }

@@ -5,9 +5,12 @@
 //!
 //! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, [`Operate`] records the
 //! decisions of operators, and [`Inspect`] reads for them. [`Outbox`] publishes messages and delivers them,
-//! [`InspectOutbox`] reads both for operators, and [`OutboxRetention`] ends deliveries by their age. [`StoreHints`] are for pacing and logs.
+//! [`InspectOutbox`] reads both for operators, and [`OutboxRetention`] ends deliveries by their age.
+//! [`StoreHints`] are for pacing and logs.
+//! [`AdminRecords`] keeps the sessions of the dashboard and the audit trail.
 //! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
 
+mod admin_records;
 mod hints;
 mod ingest;
 mod inspect;
@@ -21,6 +24,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+pub use admin_records::*;
 pub use hints::*;
 pub use ingest::*;
 pub use inspect::*;

@@ -8,6 +8,7 @@
 //! [`outbox_retention`] ends its old deliveries. [`ledger`] is
 //! independent: the Idempotency-Keys of a user's API.
 
+mod admin_records;
 mod ingest;
 mod ledger;
 mod operator_actions;
@@ -27,11 +28,11 @@ use std::time::Duration;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry};
 use hapax_core::order::{Place, Position};
 use hapax_core::store::{
-    Action, AttemptNote, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
+    Action, AttemptNote, AuditEntry, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
     LaneState, Lookup, NewJob, Operate, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed, Sample,
-    SampleAsk, Settlement, SqlAsk, SqlRan, SqlRun, Store, StoreError, StoreHints, Verdict, Wake,
-    Work,
+    SampleAsk, Session, Settlement, SqlAsk, SqlRan, SqlRun, Store, StoreError, StoreHints, Verdict,
+    Wake, Work,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
@@ -162,6 +163,10 @@ struct Model {
     reservations: HashMap<ledger::KeyName, ledger::Kept>,
     /// The number of fences given to keys so far.
     fences_ever: i64,
+    /// Sessions of the dashboard, by hash.
+    sessions: HashMap<[u8; 32], Session>,
+    /// The audit trail, oldest first.
+    audit: Vec<AuditEntry>,
 }
 
 /// Signed content that was seen, and with which event.

@@ -6,6 +6,7 @@
 //! durable. [`copy_lookup`] answers copies in a retry storm. [`outbox`] publishes messages and hands out their deliveries. [`epoch`] detects when
 //! cached answers are no longer valid, and [`reader`] serves queries of operators.
 
+mod admin_records;
 mod connect;
 mod copies;
 mod copy_lookup;
@@ -18,7 +19,6 @@ mod hosts;
 mod ingest;
 mod ingest_rows;
 mod jobs;
-mod key_batches;
 mod lane_ids;
 mod ledger;
 mod migrate;
@@ -66,7 +66,6 @@ use copy_lookup::CopyLookup;
 use epoch::{Epoch, EpochWatch};
 use group_commit::GroupCommit;
 use handler_registry::Handlers;
-use key_batches::KeyBatches;
 use lane_ids::Names;
 use row::Ids;
 
@@ -145,7 +144,6 @@ struct Shared {
     ids: Ids,
     group_commit: GroupCommit,
     lookup: CopyLookup,
-    key_batches: KeyBatches,
     publisher: outbox::Publisher,
     sending: outbox::Sending,
     recent: RecentEvents,
@@ -194,7 +192,6 @@ impl PgStore {
             ids: Ids::default(),
             group_commit: GroupCommit::new(),
             lookup: CopyLookup::new(),
-            key_batches: KeyBatches::default(),
             publisher: outbox::Publisher::default(),
             sending: outbox::Sending::default(),
             recent: RecentEvents::new(),
@@ -213,7 +210,6 @@ impl PgStore {
         group_commit::start(&shared, options.pools.ingest).map_err(|error| {
             PgOpenError::Connect(format!("cannot start the writer thread: {error}"))
         })?;
-        key_batches::start(&shared);
         outbox::start_publishers(&shared, options.pools.publish);
         shared.tasks.spawn(epoch::watch(Arc::clone(&shared)));
         shared.tasks.spawn(partitions::keep_ahead(Arc::clone(&shared)));

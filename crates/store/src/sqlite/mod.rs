@@ -4,6 +4,7 @@
 //! [`open`] opens and locks the file. [`crate::recent`] answers copies from memory, [`copy_answers`]
 //! those of all other committed events, and [`reader`] serves queries of operators.
 
+mod admin_records;
 mod checkpoint;
 mod clock;
 mod copies;
@@ -104,9 +105,7 @@ impl SqliteStore {
     /// Opens or creates the database. Blocks until every key is loaded: nothing is accepted before
     /// that.
     pub fn open(options: SqliteOptions) -> Result<Self, OpenError> {
-        let place = Arc::new(
-            open::DatabaseLocation::own(&options.directory)?.for_bodies_of(options.max_body),
-        );
+        let place = Arc::new(open::Place::own(&options.directory)?.for_bodies_of(options.max_body));
         let shared = Arc::new(Shared {
             recent: RecentEvents::new(),
             keys: Arc::default(),

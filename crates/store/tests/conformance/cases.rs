@@ -1,6 +1,8 @@
 //! The behaviour of every store, case by case. The first comment of each case says how it tries to
 //! break the store.
 
+pub(crate) use crate::admin_records::*;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;

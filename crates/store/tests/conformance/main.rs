@@ -1,6 +1,7 @@
 //! One suite for every store. A case is a function over any store; the macros run each case on the
 //! model in memory, on SQLite and on PostgreSQL. New semantics begin here, as a failing case.
 
+mod admin_records;
 mod answering;
 mod cases;
 mod clock;
@@ -72,6 +73,9 @@ on_every_store! {
     a_list_pages_from_new_to_old_and_filters,
     an_event_is_found_by_either_id_and_an_ambiguous_one_is_said_to_be,
     a_key_is_known_once_its_event_is_there,
+    a_session_is_known_until_it_is_ended,
+    sessions_that_have_ended_are_deleted_with_the_next_one,
+    the_audit_trail_is_read_from_new_to_old_in_pages,
 }
 
 /// The same for cases about jobs and sending, which need a clock: each gets its own world.

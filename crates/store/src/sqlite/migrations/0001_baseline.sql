@@ -373,6 +373,25 @@ CREATE TRIGGER hapax_publish_insert INSTEAD OF INSERT ON hapax_publish BEGIN
     VALUES (NEW.type, NEW.data, NEW.key, NEW.tenant, NEW.id, NEW.api_version);
 END;
 
+-- Sessions of the dashboard: the hash of the browser's cookie, and of the token that it stands for.
+CREATE TABLE hapax_session (
+    hash       BLOB    PRIMARY KEY,
+    token      BLOB    NOT NULL,
+    who        TEXT    NOT NULL,
+    expires_at INTEGER NOT NULL
+);
+CREATE INDEX hapax_session_expiry ON hapax_session (expires_at);
+
+-- Requests to the admin side that change something, with those that were refused.
+CREATE TABLE hapax_audit (
+    entry   INTEGER PRIMARY KEY AUTOINCREMENT,
+    at      INTEGER NOT NULL,
+    who     TEXT    NOT NULL,
+    action  TEXT    NOT NULL,
+    subject TEXT    NOT NULL,
+    status  INTEGER NOT NULL
+);
+
 -- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned. The answer
 -- moves expires_at by its whole TTL; status is null until then. owner (the caller, 'api/acct_1') and
 -- realm (the API, 'api') are null without a quota; bytes is the size of the answer.
