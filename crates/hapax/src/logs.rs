@@ -181,16 +181,26 @@ pub(crate) fn needs_escape(c: char) -> bool {
         || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{feff}')
 }
 
-fn escape(value: &str, line: &mut String) {
-    for c in value.chars().take(VALUE_CHARS_MAX) {
+/// The text with every character that [`needs_escape`] as an escape sequence.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
         if needs_escape(c) {
-            line.extend(c.escape_default());
+            escaped.extend(c.escape_default());
         } else {
-            line.push(c);
+            escaped.push(c);
         }
     }
-    if value.chars().nth(VALUE_CHARS_MAX).is_some() {
-        line.push('…');
+    escaped
+}
+
+fn escape(value: &str, line: &mut String) {
+    match value.char_indices().nth(VALUE_CHARS_MAX) {
+        None => line.push_str(&escaped(value)),
+        Some((end, _)) => {
+            line.push_str(&escaped(&value[..end]));
+            line.push('…');
+        }
     }
 }
 

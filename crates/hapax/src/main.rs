@@ -6,10 +6,12 @@ mod alerts;
 mod api;
 mod cli;
 mod config;
+mod format;
 mod logs;
 mod serve;
 mod signing;
 mod statements;
+mod story;
 mod telemetry;
 
 use std::process::ExitCode;

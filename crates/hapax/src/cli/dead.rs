@@ -4,10 +4,10 @@ use serde_json::Value;
 
 use super::admin_client::{self, Remote, encoded};
 use super::events::{ActionArgs, decided, read, replayed};
-use super::format;
 use super::lists::{PageArgs, Words, print_page};
 use super::output::{self, Exit, Failure};
 use crate::api::{Job, List as Page, ReplayJobRequest, ReplayJobsRequest};
+use crate::format;
 
 /// `hapax dead`.
 #[derive(Debug, clap::Subcommand)]

@@ -14,13 +14,13 @@ use serde::Serialize;
 
 use super::admin_client::{self, AdminOptions, Server};
 use super::events::read;
-use super::format;
 use super::output::{self, Exit, Failure};
 use crate::api::{Lane, List};
 use crate::config::{
     self, Config, Flags, OutboundSettings, ServiceUrl, VaultFileState, VaultKeySource,
     VaultSettings,
 };
+use crate::format;
 use crate::statements::{Statements, Unprepared};
 
 /// Below this much free disk doctor warns: an hour of events may fill it.

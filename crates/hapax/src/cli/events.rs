@@ -6,13 +6,13 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::admin_client::{self, Remote, Server, encoded, query};
-use super::format;
 use super::lists::{Filters, ListArgs, Words, print_item};
 use super::output::{self, Exit, Failure};
 use crate::api::{
     DecideRequest, Decided, Event, EventSummary, List as Page, ReplayEffect, ReplayEventRequest,
     ReplayItem,
 };
+use crate::format;
 
 /// `hapax events`.
 #[derive(Debug, clap::Subcommand)]

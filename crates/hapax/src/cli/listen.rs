@@ -234,7 +234,7 @@ impl Endpoint {
             let shown: String = body.chars().take(BODY_SHOWN_CHARS).collect();
             let line = format!(
                 "{}  {}  {}  {signature}  answered {}  {shown}",
-                super::format::at(Timestamp::now()),
+                crate::format::at(Timestamp::now()),
                 header("webhook-id"),
                 kind.as_deref().unwrap_or("-"),
                 status.as_u16(),

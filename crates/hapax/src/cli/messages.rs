@@ -7,13 +7,13 @@ use serde_json::Value;
 
 use super::admin_client::{self, Remote, encoded, query};
 use super::events::{ActionArgs, read};
-use super::format;
 use super::lists::{Filters, ListArgs, Words};
 use super::output::{self, Exit, Failure};
 use crate::api::{
     ChangedDeliveries, Delivery, DeliveryEffect, Message, MessageSummary, PublishRequest,
     Published, ReasonRequest, ReplayedDelivery, SkipEffect, SkippedDelivery,
 };
+use crate::format;
 
 /// `hapax publish`.
 #[derive(Debug, clap::Args)]

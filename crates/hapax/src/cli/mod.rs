@@ -10,7 +10,6 @@ mod doctor;
 mod endpoints;
 mod events;
 mod explain;
-mod format;
 mod listen;
 mod lists;
 mod messages;

@@ -129,11 +129,7 @@ pub(crate) fn warning(line: &str) {
 
 /// Escapes control characters, as the log does, so that text from a sender cannot control the terminal.
 pub(crate) fn shown(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| -> Vec<char> {
-            if crate::logs::needs_escape(c) { c.escape_default().collect() } else { vec![c] }
-        })
-        .collect()
+    crate::logs::escaped(text)
 }
 
 #[cfg(test)]

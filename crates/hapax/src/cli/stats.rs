@@ -5,9 +5,9 @@ use serde_json::Value;
 
 use super::admin_client::{self, Remote, query};
 use super::events::read;
-use super::format;
 use super::output::{self, Exit, Failure};
 use crate::api::{self, Alert, Figures, List, Severity};
+use crate::format;
 
 /// `hapax stats`.
 #[derive(Debug, clap::Args)]

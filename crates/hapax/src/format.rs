@@ -1,17 +1,17 @@
-//! How the command line prints times, durations and counts.
+//! How the command line and the pages show times, durations and counts.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
 /// Formats an instant: UTC, to the second.
-pub(super) fn at(time: Timestamp) -> String {
+pub(crate) fn at(time: Timestamp) -> String {
     let seconds = Timestamp::from_second(time.as_second()).unwrap_or(time);
     seconds.to_string()
 }
 
 /// Formats a count: `1 source`, `2 sources`.
-pub(super) fn count(count: u64, noun: &str) -> String {
+pub(crate) fn count(count: u64, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
         count => format!("{count} {noun}s"),
@@ -19,12 +19,12 @@ pub(super) fn count(count: u64, noun: &str) -> String {
 }
 
 /// Formats the time between two instants, in either order.
-pub(super) fn between(one: Timestamp, other: Timestamp) -> String {
+pub(crate) fn between(one: Timestamp, other: Timestamp) -> String {
     span(one.duration_since(other))
 }
 
 /// Formats a duration in the largest suitable unit.
-pub(super) fn span(span: SignedDuration) -> String {
+pub(crate) fn span(span: SignedDuration) -> String {
     let span = Duration::from_millis(u64::try_from(span.abs().as_millis()).unwrap_or(u64::MAX));
     let seconds = span.as_secs();
     match seconds {
