@@ -17,7 +17,7 @@ use hapax_core::Timestamp;
 use hapax_core::handler::HandlerKind;
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
-use hapax_core::store::{EndpointFilter, StoreError};
+use hapax_core::store::{AdminRecords, EndpointFilter, StoreError};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
@@ -92,7 +92,7 @@ fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
 
 /// Runs the server on its store, from the first listener to the last commit. Parts for other roles are built
 /// but not started: the admin side of one node answers for handlers that another node runs.
-async fn serve_on<S: Database + Ledger>(
+async fn serve_on<S: Database + Ledger + AdminRecords>(
     store: Arc<S>,
     mut config: Config,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
@@ -208,6 +208,7 @@ async fn serve_on<S: Database + Ledger>(
         sending,
         now: Arc::clone(&now),
         unfinished: unfinished.clone(),
+        first_command: first_command(&config, public_address),
     });
     let certificate = config.tls.clone();
     let tls = certificate.as_ref().map(Certificate::server_config).transpose()?;
@@ -542,6 +543,21 @@ impl fmt::Display for ReadyLine {
     }
 }
 
+/// The command that sends a first event, in dev mode.
+fn first_command(config: &Config, public_address: SocketAddr) -> Option<String> {
+    let secret_file = config.dev.as_ref()?.secret_file.display();
+    Some(format!(
+        "{} send stripe payout.paid --id evt_1 --to http://{public_address}/webhooks/stripe --secret-file \
+         {secret_file}",
+        program()
+    ))
+}
+
+/// The name under which the process was started.
+fn program() -> String {
+    std::env::args().next().unwrap_or_else(|| "hapax".into())
+}
+
 /// Prints the addresses on stdout, and in dev mode a command to try. A closed stdout is ignored.
 fn print_ready(config: &Config, proxy_lines: &[String], ready: &ReadyLine) {
     let mut out = std::io::stdout().lock();
@@ -552,14 +568,14 @@ fn print_ready(config: &Config, proxy_lines: &[String], ready: &ReadyLine) {
     if let (Some(dev), Some((_, public_address)), Some(admin_address)) =
         (&config.dev, ready.ingress, ready.admin)
     {
-        let program = std::env::args().next().unwrap_or_else(|| "hapax".into());
+        let program = program();
         let secret_file = dev.secret_file.display();
+        let command = first_command(config, public_address).unwrap_or_default();
         let _ = writeln!(
             out,
             "\nNo config file, so this is dev mode: {} senders on loopback, each with a secret derived from \
-             {secret_file}.\nSend an event, then send it again:\n\n  \
-             {program} send stripe payout.paid --id evt_1 --to http://{public_address}/webhooks/stripe \
-             --secret-file {secret_file}\n\nThen list the events:\n\n  \
+             {secret_file}.\nSend an event, then send it again:\n\n  {command}\n\n\
+             Then open http://{admin_address}/ in a browser, or list the events:\n\n  \
              curl http://{admin_address}/api/v1/events\n\n\
              `{program} init` writes a config file to start from; `{program} providers` lists the senders.",
             config.sources.len(),
@@ -598,7 +614,7 @@ struct Reloadable<S> {
     public_address: SocketAddr,
 }
 
-impl<S: Database + Ledger> Reloadable<S> {
+impl<S: Database + Ledger + AdminRecords> Reloadable<S> {
     /// Reloads on SIGHUP and when a secret's file changes; returns on SIGTERM or SIGINT.
     async fn watch(
         &mut self,

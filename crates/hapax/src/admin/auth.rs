@@ -8,12 +8,12 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use aws_lc_rs::{constant_time, digest};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, header, uri::Authority};
+use axum::http::{HeaderMap, StatusCode, header, uri::Authority};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hapax_core::Timestamp;
 use hapax_core::secret::Secret;
-use hapax_core::store::{Action, HandlerRef};
+use hapax_core::store::{Action, AuditEntry, HandlerRef, Session};
 
 use super::problem::Problem;
 use super::{Admin, AdminStore};
@@ -22,11 +22,16 @@ use crate::config::Permission;
 /// Wrong tokens per second that are answered 401; further ones are answered 429.
 const WRONG_TOKENS_PER_SECOND: u32 = 20;
 
+/// Requests of unknown callers per minute that the audit trail records.
+const STRANGERS_PER_MINUTE: u32 = 60;
+
 /// Decides which requests are allowed.
 pub(crate) struct Authorizer {
     address: IpAddr,
     rules: ArcSwap<AccessRules>,
     wrong: governor::DefaultDirectRateLimiter,
+    /// Requests of unknown callers that the audit trail records.
+    strangers: governor::DefaultDirectRateLimiter,
 }
 
 /// The rules of the current configuration.
@@ -67,6 +72,9 @@ impl Authorizer {
             address,
             rules: ArcSwap::from_pointee(closed),
             wrong: governor::RateLimiter::direct(quota),
+            strangers: governor::RateLimiter::direct(governor::Quota::per_minute(
+                STRANGERS_PER_MINUTE.try_into().expect("not zero"),
+            )),
         };
         authorizer.reload(without_token, tokens);
         authorizer
@@ -91,12 +99,26 @@ impl Authorizer {
         self.rules.store(Arc::new(AccessRules { without_token, tokens }));
     }
 
-    fn admit(&self, access: Access, headers: &HeaderMap) -> Result<Caller, Problem> {
+    /// The caller of a request. `session` is the one that its cookie names.
+    fn admit(
+        &self,
+        access: Access,
+        is_safe: bool,
+        headers: &HeaderMap,
+        session: Option<&Session>,
+    ) -> Result<Caller, Refusal> {
         let rules = self.rules.load();
-        let caller = match (headers.get(header::AUTHORIZATION), rules.without_token) {
-            (Some(shown), _) => self.check(&rules.tokens, shown.as_bytes())?,
-            (None, WithoutToken::Refused) => return Err(Problem::unauthorized()),
-            (None, WithoutToken::FromLoopback) => loopback_caller(access, headers)?,
+        let by_session = session.and_then(|session| rules.by_session(session));
+        let caller = match (headers.get(header::AUTHORIZATION), by_session, rules.without_token) {
+            (Some(shown), _, _) => self.check_bearer(&rules.tokens, shown.as_bytes())?,
+            (None, Some(caller), _) => {
+                if !is_safe {
+                    check_same_origin(headers)?;
+                }
+                caller
+            }
+            (None, None, WithoutToken::Refused) => return Err(Problem::unauthorized().into()),
+            (None, None, WithoutToken::FromLoopback) => loopback_caller(access, headers)?,
         };
         if caller.may(access) {
             return Ok(caller);
@@ -109,14 +131,23 @@ impl Authorizer {
             Access::Admin => "this token does not permit administration",
         };
         tracing::warn!(token = %caller.who, "refused a request with the token {}: {lacks}", caller.who);
-        Err(Problem::forbidden(lacks))
+        Err(Refusal { who: caller.who, problem: Problem::forbidden(lacks) })
     }
 
-    fn check(&self, tokens: &[KnownToken], shown: &[u8]) -> Result<Caller, Problem> {
+    fn check_bearer(&self, tokens: &[KnownToken], shown: &[u8]) -> Result<Caller, Problem> {
         let token = match shown.get(..7) {
             Some(scheme) if scheme.eq_ignore_ascii_case(b"bearer ") => &shown[7..],
             _ => return Err(Problem::unauthorized()),
         };
+        self.check(tokens, token).map(|(caller, _)| caller)
+    }
+
+    /// The caller with this token, and the digest of the token.
+    pub(super) fn log_in(&self, token: &str) -> Result<(Caller, [u8; 32]), Problem> {
+        self.check(&self.rules.load().tokens, token.as_bytes())
+    }
+
+    fn check(&self, tokens: &[KnownToken], token: &[u8]) -> Result<(Caller, [u8; 32]), Problem> {
         let shown = digest::digest(&digest::SHA256, token);
         // Every token is compared, so that the time does not reveal which one matched.
         let known = tokens.iter().fold(None, |found, known| {
@@ -133,7 +164,33 @@ impl Authorizer {
                 Err(_) => Err(Problem::too_many()),
             };
         };
-        Ok(Caller { who: known.name.clone(), may: Grants::Only(Arc::clone(&known.allow)) })
+        let digest = known.digest.as_ref().try_into().expect("a SHA-256 has 32 bytes");
+        let may = Grants::Only(Arc::clone(&known.allow));
+        Ok((Caller { who: known.name.clone(), may, session: None }, digest))
+    }
+}
+
+impl AccessRules {
+    /// The caller of a session whose token is still configured.
+    fn by_session(&self, session: &Session) -> Option<Caller> {
+        let token = self.tokens.iter().find(|token| token.digest.as_ref() == session.token)?;
+        Some(Caller {
+            who: session.who.as_str().into(),
+            may: Grants::Only(Arc::clone(&token.allow)),
+            session: Some(session.hash),
+        })
+    }
+}
+
+/// Why a request was refused, and whose it was, if that is known.
+struct Refusal {
+    who: Arc<str>,
+    problem: Problem,
+}
+
+impl From<Problem> for Refusal {
+    fn from(problem: Problem) -> Self {
+        Self { who: "".into(), problem }
     }
 }
 
@@ -157,6 +214,15 @@ pub(super) enum Access {
 }
 
 impl Access {
+    /// Whether requests that change something are recorded in the audit trail. Workers and publishers make
+    /// too many.
+    fn is_audited(self) -> bool {
+        match self {
+            Self::Operate | Self::Admin => true,
+            Self::Read | Self::Claim | Self::Publish => false,
+        }
+    }
+
     /// The access as the OpenAPI document names it.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -185,6 +251,8 @@ impl Access {
 pub(super) struct Caller {
     who: Arc<str>,
     may: Grants,
+    /// The session that the request belongs to.
+    session: Option<[u8; 32]>,
 }
 
 #[derive(Debug, Clone)]
@@ -197,6 +265,11 @@ impl Caller {
     /// The name that is recorded.
     pub(super) fn who(&self) -> &str {
         &self.who
+    }
+
+    /// The session that the request belongs to, by its hash.
+    pub(super) fn session(&self) -> Option<[u8; 32]> {
+        self.session
     }
 
     /// The record of an action of this caller.
@@ -223,7 +296,8 @@ impl Caller {
         }
     }
 
-    fn may(&self, access: Access) -> bool {
+    /// Whether the caller has this permission.
+    pub(super) fn may(&self, access: Access) -> bool {
         self.has(|permission| match (access, permission) {
             (_, Permission::Admin) => true,
             (Access::Publish, Permission::Publish) => true,
@@ -265,7 +339,7 @@ fn loopback_caller(access: Access, headers: &HeaderMap) -> Result<Caller, Proble
             check_same_site(headers)?
         }
     }
-    Ok(Caller { who: LOOPBACK.into(), may: Grants::Everything })
+    Ok(Caller { who: LOOPBACK.into(), may: Grants::Everything, session: None })
 }
 
 /// Whether reverse proxies add a header of this name. `_` counts as `-`, as in many servers.
@@ -327,15 +401,38 @@ fn check_same_site(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
+/// Refuses requests with a cookie that another site made the browser send. Browsers name the origin of the
+/// page in one of two headers; a request without both is refused.
+pub(super) fn check_same_origin(headers: &HeaderMap) -> Result<(), Problem> {
+    let is_named = headers.contains_key("sec-fetch-site") || headers.contains_key(header::ORIGIN);
+    match is_named {
+        true => check_same_site(headers),
+        false => Err(Problem::forbidden("the browser did not say which page sent the request")),
+    }
+}
+
+/// The name of the cookie that holds the session.
+pub(super) const SESSION_COOKIE: &str = "hapax_session";
+
+/// The hash of the session that a request's cookie names.
+pub(super) fn session_hash(headers: &HeaderMap) -> Option<[u8; 32]> {
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut pairs =
+        cookies.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    let (_, value) = pairs.find(|(name, _)| *name == SESSION_COOKIE)?;
+    digest::digest(&digest::SHA256, value.as_bytes()).as_ref().try_into().ok()
+}
+
 /// The state of [`authorize`] for one route.
 pub(super) struct RouteGuard<S> {
     pub(super) admin: Arc<Admin<S>>,
     pub(super) access: Access,
+    pub(super) path: &'static str,
 }
 
 impl<S> Clone for RouteGuard<S> {
     fn clone(&self) -> Self {
-        Self { admin: Arc::clone(&self.admin), access: self.access }
+        Self { admin: Arc::clone(&self.admin), access: self.access, path: self.path }
     }
 }
 
@@ -352,7 +449,21 @@ pub(super) async fn authorize<S: AdminStore>(
     {
         request.headers_mut().insert(header::HOST, host);
     }
-    match guard.admin.authorizer.admit(guard.access, request.headers()) {
+    let admin = &guard.admin;
+    let session =
+        match (request.headers().get(header::AUTHORIZATION), session_hash(request.headers())) {
+            (None, Some(hash)) => match admin.store.session(hash).await {
+                Ok(session) => session.filter(|session| session.expires_at > (admin.now)()),
+                Err(error) => return Problem::from(error).into_response(),
+            },
+            (_, _) => None,
+        };
+    let is_safe = request.method().is_safe();
+    let audited = (!is_safe && guard.access.is_audited()).then(|| Audited {
+        action: format!("{} {}", request.method(), guard.path),
+        subject: request.uri().path().to_owned(),
+    });
+    match admin.authorizer.admit(guard.access, is_safe, request.headers(), session.as_ref()) {
         Ok(caller) => {
             // No id contains a NUL, and PostgreSQL refuses to compare text with one.
             let path_and_query = request.uri().path_and_query();
@@ -360,10 +471,50 @@ pub(super) async fn authorize<S: AdminStore>(
                 let detail = "the path and the query must not contain a NUL character (%00)";
                 return Problem::bad_request(detail).into_response();
             }
+            let who = Arc::clone(&caller.who);
             request.extensions_mut().insert(caller);
-            next.run(request).await
+            let response = next.run(request).await;
+            if let Some(audited) = audited {
+                audited.record(admin, &who, response.status()).await;
+            }
+            response
         }
-        Err(problem) => problem.into_response(),
+        Err(refusal) => {
+            let response = refusal.problem.into_response();
+            if let Some(audited) = audited {
+                audited.record(admin, &refusal.who, response.status()).await;
+            }
+            response
+        }
+    }
+}
+
+/// A request that the audit trail records.
+struct Audited {
+    action: String,
+    subject: String,
+}
+
+/// The longest path that the audit trail keeps, in characters.
+const SUBJECT_CHARS_MAX: usize = 300;
+
+impl Audited {
+    /// Appends the request to the audit trail. Requests without a known caller are recorded at a bounded
+    /// rate, so that a stranger cannot fill the disk.
+    async fn record<S: AdminStore>(self, admin: &Admin<S>, who: &str, status: StatusCode) {
+        if who.is_empty() && admin.authorizer.strangers.check().is_err() {
+            return;
+        }
+        let entry = AuditEntry {
+            at: (admin.now)(),
+            who: who.to_owned(),
+            action: self.action,
+            subject: self.subject.chars().take(SUBJECT_CHARS_MAX).collect(),
+            status: status.as_u16(),
+        };
+        if let Err(error) = admin.store.audit(vec![entry]).await {
+            tracing::warn!(%error, "an action is missing in the audit trail: {error}");
+        }
     }
 }
 
@@ -380,7 +531,7 @@ mod tests {
         for (name, value) in lines {
             headers.append(*name, value.parse().expect("a header value"));
         }
-        authorizer.admit(access, &headers).is_ok()
+        authorizer.admit(access, access == Access::Read, &headers, None).is_ok()
     }
 
     #[test]
@@ -441,7 +592,8 @@ mod tests {
     #[test]
     fn a_claim_token_permits_its_own_handler_only() {
         let allow = [Permission::Claim { source: "stripe".into(), handler: "fee".into() }];
-        let caller = Caller { who: "worker".into(), may: Grants::Only(Arc::from(allow)) };
+        let caller =
+            Caller { who: "worker".into(), may: Grants::Only(Arc::from(allow)), session: None };
         let of = |source: &str, handler: &str| HandlerRef {
             source: hapax_core::SourceName::new(source),
             handler: hapax_core::job::HandlerName::new(handler),

@@ -2,6 +2,7 @@
 //! become a run.
 
 use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header;
 use axum::http::request::Parts;
@@ -40,12 +41,17 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         match Query::from_request_parts(parts, state).await {
             Ok(Query(queried)) => Ok(Self(queried)),
-            Err(error) => {
-                let text = error.body_text();
-                let detail = text.strip_prefix("Failed to deserialize query string: ");
-                Err(Problem::bad_request(detail.unwrap_or(&text)))
-            }
+            Err(error) => Err(Self::problem(&error)),
         }
+    }
+}
+
+impl<T> QueryParams<T> {
+    /// What is wrong with a query string.
+    pub(super) fn problem(error: &QueryRejection) -> Problem {
+        let text = error.body_text();
+        let detail = text.strip_prefix("Failed to deserialize query string: ");
+        Problem::bad_request(detail.unwrap_or(&text))
     }
 }
 

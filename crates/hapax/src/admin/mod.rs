@@ -5,6 +5,7 @@
 //! rebinding, and requests that a reverse proxy forwarded still need a token. Every action is recorded with
 //! the name of its token.
 
+mod audit;
 mod auth;
 mod claims;
 mod endpoints;
@@ -13,6 +14,7 @@ mod extract;
 mod jobs;
 mod messages;
 mod openapi;
+mod pages;
 mod problem;
 mod replay;
 mod review;
@@ -29,8 +31,10 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hapax_core::handler::EventView;
+use hapax_core::ledger::Ledger;
 use hapax_core::store::{
-    Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, NewJob, Operate, Outbox, Store, Work,
+    AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, NewJob, Operate, Outbox,
+    Store, Work,
 };
 use hapax_core::vault::Vault;
 use hapax_core::{SourceName, Tenant};
@@ -64,11 +68,14 @@ pub(crate) type RefetchClaims = Arc<
 
 /// The acts and reads of a store that the admin side uses.
 pub(crate) trait AdminStore:
-    Store + Work + Operate + Inspect + Outbox + InspectOutbox
+    Store + Work + Operate + Inspect + Outbox + InspectOutbox + Ledger + AdminRecords
 {
 }
 
-impl<S: Store + Work + Operate + Inspect + Outbox + InspectOutbox> AdminStore for S {}
+impl<S: Store + Work + Operate + Inspect + Outbox + InspectOutbox + Ledger + AdminRecords>
+    AdminStore for S
+{
+}
 
 /// What the routes for endpoints need beside the store.
 pub(crate) struct Sending {
@@ -105,19 +112,25 @@ pub(crate) struct Admin<S> {
     /// Claims that are still running although their client disconnected. The shutdown waits for them before
     /// it closes the store.
     pub(crate) unfinished: TaskTracker,
+    /// The command that sends a first event, in dev mode.
+    pub(crate) first_command: Option<String>,
 }
 
 /// All routes of the admin side.
 pub(crate) fn router<S: AdminStore>(admin: Admin<S>) -> Router {
     let admin = Arc::new(admin);
     let mut router = Router::new();
-    for ApiRoute { access, path, to, .. } in routes::<S>() {
+    for ApiRoute { access, path, to, describe, .. } in routes::<S>() {
         let to = match access {
             None => to,
             Some(access) => to.route_layer(axum::middleware::from_fn_with_state(
-                RouteGuard { admin: Arc::clone(&admin), access },
+                RouteGuard { admin: Arc::clone(&admin), access, path },
                 auth::authorize::<S>,
             )),
+        };
+        let to = match describe().is_page() {
+            true => to.route_layer(axum::middleware::from_fn(pages::finish)),
+            false => to,
         };
         router = router.route(path, to);
     }
@@ -131,7 +144,7 @@ pub(crate) fn router<S: AdminStore>(admin: Admin<S>) -> Router {
 /// Adds headers to every answer: it must not be cached, nor its content type guessed.
 async fn response_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }
@@ -199,20 +212,4 @@ async fn metrics<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Expositio
 
 async fn openapi<S: AdminStore>() -> Document {
     Document(openapi::document(&routes::<S>()))
-}
-
-async fn index() -> Text {
-    let text = "hapax\n\n\
-     GET  /api/v1/events                events, newest first\n\
-     GET  /api/v1/events/{id}           one event, by Hapax's id or the sender's\n\
-     POST /api/v1/events/{id}/replay    run its handlers again; also /approve, /reject, /discard\n\
-     GET  /api/v1/jobs?status=dead      dead letters\n\
-     POST /api/v1/jobs/replay           run dead letters again\n\
-     POST /api/v1/messages              publish a message to every endpoint that wants it\n\
-     GET  /api/v1/endpoints             where messages are delivered\n\
-     GET  /api/v1/deliveries?status=dead  deliveries that failed for good\n\
-     GET  /api/v1/stats  /alerts        statistics, and what needs attention\n\
-     GET  /api/v1/openapi.json          every route\n\
-     GET  /metrics  /healthz  /readyz\n";
-    Text(text.to_owned())
 }

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use axum::http::{Method, StatusCode};
-use axum::{Extension, Json, extract::State};
+use axum::extract::{OriginalUri, State};
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::{Extension, Json};
 use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, Parameter, ParameterBuilder};
 use utoipa::openapi::path::{ParameterIn, Paths};
 use utoipa::openapi::request_body::RequestBodyBuilder;
@@ -17,6 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Access;
 use super::extract::{IdempotencyKey, JsonBody, PathId, QueryParams};
+use super::pages::{ActionForm, File, Filters, LoggedIn, LoginForm, Page, Reader, SeeOther};
 use super::problem::Problem;
 use super::routes::ApiRoute;
 use super::{Accepted, Created, Document, Exposition, Text};
@@ -31,6 +33,8 @@ pub(super) struct Description {
     /// The media type and the schema of a 2xx answer; `None` for an empty one.
     answer: Option<(&'static str, RefOr<Schema>)>,
     schemas: BTreeMap<String, RefOr<Schema>>,
+    /// Whether it is a page of the dashboard, which the document leaves out.
+    is_page: bool,
 }
 
 impl Default for Description {
@@ -41,11 +45,17 @@ impl Default for Description {
             body: None,
             answer: None,
             schemas: BTreeMap::new(),
+            is_page: false,
         }
     }
 }
 
 impl Description {
+    /// Whether the route is a page of the dashboard.
+    pub(super) fn is_page(&self) -> bool {
+        self.is_page
+    }
+
     /// Adds the schema of `T` and of every type in it, and returns a reference to it.
     fn reference<T: ToSchema>(&mut self) -> RefOr<Schema> {
         let mut schemas = vec![(T::name().into_owned(), T::schema())];
@@ -163,6 +173,54 @@ impl<T: Answer> Answer for Result<T, Problem> {
     }
 }
 
+impl Input for Reader {
+    fn describe(_: &mut Description) {}
+}
+
+impl Input for OriginalUri {
+    fn describe(_: &mut Description) {}
+}
+
+impl Input for ActionForm {
+    fn describe(_: &mut Description) {}
+}
+
+impl Input for LoginForm {
+    fn describe(_: &mut Description) {}
+}
+
+impl Input for HeaderMap {
+    fn describe(_: &mut Description) {}
+}
+
+impl Answer for LoggedIn {
+    fn describe(description: &mut Description) {
+        description.is_page = true;
+    }
+}
+
+impl Input for Filters {
+    fn describe(_: &mut Description) {}
+}
+
+impl<T> Answer for Page<T> {
+    fn describe(description: &mut Description) {
+        description.is_page = true;
+    }
+}
+
+impl Answer for SeeOther {
+    fn describe(description: &mut Description) {
+        description.is_page = true;
+    }
+}
+
+impl Answer for File {
+    fn describe(description: &mut Description) {
+        description.is_page = true;
+    }
+}
+
 impl Answer for StatusCode {
     fn describe(_: &mut Description) {}
 }
@@ -193,6 +251,9 @@ pub(super) fn document<S>(routes: &[ApiRoute<S>]) -> OpenApi {
     let mut schemas = BTreeMap::new();
     for route in routes {
         let mut description = (route.describe)();
+        if description.is_page {
+            continue;
+        }
         schemas.append(&mut description.schemas);
         paths.add_path_operation(
             route.path,

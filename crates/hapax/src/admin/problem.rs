@@ -31,6 +31,11 @@ impl Problem {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "a valid bearer token is required")
     }
 
+    /// Whether a token is missing or wrong.
+    pub(super) fn is_unauthorized(&self) -> bool {
+        self.status == StatusCode::UNAUTHORIZED
+    }
+
     pub(super) fn forbidden(detail: &str) -> Self {
         Self::new(StatusCode::FORBIDDEN, "forbidden", detail)
     }
@@ -100,7 +105,9 @@ impl IntoResponse for Problem {
             detail: self.detail,
             candidates: self.candidates.into_iter().map(|EventId(id)| id).collect(),
         };
-        let mut response = (self.status, Json(body)).into_response();
+        let mut response = (self.status, Json(&body)).into_response();
+        // Pages show the problem as a page.
+        response.extensions_mut().insert(body);
         let headers = response.headers_mut();
         let problem = header::HeaderValue::from_static("application/problem+json");
         headers.insert(header::CONTENT_TYPE, problem);

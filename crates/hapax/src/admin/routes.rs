@@ -9,7 +9,10 @@ use axum::routing::{MethodFilter, MethodRouter};
 
 use super::auth::Access;
 use super::openapi::{Described, Description};
-use super::{Admin, AdminStore, claims, endpoints, events, jobs, messages, replay, review, stats};
+use super::{
+    Admin, AdminStore, audit, claims, endpoints, events, jobs, messages, pages, replay, review,
+    stats,
+};
 
 /// All routes of the admin side.
 #[rustfmt::skip] // A line per route.
@@ -18,7 +21,46 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
     vec![
         open("/healthz", super::healthy, "Whether the process runs"),
         open("/readyz", super::ready::<S>, "Whether traffic should be sent here"),
-        get(Read, "/", super::index, "The most important routes, as text"),
+        get(Read, "/", pages::overview::<S>, "The overview"),
+        get(Read, "/find", pages::find::<S>, "Leads to the page of an id"),
+        get(Read, "/events", pages::events::<S>, "The page of events"),
+        get(Read, "/events/{id}", pages::event::<S>, "The page of an event"),
+        get(Read, "/review", pages::review::<S>, "The page of events in review"),
+        get(Read, "/dead", pages::dead::<S>, "The page of dead letters"),
+        get(Read, "/sources/{name}", pages::source::<S>, "The page of a source"),
+        get(Read, "/handlers", pages::handlers::<S>, "The page of handlers"),
+        get(Read, "/endpoints", pages::endpoints::<S>, "The page of endpoints"),
+        get(Read, "/endpoints/{id}", pages::endpoint::<S>, "The page of an endpoint"),
+        get(Read, "/messages", pages::messages::<S>, "The page of messages"),
+        get(Read, "/messages/{id}", pages::message::<S>, "The page of a message"),
+        get(Read, "/deliveries", pages::deliveries::<S>, "The page of deliveries"),
+        get(Read, "/deliveries/{id}", pages::delivery::<S>, "The page of a delivery"),
+        get(Read, "/alerts", pages::alerts::<S>, "The page of alerts"),
+        get(Operate, "/events/{id}/replay", pages::ask::<S, pages::ReplayEvent>, "Asks before a replay"),
+        post(Operate, "/events/{id}/replay", pages::act::<S, pages::ReplayEvent>, "Replays an event"),
+        get(Operate, "/events/{id}/approve", pages::ask::<S, pages::ApproveEvent>, "Asks before an approval"),
+        post(Operate, "/events/{id}/approve", pages::act::<S, pages::ApproveEvent>, "Approves an event"),
+        get(Operate, "/events/{id}/reject", pages::ask::<S, pages::RejectEvent>, "Asks before a rejection"),
+        post(Operate, "/events/{id}/reject", pages::act::<S, pages::RejectEvent>, "Rejects an event"),
+        get(Operate, "/events/{id}/discard", pages::ask::<S, pages::DiscardEvent>, "Asks before dead letters are discarded"),
+        post(Operate, "/events/{id}/discard", pages::act::<S, pages::DiscardEvent>, "Discards the dead letters of an event"),
+        get(Operate, "/deliveries/{id}/replay", pages::ask::<S, pages::ReplayDelivery>, "Asks before a delivery is sent again"),
+        post(Operate, "/deliveries/{id}/replay", pages::act::<S, pages::ReplayDelivery>, "Sends a delivery again"),
+        get(Operate, "/messages/{id}/replay", pages::ask::<S, pages::ReplayMessage>, "Asks before a message is sent again"),
+        post(Operate, "/messages/{id}/replay", pages::act::<S, pages::ReplayMessage>, "Sends a message again"),
+        get(Operate, "/messages/{id}/cancel", pages::ask::<S, pages::CancelMessage>, "Asks before a message is cancelled"),
+        post(Operate, "/messages/{id}/cancel", pages::act::<S, pages::CancelMessage>, "Cancels a message"),
+        get(Operate, "/endpoints/{id}/disable", pages::ask::<S, pages::DisableEndpoint>, "Asks before an endpoint is disabled"),
+        post(Operate, "/endpoints/{id}/disable", pages::act::<S, pages::DisableEndpoint>, "Disables an endpoint"),
+        get(Operate, "/endpoints/{id}/enable", pages::ask::<S, pages::EnableEndpoint>, "Asks before an endpoint is enabled"),
+        post(Operate, "/endpoints/{id}/enable", pages::act::<S, pages::EnableEndpoint>, "Enables an endpoint"),
+        get(Operate, "/endpoints/{id}/ping", pages::ask::<S, pages::PingEndpoint>, "Asks before a ping"),
+        post(Operate, "/endpoints/{id}/ping", pages::act::<S, pages::PingEndpoint>, "Pings an endpoint"),
+        get(Read, "/audit", pages::audit::<S>, "The page of the audit trail"),
+        open("/login", pages::login, "The login"),
+        route(Method::POST, None, "/login", pages::log_in::<S>, "Exchanges a token for a session"),
+        route(Method::POST, None, "/logout", pages::log_out::<S>, "Ends a session"),
+        open("/assets/{name}", pages::file, "A file that pages load"),
         get(Read, "/metrics", super::metrics::<S>, "Metrics for Prometheus"),
         get(Read, "/api/v1/openapi.json", super::openapi::<S>, "This document"),
         get(Read, "/api/v1/events", events::list::<S>, "Lists events, newest first"),
@@ -31,6 +73,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/lanes", jobs::lanes::<S>, "Shows the backlog of each handler with an open or dead job"),
         get(Read, "/api/v1/stats", stats::stats::<S>, "Statistics of the events that first arrived within a window"),
         get(Read, "/api/v1/alerts", stats::alerts::<S>, "Lists what needs attention, the most severe first"),
+        get(Read, "/api/v1/audit", audit::list::<S>, "Lists requests that changed something or were refused, newest first"),
         get(Read, "/api/v1/jobs", jobs::list::<S>, "Lists jobs, newest first"),
         get(Read, "/api/v1/jobs/{id}", jobs::show::<S>, "Shows a job with its attempts"),
         post(Operate, "/api/v1/jobs/{id}/replay", replay::job::<S>, "Runs a job now"),

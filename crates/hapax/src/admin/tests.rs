@@ -1,5 +1,7 @@
 //! The routes of the admin API, over HTTP requests to the router, on the model of a store in memory.
 
+mod pages;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -174,15 +176,24 @@ struct Server {
     unfinished: TaskTracker,
 }
 
+/// A server that needs no token on loopback.
 async fn server(events: Vec<NewEvent>) -> Server {
+    server_with(events, WithoutToken::FromLoopback).await
+}
+
+/// A server with one token for each permission: `ops-token` permits operating, and so on.
+async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Server {
     let store = TestStore::with(events).await;
-    let (ops, worker) = (Secret::new("ops-token"), Secret::new("worker-token"));
     let claim = Permission::Claim { source: "stripe".into(), handler: "fee".into() };
-    let authorizer = Authorizer::new(
-        [127, 0, 0, 1].into(),
-        WithoutToken::FromLoopback,
-        [("ops", &ops, &[Permission::Operate][..]), ("worker", &worker, &[claim][..])],
-    );
+    let tokens = [
+        ("ops", Secret::new("ops-token"), [Permission::Operate]),
+        ("worker", Secret::new("worker-token"), [claim]),
+        ("reader", Secret::new("reader-token"), [Permission::Read]),
+        ("app", Secret::new("app-token"), [Permission::Publish]),
+        ("root", Secret::new("root-token"), [Permission::Admin]),
+    ];
+    let tokens = tokens.iter().map(|(name, value, allow)| (*name, value, &allow[..]));
+    let authorizer = Authorizer::new([127, 0, 0, 1].into(), without_token, tokens);
     let stop = CancellationToken::new();
     let readiness = Arc::new(Readiness::new(stop.clone()));
     readiness.opened();
@@ -232,6 +243,7 @@ async fn server(events: Vec<NewEvent>) -> Server {
         }),
         now: Arc::new(noon),
         unfinished: unfinished.clone(),
+        first_command: Some("hapax send stripe".to_owned()),
     });
     Server { store, router, stop, unfinished }
 }

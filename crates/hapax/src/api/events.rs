@@ -17,7 +17,7 @@ use super::values::{DecisionWord, DeliveryStatusWord, ReviewReasonWord, StatusWo
 use super::{Attempt, Body, Job, Moment, Span};
 
 /// The query of `GET /api/v1/events`.
-#[derive(Debug, Deserialize, IntoParams)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct EventsQuery {
@@ -248,6 +248,13 @@ pub(crate) struct PublishedMessage {
     /// Where the message goes, and how far it came; at most the first deliveries of the first messages.
     #[serde(default)]
     pub(crate) deliveries: Vec<PublishedDelivery>,
+}
+
+impl PublishedMessage {
+    /// Its type. Templates cannot name the field, which is a keyword.
+    pub(crate) fn kind(&self) -> &str {
+        &self.r#type
+    }
 }
 
 /// A delivery of a message that a handler of an event published.

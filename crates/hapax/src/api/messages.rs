@@ -108,6 +108,13 @@ pub(crate) struct MessageSummary {
     pub(crate) delivery_count: u64,
 }
 
+impl MessageSummary {
+    /// Its type. Templates cannot name the field, which is a keyword.
+    pub(crate) fn kind(&self) -> &str {
+        &self.r#type
+    }
+}
+
 impl From<store::MessageSummary> for MessageSummary {
     fn from(message: store::MessageSummary) -> Self {
         Self {
@@ -146,7 +153,7 @@ impl From<MessageDetail> for Message {
 }
 
 /// The query of `GET /api/v1/deliveries`.
-#[derive(Debug, Deserialize, IntoParams)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct DeliveriesQuery {
@@ -209,6 +216,13 @@ pub(crate) struct Delivery {
     /// The actions of operators on it and on its message, oldest first.
     #[serde(default)]
     pub(crate) actions: Vec<Action>,
+}
+
+impl Delivery {
+    /// Its type. Templates cannot name the field, which is a keyword.
+    pub(crate) fn kind(&self) -> &str {
+        &self.r#type
+    }
 }
 
 impl From<DeliveryDetail> for Delivery {

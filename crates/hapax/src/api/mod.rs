@@ -5,6 +5,7 @@
 //! ignore them, so that an older command line can read a newer server. The OpenAPI document is generated from
 //! these types: a doc comment here is a description there.
 
+mod audit;
 mod claims;
 mod endpoints;
 mod events;
@@ -21,6 +22,7 @@ use utoipa::openapi::{ArrayBuilder, Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
+pub(crate) use audit::{AuditEntry, AuditQuery};
 pub(crate) use claims::{
     Claim, ClaimRequest, Claimed, CompleteRequest, FailRequest, RenewRequest, Settled,
 };

@@ -101,3 +101,13 @@ pub(crate) enum Severity {
     /// Look at it now.
     Critical,
 }
+
+impl Severity {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Critical => "critical",
+        }
+    }
+}

@@ -1,0 +1,93 @@
+// Refreshes the marked regions of a visible page, and adds local times and copy buttons. Every page shows and
+// does the same without this script.
+
+const FAST = 2000;
+const SLOW = 10000;
+
+const ago = (seconds) => {
+  const units = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
+  const [size, name] = units.find(([size]) => seconds >= size) ?? [1, "second"];
+  const count = Math.floor(seconds / size);
+  return `${count} ${name}${count === 1 ? "" : "s"} ago`;
+};
+
+const showTimes = () => {
+  for (const time of document.querySelectorAll("time[datetime]")) {
+    const at = new Date(time.dateTime);
+    if (Number.isNaN(at.getTime())) continue;
+    const seconds = (Date.now() - at.getTime()) / 1000;
+    time.title = seconds >= 0 ? `${at.toLocaleString()}, ${ago(seconds)}` : at.toLocaleString();
+  }
+};
+
+const addCopyButtons = () => {
+  for (const block of document.querySelectorAll("[data-copy]:not([data-copy-ready])")) {
+    block.dataset.copyReady = "";
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Copy";
+    button.addEventListener("click", () => {
+      // navigator.clipboard is missing on plain HTTP.
+      const area = document.createElement("textarea");
+      area.value = block.textContent;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+      button.textContent = "Copied";
+    });
+    block.after(button);
+  }
+};
+
+const isInUse = (region) => {
+  const selection = document.getSelection();
+  return region.contains(document.activeElement)
+    || region.querySelector("details[open]") !== null
+    || (selection !== null && !selection.isCollapsed && selection.containsNode(region, true));
+};
+
+let etag = null;
+// The HTML of each region as the server sent it, without what this script added.
+const served = new Map();
+
+const refresh = async () => {
+  const headers = etag === null ? {} : { "if-none-match": etag };
+  const answer = await fetch(location.href, { headers, redirect: "error" });
+  if (answer.status === 304) return false;
+  if (!answer.ok) throw new Error(`status ${answer.status}`);
+  etag = answer.headers.get("etag");
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  let changed = false;
+  for (const region of document.querySelectorAll("[data-live]")) {
+    const next = fresh.getElementById(region.id);
+    if (next === null || next.innerHTML === served.get(region.id) || isInUse(region)) continue;
+    served.set(region.id, next.innerHTML);
+    region.replaceChildren(...next.childNodes);
+    changed = true;
+  }
+  if (changed) decorate();
+  return changed;
+};
+
+const decorate = () => {
+  showTimes();
+  addCopyButtons();
+};
+
+const watch = async () => {
+  let wait = FAST;
+  for (;;) {
+    await new Promise((resume) => setTimeout(resume, wait));
+    if (document.visibilityState !== "visible") continue;
+    try {
+      wait = await refresh() ? FAST : Math.min(wait * 1.5, SLOW);
+    } catch {
+      wait = SLOW;
+    }
+  }
+};
+
+for (const region of document.querySelectorAll("[data-live]")) served.set(region.id, region.innerHTML);
+decorate();
+if (document.querySelector("[data-live]") !== null) watch();

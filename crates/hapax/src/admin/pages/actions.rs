@@ -1,0 +1,527 @@
+//! Actions from pages. A GET shows what the action would do and asks; the POST acts and leads back to the
+//! page. Each form has an id of its own that the ledger of Idempotency-Keys remembers, so a form that is sent
+//! twice acts once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use askama::Template;
+use axum::body::Bytes;
+use axum::extract::{FromRequest, OriginalUri, Request, State};
+use axum::http::{Method, StatusCode, header};
+use axum::{Extension, Json};
+use hapax_core::ledger::{
+    Fingerprint, IdempotencyKey, Reservation, ReserveAsk, Scope, StoredAnswer,
+};
+use url::form_urlencoded;
+use uuid::Uuid;
+
+use super::super::auth::Caller;
+use super::super::extract::{JsonBody, PathId, QueryParams};
+use super::super::problem::Problem;
+use super::super::{Admin, AdminStore, endpoints, events, messages, replay, review};
+use super::filters::Filters;
+use super::{Frame, Page, Reader, SeeOther};
+use crate::api::{
+    DecideRequest, DeliveryEffect, MessageQuery, ReasonRequest, ReplayEffect, ReplayEventRequest,
+    Replayed,
+};
+use crate::format;
+
+/// How long an action may take before the same form may act again.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// How long a sent form is remembered.
+const TTL: Duration = Duration::from_secs(24 * 3_600);
+
+/// The largest form, in bytes.
+const FORM_BYTES_MAX: usize = 16_384;
+
+/// What the page of an action asks.
+pub(in crate::admin) struct Question {
+    title: String,
+    /// What the action is about, in the sender's words.
+    subject: String,
+    /// What would happen.
+    sentences: Vec<String>,
+    button: &'static str,
+    needs_reason: bool,
+    offers_force: bool,
+    /// Whether the action cannot be undone.
+    is_final: bool,
+    /// The page that the reader comes from.
+    back: String,
+}
+
+/// What an action did, and the page that shows it.
+pub(in crate::admin) struct Done {
+    page: String,
+    sentence: String,
+}
+
+/// The fields of the form.
+pub(in crate::admin) struct ActionForm {
+    plan: Uuid,
+    reason: Option<String>,
+    force: bool,
+    /// The fields as they were sent: the same form has the same bytes.
+    bytes: Bytes,
+}
+
+impl<S: Send + Sync> FromRequest<S> for ActionForm {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let bytes = Bytes::from_request(request, state).await.map_err(|_| Problem::too_large())?;
+        if bytes.len() > FORM_BYTES_MAX {
+            return Err(Problem::too_large());
+        }
+        let field = |name: &str| {
+            let mut fields = form_urlencoded::parse(&bytes);
+            fields.find(|(field, _)| field == name).map(|(_, value)| value.into_owned())
+        };
+        let plan = field("plan").and_then(|plan| plan.parse().ok());
+        let plan =
+            plan.ok_or_else(|| Problem::bad_request("the form has no plan: open its page again"))?;
+        let form = Self {
+            plan,
+            reason: field("reason"),
+            force: field("force").is_some(),
+            bytes: Bytes::new(),
+        };
+        Ok(Self { bytes, ..form })
+    }
+}
+
+/// An action that a page offers.
+pub(in crate::admin) trait PageAction<S: AdminStore>: 'static {
+    /// Describes what the action would do.
+    fn question(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        filters: Filters,
+    ) -> impl Future<Output = Result<Question, Problem>> + Send;
+
+    /// Acts.
+    fn act(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        filters: Filters,
+        form: &ActionForm,
+    ) -> impl Future<Output = Result<Done, Problem>> + Send;
+}
+
+#[derive(Template)]
+#[template(path = "confirm.html")]
+pub(in crate::admin) struct Confirm {
+    frame: Frame,
+    question: Question,
+    action: String,
+    back: String,
+    plan: Uuid,
+}
+
+/// The page that asks before an action.
+pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    OriginalUri(uri): OriginalUri,
+    PathId(id): PathId,
+    filters: Filters,
+) -> Result<Page<Confirm>, Problem> {
+    let frame = reader.frame(&admin, "").await;
+    let caller = reader.caller()?;
+    let question = A::question(admin, caller, id, filters).await?;
+    let path = uri.path_and_query().map(|path| path.as_str().to_owned()).unwrap_or_default();
+    let page = Confirm {
+        action: format!("{}{path}", frame.base),
+        back: format!("{}{}", frame.base, question.back),
+        frame,
+        question,
+        plan: Uuid::now_v7(),
+    };
+    Ok(reader.page(page))
+}
+
+/// Acts, once for each form.
+pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    OriginalUri(uri): OriginalUri,
+    PathId(id): PathId,
+    form: ActionForm,
+) -> Result<SeeOther, Problem> {
+    let path = uri.path_and_query().map(|path| path.as_str().to_owned()).unwrap_or_default();
+    let ask = ReserveAsk {
+        scope: Scope::new("dashboard", caller.who(), &Method::POST, uri.path()),
+        key: IdempotencyKey::parse(form.plan.to_string().as_bytes()).expect("a printable id"),
+        fingerprint: Fingerprint::of(Some(&path), &form.bytes, &[]),
+        lease: LEASE,
+        ttl: TTL,
+        quota: None,
+    };
+    let reserved = match admin.store.reserve(ask).await? {
+        Reservation::Fresh(reserved) => reserved,
+        Reservation::Replay(answer) => return Ok(SeeOther(location(&answer))),
+        Reservation::InProgress { .. } => {
+            return Err(Problem::conflict("this form was sent before, and its action still runs"));
+        }
+        Reservation::Mismatch => {
+            return Err(Problem::conflict(
+                "this form was sent before with other fields: open its page again",
+            ));
+        }
+        Reservation::OverQuota => return Err(Problem::unavailable("too many forms were sent")),
+    };
+    let filters = Filters::of(&uri);
+    match A::act(Arc::clone(&admin), caller, id, filters, &form).await {
+        Ok(done) => {
+            let to = Filters::default().with("done", &done.sentence).link(&done.page);
+            let answer = StoredAnswer {
+                status: StatusCode::SEE_OTHER,
+                headers: vec![(header::LOCATION.to_string(), to.clone())],
+                body: Bytes::new(),
+            };
+            admin.store.finish(&reserved, &answer).await?;
+            Ok(SeeOther(to))
+        }
+        Err(problem) => {
+            admin.store.abandon(&reserved).await?;
+            Err(problem)
+        }
+    }
+}
+
+fn location(answer: &StoredAnswer) -> String {
+    let location = answer.headers.iter().find(|(name, _)| name == header::LOCATION.as_str());
+    location.map_or_else(|| "/".to_owned(), |(_, value)| value.clone())
+}
+
+/// Runs the jobs of an event again.
+pub(in crate::admin) struct ReplayEvent;
+
+impl<S: AdminStore> PageAction<S> for ReplayEvent {
+    async fn question(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        _: Filters,
+    ) -> Result<Question, Problem> {
+        let event = events::find(&*admin.store, &id).await?.summary;
+        let asked = ReplayEventRequest { dry_run: true, ..ReplayEventRequest::default() };
+        let dry_run = replay::event(State(admin), Extension(caller), PathId(id), JsonBody(asked));
+        let Json(replayed) = dry_run.await?;
+        Ok(Question {
+            title: "Replay this event?".to_owned(),
+            subject: event.event_id,
+            sentences: effects(&replayed),
+            button: "Replay",
+            needs_reason: false,
+            offers_force: true,
+            is_final: false,
+            back: format!("/events/{}", event.id),
+        })
+    }
+
+    async fn act(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        _: Filters,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        let asked = ReplayEventRequest {
+            reason: form.reason.clone(),
+            force: form.force,
+            ..ReplayEventRequest::default()
+        };
+        let replay =
+            replay::event(State(admin), Extension(caller), PathId(id.clone()), JsonBody(asked));
+        let Json(replayed) = replay.await?;
+        Ok(Done { page: format!("/events/{id}"), sentence: effects(&replayed).join(" ") })
+    }
+}
+
+/// What a replay does to each job.
+fn effects(replayed: &Replayed) -> Vec<String> {
+    if replayed.items.is_empty() {
+        return vec!["No configured handler takes this event, so nothing runs.".to_owned()];
+    }
+    let effect = |item: &crate::api::ReplayItem| {
+        let handler = &item.handler;
+        match item.effect {
+            ReplayEffect::WouldRun => format!("{handler} would run."),
+            ReplayEffect::Runs => format!("{handler} runs now."),
+            ReplayEffect::AlreadyApplied => {
+                format!("{handler} is done already: nothing happens unless it is forced.")
+            }
+            ReplayEffect::Stale => {
+                format!("{handler} does nothing: a newer version was already applied.")
+            }
+            ReplayEffect::AlreadyOpen => format!("{handler} is due or running already."),
+            ReplayEffect::Discarded => {
+                format!("{handler} was discarded: nothing happens unless it is forced.")
+            }
+            ReplayEffect::NoHandler | ReplayEffect::NoOrder => {
+                let why =
+                    item.detail.as_deref().unwrap_or("no configured handler takes this event");
+                format!("{handler} cannot run: {why}.")
+            }
+        }
+    };
+    replayed.items.iter().map(effect).collect()
+}
+
+/// A decision about an event: approve, reject or discard.
+pub(in crate::admin) struct Decide<const WHICH: u8>;
+
+/// Lets the jobs of an event in review run.
+pub(in crate::admin) type ApproveEvent = Decide<0>;
+/// Rejects an event in review.
+pub(in crate::admin) type RejectEvent = Decide<1>;
+/// Discards the dead letters of an event.
+pub(in crate::admin) type DiscardEvent = Decide<2>;
+
+impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
+    async fn question(
+        admin: Arc<Admin<S>>,
+        _: Caller,
+        id: String,
+        _: Filters,
+    ) -> Result<Question, Problem> {
+        let event = events::find(&*admin.store, &id).await?.summary;
+        let (title, sentence, button) = match WHICH {
+            0 => (
+                "Approve this event?",
+                "Its handlers run, as if it had arrived in time.",
+                "Approve",
+            ),
+            1 => ("Reject this event?", "Its handlers never run.", "Reject"),
+            _ => (
+                "Discard its dead letters?",
+                "They leave the list of dead letters and never run.",
+                "Discard",
+            ),
+        };
+        Ok(Question {
+            title: title.to_owned(),
+            subject: event.event_id,
+            sentences: vec![sentence.to_owned()],
+            button,
+            needs_reason: WHICH == 1,
+            offers_force: false,
+            is_final: WHICH != 0,
+            back: format!("/events/{}", event.id),
+        })
+    }
+
+    async fn act(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        _: Filters,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
+        let asked = JsonBody(DecideRequest { reason: form.reason.clone() });
+        let Json(decided) = match WHICH {
+            0 => review::approve(state, by, path, asked).await?,
+            1 => review::reject(state, by, path, asked).await?,
+            _ => review::discard_of_event(state, by, path, asked).await?,
+        };
+        let sentence = format!("The event is {} now.", decided.status.as_str());
+        Ok(Done { page: format!("/events/{id}"), sentence })
+    }
+}
+
+/// Sends a delivery again.
+pub(in crate::admin) struct ReplayDelivery;
+
+impl<S: AdminStore> PageAction<S> for ReplayDelivery {
+    async fn question(
+        admin: Arc<Admin<S>>,
+        _: Caller,
+        id: String,
+        _: Filters,
+    ) -> Result<Question, Problem> {
+        let Json(delivery) = messages::delivery(State(admin), PathId(id.clone())).await?;
+        Ok(Question {
+            title: "Send this delivery again?".to_owned(),
+            subject: format!("{} to {}", delivery.message, delivery.url),
+            sentences: vec![
+                format!("It is {} after {}.", delivery.status.as_str(), format::count(delivery.attempt.into(), "attempt")),
+                "The endpoint gets the same id and the same bytes, so a receiver that dedupes by id does nothing twice."
+                    .to_owned(),
+            ],
+            button: "Send again",
+            needs_reason: false,
+            offers_force: false,
+            is_final: false,
+            back: format!("/deliveries/{id}"),
+        })
+    }
+
+    async fn act(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        _: Filters,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let replay =
+            messages::replay_delivery(State(admin), Extension(caller), PathId(id.clone()), asked);
+        let Json(replayed) = replay.await?;
+        let sentence = match replayed.effect {
+            DeliveryEffect::Due => "The delivery is due now.".to_owned(),
+            DeliveryEffect::AlreadyOpen => "The delivery is due or under way already.".to_owned(),
+        };
+        Ok(Done { page: format!("/deliveries/{id}"), sentence })
+    }
+}
+
+/// An action on all deliveries of a message.
+pub(in crate::admin) struct ChangeMessage<const CANCEL: bool>;
+
+/// Sends the deliveries of a message again that are not delivered.
+pub(in crate::admin) type ReplayMessage = ChangeMessage<false>;
+/// Cancels the open deliveries of a message.
+pub(in crate::admin) type CancelMessage = ChangeMessage<true>;
+
+impl<S: AdminStore, const CANCEL: bool> PageAction<S> for ChangeMessage<CANCEL> {
+    async fn question(
+        _: Arc<Admin<S>>,
+        _: Caller,
+        id: String,
+        filters: Filters,
+    ) -> Result<Question, Problem> {
+        let (title, sentence, button) = match CANCEL {
+            true => (
+                "Cancel this message?",
+                "Its open deliveries are not attempted any more.",
+                "Cancel deliveries",
+            ),
+            false => (
+                "Send this message again?",
+                "Every delivery that is not delivered is attempted now.",
+                "Send again",
+            ),
+        };
+        Ok(Question {
+            title: title.to_owned(),
+            subject: id.clone(),
+            sentences: vec![sentence.to_owned()],
+            button,
+            needs_reason: false,
+            offers_force: false,
+            is_final: CANCEL,
+            back: filters.link(&message_page(&id)),
+        })
+    }
+
+    async fn act(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        filters: Filters,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        let query = QueryParams(MessageQuery { tenant: filters.get("tenant") });
+        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
+        let Json(changed) = match CANCEL {
+            true => messages::cancel(state, by, path, query, asked).await?,
+            false => messages::replay(state, by, path, query, asked).await?,
+        };
+        let what = if CANCEL { "cancelled" } else { "due now" };
+        let count = match changed.deliveries.len() {
+            1 => "1 delivery is".to_owned(),
+            count => format!("{count} deliveries are"),
+        };
+        Ok(Done { page: message_page(&id), sentence: format!("{count} {what}.") })
+    }
+}
+
+fn message_page(id: &str) -> String {
+    let id: String = form_urlencoded::byte_serialize(id.as_bytes()).collect();
+    format!("/messages/{id}")
+}
+
+/// An action on an endpoint.
+pub(in crate::admin) struct ChangeEndpoint<const WHICH: u8>;
+
+/// Holds the deliveries of an endpoint.
+pub(in crate::admin) type DisableEndpoint = ChangeEndpoint<0>;
+/// Delivers to a disabled endpoint again.
+pub(in crate::admin) type EnableEndpoint = ChangeEndpoint<1>;
+/// Sends one test message.
+pub(in crate::admin) type PingEndpoint = ChangeEndpoint<2>;
+
+impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
+    async fn question(
+        admin: Arc<Admin<S>>,
+        _: Caller,
+        id: String,
+        _: Filters,
+    ) -> Result<Question, Problem> {
+        let Json(endpoint) = endpoints::show(State(admin), PathId(id.clone())).await?;
+        let (title, sentence, button) = match WHICH {
+            0 => (
+                "Disable this endpoint?",
+                "Its deliveries are held until it is enabled. None is lost.",
+                "Disable",
+            ),
+            1 => ("Enable this endpoint?", "Its held deliveries are attempted again.", "Enable"),
+            _ => (
+                "Ping this endpoint?",
+                "One signed test message is sent now. It is neither recorded nor retried.",
+                "Ping",
+            ),
+        };
+        Ok(Question {
+            title: title.to_owned(),
+            subject: endpoint.url,
+            sentences: vec![sentence.to_owned()],
+            button,
+            needs_reason: false,
+            offers_force: false,
+            is_final: false,
+            back: format!("/endpoints/{id}"),
+        })
+    }
+
+    async fn act(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        _: Filters,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
+        let sentence = match WHICH {
+            0 => endpoints::disable(state, by, path, asked)
+                .await
+                .map(|_| "The endpoint is disabled.".to_owned())?,
+            1 => endpoints::enable(state, by, path, asked)
+                .await
+                .map(|_| "The endpoint is enabled.".to_owned())?,
+            _ => {
+                let Json(ping) = endpoints::ping(state, path, asked).await?;
+                let answer = match (ping.status, ping.error) {
+                    (_, Some(error)) => {
+                        format!("The ping failed after {} ms: {error}", ping.took_ms)
+                    }
+                    (Some(status), None) => {
+                        format!("The endpoint answered HTTP {status} after {} ms.", ping.took_ms)
+                    }
+                    (None, None) => "The endpoint answered.".to_owned(),
+                };
+                answer.chars().take(300).collect()
+            }
+        };
+        Ok(Done { page: format!("/endpoints/{id}"), sentence })
+    }
+}

@@ -1,0 +1,177 @@
+//! The pages of events: the list, the review, one event, and the search for an id.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::Json;
+use axum::extract::State;
+use hapax_core::delivery::DeliveryId;
+use hapax_core::job::JobId;
+use url::form_urlencoded;
+use uuid::Uuid;
+
+use super::super::extract::PathId;
+use super::super::problem::Problem;
+use super::super::{Admin, AdminStore, events as api_events};
+use super::filters::Filters;
+use super::{Frame, Page, Reader, SeeOther};
+use crate::api::{Event, EventSummary, EventsQuery};
+use crate::story::{Sentence, arrivals, story};
+
+/// The states that an event can have, as the filter offers them.
+const STATUSES: [&str; 10] = [
+    "received",
+    "processing",
+    "processed",
+    "failed",
+    "dead",
+    "review",
+    "held",
+    "stale",
+    "discarded",
+    "ignored",
+];
+
+#[derive(Template)]
+#[template(path = "events.html")]
+pub(in crate::admin) struct Events {
+    frame: Frame,
+    filters: EventFields,
+    items: Vec<EventSummary>,
+    older: Option<String>,
+    statuses: [&'static str; 10],
+    is_review: bool,
+    /// Whether the page is the first one, which shows new events by itself.
+    is_first: bool,
+}
+
+/// The values of the filter form.
+struct EventFields {
+    source: Option<String>,
+    tenant: Option<String>,
+    kind: Option<String>,
+    status: Option<String>,
+    q: Option<String>,
+    since: Option<String>,
+    until: Option<String>,
+}
+
+/// `GET /events`.
+pub(in crate::admin) async fn events<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Events>, Problem> {
+    list(admin, reader, filters, "/events").await
+}
+
+/// `GET /review`: the events that wait for a decision.
+pub(in crate::admin) async fn review<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Events>, Problem> {
+    list(admin, reader, filters.with("status", "review"), "/review").await
+}
+
+async fn list<S: AdminStore>(
+    admin: Arc<Admin<S>>,
+    reader: Reader,
+    filters: Filters,
+    path: &'static str,
+) -> Result<Page<Events>, Problem> {
+    let frame = reader.frame(&admin, path).await;
+    let query = filters.query::<EventsQuery>()?;
+    let Json(page) = api_events::list(State(admin), query).await?;
+    let page = Events {
+        older: filters.older(&frame.base, path, page.next.as_deref()),
+        frame,
+        filters: EventFields {
+            source: filters.get("source"),
+            tenant: filters.get("tenant"),
+            kind: filters.get("type"),
+            status: filters.get("status"),
+            q: filters.get("q"),
+            since: filters.get("since"),
+            until: filters.get("until"),
+        },
+        items: page.items,
+        statuses: STATUSES,
+        is_review: path == "/review",
+        is_first: filters.get("cursor").is_none(),
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "event.html")]
+pub(in crate::admin) struct EventPage {
+    frame: Frame,
+    event: Event,
+    /// What is true now.
+    summary: Vec<Sentence>,
+    /// What happened, in order.
+    timeline: Vec<Sentence>,
+    /// Copies that are not shown between the first and the newest ones.
+    copies_not_shown: u64,
+    pretty: String,
+    done: Option<String>,
+}
+
+/// `GET /events/{id}`.
+pub(in crate::admin) async fn event<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    PathId(id): PathId,
+    filters: Filters,
+) -> Result<Page<EventPage>, Problem> {
+    let frame = reader.frame(&admin, "/events").await;
+    let now = (admin.now)();
+    let Json(event) = api_events::show(State(admin), PathId(id)).await?;
+    let (dated, summary): (Vec<_>, Vec<_>) =
+        story(&event, now).into_iter().partition(|sentence| sentence.at.is_some());
+    let mut timeline = arrivals(&event);
+    timeline.extend(dated);
+    timeline.sort_by_key(|sentence| sentence.at);
+    let shown = event.arrivals.len() as u64;
+    let page = EventPage {
+        frame,
+        copies_not_shown: event.summary.arrival_count.saturating_sub(shown),
+        pretty: event.body.body.as_deref().map(super::text::indented).unwrap_or_default(),
+        event,
+        summary,
+        timeline,
+        done: filters.get("done"),
+    };
+    Ok(reader.page(page))
+}
+
+/// `GET /find`: leads to what has this id: an event, a job, a delivery or a message. Without one, the list of
+/// events that contain the text.
+pub(in crate::admin) async fn find<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    filters: Filters,
+) -> Result<SeeOther, Problem> {
+    let text = filters.get("q").unwrap_or_default();
+    let text = text.trim();
+    if let Ok(id) = text.parse::<Uuid>() {
+        if let Some(job) = admin.store.job(JobId(id)).await? {
+            return Ok(SeeOther(format!("/events/{}", job.event)));
+        }
+        if admin.store.delivery(DeliveryId(id)).await?.is_some() {
+            return Ok(SeeOther(format!("/deliveries/{id}")));
+        }
+    }
+    let by_id = match api_events::find(&*admin.store, text).await {
+        Ok(event) => Some(format!("/events/{}", event.summary.id)),
+        Err(_) => None,
+    };
+    if let Some(path) = by_id {
+        return Ok(SeeOther(path));
+    }
+    if admin.store.message(text, None).await?.len() == 1 {
+        let id: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
+        return Ok(SeeOther(format!("/messages/{id}")));
+    }
+    Ok(SeeOther(filters.with("q", text).link("/events")))
+}

@@ -1,0 +1,70 @@
+//! The query of a page: the fields of its filter form, which live in the URL.
+
+use axum::extract::{FromRequestParts, Query};
+use axum::http::Uri;
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+use url::form_urlencoded;
+
+use super::super::extract::QueryParams;
+use super::super::problem::Problem;
+
+/// The fields of a filter form. A form sends its empty fields too; these count as absent.
+#[derive(Default)]
+pub(in crate::admin) struct Filters(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Filters {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        Ok(Self::of(&parts.uri))
+    }
+}
+
+impl Filters {
+    /// The fields in the query of a URI.
+    pub(super) fn of(uri: &Uri) -> Self {
+        let query = uri.query().unwrap_or_default();
+        let fields = form_urlencoded::parse(query.as_bytes()).into_owned();
+        Self(fields.filter(|(_, value)| !value.is_empty()).collect())
+    }
+
+    /// The value of a field.
+    pub(super) fn get(&self, name: &str) -> Option<String> {
+        self.0.iter().find(|(field, _)| field == name).map(|(_, value)| value.clone())
+    }
+
+    /// The same filter with another value of one field.
+    pub(super) fn with(&self, name: &str, value: &str) -> Self {
+        let mut fields: Vec<_> =
+            self.0.iter().filter(|(field, _)| field != name).cloned().collect();
+        fields.push((name.to_owned(), value.to_owned()));
+        Self(fields)
+    }
+
+    /// The link to `path` with this filter.
+    pub(super) fn link(&self, path: &str) -> String {
+        format!("{path}?{}", self.encoded())
+    }
+
+    /// The link to the next page of a list.
+    pub(super) fn older(&self, base: &str, path: &str, next: Option<&str>) -> Option<String> {
+        next.map(|next| format!("{base}{}", self.with("cursor", next).link(path)))
+    }
+
+    /// The fields as the query type of an API route.
+    pub(super) fn query<T: DeserializeOwned>(&self) -> Result<QueryParams<T>, Problem> {
+        let uri: Uri = self
+            .link("/")
+            .parse()
+            .map_err(|_| Problem::bad_request("the query of the page is not valid"))?;
+        match Query::try_from_uri(&uri) {
+            Ok(Query(query)) => Ok(QueryParams(query)),
+            Err(error) => Err(QueryParams::<T>::problem(&error)),
+        }
+    }
+
+    fn encoded(&self) -> String {
+        form_urlencoded::Serializer::new(String::new()).extend_pairs(&self.0).finish()
+    }
+}

@@ -1,0 +1,202 @@
+//! Login and logout. A token is exchanged for a random session; the database knows only its hash, so every
+//! node accepts the session. It ends with its token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use askama::Template;
+use aws_lc_rs::{digest, rand};
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use hapax_core::store::{AuditEntry, Session};
+use url::form_urlencoded;
+
+use super::super::auth::{SESSION_COOKIE, check_same_origin, session_hash};
+use super::super::problem::Problem;
+use super::super::{Admin, AdminStore};
+use super::filters::Filters;
+use super::{Frame, Page, Reader, SeeOther};
+
+/// How long a session lasts.
+const SESSION: Duration = Duration::from_secs(12 * 3_600);
+
+/// The longest name of an operator, in characters.
+const NAME_CHARS_MAX: usize = 60;
+
+/// The largest form, in bytes.
+const FORM_BYTES_MAX: usize = 4_096;
+
+#[derive(Template)]
+#[template(path = "login.html")]
+pub(in crate::admin) struct Login {
+    frame: Frame,
+    next: String,
+    problem: Option<String>,
+}
+
+/// `GET /login`.
+pub(in crate::admin) async fn login(reader: Reader, filters: Filters) -> Page<Login> {
+    let next = local_path(filters.get("next"));
+    reader.page(Login { frame: Frame::empty(), next, problem: None })
+}
+
+/// The fields of the login form, and the headers that say which page sent it.
+pub(in crate::admin) struct LoginForm {
+    token: String,
+    name: String,
+    next: String,
+    headers: HeaderMap,
+}
+
+impl<S: Send + Sync> FromRequest<S> for LoginForm {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let headers = request.headers().clone();
+        let bytes = Bytes::from_request(request, state).await.map_err(|_| Problem::too_large())?;
+        if bytes.len() > FORM_BYTES_MAX {
+            return Err(Problem::too_large());
+        }
+        let field = |name: &str| {
+            let mut fields = form_urlencoded::parse(&bytes);
+            fields.find(|(field, _)| field == name).map(|(_, value)| value.into_owned())
+        };
+        Ok(Self {
+            token: field("token").unwrap_or_default().trim().to_owned(),
+            name: field("name").unwrap_or_default(),
+            next: local_path(field("next")),
+            headers,
+        })
+    }
+}
+
+/// The outcome of a login.
+pub(in crate::admin) enum LoggedIn {
+    Yes { to: String, cookie: HeaderValue },
+    No(Box<Page<Login>>),
+}
+
+impl IntoResponse for LoggedIn {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Yes { to, cookie } => {
+                let mut response = SeeOther(to).into_response();
+                response.headers_mut().insert(header::SET_COOKIE, cookie);
+                response
+            }
+            Self::No(page) => {
+                let mut response = page.into_response();
+                *response.status_mut() = StatusCode::UNAUTHORIZED;
+                response
+            }
+        }
+    }
+}
+
+/// `POST /login`.
+pub(in crate::admin) async fn log_in<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    form: LoginForm,
+) -> Result<LoggedIn, Problem> {
+    check_same_origin(&form.headers)?;
+    let (caller, token) = match admin.authorizer.log_in(&form.token) {
+        Ok(known) => known,
+        Err(problem) if problem.is_unauthorized() => {
+            record(&admin, "", StatusCode::UNAUTHORIZED).await;
+            let problem = Some("No token of this server has that value.".to_owned());
+            let page = Login { frame: Frame::empty(), next: form.next, problem };
+            return Ok(LoggedIn::No(Box::new(reader.page(page))));
+        }
+        Err(problem) => return Err(problem),
+    };
+    let mut value = [0; 32];
+    rand::fill(&mut value).map_err(|_| Problem::unavailable("the system has no random bytes"))?;
+    let value = BASE64_URL_SAFE_NO_PAD.encode(value);
+    let name: String =
+        form.name.trim().chars().filter(|c| !c.is_control()).take(NAME_CHARS_MAX).collect();
+    let who = match name.is_empty() {
+        true => caller.who().to_owned(),
+        false => format!("{} ({name})", caller.who()),
+    };
+    let hash = digest::digest(&digest::SHA256, value.as_bytes());
+    let session = Session {
+        hash: hash.as_ref().try_into().expect("a SHA-256 has 32 bytes"),
+        token,
+        who: who.clone(),
+        expires_at: (admin.now)() + SESSION,
+    };
+    admin.store.open_session(session).await?;
+    record(&admin, &who, StatusCode::SEE_OTHER).await;
+    let seconds = SESSION.as_secs();
+    let cookie =
+        format!("{SESSION_COOKIE}={value}; Path=/; HttpOnly; SameSite=Lax; Max-Age={seconds}");
+    let mut cookie = HeaderValue::try_from(cookie).expect("base64 and attributes");
+    cookie.set_sensitive(true);
+    Ok(LoggedIn::Yes { to: form.next, cookie })
+}
+
+/// `POST /logout`. Without a session it only leads to the login.
+pub(in crate::admin) async fn log_out<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    headers: HeaderMap,
+) -> Result<LoggedIn, Problem> {
+    check_same_origin(&headers)?;
+    if let Some(hash) = session_hash(&headers) {
+        admin.store.end_session(hash).await?;
+    }
+    let cookie = format!("{SESSION_COOKIE}=; Path=/; HttpOnly; SameSite=Lax; Max-Age=0");
+    let cookie = HeaderValue::try_from(cookie).expect("attributes");
+    Ok(LoggedIn::Yes { to: "/login".to_owned(), cookie })
+}
+
+async fn record<S: AdminStore>(admin: &Admin<S>, who: &str, status: StatusCode) {
+    let entry = AuditEntry {
+        at: (admin.now)(),
+        who: who.to_owned(),
+        action: "POST /login".to_owned(),
+        subject: "/login".to_owned(),
+        status: status.as_u16(),
+    };
+    if let Err(error) = admin.store.audit(vec![entry]).await {
+        tracing::warn!(%error, "a login is missing in the audit trail: {error}");
+    }
+}
+
+/// A path of this server; anything else could lead to another site.
+fn local_path(next: Option<String>) -> String {
+    let is_local = |path: &String| {
+        path.starts_with('/')
+            && !path.starts_with("//")
+            && !path.contains('\\')
+            && path.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    next.filter(is_local).unwrap_or_else(|| "/".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_never_leads_to_another_site() {
+        let check = |next: &str, expected: &str| {
+            assert_eq!(local_path(Some(next.to_owned())), expected, "{next:?}");
+        };
+        check("/events?status=dead", "/events?status=dead");
+        for foreign in [
+            "//evil.example",
+            "https://evil.example",
+            "/\\evil.example",
+            "javascript:x",
+            "",
+            "/a\r\nb",
+            "/\tb",
+        ] {
+            check(foreign, "/");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The dashboard: pages that the server renders on the admin side.
+//!
+//! A page calls the function of its API route and renders what the API would answer, so both show the same.
+//! Every page works without script. The script refreshes the regions that a template marks with `data-live`.
+
+mod actions;
+pub(crate) mod assets;
+mod events;
+mod filters;
+mod login;
+mod overview;
+mod sending;
+pub(crate) mod text;
+mod work;
+
+use askama::Template;
+use aws_lc_rs::digest;
+use axum::extract::{FromRequestParts, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Redirect, Response};
+
+use super::auth::{Access, Caller};
+use super::problem::Problem;
+use super::{Admin, AdminStore};
+use crate::api;
+
+pub(super) use actions::{
+    ActionForm, ApproveEvent, CancelMessage, DisableEndpoint, DiscardEvent, EnableEndpoint,
+    PingEndpoint, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage, act, ask,
+};
+pub(super) use assets::{File, file};
+pub(super) use events::{event, events, find, review};
+pub(super) use filters::Filters;
+pub(super) use login::{LoggedIn, LoginForm, log_in, log_out, login};
+pub(super) use overview::overview;
+pub(super) use sending::{deliveries, delivery, endpoint, endpoints, message, messages};
+pub(super) use work::{alerts, audit, dead, handlers, source};
+
+/// What a browser may load for a page, and from where: only files of this server.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+     connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// A rendered page. A request whose `If-None-Match` names the same content gets a 304.
+pub(super) struct Page<T> {
+    template: T,
+    if_none_match: Option<HeaderValue>,
+}
+
+impl<T: Template> IntoResponse for Page<T> {
+    fn into_response(self) -> Response {
+        let html = match self.template.render() {
+            Ok(html) => html,
+            Err(error) => {
+                let detail = format!("the page cannot be rendered: {error}");
+                return Problem::unavailable(&detail).into_response();
+            }
+        };
+        let hash = digest::digest(&digest::SHA256, html.as_bytes());
+        let etag = format!("\"{}\"", hex::encode(&hash.as_ref()[..16]));
+        let is_same = self.if_none_match.is_some_and(|known| known.as_bytes() == etag.as_bytes());
+        let mut response = match is_same {
+            true => StatusCode::NOT_MODIFIED.into_response(),
+            false => axum::response::Html(html).into_response(),
+        };
+        let etag = HeaderValue::try_from(etag).expect("hexadecimal digits in quotes");
+        response.headers_mut().insert(header::ETAG, etag);
+        response
+    }
+}
+
+/// Leads the browser to another page.
+pub(super) struct SeeOther(String);
+
+impl IntoResponse for SeeOther {
+    fn into_response(self) -> Response {
+        Redirect::to(&self.0).into_response()
+    }
+}
+
+/// The reader of a page, and what every page shows of it.
+pub(super) struct Reader {
+    caller: Option<Caller>,
+    if_none_match: Option<HeaderValue>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Reader {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        Ok(Self {
+            caller: parts.extensions.get::<Caller>().cloned(),
+            if_none_match: parts.headers.get(header::IF_NONE_MATCH).cloned(),
+        })
+    }
+}
+
+impl Reader {
+    /// The caller whose name is recorded.
+    fn caller(&self) -> Result<Caller, Problem> {
+        self.caller.clone().ok_or_else(Problem::unauthorized)
+    }
+
+    /// Answers with the page.
+    fn page<T: Template>(self, template: T) -> Page<T> {
+        Page { template, if_none_match: self.if_none_match }
+    }
+
+    /// What surrounds the content of a page.
+    async fn frame<S: AdminStore>(&self, admin: &Admin<S>, here: &'static str) -> Frame {
+        let may = |access| self.caller.as_ref().is_some_and(|caller| caller.may(access));
+        Frame {
+            base: String::new(),
+            who: self.caller.as_ref().map(|caller| caller.who().to_owned()).unwrap_or_default(),
+            session: self.caller.as_ref().is_some_and(|caller| caller.session().is_some()),
+            may_operate: may(Access::Operate),
+            alerts: admin.watch.alerts(&*admin.store).await.len(),
+            here,
+        }
+    }
+}
+
+/// What surrounds the content of every page.
+struct Frame {
+    /// The path that the admin side is served under.
+    base: String,
+    /// The name that is recorded for actions of the reader.
+    who: String,
+    /// Whether the reader can log out.
+    session: bool,
+    may_operate: bool,
+    alerts: usize,
+    /// The path of the list that the page belongs to.
+    here: &'static str,
+}
+
+/// One link of the navigation.
+struct Link {
+    path: &'static str,
+    name: &'static str,
+    current: bool,
+    count: usize,
+}
+
+impl Frame {
+    /// The frame of a page that has no reader.
+    fn empty() -> Self {
+        Self {
+            base: String::new(),
+            who: String::new(),
+            session: false,
+            may_operate: false,
+            alerts: 0,
+            here: "",
+        }
+    }
+
+    fn links(&self) -> Vec<Link> {
+        let pages = [
+            ("/events", "Events"),
+            ("/review", "Review"),
+            ("/dead", "Dead letters"),
+            ("/handlers", "Handlers"),
+            ("/endpoints", "Endpoints"),
+            ("/messages", "Messages"),
+            ("/deliveries", "Deliveries"),
+            ("/alerts", "Alerts"),
+            ("/audit", "Audit"),
+        ];
+        let link = |(path, name)| {
+            let count = if path == "/alerts" { self.alerts } else { 0 };
+            Link { path, name, current: path == self.here, count }
+        };
+        pages.into_iter().map(link).collect()
+    }
+}
+
+/// The page of an error.
+#[derive(Template)]
+#[template(path = "problem.html")]
+struct ProblemPage {
+    frame: Frame,
+    problem: api::Problem,
+}
+
+/// Middleware of page routes: errors become pages, and browsers get the rules that protect them.
+pub(super) async fn finish(request: Request, next: Next) -> Response {
+    let if_none_match = request.headers().get(header::IF_NONE_MATCH).cloned();
+    let asked =
+        request.method().is_safe().then(|| request.uri().path_and_query().cloned()).flatten();
+    let mut response = next.run(request).await;
+    if let Some(asked) = asked
+        && response.status() == StatusCode::UNAUTHORIZED
+    {
+        let login = Filters::default().with("next", asked.as_str()).link("/login");
+        response = SeeOther(login).into_response();
+    }
+    if let Some(problem) = response.extensions_mut().remove::<api::Problem>() {
+        let (status, kept) = (response.status(), kept_headers(response.headers()));
+        let page = Page { template: ProblemPage { frame: Frame::empty(), problem }, if_none_match };
+        response = page.into_response();
+        *response.status_mut() = status;
+        response.headers_mut().extend(kept);
+    }
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::REFERRER_POLICY, "same-origin"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// The headers of an error that its page keeps.
+fn kept_headers(headers: &HeaderMap) -> HeaderMap {
+    let names = [header::RETRY_AFTER, header::WWW_AUTHENTICATE];
+    let kept =
+        names.into_iter().filter_map(|name| Some((name.clone(), headers.get(name)?.clone())));
+    kept.collect()
+}

@@ -1,0 +1,107 @@
+//! The overview: is anything lost, stuck, doubled or forged?
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use askama::Template;
+use axum::Json;
+use axum::extract::State;
+use hapax_core::Timestamp;
+use hapax_core::delivery::DeliveryStatus;
+use hapax_core::store::DeliveryFilter;
+
+use super::super::problem::Problem;
+use super::super::{Admin, AdminStore, jobs, stats};
+use super::filters::Filters;
+use super::{Frame, Page, Reader};
+use crate::api::{Alert, Figures, Lane, Stats, StatsQuery};
+
+/// Dead deliveries that are counted; more are shown as "or more".
+const DEAD_DELIVERIES_MAX: usize = 500;
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+pub(in crate::admin) struct Overview {
+    frame: Frame,
+    window: String,
+    stats: Stats,
+    alerts: Vec<Alert>,
+    sources: Vec<SourceRow>,
+    stuck: Stuck,
+    is_empty: bool,
+    first_command: Option<String>,
+}
+
+/// What waits for an operator.
+struct Stuck {
+    dead: u64,
+    review: u64,
+    dead_deliveries: usize,
+}
+
+/// One source in the table.
+struct SourceRow {
+    name: String,
+    figures: Option<Figures>,
+    ready: u64,
+    dead: u64,
+    oldest_due: Option<Timestamp>,
+}
+
+/// `GET /`.
+pub(in crate::admin) async fn overview<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Overview>, Problem> {
+    let frame = reader.frame(&admin, "/").await;
+    let query = filters.query::<StatsQuery>()?;
+    let Json(stats) = stats::stats(State(Arc::clone(&admin)), query).await?;
+    let Json(alerts) = stats::alerts(State(Arc::clone(&admin))).await;
+    let Json(lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
+    let in_review: u64 = admin.store.in_review().await?.iter().map(|(_, count)| count).sum();
+    let dead = DeliveryFilter {
+        status: Some(DeliveryStatus::Dead),
+        limit: DEAD_DELIVERIES_MAX,
+        ..DeliveryFilter::default()
+    };
+    let dead_deliveries = admin.store.deliveries(dead).await?.items.len();
+    let sources = source_rows(&stats, &lanes.items);
+    let page = Overview {
+        is_empty: sources.is_empty(),
+        first_command: admin.first_command.clone(),
+        window: filters.get("window").unwrap_or_else(|| "1h".to_owned()),
+        stuck: Stuck {
+            dead: lanes.items.iter().map(|lane| lane.dead).sum(),
+            review: in_review,
+            dead_deliveries,
+        },
+        frame,
+        stats,
+        alerts: alerts.items,
+        sources,
+    };
+    Ok(reader.page(page))
+}
+
+/// Every source with an event in the window or a job that is not done.
+fn source_rows(stats: &Stats, lanes: &[Lane]) -> Vec<SourceRow> {
+    let mut rows: BTreeMap<&str, SourceRow> = BTreeMap::new();
+    let row = |name: &str| SourceRow {
+        name: name.to_owned(),
+        figures: None,
+        ready: 0,
+        dead: 0,
+        oldest_due: None,
+    };
+    for (name, figures) in stats.sources.iter().flatten() {
+        rows.entry(name).or_insert_with(|| row(name)).figures = Some(figures.clone());
+    }
+    for lane in lanes {
+        let row = rows.entry(&lane.source).or_insert_with(|| row(&lane.source));
+        row.ready += lane.ready + lane.leased + lane.held + lane.parked;
+        row.dead += lane.dead;
+        row.oldest_due = row.oldest_due.into_iter().chain(lane.oldest_due).min();
+    }
+    rows.into_values().collect()
+}

@@ -1,0 +1,199 @@
+//! The pages of endpoints, messages and deliveries.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::Json;
+use axum::extract::State;
+
+use super::super::extract::{PathId, QueryParams};
+use super::super::problem::Problem;
+use super::super::{Admin, AdminStore, endpoints as api_endpoints, messages as api_messages};
+use super::filters::Filters;
+use super::{Frame, Page, Reader};
+use crate::api::{
+    DeliveriesQuery, Delivery, Endpoint, EndpointsQuery, Message, MessageQuery, MessageSummary,
+    MessagesQuery,
+};
+
+/// The states that a delivery can have, as the filter offers them.
+const STATUSES: [&str; 8] =
+    ["waiting", "sending", "failed", "parked", "held", "delivered", "dead", "cancelled"];
+
+#[derive(Template)]
+#[template(path = "endpoints.html")]
+pub(in crate::admin) struct Endpoints {
+    frame: Frame,
+    tenant: Option<String>,
+    items: Vec<Endpoint>,
+    older: Option<String>,
+}
+
+/// `GET /endpoints`.
+pub(in crate::admin) async fn endpoints<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Endpoints>, Problem> {
+    let frame = reader.frame(&admin, "/endpoints").await;
+    let query = filters.query::<EndpointsQuery>()?;
+    let Json(page) = api_endpoints::list(State(admin), query).await?;
+    let page = Endpoints {
+        older: filters.older(&frame.base, "/endpoints", page.next.as_deref()),
+        frame,
+        tenant: filters.get("tenant"),
+        items: page.items,
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "endpoint.html")]
+pub(in crate::admin) struct EndpointPage {
+    frame: Frame,
+    endpoint: Endpoint,
+    deliveries: Vec<Delivery>,
+    done: Option<String>,
+}
+
+/// `GET /endpoints/{id}`.
+pub(in crate::admin) async fn endpoint<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    PathId(id): PathId,
+    filters: Filters,
+) -> Result<Page<EndpointPage>, Problem> {
+    let frame = reader.frame(&admin, "/endpoints").await;
+    let Json(endpoint) = api_endpoints::show(State(Arc::clone(&admin)), PathId(id)).await?;
+    let newest = DeliveriesQuery {
+        endpoint: Some(endpoint.id),
+        limit: Some(20),
+        ..DeliveriesQuery::default()
+    };
+    let Json(deliveries) = api_messages::deliveries(State(admin), QueryParams(newest)).await?;
+    let page =
+        EndpointPage { frame, endpoint, deliveries: deliveries.items, done: filters.get("done") };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "messages.html")]
+pub(in crate::admin) struct Messages {
+    frame: Frame,
+    tenant: Option<String>,
+    kind: Option<String>,
+    key: Option<String>,
+    status: Option<String>,
+    statuses: [&'static str; 8],
+    items: Vec<MessageSummary>,
+    older: Option<String>,
+    is_first: bool,
+}
+
+/// `GET /messages`.
+pub(in crate::admin) async fn messages<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Messages>, Problem> {
+    let frame = reader.frame(&admin, "/messages").await;
+    let query = filters.query::<MessagesQuery>()?;
+    let Json(page) = api_messages::list(State(admin), query).await?;
+    let page = Messages {
+        older: filters.older(&frame.base, "/messages", page.next.as_deref()),
+        frame,
+        tenant: filters.get("tenant"),
+        kind: filters.get("type"),
+        key: filters.get("key"),
+        status: filters.get("status"),
+        statuses: STATUSES,
+        items: page.items,
+        is_first: filters.get("cursor").is_none(),
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "message.html")]
+pub(in crate::admin) struct MessagePage {
+    frame: Frame,
+    message: Message,
+    pretty: String,
+    done: Option<String>,
+}
+
+/// `GET /messages/{id}`.
+pub(in crate::admin) async fn message<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    PathId(id): PathId,
+    filters: Filters,
+) -> Result<Page<MessagePage>, Problem> {
+    let frame = reader.frame(&admin, "/messages").await;
+    let query = MessageQuery { tenant: filters.get("tenant") };
+    let Json(message) = api_messages::show(State(admin), PathId(id), QueryParams(query)).await?;
+    let page = MessagePage {
+        frame,
+        pretty: message.body.body.as_deref().map(super::text::indented).unwrap_or_default(),
+        message,
+        done: filters.get("done"),
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "deliveries.html")]
+pub(in crate::admin) struct Deliveries {
+    frame: Frame,
+    tenant: Option<String>,
+    endpoint: Option<String>,
+    key: Option<String>,
+    status: Option<String>,
+    statuses: [&'static str; 8],
+    items: Vec<Delivery>,
+    older: Option<String>,
+    is_first: bool,
+}
+
+/// `GET /deliveries`.
+pub(in crate::admin) async fn deliveries<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Deliveries>, Problem> {
+    let frame = reader.frame(&admin, "/deliveries").await;
+    let query = filters.query::<DeliveriesQuery>()?;
+    let Json(page) = api_messages::deliveries(State(admin), query).await?;
+    let page = Deliveries {
+        older: filters.older(&frame.base, "/deliveries", page.next.as_deref()),
+        frame,
+        tenant: filters.get("tenant"),
+        endpoint: filters.get("endpoint"),
+        key: filters.get("key"),
+        status: filters.get("status"),
+        statuses: STATUSES,
+        items: page.items,
+        is_first: filters.get("cursor").is_none(),
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "delivery.html")]
+pub(in crate::admin) struct DeliveryPage {
+    frame: Frame,
+    delivery: Delivery,
+    done: Option<String>,
+}
+
+/// `GET /deliveries/{id}`.
+pub(in crate::admin) async fn delivery<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    PathId(id): PathId,
+    filters: Filters,
+) -> Result<Page<DeliveryPage>, Problem> {
+    let frame = reader.frame(&admin, "/deliveries").await;
+    let Json(delivery) = api_messages::delivery(State(admin), PathId(id)).await?;
+    Ok(reader.page(DeliveryPage { frame, delivery, done: filters.get("done") }))
+}

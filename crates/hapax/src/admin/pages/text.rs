@@ -1,0 +1,180 @@
+//! How pages show times, counts and text that a sender controls.
+
+use hapax_core::Timestamp;
+
+/// An instant in UTC, to the millisecond.
+pub(crate) fn clock(at: &Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%S%.3fZ").to_string()
+}
+
+/// The text with control characters, bidirectional marks and other invisible characters written as escapes.
+/// The template escapes HTML.
+pub(crate) fn visible(text: &str) -> String {
+    crate::logs::escaped(text)
+}
+
+/// Text of several lines, such as a body: line breaks and tabs stay.
+pub(crate) fn visible_lines(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        for (at, part) in line.trim_end_matches('\n').split('\t').enumerate() {
+            if at > 0 {
+                shown.push('\t');
+            }
+            shown.push_str(&visible(part));
+        }
+        if line.ends_with('\n') {
+            shown.push('\n');
+        }
+    }
+    shown
+}
+
+/// Whether `chosen` is this word.
+pub(crate) fn is(chosen: &Option<String>, word: &str) -> bool {
+    chosen.as_deref() == Some(word)
+}
+
+/// The text, or nothing.
+pub(crate) fn or_empty(text: &Option<String>) -> &str {
+    text.as_deref().unwrap_or_default()
+}
+
+/// A whole number with a comma between thousands.
+pub(crate) fn number(number: &u64) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// A share as a percentage, or a dash without one.
+pub(crate) fn percent(share: &Option<f64>) -> String {
+    share.map_or_else(|| "–".to_owned(), |share| format!("{:.1} %", share * 100.0))
+}
+
+/// A duration in seconds, or a dash without one.
+pub(crate) fn seconds(seconds: &Option<f64>) -> String {
+    match *seconds {
+        None => "–".to_owned(),
+        Some(seconds) if seconds < 1.0 => format!("{:.0} ms", seconds * 1_000.0),
+        Some(seconds) if seconds < 120.0 => format!("{seconds:.1} s"),
+        Some(seconds) => format!("{:.0} min", seconds / 60.0),
+    }
+}
+
+/// A duration in seconds.
+pub(crate) fn some_seconds(duration: &f64) -> String {
+    seconds(&Some(*duration))
+}
+
+/// The time from `from` to `at`, as `+1.2 s`.
+pub(crate) fn elapsed(from: &Timestamp, at: &Timestamp) -> String {
+    let span = at.duration_since(*from);
+    let sign = if span.is_negative() { '-' } else { '+' };
+    format!("{sign}{}", crate::format::span(span))
+}
+
+/// JSON indented by its brackets, commas and colons. The bytes of each value stay as they are: no number is
+/// rounded, no name reordered, no duplicate dropped. Text that is not JSON stays as it is.
+pub(crate) fn indented(text: &str) -> String {
+    if serde_json::from_str::<serde::de::IgnoredAny>(text).is_err() {
+        return text.to_owned();
+    }
+    let mut indented = String::with_capacity(text.len() * 2);
+    let mut depth = 0_usize;
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => {
+                indented.push(c);
+                copy_string(&mut chars, &mut indented);
+            }
+            '{' | '[' => {
+                indented.push(c);
+                while chars.next_if(|next| next.is_ascii_whitespace()).is_some() {}
+                let close = if c == '{' { '}' } else { ']' };
+                if let Some(close) = chars.next_if_eq(&close) {
+                    indented.push(close);
+                } else {
+                    depth += 1;
+                    new_line(&mut indented, depth);
+                }
+            }
+            '}' | ']' => {
+                depth = depth.saturating_sub(1);
+                new_line(&mut indented, depth);
+                indented.push(c);
+            }
+            ',' => {
+                indented.push(c);
+                new_line(&mut indented, depth);
+            }
+            ':' => indented.push_str(": "),
+            c if c.is_ascii_whitespace() => {}
+            c => indented.push(c),
+        }
+    }
+    indented
+}
+
+/// Indentation levels that are shown; deeper ones stay at the last.
+const DEPTH_SHOWN_MAX: usize = 40;
+
+fn new_line(text: &mut String, depth: usize) {
+    text.push('\n');
+    for _ in 0..depth.min(DEPTH_SHOWN_MAX) {
+        text.push_str("  ");
+    }
+}
+
+/// Copies a JSON string from after its opening quote to its closing quote.
+fn copy_string(chars: &mut impl Iterator<Item = char>, to: &mut String) {
+    let mut is_escaped = false;
+    for c in chars {
+        to.push(c);
+        match (is_escaped, c) {
+            (false, '"') => return,
+            (false, '\\') => is_escaped = true,
+            (_, _) => is_escaped = false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indenting_keeps_the_bytes_of_every_value() {
+        let body = r#"{"n":9007199254740993,"x":1e400,"a":1,"a":[],"s":"a\"{,:b\\","o":{ }}"#;
+        let expected = "{\n  \"n\": 9007199254740993,\n  \"x\": 1e400,\n  \"a\": 1,\n  \"a\": [],\n  \
+                        \"s\": \"a\\\"{,:b\\\\\",\n  \"o\": {}\n}";
+        assert_eq!(indented(body), expected);
+    }
+
+    #[test]
+    fn text_that_is_not_json_is_not_indented() {
+        for text in ["a=1&b={x}", "{\"a\":", "", "{\"a\":1}x"] {
+            assert_eq!(indented(text), text);
+        }
+    }
+
+    #[test]
+    fn a_body_keeps_its_lines_and_shows_what_is_invisible() {
+        assert_eq!(visible_lines("a\tb\r\nc\u{202e}d\n"), "a\tb\\r\nc\\u{202e}d\n");
+    }
+
+    #[test]
+    fn thousands_are_grouped() {
+        for (value, shown) in [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")]
+        {
+            assert_eq!(number(&value), shown);
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The pages of handlers, dead letters, sources and alerts.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::Json;
+use axum::extract::State;
+
+use super::super::extract::{PathId, QueryParams};
+use super::super::problem::Problem;
+use super::super::{Admin, AdminStore, audit, events, jobs, stats};
+use super::filters::Filters;
+use super::{Frame, Page, Reader};
+use crate::api::{
+    Alert, AuditEntry, AuditQuery, EventSummary, EventsQuery, Figures, Handler, Job, JobsQuery,
+    Lane, StatsQuery,
+};
+
+#[derive(Template)]
+#[template(path = "dead.html")]
+pub(in crate::admin) struct Dead {
+    frame: Frame,
+    source: Option<String>,
+    handler: Option<String>,
+    tenant: Option<String>,
+    groups: Vec<ErrorGroup>,
+    items: Vec<Job>,
+    older: Option<String>,
+}
+
+/// Dead letters of one page with the same error.
+struct ErrorGroup {
+    error: String,
+    count: usize,
+}
+
+/// `GET /dead`.
+pub(in crate::admin) async fn dead<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Dead>, Problem> {
+    let frame = reader.frame(&admin, "/dead").await;
+    let query = filters.with("status", "dead").query::<JobsQuery>()?;
+    let Json(page) = jobs::list(State(admin), query).await?;
+    let mut groups: Vec<ErrorGroup> = Vec::new();
+    for job in &page.items {
+        let error = job.error.clone().unwrap_or_default();
+        match groups.iter_mut().find(|group| group.error == error) {
+            Some(group) => group.count += 1,
+            None => groups.push(ErrorGroup { error, count: 1 }),
+        }
+    }
+    groups.sort_by_key(|group| std::cmp::Reverse(group.count));
+    let page = Dead {
+        older: filters.older(&frame.base, "/dead", page.next.as_deref()),
+        frame,
+        source: filters.get("source"),
+        handler: filters.get("handler"),
+        tenant: filters.get("tenant"),
+        groups,
+        items: page.items,
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "handlers.html")]
+pub(in crate::admin) struct Handlers {
+    frame: Frame,
+    rows: Vec<HandlerRow>,
+}
+
+/// A handler that is configured or has jobs.
+struct HandlerRow {
+    source: String,
+    handler: String,
+    configured: Option<Handler>,
+    lane: Option<Lane>,
+}
+
+/// `GET /handlers`.
+pub(in crate::admin) async fn handlers<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+) -> Result<Page<Handlers>, Problem> {
+    let frame = reader.frame(&admin, "/handlers").await;
+    let Json(configured) = jobs::handlers(State(Arc::clone(&admin))).await;
+    let Json(lanes) = jobs::lanes(State(admin)).await?;
+    let mut rows: Vec<HandlerRow> = Vec::new();
+    for handler in configured.items {
+        rows.push(HandlerRow {
+            source: handler.source.clone(),
+            handler: handler.handler.to_string(),
+            configured: Some(handler),
+            lane: None,
+        });
+    }
+    for lane in lanes.items {
+        let same = |row: &&mut HandlerRow| {
+            row.source == lane.source && row.handler == lane.handler.as_str()
+        };
+        match rows.iter_mut().find(same) {
+            Some(row) => row.lane = Some(lane),
+            None => rows.push(HandlerRow {
+                source: lane.source.clone(),
+                handler: lane.handler.to_string(),
+                configured: None,
+                lane: Some(lane),
+            }),
+        }
+    }
+    rows.sort_by(|a, b| (&a.source, &a.handler).cmp(&(&b.source, &b.handler)));
+    Ok(reader.page(Handlers { frame, rows }))
+}
+
+#[derive(Template)]
+#[template(path = "source.html")]
+pub(in crate::admin) struct SourcePage {
+    frame: Frame,
+    name: String,
+    window: String,
+    figures: Option<Figures>,
+    lanes: Vec<Lane>,
+    events: Vec<EventSummary>,
+}
+
+/// `GET /sources/{name}`.
+pub(in crate::admin) async fn source<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    PathId(name): PathId,
+    filters: Filters,
+) -> Result<Page<SourcePage>, Problem> {
+    let frame = reader.frame(&admin, "/").await;
+    let query = filters.query::<StatsQuery>()?;
+    let Json(stats) = stats::stats(State(Arc::clone(&admin)), query).await?;
+    let figures = stats.sources.and_then(|mut sources| sources.remove(&name));
+    let Json(mut lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
+    lanes.items.retain(|lane| lane.source == name);
+    let newest =
+        EventsQuery { source: Some(name.clone()), limit: Some(20), ..EventsQuery::default() };
+    let Json(events) = events::list(State(admin), QueryParams(newest)).await?;
+    if figures.is_none() && lanes.items.is_empty() && events.items.is_empty() {
+        return Err(Problem::not_found(
+            "no source of that name has an event, a job or a failed verification",
+        ));
+    }
+    let page = SourcePage {
+        frame,
+        name,
+        window: filters.get("window").unwrap_or_else(|| "1h".to_owned()),
+        figures,
+        lanes: lanes.items,
+        events: events.items,
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "alerts.html")]
+pub(in crate::admin) struct Alerts {
+    frame: Frame,
+    alerts: Vec<Alert>,
+}
+
+/// `GET /alerts`.
+pub(in crate::admin) async fn alerts<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+) -> Result<Page<Alerts>, Problem> {
+    let frame = reader.frame(&admin, "/alerts").await;
+    let Json(alerts) = stats::alerts(State(admin)).await;
+    Ok(reader.page(Alerts { frame, alerts: alerts.items }))
+}
+
+#[derive(Template)]
+#[template(path = "audit.html")]
+pub(in crate::admin) struct AuditPage {
+    frame: Frame,
+    who: Option<String>,
+    items: Vec<AuditEntry>,
+    older: Option<String>,
+}
+
+/// `GET /audit`.
+pub(in crate::admin) async fn audit<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<AuditPage>, Problem> {
+    let frame = reader.frame(&admin, "/audit").await;
+    let Json(page) = audit::list(State(admin), filters.query::<AuditQuery>()?).await?;
+    let page = AuditPage {
+        older: filters.older(&frame.base, "/audit", page.next.as_deref()),
+        frame,
+        who: filters.get("who"),
+        items: page.items,
+    };
+    Ok(reader.page(page))
+}

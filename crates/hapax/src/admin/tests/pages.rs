@@ -1,0 +1,261 @@
+//! The pages of the dashboard: who may see and do what, and that text of a sender stays text.
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Method, Request, StatusCode, header};
+use hapax_core::job::Phase;
+use hapax_core::store::{AdminRecords as _, AuditFilter};
+use hapax_store::MemoryStore;
+use http_body_util::BodyExt as _;
+use serde_json::json;
+use tower::ServiceExt as _;
+
+use super::super::WithoutToken;
+use super::super::auth::Access;
+use super::super::routes::routes;
+use super::{JobState, Server, event, late_event, noon, server, server_with};
+
+/// An answer to a browser.
+struct Answered {
+    status: StatusCode,
+    headers: HeaderMap,
+    text: String,
+}
+
+impl Answered {
+    fn header(&self, name: header::HeaderName) -> &str {
+        self.headers.get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
+    }
+
+    /// The value of the hidden field `plan`.
+    fn plan(&self) -> &str {
+        let (_, rest) = self.text.split_once("name=\"plan\" value=\"").expect("a form with a plan");
+        rest.split('"').next().unwrap()
+    }
+}
+
+impl Server {
+    /// A request as a browser sends it, with these further headers.
+    async fn browse(
+        &self,
+        method: Method,
+        path: &str,
+        more: &[(&str, &str)],
+        form: &str,
+    ) -> Answered {
+        let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
+        for (name, value) in more {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::from(form.to_owned())).unwrap();
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        Answered { status, headers, text: String::from_utf8(body.to_vec()).unwrap() }
+    }
+
+    async fn page(&self, path: &str) -> Answered {
+        self.browse(Method::GET, path, &[], "").await
+    }
+
+    /// Logs in and returns the cookie.
+    async fn log_in(&self, token: &str, name: &str) -> String {
+        let form = format!("token={token}&name={name}&next=%2Fevents");
+        let answer = self.browse(Method::POST, "/login", &[SAME_ORIGIN], &form).await;
+        assert_eq!(answer.status, StatusCode::SEE_OTHER, "{}", answer.text);
+        assert_eq!(answer.header(header::LOCATION), "/events");
+        let cookie = answer.header(header::SET_COOKIE);
+        assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Lax"), "{cookie}");
+        cookie.split(';').next().unwrap().to_owned()
+    }
+}
+
+/// The header with which a browser says that a page of the same server sent the request.
+const SAME_ORIGIN: (&str, &str) = ("sec-fetch-site", "same-origin");
+
+#[tokio::test]
+async fn every_page_is_html_that_may_load_only_files_of_this_server() {
+    let jobs = [("fee", JobState::Done(noon())), ("mail", JobState::Dead)];
+    let server = server(vec![event("evt_1", &jobs), late_event("evt_2")]).await;
+    let id = server.store.event("evt_1").await.summary.id.to_string();
+    let pages = routes::<MemoryStore>().into_iter().filter(|route| {
+        route.method == Method::GET
+            && (route.describe)().is_page()
+            && route.path != "/assets/{name}"
+    });
+    for route in pages.filter(|route| !route.path.starts_with("/endpoints/{id}")) {
+        let path = route.path.replace("{id}", &id).replace("{name}", "stripe");
+        let answer = server.page(&path).await;
+        let kind = answer.header(header::CONTENT_TYPE).to_owned();
+        let policy = answer.header(header::CONTENT_SECURITY_POLICY);
+        assert!(
+            policy.contains("default-src 'none'") && !policy.contains("unsafe"),
+            "{path}: {policy}"
+        );
+        match answer.status {
+            StatusCode::SEE_OTHER => {}
+            _ => assert!(kind.starts_with("text/html"), "{path}: {} {kind}", answer.status),
+        }
+        for inline in ["<style", " style=", "javascript:", " onclick", "http-equiv"] {
+            assert!(!answer.text.contains(inline), "{path} contains {inline}");
+        }
+        let scripts = answer.text.matches("<script").count();
+        let files = answer.text.matches("<script type=\"module\" src=\"/assets/").count();
+        assert_eq!(scripts, files, "{path} has a script that is no file");
+        assert_eq!(answer.header(header::CACHE_CONTROL), "no-store", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn text_of_a_sender_stays_text_on_every_page() {
+    let hostile = [
+        "<script>alert(1)</script>",
+        "\"><img src=x onerror=alert(1)>",
+        "{{ 7*7 }}",
+        "</title><svg onload=alert(1)>",
+        "evt_\u{202e}gpj.exe\u{2066}",
+    ];
+    for id in hostile {
+        let mut new = event(id, &[("fee", JobState::Dead)]);
+        new.event.body = json!({ "id": 1, "type": id, "x": [id] }).to_string().into();
+        new.event.headers = format!("content-type: application/json\nx-sent: {id}");
+        let server = server(vec![new]).await;
+        let ours = server.store.event(id).await.summary.id.to_string();
+        for path in
+            ["/", "/events", "/dead", &format!("/events/{ours}"), &format!("/events/{ours}/replay")]
+        {
+            let page = server.page(path).await;
+            assert_eq!(page.status, StatusCode::OK, "{path}: {}", page.text);
+            for mark in ["<script>alert", "<img", "<svg", "\u{202e}", "\u{2066}"] {
+                assert!(!page.text.contains(mark), "{path} of {id:?} contains {mark:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_form_that_is_sent_twice_acts_once() {
+    let server = server(vec![event("evt_1", &[("fee", JobState::Dead)])]).await;
+    let id = server.store.event("evt_1").await.summary.id.to_string();
+    let path = format!("/events/{id}/replay");
+    let question = server.page(&path).await;
+    assert!(question.text.contains("fee would run."), "{}", question.text);
+    let form = format!("plan={}&reason=mended", question.plan());
+    let first = server.browse(Method::POST, &path, &[SAME_ORIGIN], &form).await;
+    assert_eq!(first.status, StatusCode::SEE_OTHER, "{}", first.text);
+    assert_eq!(server.store.job("evt_1").await.phase, Phase::Ready);
+
+    let again = server.browse(Method::POST, &path, &[SAME_ORIGIN], &form).await;
+    assert_eq!(again.header(header::LOCATION), first.header(header::LOCATION));
+    assert_eq!(server.store.event("evt_1").await.actions.len(), 1, "the second form acted too");
+    let other = format!("plan={}&reason=another", question.plan());
+    let other = server.browse(Method::POST, &path, &[SAME_ORIGIN], &other).await;
+    assert_eq!(other.status, StatusCode::CONFLICT, "the same form with other fields");
+    let without = server.browse(Method::POST, &path, &[SAME_ORIGIN], "reason=x").await;
+    assert_eq!(without.status, StatusCode::BAD_REQUEST, "a form without a plan");
+}
+
+#[tokio::test]
+async fn a_page_is_not_sent_again_while_it_is_the_same() {
+    let server = server(vec![event("evt_1", &[])]).await;
+    let first = server.page("/events").await;
+    let etag = first.header(header::ETAG).to_owned();
+    let again = server.browse(Method::GET, "/events", &[("if-none-match", &etag)], "").await;
+    assert_eq!((again.status, again.text.as_str()), (StatusCode::NOT_MODIFIED, ""));
+    server.store.put(event("evt_2", &[])).await;
+    let changed = server.browse(Method::GET, "/events", &[("if-none-match", &etag)], "").await;
+    assert_eq!(changed.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_session_reads_acts_by_name_and_ends_at_logout() {
+    let server =
+        server_with(vec![event("evt_1", &[("fee", JobState::Dead)])], WithoutToken::Refused).await;
+    let id = server.store.event("evt_1").await.summary.id.to_string();
+    let stranger = server.page("/events?status=dead").await;
+    assert_eq!(stranger.header(header::LOCATION), "/login?next=%2Fevents%3Fstatus%3Ddead");
+    let wrong = server.browse(Method::POST, "/login", &[SAME_ORIGIN], "token=nope").await;
+    assert_eq!(wrong.status, StatusCode::UNAUTHORIZED);
+    assert!(wrong.header(header::SET_COOKIE).is_empty() && !wrong.text.contains("nope"));
+
+    let cookie = server.log_in("ops-token", "anna").await;
+    let with_cookie = ("cookie", cookie.as_str());
+    let path = format!("/events/{id}/replay");
+    let question = server.browse(Method::GET, &path, &[with_cookie], "").await;
+    assert_eq!(question.status, StatusCode::OK, "{}", question.text);
+    let form = format!("plan={}", question.plan());
+    for foreign in [
+        &[with_cookie][..],
+        &[with_cookie, ("sec-fetch-site", "cross-site")],
+        &[with_cookie, ("origin", "https://evil.example")],
+    ] {
+        let refused = server.browse(Method::POST, &path, foreign, &form).await;
+        assert_eq!(refused.status, StatusCode::FORBIDDEN, "{foreign:?}");
+    }
+    assert_eq!(server.store.job("evt_1").await.phase, Phase::Dead);
+    let acted = server.browse(Method::POST, &path, &[with_cookie, SAME_ORIGIN], &form).await;
+    assert_eq!(acted.status, StatusCode::SEE_OTHER, "{}", acted.text);
+    assert_eq!(server.store.event("evt_1").await.actions[0].who, "ops (anna)");
+
+    let out = server.browse(Method::POST, "/logout", &[with_cookie, SAME_ORIGIN], "").await;
+    assert_eq!(out.header(header::LOCATION), "/login");
+    let after = server.browse(Method::GET, "/events", &[with_cookie], "").await;
+    assert_eq!(after.status, StatusCode::SEE_OTHER, "the cookie still works after the logout");
+}
+
+#[tokio::test]
+async fn the_audit_trail_has_every_action_and_every_refusal() {
+    let server =
+        server_with(vec![event("evt_1", &[("fee", JobState::Dead)])], WithoutToken::Refused).await;
+    let path = "/api/v1/events/evt_1/replay";
+    server.post_as(Some("reader-token"), path, json!({})).await;
+    server.post_as(None, path, json!({})).await;
+    server.post_as(Some("ops-token"), path, json!({})).await;
+    let cookie = server.log_in("root-token", "").await;
+    let all = AuditFilter { limit: 10, ..AuditFilter::default() };
+    let entries = server.store.faults.inner().audited(all).await.unwrap().items;
+    let entries: Vec<_> = entries.iter().map(|entry| (&*entry.who, entry.status)).collect();
+    assert_eq!(entries, [("root", 303), ("ops", 200), ("", 401), ("reader", 403)]);
+    let page = server.browse(Method::GET, "/audit", &[("cookie", &cookie)], "").await;
+    assert!(page.text.contains("POST /api/v1/events/{id}/replay"), "{}", page.text);
+}
+
+#[tokio::test]
+async fn each_route_is_open_to_exactly_the_roles_that_it_needs() {
+    use Access::{Admin, Claim, Operate, Publish, Read};
+    let may = [
+        ("", &[][..]),
+        ("worker-token", &[Claim]),
+        ("app-token", &[Publish]),
+        ("reader-token", &[Read]),
+        ("ops-token", &[Read, Operate]),
+        ("root-token", &[Read, Operate, Admin, Publish, Claim]),
+    ];
+    let server = server_with(vec![event("evt_1", &[])], WithoutToken::Refused).await;
+    let id = server.store.event("evt_1").await.summary.id.to_string();
+    for route in routes::<MemoryStore>() {
+        let Some(access) = route.access else { continue };
+        let path =
+            route.path.replace("{id}", &id).replace("{name}", "stripe").replace("{job}", &id);
+        for (token, allowed) in &may {
+            let bearer = format!("Bearer {token}");
+            let more = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+            let more = if token.is_empty() { &more[1..] } else { &more[..] };
+            let answer = server.browse(route.method.clone(), &path, more, "").await;
+            let is_refused = match answer.status {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => true,
+                StatusCode::SEE_OTHER => answer.header(header::LOCATION).starts_with("/login"),
+                _ => false,
+            };
+            // A claim is refused once more, by the handler that the request names.
+            if access == Claim && !is_refused {
+                continue;
+            }
+            let expected = !allowed.contains(&access);
+            assert_eq!(
+                is_refused, expected,
+                "{} {path} with {token:?}: {}",
+                route.method, answer.status
+            );
+        }
+    }
+}
