@@ -535,7 +535,7 @@ mod tests {
         check((3, 0), (160, 0), 40, true);
         check((4, 0), (160, 0), 40, false);
         check((0, 0), (160, 0), 161, false);
-        // And 16,000 bytes, so 400 each.
+        // The total is 16,000 bytes: with forty callers each may have 400.
         check((0, 399), (0, 16_000), 40, true);
         check((0, 400), (0, 16_000), 40, false);
         check((0, 900), (0, 15_999), 40, true);

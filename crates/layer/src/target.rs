@@ -1,9 +1,9 @@
 //! The method and path of a request in a normal form, which routes and scopes use. The service behind gets
 //! the bytes that the client sent.
 //!
-//! Servers disagree on which spellings of a path are the same. If this layer took a spelling for another
-//! path and the app for the same, a client could avoid a required key. So every spelling that some server
-//! resolves is resolved here.
+//! Servers disagree on which spellings of a path are the same. If the app read `//charges` as `/charges` and
+//! this layer did not, a client could avoid a required key. So every spelling that some server resolves is
+//! resolved here.
 
 use std::borrow::Cow;
 

@@ -123,7 +123,7 @@ pub mod limits {
     /// and short enough for an operator to wait.
     pub const READ_FLUSH_MAX: Duration = Duration::from_secs(2);
 
-    /// Memory for committed events that answer their own duplicates, at 32 bytes each: a quarter of a
+    /// Memory for committed events whose duplicates are answered from it, at 32 bytes each: a quarter of a
     /// million, the last hour of a source that sends 70 events a second.
     pub const RECENT_BYTES_MAX: usize = 8 << 20;
 
@@ -151,6 +151,17 @@ pub mod limits {
 
     /// Bytes of messages in one commit, so that a few large ones do not delay every other request.
     pub const PUBLISH_BATCH_BYTES_MAX: usize = 4 << 20;
+
+    /// Reservations and answers of Idempotency-Keys in one commit. The quota of a caller may be exceeded
+    /// by as many keys as other commits are adding at the same time.
+    pub const KEY_BATCH_MAX: usize = 32;
+
+    /// Commits of Idempotency-Keys at the same time: while two run, further requests are batched.
+    pub const KEY_BATCHES_AT_ONCE: usize = 2;
+
+    /// How long a commit of several Idempotency-Keys waits for a transaction that has locked one of them:
+    /// the others wait as long.
+    pub const KEY_BATCH_LOCK_MAX: Duration = Duration::from_millis(50);
 
     /// Messages of the API that wait for a commit; further ones are refused.
     pub const PUBLISH_WAITING_MAX: usize = 4_096;

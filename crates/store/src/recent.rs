@@ -1,4 +1,4 @@
-//! Committed events that answer their own duplicates from memory, so that a flood of copies costs
+//! Committed events whose duplicates are answered from memory, so that a flood of copies costs
 //! neither the database nor the disk.
 //!
 //! An entry is added only after the commit of its event returned. All entries are dropped when they
@@ -37,8 +37,8 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// Whether only an operator can still change the answer to a copy, and an entry has room for the
-    /// answer: not for the result of a handler, nor for an id that is not of version 7.
+    /// Whether an entry can answer copies for long. Only an operator may still change the answer, and the
+    /// answer must fit: an entry has no room for a result, or for an id that is not of version 7.
     fn is_lasting(&self) -> bool {
         let KnownEvent { id, status, result } = &self.known;
         let fits = result.is_none() && id.0.get_version_num() == 7;

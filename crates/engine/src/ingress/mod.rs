@@ -45,7 +45,7 @@ use crate::http::body::{self, BodyFault};
 use crate::http::client_address::remote;
 use crate::ingress::clock_check::{Alarm, ClockWatch, Witness};
 use crate::ingress::respond::{After, Answer, Reason, RequestId};
-use crate::ingress::routes::{AnswerMode, Lane, Ledger, Route, Routes, Traffic};
+use crate::ingress::routes::{AnswerMode, LineKind, Route, Routes, SourceRecord, Traffic};
 use crate::ingress::stored_headers::{Plain, kept_headers};
 use crate::ingress::sync_wait::{StoreSyncWait, SyncOutcome, SyncWait};
 use crate::limits::{
@@ -257,13 +257,13 @@ impl<S: Store + StoreHints> Ingress<S> {
             Err(error) => return unavailable(&route, &call, &error),
         };
         for (event, verdict) in named.iter().zip(&verdicts) {
-            note(&route.ledger, &call, event, verdict);
+            note(&route.record, &call, event, verdict);
         }
         let answer = match (route.mode, &self.sync_wait) {
             (AnswerMode::Sync { timeout }, Some(sync_wait)) => {
                 let worked = outlast(&**sync_wait, &verdicts, call.began + timeout).await;
                 if worked.contains(&SyncOutcome::Failed) {
-                    route.ledger.count_refusal(Reason::WorkFailed);
+                    route.record.count_refusal(Reason::WorkFailed);
                 }
                 respond::worked(&verdicts, &worked, route.source.ack(), call.request_id)
             }
@@ -271,7 +271,7 @@ impl<S: Store + StoreHints> Ingress<S> {
                 respond::decided(&verdicts, route.source.ack(), call.request_id)
             }
         };
-        route.ledger.ack_seconds.record(call.began.elapsed());
+        route.record.ack_seconds.record(call.began.elapsed());
         answer
     }
 
@@ -293,9 +293,9 @@ impl<S: Store + StoreHints> Ingress<S> {
         if unseen.is_empty() {
             return refuse(&route, &call, Reason::Stale.into(), After::KeepAlive);
         }
-        route.ledger.count_failed_verification();
+        route.record.count_failed_verification();
         for (event, hash) in &unseen {
-            note_stale_unseen(&route.ledger, &call, event, self.is_first_logged(*hash));
+            note_stale_unseen(&route.record, &call, event, self.is_first_logged(*hash));
         }
         respond::refused(Reason::StaleUnseen, call.request_id, None, After::KeepAlive)
     }
@@ -518,7 +518,7 @@ fn elsewhere(routes: &Routes, call: &Call, parts: &Parts, body: &impl Body) -> A
         return respond::healthy(call.request_id);
     }
     let refused = Refused::because(Reason::Unknown, parts.uri.path());
-    refuse_at(&routes.nowhere, call, refused, call.after(body))
+    refuse_at(&routes.unknown_source, call, refused, call.after(body))
 }
 
 /// Answers a handshake that is not a POST, or refuses with 405.
@@ -537,11 +537,11 @@ fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &impl Body) -> An
 /// signed with the source's own secret, and some reveal whether a token was guessed.
 fn shake_hands(route: &Route, call: &Call, reply: HandshakeReply, after: After) -> Answer {
     if let Err(over) = route.handshakes.take(call.remote) {
-        route.ledger.count_refusal(Reason::Limited);
+        route.record.count_refusal(Reason::Limited);
         let retry_after = Some(over.retry_after_seconds);
         return respond::refused(Reason::Limited, call.request_id, retry_after, after);
     }
-    route.ledger.handshakes.increment(1);
+    route.record.handshakes.increment(1);
     respond::handshake(reply, call.request_id, after)
 }
 
@@ -576,24 +576,24 @@ fn is_late(receipt: &Receipt) -> bool {
 /// log line. Verified requests are never refused because of their address.
 fn refuse(route: &Route, call: &Call, refused: Refused, after: After) -> Answer {
     if refused.reason.is_failed_verification() {
-        route.ledger.count_failed_verification();
+        route.record.count_failed_verification();
     }
     if refused.reason.is_failed_verification()
         && let Some(limit) = &route.unverified
         && let Err(over) = limit.take(call.remote)
     {
-        route.ledger.count_refusal(Reason::Limited);
+        route.record.count_refusal(Reason::Limited);
         let retry_after = Some(over.retry_after_seconds);
         return respond::refused(Reason::Limited, call.request_id, retry_after, after);
     }
-    refuse_at(&route.ledger, call, refused, after)
+    refuse_at(&route.record, call, refused, after)
 }
 
-fn refuse_at(ledger: &Ledger, call: &Call, refused: Refused, after: After) -> Answer {
+fn refuse_at(record: &SourceRecord, call: &Call, refused: Refused, after: After) -> Answer {
     let Refused { reason, why, retry_after_seconds } = refused;
-    ledger.count_refusal(reason);
-    if ledger.budget(Lane::Rejected).admit(call.received_at) {
-        let (source, why) = (&*ledger.source, why.as_deref().map(Plain).map(display));
+    record.count_refusal(reason);
+    if record.budget(LineKind::Rejected).admit(call.received_at) {
+        let (source, why) = (&*record.source, why.as_deref().map(Plain).map(display));
         warn!(
             request_id = %call.request_id.uuid,
             source,
@@ -615,10 +615,10 @@ fn unavailable(route: &Route, call: &Call, error: &StoreError) -> Answer {
             RETRY_AFTER_UNAVAILABLE_SECONDS
         }
     };
-    let ledger = &route.ledger;
-    ledger.count_refusal(Reason::Unavailable);
-    if ledger.budget(Lane::Alarming).admit(call.received_at) {
-        let source = &*ledger.source;
+    let record = &route.record;
+    record.count_refusal(Reason::Unavailable);
+    if record.budget(LineKind::Alarming).admit(call.received_at) {
+        let source = &*record.source;
         error!(
             request_id = %call.request_id.uuid,
             source,
@@ -638,18 +638,18 @@ fn unavailable(route: &Route, call: &Call, error: &StoreError) -> Answer {
 }
 
 /// Counts one decision, and logs it within the log budget.
-fn note(ledger: &Ledger, call: &Call, event: &Named, verdict: &Verdict) {
+fn note(record: &SourceRecord, call: &Call, event: &Named, verdict: &Verdict) {
     let decision = match verdict {
         Verdict::Accepted(_) => Decision::Accepted,
         Verdict::Duplicate(_) => Decision::Duplicate,
         Verdict::Conflict(_) => Decision::Conflict,
         Verdict::Review(_) => Decision::Review,
     };
-    ledger.count(decision);
-    if !ledger.budget(Lane::of(decision)).admit(call.received_at) {
+    record.count(decision);
+    if !record.budget(LineKind::of(decision)).admit(call.received_at) {
         return;
     }
-    let (source, event_id) = (&*ledger.source, Plain(&event.event_id));
+    let (source, event_id) = (&*record.source, Plain(&event.event_id));
     let event_type = event.event_type.as_deref().map(Plain).map(display);
     macro_rules! say {
         ($level:ident, $text:literal) => {
@@ -679,12 +679,12 @@ fn note(ledger: &Ledger, call: &Call, event: &Named, verdict: &Verdict) {
     }
 }
 
-fn note_stale_unseen(ledger: &Ledger, call: &Call, event: &Named, is_first: bool) {
-    ledger.count_refusal(Reason::StaleUnseen);
-    if !ledger.budget(Lane::Alarming).admit(call.received_at) {
+fn note_stale_unseen(record: &SourceRecord, call: &Call, event: &Named, is_first: bool) {
+    record.count_refusal(Reason::StaleUnseen);
+    if !record.budget(LineKind::Alarming).admit(call.received_at) {
         return;
     }
-    let (source, event_id) = (&*ledger.source, Plain(&event.event_id));
+    let (source, event_id) = (&*record.source, Plain(&event.event_id));
     macro_rules! say {
         ($level:ident, $($message:tt)*) => {
             $level!(

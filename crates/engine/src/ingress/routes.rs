@@ -111,7 +111,7 @@ pub struct PathTaken {
 pub struct Routes {
     by_path: HashMap<Box<str>, Arc<Route>>,
     /// Counts and logs requests that are refused before their source is known.
-    pub(crate) nowhere: Ledger,
+    pub(crate) unknown_source: SourceRecord,
     pub(crate) public_url: Box<str>,
     pub(crate) trusted_proxies: Box<[IpNet]>,
     pub(crate) body: BodyLimits,
@@ -126,7 +126,7 @@ pub(crate) struct Route {
     pub(crate) unverified: Option<FailureLimit>,
     pub(crate) handshakes: FailureLimit,
     pub(crate) secret_headers: Box<[HeaderName]>,
-    pub(crate) ledger: Ledger,
+    pub(crate) record: SourceRecord,
     pub(crate) mode: AnswerMode,
     handlers: Box<[Arc<Handler>]>,
 }
@@ -143,7 +143,7 @@ impl Routes {
         }
         Ok(Self {
             by_path,
-            nowhere: Ledger::new("unknown"),
+            unknown_source: SourceRecord::new("unknown"),
             public_url: spec.public_url.trim_end_matches('/').into(),
             trusted_proxies: spec.trusted_proxies.into(),
             unfinished: BodyMemory::new(spec.body.unfinished_bytes_max, spec.body.left_alone),
@@ -160,7 +160,7 @@ impl Routes {
     pub(crate) fn continue_from(&mut self, before: &Self) {
         for (path, route) in &mut self.by_path {
             if let (Some(route), Some(before)) = (Arc::get_mut(route), before.by_path.get(path)) {
-                route.ledger.counted = before.ledger.counted.clone();
+                route.record.counted = before.record.counted.clone();
             }
         }
     }
@@ -176,7 +176,7 @@ impl Routes {
                 copies: 0,
                 failed_verifications: 0,
             });
-            let counted = &route.ledger.counted;
+            let counted = &route.record.counted;
             traffic.new += counted.new.load(Ordering::Relaxed);
             traffic.copies += counted.copies.load(Ordering::Relaxed);
             traffic.failed_verifications += counted.failed.load(Ordering::Relaxed);
@@ -186,9 +186,9 @@ impl Routes {
 
     /// Forgets quiet clients and logs how many lines the budget held back. Called every second.
     pub(crate) fn tend(&self) {
-        self.nowhere.say_held_back();
+        self.unknown_source.say_held_back();
         for route in self.by_path.values() {
-            route.ledger.say_held_back();
+            route.record.say_held_back();
             if let Some(limit) = &route.unverified {
                 limit.tend();
             }
@@ -221,7 +221,7 @@ impl Route {
     fn new(spec: RouteSpec) -> Self {
         let secret_headers = spec.source.scheme().secret_headers();
         Self {
-            ledger: Ledger::new(spec.source.name().as_str()),
+            record: SourceRecord::new(spec.source.name().as_str()),
             secret_headers: secret_headers
                 .iter()
                 .filter_map(|name| HeaderName::try_from(name).ok())
@@ -247,7 +247,7 @@ impl Route {
 
 /// The counters of a source, and the log budget of each decision.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct SourceRecord {
     pub(crate) source: Box<str>,
     arrivals: [Counter; DECISIONS.len()],
     refusals: [Counter; Reason::ALL.len()],
@@ -255,7 +255,7 @@ pub(crate) struct Ledger {
     pub(crate) ack_seconds: Histogram,
     /// The counters that statistics and alerts read: metrics are write-only.
     counted: Arc<Counted>,
-    budgets: [LogBudget; Lane::ALL.len()],
+    budgets: [LogBudget; LineKind::ALL.len()],
 }
 
 #[derive(Debug, Default)]
@@ -270,7 +270,7 @@ const DECISIONS: [Decision; 4] =
 
 /// Log lines that share a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum LineKind {
     Accepted,
     Duplicate,
     Conflict,
@@ -281,7 +281,7 @@ pub(crate) enum Lane {
     Alarming,
 }
 
-impl Lane {
+impl LineKind {
     const ALL: [Self; 6] = [
         Self::Accepted,
         Self::Duplicate,
@@ -311,7 +311,7 @@ impl Lane {
     }
 }
 
-impl Ledger {
+impl SourceRecord {
     fn new(source: &str) -> Self {
         let label = source.to_owned();
         Self {
@@ -325,7 +325,7 @@ impl Ledger {
             handshakes: counter!("hapax_handshakes_total", "source" => label.clone()),
             ack_seconds: histogram!("hapax_ack_seconds", "source" => label.clone()),
             counted: Arc::default(),
-            budgets: Lane::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND)),
+            budgets: LineKind::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND)),
         }
     }
 
@@ -347,23 +347,23 @@ impl Ledger {
         self.refusals[reason as usize].increment(1);
     }
 
-    pub(crate) fn budget(&self, lane: Lane) -> &LogBudget {
-        &self.budgets[lane as usize]
+    pub(crate) fn budget(&self, kind: LineKind) -> &LogBudget {
+        &self.budgets[kind as usize]
     }
 
     fn say_held_back(&self) {
         let source = &*self.source;
-        for lane in Lane::ALL {
-            let decision = lane.as_str();
-            match (self.budget(lane).take_held_back(), lane) {
+        for kind in LineKind::ALL {
+            let decision = kind.as_str();
+            match (self.budget(kind).take_held_back(), kind) {
                 (0, _) => {}
-                (more, Lane::Accepted | Lane::Duplicate) => {
+                (more, LineKind::Accepted | LineKind::Duplicate) => {
                     info!(source, decision, more, "and {more} more {decision} from {source}");
                 }
-                (more, Lane::Conflict | Lane::Review | Lane::Rejected) => {
+                (more, LineKind::Conflict | LineKind::Review | LineKind::Rejected) => {
                     warn!(source, decision, more, "and {more} more {decision} from {source}");
                 }
-                (more, Lane::Alarming) => {
+                (more, LineKind::Alarming) => {
                     error!(source, decision, more, "and {more} more {decision} from {source}");
                 }
             }
@@ -378,6 +378,6 @@ mod tests {
     #[test]
     fn every_decision_and_lane_is_at_its_index_in_its_list() {
         assert!(DECISIONS.into_iter().enumerate().all(|(at, decision)| decision as usize == at));
-        assert!(Lane::ALL.into_iter().enumerate().all(|(at, lane)| lane as usize == at));
+        assert!(LineKind::ALL.into_iter().enumerate().all(|(at, kind)| kind as usize == at));
     }
 }

@@ -13,12 +13,12 @@ use crate::log_budget::LogBudget;
 #[derive(Debug)]
 pub(super) struct ProxyLog {
     proxy: Box<str>,
-    budgets: [LogBudget; Lane::ALL.len()],
+    budgets: [LogBudget; LineKind::ALL.len()],
 }
 
 /// Lines that share a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lane {
+enum LineKind {
     Passed,
     Fresh,
     Replay,
@@ -32,7 +32,7 @@ enum Lane {
     Upstream,
 }
 
-impl Lane {
+impl LineKind {
     const ALL: [Self; 9] = [
         Self::Passed,
         Self::Fresh,
@@ -64,7 +64,7 @@ const PASSED: &str = "passed";
 
 impl ProxyLog {
     pub(super) fn new(proxy: &str) -> Self {
-        let budgets = Lane::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND));
+        let budgets = LineKind::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND));
         Self { proxy: proxy.into(), budgets }
     }
 
@@ -79,26 +79,26 @@ impl ProxyLog {
         outcome: Option<IdempotencyOutcome>,
         status: StatusCode,
     ) {
-        let lane = Lane::of(outcome);
-        if !self.budget(lane).admit(call.received_at) {
+        let kind = LineKind::of(outcome);
+        if !self.budget(kind).admit(call.received_at) {
             return;
         }
         let (proxy, status) = (self.proxy(), status.as_u16());
         let decision = outcome.map_or(PASSED, IdempotencyOutcome::as_str);
         let (request_id, remote) = (call.request_id.uuid, call.peer.ip());
-        match lane {
-            Lane::Unavailable => error!(
+        match kind {
+            LineKind::Unavailable => error!(
                 %request_id, proxy, decision, status, %remote,
                 "{proxy} cannot reserve a key or store an answer: {status}"
             ),
-            Lane::Passed
-            | Lane::Fresh
-            | Lane::Replay
-            | Lane::InProgress
-            | Lane::Mismatch
-            | Lane::OverQuota
-            | Lane::Refused
-            | Lane::Upstream => {
+            LineKind::Passed
+            | LineKind::Fresh
+            | LineKind::Replay
+            | LineKind::InProgress
+            | LineKind::Mismatch
+            | LineKind::OverQuota
+            | LineKind::Refused
+            | LineKind::Upstream => {
                 info!(%request_id, proxy, decision, status, %remote, "{decision} at {proxy}: {status}");
             }
         }
@@ -106,7 +106,7 @@ impl ProxyLog {
 
     /// Logs an error of the upstream.
     pub(super) fn upstream(&self, call: &Call, what: &str, error: &str) {
-        if self.budget(Lane::Upstream).admit(call.received_at) {
+        if self.budget(LineKind::Upstream).admit(call.received_at) {
             let (request_id, proxy) = (call.request_id.uuid, self.proxy());
             warn!(%request_id, proxy, error, "{what} the upstream of {proxy}: {error}");
         }
@@ -114,17 +114,17 @@ impl ProxyLog {
 
     pub(super) fn say_held_back(&self) {
         let proxy = self.proxy();
-        for lane in Lane::ALL {
-            match self.budget(lane).take_held_back() {
+        for kind in LineKind::ALL {
+            match self.budget(kind).take_held_back() {
                 0 => {}
                 more => {
-                    info!(proxy, more, "and {more} more lines of this kind at {proxy}: {lane:?}")
+                    info!(proxy, more, "and {more} more lines of this kind at {proxy}: {kind:?}")
                 }
             }
         }
     }
 
-    fn budget(&self, lane: Lane) -> &LogBudget {
-        &self.budgets[lane as usize]
+    fn budget(&self, kind: LineKind) -> &LogBudget {
+        &self.budgets[kind as usize]
     }
 }

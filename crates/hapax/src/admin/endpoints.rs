@@ -52,7 +52,7 @@ const IN_FLIGHT_MAX: u32 = 1_000;
 /// The longest description, and the longest metadata in all.
 const TEXT_BYTES_MAX: usize = 4_096;
 
-/// How often a change is tried again that met another change.
+/// How often a change is tried if another change of the endpoint comes between reading and writing it.
 const CHANGE_TRIES: usize = 5;
 
 /// `GET /api/v1/endpoints`.

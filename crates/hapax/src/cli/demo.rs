@@ -91,14 +91,14 @@ impl Demo {
             ("a handler that checks and then acts", &naive.url, folder.0.join("naive.db")),
             ("Hapax", &hapax.url, folder.0.join("data/hapax.db")),
         ] {
-            let ledger = Ledger::of(name, to, &secret, &shape, seed, database).await?;
+            let ledger = ChargedFees::of(name, to, &secret, &shape, seed, database).await?;
             self.print(&ledger)?;
             wrong |= name == "Hapax" && ledger.effects.values().any(|effects| *effects != 1);
         }
         Ok(if wrong { Exit::Negative } else { Exit::Done })
     }
 
-    fn print(&self, ledger: &Ledger) -> Result<(), Failure> {
+    fn print(&self, ledger: &ChargedFees) -> Result<(), Failure> {
         let charged = ledger.effects.values().sum::<u64>() * u64::from(FEE);
         let owed = ledger.effects.len() as u64 * u64::from(FEE);
         if self.json {
@@ -112,7 +112,7 @@ impl Demo {
             }))?;
             return Ok(());
         }
-        let Ledger { name, requests, acked, effects } = ledger;
+        let ChargedFees { name, requests, acked, effects } = ledger;
         output::data(&format!("\nto {name}: {requests} requests, {acked} answered 200"))?;
         for (event_id, fees) in effects {
             output::data(&format!("  {event_id}  fee {FEE} × {fees}"))?;
@@ -127,7 +127,7 @@ impl Demo {
 }
 
 /// The fees that one endpoint charged.
-struct Ledger {
+struct ChargedFees {
     name: &'static str,
     requests: usize,
     acked: usize,
@@ -135,7 +135,7 @@ struct Ledger {
     effects: BTreeMap<String, u64>,
 }
 
-impl Ledger {
+impl ChargedFees {
     async fn of(
         name: &'static str,
         to: &str,

@@ -179,7 +179,7 @@ impl ConfigReader<'_> {
             if key.as_ref().is_some_and(|key| key.id() == replaced.id()) {
                 let invalid = InvalidSetting::new(
                     "is the same as `key`",
-                    "list only keys that `key` has replaced; the new key belongs into `key`",
+                    "list only keys that `key` has replaced; the new key belongs in `key`",
                 );
                 entry.report(invalid, &mut self.problems);
             } else if old.iter().any(|other| other.id() == replaced.id()) {

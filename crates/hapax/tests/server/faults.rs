@@ -119,7 +119,7 @@ fn a_full_disk_is_503_until_there_is_room_and_no_refused_event_becomes_a_duplica
     let sender = Sender::stripe(SECRET);
     let (mut acked, mut refused) = (Vec::new(), Vec::new());
 
-    // Until no commit succeeds: the rest of the disk is filled after the first refusal.
+    // Sends until no commit succeeds. After the first refusal the test fills the rest of the disk.
     for n in 0..2_000 {
         let event_id = format!("evt_{n}");
         let answer = server.ask(large(&sender, &event_id));

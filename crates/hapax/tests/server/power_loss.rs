@@ -114,8 +114,9 @@ fn body(event_id: &str, length: usize) -> String {
 }
 
 impl Run {
-    /// Records a run. `fault` makes system calls fail; then a first, unrecorded start has created
-    /// the tables, so that the faults meet work. `None` if tracing is not possible here.
+    /// Records a run. `fault` makes system calls fail. With a fault, an earlier start that is not recorded
+    /// creates the tables, so that the faults hit the work and not the creation. `None` if tracing is not
+    /// possible here.
     fn record(settings: &str, fault: Option<&str>) -> Option<Self> {
         let app = App::new(|_| 200);
         let upstream = Upstream::new(|asked| {

@@ -44,7 +44,7 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     event_state, job_state, order_policy, order_verdict, review_reason, workplace,
     delivery_state, delivery_rank, delivery_status, delivery_id, is_over, commit_slack, replay_lock,
     last_job, rank, status, job_id, first_due,
-    abandon, admit, admit_handlers, adopt, announce, begin_sequence, blocking_delivery,
+    abandon, admit, admit_handlers, adopt, announce, batch_keys, begin_sequence, blocking_delivery,
     cancel_orphans, change_endpoint, change_message, claim, commit_behind, complete, count_copies,
     count_keys, count_usage, create_endpoint, day_after, decide, discard, done, done_all,
     due_endpoints, due_lanes, end_delivery_leases, end_hold, end_holds, end_leases, endpoint_lock,
@@ -89,7 +89,7 @@ impl FunctionSet {
     }
 
     /// Replaces every function and view, in the transaction that it is run in. Keeps: the version only
-    /// grows. The row of the version is the referee, and the transaction fails if it is not higher.
+    /// grows. The row of the version decides: the transaction fails if this version is not higher.
     pub(super) fn script(&self) -> String {
         let Self { version, text } = self;
         let checksum = self.checksum();

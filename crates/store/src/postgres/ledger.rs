@@ -1,5 +1,5 @@
-//! Idempotency-Keys: each act is one call of the database that commits itself, run to its end even
-//! if its caller stops waiting. The functions decide (`functions/reserve_key.sql` and its neighbours); users' own
+//! Idempotency-Keys: acts are batched into commits ([`super::key_batches`]), or run alone. Each is
+//! run to its end even if its caller stops waiting. The functions decide (`functions/reserve_key.sql` and its neighbours); users' own
 //! transactions call the same functions.
 //!
 //! These calls have their own connections, because clients of an API wait for them. However many
@@ -26,13 +26,11 @@ use crate::stored_answer;
 
 impl Ledger for PgStore {
     async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
-        self.act(|shared| async move { retried(|| reserve(&shared, &ask)).await }).await
+        self.shared.key_batches.reserve(ask).await
     }
 
     async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
-        let (reserved, answer) = (reserved.clone(), answer.clone());
-        self.act(|shared| async move { retried(|| finish(&shared, &reserved, &answer)).await })
-            .await
+        self.shared.key_batches.finish(reserved.clone(), answer.clone()).await
     }
 
     async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
@@ -41,7 +39,8 @@ impl Ledger for PgStore {
     }
 }
 
-async fn reserve(shared: &Shared, ask: &ReserveAsk) -> Result<Reservation, PgError> {
+/// Reserves one key in its own commit.
+pub(super) async fn reserve(shared: &Shared, ask: &ReserveAsk) -> Result<Reservation, PgError> {
     let owner = ask.quota.map(|_| ask.scope.owner().as_str());
     let (max_keys, max_bytes) = bounds(ask.quota);
     let mut lent = shared.pools.ledger.lend().await?;
@@ -69,12 +68,12 @@ async fn reserve(shared: &Shared, ask: &ReserveAsk) -> Result<Reservation, PgErr
 }
 
 /// The most keys and bytes, as the database's integers.
-fn bounds(quota: Option<Quota>) -> (Option<i64>, Option<i64>) {
+pub(super) fn bounds(quota: Option<Quota>) -> (Option<i64>, Option<i64>) {
     let number = |most: u64| i64::try_from(most).unwrap_or(i64::MAX);
     (quota.map(|quota| number(quota.keys)), quota.map(|quota| number(quota.bytes)))
 }
 
-fn read_reservation(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
+pub(super) fn read_reservation(row: &Row, ask: &ReserveAsk) -> Result<Reservation, PgError> {
     Ok(match row.get("outcome") {
         "fresh" => {
             let attempt: i32 = row.get("attempt");
@@ -118,7 +117,8 @@ const FINISH_WITHIN_QUOTA: &str = "\
         THEN hapax.finish_key($1, $2, $3, $4, $5, $6, $7, $8) \
         ELSE hapax.finish_key($1, $2, $3, $12, $13, $14, $7, $15) END";
 
-async fn finish(
+/// Stores one answer in its own commit.
+pub(super) async fn finish(
     shared: &Shared,
     reserved: &Reserved,
     answer: &StoredAnswer,
@@ -215,12 +215,12 @@ pub(super) async fn is_kept(
 }
 
 /// The size that an answer counts for.
-fn size_of(answer: &StoredAnswer) -> i64 {
+pub(super) fn size_of(answer: &StoredAnswer) -> i64 {
     i64::try_from(answer.size()).unwrap_or(i64::MAX)
 }
 
 /// Status and headers as table columns.
-fn columns(answer: &StoredAnswer) -> (i32, Value) {
+pub(super) fn columns(answer: &StoredAnswer) -> (i32, Value) {
     let headers = without_nul(&stored_answer::as_object(&answer.headers));
     (i32::from(answer.status.as_u16()), headers)
 }

@@ -166,7 +166,7 @@ impl Schema {
             let (number, name) = (step.number, step.name);
             let sql = format!("{}\n;{}", step.sql, note(step));
             apply(lent, &format!("step {number} ({name})"), &sql).await?;
-            tracing::info!(step = number, "took step {number} ({name}) of the database");
+            tracing::info!(step = number, "applied migration {number} ({name}) to the database");
         }
         if let Some(functions) = missing.functions {
             let version = functions.version;
@@ -249,7 +249,7 @@ impl Schema {
             )),
             None if taken.survives <= newest => None,
             None => Some(format!(
-                "a newer version took step {number} ({name}), which this version does not survive; \
+                "a newer version applied migration {number} ({name}), which this version cannot work with; \
                  run the newer version"
             )),
         }

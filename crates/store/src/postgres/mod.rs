@@ -19,6 +19,7 @@ mod hosts;
 mod ingest;
 mod ingest_rows;
 mod jobs;
+mod key_batches;
 mod lane_ids;
 mod ledger;
 mod migrate;
@@ -66,6 +67,7 @@ use copy_lookup::CopyLookup;
 use epoch::{Epoch, EpochWatch};
 use group_commit::GroupCommit;
 use handler_registry::Handlers;
+use key_batches::KeyBatches;
 use lane_ids::Names;
 use row::Ids;
 
@@ -144,6 +146,7 @@ struct Shared {
     ids: Ids,
     group_commit: GroupCommit,
     lookup: CopyLookup,
+    key_batches: KeyBatches,
     publisher: outbox::Publisher,
     sending: outbox::Sending,
     recent: RecentEvents,
@@ -192,6 +195,7 @@ impl PgStore {
             ids: Ids::default(),
             group_commit: GroupCommit::new(),
             lookup: CopyLookup::new(),
+            key_batches: KeyBatches::default(),
             publisher: outbox::Publisher::default(),
             sending: outbox::Sending::default(),
             recent: RecentEvents::new(),
@@ -210,6 +214,7 @@ impl PgStore {
         group_commit::start(&shared, options.pools.ingest).map_err(|error| {
             PgOpenError::Connect(format!("cannot start the writer thread: {error}"))
         })?;
+        key_batches::start(&shared);
         outbox::start_publishers(&shared, options.pools.publish);
         shared.tasks.spawn(epoch::watch(Arc::clone(&shared)));
         shared.tasks.spawn(partitions::keep_ahead(Arc::clone(&shared)));

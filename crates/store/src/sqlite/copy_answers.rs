@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use super::Shared;
 use super::existing::Existing;
 use super::key_index::{KeyPlace, find_at};
-use super::open::{OpenError, Place as DatabasePlace};
+use super::open::{DatabaseLocation, OpenError};
 use super::row::seq_of;
 use super::writer::WriterSender;
 use crate::limits::WAITING_MAX;
@@ -74,7 +74,7 @@ struct Spot {
 
 impl CopyAnswers {
     pub(super) fn start(
-        place: &DatabasePlace,
+        place: &DatabaseLocation,
         shared: &Arc<Shared>,
         writer: WriterSender,
     ) -> Result<Self, OpenError> {

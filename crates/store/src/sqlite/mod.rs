@@ -105,7 +105,9 @@ impl SqliteStore {
     /// Opens or creates the database. Blocks until every key is loaded: nothing is accepted before
     /// that.
     pub fn open(options: SqliteOptions) -> Result<Self, OpenError> {
-        let place = Arc::new(open::Place::own(&options.directory)?.for_bodies_of(options.max_body));
+        let place = Arc::new(
+            open::DatabaseLocation::own(&options.directory)?.for_bodies_of(options.max_body),
+        );
         let shared = Arc::new(Shared {
             recent: RecentEvents::new(),
             keys: Arc::default(),

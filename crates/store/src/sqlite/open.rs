@@ -76,13 +76,13 @@ pub enum OpenError {
 
 /// The location of a database, owned by this process until dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct DatabaseLocation {
     path: PathBuf,
     value_bytes_max: usize,
     _lock: File,
 }
 
-impl Place {
+impl DatabaseLocation {
     /// Takes the data directory for this process, and creates it if needed.
     pub(super) fn own(directory: &Path) -> Result<Self, OpenError> {
         if rusqlite::version_number() < SQLITE_VERSION_MIN {
@@ -219,14 +219,17 @@ const MIGRATIONS: &[Migration] =
 
 /// Migrates the schema forward to this build's version, one transaction each, and only if the
 /// applied migrations are those that this build knows.
-pub(super) fn migrate(place: &Place, conn: &mut Connection) -> Result<(), OpenError> {
-    apply(place, conn, MIGRATIONS)
+pub(super) fn migrate(location: &DatabaseLocation, conn: &mut Connection) -> Result<(), OpenError> {
+    apply(location, conn, MIGRATIONS)
 }
 
 /// Refuses foreign keys to the tables of Hapax and triggers on them: they would make its writes
 /// fail, or have unknown effects. Checked at the start, because only Hapax changes the schema while
 /// it runs.
-pub(super) fn refuse_entangled(place: &Place, conn: &Connection) -> Result<(), OpenError> {
+pub(super) fn refuse_entangled(
+    location: &DatabaseLocation,
+    conn: &Connection,
+) -> Result<(), OpenError> {
     let found = conn
         .query_row(
             "SELECT 'the foreign key of ' || m.name, f.\"table\"
@@ -241,12 +244,16 @@ pub(super) fn refuse_entangled(place: &Place, conn: &Connection) -> Result<(), O
             |row| Ok(OpenError::Entangled { theirs: row.get(0)?, ours: row.get(1)? }),
         )
         .optional()
-        .map_err(|source| place.error(source))?;
+        .map_err(|source| location.error(source))?;
     found.map_or(Ok(()), Err)
 }
 
-fn apply(place: &Place, conn: &mut Connection, known: &[Migration]) -> Result<(), OpenError> {
-    let fail = |source| place.error(source);
+fn apply(
+    location: &DatabaseLocation,
+    conn: &mut Connection,
+    known: &[Migration],
+) -> Result<(), OpenError> {
+    let fail = |source| location.error(source);
     conn.execute_batch(
         "CREATE TABLE IF NOT EXISTS hapax_migration (
              version    INTEGER PRIMARY KEY,
@@ -267,7 +274,7 @@ fn apply(place: &Place, conn: &mut Connection, known: &[Migration]) -> Result<()
         match known.iter().find(|migration| migration.version == *version) {
             None => return Err(OpenError::Newer(*version)),
             Some(_) if *version == 1 && name != BASELINE => {
-                return Err(OpenError::BeforeRelease(place.path.clone()));
+                return Err(OpenError::BeforeRelease(location.path.clone()));
             }
             Some(one) if checksum(one.sql) != *found => {
                 return Err(OpenError::Migration { version: *version });
@@ -306,11 +313,11 @@ mod tests {
         // A foreign key would prevent pruning, and a deferred one would break every ingest.
         let check = |sql: &str, refused: Option<&str>| {
             let directory = tempfile::tempdir().expect("a directory");
-            let place = Place::own(directory.path()).expect("ours");
-            let mut conn = place.writer().expect("opens");
-            migrate(&place, &mut conn).expect("ours");
+            let location = DatabaseLocation::own(directory.path()).expect("ours");
+            let mut conn = location.writer().expect("opens");
+            migrate(&location, &mut conn).expect("ours");
             conn.execute_batch(sql).expect("theirs");
-            let outcome = refuse_entangled(&place, &conn).map_err(|error| error.to_string());
+            let outcome = refuse_entangled(&location, &conn).map_err(|error| error.to_string());
             match refused {
                 None => assert_eq!(outcome, Ok(())),
                 Some(what) => {
@@ -347,16 +354,16 @@ mod tests {
     fn the_next_migration_keeps_what_the_database_holds_and_runs_once() {
         // A file with events is opened by the next version, twice, then by the version before.
         let directory = tempfile::tempdir().expect("a directory");
-        let place = Place::own(directory.path()).expect("ours");
-        let mut conn = place.writer().expect("opens");
-        migrate(&place, &mut conn).expect("as it was");
+        let location = DatabaseLocation::own(directory.path()).expect("ours");
+        let mut conn = location.writer().expect("opens");
+        migrate(&location, &mut conn).expect("as it was");
         conn.execute_batch("INSERT INTO hapax_pair VALUES (7, 'default', 'shop')").expect("writes");
         let next = migration_two(
             "ALTER TABLE hapax_pair ADD COLUMN seen INTEGER NOT NULL DEFAULT 0;
              UPDATE hapax_pair SET seen = seen + 1;",
         );
         for _ in 0..2 {
-            apply(&place, &mut conn, &next).expect("goes forward");
+            apply(&location, &mut conn, &next).expect("goes forward");
             let row: (i64, String, i64) = conn
                 .query_row("SELECT pair, source, seen FROM hapax_pair", [], |row| {
                     Ok((row.get(0)?, row.get(1)?, row.get(2)?))
@@ -364,19 +371,19 @@ mod tests {
                 .expect("reads");
             assert_eq!(row, (7, "shop".to_owned(), 1));
         }
-        assert!(matches!(migrate(&place, &mut conn), Err(OpenError::Newer(2))));
+        assert!(matches!(migrate(&location, &mut conn), Err(OpenError::Newer(2))));
     }
 
     #[test]
     fn a_migration_that_fails_leaves_the_database_as_it_was() {
         // Half of it has run when it fails: the version before must still open the file.
         let directory = tempfile::tempdir().expect("a directory");
-        let place = Place::own(directory.path()).expect("ours");
-        let mut conn = place.writer().expect("opens");
-        migrate(&place, &mut conn).expect("as it was");
+        let location = DatabaseLocation::own(directory.path()).expect("ours");
+        let mut conn = location.writer().expect("opens");
+        migrate(&location, &mut conn).expect("as it was");
         let next = migration_two("DROP TABLE hapax_copy; INSERT INTO nowhere VALUES (1);");
-        apply(&place, &mut conn, &next).expect_err("fails");
-        migrate(&place, &mut conn).expect("as it was");
+        apply(&location, &mut conn, &next).expect_err("fails");
+        migrate(&location, &mut conn).expect("as it was");
         conn.execute_batch("SELECT conflicts FROM hapax_copy").expect("is there");
     }
 
@@ -384,8 +391,8 @@ mod tests {
     fn a_database_from_before_the_first_release_is_refused_and_stays_as_it_is() {
         // Its tables have the same names and other columns: the first write would fail, or worse.
         let directory = tempfile::tempdir().expect("a directory");
-        let place = Place::own(directory.path()).expect("ours");
-        let mut conn = place.writer().expect("opens");
+        let location = DatabaseLocation::own(directory.path()).expect("ours");
+        let mut conn = location.writer().expect("opens");
         conn.execute_batch(
             "CREATE TABLE hapax_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL,
                  checksum TEXT NOT NULL, applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
@@ -395,7 +402,7 @@ mod tests {
              INSERT INTO hapax_event VALUES (1)",
         )
         .expect("an old one");
-        let refused = migrate(&place, &mut conn).expect_err("refused");
+        let refused = migrate(&location, &mut conn).expect_err("refused");
         assert!(matches!(refused, OpenError::BeforeRelease(_)), "{refused}");
         let text = refused.to_string();
         assert!(text.contains("empty data directory") && text.contains("hapax.db"), "{text}");

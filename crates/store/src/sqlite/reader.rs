@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use super::jobs::{answer_of, job_id, place_of};
-use super::open::{OpenError, Place};
+use super::open::{DatabaseLocation, OpenError};
 use super::outbox;
 use super::row::{
     DEAD, DISCARDED, EventState, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, event_id,
@@ -39,7 +39,7 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    pub(super) fn open(place: Arc<Place>) -> Result<Self, OpenError> {
+    pub(super) fn open(place: Arc<DatabaseLocation>) -> Result<Self, OpenError> {
         let idle = (0..READERS)
             .map(|_| place.reader().map_err(|source| place.error(source)))
             .collect::<Result<_, _>>()?;
@@ -191,7 +191,7 @@ pub(super) fn events(
         conditions.insert("e.received_at < ?", Value::Integer(until.as_microsecond()));
     }
     if let Some(since) = filter.unfinished_since {
-        // With `until` in its own words: both may be given.
+        // Not the text of the condition for `until`: both filters may be given, and each text is one entry.
         conditions.insert("? > e.received_at", Value::Integer(since.as_microsecond()));
         fixed.push(UNFINISHED.to_owned());
     }

@@ -152,7 +152,7 @@ fn other_arrivals(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<Timestamp
 /// The numbers of the first event since `since`, and of the newest there is. Found by halving, since
 /// events have no index by time that every insert would have to feed.
 fn span(conn: &Connection, since: i64) -> rusqlite::Result<Option<(i64, i64)>> {
-    // Each on its own: asked for both at once, SQLite reads every row there is.
+    // Two queries: SQLite answers one that asks for both ends by reading every row.
     let end = |which: &str| -> rusqlite::Result<Option<i64>> {
         conn.prepare_cached(&format!("SELECT {which}(seq) FROM hapax_event"))?
             .query_row([], |row| row.get(0))

@@ -32,7 +32,7 @@ use super::copies;
 use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
 use super::meta;
-use super::open::{self, OpenError, Place};
+use super::open::{self, DatabaseLocation, OpenError};
 use super::outbox::Outbox;
 use super::prune::PruneProgress;
 use super::row::Ids;
@@ -186,7 +186,7 @@ impl Health {
 
 impl WriterHandle {
     pub(super) fn start(
-        place: Arc<Place>,
+        place: Arc<DatabaseLocation>,
         shared: Arc<Shared>,
         clock: Clock,
     ) -> Result<Self, OpenError> {
@@ -354,7 +354,7 @@ impl Drop for WriterEnded {
 }
 
 pub(super) struct Writer {
-    place: Arc<Place>,
+    place: Arc<DatabaseLocation>,
     pub(super) shared: Arc<Shared>,
     pub(super) conn: Connection,
     pub(super) lanes: Lanes,
@@ -439,7 +439,11 @@ enum Next {
 }
 
 impl Writer {
-    fn open(place: Arc<Place>, shared: Arc<Shared>, clock: Clock) -> Result<Self, OpenError> {
+    fn open(
+        place: Arc<DatabaseLocation>,
+        shared: Arc<Shared>,
+        clock: Clock,
+    ) -> Result<Self, OpenError> {
         let fail = |source| place.error(source);
         let mut conn = place.writer().map_err(fail)?;
         let settled = open::settle_log(&conn).map_err(fail)?;

@@ -518,7 +518,7 @@ pub(crate) async fn whatever_ends_a_key_gives_its_place_back<S: Working>(world: 
         let done = world.admitted("acct_1", &key("done"), 2, ROOMY).await;
         assert_eq!(world.finish(&done, "done").await, Held::Kept);
         assert_eq!(world.finish(&done, "again").await, Held::Lost);
-        // It dies, is taken over, abandoned by the second, and dies with the third.
+        // The first holder dies. The second takes the key over and abandons it. The third dies too.
         world.admitted("acct_1", &key("dead"), 2, ROOMY).await;
         assert_eq!(world.limited("acct_1", "more", 2, ROOMY).await, Reservation::OverQuota);
         world.pass(LEASED);

@@ -128,7 +128,7 @@ async fn a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void() {
     ));
     ledger.abandon(&next).await.unwrap();
     assert_eq!(ledger.finish(&next, &created()).await.unwrap(), Held::Lost);
-    // Free, except for the fingerprint of the first request, which may have been carried out.
+    // The key is free, but keeps the fingerprint of the first request, which may have been carried out.
     assert_eq!(ledger.reserve(ask("k", 2, LONG)).await.unwrap(), Reservation::Mismatch);
     // No fence is issued twice, not even by a Redis that has lost everything.
     let third = fresh(&ledger, ask("k", 1, LONG)).await;

@@ -229,8 +229,8 @@ async fn a_connection_cut_after_the_statement_was_sent_is_an_error_and_the_retry
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_server_blocks_neither_senders_nor_the_writer() {
-    // Its connections stay open and nothing is answered. Sent requests, and those that queue behind
-    // them for the one writer, must not wait as long as a slow claim may.
+    // Its connections stay open and nothing is answered. A slow claim may take long. Requests that were sent,
+    // and requests that wait for the one writer, must get their error sooner.
     let url = pg_database().await;
     let server = Postgres::shared().await;
     let proxy = TcpProxy::to_port(server.port()).await;
@@ -389,7 +389,8 @@ async fn a_server_that_does_not_sync_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pooler_in_transaction_mode_is_refused_whatever_its_size() {
-    // Settings, prepared statements and locks of a session would be on changing servers.
+    // The statements of one session would run in several sessions of the server: its settings, prepared
+    // statements and locks would be lost.
     let server = Postgres::shared().await;
     let url = server.create_database("pooled").await;
     let name = url.rsplit('/').next().expect("a name").to_owned();

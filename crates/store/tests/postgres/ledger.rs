@@ -485,3 +485,75 @@ async fn two_nodes_give_out_no_more_new_keys_than_there_is_room_for() {
     let (counted, is_there) = counted_and_true(&base).await;
     assert_eq!(counted, is_there);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_keys_share_a_commit_and_each_gets_its_own_answer() {
+    // A commit for each key is a round trip and a sync for each. The same key comes twice, with answers
+    // and reservations mixed: no caller may get the outcome of another.
+    let base = Base::new("ledger_batches", spec(1)).await;
+    let tasks: Vec<_> = (0..300)
+        .map(|n| {
+            let store = Arc::clone(&base.store);
+            tokio::spawn(async move {
+                let key = format!("k{}", n % 150);
+                match store.reserve(ask(&key)).await.expect("reserves") {
+                    Reservation::Fresh(reserved) => {
+                        let held = store.finish(&reserved, &answer(&key)).await.expect("finishes");
+                        assert_eq!(held, Held::Kept, "{key}");
+                        // The right was used.
+                        let held = store.finish(&reserved, &answer("late")).await.expect("answers");
+                        assert_eq!(held, Held::Lost, "{key}");
+                        1
+                    }
+                    Reservation::InProgress { .. } => 0,
+                    Reservation::Replay(stored) => {
+                        assert_eq!(stored, answer(&key));
+                        0
+                    }
+                    other => panic!("{key}: {other:?}"),
+                }
+            })
+        })
+        .collect();
+    let mut fresh = 0;
+    for task in tasks {
+        fresh += task.await.expect("no panic");
+    }
+    assert_eq!(fresh, 150);
+    for n in 0..150 {
+        let key = format!("k{n}");
+        let again = base.store.reserve(ask(&key)).await.expect("answers");
+        assert_eq!(again, Reservation::Replay(answer(&key)));
+    }
+    let commits = "SELECT count(DISTINCT xmin::text) FROM hapax.reservation";
+    let commits: i64 = base.sql.query_one(commits, &[]).await.expect("counts").get(0);
+    assert!(commits < 150, "each of {commits} keys had its own commit");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_key_that_a_transaction_has_locked_delays_no_other_key_of_its_batch() {
+    // The lease of the locked key is over, so its reservation must wait for the open transaction.
+    let base = Base::new("ledger_locked", spec(1)).await;
+    let reserved = fresh(&base.store, "locked").await;
+    let_the_lease_end(&base, "locked").await;
+    let mut user = connect(&base.url).await;
+    let tx = user.transaction().await.expect("begins");
+    let lock = "SELECT FROM hapax.reservation WHERE key = 'locked' FOR UPDATE";
+    tx.execute(lock, &[]).await.expect("locks");
+    let reserving = |key: String| {
+        let store = Arc::clone(&base.store);
+        tokio::spawn(async move { store.reserve(ask(&key)).await })
+    };
+    let waiting = reserving("locked".to_owned());
+    let others: Vec<_> = (0..40).map(|n| reserving(format!("other{n}"))).collect();
+    for other in others {
+        let other = other.await.expect("no panic").expect("reserves");
+        assert!(matches!(other, Reservation::Fresh(_)), "{other:?}");
+    }
+    assert!(!waiting.is_finished());
+    tx.rollback().await.expect("ends");
+    match waiting.await.expect("no panic").expect("reserves") {
+        Reservation::Fresh(again) => assert!(again.fence > reserved.fence && again.attempt == 2),
+        other => panic!("{other:?}"),
+    }
+}

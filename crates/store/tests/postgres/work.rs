@@ -144,7 +144,7 @@ async fn an_open_transaction_delays_only_the_rows_it_holds() {
         }
     });
     let began = Instant::now();
-    // For all other sessions its lease is over.
+    // All other sessions see the lease as over.
     let other = connect(&base.url).await;
     let renewed = base.store.renew(held.job, held.fence, Duration::from_secs(30)).await;
     assert_eq!(renewed.expect("renews"), Held::Kept);

@@ -1,6 +1,6 @@
 -- Keeps: a delivery of a deleted endpoint ends, also one that a transaction committed after the deletion.
--- At most `most`; how many. A locked one is being settled and comes with a later call. The fence stays
--- good: if the request got through, it is delivered.
+-- Cancels at most `most` and returns how many. A locked delivery is being settled: a later call cancels it.
+-- The fence stays good: if the request got through, it is delivered.
 CREATE OR REPLACE FUNCTION hapax.cancel_orphans(most integer, now_at timestamptz DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

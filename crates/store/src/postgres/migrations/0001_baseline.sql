@@ -47,7 +47,7 @@ CREATE TABLE hapax.lane (
     UNIQUE (handler, tenant)
 );
 
--- Keeps: one Event per (tenant, source, event id). `hash` is the referee of that race: 16 bytes of
+-- Keeps: one Event per (tenant, source, event id). `hash` decides that race: 16 bytes of
 -- SHA-256 over the length-prefixed parts, as a uuid, because that is 16 bytes and nothing else.
 -- This is the narrow row, which outlives the event's body. An event is whole exactly while its body is
 -- there; afterwards it is pruned, and its jobs and history are gone too. has_jobs: jobs were written for
@@ -172,7 +172,7 @@ CREATE INDEX job_gap    ON hapax.job (lane, resource, position, job) WHERE state
 CREATE INDEX job_parked ON hapax.job (handler, lane, resource, position, job) WHERE state = 6 /* parked */;
 CREATE INDEX job_dead   ON hapax.job (handler, job) WHERE state IN (4 /* dead */, 7 /* review */);
 CREATE INDEX job_at_work ON hapax.job (lane, resource) WHERE state = 1 /* leased */ AND resource IS NOT NULL;
--- Keeps: one at a time per resource, over all nodes. This index is the referee. exclusive is set by
+-- Keeps: one at a time per resource, over all nodes. This index decides. exclusive is set by
 -- a claim that leases the resource with the job; statements run under the lock of the mark instead.
 CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 /* leased */ AND exclusive;
 
@@ -462,6 +462,29 @@ CREATE TYPE hapax.doubt AS (
     other_hash     uuid,
     other_event_id bytea,
     replay_event_id bytea
+);
+-- An Idempotency-Key to reserve, and an answer to store. owner: null without a quota.
+CREATE TYPE hapax.key_ask AS (
+    scope       text,
+    key         text,
+    fingerprint bytea,
+    lease_us    bigint,
+    ttl_us      bigint,
+    owner       text,
+    max_keys    bigint,
+    max_bytes   bigint
+);
+CREATE TYPE hapax.key_answer AS (
+    scope     text,
+    key       text,
+    fence     bigint,
+    status    integer,
+    headers   jsonb,
+    body      bytea,
+    size      bigint,
+    owner     text,
+    max_keys  bigint,
+    max_bytes bigint
 );
 -- A copy of an event, as hapax.arrival stores it.
 CREATE TYPE hapax.copied AS (

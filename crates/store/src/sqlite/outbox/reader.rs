@@ -61,7 +61,7 @@ impl Conditions {
     }
 }
 
-/// A page from rows that were read with one too many.
+/// A page from rows. One row more than the page holds was read, if there is one.
 fn page<T>(mut rows: Vec<(u128, T)>, limit: usize) -> Page<T> {
     let more = rows.len() > limit;
     rows.truncate(limit);
