@@ -619,7 +619,7 @@ impl Default for FoundSignatures {
 }
 
 impl FoundSignatures {
-    /// Adds a signature. One that is not well-formed is ignored, since another one may be valid.
+    /// Adds a signature. A signature that is not well-formed is ignored, since another may be valid.
     fn push(&mut self, encoding: Encoding, text: &str, slot: Option<usize>) -> Result<(), Refusal> {
         self.seen += 1;
         if self.seen > SIGNATURES_MAX {

@@ -228,7 +228,7 @@ fn a_replay_begins_the_schedule_again_and_goes_on_counting_attempts() {
         let keeps = phase == DeliveryPhase::Dead && parks_key;
         assert_eq!(change.place == KeyPlace::Keep, keeps, "{phase:?} {parks_key}");
     }
-    // One that waits is sent now, and has used the steps that it has used.
+    // A waiting delivery is sent now, and keeps the steps that it has used.
     let waits = state(DeliveryPhase::Ready, 30, (2, 2, 0));
     let change = step(&waits, &REPLAY, noon(), 0.5).expect("it waits");
     assert_eq!((change.due, change.progress), (noon(), waits.progress));

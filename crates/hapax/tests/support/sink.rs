@@ -91,7 +91,7 @@ impl Sink {
         Self { address, seen }
     }
 
-    /// One that accepts everything.
+    /// A sink that accepts everything.
     pub(crate) fn accepting() -> Self {
         Self::new(|_, _| "200 OK".to_owned())
     }

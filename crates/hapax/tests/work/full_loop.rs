@@ -144,8 +144,8 @@ impl FullLoop {
         assert_eq!(patched.status, 200, "{patched:?}");
     }
 
-    /// Sends every payout to the shop and kills it after each share of them: after a random number of acks, or
-    /// when a random number of them is booked.
+    /// Sends every payout to the shop. Kills the shop several times: after a random number of acks, or when a
+    /// random number of payouts is booked.
     fn send_and_kill_the_shop(&self, size: Size, dice: &mut Dice) {
         let share = size.payouts / size.kills;
         for round in 0..size.kills {

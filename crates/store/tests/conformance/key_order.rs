@@ -141,7 +141,7 @@ pub(crate) async fn a_dead_delivery_parks_its_key_until_an_operator_decides<S: S
     assert_eq!(world.skip(a1).await, DeliverySkipped::AlreadyOver);
     assert_eq!(world.skip(DeliveryId(Uuid::now_v7())).await, DeliverySkipped::Unknown);
     world.deliver_one("a2").await;
-    // One that waits can be skipped too, also in the middle.
+    // A waiting delivery can be skipped too, also in the middle.
     let a4 = world.delivery_of("a4").await.id;
     assert_eq!(world.skip(a4).await, DeliverySkipped::Skipped);
     world.deliver_one("a3").await;

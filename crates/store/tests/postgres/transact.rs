@@ -433,7 +433,8 @@ async fn an_abandoned_transaction_releases_its_locks() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_transaction_cannot_commit_a_job_that_was_claimed_again() {
-    // Its lease ends with effects written; another node claims, and commits before it or after.
+    // The lease of a handler ends after it has written its effects. Another node claims the job, and commits
+    // before it or after it.
     for the_late_one_is_first in [false, true] {
         let base = Base::new("rust_late", spec(3)).await;
         let other = Base::node(&base.url, spec(3)).await;

@@ -1,5 +1,5 @@
 -- Publishes messages of the API in one commit. A row for each, in any order: its place in the arrays, and
--- the answer of hapax.write_message. One that must wait for another transaction fails all of them once
+-- the answer of hapax.write_message. A message that must wait for another transaction fails all of them once
 -- the session's lock_timeout ends: the caller then publishes each alone.
 CREATE OR REPLACE FUNCTION hapax.publish_messages(
     tenants text[], ids text[], types text[], datas text[], thins text[], keys text[],

@@ -1,5 +1,5 @@
 -- Sends a delivery again whose row is locked, or now if it waits. Whether anything changed: one that is due
--- or under way, or waits for another, stays as it is. One that had ended goes behind all others under its key,
+-- or under way, or waits for another, stays as it is. A delivery that had ended goes behind all others under its key,
 -- whose lock is held, unless it is the dead one that those wait for (parks_key).
 CREATE OR REPLACE FUNCTION hapax.send_again(
     d hapax.delivery, parks_key boolean, at timestamptz)

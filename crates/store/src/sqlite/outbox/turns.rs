@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 /// Never.
 pub(super) const NEVER: i64 = i64::MAX;
 
-/// The endpoints by their numbers. One that never has anything to do is not in here.
+/// The endpoints by their numbers. An endpoint that never has anything to do is not in here.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// Those that have something to do, by their turn.
@@ -37,7 +37,7 @@ impl Turns {
         }
     }
 
-    /// Notes that an endpoint has something to do from `at` on. One that has its turn already keeps it.
+    /// Notes that an endpoint has something to do from `at` on. An endpoint that has its turn already keeps it.
     pub(super) fn set(&mut self, number: i64, at: i64) {
         if at <= self.now && matches!(self.slots.get(&number), Some(Slot::Due(_))) {
             return;
