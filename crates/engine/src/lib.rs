@@ -13,6 +13,7 @@ mod janitor;
 pub mod limits;
 mod log_budget;
 mod outbound;
+mod plan_runner;
 mod proxy;
 mod request_ids;
 mod run_to_completion;
@@ -32,6 +33,7 @@ pub use outbound::{
     EndpointClient, EndpointUrl, GuardRules, HeaderProblem, Lookup, LookupError, Outbound,
     OutboundTlsError, Resolve, SendError, SendErrorClass, UrlProblem, WebhookDelivery, is_public,
 };
+pub use plan_runner::run_plans;
 pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};
 pub use sender::{Courier, Ping, Sender, SenderLimits};
 pub use serve::{NotReady, Readiness, serve_ingress};

@@ -23,7 +23,7 @@ use hapax_engine::tls::Certificate;
 use hapax_engine::{
     Courier, Drained, EgressProxy, GuardRules, Ingress, Janitor, LaneSpec, Now, Outbound, Proxy,
     ProxySpec, Readiness, Retention, RouteSpec, Routes, RoutesSpec, Sender, SenderLimits, Workers,
-    http, serve_ingress, serve_proxy,
+    http, run_plans, serve_ingress, serve_proxy,
 };
 use hapax_layer::{Principal, Rules};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore};
@@ -227,6 +227,10 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
         tokio::spawn(async move { janitor.run(stop).await })
     });
     let sender_task = sender.map(|sender| tokio::spawn(sender.run(drain, stop_background.clone())));
+    let plans_task = has_role(Role::Sender).then(|| {
+        let (store, now) = (Arc::clone(&store), Arc::clone(&now));
+        tokio::spawn(run_plans(store, now, stop_background.clone()))
+    });
     let ready = ReadyLine {
         ingress: public_listener.is_some().then_some((scheme, public_address)),
         admin: admin_listener.is_some().then_some(admin_address),
@@ -313,6 +317,7 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
     stop_background.cancel();
     join_task(workers_task).await.context("the workers panicked")?;
     join_task(sender_task).await.context("the sender panicked")?;
+    join_task(plans_task).await.context("the runner of plans panicked")?;
     join_task(janitor_task).await.context("the janitor panicked")?;
     alerts_task.await.context("the alert monitor panicked")?;
     join_task(admin_task).await.context("the admin side panicked")?;

@@ -326,6 +326,14 @@ acts! {
     OutboxRetention {
         ExpireDeliveries: expire_deliveries(ask: ExpiryAsk) -> Expiry;
     }
+    Plans {
+        CountPlan: count_plan(work: DeliveryPlan) -> PlanCount;
+        CreatePlan: create_plan(plan: NewPlan, by: Action) -> PlanCreated;
+        RunPlan: run_plan(limit: usize) -> PlanRun;
+        CancelPlan: cancel_plan(id: PlanId, by: Action) -> Option<hapax_core::store::Plan>;
+        FindPlan: plan(id: PlanId) -> Option<hapax_core::store::Plan>;
+        ListPlans: plans(limit: usize) -> Vec<hapax_core::store::Plan>;
+    }
     Ledger {
         Reserve: reserve(ask: ReserveAsk) -> Reservation;
         Finish: finish(reserved: &Reserved, answer: &StoredAnswer) -> Held;

@@ -6,7 +6,7 @@
 //! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, [`Operate`] records the
 //! decisions of operators, and [`Inspect`] reads for them. [`Outbox`] publishes messages and delivers them,
 //! [`InspectOutbox`] reads both for operators, and [`OutboxRetention`] ends deliveries by their age.
-//! [`StoreHints`] are for pacing and logs.
+//! [`Plans`] repeat what operators do for many deliveries. [`StoreHints`] are for pacing and logs.
 //! [`AdminRecords`] keeps the sessions of the dashboard and the audit trail.
 //! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
 
@@ -17,6 +17,7 @@ mod inspect;
 mod operate;
 mod outbox;
 mod outbox_retention;
+mod plans;
 mod work;
 
 use std::error::Error;
@@ -31,6 +32,7 @@ pub use inspect::*;
 pub use operate::*;
 pub use outbox::*;
 pub use outbox_retention::*;
+pub use plans::*;
 pub use work::*;
 
 pub use crate::message::NewMessage;

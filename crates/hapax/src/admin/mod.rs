@@ -15,6 +15,7 @@ mod jobs;
 mod messages;
 mod openapi;
 mod pages;
+mod plans;
 mod problem;
 mod replay;
 mod review;
@@ -34,7 +35,7 @@ use hapax_core::handler::EventView;
 use hapax_core::ledger::Ledger;
 use hapax_core::store::{
     AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, NewJob, Operate, Outbox,
-    Store, Work,
+    Plans, Store, Work,
 };
 use hapax_core::vault::Vault;
 use hapax_core::{SourceName, Tenant};
@@ -68,11 +69,11 @@ pub(crate) type RefetchClaims = Arc<
 
 /// The acts and reads of a store that the admin side uses.
 pub(crate) trait AdminStore:
-    Store + Work + Operate + Inspect + Outbox + InspectOutbox + Ledger + AdminRecords
+    Store + Work + Operate + Inspect + Outbox + InspectOutbox + Plans + Ledger + AdminRecords
 {
 }
 
-impl<S: Store + Work + Operate + Inspect + Outbox + InspectOutbox + Ledger + AdminRecords>
+impl<S: Store + Work + Operate + Inspect + Outbox + InspectOutbox + Plans + Ledger + AdminRecords>
     AdminStore for S
 {
 }

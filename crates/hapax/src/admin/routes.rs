@@ -10,8 +10,8 @@ use axum::routing::{MethodFilter, MethodRouter};
 use super::auth::Access;
 use super::openapi::{Described, Description};
 use super::{
-    Admin, AdminStore, audit, claims, endpoints, events, jobs, messages, pages, replay, review,
-    stats,
+    Admin, AdminStore, audit, claims, endpoints, events, jobs, messages, pages, plans, replay,
+    review, stats,
 };
 
 /// All routes of the admin side.
@@ -100,6 +100,10 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         post(Administer, "/api/v1/endpoints/{id}/rotate", endpoints::rotate::<S>, "Gives an endpoint a new secret and shows it, once"),
         post(Operate, "/api/v1/endpoints/{id}/enable", endpoints::enable::<S>, "Delivers to a disabled endpoint again"),
         post(Operate, "/api/v1/endpoints/{id}/disable", endpoints::disable::<S>, "Holds the deliveries of an endpoint"),
+        post(Operate, "/api/v1/endpoints/{id}/replay", plans::create::<S>, "Plans to send many deliveries of an endpoint again, or those that it never got"),
+        get(Read, "/api/v1/replays", plans::list::<S>, "Lists the newest plans"),
+        get(Read, "/api/v1/replays/{id}", plans::show::<S>, "Shows a plan with its progress"),
+        post(Operate, "/api/v1/replays/{id}/cancel", plans::cancel::<S>, "Stops a plan; what it has sent stays sent"),
         post(Operate, "/api/v1/endpoints/{id}/ping", endpoints::ping::<S>, "Sends one signed test message now; nothing is recorded or retried"),
     ]
 }

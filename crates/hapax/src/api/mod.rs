@@ -11,6 +11,7 @@ mod endpoints;
 mod events;
 mod jobs;
 mod messages;
+mod plans;
 mod replay;
 mod stats;
 mod values;
@@ -37,6 +38,7 @@ pub(crate) use messages::{
     MessageSummary, MessagesQuery, PublishRequest, Published, ReplayedDelivery, SkipEffect,
     SkippedDelivery,
 };
+pub(crate) use plans::{Plan, PlanRequest, Planned};
 pub(crate) use replay::{
     DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,
     ReplayJobsRequest, Replayed,

@@ -13,7 +13,7 @@ use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::{EndpointOrder, OnDead};
 use hapax_core::job::Phase;
 use hapax_core::message::Payload;
-use hapax_core::store::{Decision, ReviewReason, Status};
+use hapax_core::store::{Decision, PlanState, PlannedDeliveries, ReviewReason, Status};
 use serde::de::{self, DeserializeOwned, Visitor, value::Error as ValueError};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::openapi::RefOr;
@@ -77,6 +77,17 @@ impl ToSchema for Span {}
 pub(crate) enum Moment {
     At(Timestamp),
     Ago(Span),
+}
+
+impl Serialize for Moment {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::At(at) => serializer.collect_str(at),
+            Self::Ago(Span(span)) => {
+                serializer.collect_str(&format_args!("{}ms", span.as_millis()))
+            }
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for Moment {
@@ -165,6 +176,10 @@ pub(super) type PayloadWord = Word<Payload>;
 pub(super) type EndpointOrderWord = Word<EndpointOrder>;
 /// The schema of [`OnDead`].
 pub(super) type OnDeadWord = Word<OnDead>;
+/// The schema of [`PlannedDeliveries`].
+pub(super) type PlannedDeliveriesWord = Word<PlannedDeliveries>;
+/// The schema of [`PlanState`].
+pub(super) type PlanStateWord = Word<PlanState>;
 /// The schema of [`Decision`].
 pub(super) type DecisionWord = Word<Decision>;
 /// The schema of [`ReviewReason`].

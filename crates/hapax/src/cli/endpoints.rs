@@ -8,6 +8,7 @@ use super::admin_client::{self, Remote, encoded};
 use super::events::{ActionArgs, read};
 use super::lists::{ListArgs, Words};
 use super::output::{self, Exit, Failure};
+use super::plans::ReplayEndpoint;
 use crate::api::{
     Endpoint, EndpointRequest, Patch, PingAnswer, ReasonRequest, RotateRequest, Span,
 };
@@ -30,6 +31,8 @@ pub(super) enum Endpoints {
     Disable(Act),
     /// Send one signed test message now, and print the answer. Exit 1 if it is not a 2xx
     Ping(Act),
+    /// Send many deliveries of an endpoint again, or those that it never got
+    Replay(Box<ReplayEndpoint>),
     /// Remove an endpoint; its open deliveries are cancelled
     Remove(Act),
 }
@@ -44,6 +47,7 @@ impl Endpoints {
             Self::Enable(act) => admin_client::run(act.change("enable")),
             Self::Disable(act) => admin_client::run(act.change("disable")),
             Self::Ping(act) => admin_client::run(act.ping()),
+            Self::Replay(replay) => admin_client::run(replay.run()),
             Self::Remove(act) => admin_client::run(act.remove()),
         }
     }

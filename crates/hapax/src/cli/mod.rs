@@ -15,6 +15,7 @@ mod lists;
 mod messages;
 mod migrate;
 mod output;
+mod plans;
 mod providers;
 mod send;
 mod sender;
@@ -81,6 +82,9 @@ enum Command {
     /// Add, list, change and remove the endpoints that messages are delivered to
     #[command(subcommand)]
     Endpoints(endpoints::Endpoints),
+    /// List, show and cancel plans that send many deliveries again
+    #[command(subcommand)]
+    Replays(plans::Replays),
     /// Run a local endpoint that prints each delivery and whether its signature holds
     Listen(listen::Listen),
     /// Explain in sentences what happened to one event, and why
@@ -123,6 +127,7 @@ pub(crate) fn run() -> Exit {
         Command::Messages(messages) => messages.run(),
         Command::Deliveries(deliveries) => deliveries.run(),
         Command::Endpoints(endpoints) => endpoints.run(),
+        Command::Replays(replays) => replays.run(),
         Command::Listen(listen) => listen.run(),
         Command::Explain(explain) => explain.run(),
         Command::Stats(stats) => stats.run(),

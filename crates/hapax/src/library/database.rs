@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hapax_core::store::{
-    Inspect, InspectOutbox, Operate, Outbox, OutboxRetention, Store, StoreHints, Work,
+    Inspect, InspectOutbox, Operate, Outbox, OutboxRetention, Plans, Store, StoreHints, Work,
 };
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore, Transact};
 
@@ -23,6 +23,7 @@ pub trait Database:
     + Outbox
     + InspectOutbox
     + OutboxRetention
+    + Plans
     + Transact
     + fmt::Debug
     + Sized

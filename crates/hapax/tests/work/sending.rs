@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
@@ -339,6 +341,74 @@ fn every_acknowledged_message_arrives_through_sigkills() {
     for id in acked.keys() {
         delivery_is(&server, id, "delivered");
     }
+}
+
+// A plan is a row: the kill comes while it runs, and no delivery may be sent again twice or be left out.
+#[test]
+fn a_plan_goes_on_after_a_sigkill_and_takes_each_delivery_once() {
+    const DEAD: usize = 60;
+    let house = house();
+    let mut server = house.start();
+    let is_down = Arc::new(AtomicBool::new(true));
+    let sink = {
+        let is_down = Arc::clone(&is_down);
+        Sink::new(move |_, _| {
+            if is_down.load(Ordering::SeqCst) { "503 Down" } else { "200 OK" }.to_owned()
+        })
+    };
+    let (id, _) = add(&server, &json!({"url": sink.url(), "retry": ["0s"]}));
+    for n in 0..DEAD {
+        published(&server, &json!({"type": "a", "id": format!("m{n}"), "data": {}}));
+    }
+    let path = format!("/api/v1/endpoints/{id}/replay");
+    let dead = json!({"status": "dead", "since": "1h", "dry_run": true});
+    until("every delivery to be dead", || {
+        let counted = server.admin_post(&path, &dead).json();
+        (counted == json!({"id": null, "count": DEAD})).then_some(())
+    });
+    is_down.store(false, Ordering::SeqCst);
+    let plan = json!({"status": "dead", "since": "1h", "rate": 40, "reason": "the outage"});
+    let planned = server.admin_post(&path, &plan);
+    assert_eq!((planned.status, planned.json()["count"].as_u64()), (200, Some(DEAD as u64)));
+    let plan = planned.json()["id"].as_str().unwrap().to_owned();
+    let progress = |server: &Server| server.admin_get(&format!("/api/v1/replays/{plan}")).json();
+    for part in [DEAD / 6, DEAD / 2] {
+        until("a part of the plan", || {
+            let done = progress(&server)["done"].as_u64().unwrap() as usize;
+            (done >= part).then_some(())
+        });
+        server.kill();
+        server = house.start();
+    }
+    let ended = until("the plan to end", || {
+        let plan = progress(&server);
+        (plan["state"] == "done").then_some(plan)
+    });
+    assert_eq!((ended["total"].as_u64(), ended["done"].as_u64()), (Some(60), Some(60)), "{ended}");
+    for n in 0..DEAD {
+        let delivery = delivery_is(&server, &format!("m{n}"), "delivered");
+        let actions = delivery["actions"].as_array().unwrap();
+        assert_eq!(actions.len(), 1, "{delivery}");
+        assert_eq!(
+            (&actions[0]["action"], &actions[0]["reason"]),
+            (&json!("replay"), &json!("the outage"))
+        );
+    }
+    // What is over stays as it is, and a plan that does not exist is not found.
+    let cancelled = server.admin_post(&format!("/api/v1/replays/{plan}/cancel"), &json!({}));
+    assert_eq!(cancelled.json()["state"], "done");
+    let unknown = "/api/v1/replays/01958d0e-0000-7000-8000-000000000001";
+    assert_eq!(server.admin_get(unknown).status, 404);
+    let wrong = json!({"status": "dead", "since": "1h", "rate": 0});
+    assert_eq!(server.admin_post(&path, &wrong).status, 400);
+    let admin = format!("http://{}", server.admin);
+    let listed = hapax(&["replays", "list"]).env("HAPAX_ADMIN", &admin).run();
+    assert!(listed.stdout.contains("done  60 of 60 sent, 0 skipped at 40 a second"), "{listed:?}");
+    let missing =
+        hapax(&["endpoints", "replay", &id, "--status", "missing", "--since", "1h", "--dry-run"])
+            .env("HAPAX_ADMIN", &admin)
+            .run();
+    assert_eq!(missing.stdout.trim(), "0 deliveries", "{missing:?}");
 }
 
 // The outbox is the commit of the handler: a failed attempt publishes nothing, a done one exactly once.

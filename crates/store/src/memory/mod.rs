@@ -5,7 +5,7 @@
 //! Start with [`ingest`] (which events there are), then [`work`] (the life of their jobs), then
 //! [`order`] (which job may run now), [`operator_actions`] (decisions of operators) and [`reader`]
 //! (queries). [`outbox`] sends messages to endpoints, [`outbox_reader`] has its queries, and
-//! [`outbox_retention`] ends its old deliveries. [`ledger`] is
+//! [`outbox_retention`] ends its old deliveries, and [`plans`] send many of them again. [`ledger`] is
 //! independent: the Idempotency-Keys of a user's API.
 
 mod admin_records;
@@ -16,6 +16,7 @@ mod order;
 mod outbox;
 mod outbox_reader;
 mod outbox_retention;
+mod plans;
 mod reader;
 mod work;
 
@@ -159,6 +160,8 @@ struct Model {
     turns_ever: u64,
     /// When it was announced that deliveries of an endpoint expire soon.
     expiry_announced: HashMap<EndpointNumber, Timestamp>,
+    /// The plans of operators, oldest first.
+    plans: Vec<plans::StoredPlan>,
     /// Idempotency-Keys.
     reservations: HashMap<ledger::KeyName, ledger::Kept>,
     /// The number of fences given to keys so far.

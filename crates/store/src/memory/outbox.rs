@@ -233,13 +233,13 @@ impl Model {
         Published::Accepted(published)
     }
 
-    fn write_delivery(
+    pub(super) fn write_delivery(
         &mut self,
         message: MessageNumber,
         endpoint: EndpointNumber,
         key: Option<String>,
         now: Timestamp,
-    ) {
+    ) -> DeliveryNumber {
         let id = DeliveryId(Uuid::now_v7());
         let first_wait = self.endpoints[&endpoint].record.settings.retry.first();
         let wait = first_wait.map(|wait| jittered(*wait, dice_of(id.0, 0))).unwrap_or_default();
@@ -261,6 +261,7 @@ impl Model {
         };
         self.deliveries_ever += 1;
         self.deliveries.insert(self.deliveries_ever, delivery);
+        self.deliveries_ever
     }
 
     /// A place after all others.
@@ -618,7 +619,7 @@ impl Model {
 
     /// A delivery that had ended goes behind all others under its key, unless it is the dead one that these
     /// wait for.
-    fn send_again(&mut self, at: DeliveryNumber, now: Timestamp) -> bool {
+    pub(super) fn send_again(&mut self, at: DeliveryNumber, now: Timestamp) -> bool {
         let parks = self.endpoints[&self.deliveries[&at].endpoint].record.settings.parks_dead();
         let last = self.next_place();
         let delivery = self.delivery_mut(at);

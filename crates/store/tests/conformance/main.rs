@@ -23,6 +23,7 @@ mod plans;
 mod pruned;
 mod publishing;
 mod redis_ledger;
+mod replay_plans;
 #[allow(dead_code)]
 mod sending;
 mod sending_plans;
@@ -327,6 +328,14 @@ on_every_working_store! {
         a_request_that_got_through_counts_although_its_delivery_expired,
         dead_deliveries_of_a_deleted_endpoint_expire_without_an_announcement,
         what_is_parked_too_long_expires_before_the_dead_one_that_it_waits_for,
+    }
+    replay_plans {
+        what_died_in_a_time_is_sent_again_once,
+        everything_of_a_time_is_sent_again_the_delivered_included,
+        what_an_endpoint_never_got_is_written_for_it,
+        a_plan_with_a_rate_runs_in_time,
+        a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one,
+        many_nodes_run_one_plan_and_take_each_delivery_once,
     }
     outbox_reads {
         messages_are_listed_from_new_to_old_and_filtered,

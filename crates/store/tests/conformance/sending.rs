@@ -16,7 +16,7 @@ use hapax_core::message::MessageData;
 use hapax_core::store::{
     AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryDetail, DeliveryFilter,
     DeliveryReplayed, Exchanged, HandlerAnswer, Held, InspectOutbox, MessageAct, MessageDetail,
-    MessageRef, NewMessage, Outbox, OutboxRetention, Published,
+    MessageRef, NewMessage, Outbox, OutboxRetention, Plans, Published,
 };
 use hapax_core::vault::{KeyId, SealContext, Vault, VaultKey};
 use uuid::Uuid;
@@ -24,8 +24,11 @@ use uuid::Uuid;
 use crate::harness::{Working, World};
 
 /// A store that also sends.
-pub(crate) trait Sending: Working + Outbox + InspectOutbox + OutboxRetention {}
-impl<S: Working + Outbox + InspectOutbox + OutboxRetention> Sending for S {}
+pub(crate) trait Sending:
+    Working + Outbox + InspectOutbox + OutboxRetention + Plans
+{
+}
+impl<S: Working + Outbox + InspectOutbox + OutboxRetention + Plans> Sending for S {}
 
 /// More claims than any case has deliveries.
 pub(crate) const ALL: usize = 10_000;

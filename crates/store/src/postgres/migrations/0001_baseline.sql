@@ -385,6 +385,35 @@ CREATE TABLE hapax.audit (
     status  integer     NOT NULL
 );
 
+-- What operators repeat for many deliveries of an endpoint. A plan runs in slices; the commit of a slice also
+-- moves its place and its counts. which: dead, all or missing. until_at: never after the plan's instant,
+-- created_at; asked_until as the operator gave it. rate: deliveries a second. next_at: when the next slice is
+-- due. passed_at, passed: the place of the last delivery that was taken; last_message: where the plan ends.
+-- state: running, done or cancelled.
+CREATE TABLE hapax.plan (
+    id           uuid PRIMARY KEY,
+    endpoint     integer NOT NULL,
+    which        text    NOT NULL,
+    since_at     timestamptz NOT NULL,
+    until_at     timestamptz NOT NULL,
+    asked_until  timestamptz,
+    rate         integer,
+    total        bigint  NOT NULL,
+    done         bigint  NOT NULL DEFAULT 0,
+    skipped      bigint  NOT NULL DEFAULT 0,
+    state        text    NOT NULL DEFAULT 'running',
+    next_at      timestamptz NOT NULL,
+    passed_at    timestamptz NOT NULL DEFAULT '-infinity',
+    passed       bigint  NOT NULL,
+    last_message bigint  NOT NULL,
+    who          text    NOT NULL,
+    reason       text,
+    created_at   timestamptz NOT NULL,
+    ended_at     timestamptz
+) WITH (fillfactor = 50);
+CREATE INDEX plan_running ON hapax.plan (next_at) WHERE state = 'running';
+CREATE INDEX plan_age ON hapax.plan (created_at);
+
 -- Idempotency-Keys: reserved, then finished with an answer, or abandoned. A fence is not guessable, and
 -- larger than the one before it: by the row while the key is kept, and after that by the time.
 -- attempt: how often the key was reserved without an answer. owner: the caller that it counts for

@@ -338,6 +338,35 @@ CREATE TABLE hapax_sending_action (
 CREATE INDEX hapax_sending_action_message ON hapax_sending_action (message_seq)
     WHERE message_seq IS NOT NULL;
 
+-- What operators repeat for many deliveries of an endpoint. A plan runs in slices; the commit of a slice also
+-- moves its place and its counts. which: dead, all or missing. until_at: never after the plan's instant,
+-- created_at; asked_until as the operator gave it. rate: deliveries a second. next_at: when the next slice is
+-- due. passed_at, passed: the place of the last delivery that was taken; last_message: where the plan ends.
+-- state: running, done or cancelled.
+CREATE TABLE hapax_plan (
+    plan         INTEGER PRIMARY KEY,
+    id           BLOB    NOT NULL UNIQUE,
+    endpoint     INTEGER NOT NULL,
+    which        TEXT    NOT NULL,
+    since_at     INTEGER NOT NULL,
+    until_at     INTEGER NOT NULL,
+    asked_until  INTEGER,
+    rate         INTEGER,
+    total        INTEGER NOT NULL,
+    done         INTEGER NOT NULL DEFAULT 0,
+    skipped      INTEGER NOT NULL DEFAULT 0,
+    state        TEXT    NOT NULL DEFAULT 'running',
+    next_at      INTEGER NOT NULL,
+    passed_at    INTEGER NOT NULL,
+    passed       INTEGER NOT NULL,
+    last_message INTEGER NOT NULL,
+    who          TEXT    NOT NULL,
+    reason       TEXT,
+    created_at   INTEGER NOT NULL,
+    ended_at     INTEGER
+);
+CREATE INDEX hapax_plan_running ON hapax_plan (next_at) WHERE state = 'running';
+
 -- What the running handler publishes. The writer makes messages of these rows in the same transaction, so
 -- that outside of it the table is empty.
 CREATE TABLE hapax_staged (

@@ -12,6 +12,7 @@ mod endpoints;
 mod expire;
 mod operator_actions;
 mod order;
+mod plans;
 mod prune;
 mod publish;
 mod reader;

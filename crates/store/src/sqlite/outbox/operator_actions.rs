@@ -46,7 +46,7 @@ impl Outbox {
     }
 
     /// A dead delivery keeps its place if the later ones under its key wait for it.
-    fn replay_of(&self, row: &DeliveryRow) -> DeliveryAct<'static> {
+    pub(super) fn replay_of(&self, row: &DeliveryRow) -> DeliveryAct<'static> {
         let endpoint = self.endpoints.get(&row.endpoint);
         let parks_key = endpoint.is_some_and(|one| one.record.settings.parks_dead());
         DeliveryAct::Replay { parks_key }

@@ -1,0 +1,284 @@
+//! Plans of operators: many deliveries sent again in slices, each once.
+
+use hapax_core::delivery::DeliveryStatus;
+use hapax_core::endpoint::EndpointId;
+use hapax_core::job::Retry;
+use hapax_core::store::{
+    DeliveryPlan, DeliveryReplayed, Held, MessageAct, NewMessage, NewPlan, Plan, PlanCount,
+    PlanCreated, PlanId, PlanRun, PlanState, PlannedDeliveries,
+};
+use hapax_core::{Tenant, Timestamp};
+use uuid::Uuid;
+
+use crate::harness::{World, after};
+use crate::sending::{ALL, Sending, claimed, delivered, failed, message, settings, wanting};
+
+fn all_of(endpoint: EndpointId, which: PlannedDeliveries) -> DeliveryPlan {
+    DeliveryPlan { endpoint, which, since: Timestamp::UNIX_EPOCH, until: None }
+}
+
+async fn begin<S: Sending>(world: &World<S>, work: DeliveryPlan, rate: Option<u32>) -> Plan {
+    let plan = NewPlan { id: PlanId(Uuid::now_v7()), work, rate };
+    let created = world.store.create_plan(plan, world.by("an outage")).await.expect("creates");
+    let PlanCreated::Created(plan) = created else { panic!("{created:?}") };
+    *plan
+}
+
+async fn count<S: Sending>(world: &World<S>, work: DeliveryPlan) -> PlanCount {
+    world.store.count_plan(work).await.expect("counts")
+}
+
+async fn plan<S: Sending>(world: &World<S>, id: PlanId) -> Plan {
+    world.store.plan(id).await.expect("reads").expect("is there")
+}
+
+/// Runs slices of at most `limit` until nothing is due.
+async fn run<S: Sending>(world: &World<S>, limit: usize) -> PlanRun {
+    for _ in 0..200 {
+        let ran = world.store.run_plan(limit).await.expect("runs");
+        if !matches!(ran, PlanRun::Ran(_)) {
+            return ran;
+        }
+    }
+    panic!("the plan never ends");
+}
+
+/// Fails every delivery that is due for the last time; the messages, sorted.
+async fn bury_all<S: Sending>(world: &World<S>) -> Vec<String> {
+    let mut buried = Vec::new();
+    loop {
+        // An endpoint has only so many attempts at once.
+        let claims = world.take(ALL).await;
+        if claims.is_empty() {
+            buried.sort();
+            return buried;
+        }
+        for claim in claims {
+            assert_eq!(world.report(&claim, failed(Retry::Never)).await, Held::Kept);
+            buried.push(claim.message);
+        }
+    }
+}
+
+fn of_type(kind: &str, id: &str) -> NewMessage {
+    NewMessage { r#type: kind.to_owned(), ..message(id) }
+}
+
+pub(crate) async fn what_died_in_a_time_is_sent_again_once<S: Sending>(world: World<S>) {
+    // What dies again while the plan runs is not taken twice, and what died before, after or elsewhere stays.
+    let endpoint = world.add(wanting(&["invoice.*"])).await;
+    world.add(wanting(&["other"])).await;
+    world.send(message("early")).await;
+    assert_eq!(bury_all(&world).await, ["early"]);
+    world.pass(100);
+    for n in 0..5 {
+        world.send(message(&format!("m{n}"))).await;
+    }
+    world.send(of_type("other", "elsewhere")).await;
+    bury_all(&world).await;
+    world.pass(100);
+    world.send(message("done")).await;
+    assert_eq!(world.deliver_all().await, ["done"]);
+    world.pass(100);
+    let work = DeliveryPlan { since: after(50), ..all_of(endpoint, PlannedDeliveries::Dead) };
+    assert_eq!(count(&world, work).await, PlanCount::Deliveries(5));
+    let begun = begin(&world, work, None).await;
+    assert_eq!((begun.total, begun.done, begun.state), (5, 0, PlanState::Running));
+    assert_eq!(begun.created_at, world.clock.now());
+    // They die again between two slices, and with them one that is new.
+    world.pass(1);
+    assert!(matches!(world.store.run_plan(2).await.expect("runs"), PlanRun::Ran(_)));
+    world.send(message("late")).await;
+    world.pass(1);
+    assert_eq!(bury_all(&world).await, ["late", "m0", "m1"]);
+    world.pass(1);
+    assert_eq!(run(&world, 2).await, PlanRun::Idle);
+    let ended = plan(&world, begun.id).await;
+    assert_eq!((ended.total, ended.done, ended.skipped), (5, 5, 0));
+    assert_eq!((ended.state, ended.ended_at), (PlanState::Done, Some(world.clock.now())));
+    assert_eq!(world.deliver_all().await, ["m2", "m3", "m4"]);
+    for (id, replays) in [("early", 0), ("m0", 1), ("m2", 1), ("late", 0), ("done", 0)] {
+        let actions = world.delivery_of(id).await.actions;
+        assert_eq!(actions.len(), replays, "{id}: {actions:?}");
+        assert!(actions.iter().all(|note| note.action == "replay"), "{actions:?}");
+        assert!(actions.iter().all(|note| note.reason.as_deref() == Some("an outage")));
+    }
+    assert_eq!(world.status_of("elsewhere").await, DeliveryStatus::Dead);
+}
+
+pub(crate) async fn everything_of_a_time_is_sent_again_the_delivered_included<S: Sending>(
+    world: World<S>,
+) {
+    // The receiver lost its database: what it got counts too. What is under way is left alone.
+    let endpoint = world.add(settings()).await;
+    world.send(message("before")).await;
+    assert_eq!(world.deliver_all().await, ["before"]);
+    world.pass(100);
+    for id in ["delivered", "dead", "cancelled", "sending"] {
+        world.send(message(id)).await;
+    }
+    world.act_on("cancelled", MessageAct::Cancel).await;
+    for claim in world.take(ALL).await {
+        let verdict = match claim.message.as_str() {
+            "delivered" => delivered(),
+            "dead" => failed(Retry::Never),
+            _sending => continue,
+        };
+        assert_eq!(world.report(&claim, verdict).await, Held::Kept);
+    }
+    world.pass(10);
+    world.send(message("after")).await;
+    assert_eq!(claimed(&world.take(1).await), ["after"]);
+    let work = DeliveryPlan {
+        since: after(100),
+        until: Some(after(105)),
+        ..all_of(endpoint, PlannedDeliveries::All)
+    };
+    assert_eq!(count(&world, work).await, PlanCount::Deliveries(4));
+    let begun = begin(&world, work, None).await;
+    assert_eq!(run(&world, 3).await, PlanRun::Idle);
+    let ended = plan(&world, begun.id).await;
+    assert_eq!((ended.total, ended.done, ended.skipped), (4, 3, 1));
+    assert_eq!(ended.work, work);
+    assert_eq!(world.deliver_all().await, ["cancelled", "dead", "delivered"]);
+    assert_eq!(world.delivery_of("delivered").await.attempts.len(), 2);
+}
+
+pub(crate) async fn what_an_endpoint_never_got_is_written_for_it<S: Sending>(world: World<S>) {
+    // An endpoint that was added late gets what it would have got, and nothing twice.
+    let first = world.add(settings()).await;
+    for n in 0..4 {
+        world.send(message(&format!("m{n}"))).await;
+    }
+    world.send(of_type("order.paid", "unwanted")).await;
+    world.send(message("versioned").with_api_version("v2")).await;
+    world.add_for(Tenant::new("acme"), settings()).await;
+    world.send(message("foreign").with_tenant("acme")).await;
+    assert_eq!(world.deliver_all().await.len(), 7);
+    world.pass(10);
+    let mut late = wanting(&["invoice.*"]);
+    late.api_version = Some("v1".to_owned());
+    let late = world.add(late).await;
+    world.send(message("fanned_out")).await;
+    world.pass(10);
+    let work = all_of(late, PlannedDeliveries::Missing);
+    assert_eq!(count(&world, work).await, PlanCount::Deliveries(4));
+    assert_eq!(
+        count(&world, all_of(first, PlannedDeliveries::Missing)).await,
+        PlanCount::Deliveries(0)
+    );
+    let begun = begin(&world, work, None).await;
+    world.pass(1);
+    world.send(message("younger")).await;
+    assert_eq!(run(&world, 3).await, PlanRun::Idle);
+    let ended = plan(&world, begun.id).await;
+    assert_eq!((ended.total, ended.done, ended.state), (4, 4, PlanState::Done));
+    let to_late: Vec<_> =
+        world.take(ALL).await.into_iter().filter(|one| one.endpoint.id == late).collect();
+    assert_eq!(claimed(&to_late), ["fanned_out", "m0", "m1", "m2", "m3", "younger"]);
+    let again = begin(&world, work, None).await;
+    assert_eq!(again.total, 0);
+    assert_eq!(run(&world, 3).await, PlanRun::Idle);
+    assert_eq!(plan(&world, again.id).await.state, PlanState::Done);
+    let m0 = world.message("m0").await;
+    let backfilled = m0.deliveries.iter().find(|one| one.endpoint == late).expect("is there");
+    assert_eq!(backfilled.actions.len(), 1);
+    assert_eq!(backfilled.actions[0].action, "backfill");
+}
+
+pub(crate) async fn a_plan_with_a_rate_runs_in_time<S: Sending>(world: World<S>) {
+    // The endpoint has just recovered: everything at once would end it again.
+    let endpoint = world.add(settings()).await;
+    for n in 0..30 {
+        world.send(message(&format!("m{n}"))).await;
+    }
+    bury_all(&world).await;
+    world.pass(1);
+    let begun = begin(&world, all_of(endpoint, PlannedDeliveries::Dead), Some(10)).await;
+    let done = async || plan(&world, begun.id).await.done;
+    let PlanRun::NotBefore(at) = run(&world, 100).await else { panic!("it must wait") };
+    assert!(at > world.clock.now(), "{at}");
+    let first = done().await;
+    assert!((1..=12).contains(&first), "{first}");
+    for second in 1..=2 {
+        world.pass(1);
+        run(&world, 100).await;
+        let now = done().await;
+        // A second's worth may be left over from before.
+        assert!((10 * second..=10 * (second + 1) + 2).contains(&now), "{now} after {second} s");
+    }
+    world.pass(3);
+    assert_eq!(run(&world, 100).await, PlanRun::Idle);
+    assert_eq!(done().await, 30);
+}
+
+pub(crate) async fn a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one<S: Sending>(
+    world: World<S>,
+) {
+    let endpoint = world.add(settings()).await;
+    for n in 0..6 {
+        world.send(message(&format!("m{n}"))).await;
+    }
+    bury_all(&world).await;
+    world.pass(1);
+    let work = all_of(endpoint, PlannedDeliveries::Dead);
+    let first = begin(&world, work, None).await;
+    world.store.run_plan(2).await.expect("runs");
+    let cancelled = world.store.cancel_plan(first.id, world.by("enough")).await;
+    let cancelled = cancelled.expect("cancels").expect("is there");
+    assert_eq!((cancelled.state, cancelled.done), (PlanState::Cancelled, 2));
+    assert_eq!(run(&world, 2).await, PlanRun::Idle);
+    assert_eq!(plan(&world, first.id).await, cancelled);
+    assert_eq!(world.deliver_all().await.len(), 2);
+    // The rest is still dead, and another plan takes it; until its endpoint is gone.
+    let second = begin(&world, work, None).await;
+    assert_eq!(second.total, 4);
+    let again = world
+        .store
+        .create_plan(NewPlan { id: second.id, work, rate: None }, world.by("a repeated request"));
+    assert_eq!(again.await.expect("answers"), PlanCreated::Created(Box::new(second.clone())));
+    world.delete(endpoint).await;
+    assert_eq!(run(&world, 2).await, PlanRun::Idle);
+    assert_eq!(plan(&world, second.id).await.state, PlanState::Cancelled);
+    let unknown = NewPlan { id: PlanId(Uuid::now_v7()), work, rate: None };
+    let unknown = world.store.create_plan(unknown, world.by("too late")).await.expect("answers");
+    assert_eq!(unknown, PlanCreated::UnknownEndpoint);
+    assert_eq!(count(&world, work).await, PlanCount::UnknownEndpoint);
+    assert!(world.store.plan(PlanId(Uuid::now_v7())).await.expect("reads").is_none());
+    let listed = world.store.plans(10).await.expect("reads");
+    let mut ids: Vec<_> = listed.iter().map(|plan| plan.id).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [first.id, second.id]);
+}
+
+pub(crate) async fn many_nodes_run_one_plan_and_take_each_delivery_once<S: Sending>(
+    world: World<S>,
+) {
+    // Every node asks for slices at the same time.
+    const MESSAGES: usize = 60;
+    let endpoint = world.add(settings()).await;
+    world.send_many("m", "invoice.paid", MESSAGES).await;
+    assert_eq!(bury_all(&world).await.len(), MESSAGES);
+    world.pass(1);
+    let begun = begin(&world, all_of(endpoint, PlannedDeliveries::Dead), None).await;
+    let nodes: Vec<_> = (0..6)
+        .map(|_| {
+            let store = std::sync::Arc::clone(&world.store);
+            tokio::spawn(async move {
+                for _ in 0..MESSAGES {
+                    store.run_plan(3).await.expect("runs");
+                }
+            })
+        })
+        .collect();
+    for node in nodes {
+        node.await.expect("no panic");
+    }
+    assert_eq!(run(&world, 3).await, PlanRun::Idle);
+    let ended = plan(&world, begun.id).await;
+    assert_eq!((ended.done, ended.skipped), (MESSAGES as u64, 0));
+    for delivery in world.all_deliveries().await {
+        assert_eq!(delivery.actions.len(), 1, "{}", delivery.message);
+        assert_eq!(world.replay_delivery(delivery.id).await, DeliveryReplayed::AlreadyOpen);
+    }
+}
