@@ -381,7 +381,7 @@ fn check_host_is_loopback(headers: &HeaderMap) -> Result<(), Problem> {
 
 /// Refuses requests of web pages from other sites, which can send a simple POST to loopback. Browsers add
 /// the origin of the page.
-fn check_same_site(headers: &HeaderMap) -> Result<(), Problem> {
+pub(super) fn check_same_site(headers: &HeaderMap) -> Result<(), Problem> {
     let text = |name| headers.get(name).map(|value: &header::HeaderValue| value.to_str().ok());
     let fetched_by_us = match text(header::HeaderName::from_static("sec-fetch-site")) {
         None => true,

@@ -14,7 +14,7 @@ use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use hapax_core::store::{AuditEntry, Session};
 use url::form_urlencoded;
 
-use super::super::auth::{SESSION_COOKIE, check_same_origin, session_hash};
+use super::super::auth::{SESSION_COOKIE, check_same_origin, check_same_site, session_hash};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore};
 use super::filters::Filters;
@@ -102,7 +102,8 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
     reader: Reader,
     form: LoginForm,
 ) -> Result<LoggedIn, Problem> {
-    check_same_origin(&form.headers)?;
+    // Another site must not log the browser in under its own name. Clients that are no browser name no site.
+    check_same_site(&form.headers)?;
     let (caller, token) = match admin.authorizer.log_in(&form.token) {
         Ok(known) => known,
         Err(problem) if problem.is_unauthorized() => {

@@ -177,6 +177,10 @@ async fn a_session_reads_acts_by_name_and_ends_at_logout() {
     assert_eq!(wrong.status, StatusCode::UNAUTHORIZED);
     assert!(wrong.header(header::SET_COOKIE).is_empty() && !wrong.text.contains("nope"));
 
+    let foreign = [("sec-fetch-site", "cross-site")];
+    let foreign = server.browse(Method::POST, "/login", &foreign, "token=ops-token").await;
+    assert_eq!(foreign.status, StatusCode::FORBIDDEN, "another site logged the browser in");
+
     let cookie = server.log_in("ops-token", "anna").await;
     let with_cookie = ("cookie", cookie.as_str());
     let path = format!("/events/{id}/replay");
