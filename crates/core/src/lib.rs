@@ -30,6 +30,7 @@ pub mod sample;
 pub mod scheme;
 pub mod secret;
 pub mod source;
+pub mod source_secrets;
 pub mod store;
 pub mod vault;
 pub mod verify;

@@ -89,5 +89,14 @@ pub const SIGNING_SECRET_BYTES_MAX: usize = 64;
 /// The most active secrets of an endpoint: two rotations in a row. Each adds a signature to every delivery.
 pub const ENDPOINT_SECRETS_MAX: usize = 3;
 
+/// The most secrets of one (tenant, source) pair that are set at run time: a request is checked against each.
+pub const SOURCE_SECRETS_MAX: usize = 8;
+
+/// The longest one. PEM keys and key sets are shorter.
+pub const SOURCE_SECRET_BYTES_MAX: usize = 16 << 10;
+
+/// The most (tenant, source) pairs that are set at run time: each node holds all of them in memory.
+pub const TENANT_SOURCES_MAX: usize = 10_000;
+
 /// The longest time for which a replaced secret still signs. A receiver that needs longer has forgotten it.
 pub const SECRET_OVERLAP_MAX: std::time::Duration = std::time::Duration::from_secs(366 * 86_400);

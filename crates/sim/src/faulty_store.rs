@@ -334,6 +334,12 @@ acts! {
         FindPlan: plan(id: PlanId) -> Option<hapax_core::store::Plan>;
         ListPlans: plans(limit: usize) -> Vec<hapax_core::store::Plan>;
     }
+    SourceSecretStore {
+        SourceSecrets: source_secrets() -> SourceSecretSet;
+        SourceSecretsVersion: source_secrets_version() -> u64;
+        ChangeSourceSecrets: change_source_secrets(change: SourceSecretsChange, by: Action)
+            -> SourceSecretsChanged;
+    }
     Ledger {
         Reserve: reserve(ask: ReserveAsk) -> Reservation;
         Finish: finish(reserved: &Reserved, answer: &StoredAnswer) -> Held;

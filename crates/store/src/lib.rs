@@ -12,6 +12,7 @@ mod postgres;
 mod recent;
 mod redis_cache;
 mod redis_ledger;
+mod sealed_values;
 mod sqlite;
 mod stored_answer;
 mod transact;
@@ -32,6 +33,7 @@ pub use postgres::{
 };
 pub use redis_cache::RedisReport;
 pub use redis_ledger::{RedisLedger, RedisLedgerError};
+pub use sealed_values::{SealedOwner, SealedValue};
 pub use sqlite::{Clock, Db, DbError, OpenError, SqliteOptions, SqliteStore, Tx};
 pub use transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError};
 

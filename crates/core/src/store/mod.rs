@@ -6,8 +6,9 @@
 //! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, [`Operate`] records the
 //! decisions of operators, and [`Inspect`] reads for them. [`Outbox`] publishes messages and delivers them,
 //! [`InspectOutbox`] reads both for operators, and [`OutboxRetention`] ends deliveries by their age.
-//! [`Plans`] repeat what operators do for many deliveries. [`StoreHints`] are for pacing and logs.
-//! [`AdminRecords`] keeps the sessions of the dashboard and the audit trail.
+//! [`Plans`] repeat what operators do for many deliveries. [`SourceSecretStore`] keeps the sealed secrets of
+//! tenants that are added at run time, and [`AdminRecords`] the sessions of the dashboard and the audit trail.
+//! [`StoreHints`] are for pacing and logs.
 //! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
 
 mod admin_records;
@@ -18,6 +19,7 @@ mod operate;
 mod outbox;
 mod outbox_retention;
 mod plans;
+mod source_secrets;
 mod work;
 
 use std::error::Error;
@@ -33,6 +35,7 @@ pub use operate::*;
 pub use outbox::*;
 pub use outbox_retention::*;
 pub use plans::*;
+pub use source_secrets::*;
 pub use work::*;
 
 pub use crate::message::NewMessage;

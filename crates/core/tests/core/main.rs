@@ -10,5 +10,6 @@ mod keys;
 mod lifecycle;
 mod lifecycle_page;
 mod schemes;
+mod source_secrets;
 mod vault;
 mod vectors;

@@ -5,8 +5,8 @@
 //! Start with [`ingest`] (which events there are), then [`work`] (the life of their jobs), then
 //! [`order`] (which job may run now), [`operator_actions`] (decisions of operators) and [`reader`]
 //! (queries). [`outbox`] sends messages to endpoints, [`outbox_reader`] has its queries, and
-//! [`outbox_retention`] ends its old deliveries, and [`plans`] send many of them again. [`ledger`] is
-//! independent: the Idempotency-Keys of a user's API.
+//! [`outbox_retention`] ends its old deliveries, and [`plans`] send many of them again. [`ledger`] and
+//! [`source_secrets`] are independent: the Idempotency-Keys of a user's API, and the secrets of tenants.
 
 mod admin_records;
 mod ingest;
@@ -18,6 +18,7 @@ mod outbox_reader;
 mod outbox_retention;
 mod plans;
 mod reader;
+mod source_secrets;
 mod work;
 
 use std::collections::{BTreeMap, HashMap};
@@ -162,6 +163,8 @@ struct Model {
     expiry_announced: HashMap<EndpointNumber, Timestamp>,
     /// The plans of operators, oldest first.
     plans: Vec<plans::StoredPlan>,
+    /// The secrets of tenants that are added at run time.
+    source_secrets: source_secrets::StoredSourceSecrets,
     /// Idempotency-Keys.
     reservations: HashMap<ledger::KeyName, ledger::Kept>,
     /// The number of fences given to keys so far.

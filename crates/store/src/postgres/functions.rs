@@ -45,7 +45,7 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     delivery_state, delivery_rank, delivery_status, delivery_id, is_over, commit_slack, replay_lock,
     last_job, rank, status, job_id, first_due,
     abandon, admit, admit_handlers, adopt, announce, batch_keys, begin_sequence, blocking_delivery,
-    cancel_orphans, change_endpoint, change_message, claim, commit_behind, complete, count_copies,
+    cancel_orphans, change_endpoint, change_message, change_source_secrets, claim, commit_behind, complete, count_copies,
     count_keys, count_plan, count_usage, create_endpoint, create_plan, day_after, decide, discard,
     done, done_all, due_endpoints, due_lanes, end_delivery_leases, end_hold, end_holds,
     end_leases, endpoint_lock, envelope, exchange, expire, expire_deliveries, expire_delivery,

@@ -30,6 +30,7 @@ mod prune;
 mod reader;
 mod result_text;
 mod row;
+mod source_secrets;
 mod sql_handlers;
 mod stats;
 mod tls;
@@ -62,6 +63,7 @@ use crate::copies::Copies;
 use crate::limits::READ_FLUSH_MAX;
 use crate::recent::{Recent, RecentEvents, adds_nothing};
 use crate::redis_cache::{Entry, RedisCache};
+use crate::sealed_values::SealedValue;
 use connect::{ClientPool, Pools, Target};
 use copy_lookup::CopyLookup;
 use epoch::{Epoch, EpochWatch};
@@ -227,6 +229,14 @@ impl PgStore {
         let target = Target::parse(url)?;
         let pools = Pools::new(&target, &target, PoolSizes::default())?;
         migrate::status(&pools.admin).await
+    }
+
+    /// Which key of the vault each sealed value in the database at `url` needs; changes nothing.
+    pub async fn sealed_values(url: &str) -> Result<Vec<SealedValue>, PgOpenError> {
+        let target = Target::parse(url)?;
+        let pools = Pools::new(&target, &target, PoolSizes::default())?;
+        let values = source_secrets::sealed_values(&pools.admin).await;
+        values.map_err(|error| PgOpenError::Query(error.to_string()))
     }
 
     /// Facts about the database at `url` for an operator, before a server starts on it or while one

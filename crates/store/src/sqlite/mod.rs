@@ -23,6 +23,7 @@ mod prune;
 mod reader;
 mod row;
 mod sandbox;
+mod source_secrets;
 mod sql_handlers;
 mod stats;
 #[cfg(test)]
@@ -51,6 +52,7 @@ pub use transact::{Db, DbError, Tx};
 use crate::copies::Copies;
 use crate::limits::READ_FLUSH_MAX;
 use crate::recent::RecentEvents;
+use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
 use key_index::{KeyPlace, KnownKeys};
 use reader::Readers;
@@ -180,6 +182,12 @@ impl StoreHints for SqliteStore {
 }
 
 impl SqliteStore {
+    /// Which key of the vault each sealed value in `hapax.db` of this directory needs. Opens the file for
+    /// reading only, beside a server that may run.
+    pub fn sealed_values(directory: &Path) -> Result<Vec<SealedValue>, rusqlite::Error> {
+        source_secrets::sealed_values(&directory.join(open::FILE))
+    }
+
     /// The verdicts, if every receipt is a plain copy of an event that was committed lately.
     fn all_recent(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
         let all: Option<Vec<_>> =

@@ -16,7 +16,7 @@ use crate::limits::{PAGE_BYTES, REWRITE_BYTES, STATEMENT_VALUE_BYTES_MAX};
 const SQLITE_VERSION_MIN: i32 = 3_051_003;
 
 /// The file that the user and Hapax share.
-const FILE: &str = "hapax.db";
+pub(super) const FILE: &str = "hapax.db";
 
 /// Why the database cannot be opened.
 #[derive(Debug, thiserror::Error)]

@@ -27,6 +27,7 @@ mod replay_plans;
 #[allow(dead_code)]
 mod sending;
 mod sending_plans;
+mod source_secrets;
 mod sql_handlers;
 mod stats;
 mod work_plans;
@@ -344,5 +345,10 @@ on_every_working_store! {
         what_operators_did_is_part_of_the_story_of_a_delivery,
         the_messages_of_an_event_have_their_tenant_and_status,
         the_backlog_counts_what_is_open_and_what_is_dead,
+    }
+    source_secrets {
+        secrets_of_a_pair_are_set_replaced_and_removed,
+        of_twenty_changes_by_one_version_of_the_set_one_wins,
+        resealing_replaces_the_sealed_value_and_nothing_else,
     }
 }

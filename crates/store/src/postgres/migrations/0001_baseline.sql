@@ -414,6 +414,34 @@ CREATE TABLE hapax.plan (
 CREATE INDEX plan_running ON hapax.plan (next_at) WHERE state = 'running';
 CREATE INDEX plan_age ON hapax.plan (created_at);
 
+-- The secrets of tenants that are added at run time, sealed by the vault.
+CREATE TABLE hapax.source_secret (
+    tenant  text  NOT NULL,
+    source  text  NOT NULL,
+    secrets bytea NOT NULL,
+    set_at  timestamptz NOT NULL,
+    PRIMARY KEY (tenant, source)
+);
+
+-- Keeps: a change of hapax.source_secret holds only for the version that it was decided by. The row is
+-- locked by each change.
+CREATE TABLE hapax.source_secret_version (
+    one     boolean PRIMARY KEY DEFAULT true CHECK (one),
+    version bigint  NOT NULL
+);
+INSERT INTO hapax.source_secret_version (version) VALUES (0);
+
+-- Who set and deleted them.
+CREATE TABLE hapax.source_secret_action (
+    action bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    tenant text NOT NULL,
+    source text NOT NULL,
+    what   text NOT NULL,
+    who    text NOT NULL,
+    reason text,
+    at     timestamptz NOT NULL
+);
+
 -- Idempotency-Keys: reserved, then finished with an answer, or abandoned. A fence is not guessable, and
 -- larger than the one before it: by the row while the key is kept, and after that by the time.
 -- attempt: how often the key was reserved without an answer. owner: the caller that it counts for

@@ -9,9 +9,10 @@ CREATE TABLE hapax_meta (
 -- epoch: raised after a failed write, so that its remains in the log are overwritten.
 -- last_message: as last_seq, of messages.
 -- reservation_fence: the highest one ever issued, including those of deleted keys.
+-- source_secrets: the version of all rows of hapax_source_secret, raised with each change.
 INSERT INTO hapax_meta (name, value)
 VALUES ('merged_through', 0), ('last_seq', 0), ('epoch', 0), ('last_message', 0),
-       ('reservation_fence', 0);
+       ('reservation_fence', 0), ('source_secrets', 0);
 
 -- A (tenant, source) pair, so that an event names it with one small number.
 CREATE TABLE hapax_pair (
@@ -366,6 +367,26 @@ CREATE TABLE hapax_plan (
     ended_at     INTEGER
 );
 CREATE INDEX hapax_plan_running ON hapax_plan (next_at) WHERE state = 'running';
+
+-- The secrets of tenants that are added at run time, sealed by the vault.
+CREATE TABLE hapax_source_secret (
+    tenant  TEXT    NOT NULL,
+    source  TEXT    NOT NULL,
+    secrets BLOB    NOT NULL,
+    set_at  INTEGER NOT NULL,
+    PRIMARY KEY (tenant, source)
+) WITHOUT ROWID;
+
+-- Who set and deleted them.
+CREATE TABLE hapax_source_secret_action (
+    action INTEGER PRIMARY KEY,
+    tenant TEXT    NOT NULL,
+    source TEXT    NOT NULL,
+    what   TEXT    NOT NULL,
+    who    TEXT    NOT NULL,
+    reason TEXT,
+    at     INTEGER NOT NULL
+);
 
 -- What the running handler publishes. The writer makes messages of these rows in the same transaction, so
 -- that outside of it the table is empty.
