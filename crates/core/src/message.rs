@@ -164,6 +164,19 @@ pub enum Payload {
     Thin,
 }
 
+/// The bytes for an endpoint that wants thin payloads, from the stored bytes of a message, thin or not. The same
+/// as [`NewMessage::envelope`] makes; `None` if `body` is no envelope.
+pub fn thin_envelope(body: &[u8]) -> Option<Vec<u8>> {
+    // Inside a string every quote is escaped, so this is the key itself.
+    const DATA: &str = ",\"data\":";
+    let body = std::str::from_utf8(body).ok()?;
+    let (head, rest) = body.split_at(body.find(DATA)? + DATA.len());
+    let data = serde_json::Deserializer::from_str(rest).into_iter::<&RawValue>().next()?.ok()?;
+    let tail = rest.strip_prefix(data.get())?;
+    let thin = MessageData(data.to_owned()).thin();
+    Some([head, &thin, tail].concat().into_bytes())
+}
+
 /// The key under which a message id is known: at most one message exists for each tenant and id.
 pub fn message_key(tenant: &Tenant, id: &str) -> KeyHash {
     KeyHash::of(b"message", [tenant.as_str().as_bytes(), id.as_bytes()])
@@ -279,6 +292,28 @@ mod tests {
     }
 
     // A number that no parser of ours can hold, spaces and key order must all survive.
+    #[test]
+    fn stored_bytes_become_the_thin_ones_that_publishing_would_have_made() {
+        // Data with spaces, a nested "data", a type that looks like the key, and no object at all.
+        for data in [
+            r#"{ "id" : "inv_1", "data":{"id":2}, "object" :{"a": [1, 2]}, "n":1e400 }"#,
+            r#"{"id":9007199254740993}"#,
+            "[1,2]",
+            "7",
+        ] {
+            for sequence in [None, Some(12)] {
+                let kind = "odd \",\"data\":{}";
+                let message = NewMessage::new(kind, MessageData::parse(data).unwrap());
+                let stamp = Stamp { id: "m1", created_at: Timestamp::UNIX_EPOCH, sequence };
+                let thin = message.envelope(&stamp, Payload::Thin).into_bytes();
+                let fat = message.envelope(&stamp, Payload::Fat);
+                assert_eq!(thin_envelope(fat.as_bytes()).as_ref(), Some(&thin), "{data}");
+                assert_eq!(thin_envelope(&thin).as_ref(), Some(&thin), "{data}");
+            }
+        }
+        assert_eq!(thin_envelope(b"{}"), None);
+    }
+
     #[test]
     fn data_reaches_the_endpoint_as_it_was_given() {
         let data = "{\"b\": 1e400, \"a\" :9007199254740993,\"s\":\"\\u00e9\\/\"}";

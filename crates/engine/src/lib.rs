@@ -24,7 +24,9 @@ mod worker;
 pub use event_waiters::EventWaiters;
 pub use http::{Drained, tls};
 pub use ingress::respond::Answer;
-pub use ingress::routes::{AnswerMode, PathTaken, RouteSpec, Routes, RoutesSpec, Traffic};
+pub use ingress::routes::{
+    AnswerMode, PathTaken, RouteChange, RouteSpec, Routes, RoutesSpec, Traffic,
+};
 pub use ingress::{Ingress, Now};
 pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};
@@ -35,6 +37,6 @@ pub use outbound::{
 };
 pub use plan_runner::run_plans;
 pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};
-pub use sender::{Courier, Ping, Sender, SenderLimits};
+pub use sender::{Courier, Ping, Sender, SenderLimits, SenderSetup};
 pub use serve::{NotReady, Readiness, serve_ingress};
-pub use worker::{LaneSpec, Pulled, Workers};
+pub use worker::{LaneSpec, Pulled, TenantVerifiers, Workers};

@@ -230,6 +230,22 @@ pub const EXCHANGE_CLAIMS_MAX: usize = 256;
 /// The outcomes that an exchange must have to begin while the store commits another one.
 pub const EXCHANGE_BESIDE_MIN: usize = 8;
 
+/// The attempts under way at an endpoint that is new to a node: one that hangs costs no more slots.
+pub const ENDPOINT_WINDOW_START: usize = 2;
+
+/// How far that grows with successes; an endpoint's own `max_in_flight` is lower.
+pub const ENDPOINT_WINDOW_MAX: usize = 1_024;
+
+/// An attempt that is older than this is slow: most endpoints answer within a second.
+pub const SLOW_ATTEMPT_AGE: Duration = Duration::from_secs(1);
+
+/// How long a claim waits in memory for its endpoint. A lease lasts at least 30 seconds and at least twice the
+/// timeout, so after this time a whole attempt and five seconds more still fit into it.
+pub const WAITING_CLAIM_AGE_MAX: Duration = Duration::from_secs(5);
+
+/// The endpoints whose windows a node remembers while nothing is under way there: about 2 MB.
+pub const ENDPOINTS_REMEMBERED_MAX: usize = 20_000;
+
 /// Deliveries of deleted endpoints that one commit cancels: acks beside it wait little.
 pub const ORPHANS_PER_COMMIT: usize = 500;
 
@@ -321,6 +337,9 @@ pub const ENDPOINT_ANSWER_BYTES_MAX: usize = 128 * 1024;
 /// The longest a connection to an endpoint may take to open. Deliveries have deadlines of their own, and
 /// this one only ends connections whose delivery took another.
 pub const ENDPOINT_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long the addresses of a new endpoint's name are looked up: the operator waits for the answer.
+pub const ENDPOINT_CHECK_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Connections to one endpoint's host that wait for their next request: as many as a sink gets deliveries
 /// at once, so that a burst need not open connections for each delivery.

@@ -8,11 +8,14 @@ mod cli;
 mod config;
 mod format;
 mod logs;
+mod resealing;
+mod sending;
 mod serve;
 mod signing;
 mod statements;
 mod story;
 mod telemetry;
+mod tenant_sources;
 
 use std::process::ExitCode;
 

@@ -14,16 +14,15 @@ use anyhow::Context as _;
 use axum::body::Body;
 use hapax::Database;
 use hapax_core::Timestamp;
-use hapax_core::handler::HandlerKind;
+use hapax_core::handler::{Handler, HandlerKind};
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
-use hapax_core::store::{AdminRecords, EndpointFilter, StoreError};
+use hapax_core::store::AdminRecords;
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
-    Courier, Drained, EgressProxy, GuardRules, Ingress, Janitor, LaneSpec, Now, Outbound, Proxy,
-    ProxySpec, Readiness, Retention, RouteSpec, Routes, RoutesSpec, Sender, SenderLimits, Workers,
-    http, run_plans, serve_ingress, serve_proxy,
+    Drained, Ingress, Janitor, LaneSpec, Now, Outbound, Proxy, ProxySpec, Readiness, Retention,
+    RouteSpec, Routes, RoutesSpec, Sender, Workers, http, run_plans, serve_ingress, serve_proxy,
 };
 use hapax_layer::{Principal, Rules};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore};
@@ -34,12 +33,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use crate::admin::{self, Admin, Authorizer, Sending, WithoutToken};
+use crate::admin::{self, Admin, Authorizer, WithoutToken};
 use crate::alerts::{self, AlertMonitor, Inputs};
 use crate::config::{
-    self, CallerIdentity, Config, InvalidSetting, Keep, NO_VAULT_KEY, Permission, Role, ServiceUrl,
+    self, CallerIdentity, Config, InvalidSetting, Keep, Permission, Role, ServiceUrl,
+    SourceTemplate,
 };
+use crate::resealing::Resealer;
+use crate::sending::{self, SharedSending};
 use crate::telemetry;
+use crate::tenant_sources::{TenantRules, TenantSources};
 
 /// How often files with secrets are checked for changes.
 const FILES_CHECKED_EVERY: Duration = Duration::from_secs(1);
@@ -149,22 +152,31 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
     let authorizer =
         Arc::new(Authorizer::new(admin_address.ip(), without_token(&config), tokens(&config)));
     let unfinished = TaskTracker::new();
-    let sending = sending(&*store, &config).await.context("reading the endpoints")?;
-    let sending = sending.inspect_err(|why| {
+    let sending = sending::at_start(&*store, &config).await.context("reading the endpoints")?;
+    let sending = Arc::new(sending);
+    if let Err(why) = sending.get() {
         tracing::warn!("endpoints cannot be used and nothing is delivered: {why}");
-    });
-    let sender = match &sending {
-        Ok(sending) if has_role(Role::Sender) => Some(Arc::new(Sender::new(
-            Arc::clone(&store),
-            Arc::clone(&sending.courier),
-            Arc::clone(&now),
-            SenderLimits {
-                in_flight_max: config.settings.outbound.max_in_flight,
-                in_flight_bytes_max: config.settings.outbound.max_in_flight_bytes,
-            },
-        ))),
-        Ok(_) | Err(_) => None,
-    };
+    }
+    let tenants = Arc::new(TenantSources::new(
+        Arc::clone(&store),
+        TenantRules::of(&config, sending.vault()),
+        {
+            let (ingress, workers) = (Arc::clone(&ingress), Arc::clone(&workers));
+            Box::new(move |changes, verifiers| {
+                ingress.change_routes(changes);
+                workers.set_tenants(verifiers);
+            })
+        },
+    ));
+    // Before the first request: an unknown tenant would get a 404.
+    tenants.refresh().await.context("reading the secrets of tenants")?;
+    let sender = Arc::new(Sender::new(Arc::clone(&store), Arc::clone(&now), sending.setup()));
+    let resealer = Arc::new(Resealer::new(
+        Arc::clone(&store),
+        Arc::clone(&sending),
+        Arc::clone(&tenants),
+        Arc::clone(&now),
+    ));
     let watch = Arc::new(AlertMonitor::new(
         Inputs {
             traffic: {
@@ -178,6 +190,10 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
             known: {
                 let workers = Arc::clone(&workers);
                 Box::new(move || workers.handlers().into_iter().map(|spec| spec.handler).collect())
+            },
+            tenant_secrets: {
+                let tenants = Arc::clone(&tenants);
+                Box::new(move || tenants.secret_ends())
             },
             log: Some(config.settings.data_dir.join("hapax.db-wal")),
             now: Arc::clone(&now),
@@ -205,7 +221,8 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
                 Box::pin(async move { workers.with_current(&of, claims).await })
             })
         },
-        sending,
+        sending: Arc::clone(&sending),
+        tenants: Arc::clone(&tenants),
         now: Arc::clone(&now),
         unfinished: unfinished.clone(),
         first_command: first_command(&config, public_address),
@@ -226,7 +243,12 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
         let (janitor, stop) = (Arc::clone(&janitor), stop_background.clone());
         tokio::spawn(async move { janitor.run(stop).await })
     });
-    let sender_task = sender.map(|sender| tokio::spawn(sender.run(drain, stop_background.clone())));
+    let sender_task = has_role(Role::Sender)
+        .then(|| tokio::spawn(Arc::clone(&sender).run(drain, stop_background.clone())));
+    let resealer_task = {
+        let (resealer, stop) = (Arc::clone(&resealer), stop_background.clone());
+        tokio::spawn(async move { resealer.run(stop).await })
+    };
     let plans_task = has_role(Role::Sender).then(|| {
         let (store, now) = (Arc::clone(&store), Arc::clone(&now));
         tokio::spawn(run_plans(store, now, stop_background.clone()))
@@ -245,6 +267,10 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
         let (watch, store, stop) =
             (Arc::clone(&watch), Arc::clone(&store), stop_background.clone());
         tokio::spawn(async move { watch.run(store, stop).await })
+    };
+    let tenants_task = {
+        let (tenants, stop) = (Arc::clone(&tenants), stop_background.clone());
+        tokio::spawn(async move { tenants.run(stop).await })
     };
     let ingress_task = public_listener.map(|listener| {
         let ingress = Arc::clone(&ingress);
@@ -286,6 +312,11 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
         ingress,
         proxies,
         workers,
+        store: Arc::clone(&store),
+        tenants,
+        sending,
+        sender,
+        resealer,
         janitor,
         watch,
         authorizer,
@@ -320,40 +351,14 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
     join_task(plans_task).await.context("the runner of plans panicked")?;
     join_task(janitor_task).await.context("the janitor panicked")?;
     alerts_task.await.context("the alert monitor panicked")?;
+    tenants_task.await.context("reading the secrets of tenants panicked")?;
+    resealer_task.await.context("sealing stored values again panicked")?;
     join_task(admin_task).await.context("the admin side panicked")?;
     unfinished.close();
     unfinished.wait().await;
     store.close().await;
     tracing::info!("stopped");
     Ok(())
-}
-
-/// The vault, the rules for addresses and the client of endpoints, or why endpoints cannot be used. The
-/// rest of the server runs in any case, unless the store cannot be read.
-async fn sending<S: Database>(
-    store: &S,
-    config: &Config,
-) -> Result<Result<Sending, String>, StoreError> {
-    // A new key would open none of the secrets that are stored already.
-    let any = EndpointFilter { limit: 1, ..EndpointFilter::default() };
-    let stored = store.endpoints(any).await?;
-    Ok(sending_with(config, stored.items.is_empty()))
-}
-
-fn sending_with(config: &Config, may_create_key: bool) -> Result<Sending, String> {
-    let outbound = &config.settings.outbound;
-    let vault = config
-        .vault
-        .open(may_create_key)
-        .map_err(|InvalidSetting { problem, hint }| format!("{problem}; {hint}"))?
-        .ok_or(NO_VAULT_KEY)?;
-    let proxy = outbound.proxy.as_deref().map(EgressProxy::parse).transpose();
-    let proxy = proxy.map_err(|error| format!("[outbound] proxy: {error}"))?;
-    let rules = GuardRules::new(outbound.allow.clone(), outbound.ports.clone(), proxy);
-    let client = Outbound::guarded(rules.clone()).map_err(|error| error.to_string())?;
-    let vault = Arc::new(vault);
-    let courier = Arc::new(Courier::new(client, Arc::clone(&vault)));
-    Ok(Sending { vault, rules, courier })
 }
 
 /// Waits for a task, if there is one.
@@ -494,8 +499,21 @@ fn route_specs(config: &Config) -> Vec<RouteSpec> {
         .collect()
 }
 
+/// Every handler once. A source may have no tenant in the config.
 fn lanes(config: &Config) -> Vec<LaneSpec> {
-    LaneSpec::of(&route_specs(config))
+    let lane = |template: &SourceTemplate, handler: &Arc<Handler>| {
+        let sources = config.sources.iter().map(|configured| &configured.source);
+        LaneSpec {
+            handler: Arc::clone(handler),
+            source: template.spec.name.clone(),
+            verifiers: sources.filter(|it| *it.name() == template.spec.name).cloned().collect(),
+        }
+    };
+    let mut lanes = Vec::new();
+    for template in &config.templates {
+        lanes.extend(template.handlers.iter().map(|handler| lane(template, handler)));
+    }
+    lanes
 }
 
 fn tokens(config: &Config) -> impl Iterator<Item = (&str, &Secret, &[Permission])> {
@@ -515,8 +533,8 @@ fn retention(config: &Config) -> Retention {
         Keep::For(span) => Some(span),
     };
     let retention = &config.settings.retention;
-    let sources = config.sources.iter();
-    let keys = sources.map(|one| (one.source.name().clone(), span(one.keep_keys)));
+    let sources = config.templates.iter();
+    let keys = sources.map(|one| (one.spec.name.clone(), span(one.keep_keys)));
     let message_ids = retention.keys.map_or(Some(hapax::limits::KEEP_DEFAULT), span);
     let deliveries = span(retention.deliveries);
     Retention { message_ids, deliveries, ..Retention::new(span(retention.events), keys) }
@@ -612,6 +630,11 @@ struct Reloadable<S> {
     ingress: Arc<Ingress<S>>,
     proxies: Vec<Arc<Proxy<S>>>,
     workers: Arc<Workers<S>>,
+    store: Arc<S>,
+    tenants: Arc<TenantSources<S>>,
+    sending: Arc<SharedSending>,
+    sender: Arc<Sender<S>>,
+    resealer: Arc<Resealer<S>>,
     janitor: Arc<Janitor<S>>,
     watch: Arc<AlertMonitor>,
     authorizer: Arc<Authorizer>,
@@ -634,13 +657,13 @@ impl<S: Database + Ledger + AdminRecords> Reloadable<S> {
                 _ = signals.terminate.recv() => return,
                 _ = signals.interrupt.recv() => return,
                 _ = signals.hangup.recv() => {
-                    self.reload("SIGHUP");
+                    self.reload("SIGHUP").await;
                     seen = self.files();
                 }
                 _ = watch.tick() => {
                     let now = self.files();
                     if now != seen {
-                        self.reload("a file changed");
+                        self.reload("a file changed").await;
                         seen = self.files();
                     }
                 }
@@ -662,7 +685,7 @@ impl<S: Database + Ledger + AdminRecords> Reloadable<S> {
     }
 
     /// Applies a new configuration as a whole, or keeps the old one and logs the errors.
-    fn reload(&mut self, why: &str) {
+    async fn reload(&mut self, why: &str) {
         let not_taken = |wrong: &str| {
             let wrong = wrong.replace("\n  hint:", "; hint:");
             tracing::error!(
@@ -681,12 +704,38 @@ impl<S: Database + Ledger + AdminRecords> Reloadable<S> {
             not_taken(&format!("{problem}; hint: {hint}"));
             return;
         }
-        match routes(&newer, self.public_address) {
-            Ok(routes) => self.ingress.reload(routes),
+        let mut routes = match routes(&newer, self.public_address) {
+            Ok(routes) => routes,
             Err(error) => {
                 not_taken(&error.to_string());
                 return;
             }
+        };
+        let sending = match sending::at_reload(&*self.store, &newer, &self.sending).await {
+            Ok(sending) => sending,
+            Err(error) => {
+                not_taken(&error);
+                return;
+            }
+        };
+        if let Err(no_vault) = &sending {
+            tracing::warn!("{why}: endpoints cannot be used and nothing is delivered: {no_vault}");
+        }
+        let keys_before = self.sending.vault_keys();
+        self.sending.replace(sending);
+        self.sender.reload(self.sending.setup());
+        if newer.settings.outbound.max_in_flight > self.config.settings.outbound.max_in_flight {
+            // More file descriptors, as far as the system allows.
+            limits(&newer);
+        }
+        let ingress = &self.ingress;
+        let swap = |changes| {
+            routes.change(changes);
+            ingress.reload(routes);
+        };
+        self.tenants.reload(TenantRules::of(&newer, self.sending.vault()), swap).await;
+        if self.sending.vault_keys() != keys_before {
+            self.resealer.reload();
         }
         for proxy in &self.proxies {
             if let Some(found) = newer.proxies.iter().find(|it| it.name == proxy.name()) {

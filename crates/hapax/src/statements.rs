@@ -51,10 +51,10 @@ impl Statements {
     /// The statements of this configuration.
     pub(crate) fn of(config: &Config) -> Self {
         let mut programs = BTreeMap::new();
-        for configured in &config.sources {
+        for configured in &config.templates {
             for handler in &configured.handlers {
                 let HandlerKind::Sql(program) = &handler.kind else { continue };
-                let source = configured.source.name().clone();
+                let source = configured.spec.name.clone();
                 let name = format!("{source}/{}", handler.name);
                 let handler = HandlerRef { source, handler: handler.name.clone() };
                 programs.insert(name, (handler, Arc::clone(program)));

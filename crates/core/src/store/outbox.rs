@@ -15,7 +15,7 @@ use crate::endpoint::{
 };
 use crate::job::{Fence, Retry};
 use crate::key::Tenant;
-use crate::message::NewMessage;
+use crate::message::{NewMessage, Payload};
 use crate::vault::KeyId;
 
 /// The acts of sending. Every method is one atomic act: a crash in the middle leaves all of it or none.
@@ -230,6 +230,8 @@ pub struct DeliveryTarget {
     pub url: String,
     /// The deadline of the attempt.
     pub timeout: Duration,
+    /// How much of a message it gets.
+    pub payload: Payload,
     /// Its secrets and custom headers.
     pub sealed: EndpointSealed,
 }

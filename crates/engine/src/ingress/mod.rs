@@ -45,7 +45,9 @@ use crate::http::body::{self, BodyFault};
 use crate::http::client_address::remote;
 use crate::ingress::clock_check::{Alarm, ClockWatch, Witness};
 use crate::ingress::respond::{After, Answer, Reason, RequestId};
-use crate::ingress::routes::{AnswerMode, LineKind, Route, Routes, SourceRecord, Traffic};
+use crate::ingress::routes::{
+    AnswerMode, LineKind, Route, RouteChange, Routes, SourceRecord, Traffic,
+};
 use crate::ingress::stored_headers::{Plain, kept_headers};
 use crate::ingress::sync_wait::{StoreSyncWait, SyncOutcome, SyncWait};
 use crate::limits::{
@@ -110,6 +112,14 @@ impl<S: Store + StoreHints> Ingress<S> {
         self.routes.store(Arc::new(routes));
     }
 
+    /// Changes some pairs of the routing table, and leaves the others as they are. Requests that have started
+    /// keep the old table. Calls of this and of [`Ingress::reload`] must not overlap.
+    pub fn change_routes(&self, changes: Vec<RouteChange>) {
+        let mut routes = Routes::clone(&self.routes.load());
+        routes.change(changes);
+        self.routes.store(Arc::new(routes));
+    }
+
     /// The traffic of every source since the process started; a reload does not reset it.
     pub fn traffic(&self) -> Vec<Traffic> {
         self.routes.load().traffic()
@@ -154,7 +164,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         peer.is_for(call.remote);
         let path = parts.uri.path().strip_prefix(prefix);
         let Some(route) = path.and_then(|path| routes.find(path)) else {
-            return elsewhere(&routes, &call, &parts, &body);
+            return elsewhere(&routes, &call, path, &parts, &body);
         };
         if parts.method != Method::POST {
             return not_a_post(route, &call, &parts, &body);
@@ -511,11 +521,22 @@ async fn outlast(
     all
 }
 
-/// Answers a request to a path that belongs to no source.
-fn elsewhere(routes: &Routes, call: &Call, parts: &Parts, body: &impl Body) -> Answer {
+/// Answers a request to a path that belongs to no source whose secrets are known.
+fn elsewhere(
+    routes: &Routes,
+    call: &Call,
+    path: Option<&str>,
+    parts: &Parts,
+    body: &impl Body,
+) -> Answer {
     let is_health = parts.uri.path() == "/healthz";
     if is_health && matches!(parts.method, Method::GET | Method::HEAD) {
         return respond::healthy(call.request_id);
+    }
+    if let Some(record) = path.and_then(|path| routes.find_unavailable(path)) {
+        let later = Refused::later(Reason::Unavailable, RETRY_AFTER_UNAVAILABLE_SECONDS);
+        let why = Some("the secrets of this tenant cannot be used".to_owned());
+        return refuse_at(record, call, Refused { why, ..later }, call.after(body));
     }
     let refused = Refused::because(Reason::Unknown, parts.uri.path());
     refuse_at(&routes.unknown_source, call, refused, call.after(body))

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hapax_core::handler::{EventView, Handler};
 use hapax_core::store::{Decision, NewJob};
-use hapax_core::{Receipt, Source, SourceName};
+use hapax_core::{Receipt, Source, SourceName, Tenant};
 use http::HeaderName;
 use ipnet::IpNet;
 use metrics::{Counter, Histogram, counter, histogram};
@@ -97,6 +97,28 @@ impl RouteSpec {
     }
 }
 
+/// A change of one pair of tenant and source while the server runs.
+#[derive(Debug)]
+pub enum RouteChange {
+    /// Its requests are verified by this source.
+    Serve(RouteSpec),
+    /// The pair exists, but its secrets cannot be used now: its requests get a 503, so that the sender
+    /// retries. A 401 would make the sender give up.
+    Unavailable {
+        /// The tenant.
+        tenant: Tenant,
+        /// The source.
+        source: SourceName,
+    },
+    /// Its requests get a 404.
+    Remove {
+        /// The tenant.
+        tenant: Tenant,
+        /// The source.
+        source: SourceName,
+    },
+}
+
 /// Two pairs of tenant and source have the same path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("two sources answer at /webhooks/{path}")]
@@ -106,14 +128,16 @@ pub struct PathTaken {
 }
 
 /// The compiled table. Build it after the metrics recorder is installed, because the counters are
-/// resolved here, once.
-#[derive(Debug)]
+/// resolved here, once. A clone shares limits, counters and memory with the original.
+#[derive(Debug, Clone)]
 pub struct Routes {
     by_path: HashMap<Box<str>, Arc<Route>>,
+    /// The pairs whose secrets cannot be used now.
+    unavailable: HashMap<Box<str>, Arc<SourceRecord>>,
     /// Counts and logs requests that are refused before their source is known.
-    pub(crate) unknown_source: SourceRecord,
+    pub(crate) unknown_source: Arc<SourceRecord>,
     pub(crate) public_url: Box<str>,
-    pub(crate) trusted_proxies: Box<[IpNet]>,
+    pub(crate) trusted_proxies: Arc<[IpNet]>,
     pub(crate) body: BodyLimits,
     pub(crate) unfinished: BodyMemory,
 }
@@ -136,14 +160,15 @@ impl Routes {
     pub fn build(spec: RoutesSpec) -> Result<Self, PathTaken> {
         let mut by_path = HashMap::with_capacity(spec.sources.len());
         for route in spec.sources {
-            let path = path_of(&route.source);
+            let path = path_of(route.source.tenant(), route.source.name());
             if by_path.insert(path.clone(), Arc::new(Route::new(route))).is_some() {
                 return Err(PathTaken { path: path.into() });
             }
         }
         Ok(Self {
             by_path,
-            unknown_source: SourceRecord::new("unknown"),
+            unavailable: HashMap::new(),
+            unknown_source: Arc::new(SourceRecord::new("unknown")),
             public_url: spec.public_url.trim_end_matches('/').into(),
             trusted_proxies: spec.trusted_proxies.into(),
             unfinished: BodyMemory::new(spec.body.unfinished_bytes_max, spec.body.left_alone),
@@ -151,9 +176,41 @@ impl Routes {
         })
     }
 
+    /// Changes some pairs. Traffic of a pair that is served before and after is counted on.
+    pub fn change(&mut self, changes: Vec<RouteChange>) {
+        for change in changes {
+            match change {
+                RouteChange::Serve(spec) => {
+                    let path = path_of(spec.source.tenant(), spec.source.name());
+                    let mut route = Route::new(spec);
+                    if let Some(before) = self.by_path.get(&path) {
+                        route.record.counted = before.record.counted.clone();
+                    }
+                    self.unavailable.remove(&path);
+                    self.by_path.insert(path, Arc::new(route));
+                }
+                RouteChange::Unavailable { tenant, source } => {
+                    let path = path_of(&tenant, &source);
+                    self.by_path.remove(&path);
+                    self.unavailable.insert(path, Arc::new(SourceRecord::new(source.as_str())));
+                }
+                RouteChange::Remove { tenant, source } => {
+                    let path = path_of(&tenant, &source);
+                    self.by_path.remove(&path);
+                    self.unavailable.remove(&path);
+                }
+            }
+        }
+    }
+
     /// The source at this path of a URL, exactly as it was received.
     pub(crate) fn find(&self, path: &str) -> Option<&Arc<Route>> {
         self.by_path.get(path.strip_prefix("/webhooks/")?)
+    }
+
+    /// The counters of a source at this path whose secrets cannot be used now.
+    pub(crate) fn find_unavailable(&self, path: &str) -> Option<&SourceRecord> {
+        self.unavailable.get(path.strip_prefix("/webhooks/")?).map(|record| &**record)
     }
 
     /// Continues the counters of the previous table.
@@ -187,6 +244,7 @@ impl Routes {
     /// Forgets quiet clients and logs how many lines the budget held back. Called every second.
     pub(crate) fn tend(&self) {
         self.unknown_source.say_held_back();
+        self.unavailable.values().for_each(|record| record.say_held_back());
         for route in self.by_path.values() {
             route.record.say_held_back();
             if let Some(limit) = &route.unverified {
@@ -210,10 +268,10 @@ pub struct Traffic {
     pub failed_verifications: u64,
 }
 
-fn path_of(source: &Source) -> Box<str> {
-    match source.tenant().as_str() {
-        "default" => source.name().as_str().into(),
-        tenant => format!("{tenant}/{}", source.name()).into(),
+fn path_of(tenant: &Tenant, source: &SourceName) -> Box<str> {
+    match tenant.as_str() {
+        "default" => source.as_str().into(),
+        tenant => format!("{tenant}/{source}").into(),
     }
 }
 

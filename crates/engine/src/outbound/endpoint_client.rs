@@ -24,7 +24,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
 use super::OutboundTlsError;
-use super::endpoint_url::EndpointUrl;
+use super::endpoint_url::{EndpointUrl, UrlProblem};
 use super::guard_rules::GuardRules;
 use super::guarded_connector::{GuardedConnector, PROGRESS, Progress};
 use super::resolver::{DnsResolver, Resolve};
@@ -98,6 +98,19 @@ impl EndpointClient {
     /// The rules that every connection of this client is opened under.
     pub fn rules(&self) -> &GuardRules {
         self.connector.rules()
+    }
+
+    /// Checks a new endpoint as far as it can be known: its address or port, and where the rules depend on it,
+    /// the addresses that its name has now. Every connection is checked again.
+    pub async fn check(&self, url: &EndpointUrl) -> Result<(), UrlProblem> {
+        let blocked = |why| UrlProblem::Blocked { host: url.host().to_owned(), why };
+        url.check(self.rules()).map_err(blocked)?;
+        match url.name() {
+            Some(name) if self.rules().needs_addresses(url.port()) => {
+                self.connector.blocked_now(name, url.port()).await.map_err(blocked)
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Sends one POST and reads the beginning of the answer. `deadline` covers all of it: name lookup,

@@ -117,6 +117,14 @@ impl EndpointUrl {
         self.uri.scheme_str() == Some("https")
     }
 
+    /// The host if it is a name that DNS must be asked for.
+    pub(super) fn name(&self) -> Option<&str> {
+        match host_of(&self.uri)? {
+            UrlHost::Name(name) => Some(name),
+            UrlHost::Address(_) | UrlHost::Loopback => None,
+        }
+    }
+
     /// Checks what can be checked without DNS.
     pub(super) fn check(&self, rules: &GuardRules) -> Result<(), Blocked> {
         let port = self.port();

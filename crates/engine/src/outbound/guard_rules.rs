@@ -1,6 +1,7 @@
 //! The rules for endpoints that came through the API: which addresses and ports may be connected to, and
 //! through which proxy. Pure: nothing here resolves a name or opens a connection.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use http::Uri;
@@ -26,10 +27,28 @@ pub struct EgressProxy {
     uri: Uri,
 }
 
-/// Why an egress proxy cannot be used.
+/// Why a text is not an egress proxy. The message never quotes it: it may contain a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an egress proxy is written as http://host:port, without path, user or password")]
-pub struct EgressProxyProblem;
+pub enum EgressProxyProblem {
+    /// No URL at all.
+    #[error("is not a URL")]
+    NotUrl,
+    /// Another scheme than http.
+    #[error("must begin with http://: deliveries are encrypted inside the proxy")]
+    Scheme,
+    /// A user or a password.
+    #[error("must not carry a user name or a password")]
+    User,
+    /// No host.
+    #[error("names no host")]
+    Host,
+    /// No port, or port 0.
+    #[error("names no port")]
+    Port,
+    /// A path or a query.
+    #[error("must have neither path nor query")]
+    Path,
+}
 
 /// Why an address may not be connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -82,6 +101,11 @@ impl GuardRules {
         !self.allow.is_empty() || self.ports.contains(&port)
     }
 
+    /// Whether the port of a name can be judged only by its addresses: it is not public, but nets are allowed.
+    pub(super) fn needs_addresses(&self, port: u16) -> bool {
+        !self.allow.is_empty() && !self.ports.contains(&port)
+    }
+
     /// What `localhost` means: the loopback addresses that are allowed. DNS is never asked for it.
     pub(super) fn loopback(&self) -> Vec<IpAddr> {
         let both = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
@@ -93,18 +117,35 @@ impl GuardRules {
     }
 }
 
+impl fmt::Display for EgressProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}", self.authority())
+    }
+}
+
 impl EgressProxy {
     /// Reads `http://host:port`.
     pub fn parse(text: &str) -> Result<Self, EgressProxyProblem> {
-        let uri: Uri = text.parse().map_err(|_| EgressProxyProblem)?;
-        let authority = uri.authority().ok_or(EgressProxyProblem)?;
-        let plain = uri.scheme_str() == Some("http")
-            && matches!(authority.port_u16(), Some(1..))
-            && !authority.host().is_empty()
-            && !authority.as_str().contains('@')
-            && uri.path() == "/"
-            && uri.query().is_none();
-        if plain { Ok(Self { uri }) } else { Err(EgressProxyProblem) }
+        let uri: Uri = text.trim().parse().map_err(|_| EgressProxyProblem::NotUrl)?;
+        let (Some("http"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return Err(EgressProxyProblem::Scheme);
+        };
+        if authority.as_str().contains('@') {
+            return Err(EgressProxyProblem::User);
+        }
+        match (authority.host(), authority.port_u16()) {
+            ("", _) => Err(EgressProxyProblem::Host),
+            (_, None | Some(0)) => Err(EgressProxyProblem::Port),
+            (_, Some(_)) if uri.path() != "/" || uri.query().is_some() => {
+                Err(EgressProxyProblem::Path)
+            }
+            (_, Some(_)) => Ok(Self { uri }),
+        }
+    }
+
+    /// Its `host:port`.
+    pub fn authority(&self) -> &str {
+        self.uri.authority().map_or("", |authority| authority.as_str())
     }
 
     pub(super) fn uri(&self) -> &Uri {

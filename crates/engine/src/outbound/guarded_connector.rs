@@ -29,8 +29,8 @@ use super::guard_rules::{Blocked, EgressProxy, GuardRules};
 use super::resolver::{LookupError, Resolve};
 use super::send_error::{SendError, Stage};
 use crate::limits::{
-    ENDPOINT_ADDRESSES_MAX, ENDPOINT_ANSWER_BYTES_MAX, ENDPOINT_CONNECT_DEADLINE,
-    NEXT_ADDRESS_AFTER,
+    ENDPOINT_ADDRESSES_MAX, ENDPOINT_ANSWER_BYTES_MAX, ENDPOINT_CHECK_DEADLINE,
+    ENDPOINT_CONNECT_DEADLINE, NEXT_ADDRESS_AFTER,
 };
 
 /// Opens connections that the rules accept.
@@ -72,6 +72,13 @@ impl GuardedConnector {
 
     pub(super) fn rules(&self) -> &GuardRules {
         &self.0.rules
+    }
+
+    /// Whether the addresses that a name has now are blocked on its port. A name without addresses is not.
+    pub(super) async fn blocked_now(&self, name: &str, port: u16) -> Result<(), Blocked> {
+        let found = timeout(ENDPOINT_CHECK_DEADLINE, self.0.resolver.lookup(name)).await;
+        let addresses = found.ok().and_then(Result::ok).unwrap_or_default();
+        addresses.into_iter().try_for_each(|address| self.0.rules.judge(address, port).map(drop))
     }
 }
 

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use hapax_core::delivery::idempotency_key;
 use hapax_core::endpoint::EndpointSealed;
 use hapax_core::endpoint_secret::EndpointSecrets;
+use hapax_core::message::{Payload, thin_envelope};
 use hapax_core::store::{AttemptVerdict, DeliveryClaim, DeliveryTarget};
 use hapax_core::vault::{KeyId, SealContext, Vault};
 use hapax_core::{Timestamp, failpoint};
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 
 use super::verdict;
 use crate::ingress::Now;
-use crate::outbound::{CustomHeaders, EndpointClient, EndpointUrl};
+use crate::outbound::{CustomHeaders, EndpointClient, EndpointUrl, SendErrorClass, UrlProblem};
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
@@ -40,10 +41,31 @@ pub struct Ping {
     pub took: Duration,
 }
 
+/// How one attempt went.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    /// What it means for the delivery.
+    pub(super) verdict: AttemptVerdict,
+    /// How long it took.
+    pub(super) took: Duration,
+    /// Whether its deadline passed.
+    pub(super) is_timeout: bool,
+}
+
 impl Courier {
     /// Sends through `client`, with the secrets that `vault` opens.
     pub fn new(client: EndpointClient, vault: Arc<Vault>) -> Self {
         Self { client, vault }
+    }
+
+    /// The same client with another vault: open connections stay in use.
+    pub fn with_vault(&self, vault: Arc<Vault>) -> Self {
+        Self { client: self.client.clone(), vault }
+    }
+
+    /// Checks where a new endpoint is, as far as it can be known now.
+    pub async fn check(&self, url: &EndpointUrl) -> Result<(), UrlProblem> {
+        self.client.check(url).await
     }
 
     /// The keys of the vault: endpoints under other keys cannot be sent to.
@@ -52,12 +74,13 @@ impl Courier {
     }
 
     /// Makes one attempt. Every outcome is a verdict; nothing is repeated.
-    pub(super) async fn attempt(
-        &self,
-        claim: &DeliveryClaim,
-        now: &Now,
-    ) -> (AttemptVerdict, Duration) {
-        self.post(&claim.endpoint, &claim.message, claim.body.clone(), now).await
+    pub(super) async fn attempt(&self, claim: &DeliveryClaim, now: &Now) -> Attempt {
+        let body = match claim.endpoint.payload {
+            Payload::Fat => claim.body.clone(),
+            // A message that was published before the endpoint wanted thin ones is stored as a whole.
+            Payload::Thin => thin_envelope(&claim.body).map_or(claim.body.clone(), Bytes::from),
+        };
+        self.post(&claim.endpoint, &claim.message, body, now).await
     }
 
     /// Sends a signed test message once and waits for the answer. It is no delivery: nothing is recorded
@@ -67,7 +90,7 @@ impl Courier {
             "{{\"id\":\"{id}\",\"type\":\"hapax.ping\",\"created_at\":\"{}\",\"api_version\":null,\"data\":{{}}}}",
             now()
         );
-        let (verdict, took) = self.post(target, id, Bytes::from(body), now).await;
+        let Attempt { verdict, took, .. } = self.post(target, id, Bytes::from(body), now).await;
         Ping { verdict, took }
     }
 
@@ -77,11 +100,14 @@ impl Courier {
         message: &str,
         body: Bytes,
         now: &Now,
-    ) -> (AttemptVerdict, Duration) {
+    ) -> Attempt {
         let began = Instant::now();
         let (url, headers) = match self.request(target, message, &body, now()) {
             Ok(request) => request,
-            Err(reason) => return (verdict::of_unsendable(reason), began.elapsed()),
+            Err(reason) => {
+                let verdict = verdict::of_unsendable(reason);
+                return Attempt { verdict, took: began.elapsed(), is_timeout: false };
+            }
         };
         let answered = self.client.post(&url, headers, body, target.timeout).await;
         failpoint!("sender.posted");
@@ -89,7 +115,9 @@ impl Courier {
             Ok(answered) => verdict::of_answer(answered, now()),
             Err(error) => verdict::of_error(error),
         };
-        (verdict, began.elapsed())
+        let is_timeout =
+            answered.as_ref().is_err_and(|error| error.class == SendErrorClass::Timeout);
+        Attempt { verdict, took: began.elapsed(), is_timeout }
     }
 
     /// The address and the headers of one attempt at `now`, or why they cannot be made.

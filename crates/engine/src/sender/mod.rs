@@ -2,11 +2,13 @@
 //!
 //! One loop serves all endpoints. Each round hands the outcomes of finished attempts to the store and
 //! claims the next deliveries, in one commit ([`Outbox::exchange`]). Requests run beside it, as many as
-//! there are slots. What is sent is in [`courier`], and what an answer means in [`verdict`].
+//! there are slots and as the endpoint's window allows ([`bulkheads`]). What is sent is in [`courier`], and
+//! what an answer means in [`verdict`].
 //!
 //! An outcome is offered to the store until the store takes it. If the process dies before that, the
 //! attempt is repeated with the same id and the same bytes; nothing here repeats an attempt by itself.
 
+mod bulkheads;
 mod courier;
 mod verdict;
 
@@ -15,6 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
+use hapax_core::endpoint::EndpointId;
 use hapax_core::failpoint;
 use hapax_core::store::{
     AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, Exchanged, Held, InspectOutbox,
@@ -22,18 +26,21 @@ use hapax_core::store::{
 };
 use hapax_core::vault::KeyId;
 use metrics::{Counter, Histogram, counter, gauge, histogram};
+use tokio::sync::Notify;
 use tokio::task::{self, JoinError, JoinSet};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 use uuid::Uuid;
 
+use bulkheads::{Bulkheads, Ending, is_crowded};
+use courier::Attempt;
 pub use courier::{Courier, Ping};
 
 use crate::ingress::Now;
 use crate::limits::{
     EXCHANGE_BESIDE_MIN, EXCHANGE_CLAIMS_MAX, GAUGES_EVERY, ORPHANS_PER_COMMIT, POLL_EVERY,
-    SENDER_PAUSE_DOUBLINGS, SENDER_PAUSE_MIN,
+    SENDER_PAUSE_DOUBLINGS, SENDER_PAUSE_MIN, SLOW_ATTEMPT_AGE,
 };
 use crate::worker::Pause;
 
@@ -46,23 +53,54 @@ pub struct SenderLimits {
     pub in_flight_bytes_max: usize,
 }
 
+/// What a sender sends with. A reload replaces it.
+#[derive(Debug, Clone)]
+pub struct SenderSetup {
+    /// Signs and posts.
+    pub courier: Arc<Courier>,
+    /// What may be under way.
+    pub limits: SenderLimits,
+}
+
 /// The sender of this process.
 pub struct Sender<S> {
     store: Arc<S>,
-    courier: Arc<Courier>,
     now: Now,
-    limits: SenderLimits,
     /// The name of this node in the records of attempts: another one after each start.
     node: Arc<str>,
+    /// `None` while nothing can be sent: there is no key of the vault.
+    setup: ArcSwapOption<ActiveSetup>,
+    reloaded: Notify,
+}
+
+/// A setup with the keys of its vault.
+#[derive(Debug)]
+struct ActiveSetup {
+    courier: Arc<Courier>,
+    limits: SenderLimits,
     vault_keys: Arc<[KeyId]>,
 }
 
-impl<S: Outbox + InspectOutbox> Sender<S> {
-    /// Nothing is claimed before [`Sender::run`].
-    pub fn new(store: Arc<S>, courier: Arc<Courier>, now: Now, limits: SenderLimits) -> Self {
-        let node = format!("sender-{}", Uuid::now_v7().simple()).into();
+impl From<SenderSetup> for ActiveSetup {
+    fn from(SenderSetup { courier, limits }: SenderSetup) -> Self {
         let vault_keys = courier.vault_keys().collect();
-        Self { store, courier, now, limits, node, vault_keys }
+        Self { courier, limits, vault_keys }
+    }
+}
+
+impl<S: Outbox + InspectOutbox> Sender<S> {
+    /// Nothing is claimed before [`Sender::run`]. Without a setup nothing is claimed until a reload brings
+    /// one.
+    pub fn new(store: Arc<S>, now: Now, setup: Option<SenderSetup>) -> Self {
+        let node = format!("sender-{}", Uuid::now_v7().simple()).into();
+        let setup = ArcSwapOption::new(setup.map(|setup| Arc::new(setup.into())));
+        Self { store, now, node, setup, reloaded: Notify::new() }
+    }
+
+    /// Replaces the setup. Attempts that are under way end with the old one.
+    pub fn reload(&self, setup: Option<SenderSetup>) {
+        self.setup.store(setup.map(|setup| Arc::new(setup.into())));
+        self.reloaded.notify_one();
     }
 
     /// Sends until `stop`. Then claims nothing more, and waits up to `drain` for attempts that are under
@@ -71,6 +109,7 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
         let mut round = Round::new(Arc::clone(&self), stop.clone());
         let upkeep = task::spawn(Arc::clone(&self).upkeep(stop.clone()));
         while !stop.is_cancelled() {
+            round.begin_waiting();
             round.exchange();
             round.wait().await;
         }
@@ -123,9 +162,13 @@ impl<S> fmt::Debug for Sender<S> {
 struct Round<S> {
     sender: Arc<Sender<S>>,
     stop: CancellationToken,
-    in_flight: JoinSet<AttemptOutcome>,
-    /// The bytes of each attempt under way.
-    bytes: HashMap<task::Id, usize>,
+    in_flight: JoinSet<(AttemptOutcome, Ending)>,
+    /// Each attempt under way.
+    under_way: HashMap<task::Id, UnderWay>,
+    /// The claims that wait for their endpoint.
+    bulkheads: Bulkheads,
+    /// When claims were last given back to make room for those of other endpoints.
+    made_room_at: Option<Instant>,
     /// Outcomes that no exchange has taken yet.
     outcomes: Vec<AttemptOutcome>,
     /// Exchanges that the store has not answered yet.
@@ -141,6 +184,14 @@ struct Round<S> {
     fruitless: u32,
     pause: Pause,
     counts: Counts,
+}
+
+/// An attempt under way.
+#[derive(Debug, Clone, Copy)]
+struct UnderWay {
+    endpoint: EndpointId,
+    bytes: usize,
+    began: Instant,
 }
 
 /// What an exchange may claim.
@@ -163,7 +214,9 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             sender,
             stop,
             in_flight: JoinSet::new(),
-            bytes: HashMap::new(),
+            under_way: HashMap::new(),
+            bulkheads: Bulkheads::default(),
+            made_room_at: None,
             outcomes: Vec::new(),
             exchanges: JoinSet::new(),
             asked: Asking::default(),
@@ -175,15 +228,51 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         }
     }
 
-    /// The slots and bytes that are neither used nor asked for.
+    /// The slots and bytes that are neither used nor asked for. A claim needs a slot, and a place to wait until
+    /// its endpoint may have another attempt.
     fn room(&self) -> Asking {
-        let limits = self.sender.limits;
-        let slots = self.in_flight.len() + self.asked.slots;
-        let bytes = self.bytes.values().sum::<usize>() + self.asked.bytes;
+        let Some(limits) = self.sender.setup.load().as_ref().map(|setup| setup.limits) else {
+            return Asking::default();
+        };
+        let slots = self.in_flight.len().max(self.bulkheads.waiting()) + self.asked.slots;
+        let in_flight = self.under_way.values().map(|it| it.bytes).sum::<usize>();
+        let bytes = in_flight + self.bulkheads.waiting_bytes() + self.asked.bytes;
         Asking {
             slots: limits.in_flight_max.saturating_sub(slots),
             bytes: limits.in_flight_bytes_max.saturating_sub(bytes),
         }
+    }
+
+    /// Begins the claims that may begin now, and gives those back that have waited for too long or take the
+    /// room of others. Returns how many were begun.
+    fn begin_waiting(&mut self) -> usize {
+        if self.bulkheads.waiting() == 0 {
+            return 0;
+        }
+        let now = Instant::now();
+        let Some(setup) = self.sender.setup.load_full() else {
+            let unusable = self.bulkheads.take_all();
+            unusable.iter().for_each(|claim| self.give_back(claim));
+            return 0;
+        };
+        let slots = setup.limits.in_flight_max;
+        let free = slots.saturating_sub(self.in_flight.len());
+        let begun = self.bulkheads.begin(free, is_crowded(free, slots), now);
+        let count = begun.len();
+        for claim in begun {
+            self.begin(&setup.courier, claim, now);
+        }
+        let mut given_back = self.bulkheads.overdue(now);
+        let takes_much = self.bulkheads.waiting() * 2 > slots
+            || self.bulkheads.waiting_bytes() * 2 > setup.limits.in_flight_bytes_max;
+        // They may be claimed again at once, so not in every round.
+        let is_due = self.made_room_at.is_none_or(|at| now.duration_since(at) > SLOW_ATTEMPT_AGE);
+        if takes_much && is_due {
+            self.made_room_at = Some(now);
+            given_back.extend(self.bulkheads.waiting_for_slow(now));
+        }
+        given_back.iter().for_each(|claim| self.give_back(claim));
+        count
     }
 
     /// What another exchange may claim: nothing without a slot or bytes, or after the stop. The bytes are
@@ -218,12 +307,15 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         // A commit takes a bounded number of outcomes: acks beside it wait little.
         let count = self.outcomes.len().min(EXCHANGE_CLAIMS_MAX);
         let outcomes: Vec<_> = self.outcomes.drain(..count).collect();
+        let setup = self.sender.setup.load();
         let ask = DeliveryAsk {
             limit: asking.slots,
             bytes_max: asking.bytes,
             node: Arc::clone(&self.sender.node),
-            vault_keys: Arc::clone(&self.sender.vault_keys),
+            // The same keys in every ask: a store that sees other keys looks at all endpoints again.
+            vault_keys: setup.as_ref().map(|it| Arc::clone(&it.vault_keys)).unwrap_or_default(),
         };
+        drop(setup);
         self.asked.slots += asking.slots;
         self.asked.bytes += asking.bytes;
         let sender = Arc::clone(&self.sender);
@@ -263,6 +355,15 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         }
         let claimed_bytes: usize = claims.iter().map(|claim| claim.body.len()).sum();
         let is_full = claims.len() >= asking.slots || claimed_bytes >= asking.bytes;
+        for claim in claims {
+            match self.stop.is_cancelled() {
+                false => self.bulkheads.add(claim, now),
+                true => self.give_back(&claim),
+            }
+        }
+        // Where no claim could begin, another exchange at once would find no other ones.
+        let has_begun = self.begin_waiting() > 0;
+        let is_full = is_full && has_begun;
         let wait = match is_full {
             true => Duration::ZERO,
             false => next_due.map_or(POLL_EVERY, |due| {
@@ -270,18 +371,12 @@ impl<S: Outbox + InspectOutbox> Round<S> {
                 Duration::try_from(wait).unwrap_or_default().min(POLL_EVERY)
             }),
         };
-        let is_fruitless = claims.is_empty() && !is_full && wait.is_zero();
+        let is_fruitless = !has_begun && wait.is_zero();
         self.fruitless = if is_fruitless { self.fruitless.saturating_add(1) } else { 0 };
         self.ask_at = match is_full {
             true => now,
             false => now + wait.max(self.pause_min()),
         };
-        for claim in claims {
-            match self.stop.is_cancelled() {
-                false => self.begin(claim),
-                true => self.give_back(&claim),
-            }
-        }
     }
 
     /// The shortest pause between two exchanges that found nothing to claim.
@@ -289,7 +384,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         SENDER_PAUSE_MIN * (1 << self.fruitless.min(SENDER_PAUSE_DOUBLINGS))
     }
 
-    /// Returns a claim that came after the stop: it was not begun, and does not count.
+    /// Returns a claim whose attempt was not begun: it does not count.
     fn give_back(&mut self, claim: &DeliveryClaim) {
         self.outcomes.push(AttemptOutcome {
             delivery: claim.delivery,
@@ -299,16 +394,24 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         });
     }
 
-    fn begin(&mut self, claim: DeliveryClaim) {
-        let bytes = claim.body.len();
-        let (courier, now) = (Arc::clone(&self.sender.courier), Arc::clone(&self.sender.now));
+    fn begin(&mut self, courier: &Arc<Courier>, claim: DeliveryClaim, began: Instant) {
+        let (endpoint, bytes) = (claim.endpoint.id, claim.body.len());
+        let (courier, now) = (Arc::clone(courier), Arc::clone(&self.sender.now));
         let begun = self.in_flight.spawn(async move {
             failpoint!("sender.claimed");
-            let (verdict, took) = courier.attempt(&claim, &now).await;
+            let Attempt { verdict, took, is_timeout } = courier.attempt(&claim, &now).await;
             failpoint!("sender.answered");
-            AttemptOutcome { delivery: claim.delivery, fence: claim.fence, took, verdict }
+            let ending = match (&verdict, is_timeout) {
+                (AttemptVerdict::Delivered(_), _) => Ending::Success,
+                (AttemptVerdict::Failed { .. } | AttemptVerdict::GivenBack, true) => {
+                    Ending::Timeout
+                }
+                (AttemptVerdict::Failed { .. } | AttemptVerdict::GivenBack, false) => Ending::Other,
+            };
+            let (delivery, fence) = (claim.delivery, claim.fence);
+            (AttemptOutcome { delivery, fence, took, verdict }, ending)
         });
-        self.bytes.insert(begun.id(), bytes);
+        self.under_way.insert(begun.id(), UnderWay { endpoint, bytes, began });
     }
 
     /// Waits until something has changed: an exchange was answered, an attempt has ended, or there may be
@@ -336,6 +439,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             }
             () = sleep_until(resume_at), if self.pause_until.is_some() => self.pause_until = None,
             () = hint, if asks && self.pause_until.is_none() => self.ask_at = Instant::now(),
+            () = sleep(POLL_EVERY), if self.bulkheads.waiting() > 0 => {}
+            () = sender.reloaded.notified() => self.ask_at = Instant::now(),
             () = self.stop.cancelled() => {}
         }
         self.collect();
@@ -348,22 +453,27 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         }
     }
 
-    fn ended(&mut self, ended: Result<(task::Id, AttemptOutcome), JoinError>) {
-        match ended {
-            Ok((id, outcome)) => {
-                self.bytes.remove(&id);
+    fn ended(&mut self, ended: Result<(task::Id, (AttemptOutcome, Ending)), JoinError>) {
+        let (id, ending) = match ended {
+            Ok((id, (outcome, ending))) => {
                 self.outcomes.push(outcome);
+                (id, ending)
             }
             // The delivery waits for the end of its lease: the attempt is lost.
             Err(error) => {
-                self.bytes.remove(&error.id());
                 log_panic(&error);
+                (error.id(), Ending::Other)
             }
+        };
+        if let Some(UnderWay { endpoint, began, .. }) = self.under_way.remove(&id) {
+            self.bulkheads.ended(endpoint, began, ending);
         }
     }
 
     /// Waits for every attempt, and for the store to take every outcome. Nothing is claimed any more.
     async fn finish(&mut self) {
+        let not_begun = self.bulkheads.take_all();
+        not_begun.iter().for_each(|claim| self.give_back(claim));
         loop {
             self.collect();
             if let Some(until) = self.pause_until.take() {

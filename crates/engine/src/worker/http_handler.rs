@@ -16,7 +16,7 @@ use hapax_core::job::Retry;
 use hapax_core::limits::ERROR_CHARS_MAX;
 use hapax_core::scheme::Scheme;
 use hapax_core::store::{Claim, ClaimedEvent, HandlerAnswer, NewMessage, Outcome};
-use hapax_core::{Arrival, Source, Tenant, Timestamp};
+use hapax_core::{Arrival, Source, SourceName, Tenant, Timestamp};
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode};
 use http_body_util::Full;
@@ -25,7 +25,7 @@ use serde_json::value::RawValue;
 
 use crate::limits::{ANSWER_BYTES_MAX, ANSWER_KEPT_BYTES};
 use crate::outbound::{Heard, Outbound, OutboundError, retry_after};
-use crate::worker::refetch;
+use crate::worker::{SharedTenantVerifiers, refetch};
 
 /// The app of one handler.
 #[derive(Debug)]
@@ -34,6 +34,8 @@ pub(crate) struct App {
     timeout: Duration,
     /// The handler's source, as configured for each tenant.
     sources: Vec<Arc<Source>>,
+    /// The sources of tenants that were added at run time.
+    tenants: SharedTenantVerifiers,
     outbound: Outbound,
 }
 
@@ -43,9 +45,10 @@ impl App {
         handler: &Handler,
         target: &HttpTarget,
         sources: Vec<Arc<Source>>,
+        tenants: SharedTenantVerifiers,
         outbound: Outbound,
     ) -> Self {
-        Self { target: target.clone(), timeout: handler.timeout, sources, outbound }
+        Self { target: target.clone(), timeout: handler.timeout, sources, tenants, outbound }
     }
 
     /// Runs one attempt. `current` is the current object, if it was fetched.
@@ -112,19 +115,13 @@ impl App {
         let cannot = |error| format!("signing the request: {error}");
         let ours = HeaderValue::try_from(event.id.to_string())
             .map_err(|_| "the event's id does not fit in a header")?;
-        let source = match self.target.sign_as {
-            // Signed with the handler's secret, so the source of any tenant will do.
-            SignAs::Standard => self.sources.first(),
-            SignAs::Provider => of_tenant(&self.sources, &event.key.tenant),
-        };
-        let source = source.ok_or("the source of this event is no longer configured")?;
-        let Some(signer) = self.target.signer(source) else {
-            draft.headers.insert(WEBHOOK_ID, ours);
-            return Ok(draft);
-        };
-        let scheme = signer.scheme();
         match self.target.sign_as {
             SignAs::Standard => {
+                let Some(signer) = &self.target.signer else {
+                    draft.headers.insert(WEBHOOK_ID, ours);
+                    return Ok(draft);
+                };
+                let scheme = signer.scheme();
                 for old in WEBHOOK_PROOF {
                     draft.headers.remove(old);
                 }
@@ -133,6 +130,9 @@ impl App {
                 signed.apply(&draft).map_err(cannot)
             }
             SignAs::Provider => {
+                let source = self.source_of(&event.key.source, &event.key.tenant);
+                let source = source.ok_or("the source of this event is no longer configured")?;
+                let scheme = self.target.signer.as_deref().unwrap_or(&source).scheme();
                 draft.headers = without_proof(scheme, &draft, now);
                 let id = source.first_part(&event.key.event_id);
                 let signed = scheme.sign(&draft, Some(id), now).map_err(cannot)?;
@@ -147,17 +147,20 @@ impl App {
     }
 }
 
+impl App {
+    /// The source of the event's tenant. If the tenant is a field of the body, one source serves all tenants.
+    fn source_of(&self, source: &SourceName, tenant: &Tenant) -> Option<Arc<Source>> {
+        let configured = |tenant: &Tenant| self.sources.iter().find(|it| it.tenant() == tenant);
+        if let Some(found) = configured(tenant) {
+            return Some(Arc::clone(found));
+        }
+        let added = self.tenants.load().get(&(source.clone(), tenant.clone())).cloned();
+        added.or_else(|| configured(&Tenant::default()).cloned())
+    }
+}
+
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_PROOF: [&str; 2] = ["webhook-timestamp", "webhook-signature"];
-
-/// The source of the event's tenant. If the tenant is a field of the body, one source serves all
-/// tenants.
-fn of_tenant<'a>(sources: &'a [Arc<Source>], tenant: &Tenant) -> Option<&'a Arc<Source>> {
-    sources
-        .iter()
-        .find(|source| source.tenant() == tenant)
-        .or_else(|| sources.iter().find(|source| *source.tenant() == Tenant::default()))
-}
 
 /// The headers without the signature and the signed time, which are created again. Other signed
 /// headers, such as the sender's id, stay unchanged.

@@ -15,15 +15,17 @@ mod polling;
 mod refetch;
 mod sql_batches;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use hapax_core::handler::{EventView, Handler, HandlerKind, RustHandler, SqlProgram};
 use hapax_core::store::{
     Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Outcome, SqlRun, StoreHints, Work,
 };
-use hapax_core::{Source, SourceName};
+use hapax_core::{Source, SourceName, Tenant};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -80,6 +82,12 @@ impl LaneSpec {
     }
 }
 
+/// The sources of tenants that were added at run time: their secrets sign requests to the app.
+pub type TenantVerifiers = HashMap<(SourceName, Tenant), Arc<Source>>;
+
+/// The same, shared with every lane.
+pub(crate) type SharedTenantVerifiers = Arc<ArcSwap<TenantVerifiers>>;
+
 /// A claim for an external worker.
 #[derive(Debug)]
 pub struct Pulled {
@@ -98,6 +106,7 @@ pub struct Workers<S> {
     isolation: Isolation,
     /// The name of this process in the records of attempts: a new one after each start.
     id: Arc<str>,
+    tenants: SharedTenantVerifiers,
     lanes: watch::Sender<Vec<Arc<Lane>>>,
 }
 
@@ -113,16 +122,23 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
     ) -> Self {
         let id = format!("worker-{}", Uuid::now_v7().simple()).into();
         let (isolation, unset) = (Isolation::default(), watch::Sender::default());
-        let workers = Self { store, outbound, event_waiters, now, isolation, id, lanes: unset };
+        let tenants = SharedTenantVerifiers::default();
+        let workers =
+            Self { store, outbound, event_waiters, now, isolation, id, tenants, lanes: unset };
         workers.reload(lanes);
         workers
+    }
+
+    /// Replaces the sources of tenants that were added at run time. The next attempts are signed with them.
+    pub fn set_tenants(&self, tenants: TenantVerifiers) {
+        self.tenants.store(Arc::new(tenants));
     }
 
     /// Replaces the lanes. Running attempts continue with the old settings, and still count against
     /// the concurrency of their handler.
     pub fn reload(&self, lanes: Vec<LaneSpec>) {
         let before = self.lanes.borrow().clone();
-        let build = |spec| Arc::new(Lane::new(spec, &self.outbound, &before));
+        let build = |spec| Arc::new(Lane::new(spec, &self.outbound, &self.tenants, &before));
         self.lanes.send_replace(lanes.into_iter().map(build).collect());
     }
 
@@ -281,14 +297,21 @@ enum Ended {
 }
 
 impl Lane {
-    fn new(spec: LaneSpec, outbound: &Outbound, before: &[Arc<Self>]) -> Self {
+    fn new(
+        spec: LaneSpec,
+        outbound: &Outbound,
+        tenants: &SharedTenantVerifiers,
+        before: &[Arc<Self>],
+    ) -> Self {
         let LaneSpec { handler: config, source, verifiers } = spec;
         let kind = match &config.kind {
             HandlerKind::Sql(program) => Kind::Sql(program.clone()),
             HandlerKind::Pull => Kind::Pull,
             HandlerKind::Rust(code) => Kind::Rust(code.clone()),
             HandlerKind::Http(target) => {
-                Kind::Http(Box::new(App::new(&config, target, verifiers, outbound.clone())))
+                let tenants = Arc::clone(tenants);
+                let app = App::new(&config, target, verifiers, tenants, outbound.clone());
+                Kind::Http(Box::new(app))
             }
         };
         let current =

@@ -17,7 +17,7 @@ use hapax_core::handler::TypeFilter;
 use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, MESSAGE_NAME_BYTES_MAX};
 use hapax_core::message::{OWN_TENANT, Payload};
 use hapax_core::store::{AttemptVerdict, DeliveryTarget, EndpointFilter};
-use hapax_core::vault::{NONCE_BYTES, SealContext, Sealed, Vault};
+use hapax_core::vault::{SealContext, Sealed, Vault};
 use hapax_engine::{CustomHeaders, EndpointUrl};
 use uuid::Uuid;
 use zeroize::Zeroizing;
@@ -30,6 +30,8 @@ use crate::api::{
     Deleted, Endpoint, EndpointRequest, EndpointsQuery, List, Patch, PingAnswer, ReasonRequest,
     RotateRequest, Span,
 };
+use crate::sending::Sending;
+use crate::tenant_sources::nonce;
 
 /// The overlap of a rotation that names none.
 const OVERLAP: Duration = Duration::from_secs(24 * 3_600);
@@ -75,7 +77,7 @@ pub(super) async fn create<S: AdminStore>(
     Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<EndpointRequest>,
 ) -> Result<Created<Endpoint>, Problem> {
-    let vault = vault(&admin)?;
+    let vault = &*Arc::clone(&sending(&admin)?.vault);
     let url = asked.url.as_deref().ok_or_else(|| Problem::bad_request("url is missing"))?;
     let tenant = tenant(asked.tenant.as_deref())?;
     let secret = match asked.secret.as_deref() {
@@ -88,7 +90,7 @@ pub(super) async fn create<S: AdminStore>(
         secrets: seal_secrets(vault, &tenant, id, &EndpointSecrets::new(secret)),
         headers: None,
     };
-    let before = (EndpointSettings::at(checked_url(&admin, url)?), sealed);
+    let before = (EndpointSettings::at(checked_url(&admin, url).await?), sealed);
     let (settings, sealed) = changed(vault, &tenant, id, before, asked)?;
     let by = caller.action(None, (admin.now)());
     let new = NewEndpoint { id, tenant, settings, sealed };
@@ -117,10 +119,14 @@ pub(super) async fn change<S: AdminStore>(
             "tenant cannot be changed, and secret only by POST /api/v1/endpoints/{id}/rotate",
         ));
     }
-    let record = update(&admin, &caller, &id, |admin, vault, record| {
+    let url = match &asked.url {
+        Some(url) => Some(checked_url(&admin, url).await?),
+        None => None,
+    };
+    let record = update(&admin, &caller, &id, |_, vault, record| {
         let mut before = (record.settings, record.sealed);
-        if let Some(url) = &asked.url {
-            before.0.url = checked_url(admin, url)?;
+        if let Some(url) = &url {
+            before.0.url.clone_from(url);
         }
         changed(vault, &record.tenant, record.id, before, asked.clone())
     })
@@ -200,13 +206,14 @@ pub(super) async fn ping<S: AdminStore>(
     PathId(id): PathId,
     JsonBody(_): JsonBody<ReasonRequest>,
 ) -> Result<Json<PingAnswer>, Problem> {
-    let sending = admin.sending.as_ref().map_err(|why| Problem::unavailable(why))?;
+    let sending = sending(&admin)?;
     let record = find(&admin, &id).await?;
     let target = DeliveryTarget {
         id: record.id,
         tenant: record.tenant,
         url: record.settings.url,
         timeout: record.settings.timeout,
+        payload: record.settings.payload,
         sealed: record.sealed,
     };
     let message = format!("ping_{}", Uuid::now_v7().simple());
@@ -257,7 +264,7 @@ async fn update<S: AdminStore>(
         EndpointRecord,
     ) -> Result<(EndpointSettings, EndpointSealed), Problem>,
 ) -> Result<EndpointRecord, Problem> {
-    let vault = vault(admin)?;
+    let vault = &*Arc::clone(&sending(admin)?.vault);
     for _ in 0..CHANGE_TRIES {
         let record = find(admin, id).await?;
         let (id, version) = (record.id, record.version);
@@ -387,17 +394,16 @@ fn tenant(asked: Option<&str>) -> Result<Tenant, Problem> {
     }
 }
 
-fn checked_url<S: AdminStore>(admin: &Admin<S>, url: &str) -> Result<String, Problem> {
-    let sending = admin.sending.as_ref().map_err(|why| Problem::unavailable(why))?;
+/// The canonical form of the URL, if endpoints may be there as far as that can be known now.
+async fn checked_url<S: AdminStore>(admin: &Admin<S>, url: &str) -> Result<String, Problem> {
+    let sending = sending(admin)?;
     let url = EndpointUrl::parse(url, &sending.rules).map_err(|error| refused("url", &error))?;
+    sending.courier.check(&url).await.map_err(|error| refused("url", &error))?;
     Ok(url.as_str().to_owned())
 }
 
-fn vault<S: AdminStore>(admin: &Admin<S>) -> Result<&Vault, Problem> {
-    match &admin.sending {
-        Ok(sending) => Ok(&sending.vault),
-        Err(why) => Err(Problem::unavailable(why)),
-    }
+fn sending<S: AdminStore>(admin: &Admin<S>) -> Result<Arc<Sending>, Problem> {
+    admin.sending.get().map_err(|why| Problem::unavailable(&why))
 }
 
 fn open_secrets(vault: &Vault, record: &EndpointRecord) -> Result<EndpointSecrets, Problem> {
@@ -424,12 +430,6 @@ fn seal_secrets(
 
 fn refused(field: &str, error: &dyn std::fmt::Display) -> Problem {
     Problem::bad_request(&format!("{field}: {error}"))
-}
-
-fn nonce() -> [u8; NONCE_BYTES] {
-    let mut nonce = [0; NONCE_BYTES];
-    aws_lc_rs::rand::fill(&mut nonce).expect("the system has random numbers");
-    nonce
 }
 
 fn random() -> [u8; 32] {

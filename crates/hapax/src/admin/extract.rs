@@ -7,7 +7,8 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header;
 use axum::http::request::Parts;
 use hapax_core::limits::IDEMPOTENCY_KEY_BYTES_MAX;
-use hapax_core::store::Cursor;
+use hapax_core::store::{Cursor, SourcePair};
+use hapax_core::{SourceName, Tenant};
 use serde::de::DeserializeOwned;
 
 use super::problem::Problem;
@@ -28,6 +29,23 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
         match Path::from_request_parts(parts, state).await {
             Ok(Path(name)) => Ok(Self(name)),
             Err(_) => Err(Problem::bad_request("the id in the path is not UTF-8")),
+        }
+    }
+}
+
+/// The tenant and the source in the path.
+pub(super) struct PathPair(pub(super) SourcePair);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathPair {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Path::<(String, String)>::from_request_parts(parts, state).await {
+            Ok(Path((tenant, source))) => Ok(Self(SourcePair {
+                tenant: Tenant::new(tenant),
+                source: SourceName::new(source),
+            })),
+            Err(_) => Err(Problem::bad_request("the names in the path are not UTF-8")),
         }
     }
 }

@@ -21,6 +21,7 @@ mod replay;
 mod review;
 mod routes;
 mod stats;
+mod tenants;
 #[cfg(test)]
 mod tests;
 
@@ -35,11 +36,10 @@ use hapax_core::handler::EventView;
 use hapax_core::ledger::Ledger;
 use hapax_core::store::{
     AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, NewJob, Operate, Outbox,
-    Plans, Store, Work,
+    Plans, SourceSecretStore, Store, Work,
 };
-use hapax_core::vault::Vault;
 use hapax_core::{SourceName, Tenant};
-use hapax_engine::{Courier, GuardRules, Now, Pulled, Readiness};
+use hapax_engine::{Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
 use tokio_util::task::TaskTracker;
@@ -51,6 +51,8 @@ use problem::Problem;
 use routes::{ApiRoute, routes};
 
 use crate::alerts::AlertMonitor;
+use crate::sending::SharedSending;
+use crate::tenant_sources::TenantSources;
 
 /// The jobs of an event by the current configuration, for replays and approvals.
 pub(crate) type JobsFor =
@@ -69,23 +71,31 @@ pub(crate) type RefetchClaims = Arc<
 
 /// The acts and reads of a store that the admin side uses.
 pub(crate) trait AdminStore:
-    Store + Work + Operate + Inspect + Outbox + InspectOutbox + Plans + Ledger + AdminRecords
+    Store
+    + Work
+    + Operate
+    + Inspect
+    + Outbox
+    + InspectOutbox
+    + Plans
+    + Ledger
+    + AdminRecords
+    + SourceSecretStore
 {
 }
 
-impl<S: Store + Work + Operate + Inspect + Outbox + InspectOutbox + Plans + Ledger + AdminRecords>
-    AdminStore for S
+impl<S> AdminStore for S where
+    S: Store
+        + Work
+        + Operate
+        + Inspect
+        + Outbox
+        + InspectOutbox
+        + Plans
+        + Ledger
+        + AdminRecords
+        + SourceSecretStore
 {
-}
-
-/// What the routes for endpoints need beside the store.
-pub(crate) struct Sending {
-    /// Seals secrets and custom headers.
-    pub(crate) vault: Arc<Vault>,
-    /// Which addresses endpoints may have.
-    pub(crate) rules: GuardRules,
-    /// Sends pings.
-    pub(crate) courier: Arc<Courier>,
 }
 
 /// The state that all routes share.
@@ -107,7 +117,9 @@ pub(crate) struct Admin<S> {
     /// Fetches the current objects of claimed jobs.
     pub(crate) refetch: RefetchClaims,
     /// The sending side, or why endpoints cannot be used.
-    pub(crate) sending: Result<Sending, String>,
+    pub(crate) sending: Arc<SharedSending>,
+    /// The tenants that are added at run time.
+    pub(crate) tenants: Arc<TenantSources<S>>,
     /// The clock.
     pub(crate) now: Now,
     /// Claims that are still running although their client disconnected. The shutdown waits for them before

@@ -17,7 +17,7 @@ use utoipa::openapi::{
 use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Access;
-use super::extract::{IdempotencyKey, JsonBody, PathId, QueryParams};
+use super::extract::{IdempotencyKey, JsonBody, PathId, PathPair, QueryParams};
 use super::pages::{ActionForm, File, Filters, LoggedIn, LoginForm, Page, Reader, SeeOther};
 use super::problem::Problem;
 use super::routes::ApiRoute;
@@ -116,6 +116,11 @@ impl<T> Input for Extension<T> {
 
 impl Input for PathId {
     /// The path names the parameter.
+    fn describe(_: &mut Description) {}
+}
+
+impl Input for PathPair {
+    /// The path names the parameters.
     fn describe(_: &mut Description) {}
 }
 
@@ -319,11 +324,16 @@ fn operation(
 /// One parameter for each `{name}` in the path.
 fn path_parameters(path: &str) -> impl Iterator<Item = Parameter> + '_ {
     let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
-    let description = match path.starts_with("/api/v1/events/") {
-        true => "Hapax's id of the event, or the sender's id if only one event has it.",
-        false => "The id.",
-    };
+    let is_event = path.starts_with("/api/v1/events/");
     names.map(move |name| {
+        let description = match name {
+            "tenant" => "The tenant.",
+            "source" => "The name of the source in the config.",
+            _ if is_event => {
+                "Hapax's id of the event, or the sender's id if only one event has it."
+            }
+            _ => "The id.",
+        };
         ParameterBuilder::new()
             .name(name)
             .parameter_in(ParameterIn::Path)

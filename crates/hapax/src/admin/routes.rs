@@ -11,7 +11,7 @@ use super::auth::Access;
 use super::openapi::{Described, Description};
 use super::{
     Admin, AdminStore, audit, claims, endpoints, events, jobs, messages, pages, plans, replay,
-    review, stats,
+    review, stats, tenants,
 };
 
 /// All routes of the admin side.
@@ -105,6 +105,9 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/replays/{id}", plans::show::<S>, "Shows a plan with its progress"),
         post(Operate, "/api/v1/replays/{id}/cancel", plans::cancel::<S>, "Stops a plan; what it has sent stays sent"),
         post(Operate, "/api/v1/endpoints/{id}/ping", endpoints::ping::<S>, "Sends one signed test message now; nothing is recorded or retried"),
+        get(Read, "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::show::<S>, "Shows when the secrets of a tenant end that were set at run time"),
+        route(Method::PUT, Some(Administer), "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::set::<S>, "Sets the secrets of a tenant for a source; every node uses them within a second"),
+        route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::delete::<S>, "Removes the secrets of a tenant for a source: its requests get a 404"),
     ]
 }
 

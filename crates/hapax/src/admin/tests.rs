@@ -27,6 +27,8 @@ use tower::ServiceExt as _;
 use super::{Admin, Authorizer, WithoutToken, router};
 use crate::alerts::{AlertMonitor, AlertRules, Inputs};
 use crate::config::Permission;
+use crate::sending::SharedSending;
+use crate::tenant_sources::{TenantRules, TenantSources};
 
 /// An event to store, with its jobs and the phase in which each of them is.
 struct NewEvent {
@@ -199,11 +201,17 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
     readiness.opened();
     let unfinished = TaskTracker::new();
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    let tenants = TenantSources::new(
+        Arc::clone(&store.faults),
+        TenantRules::none("no vault in this test"),
+        Box::new(|_, _| {}),
+    );
     let router = router(Admin {
         store: Arc::clone(&store.faults),
         authorizer: Arc::new(authorizer),
         readiness,
-        sending: Err("no vault in this test".to_owned()),
+        sending: Arc::new(SharedSending::new(Err("no vault in this test".to_owned()))),
+        tenants: Arc::new(tenants),
         metrics: recorder.handle(),
         handlers: Arc::new(|_, _, _| {
             let new = |handler| NewJob {
@@ -232,6 +240,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
                 }),
                 clock_offset_seconds: Box::new(|| Some(-90)),
                 known: Box::new(Vec::new),
+                tenant_secrets: Box::new(Vec::new),
                 log: None,
                 now: Arc::new(noon),
             },

@@ -66,6 +66,8 @@ pub(crate) struct Inputs {
     pub(crate) clock_offset_seconds: Box<dyn Fn() -> Option<i64> + Send + Sync>,
     /// The handlers that are configured now.
     pub(crate) known: Box<dyn Fn() -> Vec<HandlerRef> + Send + Sync>,
+    /// When the secrets of tenants end that were added at run time.
+    pub(crate) tenant_secrets: Box<dyn Fn() -> Vec<SecretEnds> + Send + Sync>,
     /// The write-ahead log, where the store has one.
     pub(crate) log: Option<PathBuf>,
     /// The clock.
@@ -187,6 +189,7 @@ impl AlertMonitor {
         let traffic = (self.inputs.traffic)();
         let log = self.inputs.log.as_ref().and_then(|log| std::fs::metadata(log).ok());
         let known = (self.inputs.known)();
+        let mut secrets = (self.inputs.tenant_secrets)();
         let mut guard = self.kept();
         let kept = &mut *guard;
         kept.last_round = Some(now);
@@ -195,6 +198,7 @@ impl AlertMonitor {
         kept.lanes = lanes.unwrap_or_else(|| std::mem::take(&mut kept.lanes));
         kept.in_review = in_review.unwrap_or_else(|| std::mem::take(&mut kept.in_review));
         kept.history.note(now, &traffic);
+        secrets.extend(kept.rules.secrets.iter().cloned());
         let observed = Observations {
             now,
             history: &kept.history,
@@ -202,7 +206,7 @@ impl AlertMonitor {
             lanes: &kept.lanes,
             in_review: &kept.in_review,
             known: &known,
-            secrets: &kept.rules.secrets,
+            secrets: &secrets,
             unwritable: store.writable().err().map(|error| error.to_string()),
             clock_offset_seconds: (self.inputs.clock_offset_seconds)(),
             log_bytes: log.map(|log| log.len()),

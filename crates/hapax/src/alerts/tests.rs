@@ -266,6 +266,7 @@ async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
         traffic: Box::new(Vec::new),
         clock_offset_seconds: Box::new(|| None),
         known: Box::new(Vec::new),
+        tenant_secrets: Box::new(Vec::new),
         log: None,
         now: Arc::new(move || at(clock.load(Ordering::SeqCst))),
     };

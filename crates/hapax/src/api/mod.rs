@@ -14,6 +14,7 @@ mod messages;
 mod plans;
 mod replay;
 mod stats;
+mod tenants;
 mod values;
 
 use hapax_core::store;
@@ -44,6 +45,7 @@ pub(crate) use replay::{
     ReplayJobsRequest, Replayed,
 };
 pub(crate) use stats::{Alert, Figures, ProcessingSeconds, Severity, Stats, StatsQuery};
+pub(crate) use tenants::{SourceSecretRequest, SourceSecrets, SourceSecretsRequest};
 pub(crate) use values::{Body, Moment, RetryIn, Span};
 
 /// One page of a list.

@@ -217,6 +217,12 @@ impl Server {
         self.request_ok(Method::POST, path, Bytes::from(body)).await
     }
 
+    /// Sends a PUT and returns the JSON of a 2xx answer.
+    pub(super) async fn put(&self, path: &str, body: &impl Serialize) -> Result<Value, Failure> {
+        let body = serde_json::to_vec(body).map_err(std::io::Error::other)?;
+        self.request_ok(Method::PUT, path, Bytes::from(body)).await
+    }
+
     /// Sends a DELETE and returns the JSON of a 2xx answer.
     pub(super) async fn delete(&self, path: &str) -> Result<Value, Failure> {
         self.request_ok(Method::DELETE, path, Bytes::new()).await

@@ -1,13 +1,18 @@
 //! `hapax doctor`: checks everything that a server needs. It changes nothing, except that a probe file is
 //! written to the data directory and removed. With a shared PostgreSQL it checks that database and Redis.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::limits::LANE_COUNT_MAX;
-use hapax_store::{HandlerRoleReport, PgOpenError, PgReport, PgStore, RedisReport};
+use hapax_core::vault::{KeyId, VaultKey};
+use hapax_store::{
+    HandlerRoleReport, PgOpenError, PgReport, PgStore, RedisReport, SealedOwner, SealedValue,
+    SqliteStore,
+};
 use http::{Method, StatusCode};
 use rusqlite::{Connection, OpenFlags};
 use serde::Serialize;
@@ -86,6 +91,7 @@ impl Doctor {
         let keeps_token = config.as_ref().is_some_and(|config| config.keeps_own_token());
         if let Some(config) = &config {
             vault(&config.vault, &mut found);
+            sealed_values(config, &mut found)?;
             outbound(&config.settings.outbound, &mut found)?;
         }
         let settings = config.map(|config| config.settings);
@@ -380,6 +386,69 @@ fn vault(vault: &VaultSettings, found: &mut Findings) {
     }
 }
 
+/// Reports which keys of the vault the stored values need: values without a key, and old keys that nothing
+/// needs any more.
+fn sealed_values(config: &Config, found: &mut Findings) -> Result<(), Failure> {
+    let values = match &config.settings.database_url {
+        Some(url) => {
+            let looked = async { Ok(PgStore::sealed_values(url.expose()).await) };
+            admin_client::run(looked)?.map_err(|error| error.to_string())
+        }
+        None => {
+            SqliteStore::sealed_values(&config.settings.data_dir).map_err(|error| error.to_string())
+        }
+    };
+    // A database that cannot be read is reported by its own check.
+    let Ok(values) = values else { return Ok(()) };
+    let known = config.vault.known_keys();
+    let mut needed: BTreeMap<KeyId, BTreeSet<&SealedOwner>> = BTreeMap::new();
+    for SealedValue { owner, key } in &values {
+        match key {
+            Ok(key) => {
+                needed.entry(*key).or_default().insert(owner);
+            }
+            Err(error) => found.add("vault", Level::Fail, format!("{owner}: {error}")),
+        }
+    }
+    for (key, owners) in needed.iter().filter(|(key, _)| !known.contains(key)) {
+        let note = format!(
+            "no configured key is {key}, which {} need: {}; add it to `old` in [vault]",
+            format::count(owners.len() as u64, "owner"),
+            some_of(owners),
+        );
+        found.add("vault", Level::Fail, note);
+    }
+    for key in config.vault.old.iter().map(VaultKey::id) {
+        match needed.get(&key) {
+            None => {
+                let note = format!(
+                    "nothing is sealed with the old key {key}: it can be removed from `old`"
+                );
+                found.add("vault", Level::Ok, note);
+            }
+            Some(owners) => {
+                let note = format!(
+                    "the old key {key} is still needed by {}: {}; a server with this config seals them again",
+                    format::count(owners.len() as u64, "owner"),
+                    some_of(owners),
+                );
+                found.add("vault", Level::Warn, note);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The first few owners of sealed values.
+fn some_of(owners: &BTreeSet<&SealedOwner>) -> String {
+    const SHOWN: usize = 5;
+    let mut text: Vec<String> = owners.iter().take(SHOWN).map(ToString::to_string).collect();
+    if owners.len() > SHOWN {
+        text.push(format!("and {} more", owners.len() - SHOWN));
+    }
+    text.join(", ")
+}
+
 /// Reports where endpoints may be, and whether the proxy accepts connections.
 fn outbound(outbound: &OutboundSettings, found: &mut Findings) -> Result<(), Failure> {
     let list = |items: Vec<String>| items.join(", ");
@@ -396,8 +465,7 @@ fn outbound(outbound: &OutboundSettings, found: &mut Findings) -> Result<(), Fai
     note.push_str(&format!("; at most {} deliveries and {} MiB at once", in_flight.0, in_flight.1));
     found.add("outbound", Level::Ok, note);
     let Some(proxy) = &outbound.proxy else { return Ok(()) };
-    let address = proxy.trim_start_matches("http://");
-    let connect = tokio::net::TcpStream::connect(address);
+    let connect = tokio::net::TcpStream::connect(proxy.authority().to_owned());
     let connected =
         admin_client::run(async { Ok(tokio::time::timeout(PROXY_TIMEOUT, connect).await) })?;
     match connected {

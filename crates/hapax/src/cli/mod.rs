@@ -23,6 +23,7 @@ mod setup;
 mod sign;
 mod stats;
 mod storm;
+mod tenants;
 mod verify;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -85,6 +86,9 @@ enum Command {
     /// List, show and cancel plans that send many deliveries again
     #[command(subcommand)]
     Replays(plans::Replays),
+    /// Set, show and remove the secrets of tenants at run time
+    #[command(subcommand)]
+    Tenants(tenants::Tenants),
     /// Run a local endpoint that prints each delivery and whether its signature holds
     Listen(listen::Listen),
     /// Explain in sentences what happened to one event, and why
@@ -128,6 +132,7 @@ pub(crate) fn run() -> Exit {
         Command::Deliveries(deliveries) => deliveries.run(),
         Command::Endpoints(endpoints) => endpoints.run(),
         Command::Replays(replays) => replays.run(),
+        Command::Tenants(tenants) => tenants.run(),
         Command::Listen(listen) => listen.run(),
         Command::Explain(explain) => explain.run(),
         Command::Stats(stats) => stats.run(),

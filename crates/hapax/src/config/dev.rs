@@ -16,7 +16,10 @@ use super::reader::ConfigReader;
 use super::secret_file;
 use super::secret_file::SecretKind;
 use super::settings::Settings;
-use super::sources::{ConfiguredSource, keep_keys, unverified_limit_default};
+use super::sources::{
+    ConfiguredSource, ConfiguredSources, SourceTemplate, keep_keys, secret_text_hash,
+    unverified_limit_default,
+};
 use crate::signing;
 
 /// The extra settings of dev mode.
@@ -44,7 +47,7 @@ impl ConfigReader<'_> {
     pub(super) fn dev_mode(
         &mut self,
         settings: &mut Settings,
-    ) -> (Vec<ConfiguredSource>, Option<DevMode>) {
+    ) -> (ConfiguredSources, Option<DevMode>) {
         settings.outbound.allow_loopback();
         if !settings.listen.ip().is_loopback() {
             let invalid = InvalidSetting::new(
@@ -59,37 +62,49 @@ impl ConfigReader<'_> {
         }
         // No file is created for a start that fails anyway.
         if !self.problems.is_empty() || self.environment.read_only {
-            return (Vec::new(), None);
+            return (ConfiguredSources::default(), None);
         }
         let file = settings.data_dir.join(SECRET_FILE);
         let secret = match secret_file::read_or_make(&file, SecretKind::DevSecret) {
             Ok(secret) => secret,
             Err(invalid) => {
                 self.problems.add_unopened("data_dir", invalid);
-                return (Vec::new(), None);
+                return (ConfiguredSources::default(), None);
             }
         };
         if settings.public_url.is_none() {
             settings.public_url = Some(format!("http://{}", settings.listen));
         }
-        let mut sources = Vec::new();
+        let mut sources = ConfiguredSources::default();
         for preset in presets::all().iter().filter(|preset| preset.can_sign()) {
             let Some(own) = signing::dev_secret(preset, secret.expose()) else { continue };
-            let mut spec =
-                SourceSpec::new(preset.name, preset.name, vec![ActiveSecret::forever(own)]);
+            let mut spec = SourceSpec::new(preset.name, preset.name, Vec::new());
             spec.params = signing::dev_params(preset, secret.expose());
-            match Source::build(spec) {
-                Ok(source) => sources.push(ConfiguredSource {
-                    keep_keys: keep_keys(settings, &source),
-                    source: Arc::new(source),
-                    provider: preset.name.to_owned(),
-                    path: format!("/webhooks/{}", preset.name),
-                    rate_limit: None,
-                    unverified_limit: unverified_limit_default(),
-                    secrets_until: vec![None],
-                    handlers: Vec::new(),
-                    mode: AnswerMode::Async,
-                }),
+            let secret_texts = vec![secret_text_hash(&own)];
+            let secrets = vec![ActiveSecret::forever(own)];
+            match Source::build(SourceSpec { secrets, ..spec.clone() }) {
+                Ok(source) => {
+                    let keep_keys = keep_keys(settings, &source);
+                    sources.pairs.push(ConfiguredSource {
+                        source: Arc::new(source),
+                        provider: preset.name.to_owned(),
+                        path: format!("/webhooks/{}", preset.name),
+                        rate_limit: None,
+                        unverified_limit: unverified_limit_default(),
+                        secrets_until: vec![None],
+                        secret_texts,
+                        handlers: Vec::new(),
+                        mode: AnswerMode::Async,
+                    });
+                    sources.templates.push(SourceTemplate {
+                        spec,
+                        rate_limit: None,
+                        unverified_limit: unverified_limit_default(),
+                        keep_keys,
+                        handlers: Vec::new(),
+                        mode: AnswerMode::Async,
+                    });
+                }
                 Err(error) => {
                     let invalid = InvalidSetting::new(error.problem, error.hint);
                     self.problems.add(Origin::Whole, preset.name, invalid);

@@ -47,7 +47,7 @@ use self::reader::{Environment, load_in};
 pub(crate) use self::secrets::resolve as resolve_secret;
 pub(crate) use self::settings::{LogFormat, LogSettings, Settings};
 pub(crate) use self::shared::{Role, ServiceUrl};
-pub(crate) use self::sources::ConfiguredSource;
+pub(crate) use self::sources::{ConfiguredSource, SourceTemplate, secret_text_hash};
 pub(crate) use self::tokens::{ADMIN_TOKEN_FILE, Permission, Token, admin_token};
 pub(crate) use self::units::Keep;
 pub(crate) use self::vault::{NO_VAULT_KEY, VaultFileState, VaultKeySource, VaultSettings};
@@ -71,6 +71,8 @@ pub(crate) struct Config {
     own_token: Option<PathBuf>,
     /// The sources of the public side, one for each (tenant, source) pair.
     pub(crate) sources: Vec<ConfiguredSource>,
+    /// The sources without their tenants, for tenants that are added at run time.
+    pub(crate) templates: Vec<SourceTemplate>,
     /// The Idempotency-Key proxies.
     pub(crate) proxies: Vec<Proxy>,
     /// The keys of the vault.
@@ -121,8 +123,6 @@ impl Config {
             ("handlers_database_url", old.handlers_database_url != new.handlers_database_url),
             ("redis_url", old.redis_url != new.redis_url),
             ("roles", old.roles != new.roles),
-            ("outbound", old.outbound != new.outbound),
-            ("vault", !self.vault.is_same(&newer.vault)),
             ("max_connections", old.max_connections != new.max_connections),
             ("log", old.log != new.log),
         ];

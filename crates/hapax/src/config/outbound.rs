@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use hapax_engine::{EgressProxy, EgressProxyProblem};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::document::{Entry, Section};
@@ -17,8 +18,8 @@ pub(crate) struct OutboundSettings {
     pub(crate) allow: Vec<IpNet>,
     /// The ports of endpoints. In an allowed net every port may be used.
     pub(crate) ports: Vec<u16>,
-    /// The proxy for every delivery: `http://host:port`.
-    pub(crate) proxy: Option<String>,
+    /// The proxy for every delivery.
+    pub(crate) proxy: Option<EgressProxy>,
     /// Deliveries in flight, over all endpoints of this node.
     pub(crate) max_in_flight: usize,
     /// The sum of their bodies.
@@ -96,6 +97,11 @@ impl OutboundSettings {
         self.allow = vec![v4.into(), v6.into()];
     }
 
+    /// Whether both reach the same addresses in the same way.
+    pub(crate) fn has_same_way_out(&self, other: &Self) -> bool {
+        self.allow == other.allow && self.ports == other.ports && self.proxy == other.proxy
+    }
+
     /// Whether an allowed net contains every address.
     pub(crate) fn allows_everything(&self) -> bool {
         self.allow.iter().any(|net| net.prefix_len() == 0)
@@ -120,24 +126,11 @@ fn port(text: &str) -> Result<u16, InvalidSetting> {
     text.trim().parse().ok().filter(|port| *port > 0).ok_or_else(bad)
 }
 
-/// Reads `http://host:port`. Errors do not quote it: it may contain a password.
-fn proxy(text: &str) -> Result<String, InvalidSetting> {
-    let bad = |problem: &str| InvalidSetting::new(problem, "write \"http://egress.internal:3128\"");
-    let uri: http::Uri = text.trim().parse().map_err(|_| bad("is not a URL"))?;
-    let (Some("http"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        return Err(bad("must begin with http://: deliveries are encrypted inside the proxy"));
+fn proxy(text: &str) -> Result<EgressProxy, InvalidSetting> {
+    let invalid = |problem: EgressProxyProblem| {
+        InvalidSetting::new(problem.to_string(), "write \"http://egress.internal:3128\"")
     };
-    if authority.as_str().contains('@') {
-        return Err(bad("must not carry a user name or a password"));
-    }
-    match (authority.host(), authority.port_u16()) {
-        ("", _) => Err(bad("names no host")),
-        (_, None | Some(0)) => Err(bad("names no port")),
-        (_, Some(_)) if uri.path() != "/" || uri.query().is_some() => {
-            Err(bad("must have neither path nor query"))
-        }
-        (_, Some(_)) => Ok(format!("http://{authority}")),
-    }
+    EgressProxy::parse(text).map_err(invalid)
 }
 
 fn in_flight(text: &str) -> Result<usize, InvalidSetting> {

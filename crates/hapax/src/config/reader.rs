@@ -149,7 +149,7 @@ impl ConfigReader<'_> {
         let vault = self.vault(&root, &settings, file.is_none());
         self.check_outbound(&settings);
         if file.is_some() {
-            self.check_claim_tokens(&tokens, &sources);
+            self.check_claim_tokens(&tokens, &sources.templates);
         }
         let own_token = file.and_then(|_| self.own_token(&settings, &tokens));
         self.watched.sort();
@@ -159,7 +159,8 @@ impl ConfigReader<'_> {
             tls,
             tokens,
             own_token,
-            sources,
+            sources: sources.pairs,
+            templates: sources.templates,
             proxies,
             vault,
             dev,

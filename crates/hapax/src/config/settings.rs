@@ -85,7 +85,7 @@ pub(crate) enum LogFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Retention {
     /// How long a duplicate is recognised. `None` is 90 days, and forever for schemes without a signed time;
-    /// `ConfiguredSource::keep_keys` has the value of each source.
+    /// `SourceTemplate::keep_keys` has the value of each source.
     pub(crate) keys: Option<Keep>,
     /// Bodies and history.
     pub(crate) events: Keep,

@@ -8,7 +8,7 @@ use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::handler::Handler;
 use hapax_core::presets::{self, Preset};
 use hapax_core::scheme::CustomScheme;
-use hapax_core::secret::ActiveSecret;
+use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{LatePolicy, ReplayGuard, SourceError, SourceSpec};
 use hapax_core::{KeyHash, Source, SourceName, Tenant, Timestamp};
 use hapax_engine::{AnswerMode, Rate};
@@ -18,6 +18,7 @@ use super::problem::InvalidSetting;
 use super::reader::ConfigReader;
 use super::settings::{KEEP_DEFAULT, Settings};
 use super::units::{self, Keep};
+use crate::signing;
 
 /// One (tenant, source) pair.
 #[derive(Debug)]
@@ -32,14 +33,56 @@ pub(crate) struct ConfiguredSource {
     pub(crate) rate_limit: Option<Rate>,
     /// The rate limit of failed verifications per client address; `None` is no limit.
     pub(crate) unverified_limit: Option<Rate>,
-    /// How long a duplicate is recognised.
-    pub(crate) keep_keys: Keep,
     /// When each of its secrets expires; `None` is never.
     pub(crate) secrets_until: Vec<Option<Timestamp>>,
+    /// The hash of the text of each of its secrets.
+    pub(crate) secret_texts: Vec<KeyHash>,
     /// Its handlers, the same for every tenant.
     pub(crate) handlers: Vec<Arc<Handler>>,
     /// When the sender is answered.
     pub(crate) mode: AnswerMode,
+}
+
+/// A source without the secrets of a tenant: a tenant that is added at run time gets a pair like it.
+#[derive(Debug, Clone)]
+pub(crate) struct SourceTemplate {
+    /// Without secrets, and of the default tenant.
+    pub(crate) spec: SourceSpec,
+    /// As in [`ConfiguredSource`].
+    pub(crate) rate_limit: Option<Rate>,
+    /// As in [`ConfiguredSource`].
+    pub(crate) unverified_limit: Option<Rate>,
+    /// How long duplicates of this source are recognised. For ever if that cannot be decided without a secret.
+    pub(crate) keep_keys: Keep,
+    /// As in [`ConfiguredSource`].
+    pub(crate) handlers: Vec<Arc<Handler>>,
+    /// As in [`ConfiguredSource`].
+    pub(crate) mode: AnswerMode,
+}
+
+impl SourceTemplate {
+    /// The source for a tenant with these secrets.
+    pub(crate) fn source_for(
+        &self,
+        tenant: Tenant,
+        secrets: Vec<ActiveSecret>,
+    ) -> Result<Source, SourceError> {
+        Source::build(SourceSpec { tenant, secrets, ..self.spec.clone() })
+    }
+}
+
+/// What `[sources]` declares.
+#[derive(Debug, Default)]
+pub(crate) struct ConfiguredSources {
+    /// One for each (tenant, source) pair.
+    pub(crate) pairs: Vec<ConfiguredSource>,
+    /// One for each source.
+    pub(crate) templates: Vec<SourceTemplate>,
+}
+
+/// The hash of a secret's text, to find pairs that share one.
+pub(crate) fn secret_text_hash(secret: &Secret) -> KeyHash {
+    KeyHash::of(b"secret", [secret.expose().as_bytes()])
 }
 
 /// The default of `unverified_limit`: above a sender with a wrong secret, below a flood.
@@ -104,12 +147,8 @@ struct Pair<'d> {
 
 impl ConfigReader<'_> {
     /// Builds every declared pair.
-    pub(super) fn sources(
-        &mut self,
-        root: &Section<'_>,
-        settings: &Settings,
-    ) -> Vec<ConfiguredSource> {
-        let mut built = Vec::new();
+    pub(super) fn sources(&mut self, root: &Section<'_>, settings: &Settings) -> ConfiguredSources {
+        let mut built = ConfiguredSources::default();
         let mut seen = SeenSecrets::default();
         let Some(sources) = root.get("sources") else {
             // A server with proxies may have no sources.
@@ -137,7 +176,7 @@ impl ConfigReader<'_> {
         section: &Section<'_>,
         settings: &Settings,
         seen: &mut SeenSecrets,
-        built: &mut Vec<ConfiguredSource>,
+        built: &mut ConfiguredSources,
     ) {
         section.expect(&KEYS, &[], &mut self.problems);
         let Some(provider) = section.get("provider") else {
@@ -163,17 +202,23 @@ impl ConfigReader<'_> {
             None => unverified_limit_default(),
         };
 
-        let pairs = self.pairs(name, section, seen);
-        spec.params = pairs.first().map(|pair| pair.params.clone()).unwrap_or_default();
+        let (pairs, own_params) = self.pairs(name, section, seen);
+        let template = SourceSpec { params: own_params, ..spec.clone() };
+        let pairs_declared = !pairs.is_empty();
+        spec.params =
+            pairs.first().map_or_else(|| template.params.clone(), |pair| pair.params.clone());
         let handlers = self.handlers(section, &spec);
         let mode = self.mode(section, &handlers);
 
+        let mut keep = None;
         for pair in pairs {
             self.check_params(provider, &pair.section);
             let mut spec = spec.clone();
             spec.tenant = pair.tenant.map(Tenant::new).unwrap_or_default();
             spec.name = SourceName::new(name);
             let secrets_until = pair.secrets.iter().map(|secret| secret.until).collect();
+            let texts = pair.secrets.iter().map(|active| secret_text_hash(&active.secret));
+            let secret_texts = texts.collect();
             spec.secrets = pair.secrets;
             spec.params = pair.params;
             let source = match Source::build(spec) {
@@ -189,7 +234,8 @@ impl ConfigReader<'_> {
             self.check_secrets_unique(name, pair.tenant, &pair.section, &source, seen);
             let keep_keys = keep_keys(settings, &source);
             self.check_key_retention(section, &source, keep_keys);
-            built.push(ConfiguredSource {
+            keep = Some(keep_keys);
+            built.pairs.push(ConfiguredSource {
                 source: Arc::new(source),
                 provider: provider.to_owned(),
                 path: match pair.tenant {
@@ -198,21 +244,67 @@ impl ConfigReader<'_> {
                 },
                 rate_limit,
                 unverified_limit,
-                keep_keys,
                 secrets_until,
+                secret_texts,
                 handlers: handlers.clone(),
                 mode,
             });
         }
+        let keep_keys = match (keep, pairs_declared) {
+            (Some(keep), _) => keep,
+            // No pair could be built, and the errors are reported.
+            (None, true) => Keep::Forever,
+            (None, false) => {
+                self.check_params(provider, section);
+                self.check_template(section, settings, &template)
+            }
+        };
+        built.templates.push(SourceTemplate {
+            spec: template,
+            rate_limit,
+            unverified_limit,
+            keep_keys,
+            handlers,
+            mode,
+        });
     }
 
-    /// The declared pairs: each tenant, and the default tenant if the source has secrets or no tenants.
+    /// Checks a source whose tenants are all added at run time, and returns how long its duplicates are
+    /// recognised. A secret that is used for nothing else stands in for theirs.
+    fn check_template(
+        &mut self,
+        section: &Section<'_>,
+        settings: &Settings,
+        spec: &SourceSpec,
+    ) -> Keep {
+        let stand_in = match presets::find(&spec.provider) {
+            Some(preset) => signing::dev_secret(preset, "no request is verified with this"),
+            None => Some(Secret::new("00112233445566778899aabbccddeeff")),
+        };
+        let secrets = stand_in.into_iter().map(ActiveSecret::forever).collect();
+        match Source::build(SourceSpec { secrets, ..spec.clone() }) {
+            Ok(source) => {
+                let keep = keep_keys(settings, &source);
+                self.check_key_retention(section, &source, keep);
+                keep
+            }
+            // For some senders no secret can be made here.
+            Err(error) if matches!(error.field, "secrets" | "params") => Keep::Forever,
+            Err(error) => {
+                self.cannot_build(section, section, error);
+                Keep::Forever
+            }
+        }
+    }
+
+    /// The declared pairs: each tenant, and the default tenant if the source has secrets or no tenants. Also
+    /// the parameters of the source itself.
     fn pairs<'d>(
         &mut self,
         name: &str,
         section: &Section<'d>,
         seen: &mut SeenSecrets,
-    ) -> Vec<Pair<'d>> {
+    ) -> (Vec<Pair<'d>>, BTreeMap<String, String>) {
         let mut pairs = Vec::new();
         let own_secrets = section.get("secrets");
         let tenants = section.get("tenants");
@@ -221,7 +313,7 @@ impl ConfigReader<'_> {
         if own_secrets.is_some() || tenants.is_none() {
             pairs.push(own);
         }
-        let Some(tenants) = tenants else { return pairs };
+        let Some(tenants) = tenants else { return (pairs, params) };
         if let Some(from) = section.get("tenant_from") {
             let invalid = InvalidSetting::new(
                 "cannot be combined with [tenants]",
@@ -229,7 +321,7 @@ impl ConfigReader<'_> {
             );
             from.report(invalid, &mut self.problems);
         }
-        let Some(tenants) = tenants.section(&mut self.problems) else { return pairs };
+        let Some(tenants) = tenants.section(&mut self.problems) else { return (pairs, params) };
         for entry in tenants.entries() {
             if let Err(invalid) = units::name(entry.name()) {
                 entry.report(invalid, &mut self.problems);
@@ -250,7 +342,7 @@ impl ConfigReader<'_> {
             let label = format!("{}/{name}", entry.name());
             pairs.push(self.pair(Some(entry.name()), &tenant, &params, &label, seen));
         }
-        pairs
+        (pairs, params)
     }
 
     fn pair<'d>(
@@ -317,7 +409,7 @@ impl ConfigReader<'_> {
             }
         };
         let secret = self.secret(&value)?;
-        let hash = KeyHash::of(b"secret", [secret.expose().as_bytes()]);
+        let hash = secret_text_hash(&secret);
         if let Some(other) = seen.texts.get(&hash) {
             value.report(shared_secret(other, label), &mut self.problems);
             return None;

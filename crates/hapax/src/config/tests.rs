@@ -86,7 +86,8 @@ fn every_example_in_the_file_that_init_writes_is_valid_once_uncommented() {
     assert_eq!(config.proxies.len(), 1, "{text}");
     assert!(matches!(config.vault.key, VaultKeySource::Configured(_)), "{text}");
     assert_eq!(config.vault.old.len(), 1, "{text}");
-    assert_eq!(config.settings.outbound.proxy.as_deref(), Some("http://egress.internal:3128"));
+    let proxy = config.settings.outbound.proxy.as_ref().map(|proxy| proxy.authority());
+    assert_eq!(proxy, Some("egress.internal:3128"));
     let handlers: Vec<_> = config.sources.iter().map(|it| it.handlers.len()).collect();
     assert_eq!(handlers, [0, 3, 3], "{text}");
 }

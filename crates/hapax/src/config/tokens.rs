@@ -15,7 +15,7 @@ use super::reader::ConfigReader;
 use super::secret_file::{self, SecretKind};
 use super::settings::Settings;
 use super::shared::Role;
-use super::sources::ConfiguredSource;
+use super::sources::SourceTemplate;
 
 /// The file in the data dir with the token of a server whose config has none.
 pub(crate) const ADMIN_TOKEN_FILE: &str = "admin.token";
@@ -172,7 +172,7 @@ impl ConfigReader<'_> {
     }
 
     /// Warns of tokens for handlers that no worker can claim from.
-    pub(super) fn check_claim_tokens(&mut self, tokens: &[Token], sources: &[ConfiguredSource]) {
+    pub(super) fn check_claim_tokens(&mut self, tokens: &[Token], sources: &[SourceTemplate]) {
         for token in tokens {
             for permission in &token.allow {
                 let Permission::Claim { source, handler } = permission else { continue };
@@ -188,8 +188,8 @@ impl ConfigReader<'_> {
 }
 
 /// Whether a handler of that name has `pull = true`.
-fn is_pulled(sources: &[ConfiguredSource], source: &str, handler: &str) -> bool {
-    let of_source = sources.iter().filter(|one| one.source.name().as_str() == source);
+fn is_pulled(sources: &[SourceTemplate], source: &str, handler: &str) -> bool {
+    let of_source = sources.iter().filter(|one| one.spec.name.as_str() == source);
     of_source
         .flat_map(|one| &one.handlers)
         .any(|one| one.name.as_str() == handler && matches!(one.kind, HandlerKind::Pull))

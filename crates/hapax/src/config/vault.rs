@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use hapax_core::handler::Dialect;
-use hapax_core::vault::{Vault, VaultKey};
+use hapax_core::vault::{KeyId, Vault, VaultKey};
 
 use super::document::{Entry, Section};
 use super::problem::InvalidSetting;
@@ -86,20 +86,17 @@ impl VaultSettings {
 }
 
 impl VaultSettings {
-    /// Whether both name the same keys in the same places.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let current = match (&self.key, &other.key) {
-            (VaultKeySource::Configured(one), VaultKeySource::Configured(two)) => {
-                one.id() == two.id()
-            }
-            (VaultKeySource::File(one), VaultKeySource::File(two)) => one == two,
-            (VaultKeySource::Missing, VaultKeySource::Missing) => true,
-            (
-                VaultKeySource::Configured(_) | VaultKeySource::File(_) | VaultKeySource::Missing,
-                _,
-            ) => false,
+    /// The ids of all keys that are known without creating a file, the current one first.
+    pub(crate) fn known_keys(&self) -> Vec<KeyId> {
+        let current = match &self.key {
+            VaultKeySource::Configured(key) => Some(key.id()),
+            VaultKeySource::File(file) => match file.state() {
+                VaultFileState::Key { key, .. } => Some(key.id()),
+                VaultFileState::Absent | VaultFileState::Unusable(_) => None,
+            },
+            VaultKeySource::Missing => None,
         };
-        current && self.old.iter().map(VaultKey::id).eq(other.old.iter().map(VaultKey::id))
+        current.into_iter().chain(self.old.iter().map(VaultKey::id)).collect()
     }
 }
 

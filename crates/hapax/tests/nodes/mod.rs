@@ -5,3 +5,4 @@ mod once;
 mod pairs;
 mod postgres;
 mod redis;
+mod tenants;

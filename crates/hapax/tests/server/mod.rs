@@ -8,6 +8,8 @@ mod first_run;
 mod once;
 mod operate;
 mod power_loss;
+mod power_loss_sending;
 mod reload;
 mod senders;
 mod slow;
+mod tenants;

@@ -494,6 +494,7 @@ impl Model {
             tenant: record.tenant.clone(),
             url: record.settings.url.clone(),
             timeout: record.settings.timeout,
+            payload: record.settings.payload,
             sealed: record.sealed.clone(),
         };
         let leased_until = later(now, record.settings.policy().lease);

@@ -13,6 +13,7 @@ use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 
 use super::{Canary, NO_CONTENT, Names, Sink, client, loopback_allowed, post};
+use crate::support::within;
 
 /// Every address of the list of attacks: one or more of each range, its first and its last where the range
 /// is easily missed by one.
@@ -381,4 +382,29 @@ async fn a_chain_of_aliases_is_judged_by_its_last_address() {
         assert!(missing.text.contains("does not exist"), "{missing}");
     }
     assert_eq!(sink.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn a_forbidden_port_of_a_name_is_refused_at_creation_where_its_addresses_are_known() {
+    // With `allow`, a name on any port could be in an allowed net. Its addresses tell.
+    let names = Names::new();
+    names.set("public.example", &[&["93.184.216.34"]]);
+    names.set("inside.example", &[&["10.1.2.3"]]);
+    names.set("mixed.example", &[&["10.1.2.3", "93.184.216.34"]]);
+    let allow = vec!["10.0.0.0/8".parse().unwrap()];
+    let rules = GuardRules::new(allow, ENDPOINT_PORTS.to_vec(), None);
+    let client = client(rules, &names);
+    let check = async |url: &str, expected: bool| {
+        let parsed = EndpointUrl::parse(url, client.rules()).expect("its form is good");
+        assert_eq!(within(client.check(&parsed)).await.is_ok(), expected, "{url}");
+    };
+    check("http://inside.example:6379/", true).await;
+    check("http://public.example:6379/", false).await;
+    check("http://mixed.example:6379/", false).await;
+    // The name may come into being later.
+    check("http://unknown.example:6379/", true).await;
+    let before = names.lookups();
+    check("https://public.example/", true).await;
+    check("http://10.1.2.3:6379/", true).await;
+    assert_eq!(names.lookups(), before, "only where the port depends on it");
 }

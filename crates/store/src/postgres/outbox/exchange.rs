@@ -148,6 +148,7 @@ fn target(id: EndpointId, row: &Row) -> Option<Arc<DeliveryTarget>> {
         tenant: Tenant::new(row.get::<_, &str>("tenant")),
         url: settings.url,
         timeout: settings.timeout,
+        payload: settings.payload,
         sealed,
     }))
 }

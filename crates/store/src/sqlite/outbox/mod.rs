@@ -95,6 +95,7 @@ impl Endpoint {
             tenant: record.tenant.clone(),
             url: record.settings.url.clone(),
             timeout: record.settings.timeout,
+            payload: record.settings.payload,
             sealed: record.sealed.clone(),
         });
         let policy = record.settings.policy();

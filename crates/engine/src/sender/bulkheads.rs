@@ -1,0 +1,323 @@
+//! Bulkheads: how many attempts each endpoint may have under way on this node, so that endpoints that hang
+//! cannot take the slots of the others.
+//!
+//! An endpoint starts with a window of 2 attempts. The window doubles with each success, and a timeout sets it
+//! to 1. Claims beyond the window wait here. While the node is crowded, an endpoint with an attempt older than
+//! a second begins no other. Over all nodes the store bounds the attempts of an endpoint by its
+//! `max_in_flight`, so only that many claims of one endpoint can wait.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use hapax_core::endpoint::EndpointId;
+use hapax_core::store::DeliveryClaim;
+use tokio::time::Instant;
+
+use crate::limits::{
+    ENDPOINT_WINDOW_MAX, ENDPOINT_WINDOW_START, ENDPOINTS_REMEMBERED_MAX, SLOW_ATTEMPT_AGE,
+    WAITING_CLAIM_AGE_MAX,
+};
+
+/// The bulkheads of every endpoint that this node sends to.
+#[derive(Debug, Default)]
+pub(super) struct Bulkheads {
+    endpoints: HashMap<EndpointId, Bulkhead>,
+    /// The endpoints with waiting claims.
+    with_waiting: HashSet<EndpointId>,
+    waiting: usize,
+    waiting_bytes: usize,
+}
+
+/// How an attempt ended, as far as the window is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    Success,
+    Timeout,
+    /// Another failure, or no outcome at all: it says nothing about how much the endpoint can take.
+    Other,
+}
+
+#[derive(Debug)]
+struct Bulkhead {
+    /// How many attempts may be under way.
+    window: usize,
+    /// When each attempt under way began.
+    begun: Vec<Instant>,
+    waiting: VecDeque<WaitingClaim>,
+}
+
+#[derive(Debug)]
+struct WaitingClaim {
+    since: Instant,
+    claim: DeliveryClaim,
+}
+
+impl Default for Bulkhead {
+    fn default() -> Self {
+        Self { window: ENDPOINT_WINDOW_START, begun: Vec::new(), waiting: VecDeque::new() }
+    }
+}
+
+impl Bulkhead {
+    fn is_idle(&self) -> bool {
+        self.begun.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Whether an attempt under way is older than a second.
+    fn is_slow(&self, now: Instant) -> bool {
+        self.begun.iter().any(|began| now.duration_since(*began) > SLOW_ATTEMPT_AGE)
+    }
+
+    fn may_begin(&self, is_crowded: bool, now: Instant) -> bool {
+        self.begun.len() < self.window && !(is_crowded && self.is_slow(now))
+    }
+}
+
+impl Bulkheads {
+    /// Claims that wait for their endpoint.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// The bytes of their bodies.
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes
+    }
+
+    /// Adds a claim that was made at `now`. [`Bulkheads::begin`] says when it may be attempted.
+    pub(super) fn add(&mut self, claim: DeliveryClaim, now: Instant) {
+        let endpoint = claim.endpoint.id;
+        self.waiting += 1;
+        self.waiting_bytes += claim.body.len();
+        self.with_waiting.insert(endpoint);
+        let bulkhead = self.endpoints.entry(endpoint).or_default();
+        bulkhead.waiting.push_back(WaitingClaim { since: now, claim });
+    }
+
+    /// Takes up to `most` claims whose attempts begin now. Endpoints take turns, one claim each.
+    pub(super) fn begin(
+        &mut self,
+        most: usize,
+        is_crowded: bool,
+        now: Instant,
+    ) -> Vec<DeliveryClaim> {
+        let mut begun = Vec::new();
+        let mut turn: Vec<EndpointId> = self.with_waiting.iter().copied().collect();
+        while begun.len() < most && !turn.is_empty() {
+            turn.retain(|endpoint| {
+                if begun.len() >= most {
+                    return false;
+                }
+                let Some(bulkhead) = self.endpoints.get_mut(endpoint) else { return false };
+                if !bulkhead.may_begin(is_crowded, now) {
+                    return false;
+                }
+                let Some(WaitingClaim { claim, .. }) = bulkhead.waiting.pop_front() else {
+                    return false;
+                };
+                bulkhead.begun.push(now);
+                self.waiting -= 1;
+                self.waiting_bytes -= claim.body.len();
+                begun.push(claim);
+                true
+            });
+        }
+        self.forget_empty();
+        begun
+    }
+
+    /// Records the end of an attempt that began at `began`.
+    pub(super) fn ended(&mut self, endpoint: EndpointId, began: Instant, ending: Ending) {
+        let Some(bulkhead) = self.endpoints.get_mut(&endpoint) else { return };
+        if let Some(place) = bulkhead.begun.iter().position(|known| *known == began) {
+            bulkhead.begun.swap_remove(place);
+        }
+        bulkhead.window = match ending {
+            Ending::Success => (bulkhead.window * 2).min(ENDPOINT_WINDOW_MAX),
+            Ending::Timeout => 1,
+            Ending::Other => bulkhead.window,
+        };
+        if bulkhead.is_idle() && bulkhead.window == ENDPOINT_WINDOW_START {
+            self.endpoints.remove(&endpoint);
+        }
+        if self.endpoints.len() > ENDPOINTS_REMEMBERED_MAX {
+            self.endpoints.retain(|_, bulkhead| !bulkhead.is_idle());
+        }
+    }
+
+    /// Takes the claims that have waited so long that their leases may end before their attempts would.
+    pub(super) fn overdue(&mut self, now: Instant) -> Vec<DeliveryClaim> {
+        let is_overdue = |one: &WaitingClaim| now.duration_since(one.since) > WAITING_CLAIM_AGE_MAX;
+        self.take_waiting(|_, one| is_overdue(one))
+    }
+
+    /// Takes the waiting claims of endpoints with a slow attempt.
+    pub(super) fn waiting_for_slow(&mut self, now: Instant) -> Vec<DeliveryClaim> {
+        let is_old = |began: &Instant| now.duration_since(*began) > SLOW_ATTEMPT_AGE;
+        self.take_waiting(|begun, _| begun.iter().any(is_old))
+    }
+
+    /// Takes every claim that waits.
+    pub(super) fn take_all(&mut self) -> Vec<DeliveryClaim> {
+        self.take_waiting(|_, _| true)
+    }
+
+    fn take_waiting(
+        &mut self,
+        is_taken: impl Fn(&[Instant], &WaitingClaim) -> bool,
+    ) -> Vec<DeliveryClaim> {
+        let mut taken = Vec::new();
+        for endpoint in &self.with_waiting {
+            let Some(Bulkhead { begun, waiting, .. }) = self.endpoints.get_mut(endpoint) else {
+                continue;
+            };
+            for one in std::mem::take(waiting) {
+                match is_taken(begun, &one) {
+                    true => taken.push(one.claim),
+                    false => waiting.push_back(one),
+                }
+            }
+        }
+        self.waiting -= taken.len();
+        self.waiting_bytes -= taken.iter().map(|claim| claim.body.len()).sum::<usize>();
+        self.forget_empty();
+        taken
+    }
+
+    fn forget_empty(&mut self) {
+        let endpoints = &self.endpoints;
+        self.with_waiting.retain(|endpoint| {
+            endpoints.get(endpoint).is_some_and(|bulkhead| !bulkhead.waiting.is_empty())
+        });
+    }
+}
+
+/// Whether so few slots are free that slow endpoints get none.
+pub(super) fn is_crowded(free_slots: usize, slots: usize) -> bool {
+    free_slots * 2 < slots
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use hapax_core::delivery::DeliveryId;
+    use hapax_core::endpoint::EndpointSealed;
+    use hapax_core::job::Fence;
+    use hapax_core::message::Payload;
+    use hapax_core::store::DeliveryTarget;
+    use hapax_core::vault::{SealContext, Vault, VaultKey};
+    use hapax_core::{Tenant, Timestamp};
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn endpoint(number: u128) -> EndpointId {
+        EndpointId(Uuid::from_u128(number))
+    }
+
+    fn claim(of: u128) -> DeliveryClaim {
+        let vault = Vault::new(VaultKey::from_bytes(&[1; 32]), Vec::new()).unwrap();
+        let tenant = Tenant::default();
+        let secrets = vault.seal(&SealContext::endpoint_secrets(&tenant, "x"), b"x", [0; 12]);
+        DeliveryClaim {
+            delivery: DeliveryId(Uuid::now_v7()),
+            fence: Fence(1),
+            attempt: 1,
+            message: "m".to_owned(),
+            body: Bytes::from_static(b"12345"),
+            leased_until: Timestamp::UNIX_EPOCH,
+            endpoint: Arc::new(DeliveryTarget {
+                id: endpoint(of),
+                tenant,
+                url: "http://127.0.0.1/".to_owned(),
+                timeout: Duration::from_secs(10),
+                payload: Payload::Fat,
+                sealed: EndpointSealed { secrets, headers: None },
+            }),
+        }
+    }
+
+    /// Bulkheads with so many waiting claims of one endpoint.
+    fn waiting(count: usize, now: Instant) -> Bulkheads {
+        let mut bulkheads = Bulkheads::default();
+        (0..count).for_each(|_| bulkheads.add(claim(1), now));
+        bulkheads
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_doubles_with_each_success_and_falls_to_one_with_a_timeout() {
+        let now = Instant::now();
+        let mut bulkheads = waiting(100, now);
+        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 2);
+        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 0);
+        bulkheads.ended(endpoint(1), now, Ending::Success);
+        // A window of four, and one attempt is still under way.
+        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 3);
+        bulkheads.ended(endpoint(1), now, Ending::Other);
+        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 1);
+        bulkheads.ended(endpoint(1), now, Ending::Timeout);
+        // Three are under way, and the window is one.
+        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 0);
+        for left in [2, 1] {
+            bulkheads.ended(endpoint(1), now, Ending::Other);
+            assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 0, "{left}");
+        }
+        bulkheads.ended(endpoint(1), now, Ending::Other);
+        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 1);
+        let begun = 2 + 3 + 1 + 1;
+        assert_eq!(
+            (bulkheads.waiting(), bulkheads.waiting_bytes()),
+            (100 - begun, 5 * (100 - begun))
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn endpoints_take_turns() {
+        let now = Instant::now();
+        let mut bulkheads = waiting(10, now);
+        (2..=5).for_each(|of| bulkheads.add(claim(of), now));
+        let begun = bulkheads.begin(5, false, now);
+        let mut endpoints: Vec<_> = begun.iter().map(|claim| claim.endpoint.id).collect();
+        endpoints.sort();
+        assert_eq!(endpoints, (1..=5).map(endpoint).collect::<Vec<_>>());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn on_a_crowded_node_an_endpoint_with_an_old_attempt_begins_no_other() {
+        assert!(is_crowded(49, 100) && !is_crowded(50, 100));
+        let now = Instant::now();
+        let mut bulkheads = waiting(10, now);
+        assert_eq!(bulkheads.begin(1, false, now).len(), 1);
+        let later = now + SLOW_ATTEMPT_AGE + Duration::from_millis(1);
+        assert_eq!(bulkheads.begin(usize::MAX, true, later).len(), 0);
+        bulkheads.add(claim(2), later);
+        assert_eq!(bulkheads.begin(usize::MAX, true, later).len(), 1);
+        assert_eq!(bulkheads.waiting_for_slow(later).len(), 9);
+        assert_eq!((bulkheads.waiting(), bulkheads.waiting_bytes()), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_is_given_back_before_its_lease_could_end_in_the_middle_of_an_attempt() {
+        let now = Instant::now();
+        let mut bulkheads = waiting(5, now);
+        bulkheads.begin(usize::MAX, false, now);
+        assert_eq!(bulkheads.overdue(now + WAITING_CLAIM_AGE_MAX).len(), 0);
+        let late = now + WAITING_CLAIM_AGE_MAX + Duration::from_millis(1);
+        assert_eq!(bulkheads.overdue(late).len(), 3);
+        assert_eq!((bulkheads.waiting(), bulkheads.waiting_bytes()), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bounded_number_of_endpoints_is_remembered() {
+        let now = Instant::now();
+        let mut bulkheads = Bulkheads::default();
+        for of in 0..=ENDPOINTS_REMEMBERED_MAX as u128 {
+            bulkheads.add(claim(of), now);
+            bulkheads.begin(1, false, now);
+            bulkheads.ended(endpoint(of), now, Ending::Success);
+        }
+        assert!(bulkheads.endpoints.len() <= ENDPOINTS_REMEMBERED_MAX);
+    }
+}

@@ -1,0 +1,69 @@
+//! The secrets of tenants that are added at run time. Their values go in and never come out.
+
+use hapax_core::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::tenant_sources::PairSummary;
+
+/// The body of `PUT /api/v1/tenants/{tenant}/sources/{source}/secrets`. It replaces every secret of the pair.
+// No Debug: it holds secrets.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SourceSecretsRequest {
+    /// A request is accepted if any of these signed it; 1 to 8 of them.
+    pub(crate) secrets: Vec<SourceSecretRequest>,
+}
+
+/// One secret.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SourceSecretRequest {
+    /// The secret itself, in the form that the provider gives it out.
+    pub(crate) value: String,
+    /// From this instant on it verifies nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) until: Option<Timestamp>,
+}
+
+/// The secrets of a pair, without their values.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct SourceSecrets {
+    pub(crate) tenant: String,
+    pub(crate) source: String,
+    /// Where the sender posts to, below the public URL.
+    pub(crate) path: String,
+    /// Whether requests are verified with these secrets.
+    pub(crate) active: bool,
+    /// Why they are not used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    /// When each secret ends; empty if they are not used.
+    pub(crate) secrets: Vec<SourceSecret>,
+    /// When they were set.
+    pub(crate) set_at: Timestamp,
+}
+
+/// One secret without its value.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct SourceSecret {
+    /// From this instant on it verifies nothing; null: it does not end.
+    #[schema(required)]
+    pub(crate) until: Option<Timestamp>,
+}
+
+impl From<PairSummary> for SourceSecrets {
+    fn from(PairSummary { pair, set_at, secrets }: PairSummary) -> Self {
+        let (tenant, source) = (pair.tenant.to_string(), pair.source.to_string());
+        let path = match &*tenant {
+            "default" => format!("/webhooks/{source}"),
+            tenant => format!("/webhooks/{tenant}/{source}"),
+        };
+        let (active, reason, ends) = match secrets {
+            Ok(ends) => (true, None, ends),
+            Err(reason) => (false, Some(reason), Vec::new()),
+        };
+        let secrets = ends.into_iter().map(|until| SourceSecret { until }).collect();
+        Self { tenant, source, path, active, reason, secrets, set_at }
+    }
+}

@@ -1,0 +1,129 @@
+//! `hapax tenants`: the secrets of tenants that are added at run time, through the admin API.
+
+use hapax_core::Timestamp;
+
+use super::admin_client::{self, Remote, encoded};
+use super::events::read;
+use super::output::{self, Exit, Failure};
+use crate::api::{SourceSecretRequest, SourceSecrets, SourceSecretsRequest};
+use crate::config;
+
+/// `hapax tenants`.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Tenants {
+    /// Set the secrets of a tenant for a source; they replace all that were set before
+    #[command(name = "set-secrets")]
+    Set(SetSecrets),
+    /// Show when the secrets of a tenant for a source end; their values are never shown
+    #[command(name = "show-secrets")]
+    Show(Act),
+    /// Remove the secrets of a tenant for a source: its webhooks get a 404
+    #[command(name = "remove-secrets")]
+    Remove(Act),
+}
+
+impl Tenants {
+    pub(super) fn run(self) -> Result<Exit, Failure> {
+        match self {
+            Self::Set(set) => admin_client::run(set.run()),
+            Self::Show(act) => admin_client::run(act.show()),
+            Self::Remove(act) => admin_client::run(act.remove()),
+        }
+    }
+}
+
+/// `hapax tenants set-secrets`.
+#[derive(clap::Args)]
+pub(super) struct SetSecrets {
+    #[command(flatten)]
+    act: Act,
+    /// A secret: env:NAME, file:PATH or the text itself. May be repeated
+    #[arg(long = "secret", value_name = "SECRET", required = true)]
+    secrets: Vec<String>,
+    /// A secret that is being replaced and ends at --old-until
+    #[arg(long, value_name = "SECRET", requires = "old_until")]
+    old: Option<String>,
+    /// When the old secret ends: 2026-12-01T00:00:00Z
+    #[arg(long, value_name = "TIME", requires = "old")]
+    old_until: Option<Timestamp>,
+}
+
+// Not derived: it holds secrets.
+impl std::fmt::Debug for SetSecrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SetSecrets").field("act", &self.act).finish_non_exhaustive()
+    }
+}
+
+impl SetSecrets {
+    async fn run(self) -> Result<Exit, Failure> {
+        let old = self.old.iter().map(|old| (old, self.old_until));
+        let all = self.secrets.iter().map(|secret| (secret, None)).chain(old);
+        let secrets = all.map(|(text, until)| {
+            let env = |name: &str| std::env::var(name).ok();
+            let resolved = config::resolve_secret(text, &env)?;
+            Ok(SourceSecretRequest { value: resolved.secret.expose().to_owned(), until })
+        });
+        let secrets = secrets.collect::<Result<Vec<_>, Failure>>()?;
+        let server = self.act.remote.open()?;
+        let set = server.put(&self.act.path(), &SourceSecretsRequest { secrets }).await?;
+        self.act.print(set)
+    }
+}
+
+/// Commands that name one tenant of a source.
+#[derive(Debug, clap::Args)]
+pub(super) struct Act {
+    /// The tenant
+    tenant: String,
+    /// The source, as the config names it
+    source: String,
+    #[command(flatten)]
+    remote: Remote,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Act {
+    fn path(&self) -> String {
+        format!(
+            "/api/v1/tenants/{}/sources/{}/secrets",
+            encoded(&self.tenant),
+            encoded(&self.source)
+        )
+    }
+
+    async fn show(self) -> Result<Exit, Failure> {
+        let server = self.remote.open()?;
+        self.print(server.get(&self.path()).await?)
+    }
+
+    async fn remove(self) -> Result<Exit, Failure> {
+        let server = self.remote.open()?;
+        let removed = server.delete(&self.path()).await?;
+        if self.json {
+            output::json(&removed)?;
+            return Ok(Exit::Done);
+        }
+        output::words("removed: webhooks of this tenant for the source get a 404");
+        Ok(Exit::Done)
+    }
+
+    fn print(&self, answer: serde_json::Value) -> Result<Exit, Failure> {
+        if self.json {
+            output::json(&answer)?;
+            return Ok(Exit::Done);
+        }
+        let found: SourceSecrets = read(answer)?;
+        output::data(&output::shown(&format!("path     {}", found.path)))?;
+        for secret in &found.secrets {
+            let end = secret.until.map_or("no end".to_owned(), |until| format!("until {until}"));
+            output::data(&format!("secret   {end}"))?;
+        }
+        if let Some(reason) = &found.reason {
+            output::data(&output::shown(&format!("unused   {reason}")))?;
+        }
+        Ok(if found.active { Exit::Done } else { Exit::Negative })
+    }
+}
