@@ -36,7 +36,7 @@ const SOURCES: [(&str, &str); 3] =
     [("stripe", "whsec_async"), ("waits", "whsec_sync"), ("calls", "whsec_calls")];
 
 /// Checkpoints, merges and moves of keys happen many times within the load.
-const SMALL: &str =
+pub(crate) const SMALL: &str =
     "sqlite.checkpoint_pages=30,sqlite.log_pages=80,sqlite.fresh_keys=25,sqlite.young_keys=60";
 
 /// The same without checkpoints on another thread, which would meet the faults too.
@@ -511,7 +511,7 @@ fn receipt(source: &str, event_id: &str, body: &str) -> Receipt {
 }
 
 /// The first column of each row.
-fn query(database: &Path, sql: &str) -> Result<Vec<String>, String> {
+pub(crate) fn query(database: &Path, sql: &str) -> Result<Vec<String>, String> {
     let read = || {
         let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
         let database = rusqlite::Connection::open_with_flags(database, flags)?;
@@ -523,7 +523,7 @@ fn query(database: &Path, sql: &str) -> Result<Vec<String>, String> {
 }
 
 /// A directory that is fast to sync, if there is one.
-fn scratch() -> TempDir {
+pub(crate) fn scratch() -> TempDir {
     let memory = Path::new("/dev/shm");
     match memory.is_dir().then(|| tempfile::tempdir_in(memory)) {
         Some(Ok(dir)) => dir,
@@ -540,7 +540,7 @@ fn images() -> usize {
 }
 
 #[track_caller]
-fn nothing_is_wrong(wrong: &[String], images: usize) {
+pub(crate) fn nothing_is_wrong(wrong: &[String], images: usize) {
     let shown = wrong.iter().take(5).cloned().collect::<Vec<_>>().join("\n");
     assert!(wrong.is_empty(), "{} of {images} images are wrong:\n{shown}", wrong.len());
 }

@@ -3,6 +3,9 @@
 mod crash;
 mod full_loop;
 mod handlers;
+mod hanging;
 mod order;
 mod refetch;
 mod sending;
+mod sending_crashes;
+mod vault;
