@@ -117,6 +117,10 @@ pub mod limits {
     /// writer's time.
     pub const COPIES_CHUNK: usize = 500;
 
+    /// How long a copy waits at most for a commit of new events that is in progress: longer than a commit
+    /// takes on a disk that works, and shorter than any sender notices.
+    pub const COPY_WAIT_MAX: Duration = Duration::from_millis(10);
+
     /// How long a copy may wait for its deferred write: less than a second, and no sooner than
     /// needed, because one write serves all copies of an event.
     pub const COPIES_FLUSH: Duration = Duration::from_millis(800);

@@ -35,6 +35,7 @@ mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
@@ -50,7 +51,7 @@ pub use open::OpenError;
 pub use transact::{Db, DbError, Tx};
 
 use crate::copies::Copies;
-use crate::limits::READ_FLUSH_MAX;
+use crate::limits::{COPY_WAIT_MAX, READ_FLUSH_MAX};
 use crate::recent::RecentEvents;
 use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
@@ -97,10 +98,41 @@ struct Shared {
     keys: Arc<KnownKeys>,
     copies: Copies<i64>,
     health: Health,
+    new_events: NewEvents,
     /// Notified when jobs were written.
     arrived: Notify,
     /// Holds a notification while deliveries may be due that no sender has asked for.
     deliveries: Notify,
+}
+
+/// Whether the writer commits new events at the moment. Copies are cheaper than new events, and a retry
+/// storm would take nearly all of the machine from them. So a copy that arrives during such a commit is
+/// answered when it ends.
+#[derive(Debug, Default)]
+struct NewEvents {
+    are_written: AtomicBool,
+    ended: Notify,
+}
+
+impl NewEvents {
+    /// Waits for the commit of new events that is in progress, if there is one, but not for a slow disk.
+    async fn go_first(&self) {
+        // Before the check: a commit that ends in between is not missed.
+        let ended = self.ended.notified();
+        if self.are_written.load(Ordering::Acquire) {
+            let _ = tokio::time::timeout(COPY_WAIT_MAX, ended).await;
+        }
+    }
+
+    fn begin(&self) {
+        self.are_written.store(true, Ordering::Release);
+    }
+
+    fn end(&self) {
+        if self.are_written.swap(false, Ordering::AcqRel) {
+            self.ended.notify_waiters();
+        }
+    }
 }
 
 impl SqliteStore {
@@ -115,6 +147,7 @@ impl SqliteStore {
             keys: Arc::default(),
             copies: Copies::new(),
             health: Health::default(),
+            new_events: NewEvents::default(),
             arrived: Notify::new(),
             deliveries: Notify::new(),
         });
@@ -151,10 +184,12 @@ impl SqliteStore {
 impl Store for SqliteStore {
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         if let Some(verdicts) = self.all_recent(&ingest) {
+            self.shared.new_events.go_first().await;
             return Ok(verdicts);
         }
         let (answer, verdicts) = oneshot::channel();
         if self.copy_answers.may_answer(&ingest) {
+            self.shared.new_events.go_first().await;
             self.copy_answers.ask(ingest, answer);
         } else {
             self.writer.ingest(ingest, answer);

@@ -1044,3 +1044,33 @@ async fn a_replayed_event_is_not_answered_as_it_was_before() {
     }
     store.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_does_not_wait_for_a_disk_that_hangs() {
+    // Copies give way to a commit of new events; this one never ends while the copy is asked.
+    let place = Place::new();
+    let store = Arc::new(place.open());
+    let sender = Sender::plain();
+    let id = verdict(&store, &sender, "evt_1").await.expect("accepts").id();
+    let (began, begins) = std::sync::mpsc::channel::<()>();
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    store.writer.tamper(move |conn| {
+        let hook = move || {
+            let _ = began.send(());
+            let _ = held.recv();
+            false
+        };
+        conn.commit_hook(Some(hook)).expect("a hook");
+    });
+    let new = {
+        let store = Arc::clone(&store);
+        tokio::spawn(async move { verdict(&store, &Sender::plain(), "evt_2").await })
+    };
+    tokio::task::spawn_blocking(move || begins.recv()).await.expect("ends").expect("a commit");
+    let copy = verdict(&store, &sender, "evt_1").await.expect("answers");
+    assert!(matches!(&copy, Verdict::Duplicate(known) if known.id == id), "{copy:?}");
+    assert!(!new.is_finished(), "the commit was not held");
+    drop(hold);
+    assert!(matches!(new.await.expect("no panic").expect("accepts"), Verdict::Accepted(_)));
+    store.close().await;
+}

@@ -559,14 +559,20 @@ impl Writer {
         waiting: &Receiver<Command>,
     ) -> rusqlite::Result<ControlFlow<()>> {
         let mut batch = Batch::default();
+        if matches!(first, Command::Ingest(..)) {
+            self.shared.new_events.begin();
+        }
         let then = match self.fill(&mut batch, first, waiting) {
             Ok(then) => then,
             Err(error) => {
                 batch.fail(&error);
+                self.shared.new_events.end();
                 return Err(error);
             }
         };
-        match (self.commit(batch), then) {
+        let committed = self.commit(batch);
+        self.shared.new_events.end();
+        match (committed, then) {
             (Ok(()), NextBatch::Nothing) => Ok(ControlFlow::Continue(())),
             (Ok(()), NextBatch::Slice(slice)) => {
                 slice(Ok(self))?;
