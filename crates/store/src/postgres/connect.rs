@@ -139,6 +139,10 @@ impl Default for PoolSizes {
     }
 }
 
+/// Connections for operators' queries over sending, opened with the first one. Their sessions never scan a
+/// table, and those of `admin` may.
+const OUTBOX_READS: usize = 2;
+
 /// The connections of one node.
 #[derive(Debug)]
 pub(super) struct Pools {
@@ -151,6 +155,8 @@ pub(super) struct Pools {
     pub(super) publish_waiting: ClientPool,
     pub(super) send: ClientPool,
     pub(super) admin: ClientPool,
+    /// Operators' queries over sending.
+    pub(super) outbox_reads: ClientPool,
     /// Only for the epoch: however busy the others are, the node knows whether the database
     /// answers.
     pub(super) watch: ClientPool,
@@ -192,6 +198,12 @@ impl Pools {
             )?,
             send: ClientPool::by_index(target, "hapax-send", sizes.send, StatementTimeouts::WORK)?,
             admin: ClientPool::new(target, "hapax-admin", sizes.admin, StatementTimeouts::WORK)?,
+            outbox_reads: ClientPool::by_index(
+                target,
+                "hapax-outbox-reads",
+                OUTBOX_READS,
+                StatementTimeouts::WORK,
+            )?,
             watch: ClientPool::new(target, "hapax-watch", 1, StatementTimeouts::WORK)?,
         })
     }
@@ -210,7 +222,7 @@ impl Pools {
         }
     }
 
-    fn all(&self) -> [&ClientPool; 9] {
+    fn all(&self) -> [&ClientPool; 10] {
         [
             &self.ingest,
             &self.work,
@@ -220,6 +232,7 @@ impl Pools {
             &self.publish_waiting,
             &self.send,
             &self.admin,
+            &self.outbox_reads,
             &self.watch,
         ]
     }

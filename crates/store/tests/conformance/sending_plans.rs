@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -435,6 +436,34 @@ proptest! {
         let runtime = runtime();
         let expected = runtime.block_on(live(World::in_memory(), PlanKind::Certain, &plan));
         let got = runtime.block_on(live(World::on_disk(), PlanKind::Certain, &plan));
+        prop_assert_eq!(got, expected);
+    }
+}
+
+/// One for all plans: the server in the background belongs to it.
+fn one_runtime() -> &'static tokio::runtime::Runtime {
+    static ONE: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
+    ONE.get_or_init(runtime)
+}
+
+proptest! {
+    // Each act is a commit on a real server: fewer plans, and new ones in every run.
+    #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_sending_keeps_every_promise_on_postgres(plan in plan()) {
+        one_runtime().block_on(async {
+            live(World::on_postgres().await, PlanKind::Any, &plan).await
+        });
+    }
+
+    #[test]
+    fn random_sending_has_the_same_story_on_postgres(plan in plan()) {
+        let runtime = one_runtime();
+        let expected = runtime.block_on(live(World::in_memory(), PlanKind::Certain, &plan));
+        let got = runtime.block_on(async {
+            live(World::on_postgres().await, PlanKind::Certain, &plan).await
+        });
         prop_assert_eq!(got, expected);
     }
 }

@@ -22,6 +22,7 @@ mod nodes;
 mod outbox;
 mod plans;
 mod retention;
+mod sending_plans;
 mod transact;
 mod views;
 mod work;

@@ -26,7 +26,7 @@ impl Plans for PgStore {
         let counted = async {
             let now = self.shared.now().unwrap_or_else(Timestamp::now);
             let until = work.until.map_or(now, |until| until.min(now));
-            let mut lent = self.shared.pools.admin.lend().await?;
+            let mut lent = self.shared.pools.outbox_reads.lend().await?;
             let sql = "SELECT hapax.count_plan($1, $2, $3, $4)";
             let (since, until) = (stamp(work.since), stamp(until));
             let rows =
@@ -73,7 +73,7 @@ impl Plans for PgStore {
 
     async fn plans(&self, limit: usize) -> Result<Vec<Plan>, StoreError> {
         let listed = async {
-            let mut lent = self.shared.pools.admin.lend().await?;
+            let mut lent = self.shared.pools.outbox_reads.lend().await?;
             let sql = format!("{PLAN} ORDER BY p.created_at DESC, p.id DESC LIMIT $1");
             let rows = lent.query(&sql, &[&i64::from(most(limit))]).await?;
             Ok::<_, PgError>(rows.iter().filter_map(plan_of).collect())
@@ -126,7 +126,7 @@ async fn run(shared: &Shared, limit: usize) -> Result<PlanRun, PgError> {
 }
 
 async fn find(shared: &Shared, id: PlanId) -> Result<Option<Plan>, PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut lent = shared.pools.outbox_reads.lend().await?;
     let rows = lent.query(&format!("{PLAN} WHERE p.id = $1"), &[&id.0]).await?;
     Ok(rows.first().and_then(plan_of))
 }

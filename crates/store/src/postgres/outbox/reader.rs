@@ -83,7 +83,7 @@ pub(super) async fn endpoints(
     let limit = filter.limit.clamp(1, PAGE_MAX);
     let head = format!("SELECT {RECORD} FROM hapax.endpoint e");
     let tail = format!("ORDER BY e.endpoint DESC LIMIT {}", limit + 1);
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
     let rows = asked.query(&mut lent, &head, &tail).await.map_err(read)?;
     let number = |row: &Row| u128::from(row.get::<_, i32>(9).unsigned_abs());
     Ok(page(rows.iter().filter_map(|row| Some((number(row), record(row, 0)?))).collect(), limit))
@@ -93,7 +93,7 @@ pub(super) async fn endpoint(
     shared: &Shared,
     id: EndpointId,
 ) -> Result<Option<EndpointRecord>, StoreError> {
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
     let sql =
         format!("SELECT {RECORD} FROM hapax.endpoint e WHERE e.id = $1 AND e.deleted_at IS NULL");
     let rows = lent.query(&sql, &[&id.0]).await.map_err(read)?;
@@ -130,7 +130,7 @@ pub(super) async fn messages(
     }
     let limit = filter.limit.clamp(1, PAGE_MAX);
     let tail = format!("ORDER BY m.message DESC LIMIT {}", limit + 1);
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
     let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
     let number = |row: &Row| u128::from(row.get::<_, i64>(0).unsigned_abs());
     Ok(page(rows.iter().map(|row| (number(row), summary(row))).collect(), limit))
@@ -193,7 +193,7 @@ pub(super) async fn message(
     }
     // Ordered by an expression, so that the index of ids is used and not the one of this order.
     let tail = format!("ORDER BY -m.message LIMIT {MESSAGES_OF_ONE_ID_MAX}");
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
     let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
     let mut details = Vec::with_capacity(rows.len());
     for row in &rows {
@@ -238,7 +238,7 @@ pub(super) async fn deliveries(
     }
     let limit = filter.limit.clamp(1, PAGE_MAX);
     let tail = format!("ORDER BY d.message DESC, d.endpoint DESC LIMIT {}", limit + 1);
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
     let rows = read_deliveries(&mut lent, &format!("({looked})"), &asked, &tail).await?;
     let mut listed =
         page(rows.into_iter().map(|(place, detail)| (cursor(place), detail)).collect(), limit);
@@ -330,7 +330,7 @@ pub(super) async fn delivery(
     let mut asked = Conditions::default();
     asked.add("d.message = ?", message);
     asked.add("d.endpoint = ?", endpoint);
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
     let found = read_deliveries(&mut lent, ALL_DELIVERIES, &asked, "").await?;
     // The same place in another message's time is another id.
     Ok(found.into_iter().map(|(_, detail)| detail).find(|detail| detail.id == id))
@@ -459,7 +459,7 @@ fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
 pub(super) async fn backlog(shared: &Shared) -> Result<DeliveryBacklog, StoreError> {
     let most = i64::try_from(LANE_COUNT_MAX).unwrap_or(i64::MAX);
     let asked = async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut lent = shared.pools.outbox_reads.lend().await?;
         let rows = lent.query(include_str!("backlog.sql"), &[&most]).await?;
         let row = only(&rows)?;
         let number = |at: usize| row.get::<_, i64>(at).unsigned_abs();
