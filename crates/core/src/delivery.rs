@@ -89,6 +89,8 @@ pub enum EndpointStanding {
     Active,
     /// Not until it is enabled.
     Disabled,
+    /// Its circuit is open: at most one delivery is sent, to try it.
+    Failing,
     /// Never again.
     Deleted,
 }
@@ -101,7 +103,7 @@ pub enum DeliveryStatus {
     Dead,
     /// An attempt failed, and another follows.
     Failed,
-    /// Its endpoint is disabled.
+    /// Its endpoint is disabled, or its circuit is open.
     Held,
     /// An earlier delivery under its key has not ended.
     Parked,
@@ -122,9 +124,10 @@ impl DeliveryStatus {
             (DeliveryPhase::Ready | DeliveryPhase::Parked, EndpointStanding::Deleted) => {
                 Self::Cancelled
             }
-            (DeliveryPhase::Ready | DeliveryPhase::Parked, EndpointStanding::Disabled) => {
-                Self::Held
-            }
+            (
+                DeliveryPhase::Ready | DeliveryPhase::Parked,
+                EndpointStanding::Disabled | EndpointStanding::Failing,
+            ) => Self::Held,
             (DeliveryPhase::Parked, EndpointStanding::Active) => Self::Parked,
             (DeliveryPhase::Ready, EndpointStanding::Active) if steps > 0 => Self::Failed,
             (DeliveryPhase::Ready, EndpointStanding::Active) => Self::Waiting,

@@ -58,6 +58,9 @@ pub struct EndpointSettings {
     /// What a dead delivery means for the later ones under its key, if the endpoint keeps order.
     #[serde(default)]
     pub on_dead: OnDead,
+    /// Whether it is disabled after days of nothing but failures.
+    #[serde(default = "default_auto_disable")]
+    pub auto_disable: bool,
     /// A name of the operator's own, unique within the tenant.
     #[serde(default)]
     pub uid: Option<String>,
@@ -109,6 +112,11 @@ pub fn default_max_in_flight() -> u32 {
     16
 }
 
+/// Whether an endpoint is disabled after days of nothing but failures, unless the operator chooses otherwise.
+pub fn default_auto_disable() -> bool {
+    true
+}
+
 impl EndpointSettings {
     /// An endpoint at this address, with defaults for everything else.
     pub fn at(url: impl Into<String>) -> Self {
@@ -122,6 +130,7 @@ impl EndpointSettings {
             max_in_flight: default_max_in_flight(),
             order: EndpointOrder::default(),
             on_dead: OnDead::default(),
+            auto_disable: default_auto_disable(),
             uid: None,
             description: None,
             metadata: BTreeMap::new(),
@@ -202,6 +211,8 @@ pub struct EndpointRecord {
     pub created_at: Timestamp,
     /// Since when no delivery is attempted, and why. Its deliveries are held.
     pub disabled: Option<Disabled>,
+    /// Why its deliveries are held although it is enabled: its circuit is open.
+    pub failing: Option<String>,
 }
 
 /// Why an endpoint gets no deliveries.

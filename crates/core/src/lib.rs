@@ -5,6 +5,7 @@
 //! [`store`], the traits that every database implements.
 
 pub mod arrival;
+pub mod circuit;
 pub mod delivery;
 mod ed25519;
 pub mod endpoint;

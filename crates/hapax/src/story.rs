@@ -277,7 +277,7 @@ fn outcome(delivery: &PublishedDelivery) -> String {
             format!("Its delivery to {url} failed {attempts} so far ({reason}) and is retried.")
         }
         DeliveryStatus::Held => {
-            format!("Its delivery to {url} is held, because the endpoint is disabled: {reason}.")
+            format!("Its delivery to {url} is held: {reason}.")
         }
         DeliveryStatus::Parked => format!("Its delivery to {url} is parked: {reason}."),
         DeliveryStatus::Dead => format!(

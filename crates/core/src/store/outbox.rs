@@ -46,7 +46,11 @@ pub trait Outbox: Send + Sync + 'static {
     ///
     /// An endpoint that keeps order gets at most one delivery of each key at once, the earliest that has not
     /// ended. The claim parks the others that are due. Every commit that ends a delivery readies the next one
-    /// under its key. Each claim commits attempt + 1 and a new fence before this returns. On SQLite a
+    /// under its key.
+    ///
+    /// Failures in a row open the circuit of an endpoint ([`crate::circuit`]); only one delivery is then claimed
+    /// when it is time to try the endpoint. An endpoint that asks for it, or does nothing but fail for days, is
+    /// disabled here. Each claim commits attempt + 1 and a new fence before this returns. On SQLite a
     /// power loss may undo a claim, so an attempt may be repeated under the same message id.
     fn exchange(
         &self,
@@ -262,9 +266,26 @@ pub enum AttemptVerdict {
         answer: Option<HandlerAnswer>,
         /// When to try again.
         retry: Retry,
+        /// What the failure says about the endpoint.
+        says: EndpointSignal,
     },
     /// The attempt was never begun, and does not count.
     GivenBack,
+}
+
+/// What a failed attempt says about the endpoint as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndpointSignal {
+    /// It may be failing.
+    Fails,
+    /// It may be failing, and no attempt may be made for this long (Retry-After with 429 or 503).
+    Pauses(Duration),
+    /// It works, and refuses only this delivery.
+    Works,
+    /// It must not be called again: the store disables it, with the attempt's error as the reason.
+    Disable,
+    /// Nothing: the request never left this process.
+    Nothing,
 }
 
 /// The answer to a replay of one delivery.
@@ -462,7 +483,7 @@ pub struct DeliveryBacklog {
     pub waiting: u64,
     /// Deliveries under way.
     pub sending: u64,
-    /// Deliveries to disabled endpoints.
+    /// Deliveries to endpoints that are disabled or whose circuit is open.
     pub held: u64,
     /// Deliveries to active endpoints that wait for an earlier one under their key.
     pub parked: u64,

@@ -1,5 +1,6 @@
 //! Tests of schemes, keys, envelopes, handlers, secrets, deliveries and the vault through the public API.
 
+mod circuit;
 mod delivery;
 mod endpoint_secret;
 mod envelope;

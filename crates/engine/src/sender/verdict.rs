@@ -2,7 +2,7 @@
 
 use hapax_core::Timestamp;
 use hapax_core::job::Retry;
-use hapax_core::store::{AttemptVerdict, HandlerAnswer};
+use hapax_core::store::{AttemptVerdict, EndpointSignal, HandlerAnswer};
 use http::StatusCode;
 
 use crate::outbound::{Answered, SendError, SendErrorClass, WebhookDelivery};
@@ -14,35 +14,41 @@ pub(super) fn of_answer(answered: &Answered, now: Timestamp) -> AttemptVerdict {
     if status.is_success() {
         return AttemptVerdict::Delivered(answer);
     }
-    let retry = match answered.webhook_delivery {
-        Some(WebhookDelivery::AbortMessage) => Retry::Never,
-        Some(WebhookDelivery::Disable) | None => match answered.retry_after(now) {
-            Some(wait) => Retry::NotBefore(wait),
-            None => Retry::Schedule,
+    let wait = answered.retry_after(now);
+    let (retry, says) = match answered.webhook_delivery {
+        Some(WebhookDelivery::AbortMessage) => (Retry::Never, EndpointSignal::Works),
+        Some(WebhookDelivery::Disable) => (Retry::Schedule, EndpointSignal::Disable),
+        None => match (status, wait) {
+            (StatusCode::GONE, _) => (Retry::Schedule, EndpointSignal::Disable),
+            (StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE, Some(wait)) => {
+                (Retry::NotBefore(wait), EndpointSignal::Pauses(wait))
+            }
+            (_, Some(wait)) => (Retry::NotBefore(wait), EndpointSignal::Fails),
+            (_, None) => (Retry::Schedule, EndpointSignal::Fails),
         },
     };
-    AttemptVerdict::Failed { error: reason(answered), answer: Some(answer), retry }
+    AttemptVerdict::Failed { error: reason(answered), answer: Some(answer), retry, says }
 }
 
 /// The verdict where there was no answer.
 pub(super) fn of_error(error: &SendError) -> AttemptVerdict {
-    let retry = match error.class {
-        // It says nothing about the endpoint.
-        SendErrorClass::Unsent => Retry::Unsent,
+    let (retry, says) = match error.class {
+        SendErrorClass::Unsent => (Retry::Unsent, EndpointSignal::Nothing),
         SendErrorClass::Dns
         | SendErrorClass::Blocked
         | SendErrorClass::Refused
         | SendErrorClass::Connect
         | SendErrorClass::Tls
         | SendErrorClass::Timeout
-        | SendErrorClass::Broken => Retry::Schedule,
+        | SendErrorClass::Broken => (Retry::Schedule, EndpointSignal::Fails),
     };
-    AttemptVerdict::Failed { error: error.text.clone(), answer: None, retry }
+    AttemptVerdict::Failed { error: error.text.clone(), answer: None, retry, says }
 }
 
 /// The verdict where this process could not make the request: it says nothing about the endpoint.
 pub(super) fn of_unsendable(reason: String) -> AttemptVerdict {
-    AttemptVerdict::Failed { error: reason, answer: None, retry: Retry::Unsent }
+    let (retry, says) = (Retry::Unsent, EndpointSignal::Nothing);
+    AttemptVerdict::Failed { error: reason, answer: None, retry, says }
 }
 
 fn reason(answered: &Answered) -> String {
@@ -50,6 +56,9 @@ fn reason(answered: &Answered) -> String {
     match (answered.webhook_delivery, status) {
         (Some(WebhookDelivery::AbortMessage), _) => {
             format!("the endpoint answered {status} and asked not to get this message again")
+        }
+        (Some(WebhookDelivery::Disable), _) => {
+            format!("the endpoint answered {status} and asked not to be called again")
         }
         (_, status) if status.is_redirection() => {
             format!("the endpoint answered {status}: redirects are not followed")
@@ -124,10 +133,29 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_can_ask_not_to_get_a_message_again() {
-        let abort =
-            Answered { webhook_delivery: Some(WebhookDelivery::AbortMessage), ..answered(422) };
-        assert_eq!(retry(&abort), Some(Retry::Never));
+    fn an_answer_says_what_it_means_for_the_endpoint() {
+        let check = |answered: Answered, retry: Retry, says: EndpointSignal| match of_answer(
+            &answered,
+            Timestamp::UNIX_EPOCH,
+        ) {
+            AttemptVerdict::Failed { retry: got, says: said, .. } => {
+                assert_eq!((got, said), (retry, says), "{answered:?}");
+            }
+            other => panic!("{answered:?}: {other:?}"),
+        };
+        let asking = |status, asks| Answered { webhook_delivery: Some(asks), ..answered(status) };
+        let waiting = |status| {
+            let retry_after_header = Some(HeaderValue::from_static("7"));
+            Answered { retry_after_header, ..answered(status) }
+        };
+        let wait = Duration::from_secs(7);
+        check(asking(422, WebhookDelivery::AbortMessage), Retry::Never, EndpointSignal::Works);
+        check(asking(500, WebhookDelivery::Disable), Retry::Schedule, EndpointSignal::Disable);
+        check(answered(410), Retry::Schedule, EndpointSignal::Disable);
+        check(waiting(429), Retry::NotBefore(wait), EndpointSignal::Pauses(wait));
+        check(waiting(503), Retry::NotBefore(wait), EndpointSignal::Pauses(wait));
+        check(waiting(500), Retry::NotBefore(wait), EndpointSignal::Fails);
+        check(answered(429), Retry::Schedule, EndpointSignal::Fails);
     }
 
     #[test]

@@ -10,7 +10,8 @@ use axum::{Extension, Json};
 use hapax_core::Tenant;
 use hapax_core::endpoint::{
     EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointRecord, EndpointSealed,
-    EndpointSettings, NewEndpoint, OnDead, default_max_in_flight, default_retry, default_timeout,
+    EndpointSettings, NewEndpoint, OnDead, default_auto_disable, default_max_in_flight,
+    default_retry, default_timeout,
 };
 use hapax_core::endpoint_secret::{EndpointSecrets, SigningSecret};
 use hapax_core::handler::TypeFilter;
@@ -316,6 +317,7 @@ fn changed(
         payload: asked.payload.applied(before.payload, Payload::default),
         api_version: asked.api_version.applied_to_option(before.api_version),
         max_in_flight: asked.max_in_flight.applied(before.max_in_flight, default_max_in_flight),
+        auto_disable: asked.auto_disable.applied(before.auto_disable, default_auto_disable),
         order: asked.order.applied(before.order, EndpointOrder::default),
         on_dead: asked.on_dead.applied(before.on_dead, OnDead::default),
         uid: asked.uid.applied_to_option(before.uid),

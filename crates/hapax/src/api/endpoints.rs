@@ -48,6 +48,10 @@ pub(crate) struct EndpointRequest {
     #[serde(default, skip_serializing_if = "Patch::is_keep")]
     #[schema(value_type = Option<u32>)]
     pub(crate) max_in_flight: Patch<u32>,
+    /// Whether the endpoint is disabled after five days of nothing but failures. Default: true.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<bool>)]
+    pub(crate) auto_disable: Patch<bool>,
     /// The only version of your API that the endpoint gets; messages without a version match as well.
     #[serde(default, skip_serializing_if = "Patch::is_keep")]
     #[schema(value_type = Option<String>)]
@@ -195,12 +199,17 @@ pub(crate) struct Endpoint {
     /// Why it is disabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) disabled_reason: Option<String>,
+    /// Why its deliveries are held although it is enabled: it failed too often in a row, and is tried again
+    /// with one delivery at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) failing_reason: Option<String>,
     pub(crate) types: Vec<String>,
     pub(crate) retry: Vec<Span>,
     pub(crate) timeout: Span,
     #[schema(value_type = PayloadWord)]
     pub(crate) payload: Payload,
     pub(crate) max_in_flight: u32,
+    pub(crate) auto_disable: bool,
     #[schema(required)]
     pub(crate) api_version: Option<String>,
     #[schema(required)]
@@ -254,11 +263,13 @@ impl From<EndpointRecord> for Endpoint {
             status,
             disabled_at,
             disabled_reason,
+            failing_reason: record.failing,
             types: settings.types.into(),
             retry: settings.retry.into_iter().map(Span).collect(),
             timeout: Span(settings.timeout),
             payload: settings.payload,
             max_in_flight: settings.max_in_flight,
+            auto_disable: settings.auto_disable,
             api_version: settings.api_version,
             uid: settings.uid,
             description: settings.description,

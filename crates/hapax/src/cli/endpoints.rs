@@ -88,6 +88,9 @@ pub(super) struct Add {
     /// With --order key: whether a dead delivery keeps the later ones under its key waiting
     #[arg(long, value_name = "park|skip", value_parser = on_dead)]
     on_dead: Option<OnDead>,
+    /// Never disable the endpoint by itself, however long it fails
+    #[arg(long)]
+    no_auto_disable: bool,
     /// A header for every delivery: 'Authorization: Bearer …'
     #[arg(long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
@@ -118,6 +121,7 @@ impl Add {
             timeout: self.timeout.as_deref().map(span).transpose()?.into(),
             payload: self.thin.then_some(hapax_core::message::Payload::Thin).into(),
             max_in_flight: self.max_in_flight.into(),
+            auto_disable: self.no_auto_disable.then_some(false).into(),
             order: self.order.into(),
             on_dead: self.on_dead.into(),
             api_version: self.api_version.into(),
@@ -247,7 +251,10 @@ fn print(endpoint: &Endpoint) -> Result<Exit, Failure> {
         ("tenant", endpoint.tenant.clone()),
         ("url", endpoint.url.clone()),
         ("status", endpoint.status.as_str().to_owned()),
-        ("reason", optional(&endpoint.disabled_reason)),
+        (
+            "reason",
+            optional(&endpoint.disabled_reason.clone().or_else(|| endpoint.failing_reason.clone())),
+        ),
         ("types", endpoint.types.join(", ")),
         ("retry", endpoint.retry.iter().map(seconds).collect::<Vec<_>>().join(", ")),
         ("timeout", seconds(&endpoint.timeout)),

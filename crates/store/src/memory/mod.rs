@@ -9,6 +9,7 @@
 //! [`source_secrets`] are independent: the Idempotency-Keys of a user's API, and the secrets of tenants.
 
 mod admin_records;
+mod circuit;
 mod ingest;
 mod ledger;
 mod operator_actions;

@@ -24,6 +24,7 @@ use hapax_core::store::{
 use hapax_core::{KeyHash, Tenant, Timestamp};
 use uuid::Uuid;
 
+use super::circuit::Health;
 use super::work::{dice_of, later, shortened};
 use super::{EventNumber, MemoryStore, Model};
 
@@ -56,14 +57,17 @@ pub(super) struct StoredMessage {
 pub(super) struct StoredEndpoint {
     pub(super) record: EndpointRecord,
     pub(super) deleted: bool,
+    /// How it has answered lately.
+    pub(super) health: Health,
 }
 
 impl StoredEndpoint {
     pub(super) fn standing(&self) -> EndpointStanding {
-        match (self.deleted, &self.record.disabled) {
-            (true, _) => EndpointStanding::Deleted,
-            (false, Some(_)) => EndpointStanding::Disabled,
-            (false, None) => EndpointStanding::Active,
+        match (self.deleted, &self.record.disabled, &self.record.failing) {
+            (true, _, _) => EndpointStanding::Deleted,
+            (false, Some(_), _) => EndpointStanding::Disabled,
+            (false, None, Some(_)) => EndpointStanding::Failing,
+            (false, None, None) => EndpointStanding::Active,
         }
     }
 }
@@ -97,6 +101,8 @@ pub(super) struct Delivery {
 struct Taken {
     node: Arc<str>,
     at: Timestamp,
+    /// The number of the endpoint's circuit then.
+    circuit: u64,
 }
 
 impl Outbox for MemoryStore {
@@ -293,13 +299,22 @@ impl Model {
             delivery.fence == fence && delivery.taken.is_some()
         };
         let Some(at) = self.delivery_numbered(delivery).filter(held) else { return Held::Lost };
-        match verdict {
+        let number = self.deliveries[&at].taken.as_ref().map(|taken| taken.circuit);
+        let was_delivered = self.deliveries[&at].phase == DeliveryPhase::Delivered;
+        let said = verdict.clone();
+        let held = match verdict {
             AttemptVerdict::Delivered(answer) => self.delivered(at, took, answer, now),
-            AttemptVerdict::Failed { error, answer, retry } => {
+            AttemptVerdict::Failed { error, answer, retry, says: _ } => {
                 self.attempt_failed(at, took, &error, answer, retry, now)
             }
             AttemptVerdict::GivenBack => self.give_delivery_back(at, now),
+        };
+        let endpoint = self.deliveries[&at].endpoint;
+        if let (Held::Kept, false, Some(number)) = (held, was_delivered, number) {
+            let endpoint = self.endpoints.get_mut(&endpoint).expect("a delivery has an endpoint");
+            endpoint.answered(number, &said, now);
         }
+        held
     }
 
     /// Counts under its fence whatever the delivery was taken for since: the receiver has the message.
@@ -420,7 +435,7 @@ impl Model {
             claims.iter().filter(|claim| claim.endpoint.id == endpoint).count()
         };
         let open: BTreeSet<EndpointNumber> =
-            self.endpoints.keys().copied().filter(|at| self.may_send(*at, ask)).collect();
+            self.endpoints.keys().copied().filter(|at| self.may_send(*at, ask, now)).collect();
         self.deliveries
             .iter()
             .filter(|(_, delivery)| {
@@ -431,7 +446,12 @@ impl Model {
             .min_by_key(|(at, delivery)| {
                 let last = self.endpoint_turns.get(&delivery.endpoint).copied().unwrap_or_default();
                 let endpoint = &self.endpoints[&delivery.endpoint].record;
-                (served(endpoint.id), last, delivery.endpoint, delivery.due, **at)
+                // The least tried one tries an endpoint that failed.
+                let tried = match endpoint.failing {
+                    Some(_) => delivery.progress.attempt,
+                    None => 0,
+                };
+                (served(endpoint.id), last, delivery.endpoint, tried, delivery.due, **at)
             })
             .map(|(at, _)| *at)
     }
@@ -468,15 +488,18 @@ impl Model {
     }
 
     /// Whether this node may begin another attempt at this endpoint.
-    fn may_send(&self, endpoint: EndpointNumber, ask: &DeliveryAsk) -> bool {
+    fn may_send(&self, endpoint: EndpointNumber, ask: &DeliveryAsk, now: Timestamp) -> bool {
         let under_way = |delivery: &&Delivery| {
             delivery.endpoint == endpoint && delivery.phase == DeliveryPhase::Leased
         };
         let stored = &self.endpoints[&endpoint];
-        stored.standing() == EndpointStanding::Active
+        let stands = match stored.standing() {
+            EndpointStanding::Active | EndpointStanding::Failing => true,
+            EndpointStanding::Disabled | EndpointStanding::Deleted => false,
+        };
+        stands
             && stored.record.sealed.key_ids().all(|key| ask.vault_keys.contains(&key))
-            && self.deliveries.values().filter(under_way).count()
-                < stored.record.settings.max_in_flight as usize
+            && self.deliveries.values().filter(under_way).count() < stored.slots(now) as usize
     }
 
     fn take_delivery(
@@ -498,6 +521,8 @@ impl Model {
             sealed: record.sealed.clone(),
         };
         let leased_until = later(now, record.settings.policy().lease);
+        let stored = self.endpoints.get_mut(&endpoint).expect("a delivery has an endpoint");
+        let circuit = stored.claimed(leased_until);
         self.turns_ever += 1;
         self.endpoint_turns.insert(endpoint, self.turns_ever);
         let delivery = self.delivery_mut(at);
@@ -505,7 +530,7 @@ impl Model {
         delivery.phase = DeliveryPhase::Leased;
         delivery.progress = delivery.progress.claimed();
         delivery.due = leased_until;
-        delivery.taken = Some(Taken { node: Arc::clone(&ask.node), at: now });
+        delivery.taken = Some(Taken { node: Arc::clone(&ask.node), at: now, circuit });
         DeliveryClaim {
             delivery: delivery.id,
             fence: delivery.fence,
@@ -525,9 +550,10 @@ impl Model {
 
     fn next_delivery_due(&self) -> Option<Timestamp> {
         let to_come = |delivery: &&Delivery| match delivery.phase {
-            DeliveryPhase::Ready => {
-                self.endpoints[&delivery.endpoint].standing() == EndpointStanding::Active
-            }
+            DeliveryPhase::Ready => match self.endpoints[&delivery.endpoint].standing() {
+                EndpointStanding::Active | EndpointStanding::Failing => true,
+                EndpointStanding::Disabled | EndpointStanding::Deleted => false,
+            },
             DeliveryPhase::Leased => true,
             DeliveryPhase::Parked
             | DeliveryPhase::Delivered
@@ -546,10 +572,12 @@ impl Model {
         if self.uid_taken(id, &tenant, settings.uid.as_deref()) {
             return EndpointChanged::UidTaken;
         }
-        let (version, created_at, disabled) = (1, now, None);
-        let record = EndpointRecord { id, tenant, settings, sealed, version, created_at, disabled };
+        let (version, created_at, disabled, failing) = (1, now, None, None);
+        let record =
+            EndpointRecord { id, tenant, settings, sealed, version, created_at, disabled, failing };
         self.endpoints_ever += 1;
-        let stored = StoredEndpoint { record: record.clone(), deleted: false };
+        let stored =
+            StoredEndpoint { record: record.clone(), deleted: false, health: Health::default() };
         self.endpoints.insert(self.endpoints_ever, stored);
         EndpointChanged::Changed(Box::new(record))
     }
@@ -579,13 +607,16 @@ impl Model {
                 record.sealed = sealed;
             }
             EndpointAct::Disable { reason } => record.disabled = Some(Disabled { at: now, reason }),
-            EndpointAct::Enable => record.disabled = None,
+            EndpointAct::Enable => {
+                record.disabled = None;
+                stored.enabled(now);
+            }
             EndpointAct::Delete => {
                 stored.deleted = true;
                 return EndpointChanged::Deleted;
             }
         }
-        let changed = record.clone();
+        let changed = stored.record.clone();
         // Another order, or another meaning of dead ones.
         self.wake_parked(now);
         EndpointChanged::Changed(Box::new(changed))

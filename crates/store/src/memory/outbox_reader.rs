@@ -109,7 +109,9 @@ impl Model {
         let message = &self.messages[&delivery.message];
         let endpoint = &self.endpoints[&delivery.endpoint].record;
         let status = self.status_of(delivery);
-        let disabled = endpoint.disabled.as_ref().filter(|_| status == DeliveryStatus::Held);
+        let disabled = endpoint.disabled.as_ref().map(|disabled| &disabled.reason);
+        let held = disabled.or(endpoint.failing.as_ref());
+        let held = held.filter(|_| status == DeliveryStatus::Held);
         let parked = (status == DeliveryStatus::Parked).then(|| KEY_WAITS.to_owned());
         DeliveryDetail {
             id: delivery.id,
@@ -120,10 +122,7 @@ impl Model {
             endpoint: endpoint.id,
             url: endpoint.settings.url.clone(),
             status,
-            reason: disabled
-                .map(|disabled| disabled.reason.clone())
-                .or(parked)
-                .or_else(|| delivery.reason.clone()),
+            reason: held.cloned().or(parked).or_else(|| delivery.reason.clone()),
             attempt: delivery.progress.attempt,
             created_at: message.created_at,
             due_at: match delivery.phase {
@@ -150,9 +149,10 @@ impl Model {
             | (DeliveryPhase::Ready | DeliveryPhase::Parked, EndpointStanding::Deleted) => {
                 DeliveryStatus::Cancelled
             }
-            (DeliveryPhase::Ready | DeliveryPhase::Parked, EndpointStanding::Disabled) => {
-                DeliveryStatus::Held
-            }
+            (
+                DeliveryPhase::Ready | DeliveryPhase::Parked,
+                EndpointStanding::Disabled | EndpointStanding::Failing,
+            ) => DeliveryStatus::Held,
             (DeliveryPhase::Parked, EndpointStanding::Active) => DeliveryStatus::Parked,
             (DeliveryPhase::Ready, EndpointStanding::Active) => match delivery.progress.steps {
                 0 => DeliveryStatus::Waiting,

@@ -77,10 +77,15 @@ impl Model {
             (DeliveryPhase::Ready, EndpointStanding::Disabled) => {
                 disabled.map(|disabled| disabled.max(delivery.due))
             }
-            (DeliveryPhase::Ready, EndpointStanding::Active | EndpointStanding::Deleted) => None,
-            (DeliveryPhase::Parked, EndpointStanding::Active | EndpointStanding::Disabled) => {
-                Some(delivery.due)
-            }
+            // An endpoint that fails is tried again, or disabled after some days.
+            (
+                DeliveryPhase::Ready,
+                EndpointStanding::Active | EndpointStanding::Failing | EndpointStanding::Deleted,
+            ) => None,
+            (
+                DeliveryPhase::Parked,
+                EndpointStanding::Active | EndpointStanding::Failing | EndpointStanding::Disabled,
+            ) => Some(delivery.due),
             (DeliveryPhase::Parked, EndpointStanding::Deleted) => None,
             (DeliveryPhase::Leased | DeliveryPhase::Delivered | DeliveryPhase::Cancelled, _) => {
                 None

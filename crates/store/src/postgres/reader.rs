@@ -235,7 +235,8 @@ async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail
         .query(
             "SELECT m.id, m.tenant, m.type, m.created_at, s.rank FROM hapax.message m \
              CROSS JOIN LATERAL ( \
-                 SELECT min(hapax.delivery_rank(d.state, d.steps, e.disabled_at, e.deleted_at)) AS rank \
+                 SELECT min(hapax.delivery_rank(d.state, d.steps, \
+                     e.disabled_at IS NOT NULL OR e.failing IS NOT NULL, e.deleted_at IS NOT NULL)) AS rank \
                  FROM hapax.delivery d JOIN hapax.endpoint e ON e.endpoint = d.endpoint \
                  WHERE d.message = m.message) s \
              WHERE m.event = $1 AND m.body IS NOT NULL ORDER BY m.message",

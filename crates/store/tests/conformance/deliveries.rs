@@ -10,14 +10,16 @@ use hapax_core::endpoint::EndpointSettings;
 use hapax_core::job::{Fence, Retry};
 use hapax_core::limits::ERROR_CHARS_MAX;
 use hapax_core::store::{
-    AttemptVerdict, DeliveryAsk, DeliveryReplayed, HandlerAnswer, Held, MessageAct, NewMessage,
+    AttemptVerdict, DeliveryAsk, DeliveryReplayed, EndpointSignal, HandlerAnswer, Held, MessageAct,
+    NewMessage,
 };
 use jiff::SignedDuration;
 use uuid::Uuid;
 
 use crate::harness::{LEASE, World};
 use crate::sending::{
-    ALL, REFUSED, Sending, ask, claimed, delivered, failed, message, outcome, settings, wanting,
+    ALL, REFUSED, Sending, ask, claimed, delivered, failed, failed_saying, message, outcome,
+    settings, wanting,
 };
 
 pub(crate) async fn a_claim_commits_its_attempt_and_fence_before_the_request<S: Sending>(
@@ -366,7 +368,8 @@ pub(crate) async fn an_error_has_the_same_bound_on_every_store<S: Sending>(world
     world.send(message("m1")).await;
     let claim = world.take_one().await;
     let error = "é".repeat(ERROR_CHARS_MAX + 500);
-    let verdict = AttemptVerdict::Failed { error, answer: None, retry: Retry::Never };
+    let says = EndpointSignal::Fails;
+    let verdict = AttemptVerdict::Failed { error, answer: None, retry: Retry::Never, says };
     assert_eq!(world.report(&claim, verdict).await, Held::Kept);
     let dead = world.delivery_of("m1").await;
     let expected = "é".repeat(ERROR_CHARS_MAX);
@@ -507,7 +510,9 @@ pub(crate) async fn an_ended_delivery_is_replayed_with_its_schedule_from_the_sta
         assert_eq!(claimed(&claims), ["cancelled", "dead", "delivered"]);
         for claim in claims {
             assert_eq!(claim.attempt, n);
-            assert_eq!(world.report(&claim, failed(Retry::Schedule)).await, Held::Kept);
+            // So many failures would open the circuit of the endpoint.
+            let refused = failed_saying(Retry::Schedule, EndpointSignal::Works);
+            assert_eq!(world.report(&claim, refused).await, Held::Kept);
         }
         world.pass(wait);
     }

@@ -9,12 +9,15 @@ use hapax_core::delivery::{DeliveryId, DeliveryStatus, KEY_WAITS};
 use hapax_core::endpoint::{EndpointOrder, EndpointSettings, OnDead};
 use hapax_core::job::Retry;
 use hapax_core::store::{
-    DeliveryAsk, DeliveryClaim, DeliveryReplayed, DeliverySkipped, Held, MessageAct, NewMessage,
+    DeliveryAsk, DeliveryClaim, DeliveryReplayed, DeliverySkipped, EndpointSignal, Held,
+    MessageAct, NewMessage,
 };
 use uuid::Uuid;
 
 use crate::harness::{LEASE, World};
-use crate::sending::{ALL, Sending, ask, claimed, delivered, failed, message, outcome, settings};
+use crate::sending::{
+    ALL, Sending, ask, claimed, delivered, failed, failed_saying, message, outcome, settings,
+};
 
 /// An endpoint that keeps the order of keys.
 pub(crate) fn ordered(on_dead: OnDead) -> EndpointSettings {
@@ -263,7 +266,8 @@ pub(crate) async fn order_holds_while_everything_happens_at_once<S: Sending>(wor
                         let mut watch = watch.lock().expect("a lock");
                         watch.begins(&claim.message);
                         let verdict = match (rounds + task) % 5 {
-                            0 => failed(Retry::Schedule),
+                            // A circuit that opens is another case.
+                            0 => failed_saying(Retry::Schedule, EndpointSignal::Works),
                             _fine => {
                                 watch.over.push(claim.message.clone());
                                 delivered()

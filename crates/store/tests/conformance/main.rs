@@ -4,6 +4,7 @@
 mod admin_records;
 mod answering;
 mod cases;
+mod circuits;
 mod clock;
 mod deliveries;
 mod endpoints;
@@ -308,6 +309,14 @@ on_every_working_store! {
         cancelling_a_message_lets_the_next_one_of_its_key_go,
         a_changed_order_holds_for_what_waits_already,
         order_holds_while_everything_happens_at_once,
+    }
+    circuits {
+        five_failures_in_a_row_pause_an_endpoint_and_one_delivery_tries_it,
+        a_probe_without_an_answer_delays_the_next_one_and_nothing_else,
+        a_pause_that_an_endpoint_asks_for_holds_for_all_of_its_deliveries,
+        an_endpoint_that_asks_for_it_is_disabled_and_comes_back_with_one_delivery,
+        days_of_nothing_but_failures_disable_an_endpoint,
+        a_refused_message_says_nothing_against_its_endpoint,
     }
     endpoints {
         an_endpoint_is_stored_with_every_setting,

@@ -4,14 +4,16 @@ use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::EndpointId;
 use hapax_core::job::Retry;
 use hapax_core::store::{
-    DeliveryPlan, DeliveryReplayed, Held, MessageAct, NewMessage, NewPlan, Plan, PlanCount,
-    PlanCreated, PlanId, PlanRun, PlanState, PlannedDeliveries,
+    DeliveryPlan, DeliveryReplayed, EndpointSignal, Held, MessageAct, NewMessage, NewPlan, Plan,
+    PlanCount, PlanCreated, PlanId, PlanRun, PlanState, PlannedDeliveries,
 };
 use hapax_core::{Tenant, Timestamp};
 use uuid::Uuid;
 
 use crate::harness::{World, after};
-use crate::sending::{ALL, Sending, claimed, delivered, failed, message, settings, wanting};
+use crate::sending::{
+    ALL, Sending, claimed, delivered, failed, failed_saying, message, settings, wanting,
+};
 
 fn all_of(endpoint: EndpointId, which: PlannedDeliveries) -> DeliveryPlan {
     DeliveryPlan { endpoint, which, since: Timestamp::UNIX_EPOCH, until: None }
@@ -54,7 +56,9 @@ async fn bury_all<S: Sending>(world: &World<S>) -> Vec<String> {
             return buried;
         }
         for claim in claims {
-            assert_eq!(world.report(&claim, failed(Retry::Never)).await, Held::Kept);
+            // So many failures in a row would pause the endpoint.
+            let refused = failed_saying(Retry::Never, EndpointSignal::Works);
+            assert_eq!(world.report(&claim, refused).await, Held::Kept);
             buried.push(claim.message);
         }
     }

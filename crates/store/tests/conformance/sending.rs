@@ -15,8 +15,8 @@ use hapax_core::job::Retry;
 use hapax_core::message::MessageData;
 use hapax_core::store::{
     AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryDetail, DeliveryFilter,
-    DeliveryReplayed, Exchanged, HandlerAnswer, Held, InspectOutbox, MessageAct, MessageDetail,
-    MessageRef, NewMessage, Outbox, OutboxRetention, Plans, Published,
+    DeliveryReplayed, EndpointSignal, Exchanged, HandlerAnswer, Held, InspectOutbox, MessageAct,
+    MessageDetail, MessageRef, NewMessage, Outbox, OutboxRetention, Plans, Published,
 };
 use hapax_core::vault::{KeyId, SealContext, Vault, VaultKey};
 use uuid::Uuid;
@@ -90,8 +90,18 @@ pub(crate) fn delivered() -> AttemptVerdict {
 }
 
 pub(crate) fn failed(retry: Retry) -> AttemptVerdict {
+    let says = match retry {
+        Retry::Unsent => EndpointSignal::Nothing,
+        Retry::Schedule | Retry::NotBefore(_) | Retry::In(_) | Retry::Never => {
+            EndpointSignal::Fails
+        }
+    };
+    failed_saying(retry, says)
+}
+
+pub(crate) fn failed_saying(retry: Retry, says: EndpointSignal) -> AttemptVerdict {
     let answer = Some(HandlerAnswer { status: 500, body: "not now".to_owned() });
-    AttemptVerdict::Failed { error: REFUSED.to_owned(), answer, retry }
+    AttemptVerdict::Failed { error: REFUSED.to_owned(), answer, retry, says }
 }
 
 pub(crate) fn outcome(claim: &DeliveryClaim, verdict: AttemptVerdict) -> AttemptOutcome {

@@ -13,13 +13,15 @@ use hapax_core::delivery::{DeliveryId, DeliveryStatus};
 use hapax_core::endpoint::{EndpointId, EndpointOrder, EndpointSettings, OnDead};
 use hapax_core::job::{Fence, Retry};
 use hapax_core::store::{
-    AttemptVerdict, DeliveryClaim, DeliveryDetail, DeliveryReplayed, Held, MessageAct, NewMessage,
-    Published,
+    AttemptVerdict, DeliveryClaim, DeliveryDetail, DeliveryReplayed, EndpointSignal, Held,
+    MessageAct, NewMessage, Published,
 };
 use proptest::prelude::*;
 
 use crate::harness::{LEASE, World};
-use crate::sending::{ALL, Sending, ask, delivered, failed, json, message, outcome, wanting};
+use crate::sending::{
+    ALL, Sending, ask, delivered, failed, failed_saying, json, message, outcome, wanting,
+};
 
 /// Longer than a lease and the longest back-off after it together.
 const ALL_WAITS: i64 = LEASE + 400;
@@ -64,11 +66,16 @@ enum Verdict {
 }
 
 impl Verdict {
-    fn of_attempt(self) -> AttemptVerdict {
+    /// A circuit that opens chooses one of several deliveries by their due times, which chance decides.
+    fn of_attempt(self, kind: PlanKind) -> AttemptVerdict {
+        let says = match kind {
+            PlanKind::Any => EndpointSignal::Fails,
+            PlanKind::Certain => EndpointSignal::Works,
+        };
         match self {
             Self::Delivered => delivered(),
-            Self::Failed => failed(Retry::Schedule),
-            Self::Never => failed(Retry::Never),
+            Self::Failed => failed_saying(Retry::Schedule, says),
+            Self::Never => failed_saying(Retry::Never, says),
             Self::Unsent => failed(Retry::Unsent),
             Self::GivenBack => AttemptVerdict::GivenBack,
         }
@@ -222,7 +229,7 @@ impl History {
                 assert!(!self.disabled[endpoint] && !self.deleted[endpoint], "{one:?}");
                 assert!(one.due_at.is_some() && one.finished_at.is_none(), "{one:?}");
             }
-            DeliveryStatus::Held => assert!(self.disabled[endpoint], "{one:?}"),
+            DeliveryStatus::Held => assert!(one.reason.is_some(), "{one:?}"),
             DeliveryStatus::Parked => {
                 assert!(one.key.is_some() && endpoint != 0, "{one:?}");
                 assert!(one.due_at.is_none() && one.finished_at.is_none(), "{one:?}");
@@ -308,8 +315,9 @@ async fn perform<S: Sending>(world: &World<S>, history: &mut History, act: Act) 
                 .flatten()
                 .filter_map(|(back, verdict)| Some((history.claim(back)?, verdict)))
                 .collect();
+            let kind = history.kind;
             let outcomes =
-                reports.iter().map(|(claim, verdict)| outcome(claim, verdict.of_attempt()));
+                reports.iter().map(|(claim, verdict)| outcome(claim, verdict.of_attempt(kind)));
             let exchanged = match history.kind {
                 PlanKind::Certain => world.exchange_all(outcomes.collect(), ask(ALL)).await,
                 PlanKind::Any => world.exchange(outcomes.collect(), ask(limit)).await,
@@ -371,7 +379,8 @@ async fn live<S: Sending>(world: World<S>, kind: PlanKind, plan: &[Act]) -> Vec<
         perform(&world, &mut history, Act::OnMessage { n, act: MessageAct::Replay }).await;
     }
     // Each round outlasts any lease and back-off, and sends to each endpoint.
-    let everything = MESSAGES as usize * history.endpoints.len();
+    // A circuit that opened several times is open for longer than that.
+    let everything = MESSAGES as usize * history.endpoints.len() + 40;
     for _ in 0..everything {
         world.pass(ALL_WAITS);
         for claim in world.take(ALL).await {

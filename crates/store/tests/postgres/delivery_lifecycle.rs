@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use hapax_core::Timestamp;
+use hapax_core::circuit::{self, Circuit, CircuitEvent};
 use hapax_core::delivery::{
     AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryState, DeliveryUnchanged,
     KeyPlace, KeyTurn, step,
@@ -158,7 +159,7 @@ async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
             let rows = sql
                 .query(
                     "SELECT delivery FROM hapax.exchange('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
-                         '{}', '{}', '{}', 1, 1000, 'n', '{5}', 0, $1)",
+                         '{}', '{}', '{}', '{}', '{}', 1, 1000, 'n', '{5}', 0, $1)",
                     &[&now],
                 )
                 .await;
@@ -369,4 +370,81 @@ async fn a_state_of_a_delivery_has_the_same_number_under_its_name() {
         assert_eq!(row.expect("a number").get::<_, i32>(0), i32::from(number), "{name}");
     }
     assert!(sql.query("SELECT hapax.delivery_state('leasd')", &[]).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sql_and_core_decide_alike_about_every_event_of_a_circuit() {
+    // Every circuit that a rule could tell from another, and every event.
+    let url = Postgres::shared().await.create_database("circuit_rules").await;
+    PgStore::migrate(&url).await.expect("migrates");
+    let sql = connect(&url).await;
+    let now = after(1_000);
+    let events = [
+        CircuitEvent::Probed { lease_end: after(1_030) },
+        CircuitEvent::Works { max_in_flight: 16 },
+        CircuitEvent::Fails,
+        CircuitEvent::Nothing,
+        CircuitEvent::GivenUp,
+        CircuitEvent::Enabled,
+    ];
+    let ask = sql
+        .prepare(
+            "SELECT (c).circuit, (c).failures, (c).failing_since, (c).open_until, (c).open_for, (c).slots
+             FROM (SELECT hapax.judge_circuit(
+                 ROW(1, 7, $1, $2, $3, $4, $5, NULL, NULL, NULL)::hapax.endpoint_state, $6, $7, 16, $8)) x (c)",
+        )
+        .await
+        .expect("prepares");
+    let mut compared = 0;
+    for failures in [0, 3, 4, 5, 9] {
+        for failing_since in [None, Some(noon())] {
+            for open_until in [None, Some(after(999)), Some(now), Some(after(1_001))] {
+                for minutes in [0, 1, 20, 40, 60] {
+                    for slots in [None, Some(2), Some(7), Some(8), Some(16)] {
+                        let open_for = Duration::from_secs(60 * minutes);
+                        let circuit = Circuit {
+                            number: 7,
+                            failures,
+                            failing_since,
+                            open_until,
+                            open_for,
+                            slots,
+                        };
+                        for (number, event) in events.into_iter().enumerate() {
+                            let (micros, event_number) =
+                                (open_for.as_micros() as i64, number as i32);
+                            let row = sql
+                                .query_one(
+                                    &ask,
+                                    &[
+                                        &(failures as i32),
+                                        &failing_since,
+                                        &open_until,
+                                        &micros,
+                                        &slots.map(|slots| slots as i32),
+                                        &event_number,
+                                        &after(1_030),
+                                        &now,
+                                    ],
+                                )
+                                .await
+                                .expect("judges");
+                            let judged = Circuit {
+                                number: row.get(0),
+                                failures: row.get::<_, i32>(1) as u32,
+                                failing_since: row.get(2),
+                                open_until: row.get(3),
+                                open_for: Duration::from_micros(row.get::<_, i64>(4) as u64),
+                                slots: row.get::<_, Option<i32>>(5).map(|slots| slots as u32),
+                            };
+                            let decided = circuit::step(&circuit, event, now).unwrap_or(circuit);
+                            assert_eq!(judged, decided, "{event:?} of {circuit:?}");
+                            compared += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(compared > 5_000, "{compared}");
 }

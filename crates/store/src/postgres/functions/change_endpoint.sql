@@ -6,10 +6,10 @@ CREATE OR REPLACE FUNCTION hapax.change_endpoint(
     of_version text, of_thin boolean, of_max integer, of_retry bigint[], of_lease bigint,
     of_secrets bytea, of_headers bytea, of_keys bigint[], disable_reason text, who text, reason text,
     acted_at timestamptz, now_at timestamptz DEFAULT NULL, of_order boolean DEFAULT false,
-    of_parks boolean DEFAULT false,
+    of_parks boolean DEFAULT false, of_auto_disable boolean DEFAULT true,
     OUT verdict integer, OUT id uuid, OUT tenant text, OUT settings text, OUT secrets bytea,
     OUT headers bytea, OUT version bigint, OUT created_at timestamptz, OUT disabled_at timestamptz,
-    OUT disabled_reason text, OUT endpoint integer)
+    OUT disabled_reason text, OUT endpoint integer, OUT failing text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -47,7 +47,7 @@ BEGIN
         SET settings = of_settings, uid = of_uid, types = of_types, api_version = of_version,
             is_thin = of_thin, max_in_flight = of_max, retry = of_retry, lease = of_lease,
             secrets = of_secrets, headers = of_headers, key_ids = of_keys, keeps_order = of_order,
-            parks_dead = of_parks, version = x.version + 1
+            parks_dead = of_parks, auto_disable = of_auto_disable, version = x.version + 1
         WHERE x.endpoint = e.endpoint RETURNING x.* INTO e;
     ELSIF act = 3 THEN
         -- The row stays, because deliveries name it; its secrets go.
@@ -59,13 +59,19 @@ BEGIN
         SET disabled_at = CASE act WHEN 1 THEN at END,
             disabled_reason = CASE act WHEN 1 THEN disable_reason END, version = x.version + 1
         WHERE x.endpoint = e.endpoint RETURNING x.* INTO e;
+        IF act = 2 THEN
+            UPDATE hapax.endpoint_state s
+            SET circuit = (hapax.judge_circuit(s, 5, NULL, e.max_in_flight, at)).circuit,
+                open_until = (hapax.judge_circuit(s, 5, NULL, e.max_in_flight, at)).open_until
+            WHERE s.endpoint = e.endpoint AND s.open_until > at;
+        END IF;
     END IF;
     INSERT INTO hapax.sending_action (endpoint, what, who, reason, at)
     VALUES (e.endpoint,
             CASE act WHEN 0 THEN 'change' WHEN 1 THEN 'disable' WHEN 2 THEN 'enable' ELSE 'delete' END,
             change_endpoint.who, coalesce(change_endpoint.reason, disable_reason), acted_at);
     SELECT e.id, e.tenant, e.settings, e.secrets, e.headers, e.version, e.created_at, e.disabled_at,
-           e.disabled_reason, e.endpoint
+           e.disabled_reason, e.endpoint, e.failing
     INTO id, tenant, settings, secrets, headers, version, created_at, disabled_at, disabled_reason,
-         endpoint;
+         endpoint, failing;
 END $$;

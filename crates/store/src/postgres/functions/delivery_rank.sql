@@ -1,7 +1,7 @@
 -- The place of a delivery's status in hapax_core::delivery::DeliveryStatus, the neediest first. That of a
--- message is the smallest of its deliveries.
+-- message is the smallest of its deliveries. is_held: the endpoint is disabled, or its circuit is not closed.
 CREATE OR REPLACE FUNCTION hapax.delivery_rank(
-    state smallint, steps integer, disabled_at timestamptz, deleted_at timestamptz)
+    state smallint, steps integer, is_held boolean, is_deleted boolean)
 RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
@@ -9,12 +9,12 @@ RETURN CASE
     WHEN state = hapax.delivery_state('leased') THEN 4
     WHEN state = hapax.delivery_state('delivered') THEN 6
     WHEN state = hapax.delivery_state('cancelled') THEN 7
-    WHEN deleted_at IS NOT NULL THEN 7
-    WHEN disabled_at IS NOT NULL THEN 2
+    WHEN is_deleted THEN 7
+    WHEN is_held THEN 2
     WHEN state = hapax.delivery_state('parked') THEN 3
     WHEN steps > 0 THEN 1
     ELSE 5
 END;
 
 -- The views call it, and a role that may read a view calls the functions in it. It reads no table.
-GRANT EXECUTE ON FUNCTION hapax.delivery_rank(smallint, integer, timestamptz, timestamptz) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION hapax.delivery_rank(smallint, integer, boolean, boolean) TO PUBLIC;

@@ -1,4 +1,4 @@
--- The endpoints with a due delivery that this node may send to, at most `most`: first those after
+-- The endpoints with a due delivery that this node may send to now, by circuit and block, at most `most`: first those after
 -- after_endpoint, then from the start up to it. One probe per endpoint, however many deliveries wait for
 -- it. last_endpoint: the last one that was probed. is_all: no endpoint was left out. next_due: when a
 -- delivery of a probed endpoint is due that is not due yet.
@@ -10,6 +10,7 @@ DECLARE
     wrapped boolean := false;
     next_endpoint integer;
     first_due timestamptz;
+    open_from timestamptz;
 BEGIN
     endpoints := '{}';
     last_endpoint := after_endpoint;
@@ -27,10 +28,12 @@ BEGIN
         is_all := NOT FOUND OR (wrapped AND next_endpoint > after_endpoint);
         EXIT WHEN is_all;
         last_endpoint := next_endpoint;
-        PERFORM FROM hapax.endpoint e JOIN hapax.endpoint_state s ON s.endpoint = e.endpoint
+        SELECT greatest(s.blocked_until, s.open_until) INTO open_from
+        FROM hapax.endpoint e JOIN hapax.endpoint_state s ON s.endpoint = e.endpoint
         WHERE e.endpoint = next_endpoint AND e.disabled_at IS NULL AND e.deleted_at IS NULL
-          AND e.key_ids <@ vault_keys AND coalesce(s.blocked_until <= at, true);
+          AND e.key_ids <@ vault_keys;
         CONTINUE WHEN NOT FOUND;
+        first_due := greatest(first_due, open_from);
         IF first_due <= at THEN
             endpoints := endpoints || next_endpoint;
         ELSE

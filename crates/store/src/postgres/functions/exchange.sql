@@ -1,13 +1,14 @@
 -- Keeps: attempts are settled under their fences, and new ones are counted before their requests, in one
 -- commit. Outcomes first, sorted by delivery, so that a report at the end of a lease still counts; then
 -- the leases that ended; then up to `wanted` claims, over the endpoints in turn from the one after
--- after_endpoint. The arrays describe outcomes: see hapax.settle_attempt. vault_keys: the keys that this
+-- after_endpoint. The arrays describe outcomes: see hapax.settle_attempt and, for
+-- signals and pauses, hapax.note_answer. vault_keys: the keys that this
 -- node holds. The last row has no delivery: it returns which outcomes were recorded, when something is
 -- next due, and where the next turn begins.
 CREATE OR REPLACE FUNCTION hapax.exchange(
     messages bigint[], endpoints integer[], fences bigint[], verdicts integer[], tooks bigint[],
     statuses integer[], answers text[], errors text[], hows integer[], waits bigint[],
-    dices double precision[], wanted integer, bytes_max bigint, of_node text, vault_keys bigint[],
+    dices double precision[], signals integer[], pauses bigint[], wanted integer, bytes_max bigint, of_node text, vault_keys bigint[],
     after_endpoint integer, now_at timestamptz DEFAULT NULL)
 RETURNS TABLE (
     delivery uuid, fence bigint, attempt integer, leased_until timestamptz, message text, body bytea,
@@ -33,6 +34,8 @@ DECLARE
     settlement record;
     key_endpoints integer[] := '{}';
     keys text[] := '{}';
+    said bigint[] := '{}';
+    said_of bigint[] := '{}';
     due record;
     got record;
     current_endpoint integer;
@@ -46,14 +49,17 @@ DECLARE
 BEGIN
     FOR o IN
         SELECT * FROM unnest(messages, endpoints, fences, verdicts, tooks, statuses, answers, errors,
-                             hows, waits, dices) WITH ORDINALITY
-            r (message, endpoint, fence, verdict, took, status, answer, error, how, wait, dice, n)
+                             hows, waits, dices, signals, pauses) WITH ORDINALITY
+            r (message, endpoint, fence, verdict, took, status, answer, error, how, wait, dice, signal,
+               pause, n)
         ORDER BY r.message, r.endpoint, r.n
     LOOP
         settlement := hapax.settle_attempt(
             o.message, o.endpoint, o.fence, o.verdict, o.took, o.status, o.answer, o.error, o.how,
             o.wait, o.dice, at);
         recorded[o.n] := settlement.is_recorded;
+        said := said || settlement.of_circuit;
+        said_of := said_of || o.n;
         IF settlement.of_key IS NOT NULL THEN
             key_endpoints := key_endpoints || o.endpoint;
             keys := keys || settlement.of_key;
@@ -64,6 +70,22 @@ BEGIN
         FROM (SELECT DISTINCT x.endpoint, x.key FROM unnest(key_endpoints, keys) x (endpoint, key)
               ORDER BY x.endpoint, x.key) k;
     END IF;
+    -- What they say about their endpoints. A healthy endpoint that took its deliveries needs no lock.
+    FOR o IN
+        WITH answers AS (
+            SELECT a.circuit, a.n, endpoints[a.n] AS endpoint, signals[a.n] AS signal,
+                pauses[a.n] AS pause, errors[a.n] AS error
+            FROM unnest(said, said_of) a (circuit, n) WHERE a.circuit IS NOT NULL)
+        SELECT a.* FROM answers a
+        WHERE a.endpoint IN (
+            SELECT b.endpoint FROM answers b
+            JOIN hapax.endpoint_state s ON s.endpoint = b.endpoint
+            WHERE b.signal IN (1, 2, 3) OR s.failures > 0 OR s.open_until IS NOT NULL
+               OR s.slots IS NOT NULL)
+        ORDER BY a.endpoint, a.n
+    LOOP
+        PERFORM hapax.note_answer(o.endpoint, o.circuit, o.signal, o.pause, o.error, at);
+    END LOOP;
     IF hapax.end_delivery_leases(at) THEN
         soonest := at;
     END IF;

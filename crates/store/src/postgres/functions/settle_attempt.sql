@@ -1,11 +1,13 @@
 -- Keeps: an attempt has one end, recorded under its fence. Whether it was recorded; a second "delivered"
 -- under the same fence was. of_verdict: 0 delivered, 1 failed, 2 given back. how and wait: as in
 -- hapax.failed. The rules are those of hapax_core::delivery::step. of_key: the key of the delivery, if there
--- is such a delivery: the caller then readies the next one under it.
+-- is such a delivery: the caller then readies the next one under it. of_circuit: the number of the endpoint's
+-- circuit at the claim, if this is the first record of its end.
 CREATE OR REPLACE FUNCTION hapax.settle_attempt(
     of_message bigint, of_endpoint integer, of_fence bigint, of_verdict integer, of_took bigint,
     of_status integer, of_answer text, of_error text, how integer, wait bigint,
-    dice double precision, at timestamptz, OUT is_recorded boolean, OUT of_key text)
+    dice double precision, at timestamptz, OUT is_recorded boolean, OUT of_key text,
+    OUT of_circuit bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     d hapax.delivery;
@@ -26,6 +28,7 @@ BEGIN
         IF d.state = hapax.delivery_state('delivered') THEN
             RETURN;
         END IF;
+        of_circuit := d.circuit;
         -- The receiver has it, whatever the delivery was taken for since.
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('delivered'), due_at = at, error = NULL, took_ms = of_took,
@@ -42,6 +45,7 @@ BEGIN
         RETURN;
     END IF;
     is_recorded := true;
+    of_circuit := d.circuit;
     IF of_verdict = 2 THEN
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('ready'), due_at = at, attempt = greatest(x.attempt - 1, 0),

@@ -19,16 +19,20 @@ DECLARE
     parked bigint[] := '{}';
     looked integer := 0;
     looks integer;
+    least_tried integer;
+    lease_end timestamptz;
     blocker bigint;
 BEGIN
     taken := '{}';
     bytes := 0;
     is_full := false;
     is_busy := false;
-    SELECT x.max_in_flight, x.lease, x.is_thin, x.keeps_order, x.parks_dead, s.unpark_from INTO e
+    SELECT x.max_in_flight, x.lease, x.is_thin, x.keeps_order, x.parks_dead, s.unpark_from,
+        s.open_until, s.circuit, least(x.max_in_flight, s.slots) AS slots INTO e
     FROM hapax.endpoint x JOIN hapax.endpoint_state s ON s.endpoint = x.endpoint
     WHERE x.endpoint = of_endpoint AND x.disabled_at IS NULL AND x.deleted_at IS NULL
       AND x.key_ids <@ vault_keys AND coalesce(s.blocked_until <= at, true)
+      AND coalesce(s.open_until <= at, true)
     FOR UPDATE OF s SKIP LOCKED;
     IF NOT FOUND THEN
         is_busy := true;
@@ -38,10 +42,20 @@ BEGIN
         PERFORM hapax.unpark(of_endpoint, at);
         is_busy := true;
     END IF;
-    SELECT e.max_in_flight - count(*) INTO free FROM hapax.delivery x
+    SELECT e.slots - count(*) INTO free FROM hapax.delivery x
     WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased');
     IF least(free, room) <= 0 THEN
         RETURN;
+    END IF;
+    IF e.open_until IS NOT NULL THEN
+        -- One delivery tries the endpoint: the least tried of those that are due longest, so that one that
+        -- always fails does not keep the circuit open.
+        free := 1;
+        SELECT min(c.attempt) INTO least_tried FROM (
+            SELECT x.attempt FROM hapax.delivery x
+            WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('ready')
+              AND x.due_at <= at
+            ORDER BY x.due_at, x.message LIMIT 256) c;
     END IF;
     looks := least(free, room);
     IF e.keeps_order THEN
@@ -55,6 +69,7 @@ BEGIN
             octet_length(coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body)) AS size
         FROM hapax.delivery x JOIN hapax.message m ON m.message = x.message
         WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('ready') AND x.due_at <= at
+          AND (least_tried IS NULL OR x.attempt <= least_tried)
         ORDER BY x.due_at, x.message LIMIT looks
         FOR UPDATE OF x SKIP LOCKED
     LOOP
@@ -93,8 +108,15 @@ BEGIN
         OR e.keeps_order AND looked = looks AND cardinality(taken) < least(free, room);
     UPDATE hapax.delivery x SET state = hapax.delivery_state('parked'), due_at = at
     WHERE x.message = ANY (parked) AND x.endpoint = of_endpoint;
+    lease_end := at + e.lease * interval '1 microsecond';
+    IF e.open_until IS NOT NULL AND taken <> '{}' THEN
+        UPDATE hapax.endpoint_state x
+        SET circuit = (hapax.judge_circuit(x, 0, lease_end, e.max_in_flight, at)).circuit,
+            open_until = (hapax.judge_circuit(x, 0, lease_end, e.max_in_flight, at)).open_until
+        WHERE x.endpoint = of_endpoint RETURNING x.circuit INTO e.circuit;
+    END IF;
     UPDATE hapax.delivery x
-    SET state = hapax.delivery_state('leased'), due_at = at + e.lease * interval '1 microsecond',
+    SET state = hapax.delivery_state('leased'), due_at = lease_end, circuit = e.circuit,
         fence = hapax.next_fence(x.fence), attempt = x.attempt + 1, started_at = at, node = of_node
     WHERE x.message = ANY (taken) AND x.endpoint = of_endpoint;
 END $$;

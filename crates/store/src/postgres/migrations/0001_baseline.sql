@@ -219,7 +219,8 @@ CREATE INDEX action_event ON hapax.action (event);
 -- after it repeat what statements need. types: patterns for LIKE, none means all. retry and lease in
 -- microseconds. keeps_order: deliveries under one key are sent one at a time, in order; parks_dead: a dead
 -- one keeps the later ones waiting. secrets and headers: sealed. key_ids: the vault keys that a node needs to
--- open them. version: grows with every change.
+-- open them. version: grows with every change. auto_disable: it is disabled after days of nothing but
+-- failures. failing: why its circuit is not closed.
 CREATE TABLE hapax.endpoint (
     endpoint        integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY CHECK (endpoint < 16777216),
     id              uuid     NOT NULL UNIQUE,
@@ -234,6 +235,7 @@ CREATE TABLE hapax.endpoint (
     lease           bigint   NOT NULL,
     keeps_order     boolean  NOT NULL DEFAULT false,
     parks_dead      boolean  NOT NULL DEFAULT false,
+    auto_disable    boolean  NOT NULL DEFAULT true,
     secrets         bytea    NOT NULL,
     headers         bytea,
     key_ids         bigint[] NOT NULL,
@@ -241,6 +243,7 @@ CREATE TABLE hapax.endpoint (
     created_at      timestamptz NOT NULL,
     disabled_at     timestamptz,
     disabled_reason text,
+    failing         text,
     deleted_at      timestamptz,
     -- When it was announced that deliveries of this endpoint expire soon.
     expiry_announced_at timestamptz
@@ -255,7 +258,9 @@ CREATE INDEX endpoint_disabled ON hapax.endpoint (endpoint)
 CREATE INDEX endpoint_expiring ON hapax.endpoint (endpoint) WHERE expiry_announced_at IS NOT NULL;
 
 -- The part of an endpoint that attempts change: its circuit, its rate and its block. A claim locks the
--- row, so that two nodes never count the attempts under way of one endpoint at the same time. unpark_from: its
+-- row, so that two nodes never count the attempts under way of one endpoint at the same time. A claim carries
+-- the number in circuit. slots: attempts at once while the endpoint recovers; null if only its own limit
+-- counts. unpark_from: its
 -- order was changed, and parked deliveries of messages from here on are to be judged again.
 CREATE TABLE hapax.endpoint_state (
     endpoint      integer PRIMARY KEY,
@@ -264,6 +269,7 @@ CREATE TABLE hapax.endpoint_state (
     failing_since timestamptz,
     open_until    timestamptz,
     open_for      bigint  NOT NULL DEFAULT 0,
+    slots         integer,
     rate_at       timestamptz,
     blocked_until timestamptz,
     unpark_from   bigint
@@ -303,6 +309,7 @@ CREATE SEQUENCE hapax.message_number MAXVALUE 274877906943;
 -- Keeps: one delivery per message and endpoint. hapax.delivery_id makes its id from both.
 -- state: 0 ready, 1 leased, 2 delivered, 3 dead, 4 cancelled, 5 parked; by name in hapax.delivery_state.
 -- due_at: ready: from when; leased: until when; parked: since when; else: when it ended.
+-- circuit: the number of the endpoint's circuit at the last claim.
 -- key: the order key of its message. place: among the deliveries under that key; a replay takes a new one.
 -- started_at, node: of the last attempt; null once its fence is void. took_ms, answer_status, answer: of
 -- the attempt that delivered.
@@ -323,6 +330,7 @@ CREATE TABLE hapax.delivery (
     answer        text,
     key           text,
     place         bigint,
+    circuit       bigint   NOT NULL DEFAULT 0,
     PRIMARY KEY (message, endpoint)
 ) WITH (fillfactor = 70);
 CREATE INDEX delivery_ready   ON hapax.delivery (endpoint, due_at, message) WHERE state = 0 /* ready */;

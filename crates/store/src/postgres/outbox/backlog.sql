@@ -10,10 +10,10 @@ WITH RECURSIVE waiting (endpoint, first_due) AS (
         WHERE d.state = hapax.delivery_state('ready') AND d.endpoint > w.endpoint
         ORDER BY d.endpoint, d.due_at LIMIT 1) n
 ), standing AS (
-    SELECT w.endpoint, w.first_due, e.disabled_at IS NOT NULL AS is_disabled
+    SELECT w.endpoint, w.first_due, e.disabled_at IS NOT NULL OR e.failing IS NOT NULL AS is_disabled
     FROM waiting w CROSS JOIN LATERAL (
         -- Its limit keeps this a probe of the index for each endpoint.
-        SELECT x.disabled_at, x.deleted_at FROM hapax.endpoint x
+        SELECT x.disabled_at, x.failing, x.deleted_at FROM hapax.endpoint x
         WHERE x.endpoint = w.endpoint LIMIT 1) e
     WHERE e.deleted_at IS NULL
 ), waiting_keys (endpoint) AS (
@@ -26,9 +26,9 @@ WITH RECURSIVE waiting (endpoint, first_due) AS (
         WHERE d.state = hapax.delivery_state('parked') AND d.endpoint > w.endpoint
         ORDER BY d.endpoint LIMIT 1) n
 ), parking AS (
-    SELECT w.endpoint, e.disabled_at IS NOT NULL AS is_disabled
+    SELECT w.endpoint, e.disabled_at IS NOT NULL OR e.failing IS NOT NULL AS is_disabled
     FROM waiting_keys w CROSS JOIN LATERAL (
-        SELECT x.disabled_at, x.deleted_at FROM hapax.endpoint x
+        SELECT x.disabled_at, x.failing, x.deleted_at FROM hapax.endpoint x
         WHERE x.endpoint = w.endpoint LIMIT 1) e
     WHERE e.deleted_at IS NULL
 )
@@ -62,8 +62,9 @@ SELECT
         (SELECT min(s.first_due) FROM standing s WHERE NOT s.is_disabled),
         (SELECT min(l.due_at) FROM (
             SELECT d.due_at FROM hapax.delivery d CROSS JOIN LATERAL (
-                SELECT x.disabled_at, x.deleted_at FROM hapax.endpoint x
+                SELECT x.disabled_at, x.failing, x.deleted_at FROM hapax.endpoint x
                 WHERE x.endpoint = d.endpoint LIMIT 1) e
             WHERE d.state = hapax.delivery_state('leased') AND e.disabled_at IS NULL
+              AND e.failing IS NULL
               AND e.deleted_at IS NULL
             ORDER BY d.due_at LIMIT 1) l))

@@ -28,6 +28,7 @@ struct Columns {
     lease: Option<i64>,
     keeps_order: bool,
     parks_dead: bool,
+    auto_disable: bool,
     secrets: Option<Vec<u8>>,
     headers: Option<Vec<u8>>,
     key_ids: Option<Vec<i64>>,
@@ -47,6 +48,7 @@ impl Columns {
             lease: Some(micros(policy.lease)),
             keeps_order: settings.keeps_order(),
             parks_dead: settings.parks_dead(),
+            auto_disable: settings.auto_disable,
             secrets: Some(sealed.secrets.as_bytes().to_vec()),
             headers: sealed.headers.as_ref().map(|headers| headers.as_bytes().to_vec()),
             key_ids: Some(sealed.key_ids().map(key_number).collect()),
@@ -79,7 +81,7 @@ pub(super) async fn create(
     let rows = lent
         .query(
             "SELECT verdict, created_at FROM hapax.create_endpoint($1, $2, $3, $4, $5, $6, $7, $8, $9, \
-             $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)",
+             $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)",
             &[
                 &id.0,
                 &tenant.as_str(),
@@ -101,6 +103,7 @@ pub(super) async fn create(
                 &shared.now(),
                 &columns.keeps_order,
                 &columns.parks_dead,
+                &columns.auto_disable,
             ],
         )
         .await?;
@@ -114,6 +117,7 @@ pub(super) async fn create(
             version: 1,
             created_at: row.get(1),
             disabled: None,
+            failing: None,
         })),
         verdict => refusal(verdict),
     })
@@ -138,7 +142,7 @@ pub(super) async fn change(
     let rows = lent
         .query(
             "SELECT * FROM hapax.change_endpoint($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
-             $14, $15, $16, $17, $18, $19, $20, $21)",
+             $14, $15, $16, $17, $18, $19, $20, $21, $22)",
             &[
                 &endpoint.0,
                 &number,
@@ -161,6 +165,7 @@ pub(super) async fn change(
                 &shared.now(),
                 &columns.keeps_order,
                 &columns.parks_dead,
+                &columns.auto_disable,
             ],
         )
         .await?;

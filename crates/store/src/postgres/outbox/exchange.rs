@@ -9,8 +9,8 @@ use hapax_core::endpoint::EndpointId;
 use hapax_core::job::Fence;
 use hapax_core::limits::ERROR_CHARS_MAX;
 use hapax_core::store::{
-    AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryTarget, Exchanged,
-    HandlerAnswer, Held,
+    AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryTarget, EndpointSignal,
+    Exchanged, HandlerAnswer, Held,
 };
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -18,6 +18,7 @@ use uuid::Uuid;
 use super::row::{key_number, place_of, sealed, settings};
 use crate::postgres::Shared;
 use crate::postgres::connect::PgError;
+use crate::postgres::handler_registry::micros;
 use crate::postgres::jobs::{dice, retry_columns, shortened};
 use crate::postgres::row::text;
 
@@ -35,18 +36,30 @@ struct Outcomes {
     hows: Vec<i32>,
     waits: Vec<i64>,
     dices: Vec<f64>,
+    signals: Vec<i32>,
+    pauses: Vec<i64>,
 }
 
 impl Outcomes {
     fn add(&mut self, outcome: &AttemptOutcome) {
         let (message, endpoint) = place_of(outcome.delivery);
-        let (verdict, answer, error, (how, wait)) = match &outcome.verdict {
-            AttemptVerdict::Delivered(answer) => (0, Some(answer), None, (0, 0)),
-            AttemptVerdict::Failed { error, answer, retry } => {
-                (1, answer.as_ref(), Some(error), retry_columns(*retry))
+        let (works, nothing) = (EndpointSignal::Works, EndpointSignal::Nothing);
+        let (verdict, answer, error, (how, wait), says) = match &outcome.verdict {
+            AttemptVerdict::Delivered(answer) => (0, Some(answer), None, (0, 0), works),
+            AttemptVerdict::Failed { error, answer, retry, says } => {
+                (1, answer.as_ref(), Some(error), retry_columns(*retry), *says)
             }
-            AttemptVerdict::GivenBack => (2, None, None, (0, 0)),
+            AttemptVerdict::GivenBack => (2, None, None, (0, 0), nothing),
         };
+        let (signal, pause) = match says {
+            EndpointSignal::Works => (0, 0),
+            EndpointSignal::Fails => (1, 0),
+            EndpointSignal::Pauses(wait) => (2, micros(wait)),
+            EndpointSignal::Disable => (3, 0),
+            EndpointSignal::Nothing => (4, 0),
+        };
+        self.signals.push(signal);
+        self.pauses.push(pause);
         self.messages.push(message);
         self.endpoints.push(endpoint);
         self.fences.push(outcome.fence.0);
@@ -81,7 +94,7 @@ pub(super) async fn exchange(
     let rows = lent
         .query(
             "SELECT * FROM hapax.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, \
-             $15, $16, $17)",
+             $15, $16, $17, $18, $19)",
             &[
                 &reported.messages,
                 &reported.endpoints,
@@ -94,6 +107,8 @@ pub(super) async fn exchange(
                 &reported.hows,
                 &reported.waits,
                 &reported.dices,
+                &reported.signals,
+                &reported.pauses,
                 &wanted,
                 &bytes_max,
                 &text(&ask.node),

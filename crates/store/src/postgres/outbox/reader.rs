@@ -35,7 +35,8 @@ const ENDPOINT_DELETED: &str = "its endpoint was deleted";
 const SUMMARY: &str = "SELECT m.message, m.id, m.tenant, m.type, m.key, m.api_version, m.created_at, m.deliveries, \
      s.rank \
      FROM hapax.message m CROSS JOIN LATERAL ( \
-         SELECT min(hapax.delivery_rank(d.state, d.steps, e.disabled_at, e.deleted_at)) AS rank \
+         SELECT min(hapax.delivery_rank(d.state, d.steps, \
+             e.disabled_at IS NOT NULL OR e.failing IS NOT NULL, e.deleted_at IS NOT NULL)) AS rank \
          FROM hapax.delivery d JOIN hapax.endpoint e ON e.endpoint = d.endpoint \
          WHERE d.message = m.message) s";
 
@@ -43,7 +44,8 @@ const SUMMARY: &str = "SELECT m.message, m.id, m.tenant, m.type, m.key, m.api_ve
 const DETAIL: &str = "SELECT d.message, d.endpoint, d.state, d.steps, d.attempt, d.due_at, d.started_at, d.node, \
      d.error, d.took_ms, d.answer_status, d.answer, m.id, m.type, m.key, m.tenant, m.created_at, \
      hapax.delivery_id(m.created_at, m.fingerprint, d.message, d.endpoint), e.id, e.settings, \
-     e.disabled_at IS NOT NULL, e.disabled_reason, e.deleted_at IS NOT NULL";
+     e.disabled_at IS NOT NULL, coalesce(e.disabled_reason, e.failing), e.deleted_at IS NOT NULL, \
+     e.failing IS NOT NULL";
 
 /// The rows that are not restricted to what a list may read.
 const ALL_DELIVERIES: &str = "hapax.delivery";
@@ -233,7 +235,8 @@ pub(super) async fn deliveries(
     if let Some(status) = filter.status {
         let rank = RANKED.iter().position(|one| *one == status).unwrap_or_default();
         asked.say(format!(
-            "hapax.delivery_rank(d.state, d.steps, e.disabled_at, e.deleted_at) = {rank}"
+            "hapax.delivery_rank(d.state, d.steps, \
+             e.disabled_at IS NOT NULL OR e.failing IS NOT NULL, e.deleted_at IS NOT NULL) = {rank}"
         ));
     }
     let limit = filter.limit.clamp(1, PAGE_MAX);
@@ -407,10 +410,11 @@ fn attempt(row: &Row) -> DeliveryAttempt {
 fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
     let phase = phase_of(row.get(2));
     let at: Timestamp = row.get(5);
-    let standing = match (row.get(22), row.get(20)) {
-        (true, _) => EndpointStanding::Deleted,
-        (false, true) => EndpointStanding::Disabled,
-        (false, false) => EndpointStanding::Active,
+    let standing = match (row.get(22), row.get(20), row.get(23)) {
+        (true, _, _) => EndpointStanding::Deleted,
+        (false, true, _) => EndpointStanding::Disabled,
+        (false, false, true) => EndpointStanding::Failing,
+        (false, false, false) => EndpointStanding::Active,
     };
     let status = DeliveryStatus::of(phase, count(row.get(3)), standing);
     let reason = match status {

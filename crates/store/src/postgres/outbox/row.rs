@@ -14,7 +14,7 @@ const MESSAGE_BITS: u32 = 38;
 
 /// The columns of an endpoint that [`record`] reads, in its order.
 pub(super) const RECORD: &str = "e.id, e.tenant, e.settings, e.secrets, e.headers, e.version, e.created_at, \
-                      e.disabled_at, e.disabled_reason, e.endpoint";
+                      e.disabled_at, e.disabled_reason, e.endpoint, e.failing";
 
 /// An endpoint from [`RECORD`], which begins at column `from`. `None` if the row was changed by hand so
 /// that it cannot be read; it is logged, and never sent to.
@@ -34,6 +34,7 @@ pub(super) fn record(row: &Row, from: usize) -> Option<EndpointRecord> {
             at,
             reason: row.get::<_, Option<String>>(from + 8).unwrap_or_default(),
         }),
+        failing: row.get(from + 10),
     })
 }
 

@@ -204,8 +204,9 @@ CREATE INDEX hapax_action_event ON hapax_action (event_seq);
 
 -- Where messages may go. A number is never used twice: the row of a deleted endpoint stays, without its
 -- secrets. settings: what an operator chose, as JSON; uid is in it and beside it. secrets and headers:
--- sealed. version: grows with every change. orphans: it was deleted, and may have open deliveries.
--- expiry_announced_at: when it was announced that deliveries of this endpoint expire soon.
+-- sealed. version: grows with every change. failing: why its circuit is not closed. orphans: it was deleted,
+-- and may have open deliveries. expiry_announced_at: when it was announced that deliveries of this endpoint
+-- expire soon.
 CREATE TABLE hapax_endpoint (
     endpoint        INTEGER PRIMARY KEY,
     id              BLOB    NOT NULL UNIQUE,
@@ -218,6 +219,7 @@ CREATE TABLE hapax_endpoint (
     created_at      INTEGER NOT NULL,
     disabled_at     INTEGER,
     disabled_reason TEXT,
+    failing         TEXT,
     deleted_at      INTEGER,
     orphans         INTEGER NOT NULL DEFAULT 0,
     expiry_announced_at INTEGER
@@ -230,7 +232,8 @@ CREATE INDEX hapax_endpoint_disabled ON hapax_endpoint (endpoint)
 CREATE INDEX hapax_endpoint_expiring ON hapax_endpoint (endpoint)
     WHERE expiry_announced_at IS NOT NULL;
 
--- The part of an endpoint that attempts change: its circuit, its rate and its block.
+-- The part of an endpoint that attempts change: its circuit, its rate and its block. slots: attempts at once
+-- while it recovers; null if only its own limit counts.
 -- unpark_from: its order was changed, and parked deliveries of messages from here on are to be judged again.
 CREATE TABLE hapax_endpoint_state (
     endpoint      INTEGER PRIMARY KEY,
@@ -239,6 +242,7 @@ CREATE TABLE hapax_endpoint_state (
     failing_since INTEGER,
     open_until    INTEGER,
     open_for      INTEGER NOT NULL DEFAULT 0,
+    slots         INTEGER,
     rate_at       INTEGER,
     blocked_until INTEGER,
     unpark_from   INTEGER
@@ -275,6 +279,7 @@ CREATE TABLE hapax_message_body (
 -- state: 0 ready, 1 leased, 2 delivered, 3 dead, 4 cancelled, 5 parked.
 -- due_at: ready: from when; leased: until when; parked: since when; else: when it ended. wait: as in
 -- hapax_job.
+-- circuit: the number of the endpoint's circuit at the last claim.
 -- key: the order key of its message. place: among the deliveries under that key; a replay takes a new one.
 -- started_at, node, took_ms, answer_status, answer: of the last attempt; once it is delivered, of the
 -- attempt that delivered.
@@ -296,6 +301,7 @@ CREATE TABLE hapax_delivery (
     answer        TEXT,
     key           TEXT,
     place         INTEGER,
+    circuit       INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (message_seq, endpoint)
 ) WITHOUT ROWID;
 CREATE INDEX hapax_delivery_ready  ON hapax_delivery (endpoint, due_at) WHERE state = 0 /* ready */;
@@ -615,7 +621,7 @@ SELECT printf('%s-%s-7%s-%04x-%012x',
              || '-' || substr(hex(e.id), 17, 4) || '-' || substr(hex(e.id), 21)) AS endpoint,
        CASE d.state WHEN 1 THEN 'sending' WHEN 2 THEN 'delivered' WHEN 3 THEN 'dead' WHEN 4 THEN 'cancelled'
             ELSE CASE WHEN e.deleted_at IS NOT NULL THEN 'cancelled'
-                      WHEN e.disabled_at IS NOT NULL THEN 'held'
+                      WHEN e.disabled_at IS NOT NULL OR e.failing IS NOT NULL THEN 'held'
                       WHEN d.state = 5 /* parked */ THEN 'parked'
                       WHEN d.steps > 0 THEN 'failed' ELSE 'waiting' END
        END AS status,

@@ -59,6 +59,8 @@ impl Outbox {
         if change.phase == DeliveryPhase::Leased {
             after.started_at = Some(micros(now));
             after.node = Some(reported.node.to_owned());
+            let endpoint = self.endpoints.get(&row.endpoint);
+            after.circuit = endpoint.map_or(0, |one| one.health.circuit.number);
         } else if change.voids_fence {
             // No claim holds the new fence.
             after.started_at = None;
@@ -115,7 +117,7 @@ fn write(
         DeliveryPhase::Leased => conn
             .prepare_cached(
                 "UPDATE hapax_delivery SET state = 1 /* leased */, due_at = ?3, wait = ?4, fence = ?5, attempt = ?6,
-                     started_at = ?7, node = ?8
+                     started_at = ?7, node = ?8, circuit = ?10
                  WHERE message_seq = ?1 AND endpoint = ?2 AND fence = ?9",
             )?
             .execute((
@@ -128,6 +130,7 @@ fn write(
                 after.started_at,
                 reported.node,
                 before.fence,
+                after.circuit,
             ))?,
         DeliveryPhase::Delivered => conn
             .prepare_cached(

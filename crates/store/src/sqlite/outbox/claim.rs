@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
+use hapax_core::circuit::{Admits, CircuitEvent};
 use hapax_core::delivery::{DeliveryAct, KeyTurn};
 use hapax_core::job::{Fence, Policy, Retry};
 use hapax_core::message::Payload;
@@ -111,7 +112,12 @@ impl Outbox {
         }
         self.unpark(conn, number, now)?;
         let Some(endpoint) = self.endpoints.get(&number) else { return Ok(()) };
-        let room = endpoint.room(&self.vault_keys) as usize;
+        let admits = endpoint.health.admits(now);
+        let room = match admits {
+            Admits::All => endpoint.room(&self.vault_keys) as usize,
+            Admits::Probe => endpoint.room(&self.vault_keys).min(1) as usize,
+            Admits::None => 0,
+        };
         let (mut taken, mut parked) = (0, 0);
         if room > 0 && endpoint.next_due <= micros(now) {
             let target = Arc::clone(&endpoint.target);
@@ -119,8 +125,14 @@ impl Outbox {
             let payload = endpoint.record.settings.payload;
             let most = room.min(share);
             let mut order = KeyOrder::of(self, conn, number)?;
-            let looks = if order.is_some() { most + PARKED_AT_ONCE } else { most };
-            for due in due_for(conn, number, micros(now), looks, payload)? {
+            let is_probe = admits == Admits::Probe;
+            let looks = if order.is_some() || is_probe { most + PARKED_AT_ONCE } else { most };
+            let mut due_now = due_for(conn, number, micros(now), looks, payload)?;
+            if is_probe {
+                // The least tried one, so that a delivery that always fails does not keep the circuit open.
+                due_now.sort_by_key(|due| due.row.progress.attempt);
+            }
+            for due in due_now {
                 if taken >= most {
                     break;
                 }
@@ -143,6 +155,11 @@ impl Outbox {
                 if !claims.claims.is_empty() && claims.bytes + bytes > ask.bytes_max {
                     claims.is_full = true;
                     break;
+                }
+                if is_probe {
+                    let lease_end = now.saturating_add(lease).unwrap_or(now);
+                    let probed = CircuitEvent::Probed { lease_end };
+                    self.judge(conn, number, probed, None, now)?;
                 }
                 let claimed = self.act(conn, &due.row, &claim, reported, now)?;
                 let Ok(row) = claimed else { continue };

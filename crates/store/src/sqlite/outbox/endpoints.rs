@@ -1,6 +1,7 @@
 //! Endpoints: created, changed, disabled and deleted, each in one commit.
 
 use hapax_core::Tenant;
+use hapax_core::circuit::CircuitEvent;
 use hapax_core::endpoint::{
     Disabled, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed,
     EndpointSettings, NewEndpoint,
@@ -18,7 +19,7 @@ use super::turns::NEVER;
 use crate::sqlite::row::{LANE_BITS, micros, timestamp};
 
 pub(super) const COLUMNS: &str = "endpoint, id, tenant, settings, secrets, headers, version, created_at, disabled_at, \
-                       disabled_reason";
+                       disabled_reason, failing";
 
 /// Reads [`COLUMNS`].
 pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<(i64, EndpointRecord)> {
@@ -40,6 +41,7 @@ pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<(i64, EndpointRecord)> {
         created_at: timestamp(row.get(7)?),
         disabled: disabled_at
             .map(|at| Disabled { at: timestamp(at), reason: reason.unwrap_or_default() }),
+        failing: row.get(10)?,
     };
     Ok((row.get(0)?, record))
 }
@@ -133,6 +135,7 @@ impl Outbox {
             version: 1,
             created_at: timestamp(created_at),
             disabled: None,
+            failing: None,
         };
         self.insert(number, record.clone());
         Ok(EndpointChanged::Changed(Box::new(record)))
@@ -200,6 +203,9 @@ impl Outbox {
         note_action(conn, Some(number), None, what, by)?;
         if let Some(endpoint) = self.endpoints.get_mut(&number) {
             endpoint.replace(record.clone());
+        }
+        if what == "enable" {
+            self.judge(conn, number, CircuitEvent::Enabled, None, timestamp(micros(by.at)))?;
         }
         let waits_less = (kept_order && !record.settings.keeps_order())
             || (parked_dead && !record.settings.parks_dead());

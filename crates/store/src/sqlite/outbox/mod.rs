@@ -7,6 +7,7 @@
 //! decides; [`change`] is the only place that records it.
 
 mod change;
+mod circuit;
 mod claim;
 mod endpoints;
 mod expire;
@@ -41,6 +42,7 @@ pub(super) use reader::message_note;
 use super::meta;
 use super::row::Dice;
 use change::Reported;
+use circuit::Health;
 use row::{COLUMNS, DeliveryRow};
 use turns::{NEVER, Turns};
 
@@ -86,6 +88,8 @@ struct Endpoint {
     next_due: i64,
     /// From which message on parked deliveries are to be judged again, because the order was changed.
     unpark_from: Option<i64>,
+    /// How it has answered lately.
+    health: Health,
 }
 
 impl Endpoint {
@@ -107,27 +111,33 @@ impl Endpoint {
             lease_end: NEVER,
             next_due: NEVER,
             unpark_from: None,
+            health: Health::default(),
         }
     }
 
     /// Puts the changed endpoint in the place of this one. Its deliveries stay.
     fn replace(&mut self, record: EndpointRecord) {
-        let Self { in_flight, lease_end, next_due, unpark_from, .. } = *self;
-        *self = Self { in_flight, lease_end, next_due, unpark_from, ..Self::new(record) };
+        let Self { in_flight, lease_end, next_due, unpark_from, health, .. } = *self;
+        *self = Self { in_flight, lease_end, next_due, unpark_from, health, ..Self::new(record) };
     }
 
-    /// How many claims it may get now.
+    /// How many claims it may get once its circuit admits any.
     fn room(&self, vault_keys: &[KeyId]) -> u32 {
         let opens = self.record.sealed.key_ids().all(|key| vault_keys.contains(&key));
         if self.record.disabled.is_some() || !opens {
             return 0;
         }
-        self.record.settings.max_in_flight.saturating_sub(self.in_flight)
+        let most = self.record.settings.max_in_flight;
+        let slots = self.health.circuit.slots.map_or(most, |slots| slots.min(most));
+        slots.saturating_sub(self.in_flight)
     }
 
     /// When there is something to claim, or a lease ends.
     fn runnable_at(&self, vault_keys: &[KeyId]) -> i64 {
-        let due = if self.room(vault_keys) > 0 { self.next_due } else { NEVER };
+        let due = match self.room(vault_keys) {
+            0 => NEVER,
+            _room => self.next_due.max(self.health.admits_from()),
+        };
         let unpark = if self.unpark_from.is_some() { 0 } else { NEVER };
         due.min(unpark).min(self.lease_end)
     }
@@ -139,6 +149,11 @@ impl Outbox {
         let mut loaded = Self { vault_keys, woken: true, ..Self::default() };
         for (number, record) in endpoints::load(conn)? {
             loaded.insert(number, record);
+        }
+        for (number, health) in circuit::load(conn)? {
+            if let Some(endpoint) = loaded.endpoints.get_mut(&number) {
+                endpoint.health = health;
+            }
         }
         for (number, from) in endpoints::to_unpark(conn)? {
             if let Some(endpoint) = loaded.endpoints.get_mut(&number) {

@@ -56,8 +56,7 @@ impl KeyOrder {
     }
 }
 
-pub(super) const BUSY_KEYS: &str =
-    "SELECT DISTINCT key FROM hapax_delivery INDEXED BY hapax_delivery_leased
+pub(super) const BUSY_KEYS: &str = "SELECT key FROM hapax_delivery INDEXED BY hapax_delivery_leased
      WHERE endpoint = ?1 AND state = 1 /* leased */ AND key IS NOT NULL";
 
 pub(super) const EARLIER_OPEN: &str = "SELECT 1 FROM hapax_delivery INDEXED BY hapax_delivery_key

@@ -120,7 +120,7 @@ pub(super) fn endpoint(
 
 /// The place of a message's status in the order of [`DeliveryStatus`]; NULL without a delivery.
 const RANK: &str = "(SELECT min(CASE d.state WHEN 3 THEN 0 WHEN 1 THEN 4 WHEN 2 THEN 6 WHEN 4 THEN 7 \
-     ELSE CASE WHEN e.deleted_at IS NOT NULL THEN 7 WHEN e.disabled_at IS NOT NULL THEN 2 \
+     ELSE CASE WHEN e.deleted_at IS NOT NULL THEN 7 WHEN e.disabled_at IS NOT NULL OR e.failing IS NOT NULL THEN 2 \
                WHEN d.state = 5 /* parked */ THEN 3 WHEN d.steps > 0 THEN 1 ELSE 5 END END) \
      FROM hapax_delivery d JOIN hapax_endpoint e ON e.endpoint = d.endpoint \
      WHERE d.message_seq = m.seq)";
@@ -259,8 +259,8 @@ pub(in crate::sqlite) fn message_note(
 
 const DETAIL: &str = "SELECT d.message_seq, d.endpoint, d.state, d.steps, d.attempt, d.due_at, d.started_at, \
      d.node, d.error, d.took_ms, d.answer_status, d.answer, m.id, m.type, m.key, m.tenant, m.created_at, \
-     m.fingerprint, e.id, json_extract(e.settings, '$.url'), e.disabled_at, e.disabled_reason, \
-     e.deleted_at";
+     m.fingerprint, e.id, json_extract(e.settings, '$.url'), e.disabled_at, \
+     coalesce(e.disabled_reason, e.failing), e.deleted_at, e.failing IS NOT NULL";
 
 /// The index over the deliveries with this status, where there are few of them.
 fn index_of(status: Option<DeliveryStatus>) -> &'static str {
@@ -418,10 +418,11 @@ fn detail(row: &Row<'_>) -> rusqlite::Result<((i64, i64), DeliveryDetail)> {
     let due_at = timestamp(row.get(5)?);
     let disabled_at: Option<i64> = row.get(20)?;
     let deleted_at: Option<i64> = row.get(22)?;
-    let standing = match (deleted_at, disabled_at) {
-        (Some(_), _) => EndpointStanding::Deleted,
-        (None, Some(_)) => EndpointStanding::Disabled,
-        (None, None) => EndpointStanding::Active,
+    let standing = match (deleted_at, disabled_at, row.get(23)?) {
+        (Some(_), _, _) => EndpointStanding::Deleted,
+        (None, Some(_), _) => EndpointStanding::Disabled,
+        (None, None, true) => EndpointStanding::Failing,
+        (None, None, false) => EndpointStanding::Active,
     };
     let status = DeliveryStatus::of(phase, row.get(3)?, standing);
     let error: Option<String> = row.get(8)?;
@@ -521,8 +522,9 @@ pub(super) fn backlog(conn: &Connection) -> rusqlite::Result<DeliveryBacklog> {
         "CROSS JOIN hapax_delivery d ON d.endpoint = e.endpoint AND d.state = 0 /* ready */";
     let parked =
         "CROSS JOIN hapax_delivery d ON d.endpoint = e.endpoint AND d.state = 5 /* parked */";
-    let active = "WHERE e.disabled_at IS NULL AND e.deleted_at IS NULL";
-    let disabled = "WHERE e.disabled_at IS NOT NULL AND e.deleted_at IS NULL";
+    let active = "WHERE e.disabled_at IS NULL AND e.failing IS NULL AND e.deleted_at IS NULL";
+    let disabled =
+        "WHERE (e.disabled_at IS NOT NULL OR e.failing IS NOT NULL) AND e.deleted_at IS NULL";
     let oldest_due: Option<i64> = conn
         .prepare_cached(&format!(
             "SELECT min(due_at) FROM (

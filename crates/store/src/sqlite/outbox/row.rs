@@ -41,10 +41,11 @@ pub(super) fn state_of(phase: DeliveryPhase) -> i64 {
 }
 
 pub(super) const COLUMNS: &str = "d.message_seq, d.endpoint, d.state, d.due_at, d.fence, d.attempt, d.steps, \
-                       d.lost, d.started_at, d.node, d.key, d.place";
+                       d.lost, d.started_at, d.node, d.key, d.place, \
+                       d.circuit";
 
 /// How many columns these are.
-pub(super) const COLUMN_COUNT: usize = 12;
+pub(super) const COLUMN_COUNT: usize = 13;
 
 /// A row of `hapax_delivery`, as far as its rules read it.
 #[derive(Debug, Clone)]
@@ -61,6 +62,8 @@ pub(super) struct DeliveryRow {
     pub(super) key: Option<String>,
     /// Its place among the deliveries under that key.
     pub(super) place: Option<i64>,
+    /// The number of the endpoint's circuit at the last claim.
+    pub(super) circuit: i64,
 }
 
 impl DeliveryRow {
@@ -77,6 +80,7 @@ impl DeliveryRow {
             node: row.get(9)?,
             key: row.get(10)?,
             place: row.get(11)?,
+            circuit: row.get(12)?,
         })
     }
 

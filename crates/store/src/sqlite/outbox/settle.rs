@@ -31,7 +31,7 @@ impl Outbox {
                 let reported = Reported { answer: Some(answer), ..reported };
                 self.act(conn, &row, &DeliveryAct::Delivered, reported, now)?
             }
-            AttemptVerdict::Failed { error, answer, retry } => {
+            AttemptVerdict::Failed { error, answer, retry, says: _ } => {
                 let error: String = error.chars().take(ERROR_CHARS_MAX).collect();
                 let reported =
                     Reported { error: Some(&error), answer: answer.as_ref(), ..reported };
@@ -44,6 +44,9 @@ impl Outbox {
                 self.act(conn, &row, &DeliveryAct::GivenBack, Reported::default(), now)?
             }
         };
+        if settled.is_ok() {
+            self.answered(conn, number, row.circuit, &outcome.verdict, now)?;
+        }
         Ok(match settled {
             Ok(_) | Err(DeliveryUnchanged::AlreadyDelivered) => Held::Kept,
             Err(_lost) => Held::Lost,

@@ -15,8 +15,8 @@ use hapax_core::job::Retry;
 use hapax_core::message::MessageData;
 use hapax_core::store::{
     Action, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryDetail,
-    DeliveryFilter, Exchanged, HandlerAnswer, Held, Horizon, InspectOutbox as _, MessageFilter,
-    NewMessage, Outbox as _, Published, Store as _, StoreError, Work as _,
+    DeliveryFilter, EndpointSignal, Exchanged, HandlerAnswer, Held, Horizon, InspectOutbox as _,
+    MessageFilter, NewMessage, Outbox as _, Published, Store as _, StoreError, Work as _,
 };
 use hapax_core::vault::{KeyId, SealContext, Vault, VaultKey};
 use rusqlite::Connection;
@@ -321,7 +321,8 @@ async fn ten_thousand_endpoints_have_their_turn_and_a_claim_reads_no_backlog() {
 
 fn failed(claim: &DeliveryClaim, retry: Retry) -> AttemptOutcome {
     let error = "the endpoint answered 500".to_owned();
-    let verdict = AttemptVerdict::Failed { error, answer: None, retry };
+    let verdict =
+        AttemptVerdict::Failed { error, answer: None, retry, says: EndpointSignal::Fails };
     AttemptOutcome { verdict, ..delivered(claim) }
 }
 

@@ -1,0 +1,170 @@
+//! The circuit of an endpoint: how failures in a row pause it, how one delivery tries it again, and when it is
+//! given up.
+//!
+//! The circuit is *closed* while `open_until` is none. It is *open* until that time. From then on one
+//! delivery, the *probe*, may be claimed. The end of the probe's lease becomes the new `open_until`, so a probe
+//! that never ends delays the next one and nothing else.
+//!
+//! Every change from one of these to another raises `number`. A claim carries the number. An outcome under
+//! another number settles its delivery and says nothing here: it began before the circuit changed.
+//!
+//! [`step`] is one `match` over every event. docs/sending.md has the rules in words.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::job::later;
+
+/// Failures in a row that open the circuit: more than a restart of one instance causes.
+pub const FAILURES_MAX: u32 = 5;
+
+/// How long the circuit is open first; it doubles with each probe that fails.
+pub const OPEN_MIN: Duration = Duration::from_secs(60);
+
+/// And for no longer than this: an endpoint that works again is noticed within the hour.
+pub const OPEN_MAX: Duration = Duration::from_secs(3_600);
+
+/// An endpoint that did nothing but fail for this long is disabled.
+pub const GIVE_UP_AFTER: Duration = Duration::from_secs(5 * 86_400);
+
+/// Attempts at once after the circuit closes. It doubles with each success, so that deliveries that were held
+/// do not all start together.
+pub const SLOTS_FIRST: u32 = 2;
+
+/// The circuit of one endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Circuit {
+    /// Raised whenever the circuit opens, closes or is probed.
+    pub number: i64,
+    /// Failures in a row.
+    pub failures: u32,
+    /// The first of these failures.
+    pub failing_since: Option<Timestamp>,
+    /// Until when no delivery is claimed; none while the circuit is closed.
+    pub open_until: Option<Timestamp>,
+    /// How long it was opened for last.
+    pub open_for: Duration,
+    /// Attempts at once while the endpoint recovers; none if only its own limit counts.
+    pub slots: Option<u32>,
+}
+
+/// What happens to a circuit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CircuitEvent {
+    /// A delivery is claimed although the circuit is not closed.
+    Probed {
+        /// When the lease of that claim ends.
+        lease_end: Timestamp,
+    },
+    /// The endpoint took a delivery, or refused one for good.
+    Works {
+        /// The endpoint's own limit of attempts at once.
+        max_in_flight: u32,
+    },
+    /// An attempt failed.
+    Fails,
+    /// A claim ended and says nothing about the endpoint: it was given back, or its request never left.
+    Nothing,
+    /// The endpoint is disabled for its failures, or because it asked for it.
+    GivenUp,
+    /// An operator enables the endpoint.
+    Enabled,
+}
+
+impl Circuit {
+    /// Whether a delivery may be claimed now, and whether it is the probe.
+    pub fn admits(&self, now: Timestamp) -> Admits {
+        match self.open_until {
+            None => Admits::All,
+            Some(until) if until <= now => Admits::Probe,
+            Some(_) => Admits::None,
+        }
+    }
+
+    /// Whether the endpoint did nothing but fail for so long that it is disabled.
+    pub fn is_hopeless(&self, now: Timestamp) -> bool {
+        self.failures >= FAILURES_MAX
+            && self.failing_since.is_some_and(|since| later(since, GIVE_UP_AFTER) <= now)
+    }
+}
+
+/// What a circuit lets through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admits {
+    /// Every due delivery.
+    All,
+    /// One.
+    Probe,
+    /// None.
+    None,
+}
+
+/// Decides what an event does to a circuit at `now`; `None` if it changes nothing.
+pub fn step(circuit: &Circuit, event: CircuitEvent, now: Timestamp) -> Option<Circuit> {
+    let number = circuit.number + 1;
+    match (event, circuit.open_until) {
+        (CircuitEvent::Probed { lease_end }, Some(until)) if until <= now => {
+            Some(Circuit { number, open_until: Some(lease_end), ..*circuit })
+        }
+        (CircuitEvent::Probed { .. }, Some(_) | None) => None,
+
+        (CircuitEvent::Works { max_in_flight }, None) => {
+            let doubled = circuit.slots.map(|slots| slots.saturating_mul(2));
+            let slots = doubled.filter(|slots| *slots < max_in_flight);
+            let after = Circuit { failures: 0, failing_since: None, slots, ..*circuit };
+            (after != *circuit).then_some(after)
+        }
+        (CircuitEvent::Works { .. }, Some(_)) => {
+            Some(Circuit { number, slots: Some(SLOTS_FIRST), ..Circuit::default() })
+        }
+
+        (CircuitEvent::Fails, is_open) => {
+            let failures = circuit.failures.saturating_add(1);
+            let failing_since = circuit.failing_since.or(Some(now));
+            let failing = Circuit { failures, failing_since, ..*circuit };
+            if is_open.is_none() && failures < FAILURES_MAX {
+                return Some(failing);
+            }
+            let open_for = match is_open {
+                Some(_) => circuit.open_for.saturating_mul(2).clamp(OPEN_MIN, OPEN_MAX),
+                None => OPEN_MIN,
+            };
+            Some(Circuit { number, open_for, open_until: Some(later(now, open_for)), ..failing })
+        }
+
+        (CircuitEvent::Nothing, Some(_)) => Some(Circuit { open_until: Some(now), ..*circuit }),
+        (CircuitEvent::Nothing, None) => None,
+
+        // It comes back half-open: when it is enabled, one delivery tries it.
+        (CircuitEvent::GivenUp, Some(_) | None) => Some(Circuit {
+            number,
+            failing_since: None,
+            open_until: Some(now),
+            open_for: OPEN_MIN,
+            slots: None,
+            ..*circuit
+        }),
+
+        (CircuitEvent::Enabled, Some(until)) if until > now => {
+            Some(Circuit { number, open_until: Some(now), ..*circuit })
+        }
+        (CircuitEvent::Enabled, Some(_) | None) => None,
+    }
+}
+
+/// Why the deliveries of an endpoint are held while its circuit is not closed.
+pub fn open_reason(failures: u32, error: &str) -> String {
+    format!(
+        "its endpoint failed {failures} times in a row and is tried again later; the last error: {error}"
+    )
+}
+
+/// Why an endpoint is disabled that did nothing but fail.
+pub fn hopeless_reason(error: &str) -> String {
+    format!("every attempt failed for 5 days; the last error: {error}")
+}
+
+/// Why the deliveries of an endpoint are held that was given up and enabled again.
+pub const TRIED_FIRST: &str =
+    "its endpoint was disabled for its failures: one delivery is sent first, to try it";

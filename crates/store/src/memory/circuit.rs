@@ -1,0 +1,134 @@
+//! The circuit of an endpoint in the model: the rules of [`hapax_core::circuit`] a second time, as four small
+//! steps, so that random plans can compare the other stores with them.
+
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::circuit::{TRIED_FIRST, hopeless_reason, open_reason};
+use hapax_core::endpoint::Disabled;
+use hapax_core::store::{AttemptVerdict, EndpointSignal};
+
+use super::outbox::StoredEndpoint;
+use super::work::later;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+const FIVE_DAYS: Duration = Duration::from_secs(5 * 86_400);
+
+/// How an endpoint has answered lately.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    /// Claims carry it; another one is given out whenever the circuit opens, closes or is probed.
+    pub(super) number: u64,
+    failures: u32,
+    failing_since: Option<Timestamp>,
+    /// Nothing is sent until then, and one delivery after that; none while the circuit is closed.
+    pub(super) open_until: Option<Timestamp>,
+    open_for: Duration,
+    /// Attempts at once while it recovers.
+    slots: Option<u32>,
+    /// The endpoint asked for a pause.
+    blocked_until: Option<Timestamp>,
+}
+
+impl StoredEndpoint {
+    /// How many attempts may be under way now, as far as its answers go.
+    pub(super) fn slots(&self, now: Timestamp) -> u32 {
+        let Health { open_until, slots, blocked_until, .. } = self.health;
+        let is_shut = |until: Option<Timestamp>| until.is_some_and(|until| until > now);
+        if is_shut(open_until) || is_shut(blocked_until) {
+            return 0;
+        }
+        let most = self.record.settings.max_in_flight;
+        slots.map_or(most, |slots| slots.min(most))
+    }
+
+    /// A delivery is claimed: if the circuit is not closed, nothing else is until its lease ends.
+    pub(super) fn claimed(&mut self, lease_end: Timestamp) -> u64 {
+        if self.health.open_until.is_some() {
+            self.health.number += 1;
+            self.health.open_until = Some(lease_end);
+        }
+        self.health.number
+    }
+
+    /// An attempt of the claim with this number has ended.
+    pub(super) fn answered(&mut self, number: u64, verdict: &AttemptVerdict, now: Timestamp) {
+        if self.health.number != number {
+            return;
+        }
+        match verdict {
+            AttemptVerdict::Delivered(_)
+            | AttemptVerdict::Failed { says: EndpointSignal::Works, .. } => self.works(),
+            AttemptVerdict::GivenBack
+            | AttemptVerdict::Failed { says: EndpointSignal::Nothing, .. } => {
+                if self.health.open_until.is_some() {
+                    self.health.open_until = Some(now);
+                }
+            }
+            AttemptVerdict::Failed { says: EndpointSignal::Fails, error, .. } => {
+                self.fails(error, now);
+            }
+            AttemptVerdict::Failed { says: EndpointSignal::Pauses(wait), error, .. } => {
+                self.health.blocked_until = self.health.blocked_until.max(Some(later(now, *wait)));
+                self.fails(error, now);
+            }
+            AttemptVerdict::Failed { says: EndpointSignal::Disable, error, .. } => {
+                self.give_up(error.clone(), now);
+            }
+        }
+    }
+
+    /// An operator enables it: if its circuit is open, the next delivery tries it.
+    pub(super) fn enabled(&mut self, now: Timestamp) {
+        if self.health.open_until.is_some_and(|until| until > now) {
+            self.health.number += 1;
+            self.health.open_until = Some(now);
+        }
+    }
+
+    fn works(&mut self) {
+        let health = &mut self.health;
+        health.failures = 0;
+        health.failing_since = None;
+        if health.open_until.take().is_some() {
+            health.number += 1;
+            health.open_for = Duration::ZERO;
+            health.slots = Some(2);
+            self.record.failing = None;
+        } else {
+            let most = self.record.settings.max_in_flight;
+            health.slots = health.slots.map(|slots| slots * 2).filter(|slots| *slots < most);
+        }
+    }
+
+    fn fails(&mut self, error: &str, now: Timestamp) {
+        let health = &mut self.health;
+        health.failures += 1;
+        let since = *health.failing_since.get_or_insert(now);
+        let was_open = health.open_until.is_some();
+        if !was_open && health.failures < 5 {
+            return;
+        }
+        health.number += 1;
+        health.open_for = if was_open { (health.open_for * 2).clamp(MINUTE, HOUR) } else { MINUTE };
+        health.open_until = Some(later(now, health.open_for));
+        self.record.failing = Some(open_reason(health.failures, error));
+        if self.record.settings.auto_disable && later(since, FIVE_DAYS) <= now {
+            self.give_up(hopeless_reason(error), now);
+        }
+    }
+
+    fn give_up(&mut self, reason: String, now: Timestamp) {
+        self.health.number += 1;
+        self.health.failing_since = None;
+        self.health.open_until = Some(now);
+        self.health.open_for = MINUTE;
+        self.health.slots = None;
+        self.record.failing = Some(TRIED_FIRST.to_owned());
+        if self.record.disabled.is_none() {
+            self.record.disabled = Some(Disabled { at: now, reason });
+            self.record.version += 1;
+        }
+    }
+}

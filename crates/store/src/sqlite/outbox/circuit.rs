@@ -1,0 +1,204 @@
+//! The circuits of endpoints: loaded at the start, changed by outcomes, and written in the same transaction.
+//! [`hapax_core::circuit`] decides.
+
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::circuit::{
+    Admits, Circuit, CircuitEvent, TRIED_FIRST, hopeless_reason, open_reason, step,
+};
+use hapax_core::endpoint::Disabled;
+use hapax_core::store::{AttemptVerdict, EndpointSignal};
+use rusqlite::{Connection, Row};
+
+use super::{Endpoint, Outbox};
+use crate::sqlite::row::{micros, timestamp};
+
+/// The circuit of an endpoint, and the pause that it asked for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Health {
+    pub(super) circuit: Circuit,
+    pub(super) blocked_until: Option<Timestamp>,
+}
+
+impl Health {
+    /// What may be claimed now.
+    pub(super) fn admits(&self, now: Timestamp) -> Admits {
+        match self.blocked_until {
+            Some(until) if until > now => Admits::None,
+            Some(_) | None => self.circuit.admits(now),
+        }
+    }
+
+    /// From when on anything may be claimed, in microseconds.
+    pub(super) fn admits_from(&self) -> i64 {
+        let Self { circuit, blocked_until } = self;
+        circuit.open_until.max(*blocked_until).map_or(i64::MIN, micros)
+    }
+}
+
+/// The endpoints whose circuit is not as it was at first.
+pub(super) fn load(conn: &Connection) -> rusqlite::Result<Vec<(i64, Health)>> {
+    conn.prepare(
+        "SELECT endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until
+         FROM hapax_endpoint_state WHERE circuit > 0 OR failures > 0 OR blocked_until IS NOT NULL",
+    )?
+    .query_map([], read)?
+    .collect()
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<(i64, Health)> {
+    let time = |at: usize| -> rusqlite::Result<Option<Timestamp>> {
+        Ok(row.get::<_, Option<i64>>(at)?.map(timestamp))
+    };
+    let open_for: i64 = row.get(5)?;
+    let circuit = Circuit {
+        number: row.get(1)?,
+        failures: row.get(2)?,
+        failing_since: time(3)?,
+        open_until: time(4)?,
+        open_for: Duration::from_micros(open_for.unsigned_abs()),
+        slots: row.get(6)?,
+    };
+    Ok((row.get(0)?, Health { circuit, blocked_until: time(7)? }))
+}
+
+impl Outbox {
+    /// Notes what the end of a claim says about its endpoint. An outcome under another number of the circuit
+    /// says nothing.
+    pub(super) fn answered(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        circuit: i64,
+        verdict: &AttemptVerdict,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let now = timestamp(micros(now));
+        let Some(endpoint) = self.endpoints.get(&number) else { return Ok(()) };
+        if endpoint.health.circuit.number != circuit {
+            return Ok(());
+        }
+        let max_in_flight = endpoint.record.settings.max_in_flight;
+        match verdict {
+            AttemptVerdict::Delivered(_)
+            | AttemptVerdict::Failed { says: EndpointSignal::Works, .. } => {
+                self.judge(conn, number, CircuitEvent::Works { max_in_flight }, None, now)?;
+            }
+            AttemptVerdict::GivenBack
+            | AttemptVerdict::Failed { says: EndpointSignal::Nothing, .. } => {
+                self.judge(conn, number, CircuitEvent::Nothing, None, now)?;
+            }
+            AttemptVerdict::Failed { says: EndpointSignal::Fails, error, .. } => {
+                self.fails(conn, number, error, now)?;
+            }
+            AttemptVerdict::Failed { says: EndpointSignal::Pauses(wait), error, .. } => {
+                if let Some(endpoint) = self.endpoints.get_mut(&number) {
+                    let until = timestamp(micros(now.saturating_add(*wait).unwrap_or(now)));
+                    let blocked = &mut endpoint.health.blocked_until;
+                    *blocked = (*blocked).max(Some(until));
+                }
+                self.fails(conn, number, error, now)?;
+            }
+            AttemptVerdict::Failed { says: EndpointSignal::Disable, error, .. } => {
+                self.give_up(conn, number, error.clone(), now)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fails(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        error: &str,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        self.judge(conn, number, CircuitEvent::Fails, Some(error), now)?;
+        let is_hopeless = self.endpoints.get(&number).is_some_and(|endpoint| {
+            endpoint.record.settings.auto_disable && endpoint.health.circuit.is_hopeless(now)
+        });
+        if is_hopeless {
+            self.give_up(conn, number, hopeless_reason(error), now)?;
+        }
+        Ok(())
+    }
+
+    /// Disables an endpoint. It comes back half-open.
+    fn give_up(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        reason: String,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        self.judge(conn, number, CircuitEvent::GivenUp, None, now)?;
+        let Some(endpoint) = self.endpoints.get_mut(&number) else { return Ok(()) };
+        if endpoint.record.disabled.is_some() {
+            return Ok(());
+        }
+        conn.prepare_cached(
+            "UPDATE hapax_endpoint SET disabled_at = ?2, disabled_reason = ?3, version = version + 1
+             WHERE endpoint = ?1",
+        )?
+        .execute((number, micros(now), &reason))?;
+        let id = endpoint.record.id;
+        tracing::warn!(endpoint = %id, "the endpoint {id} is disabled: {reason}");
+        endpoint.record.disabled = Some(Disabled { at: now, reason });
+        endpoint.record.version += 1;
+        self.reschedule(number);
+        Ok(())
+    }
+
+    /// Applies an event to the circuit of an endpoint, in memory and on disk.
+    pub(super) fn judge(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        event: CircuitEvent,
+        error: Option<&str>,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let Some(endpoint) = self.endpoints.get_mut(&number) else { return Ok(()) };
+        let Some(circuit) = step(&endpoint.health.circuit, event, now) else { return Ok(()) };
+        endpoint.health.circuit = circuit;
+        let failing = match (circuit.open_until, error, event) {
+            (None, _, _) => None,
+            (Some(_), Some(error), _) => Some(open_reason(circuit.failures, error)),
+            (Some(_), None, CircuitEvent::GivenUp) => Some(TRIED_FIRST.to_owned()),
+            (Some(_), None, _) => endpoint.record.failing.clone(),
+        };
+        if failing != endpoint.record.failing {
+            conn.prepare_cached("UPDATE hapax_endpoint SET failing = ?2 WHERE endpoint = ?1")?
+                .execute((number, &failing))?;
+            endpoint.record.failing = failing;
+        }
+        write(conn, number, endpoint)?;
+        self.wrote = true;
+        self.reschedule(number);
+        Ok(())
+    }
+}
+
+fn write(conn: &Connection, number: i64, endpoint: &Endpoint) -> rusqlite::Result<()> {
+    let Health { circuit, blocked_until } = endpoint.health;
+    conn.prepare_cached(
+        "INSERT INTO hapax_endpoint_state
+             (endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+         ON CONFLICT (endpoint) DO UPDATE
+         SET circuit = ?2, failures = ?3, failing_since = ?4, open_until = ?5, open_for = ?6, slots = ?7,
+             blocked_until = ?8",
+    )?
+    .execute((
+        number,
+        circuit.number,
+        circuit.failures,
+        circuit.failing_since.map(micros),
+        circuit.open_until.map(micros),
+        i64::try_from(circuit.open_for.as_micros()).unwrap_or(i64::MAX),
+        circuit.slots,
+        blocked_until.map(micros),
+    ))?;
+    Ok(())
+}
