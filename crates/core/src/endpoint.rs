@@ -16,6 +16,7 @@ use crate::handler::TypeFilter;
 use crate::job::Policy;
 use crate::key::Tenant;
 use crate::message::{NewMessage, Payload};
+use crate::rate_limit::RateLimit;
 use crate::vault::{KeyId, Sealed};
 
 /// Our id of an endpoint.
@@ -52,6 +53,9 @@ pub struct EndpointSettings {
     /// How many attempts may be under way at once.
     #[serde(default = "default_max_in_flight")]
     pub max_in_flight: u32,
+    /// How many attempts may begin in a time, over all nodes.
+    #[serde(default)]
+    pub rate_limit: Option<RateLimit>,
     /// The order of its deliveries.
     #[serde(default)]
     pub order: EndpointOrder,
@@ -128,6 +132,7 @@ impl EndpointSettings {
             payload: Payload::default(),
             api_version: None,
             max_in_flight: default_max_in_flight(),
+            rate_limit: None,
             order: EndpointOrder::default(),
             on_dead: OnDead::default(),
             auto_disable: default_auto_disable(),

@@ -26,6 +26,7 @@ pub mod limits;
 pub mod message;
 pub mod order;
 pub mod presets;
+pub mod rate_limit;
 pub mod receipt;
 pub mod sample;
 pub mod scheme;

@@ -40,7 +40,7 @@ pub trait Outbox: Send + Sync + 'static {
     ///
     /// An exchange may claim less than is due, so that it delays no other commit for long; `next_due` then
     /// names a time that has come. Claims go over the endpoints in turn, and each endpoint has at most `max_in_flight` claims at once,
-    /// over all nodes. Disabled and deleted endpoints are skipped, and endpoints with a sealed value whose
+    /// over all nodes, and no more in a time than its rate limit. Disabled and deleted endpoints are skipped, and endpoints with a sealed value whose
     /// key is not in `ask.vault_keys`. Expired leases are found here, also those of disabled and deleted
     /// endpoints: the attempt is lost and uses no step of the schedule.
     ///

@@ -317,6 +317,7 @@ fn changed(
         payload: asked.payload.applied(before.payload, Payload::default),
         api_version: asked.api_version.applied_to_option(before.api_version),
         max_in_flight: asked.max_in_flight.applied(before.max_in_flight, default_max_in_flight),
+        rate_limit: asked.rate_limit.applied_to_option(before.rate_limit),
         auto_disable: asked.auto_disable.applied(before.auto_disable, default_auto_disable),
         order: asked.order.applied(before.order, EndpointOrder::default),
         on_dead: asked.on_dead.applied(before.on_dead, OnDead::default),

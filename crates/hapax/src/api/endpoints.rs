@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use hapax_core::Timestamp;
 use hapax_core::endpoint::{EndpointId, EndpointOrder, EndpointRecord, OnDead};
 use hapax_core::message::Payload;
+use hapax_core::rate_limit::RateLimit;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::{IntoParams, ToSchema};
 
@@ -48,6 +49,10 @@ pub(crate) struct EndpointRequest {
     #[serde(default, skip_serializing_if = "Patch::is_keep")]
     #[schema(value_type = Option<u32>)]
     pub(crate) max_in_flight: Patch<u32>,
+    /// How many attempts may begin in a time, over all nodes: `100/s`, `1000/m` or `10/h`. Default: no limit.
+    #[serde(default, skip_serializing_if = "Patch::is_keep")]
+    #[schema(value_type = Option<String>)]
+    pub(crate) rate_limit: Patch<RateLimit>,
     /// Whether the endpoint is disabled after five days of nothing but failures. Default: true.
     #[serde(default, skip_serializing_if = "Patch::is_keep")]
     #[schema(value_type = Option<bool>)]
@@ -209,6 +214,8 @@ pub(crate) struct Endpoint {
     #[schema(value_type = PayloadWord)]
     pub(crate) payload: Payload,
     pub(crate) max_in_flight: u32,
+    #[schema(required, value_type = Option<String>)]
+    pub(crate) rate_limit: Option<RateLimit>,
     pub(crate) auto_disable: bool,
     #[schema(required)]
     pub(crate) api_version: Option<String>,
@@ -269,6 +276,7 @@ impl From<EndpointRecord> for Endpoint {
             timeout: Span(settings.timeout),
             payload: settings.payload,
             max_in_flight: settings.max_in_flight,
+            rate_limit: settings.rate_limit,
             auto_disable: settings.auto_disable,
             api_version: settings.api_version,
             uid: settings.uid,

@@ -88,6 +88,9 @@ pub(super) struct Add {
     /// With --order key: whether a dead delivery keeps the later ones under its key waiting
     #[arg(long, value_name = "park|skip", value_parser = on_dead)]
     on_dead: Option<OnDead>,
+    /// How many attempts may begin in a time, over all nodes: 100/s
+    #[arg(long, value_name = "RATE")]
+    rate_limit: Option<hapax_core::rate_limit::RateLimit>,
     /// Never disable the endpoint by itself, however long it fails
     #[arg(long)]
     no_auto_disable: bool,
@@ -121,6 +124,7 @@ impl Add {
             timeout: self.timeout.as_deref().map(span).transpose()?.into(),
             payload: self.thin.then_some(hapax_core::message::Payload::Thin).into(),
             max_in_flight: self.max_in_flight.into(),
+            rate_limit: self.rate_limit.into(),
             auto_disable: self.no_auto_disable.then_some(false).into(),
             order: self.order.into(),
             on_dead: self.on_dead.into(),
@@ -259,6 +263,7 @@ fn print(endpoint: &Endpoint) -> Result<Exit, Failure> {
         ("retry", endpoint.retry.iter().map(seconds).collect::<Vec<_>>().join(", ")),
         ("timeout", seconds(&endpoint.timeout)),
         ("at once", endpoint.max_in_flight.to_string()),
+        ("rate", endpoint.rate_limit.map_or_else(|| "-".to_owned(), |rate| rate.to_string())),
         ("order", order_text(endpoint).to_owned()),
         ("version", optional(&endpoint.api_version)),
         ("uid", optional(&endpoint.uid)),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::circuit::{TRIED_FIRST, hopeless_reason, open_reason};
 use hapax_core::endpoint::Disabled;
+use hapax_core::rate_limit::next_at;
 use hapax_core::store::{AttemptVerdict, EndpointSignal};
 
 use super::outbox::StoredEndpoint;
@@ -29,6 +30,8 @@ pub(super) struct Health {
     slots: Option<u32>,
     /// The endpoint asked for a pause.
     blocked_until: Option<Timestamp>,
+    /// Until when its attempts so far are paid for, under its rate limit.
+    paid_until: Option<Timestamp>,
 }
 
 impl StoredEndpoint {
@@ -43,8 +46,24 @@ impl StoredEndpoint {
         slots.map_or(most, |slots| slots.min(most))
     }
 
+    /// Whether its rate limit lets another attempt begin.
+    pub(super) fn within_rate(&self, now: Timestamp) -> bool {
+        let limit = self.record.settings.rate_limit;
+        limit.is_none_or(|limit| limit.allowed(self.health.paid_until, now) > 0)
+    }
+
+    /// From when on another attempt may begin.
+    pub(super) fn opens_at(&self) -> Option<Timestamp> {
+        let limit = self.record.settings.rate_limit;
+        let paid = self.health.paid_until.filter(|_| limit.is_some()).map(next_at);
+        self.health.open_until.max(self.health.blocked_until).max(paid)
+    }
+
     /// A delivery is claimed: if the circuit is not closed, nothing else is until its lease ends.
-    pub(super) fn claimed(&mut self, lease_end: Timestamp) -> u64 {
+    pub(super) fn claimed(&mut self, lease_end: Timestamp, now: Timestamp) -> u64 {
+        if let Some(limit) = self.record.settings.rate_limit {
+            self.health.paid_until = Some(limit.paid_until(self.health.paid_until, now, 1));
+        }
         if self.health.open_until.is_some() {
             self.health.number += 1;
             self.health.open_until = Some(lease_end);

@@ -498,6 +498,7 @@ impl Model {
             EndpointStanding::Disabled | EndpointStanding::Deleted => false,
         };
         stands
+            && stored.within_rate(now)
             && stored.record.sealed.key_ids().all(|key| ask.vault_keys.contains(&key))
             && self.deliveries.values().filter(under_way).count() < stored.slots(now) as usize
     }
@@ -522,7 +523,7 @@ impl Model {
         };
         let leased_until = later(now, record.settings.policy().lease);
         let stored = self.endpoints.get_mut(&endpoint).expect("a delivery has an endpoint");
-        let circuit = stored.claimed(leased_until);
+        let circuit = stored.claimed(leased_until, now);
         self.turns_ever += 1;
         self.endpoint_turns.insert(endpoint, self.turns_ever);
         let delivery = self.delivery_mut(at);
@@ -560,7 +561,17 @@ impl Model {
             | DeliveryPhase::Dead
             | DeliveryPhase::Cancelled => false,
         };
-        self.deliveries.values().filter(to_come).map(|delivery| delivery.due).min()
+        let from = |delivery: &Delivery| match delivery.phase {
+            DeliveryPhase::Ready => self.endpoints[&delivery.endpoint]
+                .opens_at()
+                .map_or(delivery.due, |at| at.max(delivery.due)),
+            DeliveryPhase::Leased
+            | DeliveryPhase::Parked
+            | DeliveryPhase::Delivered
+            | DeliveryPhase::Dead
+            | DeliveryPhase::Cancelled => delivery.due,
+        };
+        self.deliveries.values().filter(to_come).map(from).min()
     }
 
     fn create_endpoint(&mut self, new: NewEndpoint, now: Timestamp) -> EndpointChanged {

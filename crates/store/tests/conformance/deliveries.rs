@@ -435,6 +435,39 @@ pub(crate) async fn an_endpoint_has_at_most_so_many_attempts_under_way<S: Sendin
     assert_eq!(world.take(10).await.len(), 5);
 }
 
+pub(crate) async fn a_rate_limit_bounds_how_many_attempts_begin<S: Sending>(world: World<S>) {
+    // Ten a minute, with everything due at once: one every six seconds. Another endpoint is not limited, and
+    // time without deliveries is not saved up.
+    let limited = EndpointSettings {
+        rate_limit: Some("10/m".parse().expect("a rate")),
+        max_in_flight: 100,
+        ..settings()
+    };
+    let endpoint = world.add(limited.clone()).await;
+    for n in 0..20 {
+        world.send(message(&format!("m{n}"))).await;
+    }
+    let mut begun = Vec::new();
+    for second in 0..30 {
+        let claims = world.exchange(Vec::new(), ask(ALL)).await;
+        for claim in &claims.claims {
+            assert_eq!(world.report(claim, delivered()).await, Held::Kept);
+            begun.push(second);
+        }
+        let next = world.exchange(Vec::new(), ask(ALL)).await;
+        assert!(next.claims.is_empty(), "no more in the same second");
+        let next = next.next_due.expect("more is due");
+        assert!(next > world.clock.now(), "the store says when the next one may begin");
+        world.pass(1);
+    }
+    assert_eq!(begun, [0, 6, 12, 18, 24]);
+    world.pass(1_000);
+    assert_eq!(world.take(ALL).await.len(), 1, "nothing was saved up");
+    // Without the limit, all of them.
+    world.set(endpoint, EndpointSettings { rate_limit: None, ..limited }).await;
+    assert_eq!(world.take(ALL).await.len(), 14);
+}
+
 pub(crate) async fn an_exchange_takes_about_as_many_bytes_as_it_asks_for<S: Sending>(
     world: World<S>,
 ) {

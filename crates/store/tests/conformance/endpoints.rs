@@ -41,6 +41,7 @@ pub(crate) async fn an_endpoint_is_stored_with_every_setting<S: Sending>(world: 
         order: EndpointOrder::Key,
         on_dead: OnDead::Skip,
         auto_disable: false,
+        rate_limit: Some("30/m".parse().expect("a rate")),
         uid: Some("billing é 日本".to_owned()),
         description: Some("a \"description\"\nof two lines".to_owned()),
         metadata: [("team".to_owned(), "payments \u{1f600}".to_owned())].into(),

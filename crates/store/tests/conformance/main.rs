@@ -295,6 +295,7 @@ on_every_working_store! {
         an_error_has_the_same_bound_on_every_store,
         a_backlog_of_one_endpoint_does_not_delay_another,
         an_endpoint_has_at_most_so_many_attempts_under_way,
+        a_rate_limit_bounds_how_many_attempts_begin,
         an_exchange_takes_about_as_many_bytes_as_it_asks_for,
         a_delivery_is_claimed_by_one_of_many_senders,
         an_ended_delivery_is_replayed_with_its_schedule_from_the_start,

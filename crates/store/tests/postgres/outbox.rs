@@ -323,6 +323,23 @@ async fn a_delivery_that_commits_after_its_endpoint_was_deleted_is_cancelled() {
     let found = base.store.message("m1", None).await.expect("reads").remove(0);
     assert_eq!(found.deliveries[0].status, DeliveryStatus::Cancelled);
     assert!(found.deliveries[0].finished_at.is_some());
+    // Nothing of it is looked for again, unless something turns up after all.
+    let looked = "SELECT string_agg(orphans::text, ',') FROM hapax.endpoint";
+    assert!(!base.store.cancel_orphans(10).await.expect("cancels"));
+    until("every older transaction has ended", async || {
+        base.store.cancel_orphans(10).await.expect("cancels");
+        base.one(looked).await == "false"
+    })
+    .await;
+    base.sql
+        .batch_execute("UPDATE hapax.delivery SET state = 0, due_at = now() - interval '1 hour'")
+        .await
+        .expect("a delivery that committed late");
+    assert!(take(&base.store, 10).await.is_empty());
+    assert_eq!(base.one(looked).await, "true");
+    assert!(!base.store.cancel_orphans(10).await.expect("cancels"));
+    let found = base.store.message("m1", None).await.expect("reads").remove(0);
+    assert!(found.deliveries[0].finished_at.is_some());
     // Its secrets are gone with it.
     let sealed = "SELECT concat(octet_length(secrets), headers, key_ids) FROM hapax.endpoint";
     assert_eq!(base.one(sealed).await, "0{}");
@@ -360,6 +377,20 @@ async fn one_exchange_looks_past_many_endpoints_that_may_not_be_served() {
         assert!(due < soon, "{due}");
     }
     assert_eq!(found.len(), 1);
+    // Disabled endpoints with deliveries that are long due: the next message of the other one is found in
+    // the first exchange.
+    base.sql
+        .batch_execute(
+            "UPDATE hapax.endpoint SET disabled_at = now() WHERE tenant = 'crowd';
+             UPDATE hapax.delivery SET due_at = now() - interval '1 day' WHERE state = 0;",
+        )
+        .await
+        .expect("disables");
+    for n in 2..5 {
+        base.store.publish(message(&format!("m{n}"))).await.expect("publishes");
+        let claims = take(&base.store, 10).await;
+        assert_eq!(claims.len(), 1, "m{n}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -405,4 +436,41 @@ async fn a_list_that_finds_little_stops_after_a_bounded_number_of_rows() {
     let since = Some(hapax_core::Timestamp::now() + jiff::SignedDuration::from_hours(48));
     let young = DeliveryFilter { since, ..filter };
     assert_eq!(base.store.deliveries(young).await.expect("reads").next, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_nodes_share_the_rate_limit_of_an_endpoint() {
+    // Both ask as often as they can, on the database's own clock. However the machine is loaded, both together
+    // must never begin more than the limit and its slack allow.
+    let base = Base::new("rate", spec(3)).await;
+    let other = Base::node(&base.url, spec(3)).await;
+    let rate_limit = Some("100/s".parse().expect("a rate"));
+    add(&base.store, EndpointSettings { rate_limit, max_in_flight: 1_000, ..settings() }).await;
+    for n in 0..400 {
+        base.store.publish(message(&format!("m{n}"))).await.expect("publishes");
+    }
+    let tasks: Vec<_> = [&base.store, &other]
+        .map(|store| {
+            let store = Arc::clone(store);
+            tokio::spawn(async move {
+                let mut claims = Vec::new();
+                let began = std::time::Instant::now();
+                while began.elapsed() < Duration::from_secs(2) {
+                    claims.extend(take(&store, 64).await);
+                }
+                claims.len()
+            })
+        })
+        .into_iter()
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    let spans = "SELECT coalesce(max(n), 0)::text FROM (
+                     SELECT count(*) OVER (ORDER BY started_at RANGE BETWEEN CURRENT ROW
+                         AND interval '999 milliseconds' FOLLOWING) AS n
+                     FROM hapax.delivery WHERE started_at IS NOT NULL) s";
+    let most: u32 = base.one(spans).await.parse().expect("a number");
+    assert!((20..=106).contains(&most), "{most} attempts within a second");
+    other.close().await;
 }

@@ -1,17 +1,19 @@
 -- Keeps: a delivery of a deleted endpoint ends, also one that a transaction committed after the deletion.
 -- Cancels at most `most` and returns how many. A locked delivery is being settled: a later call cancels it.
--- The fence stays good: if the request got through, it is delivered.
+-- The fence stays good: if the request got through, it is delivered. An endpoint is looked at until nothing of
+-- it is open and every transaction that may have seen it has ended; hapax.due_endpoints notes a later one.
 CREATE OR REPLACE FUNCTION hapax.cancel_orphans(most integer, now_at timestamptz DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
     gone integer;
+    since xid8;
     d record;
     cancelled integer := 0;
 BEGIN
-    FOR gone IN
-        SELECT e.endpoint FROM hapax.endpoint e WHERE e.deleted_at IS NOT NULL ORDER BY e.endpoint
+    FOR gone, since IN
+        SELECT e.endpoint, e.deleted_in FROM hapax.endpoint e WHERE e.orphans ORDER BY e.endpoint
     LOOP
         EXIT WHEN cancelled >= most;
         FOR d IN
@@ -37,6 +39,14 @@ BEGIN
             cancelled := cancelled + 1;
             EXIT WHEN cancelled >= most;
         END LOOP;
+        UPDATE hapax.endpoint e SET orphans = false
+        WHERE e.endpoint = gone AND since < pg_snapshot_xmin(pg_current_snapshot())
+          AND NOT EXISTS (SELECT FROM hapax.delivery x
+                          WHERE x.endpoint = gone AND x.state = hapax.delivery_state('ready'))
+          AND NOT EXISTS (SELECT FROM hapax.delivery x
+                          WHERE x.endpoint = gone AND x.state = hapax.delivery_state('leased'))
+          AND NOT EXISTS (SELECT FROM hapax.delivery x
+                          WHERE x.endpoint = gone AND x.state = hapax.delivery_state('parked'));
     END LOOP;
     RETURN cancelled;
 END $$;

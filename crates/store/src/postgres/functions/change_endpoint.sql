@@ -7,6 +7,7 @@ CREATE OR REPLACE FUNCTION hapax.change_endpoint(
     of_secrets bytea, of_headers bytea, of_keys bigint[], disable_reason text, who text, reason text,
     acted_at timestamptz, now_at timestamptz DEFAULT NULL, of_order boolean DEFAULT false,
     of_parks boolean DEFAULT false, of_auto_disable boolean DEFAULT true,
+    of_interval bigint DEFAULT NULL,
     OUT verdict integer, OUT id uuid, OUT tenant text, OUT settings text, OUT secrets bytea,
     OUT headers bytea, OUT version bigint, OUT created_at timestamptz, OUT disabled_at timestamptz,
     OUT disabled_reason text, OUT endpoint integer, OUT failing text)
@@ -47,12 +48,13 @@ BEGIN
         SET settings = of_settings, uid = of_uid, types = of_types, api_version = of_version,
             is_thin = of_thin, max_in_flight = of_max, retry = of_retry, lease = of_lease,
             secrets = of_secrets, headers = of_headers, key_ids = of_keys, keeps_order = of_order,
-            parks_dead = of_parks, auto_disable = of_auto_disable, version = x.version + 1
+            parks_dead = of_parks, auto_disable = of_auto_disable,
+            rate_interval = of_interval, version = x.version + 1
         WHERE x.endpoint = e.endpoint RETURNING x.* INTO e;
     ELSIF act = 3 THEN
         -- The row stays, because deliveries name it; its secrets go.
         UPDATE hapax.endpoint x
-        SET deleted_at = at, secrets = '', headers = NULL, key_ids = '{}', version = x.version + 1
+        SET deleted_at = at, deleted_in = pg_current_xact_id(), orphans = true, secrets = '', headers = NULL, key_ids = '{}', version = x.version + 1
         WHERE x.endpoint = e.endpoint;
     ELSE
         UPDATE hapax.endpoint x

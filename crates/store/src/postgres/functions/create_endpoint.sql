@@ -5,7 +5,7 @@ CREATE OR REPLACE FUNCTION hapax.create_endpoint(
     of_thin boolean, of_max integer, of_retry bigint[], of_lease bigint, of_secrets bytea,
     of_headers bytea, of_keys bigint[], who text, reason text, acted_at timestamptz, most integer,
     now_at timestamptz DEFAULT NULL, of_order boolean DEFAULT false, of_parks boolean DEFAULT false,
-    of_auto_disable boolean DEFAULT true, OUT verdict integer, OUT created_at timestamptz)
+    of_auto_disable boolean DEFAULT true, of_interval bigint DEFAULT NULL, OUT verdict integer, OUT created_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -28,10 +28,10 @@ BEGIN
     END IF;
     INSERT INTO hapax.endpoint AS e (id, tenant, settings, uid, types, api_version, is_thin,
                                 max_in_flight, retry, lease, secrets, headers, key_ids, created_at,
-                                keeps_order, parks_dead, auto_disable)
+                                keeps_order, parks_dead, auto_disable, rate_interval)
     VALUES (of_id, of_tenant, of_settings, of_uid, of_types, of_version, of_thin, of_max, of_retry,
             of_lease, of_secrets, of_headers, of_keys, at, of_order, of_parks,
-            of_auto_disable)
+            of_auto_disable, of_interval)
     RETURNING e.endpoint INTO number;
     INSERT INTO hapax.endpoint_state (endpoint) VALUES (number);
     INSERT INTO hapax.sending_action (endpoint, what, who, reason, at)

@@ -1,6 +1,7 @@
--- The endpoints with a due delivery that this node may send to now, by circuit and block, at most `most`: first those after
--- after_endpoint, then from the start up to it. One probe per endpoint, however many deliveries wait for
--- it. last_endpoint: the last one that was probed. is_all: no endpoint was left out. next_due: when a
+-- The endpoints with a due delivery that this node may send to now, by circuit, block and rate, at most `most`:
+-- first those after after_endpoint, then from the start up to it. One probe per endpoint, however many
+-- deliveries wait for it. A deleted endpoint with a ready delivery, which was committed after the deletion, is
+-- noted for hapax.cancel_orphans. last_endpoint: the last one that was probed. is_all: no endpoint was left out. next_due: when a
 -- delivery of a probed endpoint is due that is not due yet.
 CREATE OR REPLACE FUNCTION hapax.due_endpoints(
     most integer, after_endpoint integer, vault_keys bigint[], at timestamptz,
@@ -11,6 +12,7 @@ DECLARE
     next_endpoint integer;
     first_due timestamptz;
     open_from timestamptz;
+    is_gone boolean;
 BEGIN
     endpoints := '{}';
     last_endpoint := after_endpoint;
@@ -28,11 +30,25 @@ BEGIN
         is_all := NOT FOUND OR (wrapped AND next_endpoint > after_endpoint);
         EXIT WHEN is_all;
         last_endpoint := next_endpoint;
-        SELECT greatest(s.blocked_until, s.open_until) INTO open_from
+        SELECT greatest(s.blocked_until, s.open_until,
+                        CASE WHEN e.rate_interval > 0 THEN hapax.rate_next_at(s.rate_at) END),
+            e.deleted_at IS NOT NULL
+        INTO open_from, is_gone
         FROM hapax.endpoint e JOIN hapax.endpoint_state s ON s.endpoint = e.endpoint
-        WHERE e.endpoint = next_endpoint AND e.disabled_at IS NULL AND e.deleted_at IS NULL
+        WHERE e.endpoint = next_endpoint AND (e.disabled_at IS NULL OR e.deleted_at IS NOT NULL)
           AND e.key_ids <@ vault_keys;
-        CONTINUE WHEN NOT FOUND;
+        IF NOT FOUND THEN
+            -- Disabled endpoints that lie side by side are passed in one step.
+            SELECT e.endpoint - 1 INTO last_endpoint FROM hapax.endpoint e
+            WHERE e.endpoint > next_endpoint AND e.disabled_at IS NULL AND e.deleted_at IS NULL
+            ORDER BY e.endpoint LIMIT 1;
+            last_endpoint := coalesce(last_endpoint, 2147483647);
+            CONTINUE;
+        END IF;
+        IF is_gone THEN
+            UPDATE hapax.endpoint e SET orphans = true WHERE e.endpoint = next_endpoint AND NOT e.orphans;
+            CONTINUE;
+        END IF;
         first_due := greatest(first_due, open_from);
         IF first_due <= at THEN
             endpoints := endpoints || next_endpoint;

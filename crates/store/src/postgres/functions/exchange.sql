@@ -114,9 +114,7 @@ BEGIN
                 taken_endpoints := taken_endpoints
                     || array_fill(current_endpoint, ARRAY[cardinality(got.taken)]);
                 bytes_left := bytes_left - got.bytes;
-                IF got.is_busy THEN
-                    soonest := least(soonest, at);
-                END IF;
+                soonest := least(soonest, got.next_at, CASE WHEN got.is_busy THEN at END);
                 EXIT rounds WHEN got.is_full;
             END LOOP;
         END LOOP;

@@ -5,11 +5,13 @@
 -- Keeps also: at an endpoint that keeps order, one attempt at a time under each key, at the earliest delivery
 -- that has not ended. Due ones that must wait are parked, up to 256 beside those that are leased, and only
 -- while the row of the delivery that they wait for is locked here: its end then finds them parked.
+-- Keeps also: the rate limit, by hapax_core::rate_limit. next_at: when it lets another attempt begin.
 -- is_busy: there are due deliveries left that could be claimed at once or soon.
 CREATE OR REPLACE FUNCTION hapax.take_deliveries(
     of_endpoint integer, room integer, bytes_left bigint, first boolean, of_node text,
     vault_keys bigint[], at timestamptz,
-    OUT taken bigint[], OUT bytes bigint, OUT is_full boolean, OUT is_busy boolean)
+    OUT taken bigint[], OUT bytes bigint, OUT is_full boolean, OUT is_busy boolean,
+    OUT next_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     e record;
@@ -28,7 +30,7 @@ BEGIN
     is_full := false;
     is_busy := false;
     SELECT x.max_in_flight, x.lease, x.is_thin, x.keeps_order, x.parks_dead, s.unpark_from,
-        s.open_until, s.circuit, least(x.max_in_flight, s.slots) AS slots INTO e
+        s.open_until, s.circuit, x.rate_interval, s.rate_at, least(x.max_in_flight, s.slots) AS slots INTO e
     FROM hapax.endpoint x JOIN hapax.endpoint_state s ON s.endpoint = x.endpoint
     WHERE x.endpoint = of_endpoint AND x.disabled_at IS NULL AND x.deleted_at IS NULL
       AND x.key_ids <@ vault_keys AND coalesce(s.blocked_until <= at, true)
@@ -44,13 +46,19 @@ BEGIN
     END IF;
     SELECT e.slots - count(*) INTO free FROM hapax.delivery x
     WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased');
+    IF e.rate_interval > 0 THEN
+        -- How far the attempts so far run ahead, and how many more may.
+        free := least(free, greatest(0, (e.rate_interval + 50000 - greatest(0,
+            coalesce(EXTRACT(epoch FROM e.rate_at - at) * 1000000, 0)::bigint)) / e.rate_interval));
+        next_at := hapax.rate_next_at(e.rate_at);
+    END IF;
     IF least(free, room) <= 0 THEN
         RETURN;
     END IF;
     IF e.open_until IS NOT NULL THEN
         -- One delivery tries the endpoint: the least tried of those that are due longest, so that one that
         -- always fails does not keep the circuit open.
-        free := 1;
+        free := least(free, 1);
         SELECT min(c.attempt) INTO least_tried FROM (
             SELECT x.attempt FROM hapax.delivery x
             WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('ready')
@@ -108,6 +116,12 @@ BEGIN
         OR e.keeps_order AND looked = looks AND cardinality(taken) < least(free, room);
     UPDATE hapax.delivery x SET state = hapax.delivery_state('parked'), due_at = at
     WHERE x.message = ANY (parked) AND x.endpoint = of_endpoint;
+    IF e.rate_interval > 0 AND taken <> '{}' THEN
+        UPDATE hapax.endpoint_state x
+        SET rate_at = greatest(x.rate_at, at)
+            + cardinality(taken) * e.rate_interval * interval '1 microsecond'
+        WHERE x.endpoint = of_endpoint RETURNING hapax.rate_next_at(x.rate_at) INTO next_at;
+    END IF;
     lease_end := at + e.lease * interval '1 microsecond';
     IF e.open_until IS NOT NULL AND taken <> '{}' THEN
         UPDATE hapax.endpoint_state x

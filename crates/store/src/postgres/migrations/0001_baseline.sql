@@ -220,7 +220,8 @@ CREATE INDEX action_event ON hapax.action (event);
 -- microseconds. keeps_order: deliveries under one key are sent one at a time, in order; parks_dead: a dead
 -- one keeps the later ones waiting. secrets and headers: sealed. key_ids: the vault keys that a node needs to
 -- open them. version: grows with every change. auto_disable: it is disabled after days of nothing but
--- failures. failing: why its circuit is not closed.
+-- failures. rate_interval: microseconds between two attempts, if it has a rate limit. failing: why its circuit
+-- is not closed. orphans: it was deleted, and may have open deliveries. deleted_in: by this transaction.
 CREATE TABLE hapax.endpoint (
     endpoint        integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY CHECK (endpoint < 16777216),
     id              uuid     NOT NULL UNIQUE,
@@ -236,6 +237,7 @@ CREATE TABLE hapax.endpoint (
     keeps_order     boolean  NOT NULL DEFAULT false,
     parks_dead      boolean  NOT NULL DEFAULT false,
     auto_disable    boolean  NOT NULL DEFAULT true,
+    rate_interval   bigint,
     secrets         bytea    NOT NULL,
     headers         bytea,
     key_ids         bigint[] NOT NULL,
@@ -245,6 +247,8 @@ CREATE TABLE hapax.endpoint (
     disabled_reason text,
     failing         text,
     deleted_at      timestamptz,
+    deleted_in      xid8,
+    orphans         boolean  NOT NULL DEFAULT false,
     -- When it was announced that deliveries of this endpoint expire soon.
     expiry_announced_at timestamptz
 );
@@ -252,7 +256,9 @@ CREATE TABLE hapax.endpoint (
 CREATE UNIQUE INDEX endpoint_uid ON hapax.endpoint (tenant, uid)
     WHERE uid IS NOT NULL AND deleted_at IS NULL;
 CREATE INDEX endpoint_tenant ON hapax.endpoint (tenant, endpoint) WHERE deleted_at IS NULL;
-CREATE INDEX endpoint_deleted ON hapax.endpoint (endpoint) WHERE deleted_at IS NOT NULL;
+CREATE INDEX endpoint_enabled ON hapax.endpoint (endpoint)
+    WHERE disabled_at IS NULL AND deleted_at IS NULL;
+CREATE INDEX endpoint_orphans ON hapax.endpoint (endpoint) WHERE orphans;
 CREATE INDEX endpoint_disabled ON hapax.endpoint (endpoint)
     WHERE disabled_at IS NOT NULL AND deleted_at IS NULL;
 CREATE INDEX endpoint_expiring ON hapax.endpoint (endpoint) WHERE expiry_announced_at IS NOT NULL;
@@ -260,7 +266,7 @@ CREATE INDEX endpoint_expiring ON hapax.endpoint (endpoint) WHERE expiry_announc
 -- The part of an endpoint that attempts change: its circuit, its rate and its block. A claim locks the
 -- row, so that two nodes never count the attempts under way of one endpoint at the same time. A claim carries
 -- the number in circuit. slots: attempts at once while the endpoint recovers; null if only its own limit
--- counts. unpark_from: its
+-- counts. rate_at: until when the attempts so far are paid for. unpark_from: its
 -- order was changed, and parked deliveries of messages from here on are to be judged again.
 CREATE TABLE hapax.endpoint_state (
     endpoint      integer PRIMARY KEY,

@@ -6,6 +6,7 @@ use hapax_core::endpoint::{
 };
 use hapax_core::limits::ENDPOINTS_PER_TENANT_MAX;
 use hapax_core::message::Payload;
+use hapax_core::rate_limit::RateLimit;
 use hapax_core::store::Action;
 
 use super::row::{key_number, record};
@@ -29,6 +30,7 @@ struct Columns {
     keeps_order: bool,
     parks_dead: bool,
     auto_disable: bool,
+    rate_interval: Option<i64>,
     secrets: Option<Vec<u8>>,
     headers: Option<Vec<u8>>,
     key_ids: Option<Vec<i64>>,
@@ -49,6 +51,7 @@ impl Columns {
             keeps_order: settings.keeps_order(),
             parks_dead: settings.parks_dead(),
             auto_disable: settings.auto_disable,
+            rate_interval: settings.rate_limit.map(RateLimit::interval_us),
             secrets: Some(sealed.secrets.as_bytes().to_vec()),
             headers: sealed.headers.as_ref().map(|headers| headers.as_bytes().to_vec()),
             key_ids: Some(sealed.key_ids().map(key_number).collect()),
@@ -81,7 +84,7 @@ pub(super) async fn create(
     let rows = lent
         .query(
             "SELECT verdict, created_at FROM hapax.create_endpoint($1, $2, $3, $4, $5, $6, $7, $8, $9, \
-             $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)",
+             $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)",
             &[
                 &id.0,
                 &tenant.as_str(),
@@ -104,6 +107,7 @@ pub(super) async fn create(
                 &columns.keeps_order,
                 &columns.parks_dead,
                 &columns.auto_disable,
+                &columns.rate_interval,
             ],
         )
         .await?;
@@ -142,7 +146,7 @@ pub(super) async fn change(
     let rows = lent
         .query(
             "SELECT * FROM hapax.change_endpoint($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
-             $14, $15, $16, $17, $18, $19, $20, $21, $22)",
+             $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)",
             &[
                 &endpoint.0,
                 &number,
@@ -166,6 +170,7 @@ pub(super) async fn change(
                 &columns.keeps_order,
                 &columns.parks_dead,
                 &columns.auto_disable,
+                &columns.rate_interval,
             ],
         )
         .await?;

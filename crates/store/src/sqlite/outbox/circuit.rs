@@ -8,17 +8,20 @@ use hapax_core::circuit::{
     Admits, Circuit, CircuitEvent, TRIED_FIRST, hopeless_reason, open_reason, step,
 };
 use hapax_core::endpoint::Disabled;
+use hapax_core::rate_limit::next_at;
 use hapax_core::store::{AttemptVerdict, EndpointSignal};
 use rusqlite::{Connection, Row};
 
 use super::{Endpoint, Outbox};
 use crate::sqlite::row::{micros, timestamp};
 
-/// The circuit of an endpoint, and the pause that it asked for.
+/// The circuit of an endpoint, the pause that it asked for, and how much of its rate limit is used.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Health {
     pub(super) circuit: Circuit,
     pub(super) blocked_until: Option<Timestamp>,
+    /// Until when its attempts so far are paid for, under its rate limit.
+    pub(super) paid_until: Option<Timestamp>,
 }
 
 impl Health {
@@ -32,16 +35,19 @@ impl Health {
 
     /// From when on anything may be claimed, in microseconds.
     pub(super) fn admits_from(&self) -> i64 {
-        let Self { circuit, blocked_until } = self;
-        circuit.open_until.max(*blocked_until).map_or(i64::MIN, micros)
+        let Self { circuit, blocked_until, paid_until } = self;
+        let paid = paid_until.map(next_at);
+        circuit.open_until.max(*blocked_until).max(paid).map_or(i64::MIN, micros)
     }
 }
 
 /// The endpoints whose circuit is not as it was at first.
 pub(super) fn load(conn: &Connection) -> rusqlite::Result<Vec<(i64, Health)>> {
     conn.prepare(
-        "SELECT endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until
-         FROM hapax_endpoint_state WHERE circuit > 0 OR failures > 0 OR blocked_until IS NOT NULL",
+        "SELECT endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until,
+                rate_at
+         FROM hapax_endpoint_state
+         WHERE circuit > 0 OR failures > 0 OR blocked_until IS NOT NULL OR rate_at IS NOT NULL",
     )?
     .query_map([], read)?
     .collect()
@@ -60,7 +66,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<(i64, Health)> {
         open_for: Duration::from_micros(open_for.unsigned_abs()),
         slots: row.get(6)?,
     };
-    Ok((row.get(0)?, Health { circuit, blocked_until: time(7)? }))
+    Ok((row.get(0)?, Health { circuit, blocked_until: time(7)?, paid_until: time(8)? }))
 }
 
 impl Outbox {
@@ -150,6 +156,23 @@ impl Outbox {
         Ok(())
     }
 
+    /// Notes that so many attempts at an endpoint with a rate limit begin.
+    pub(super) fn spend(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        attempts: usize,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let Some(endpoint) = self.endpoints.get_mut(&number) else { return Ok(()) };
+        let Some(limit) = endpoint.record.settings.rate_limit else { return Ok(()) };
+        let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
+        let paid = limit.paid_until(endpoint.health.paid_until, now, attempts);
+        endpoint.health.paid_until = Some(paid);
+        self.wrote = true;
+        write(conn, number, endpoint)
+    }
+
     /// Applies an event to the circuit of an endpoint, in memory and on disk.
     pub(super) fn judge(
         &mut self,
@@ -181,14 +204,15 @@ impl Outbox {
 }
 
 fn write(conn: &Connection, number: i64, endpoint: &Endpoint) -> rusqlite::Result<()> {
-    let Health { circuit, blocked_until } = endpoint.health;
+    let Health { circuit, blocked_until, paid_until } = endpoint.health;
     conn.prepare_cached(
         "INSERT INTO hapax_endpoint_state
-             (endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+             (endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until,
+              rate_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
          ON CONFLICT (endpoint) DO UPDATE
          SET circuit = ?2, failures = ?3, failing_since = ?4, open_until = ?5, open_for = ?6, slots = ?7,
-             blocked_until = ?8",
+             blocked_until = ?8, rate_at = ?9",
     )?
     .execute((
         number,
@@ -199,6 +223,7 @@ fn write(conn: &Connection, number: i64, endpoint: &Endpoint) -> rusqlite::Resul
         i64::try_from(circuit.open_for.as_micros()).unwrap_or(i64::MAX),
         circuit.slots,
         blocked_until.map(micros),
+        paid_until.map(micros),
     ))?;
     Ok(())
 }

@@ -118,6 +118,10 @@ impl Outbox {
             Admits::Probe => endpoint.room(&self.vault_keys).min(1) as usize,
             Admits::None => 0,
         };
+        let rate_limit = endpoint.record.settings.rate_limit;
+        let within_rate =
+            rate_limit.map_or(u32::MAX, |limit| limit.allowed(endpoint.health.paid_until, now));
+        let room = room.min(within_rate as usize);
         let (mut taken, mut parked) = (0, 0);
         if room > 0 && endpoint.next_due <= micros(now) {
             let target = Arc::clone(&endpoint.target);
@@ -177,6 +181,9 @@ impl Outbox {
                     endpoint: Arc::clone(&target),
                 });
                 taken += 1;
+            }
+            if taken > 0 {
+                self.spend(conn, number, taken, now)?;
             }
             let mut next = next_due(conn, number)?;
             if taken == 0 && parked == 0 && !claims.is_full && next <= micros(now) {
