@@ -2,9 +2,9 @@
 //! and the writers of [`super::group_commit`] go on with new events. A request that is anything but plain
 //! copies goes on to them.
 //!
-//! New events would pay for a lookup in vain. So requests come here only while a good part of the last
-//! ones were copies. A lookup reads what is committed, on a server whose epoch was confirmed before and
-//! after it, as memory demands.
+//! A lookup finds nothing for a new event, and costs a statement. So requests come here only while a good
+//! part of the last ones were copies. A lookup reads what is committed, on a server whose epoch was
+//! confirmed before and after it, as memory demands.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -131,7 +131,7 @@ pub(crate) async fn what_is_dead_or_held_too_long_is_announced_once_and_then_can
 }
 
 pub(crate) async fn an_endpoint_that_was_repaired_is_announced_again<S: Sending>(world: World<S>) {
-    // The announcement of a year ago must not let the next dead letters go without a word.
+    // The announcement of a year ago does not hold for the next dead letters: they are announced again.
     let endpoint = world.add(settings()).await;
     world.send(message("m1")).await;
     bury_all(&world).await;

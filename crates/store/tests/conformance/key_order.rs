@@ -215,7 +215,7 @@ pub(crate) async fn a_changed_order_holds_for_what_waits_already<S: Sending>(wor
     assert_eq!(backlog.parked, many - 1);
     assert_eq!(world.report(&head, failed(Retry::Never)).await, Held::Kept);
     assert!(world.take(ALL).await.is_empty());
-    // Dead ones block no longer: the order stays.
+    // Dead deliveries no longer block their key: the order stays.
     world.set(endpoint, EndpointSettings { on_dead: OnDead::Skip, ..settings.clone() }).await;
     let next = world.take_one().await;
     assert_eq!(next.message, "m1");

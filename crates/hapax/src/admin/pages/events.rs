@@ -146,7 +146,7 @@ pub(in crate::admin) async fn event<S: AdminStore>(
     Ok(reader.page(page))
 }
 
-/// `GET /find`: leads to what has this id: an event, a job, a delivery or a message. Without one, the list of
+/// `GET /find`: redirects to the event, job, delivery or message with this id. Without one, the list of
 /// events that contain the text.
 pub(in crate::admin) async fn find<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
