@@ -9,6 +9,7 @@ pub mod circuit;
 pub mod delivery;
 mod ed25519;
 pub mod endpoint;
+pub mod endpoint_check;
 pub mod endpoint_secret;
 pub mod envelope;
 #[cfg(feature = "failpoints")]

@@ -70,6 +70,7 @@ pub mod limits;
 
 mod library;
 
+pub use hapax_core::endpoint::{EndpointId, OnDead};
 pub use hapax_core::handler::{
     Dialect, HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlProgram,
 };
@@ -78,9 +79,12 @@ pub use hapax_core::ledger::{Ledger, Reserved, StoredAnswer};
 pub use hapax_core::message::{MessageData, NewMessage};
 pub use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule};
 pub use hapax_core::source::{LatePolicy, ReplayGuard, SourceSpec};
-pub use hapax_core::store::{EventId, Inspect, Operate, Work};
+pub use hapax_core::store::{
+    EventId, Inspect, InspectOutbox, Operate, Outbox, Published, PublishedMessage, Work,
+};
+pub use hapax_core::vault::VaultKey;
 pub use hapax_core::{SourceName, Tenant, Timestamp};
-pub use hapax_engine::{BodyLimits, Rate};
+pub use hapax_engine::{BodyLimits, EgressProxy, Rate, SenderLimits};
 pub use hapax_store::{
     Answering, Committed, Db, DbError, Failure, JobRight, KeyRight, PgDb, PgDbError, PgOptions,
     PgStore, PgTx, PoolSizes, RedisLedger, RedisLedgerError, SqliteOptions, SqliteStore, Transact,
@@ -92,6 +96,7 @@ pub use rusqlite;
 pub use tokio_postgres;
 
 pub use library::{
-    BuildError, Builder, Database, Event, Handler, HandlerFn, HandlerSetup, Hapax, Running, Source,
-    handler, handler_fn,
+    AddedEndpoint, BuildError, Builder, Database, Endpoint, Event, Handler, HandlerFn,
+    HandlerSetup, Hapax, Running, Sending, SendingError, SendingSetupError, Source, handler,
+    handler_fn,
 };

@@ -13,15 +13,15 @@ use hapax_core::endpoint::{
     EndpointSettings, NewEndpoint, OnDead, default_auto_disable, default_max_in_flight,
     default_retry, default_timeout,
 };
+use hapax_core::endpoint_check::{seal_headers, seal_secrets, settings_fault, tenant_fault};
 use hapax_core::endpoint_secret::{EndpointSecrets, SigningSecret};
 use hapax_core::handler::TypeFilter;
-use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, MESSAGE_NAME_BYTES_MAX};
-use hapax_core::message::{OWN_TENANT, Payload};
+use hapax_core::limits::ENDPOINTS_PER_TENANT_MAX;
+use hapax_core::message::Payload;
 use hapax_core::store::{AttemptVerdict, DeliveryTarget, EndpointFilter};
-use hapax_core::vault::{SealContext, Sealed, Vault};
+use hapax_core::vault::{SealContext, Vault};
 use hapax_engine::{CustomHeaders, EndpointUrl};
 use uuid::Uuid;
-use zeroize::Zeroizing;
 
 use super::auth::Caller;
 use super::extract::{self, JsonBody, PathId, QueryParams, cursor, limit};
@@ -36,24 +36,6 @@ use crate::tenant_sources::nonce;
 
 /// The overlap of a rotation that names none.
 const OVERLAP: Duration = Duration::from_secs(24 * 3_600);
-
-/// The most attempts of a schedule: more would keep a broken endpoint busy for months.
-const RETRIES_MAX: usize = 100;
-
-/// The longest wait of a schedule.
-const RETRY_WAIT_MAX: Duration = Duration::from_secs(30 * 86_400);
-
-/// The longest deadline of an attempt: a slot of the sender is used until then.
-const TIMEOUT_MAX: Duration = Duration::from_secs(60);
-
-/// The shortest one.
-const TIMEOUT_MIN: Duration = Duration::from_millis(100);
-
-/// The most attempts of one endpoint at once.
-const IN_FLIGHT_MAX: u32 = 1_000;
-
-/// The longest description, and the longest metadata in all.
-const TEXT_BYTES_MAX: usize = 4_096;
 
 /// How often a change is tried if another change of the endpoint comes between reading and writing it.
 const CHANGE_TRIES: usize = 5;
@@ -88,7 +70,7 @@ pub(super) async fn create<S: AdminStore>(
     let id = EndpointId(Uuid::now_v7());
     let shown = secret.expose();
     let sealed = EndpointSealed {
-        secrets: seal_secrets(vault, &tenant, id, &EndpointSecrets::new(secret)),
+        secrets: seal_secrets(vault, &tenant, id, &EndpointSecrets::new(secret), nonce()),
         headers: None,
     };
     let before = (EndpointSettings::at(checked_url(&admin, url).await?), sealed);
@@ -152,7 +134,7 @@ pub(super) async fn rotate<S: AdminStore>(
         let secrets = open_secrets(vault, &record)?
             .rotate(secret.clone(), overlap, (admin.now)())
             .map_err(|error| Problem::conflict(&error.to_string()))?;
-        let sealed = seal_secrets(vault, &record.tenant, record.id, &secrets);
+        let sealed = seal_secrets(vault, &record.tenant, record.id, &secrets, nonce());
         Ok((record.settings, EndpointSealed { secrets: sealed, ..record.sealed }))
     })
     .await?;
@@ -326,7 +308,9 @@ fn changed(
         metadata: asked.metadata.applied(before.metadata, BTreeMap::new),
         header_names: before.header_names,
     };
-    check(&settings)?;
+    if let Some(fault) = settings_fault(&settings) {
+        return Err(Problem::bad_request(&fault));
+    }
     let headers = match asked.headers {
         Patch::Keep => return Ok((settings, sealed)),
         Patch::Clear => BTreeMap::new(),
@@ -335,65 +319,15 @@ fn changed(
     let pairs = headers.iter().map(|(name, value)| (&**name, &**value));
     CustomHeaders::parse(pairs).map_err(|error| refused("headers", &error))?;
     settings.header_names = headers.keys().map(|name| name.to_ascii_lowercase()).collect();
-    let headers = (!headers.is_empty()).then(|| {
-        let pairs: Vec<(&String, &String)> = headers.iter().collect();
-        let text = Zeroizing::new(serde_json::to_vec(&pairs).expect("pairs of text are JSON"));
-        let id = id.to_string();
-        vault.seal(&SealContext::endpoint_headers(tenant, &id), &text, nonce())
-    });
+    let headers = seal_headers(vault, tenant, id, &headers, nonce());
     Ok((settings, EndpointSealed { headers, ..sealed }))
 }
 
-fn check(settings: &EndpointSettings) -> Result<(), Problem> {
-    let refuse = |text: &str| Err(Problem::bad_request(text));
-    if !(1..=RETRIES_MAX).contains(&settings.retry.len()) {
-        return refuse("retry must have 1 to 100 waits: one for each attempt");
-    }
-    if settings.retry.iter().any(|wait| *wait > RETRY_WAIT_MAX) {
-        return refuse("a wait of retry must be at most 30d");
-    }
-    if !(TIMEOUT_MIN..=TIMEOUT_MAX).contains(&settings.timeout) {
-        return refuse("timeout must be from 100ms to 60s");
-    }
-    if !(1..=IN_FLIGHT_MAX).contains(&settings.max_in_flight) {
-        return refuse("max_in_flight must be a number from 1 to 1000");
-    }
-    let names = [("uid", &settings.uid), ("api_version", &settings.api_version)];
-    for (name, value) in names {
-        let Some(value) = value else { continue };
-        let fits = (1..=MESSAGE_NAME_BYTES_MAX).contains(&value.len());
-        if !fits || value.chars().any(char::is_control) {
-            return refuse(&format!("{name} must have 1 to 255 bytes and no control characters"));
-        }
-    }
-    let metadata: usize =
-        settings.metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
-    let description = settings.description.as_ref().map_or(0, String::len);
-    if metadata > TEXT_BYTES_MAX || description > TEXT_BYTES_MAX {
-        return refuse("description and metadata must have at most 4096 bytes each");
-    }
-    let globs = settings.types.globs();
-    if globs.len() > 100 || globs.iter().any(|glob| glob.len() > MESSAGE_NAME_BYTES_MAX) {
-        return refuse("types must have at most 100 globs of at most 255 bytes");
-    }
-    Ok(())
-}
-
 fn tenant(asked: Option<&str>) -> Result<Tenant, Problem> {
-    match asked {
+    match asked.map(|name| (name, tenant_fault(name))) {
         None => Ok(Tenant::default()),
-        Some(OWN_TENANT) => Err(Problem::bad_request(
-            "the tenant \"hapax\" is reserved for messages of Hapax itself",
-        )),
-        Some(name) => {
-            let fits = (1..=MESSAGE_NAME_BYTES_MAX).contains(&name.len());
-            match fits && !name.chars().any(char::is_control) {
-                true => Ok(Tenant::new(name)),
-                false => Err(Problem::bad_request(
-                    "tenant must have 1 to 255 bytes and no control characters",
-                )),
-            }
-        }
+        Some((name, None)) => Ok(Tenant::new(name)),
+        Some((_, Some(fault))) => Err(Problem::bad_request(fault)),
     }
 }
 
@@ -419,16 +353,6 @@ fn open_secrets(vault: &Vault, record: &EndpointRecord) -> Result<EndpointSecret
         .open(&context, &record.sealed.secrets)
         .map_err(|error| unreadable(error.to_string()))?;
     EndpointSecrets::from_bytes(&opened).map_err(|error| unreadable(error.to_string()))
-}
-
-fn seal_secrets(
-    vault: &Vault,
-    tenant: &Tenant,
-    id: EndpointId,
-    secrets: &EndpointSecrets,
-) -> Sealed {
-    let id = id.to_string();
-    vault.seal(&SealContext::endpoint_secrets(tenant, &id), &secrets.to_bytes(), nonce())
 }
 
 fn refused(field: &str, error: &dyn std::fmt::Display) -> Problem {

@@ -20,6 +20,7 @@ use ipnet::IpNet;
 use super::database::Database;
 use super::handler::{Handler, HandlerAdapter};
 use super::running::{CheckedSetup, Hapax};
+use super::sending::{Sending, SendingSetupError};
 use crate::limits::{
     CONCURRENCY_DEFAULT, DRAIN_DEFAULT, KEEP_DEFAULT, LEASE_DEFAULT, RETRY_DEFAULT, TIMEOUT_DEFAULT,
 };
@@ -37,6 +38,7 @@ pub struct Builder<S: Database = SqliteStore> {
     drain: Duration,
     keep_events: Option<Duration>,
     sources: Vec<Source<S>>,
+    sending: Option<Sending>,
 }
 
 impl<S: Database> Default for Builder<S> {
@@ -50,6 +52,7 @@ impl<S: Database> Default for Builder<S> {
             drain: DRAIN_DEFAULT,
             keep_events: Some(KEEP_DEFAULT),
             sources: Vec::new(),
+            sending: None,
         }
     }
 }
@@ -120,6 +123,12 @@ impl<S: Database> Builder<S> {
         self
     }
 
+    /// Delivers messages to endpoints, while [`Hapax::run`] runs.
+    pub fn sending(mut self, sending: Sending) -> Self {
+        self.sending = Some(sending);
+        self
+    }
+
     /// Checks everything, opens the database and registers the handlers. Call it on the runtime that will
     /// serve the app. No job runs before [`Hapax::run`].
     pub async fn open(self) -> Result<Hapax<S>, BuildError> {
@@ -141,6 +150,7 @@ impl<S: Database> Builder<S> {
             keep_events: self.keep_events,
             keep_keys: Vec::new(),
             routes: Vec::new(),
+            sending: self.sending,
         };
         for source in self.sources {
             source.add_to(&store, &mut setup)?;
@@ -524,4 +534,7 @@ pub enum BuildError {
     /// The client for calls to apps could not be set up.
     #[error(transparent)]
     Tls(#[from] OutboundTlsError),
+    /// Endpoints cannot be delivered to.
+    #[error("sending: {0}")]
+    Sending(#[from] SendingSetupError),
 }

@@ -23,6 +23,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::build::{BuildError, Builder};
 use super::database::Database;
+use super::sending::{ActiveSending, Sending};
 
 /// Hapax inside an app. Clones share everything.
 #[derive(Debug)]
@@ -33,6 +34,7 @@ pub struct Hapax<S: Database = SqliteStore> {
     ingress: Arc<Ingress<S>>,
     workers: Arc<Workers<S>>,
     janitor: Arc<Janitor<S>>,
+    pub(super) sending: Option<Arc<ActiveSending<S>>>,
     drain: Duration,
 }
 
@@ -45,6 +47,7 @@ impl<S: Database> Clone for Hapax<S> {
             ingress: Arc::clone(&self.ingress),
             workers: Arc::clone(&self.workers),
             janitor: Arc::clone(&self.janitor),
+            sending: self.sending.clone(),
             drain: self.drain,
         }
     }
@@ -59,6 +62,7 @@ pub(super) struct CheckedSetup {
     pub(super) keep_events: Option<Duration>,
     pub(super) keep_keys: Vec<(SourceName, Option<Duration>)>,
     pub(super) routes: Vec<RouteSpec>,
+    pub(super) sending: Option<Sending>,
 }
 
 impl<S: Database> Hapax<S> {
@@ -94,7 +98,9 @@ impl<S: Database> Hapax<S> {
         };
         // Before the first event, because the store creates jobs for the handlers it knows.
         store.announce(workers.handlers()).await?;
+        let sending = setup.sending.map(|sending| sending.open(&store, &now)).transpose()?;
         Ok(Self {
+            sending: sending.map(Arc::new),
             ingress: Arc::new(ingress),
             workers: Arc::new(workers),
             janitor: Arc::new(Janitor::new(Arc::clone(&store), now, retention)),
@@ -145,6 +151,11 @@ impl<S: Database> Hapax<S> {
             Arc::clone(&self.workers).run(self.drain, stopping.clone()),
             self.janitor.run(stopping.clone()),
             self.ingress.tend(stopping.clone()),
+            async {
+                if let Some(sending) = &self.sending {
+                    Arc::clone(&sending.sender).run(self.drain, stopping.clone()).await;
+                }
+            },
         );
         if timeout(self.drain, self.ingress.finish()).await.is_err() {
             tracing::warn!("commits for disconnected clients took longer than {:?}", self.drain);

@@ -1,4 +1,5 @@
 //! Apps that embed Hapax.
 
 mod postgres;
+mod sending;
 mod sqlite;

@@ -94,7 +94,7 @@ impl App {
     }
 }
 
-async fn ask(router: Router, request: &Request) -> (u16, Value) {
+pub(crate) async fn ask(router: Router, request: &Request) -> (u16, Value) {
     let mut asked = http::Request::builder().method(&*request.method).uri(&request.path);
     for (name, value) in &request.headers {
         asked = asked.header(name, value);

@@ -1,0 +1,111 @@
+//! The bounds of an endpoint's settings, and how its secrets and custom headers are sealed: the same for
+//! endpoints of the API and of an app that embeds Hapax.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use zeroize::Zeroizing;
+
+use crate::endpoint::{EndpointId, EndpointSettings};
+use crate::endpoint_secret::EndpointSecrets;
+use crate::key::Tenant;
+use crate::limits::MESSAGE_NAME_BYTES_MAX;
+use crate::message::OWN_TENANT;
+use crate::vault::{NONCE_BYTES, SealContext, Sealed, Vault};
+
+/// The most attempts of a schedule: more would keep a broken endpoint busy for months.
+const RETRIES_MAX: usize = 100;
+
+/// The longest wait of a schedule.
+const RETRY_WAIT_MAX: Duration = Duration::from_secs(30 * 86_400);
+
+/// The longest deadline of an attempt: a slot of the sender is used until then.
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
+/// The shortest one.
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+
+/// The most attempts of one endpoint at once.
+const IN_FLIGHT_MAX: u32 = 1_000;
+
+/// The longest description, and the longest metadata in all.
+const TEXT_BYTES_MAX: usize = 4_096;
+
+/// The most globs over types: each is compared with every message of the tenant.
+const GLOBS_MAX: usize = 100;
+
+/// Why an endpoint cannot have these settings, if so. The URL and custom headers are checked elsewhere.
+pub fn settings_fault(settings: &EndpointSettings) -> Option<String> {
+    let fault = |text: &str| Some(text.to_owned());
+    if !(1..=RETRIES_MAX).contains(&settings.retry.len()) {
+        return fault("retry must have 1 to 100 waits: one for each attempt");
+    }
+    if settings.retry.iter().any(|wait| *wait > RETRY_WAIT_MAX) {
+        return fault("a wait of retry must be at most 30d");
+    }
+    if !(TIMEOUT_MIN..=TIMEOUT_MAX).contains(&settings.timeout) {
+        return fault("timeout must be from 100ms to 60s");
+    }
+    if !(1..=IN_FLIGHT_MAX).contains(&settings.max_in_flight) {
+        return fault("max_in_flight must be a number from 1 to 1000");
+    }
+    let names = [("uid", &settings.uid), ("api_version", &settings.api_version)];
+    for (name, value) in names {
+        if value.as_deref().is_some_and(|value| !is_name(value)) {
+            return Some(format!("{name} must have 1 to 255 bytes and no control characters"));
+        }
+    }
+    let metadata: usize =
+        settings.metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let description = settings.description.as_ref().map_or(0, String::len);
+    if metadata > TEXT_BYTES_MAX || description > TEXT_BYTES_MAX {
+        return fault("description and metadata must have at most 4096 bytes each");
+    }
+    let globs = settings.types.globs();
+    if globs.len() > GLOBS_MAX || globs.iter().any(|glob| glob.len() > MESSAGE_NAME_BYTES_MAX) {
+        return fault("types must have at most 100 globs of at most 255 bytes");
+    }
+    None
+}
+
+/// Why no endpoint can belong to a tenant of this name, if so.
+pub fn tenant_fault(name: &str) -> Option<&'static str> {
+    match name {
+        OWN_TENANT => Some("the tenant \"hapax\" is reserved for messages of Hapax itself"),
+        name if is_name(name) => None,
+        _bad => Some("tenant must have 1 to 255 bytes and no control characters"),
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    (1..=MESSAGE_NAME_BYTES_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
+}
+
+/// The secrets of an endpoint, sealed for it alone.
+pub fn seal_secrets(
+    vault: &Vault,
+    tenant: &Tenant,
+    id: EndpointId,
+    secrets: &EndpointSecrets,
+    nonce: [u8; NONCE_BYTES],
+) -> Sealed {
+    let id = id.to_string();
+    vault.seal(&SealContext::endpoint_secrets(tenant, &id), &secrets.to_bytes(), nonce)
+}
+
+/// The custom headers of an endpoint, sealed for it alone; `None` where there are none.
+pub fn seal_headers(
+    vault: &Vault,
+    tenant: &Tenant,
+    id: EndpointId,
+    headers: &BTreeMap<String, String>,
+    nonce: [u8; NONCE_BYTES],
+) -> Option<Sealed> {
+    if headers.is_empty() {
+        return None;
+    }
+    let pairs: Vec<(&String, &String)> = headers.iter().collect();
+    let text = Zeroizing::new(serde_json::to_vec(&pairs).expect("pairs of text are JSON"));
+    let id = id.to_string();
+    Some(vault.seal(&SealContext::endpoint_headers(tenant, &id), &text, nonce))
+}
