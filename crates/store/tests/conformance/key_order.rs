@@ -231,6 +231,36 @@ pub(crate) async fn a_changed_order_holds_for_what_waits_already<S: Sending>(wor
     assert_eq!(world.status_of("last").await, DeliveryStatus::Parked);
 }
 
+pub(crate) async fn order_that_begins_during_a_later_attempt_blocks_no_key<S: Sending>(
+    world: World<S>,
+) {
+    // The earlier delivery is parked behind the later one. If that one fails or is lost, neither ends.
+    for (is_lost, ids) in [(false, ["a1", "a2"]), (true, ["b1", "b2"])] {
+        let unordered = EndpointSettings { order: EndpointOrder::None, ..settings() };
+        let endpoint = world.add(unordered).await;
+        world.send_keyed(&ids).await;
+        let claims = world.take(ALL).await;
+        assert_eq!(claimed(&claims), ids);
+        world.report(&claims[0], failed(Retry::In(Duration::from_secs(1)))).await;
+        world.set(endpoint, ordered(OnDead::Park)).await;
+        world.pass(2);
+        assert_eq!(claimed(&world.take(ALL).await), [""; 0], "the later one is still under way");
+        match is_lost {
+            false => {
+                world.report(&claims[1], failed(Retry::In(Duration::from_secs(1)))).await;
+            }
+            true => world.pass(LEASE + 1),
+        }
+        for id in ids {
+            world.take(0).await;
+            world.pass(400);
+            world.deliver_one(id).await;
+        }
+        world.delete(endpoint).await;
+        world.cancel_orphans().await;
+    }
+}
+
 pub(crate) async fn order_holds_while_everything_happens_at_once<S: Sending>(world: World<S>) {
     // Senders claim, fail and deliver while publishers publish, all in parallel.
     // Under each key no two attempts may run at once, and none may overtake an earlier message.

@@ -309,6 +309,7 @@ on_every_working_store! {
         a_dead_delivery_is_passed_over_where_the_endpoint_says_so,
         cancelling_a_message_lets_the_next_one_of_its_key_go,
         a_changed_order_holds_for_what_waits_already,
+        order_that_begins_during_a_later_attempt_blocks_no_key,
         order_holds_while_everything_happens_at_once,
     }
     circuits {

@@ -91,10 +91,13 @@ BEGIN
                   AND x.key = d.key LIMIT 1;
             END IF;
             IF blocker IS NOT NULL THEN
+                -- It may have ended or failed since: only a row that still blocks readies this one later.
                 PERFORM FROM hapax.delivery x
                 WHERE x.message = blocker AND x.endpoint = of_endpoint
-                  AND x.state <> hapax.delivery_state('delivered')
-                  AND x.state <> hapax.delivery_state('cancelled')
+                  AND (x.state = hapax.delivery_state('leased')
+                       OR x.place < d.place
+                          AND (x.state IN (hapax.delivery_state('ready'), hapax.delivery_state('parked'))
+                               OR e.parks_dead AND x.state = hapax.delivery_state('dead')))
                 FOR UPDATE SKIP LOCKED;
                 IF FOUND THEN
                     parked := parked || d.message;

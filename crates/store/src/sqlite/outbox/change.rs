@@ -72,7 +72,11 @@ impl Outbox {
         write(conn, row, &after, &change, reported, now)?;
         self.wrote = true;
         self.note(row, &after);
-        let ends = !change.phase.is_open() || change.place == KeyPlace::Last;
+        // An attempt that ends in any way may have kept an earlier delivery waiting: the endpoint kept no
+        // order when it began.
+        let ends = row.phase == DeliveryPhase::Leased
+            || !change.phase.is_open()
+            || change.place == KeyPlace::Last;
         if let Some(key) = row.key.as_deref().filter(|_| ends) {
             self.ready_next(conn, row.endpoint, key, now)?;
         }
