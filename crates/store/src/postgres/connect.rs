@@ -3,6 +3,8 @@
 //! again.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use deadpool_postgres::{
@@ -208,11 +210,14 @@ impl Pools {
         })
     }
 
-    /// Closes every idle connection: they lead to a server that is no longer the primary, and may
-    /// take long to fail.
+    /// Closes every connection, one that is on loan when it is returned: they lead to a server that is no
+    /// longer the primary. They may take long to fail, or answer with what was lost.
     pub(super) fn renew(&self) {
         for lender in self.all() {
+            // The second one is for a connection that is lent in between.
+            lender.generation.fetch_add(1, Ordering::SeqCst);
             drop(lender.pool.retain(|_, _| false));
+            lender.generation.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -243,6 +248,8 @@ impl Pools {
 pub(super) struct ClientPool {
     pool: Pool,
     timeouts: StatementTimeouts,
+    /// Raised when all connections must be closed.
+    generation: Arc<AtomicU64>,
 }
 
 impl ClientPool {
@@ -308,21 +315,35 @@ impl ClientPool {
             }))
             .build()
             .map_err(|error| PgOpenError::Connect(error.to_string()))?;
-        Ok(Self { pool, timeouts })
+        Ok(Self { pool, timeouts, generation: Arc::default() })
     }
 
     /// A connection for exclusive use. No transaction is open on it: a connection is never returned
     /// with one, see [`PooledClient`].
     pub(super) async fn lend(&self) -> Result<PooledClient, PgError> {
+        // Read before: a connection that is lent during a change counts as one from before it.
+        let lent_in = self.generation.load(Ordering::SeqCst);
         let client = self.pool.get().await?;
-        Ok(PooledClient { client: Some(client), timeouts: self.timeouts, busy: false })
+        Ok(self.lent(client, lent_in))
     }
 
     /// The same for callers with their own deadline: waits as long as all connections are in use.
     pub(super) async fn lend_in_turn(&self) -> Result<PooledClient, PgError> {
         let patient = Timeouts { wait: None, ..self.pool.timeouts() };
+        let lent_in = self.generation.load(Ordering::SeqCst);
         let client = self.pool.timeout_get(&patient).await?;
-        Ok(PooledClient { client: Some(client), timeouts: self.timeouts, busy: false })
+        Ok(self.lent(client, lent_in))
+    }
+
+    fn lent(&self, client: Object, lent_in: u64) -> PooledClient {
+        let generation = Arc::clone(&self.generation);
+        PooledClient {
+            client: Some(client),
+            timeouts: self.timeouts,
+            busy: false,
+            lent_in,
+            generation,
+        }
     }
 }
 
@@ -357,13 +378,16 @@ pub(super) fn handler_session() -> String {
 }
 
 /// A connection on loan. It returns to the pool when this is dropped, unless a statement on it was
-/// cut off. Then it is closed, because its next answer may belong to that statement, and a
-/// transaction may be open.
+/// cut off, or the database has changed since. Then it is closed: its next answer may belong to that
+/// statement, a transaction may be open, or it leads to a server that is no longer the primary.
 #[derive(Debug)]
 pub(super) struct PooledClient {
     client: Option<Object>,
     timeouts: StatementTimeouts,
     busy: bool,
+    /// The generation of the pool when the connection was lent, and as it is now.
+    lent_in: u64,
+    generation: Arc<AtomicU64>,
 }
 
 impl PooledClient {
@@ -431,8 +455,9 @@ impl PooledClient {
 
 impl Drop for PooledClient {
     fn drop(&mut self) {
+        let is_outdated = self.generation.load(Ordering::SeqCst) != self.lent_in;
         if let Some(client) = self.client.take()
-            && self.busy
+            && (self.busy || is_outdated)
         {
             drop(Object::take(client));
         }

@@ -450,7 +450,10 @@ impl Outcome<'_> {
             return Ok(Vec::new());
         }
         let known = match by {
-            LookupBy::Hash => concat!(include_str!("sql/known.sql"), "WHERE e.hash = ANY ($1)"),
+            LookupBy::Hash => concat!(
+                include_str!("sql/known.sql"),
+                "WHERE e.hash = ANY ($1) AND NOT pg_is_in_recovery()"
+            ),
             LookupBy::Id => concat!(include_str!("sql/known.sql"), "WHERE e.id = ANY ($1)"),
         };
         let mut lent = self.shared.pools.ingest.lend().await?;
