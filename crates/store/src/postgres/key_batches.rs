@@ -153,6 +153,8 @@ enum Outcome {
     Finished(Held),
     /// Left out: the act runs alone.
     Later,
+    /// The row of the act cannot be read: a newer node has changed the function.
+    Unread(PgError),
 }
 
 impl Default for KeyBatches {
@@ -242,7 +244,7 @@ async fn commit(shared: &Arc<Shared>, mut batch: Vec<Act>) {
                 answer(shared, act, outcome);
             }
         }
-        Err(error) if error.is_outage() && !is_locked(&error) => {
+        Err(error) if error.is_outage() && !is_rolled_back(&error) => {
             let cause = Cause::new(error);
             for act in batch {
                 act.fail(StoreError::Unavailable(cause.clone()));
@@ -255,9 +257,11 @@ async fn commit(shared: &Arc<Shared>, mut batch: Vec<Act>) {
     }
 }
 
-/// Whether another transaction has locked a key of the batch.
-fn is_locked(error: &PgError) -> bool {
-    error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
+/// Whether the database has rolled the batch back because of other transactions or its time: one act may be
+/// the cause, and the others must not fail with it.
+fn is_rolled_back(error: &PgError) -> bool {
+    error.is_race()
+        || matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED))
 }
 
 fn answer(shared: &Arc<Shared>, act: Act, outcome: Outcome) {
@@ -267,6 +271,7 @@ fn answer(shared: &Arc<Shared>, act: Act, outcome: Outcome) {
         }
         (Act::Finish(_, _, answer), Outcome::Finished(held)) => drop(answer.send(Ok(held))),
         (act, Outcome::Later) => run_alone(shared, act),
+        (act, Outcome::Unread(error)) => act.fail(StoreError::from(error)),
         (act, Outcome::Reserved(_) | Outcome::Finished(_)) => {
             act.fail(StoreError::Unavailable("a batch of keys was answered out of order".into()));
         }
@@ -318,10 +323,13 @@ async fn write(shared: &Shared, batch: &[Act]) -> Result<Vec<Outcome>, PgError> 
     let read = |(act, row): (&Act, &tokio_postgres::Row)| match act {
         Act::Finish(..) => {
             let kept: bool = row.get("kept");
-            Ok(Outcome::Finished(if kept { Held::Kept } else { Held::Lost }))
+            Outcome::Finished(if kept { Held::Kept } else { Held::Lost })
         }
-        Act::Reserve(..) if row.get::<_, &str>("outcome") == "later" => Ok(Outcome::Later),
-        Act::Reserve(ask, _) => read_reservation(row, ask).map(Outcome::Reserved),
+        Act::Reserve(..) if row.get::<_, &str>("outcome") == "later" => Outcome::Later,
+        Act::Reserve(ask, _) => match read_reservation(row, ask) {
+            Ok(reservation) => Outcome::Reserved(reservation),
+            Err(error) => Outcome::Unread(error),
+        },
     };
-    batch.iter().zip(&rows).map(read).collect()
+    Ok(batch.iter().zip(&rows).map(read).collect())
 }
