@@ -331,8 +331,12 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         let Asked { outcomes, asking, answer } = match asked {
             Ok(asked) => asked,
             Err(error) => {
-                // The outcomes are gone with it: their deliveries are attempted again after their leases.
+                // The outcomes are gone with it: their deliveries are attempted again after their leases. What
+                // the other exchanges asked for is counted again from the next round on.
+                self.exchanges.abort_all();
+                self.exchanges = JoinSet::new();
                 self.asked = Asking::default();
+                self.pause_until = Some(Instant::now() + self.pause.next());
                 return log_panic(&error);
             }
         };
