@@ -22,16 +22,16 @@ use crate::config::Permission;
 /// Wrong tokens per second that are answered 401; further ones are answered 429.
 const WRONG_TOKENS_PER_SECOND: u32 = 20;
 
-/// Requests of unknown callers per minute that the audit trail records.
-const STRANGERS_PER_MINUTE: u32 = 60;
+/// Refusals per minute that the audit trail records.
+const REFUSALS_PER_MINUTE: u32 = 60;
 
 /// Decides which requests are allowed.
 pub(crate) struct Authorizer {
     address: IpAddr,
     rules: ArcSwap<AccessRules>,
     wrong: governor::DefaultDirectRateLimiter,
-    /// Requests of unknown callers that the audit trail records.
-    strangers: governor::DefaultDirectRateLimiter,
+    /// Refusals that the audit trail records.
+    refusals: governor::DefaultDirectRateLimiter,
 }
 
 /// The rules of the current configuration.
@@ -72,8 +72,8 @@ impl Authorizer {
             address,
             rules: ArcSwap::from_pointee(closed),
             wrong: governor::RateLimiter::direct(quota),
-            strangers: governor::RateLimiter::direct(governor::Quota::per_minute(
-                STRANGERS_PER_MINUTE.try_into().expect("not zero"),
+            refusals: governor::RateLimiter::direct(governor::Quota::per_minute(
+                REFUSALS_PER_MINUTE.try_into().expect("not zero"),
             )),
         };
         authorizer.reload(without_token, tokens);
@@ -140,6 +140,11 @@ impl Authorizer {
             _ => return Err(Problem::unauthorized()),
         };
         self.check(tokens, token).map(|(caller, _)| caller)
+    }
+
+    /// Whether the audit trail records another refusal now.
+    pub(super) fn records_refusal(&self) -> bool {
+        self.refusals.check().is_ok()
     }
 
     /// The caller with this token, and the digest of the token.
@@ -499,10 +504,11 @@ struct Audited {
 const SUBJECT_CHARS_MAX: usize = 300;
 
 impl Audited {
-    /// Appends the request to the audit trail. Requests without a known caller are recorded at a bounded
-    /// rate, so that a stranger cannot fill the disk.
+    /// Appends the request to the audit trail. Refusals are recorded at a bounded rate, so that they cannot
+    /// fill the disk.
     async fn record<S: AdminStore>(self, admin: &Admin<S>, who: &str, status: StatusCode) {
-        if who.is_empty() && admin.authorizer.strangers.check().is_err() {
+        let is_refusal = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+        if is_refusal && !admin.authorizer.records_refusal() {
             return;
         }
         let entry = AuditEntry {

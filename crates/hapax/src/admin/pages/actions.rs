@@ -56,6 +56,8 @@ pub(in crate::admin) struct Question {
 /// What an action did, and the page that shows it.
 pub(in crate::admin) struct Done {
     page: String,
+    /// The query of the page.
+    filters: Filters,
     sentence: String,
 }
 
@@ -178,7 +180,7 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
     let filters = Filters::of(&uri);
     match A::act(Arc::clone(&admin), caller, id, filters, &form).await {
         Ok(done) => {
-            let to = Filters::default().with("done", &done.sentence).link(&done.page);
+            let to = done.filters.with_done(&done.sentence).link(&done.page);
             let answer = StoredAnswer {
                 status: StatusCode::SEE_OTHER,
                 headers: vec![(header::LOCATION.to_string(), to.clone())],
@@ -237,11 +239,22 @@ impl<S: AdminStore> PageAction<S> for ReplayEvent {
             force: form.force,
             ..ReplayEventRequest::default()
         };
-        let replay =
-            replay::event(State(admin), Extension(caller), PathId(id.clone()), JsonBody(asked));
+        let replay = replay::event(
+            State(Arc::clone(&admin)),
+            Extension(caller),
+            PathId(id.clone()),
+            JsonBody(asked),
+        );
         let Json(replayed) = replay.await?;
-        Ok(Done { page: format!("/events/{id}"), sentence: effects(&replayed).join(" ") })
+        let page = event_page(&admin, &id).await?;
+        let sentence = effects(&replayed).join(" ");
+        Ok(Done { page, filters: Filters::default(), sentence })
     }
+}
+
+/// The page of an event, by Hapax's id: the sender's may have any character.
+async fn event_page<S: AdminStore>(admin: &Admin<S>, id: &str) -> Result<String, Problem> {
+    Ok(format!("/events/{}", events::find(&*admin.store, id).await?.summary.id))
 }
 
 /// What a replay does to each job.
@@ -332,7 +345,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
             _ => review::discard_of_event(state, by, path, asked).await?,
         };
         let sentence = format!("The event is {} now.", decided.status.as_str());
-        Ok(Done { page: format!("/events/{id}"), sentence })
+        Ok(Done { page: format!("/events/{}", decided.id), filters: Filters::default(), sentence })
     }
 }
 
@@ -378,7 +391,7 @@ impl<S: AdminStore> PageAction<S> for ReplayDelivery {
             DeliveryEffect::Due => "The delivery is due now.".to_owned(),
             DeliveryEffect::AlreadyOpen => "The delivery is due or under way already.".to_owned(),
         };
-        Ok(Done { page: format!("/deliveries/{id}"), sentence })
+        Ok(Done { page: format!("/deliveries/{id}"), filters: Filters::default(), sentence })
     }
 }
 
@@ -440,7 +453,8 @@ impl<S: AdminStore, const CANCEL: bool> PageAction<S> for ChangeMessage<CANCEL> 
             1 => "1 delivery is".to_owned(),
             count => format!("{count} deliveries are"),
         };
-        Ok(Done { page: message_page(&id), sentence: format!("{count} {what}.") })
+        let (page, sentence) = (message_page(&id), format!("{count} {what}."));
+        Ok(Done { page, filters, sentence })
     }
 }
 
@@ -522,6 +536,6 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
                 answer.chars().take(300).collect()
             }
         };
-        Ok(Done { page: format!("/endpoints/{id}"), sentence })
+        Ok(Done { page: format!("/endpoints/{id}"), filters: Filters::default(), sentence })
     }
 }

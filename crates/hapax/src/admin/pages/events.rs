@@ -141,7 +141,7 @@ pub(in crate::admin) async fn event<S: AdminStore>(
         event,
         summary,
         timeline,
-        done: filters.get("done"),
+        done: filters.done(),
     };
     Ok(reader.page(page))
 }

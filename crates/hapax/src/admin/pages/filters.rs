@@ -1,5 +1,8 @@
 //! The query of a page: the fields of its filter form, which live in the URL.
 
+use std::sync::LazyLock;
+
+use aws_lc_rs::{hmac, rand};
 use axum::extract::{FromRequestParts, Query};
 use axum::http::Uri;
 use axum::http::request::Parts;
@@ -8,6 +11,12 @@ use url::form_urlencoded;
 
 use super::super::extract::QueryParams;
 use super::super::problem::Problem;
+
+/// Signs sentences about actions. Another node, and this one after a restart, does not show them.
+static DONE_KEY: LazyLock<hmac::Key> = LazyLock::new(|| {
+    hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new())
+        .expect("the system has random bytes")
+});
 
 /// The fields of a filter form. A form sends its empty fields too; these count as absent.
 #[derive(Default)]
@@ -40,6 +49,19 @@ impl Filters {
             self.0.iter().filter(|(field, _)| field != name).cloned().collect();
         fields.push((name.to_owned(), value.to_owned()));
         Self(fields)
+    }
+
+    /// The same filter with a sentence about an action that was carried out. It is signed, so that an address
+    /// from elsewhere cannot show text of its own on a page.
+    pub(super) fn with_done(&self, sentence: &str) -> Self {
+        let tag = hmac::sign(&DONE_KEY, sentence.as_bytes());
+        self.with("done", sentence).with("tag", &hex::encode(tag.as_ref()))
+    }
+
+    /// The sentence about an action, if this process signed it.
+    pub(super) fn done(&self) -> Option<String> {
+        let (sentence, tag) = (self.get("done")?, hex::decode(self.get("tag")?).ok()?);
+        hmac::verify(&DONE_KEY, sentence.as_bytes(), &tag).ok().map(|()| sentence)
     }
 
     /// The link to `path` with this filter.

@@ -107,7 +107,9 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
     let (caller, token) = match admin.authorizer.log_in(&form.token) {
         Ok(known) => known,
         Err(problem) if problem.is_unauthorized() => {
-            record(&admin, "", StatusCode::UNAUTHORIZED).await;
+            if admin.authorizer.records_refusal() {
+                record(&admin, "", StatusCode::UNAUTHORIZED).await;
+            }
             let problem = Some("No token of this server has that value.".to_owned());
             let page = Login { frame: Frame::empty(), next: form.next, problem };
             return Ok(LoggedIn::No(Box::new(reader.page(page))));

@@ -71,8 +71,7 @@ pub(in crate::admin) async fn endpoint<S: AdminStore>(
         ..DeliveriesQuery::default()
     };
     let Json(deliveries) = api_messages::deliveries(State(admin), QueryParams(newest)).await?;
-    let page =
-        EndpointPage { frame, endpoint, deliveries: deliveries.items, done: filters.get("done") };
+    let page = EndpointPage { frame, endpoint, deliveries: deliveries.items, done: filters.done() };
     Ok(reader.page(page))
 }
 
@@ -136,7 +135,7 @@ pub(in crate::admin) async fn message<S: AdminStore>(
         frame,
         pretty: message.body.body.as_deref().map(super::text::indented).unwrap_or_default(),
         message,
-        done: filters.get("done"),
+        done: filters.done(),
     };
     Ok(reader.page(page))
 }
@@ -195,5 +194,5 @@ pub(in crate::admin) async fn delivery<S: AdminStore>(
 ) -> Result<Page<DeliveryPage>, Problem> {
     let frame = reader.frame(&admin, "/deliveries").await;
     let Json(delivery) = api_messages::delivery(State(admin), PathId(id)).await?;
-    Ok(reader.page(DeliveryPage { frame, delivery, done: filters.get("done") }))
+    Ok(reader.page(DeliveryPage { frame, delivery, done: filters.done() }))
 }

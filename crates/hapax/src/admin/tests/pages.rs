@@ -116,7 +116,7 @@ async fn text_of_a_sender_stays_text_on_every_page() {
     ];
     for id in hostile {
         let mut new = event(id, &[("fee", JobState::Dead)]);
-        new.event.body = json!({ "id": 1, "type": id, "x": [id] }).to_string().into();
+        new.event.body = json!({ "id": 1, "type": id, "x": [id] }).to_string();
         new.event.headers = format!("content-type: application/json\nx-sent: {id}");
         let server = server(vec![new]).await;
         let ours = server.store.event(id).await.summary.id.to_string();
