@@ -1,5 +1,5 @@
 //! Events for tests of a store: each is a signed request that was verified, because only
-//! [`verify`] makes receipts.
+//! [`verify()`] makes receipts.
 
 use std::sync::Arc;
 use std::time::Duration;
