@@ -187,8 +187,15 @@ struct ProblemPage {
 /// Middleware of page routes: errors become pages, and browsers get the rules that protect them.
 pub(super) async fn finish(request: Request, next: Next) -> Response {
     let if_none_match = request.headers().get(header::IF_NONE_MATCH).cloned();
-    let asked =
-        request.method().is_safe().then(|| request.uri().path_and_query().cloned()).flatten();
+    // Only a browser gets errors as pages, and is led to the login. Other clients get a problem in JSON.
+    let wants_page = request
+        .headers()
+        .get(header::ACCEPT)
+        .and_then(|kinds| kinds.to_str().ok())
+        .is_some_and(|kinds| kinds.contains("text/html"));
+    let asked = (request.method().is_safe() && wants_page)
+        .then(|| request.uri().path_and_query().cloned())
+        .flatten();
     let mut response = next.run(request).await;
     if let Some(asked) = asked
         && response.status() == StatusCode::UNAUTHORIZED
@@ -196,7 +203,8 @@ pub(super) async fn finish(request: Request, next: Next) -> Response {
         let login = Filters::default().with("next", asked.as_str()).link("/login");
         response = SeeOther(login).into_response();
     }
-    if let Some(problem) = response.extensions_mut().remove::<api::Problem>() {
+    if let Some(problem) = response.extensions_mut().remove::<api::Problem>().filter(|_| wants_page)
+    {
         let (status, kept) = (response.status(), kept_headers(response.headers()));
         let page = Page { template: ProblemPage { frame: Frame::empty(), problem }, if_none_match };
         response = page.into_response();

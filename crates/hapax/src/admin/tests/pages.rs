@@ -42,7 +42,11 @@ impl Server {
         more: &[(&str, &str)],
         form: &str,
     ) -> Answered {
-        let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "localhost")
+            .header("accept", "text/html");
         for (name, value) in more {
             request = request.header(*name, *value);
         }
