@@ -15,6 +15,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::job::later;
+use crate::tuned;
 
 /// Failures in a row that open the circuit: more than a restart of one instance causes.
 pub const FAILURES_MAX: u32 = 5;
@@ -31,6 +32,11 @@ pub const GIVE_UP_AFTER: Duration = Duration::from_secs(5 * 86_400);
 /// Attempts at once after the circuit closes. It doubles with each success, so that deliveries that were held
 /// do not all start together.
 pub const SLOTS_FIRST: u32 = 2;
+
+/// [`OPEN_MIN`], or what a test sets: one that restarts its receiver would wait for minutes.
+fn open_min() -> Duration {
+    Duration::from_millis(tuned!("circuit.open_ms", OPEN_MIN.as_millis() as u64))
+}
 
 /// The circuit of one endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -127,8 +133,8 @@ pub fn step(circuit: &Circuit, event: CircuitEvent, now: Timestamp) -> Option<Ci
                 return Some(failing);
             }
             let open_for = match is_open {
-                Some(_) => circuit.open_for.saturating_mul(2).clamp(OPEN_MIN, OPEN_MAX),
-                None => OPEN_MIN,
+                Some(_) => circuit.open_for.saturating_mul(2).clamp(open_min(), OPEN_MAX),
+                None => open_min(),
             };
             Some(Circuit { number, open_for, open_until: Some(later(now, open_for)), ..failing })
         }
@@ -141,7 +147,7 @@ pub fn step(circuit: &Circuit, event: CircuitEvent, now: Timestamp) -> Option<Ci
             number,
             failing_since: None,
             open_until: Some(now),
-            open_for: OPEN_MIN,
+            open_for: open_min(),
             slots: None,
             ..*circuit
         }),

@@ -353,7 +353,9 @@ fn a_plan_goes_on_after_a_sigkill_and_takes_each_delivery_once() {
     let sink = {
         let is_down = Arc::clone(&is_down);
         Sink::new(move |_, _| {
-            if is_down.load(Ordering::SeqCst) { "503 Down" } else { "200 OK" }.to_owned()
+            // Each is refused for good: failures would open the circuit.
+            let refused = "400 No\r\nwebhook-delivery: abort-message";
+            if is_down.load(Ordering::SeqCst) { refused } else { "200 OK" }.to_owned()
         })
     };
     let (id, _) = add(&server, &json!({"url": sink.url(), "retry": ["0s"]}));
