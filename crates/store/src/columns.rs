@@ -118,7 +118,7 @@ mod tests {
             *seen += 1;
             let of_job = format!("{:?}", phase_of(number)).to_lowercase();
             let of_event = ["open", "review", "discarded"].get(number as usize).copied();
-            let of_delivery = ["ready", "leased", "delivered", "dead", "cancelled"];
+            let of_delivery = ["ready", "leased", "delivered", "dead", "cancelled", "parked"];
             let of_delivery = of_delivery.get(number as usize).copied();
             assert!(
                 name == of_job || [of_event, of_delivery].contains(&Some(&*name)),

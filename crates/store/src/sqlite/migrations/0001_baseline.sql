@@ -312,7 +312,7 @@ CREATE INDEX hapax_delivery_died   ON hapax_delivery (endpoint, due_at) WHERE st
 CREATE INDEX hapax_delivery_parked_since ON hapax_delivery (endpoint, due_at) WHERE state = 5 /* parked */;
 CREATE INDEX hapax_delivery_to     ON hapax_delivery (endpoint, message_seq);
 CREATE INDEX hapax_delivery_key    ON hapax_delivery (endpoint, key, place)
-    WHERE key IS NOT NULL AND state IN (0, 1, 5) /* open */;
+    WHERE key IS NOT NULL AND state IN (0 /* ready */, 1 /* leased */, 5 /* parked */);
 CREATE INDEX hapax_delivery_dead_key ON hapax_delivery (endpoint, key, place)
     WHERE key IS NOT NULL AND state = 3 /* dead */;
 CREATE INDEX hapax_delivery_parked ON hapax_delivery (endpoint, message_seq) WHERE state = 5 /* parked */;

@@ -60,7 +60,7 @@ pub(super) const BUSY_KEYS: &str = "SELECT key FROM hapax_delivery INDEXED BY ha
      WHERE endpoint = ?1 AND state = 1 /* leased */ AND key IS NOT NULL";
 
 pub(super) const EARLIER_OPEN: &str = "SELECT 1 FROM hapax_delivery INDEXED BY hapax_delivery_key
-     WHERE endpoint = ?1 AND key = ?2 AND place < ?3 AND state IN (0, 1, 5) /* open */ LIMIT 1";
+     WHERE endpoint = ?1 AND key = ?2 AND place < ?3 AND state IN (0 /* ready */, 1 /* leased */, 5 /* parked */) LIMIT 1";
 
 pub(super) const EARLIER_DEAD: &str =
     "SELECT 1 FROM hapax_delivery INDEXED BY hapax_delivery_dead_key
@@ -69,7 +69,7 @@ pub(super) const EARLIER_DEAD: &str =
 pub(super) fn first_open_sql() -> String {
     format!(
         "SELECT {COLUMNS} FROM hapax_delivery d INDEXED BY hapax_delivery_key
-         WHERE d.endpoint = ?1 AND d.key = ?2 AND d.state IN (0, 1, 5) /* open */ ORDER BY d.place LIMIT 1"
+         WHERE d.endpoint = ?1 AND d.key = ?2 AND d.state IN (0 /* ready */, 1 /* leased */, 5 /* parked */) ORDER BY d.place LIMIT 1"
     )
 }
 
