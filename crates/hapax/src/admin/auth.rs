@@ -142,11 +142,6 @@ impl Authorizer {
         self.check(tokens, token).map(|(caller, _)| caller)
     }
 
-    /// Whether the audit trail records another refusal now.
-    pub(super) fn records_refusal(&self) -> bool {
-        self.refusals.check().is_ok()
-    }
-
     /// The caller with this token, and the digest of the token.
     pub(super) fn log_in(&self, token: &str) -> Result<(Caller, [u8; 32]), Problem> {
         self.check(&self.rules.load().tokens, token.as_bytes())
@@ -495,9 +490,11 @@ pub(super) async fn authorize<S: AdminStore>(
 }
 
 /// A request that the audit trail records.
-struct Audited {
-    action: String,
-    subject: String,
+pub(super) struct Audited {
+    /// The method and the route.
+    pub(super) action: String,
+    /// The path.
+    pub(super) subject: String,
 }
 
 /// The longest path that the audit trail keeps, in characters.
@@ -506,9 +503,14 @@ const SUBJECT_CHARS_MAX: usize = 300;
 impl Audited {
     /// Appends the request to the audit trail. Refusals are recorded at a bounded rate, so that they cannot
     /// fill the disk.
-    async fn record<S: AdminStore>(self, admin: &Admin<S>, who: &str, status: StatusCode) {
+    pub(super) async fn record<S: AdminStore>(
+        self,
+        admin: &Admin<S>,
+        who: &str,
+        status: StatusCode,
+    ) {
         let is_refusal = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-        if is_refusal && !admin.authorizer.records_refusal() {
+        if is_refusal && admin.authorizer.refusals.check().is_err() {
             return;
         }
         let entry = AuditEntry {

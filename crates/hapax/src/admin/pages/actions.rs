@@ -20,7 +20,7 @@ use super::super::auth::Caller;
 use super::super::extract::{JsonBody, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints, events, messages, replay, review};
-use super::filters::Filters;
+use super::filters::{Filters, form};
 use super::{Frame, Page, Reader, SeeOther};
 use crate::api::{
     DecideRequest, DeliveryEffect, MessageQuery, ReasonRequest, ReplayEffect, ReplayEventRequest,
@@ -74,24 +74,12 @@ impl<S: Send + Sync> FromRequest<S> for ActionForm {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let bytes = Bytes::from_request(request, state).await.map_err(|_| Problem::too_large())?;
-        if bytes.len() > FORM_BYTES_MAX {
-            return Err(Problem::too_large());
-        }
-        let field = |name: &str| {
-            let mut fields = form_urlencoded::parse(&bytes);
-            fields.find(|(field, _)| field == name).map(|(_, value)| value.into_owned())
-        };
-        let plan = field("plan").and_then(|plan| plan.parse().ok());
+        let (bytes, fields) = form(request, state, FORM_BYTES_MAX).await?;
+        let plan = fields.get("plan").and_then(|plan| plan.parse().ok());
         let plan =
             plan.ok_or_else(|| Problem::bad_request("the form has no plan: open its page again"))?;
-        let form = Self {
-            plan,
-            reason: field("reason"),
-            force: field("force").is_some(),
-            bytes: Bytes::new(),
-        };
-        Ok(Self { bytes, ..form })
+        let (reason, force) = (fields.get("reason"), fields.get("force").is_some());
+        Ok(Self { plan, reason, force, bytes })
     }
 }
 

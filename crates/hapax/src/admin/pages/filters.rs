@@ -1,9 +1,10 @@
-//! The query of a page: the fields of its filter form, which live in the URL.
+//! The fields of forms: of filters, which live in the URL of a page, and of forms that are posted.
 
 use std::sync::LazyLock;
 
 use aws_lc_rs::{hmac, rand};
-use axum::extract::{FromRequestParts, Query};
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::Uri;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
@@ -33,8 +34,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Filters {
 impl Filters {
     /// The fields in the query of a URI.
     pub(super) fn of(uri: &Uri) -> Self {
-        let query = uri.query().unwrap_or_default();
-        let fields = form_urlencoded::parse(query.as_bytes()).into_owned();
+        Self::parse(uri.query().unwrap_or_default().as_bytes())
+    }
+
+    fn parse(encoded: &[u8]) -> Self {
+        let fields = form_urlencoded::parse(encoded).into_owned();
         Self(fields.filter(|(_, value)| !value.is_empty()).collect())
     }
 
@@ -89,4 +93,18 @@ impl Filters {
     fn encoded(&self) -> String {
         form_urlencoded::Serializer::new(String::new()).extend_pairs(&self.0).finish()
     }
+}
+
+/// The body of a form with at most so many bytes, and its fields.
+pub(super) async fn form<S: Send + Sync>(
+    request: Request,
+    state: &S,
+    bytes_max: usize,
+) -> Result<(Bytes, Filters), Problem> {
+    let bytes = Bytes::from_request(request, state).await.map_err(|_| Problem::too_large())?;
+    if bytes.len() > bytes_max {
+        return Err(Problem::too_large());
+    }
+    let fields = Filters::parse(&bytes);
+    Ok((bytes, fields))
 }

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use askama::Template;
 use aws_lc_rs::{digest, rand};
-use axum::body::Bytes;
 use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
-use hapax_core::store::{AuditEntry, Session};
-use url::form_urlencoded;
+use hapax_core::store::Session;
 
-use super::super::auth::{SESSION_COOKIE, check_same_origin, check_same_site, session_hash};
+use super::super::auth::{
+    Audited, SESSION_COOKIE, check_same_origin, check_same_site, session_hash,
+};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore};
-use super::filters::Filters;
+use super::filters::{Filters, form};
 use super::{Frame, Page, Reader, SeeOther};
 
 /// How long a session lasts.
@@ -56,18 +56,11 @@ impl<S: Send + Sync> FromRequest<S> for LoginForm {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let headers = request.headers().clone();
-        let bytes = Bytes::from_request(request, state).await.map_err(|_| Problem::too_large())?;
-        if bytes.len() > FORM_BYTES_MAX {
-            return Err(Problem::too_large());
-        }
-        let field = |name: &str| {
-            let mut fields = form_urlencoded::parse(&bytes);
-            fields.find(|(field, _)| field == name).map(|(_, value)| value.into_owned())
-        };
+        let (_, fields) = form(request, state, FORM_BYTES_MAX).await?;
         Ok(Self {
-            token: field("token").unwrap_or_default().trim().to_owned(),
-            name: field("name").unwrap_or_default(),
-            next: local_path(field("next")),
+            token: fields.get("token").unwrap_or_default().trim().to_owned(),
+            name: fields.get("name").unwrap_or_default(),
+            next: local_path(fields.get("next")),
             headers,
         })
     }
@@ -107,9 +100,7 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
     let (caller, token) = match admin.authorizer.log_in(&form.token) {
         Ok(known) => known,
         Err(problem) if problem.is_unauthorized() => {
-            if admin.authorizer.records_refusal() {
-                record(&admin, "", StatusCode::UNAUTHORIZED).await;
-            }
+            audited().record(&admin, "", StatusCode::UNAUTHORIZED).await;
             let problem = Some("No token of this server has that value.".to_owned());
             let page = Login { frame: Frame::empty(), next: form.next, problem };
             return Ok(LoggedIn::No(Box::new(reader.page(page))));
@@ -133,7 +124,7 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
         expires_at: (admin.now)() + SESSION,
     };
     admin.store.open_session(session).await?;
-    record(&admin, &who, StatusCode::SEE_OTHER).await;
+    audited().record(&admin, &who, StatusCode::SEE_OTHER).await;
     let seconds = SESSION.as_secs();
     let cookie =
         format!("{SESSION_COOKIE}={value}; Path=/; HttpOnly; SameSite=Lax; Max-Age={seconds}");
@@ -156,17 +147,9 @@ pub(in crate::admin) async fn log_out<S: AdminStore>(
     Ok(LoggedIn::Yes { to: "/login".to_owned(), cookie })
 }
 
-async fn record<S: AdminStore>(admin: &Admin<S>, who: &str, status: StatusCode) {
-    let entry = AuditEntry {
-        at: (admin.now)(),
-        who: who.to_owned(),
-        action: "POST /login".to_owned(),
-        subject: "/login".to_owned(),
-        status: status.as_u16(),
-    };
-    if let Err(error) = admin.store.audit(vec![entry]).await {
-        tracing::warn!(%error, "a login is missing in the audit trail: {error}");
-    }
+/// A login, as the audit trail records it.
+fn audited() -> Audited {
+    Audited { action: "POST /login".to_owned(), subject: "/login".to_owned() }
 }
 
 /// A path of this server; anything else could lead to another site.
