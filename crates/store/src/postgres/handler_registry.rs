@@ -2,13 +2,14 @@
 //! next claim of each begins. The registry is in memory: when the database turns out to be another
 //! one, the handlers are announced again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use hapax_core::Timestamp;
 use hapax_core::order::{Guard, Machine, OrderPolicy, Position};
 use hapax_core::store::{HandlerRef, HandlerSpec};
+
+use super::claim_hints::ClaimHints;
 
 /// A handler that was announced.
 #[derive(Debug)]
@@ -26,60 +27,8 @@ pub(super) struct Turn {
     pub(super) lane: Option<i32>,
     pub(super) look_lane: Option<i32>,
     pub(super) look_resource: Option<String>,
-    pub(super) known: Known,
-    /// The time of the last full check, and how long it took.
-    all_seen: Option<(Instant, Duration)>,
+    pub(super) hints: ClaimHints,
 }
-
-/// The time up to which this node has seen all due jobs of each lane, and all ended leases. A hint:
-/// a job that a slow commit wrote before that time is found at the next full check.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Known {
-    lanes: BTreeMap<i32, Timestamp>,
-    pub(super) leases: Option<Timestamp>,
-}
-
-impl Known {
-    pub(super) fn lanes(&self) -> Vec<i32> {
-        self.lanes.keys().copied().collect()
-    }
-
-    pub(super) fn since(&self) -> Vec<Timestamp> {
-        self.lanes.values().copied().collect()
-    }
-
-    /// Records how far a claim has read in each lane.
-    pub(super) fn learn(&mut self, lanes: Vec<i32>, until: Vec<Timestamp>, leases: Timestamp) {
-        self.lanes.extend(lanes.into_iter().zip(until));
-        while self.lanes.len() > KNOWN_LANES_MAX {
-            self.lanes.pop_first();
-        }
-        self.leases = Some(leases);
-    }
-}
-
-impl Turn {
-    /// Clears the hint once a full check is due: the longer the last one took, the later.
-    pub(super) fn looks_at_all(&mut self) -> bool {
-        let again = self
-            .all_seen
-            .is_none_or(|(at, took)| at.elapsed() > LOOK_AT_ALL.max(took.saturating_mul(20)));
-        if again {
-            self.known = Known::default();
-        }
-        again
-    }
-
-    pub(super) fn looked_at_all(&mut self, began: Instant) {
-        self.all_seen = Some((Instant::now(), began.elapsed()));
-    }
-}
-
-/// How often a node checks everything that may be due, whatever the hints are.
-const LOOK_AT_ALL: Duration = Duration::from_secs(1);
-
-/// The most lanes of a handler with a hint: as many as one claim reads.
-const KNOWN_LANES_MAX: usize = 64;
 
 impl Announced {
     pub(super) fn turn(&self) -> Turn {

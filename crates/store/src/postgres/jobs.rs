@@ -154,7 +154,7 @@ async fn claim_once(
     let limit = i32::try_from(ask.limit).unwrap_or(i32::MAX);
     let began = Instant::now();
     let mut turn = handler.turn();
-    let all = turn.looks_at_all();
+    let all = turn.hints.looks_at_all();
     let worker = row::text(&ask.worker);
     let mut lent = shared.pools.work.lend().await?;
     let rows = lent
@@ -168,9 +168,9 @@ async fn claim_once(
                 &turn.lane,
                 &turn.look_lane,
                 &turn.look_resource,
-                &turn.known.lanes(),
-                &turn.known.since(),
-                &turn.known.leases,
+                &turn.hints.places(),
+                &turn.hints.since(),
+                &turn.hints.leases(),
                 &shared.now(),
             ],
         )
@@ -181,9 +181,9 @@ async fn claim_once(
     turn.look_lane = summary.get("look_lane");
     turn.look_resource = summary.get("look_resource");
     let (lanes, until) = (summary.get("lanes_seen"), summary.get("seen_until"));
-    turn.known.learn(lanes, until, summary.get("leases_until"));
+    turn.hints.learn(lanes, until, summary.get("leases_until"));
     if all {
-        turn.looked_at_all(began);
+        turn.hints.looked_at_all(began);
     }
     handler.next_turn(turn);
     let set_aside: Vec<Uuid> = summary.get("set_aside");
@@ -405,11 +405,11 @@ pub(super) async fn next_due(
 ) -> Result<Option<Timestamp>, PgError> {
     let Some(handler) = shared.handlers.get(handler) else { return Ok(None) };
     let mut lent = shared.pools.work.lend().await?;
-    let known = handler.turn().known;
+    let hints = handler.turn().hints;
     let ask = "SELECT hapax.next_due($1, $2, $3, $4, $5)";
-    let (lanes, since) = (known.lanes(), known.since());
+    let (lanes, since) = (hints.places(), hints.since());
     let rows =
-        lent.query(ask, &[&handler.number, &lanes, &since, &known.leases, &shared.now()]).await?;
+        lent.query(ask, &[&handler.number, &lanes, &since, &hints.leases(), &shared.now()]).await?;
     Ok(only(&rows)?.get(0))
 }
 

@@ -7,6 +7,7 @@
 //! cached answers are no longer valid, and [`reader`] serves queries of operators.
 
 mod admin_records;
+mod claim_hints;
 mod connect;
 mod copies;
 mod copy_lookup;

@@ -159,7 +159,7 @@ async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
             let rows = sql
                 .query(
                     "SELECT delivery FROM hapax.exchange('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
-                         '{}', '{}', '{}', '{}', '{}', 1, 1000, 'n', '{5}', 0, $1)",
+                         '{}', '{}', '{}', '{}', '{}', 1, 1000, 'n', '{5}', 0, NULL, NULL, NULL, $1)",
                     &[&now],
                 )
                 .await;

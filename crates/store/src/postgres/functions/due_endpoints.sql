@@ -1,14 +1,17 @@
 -- The endpoints with a due delivery that this node may send to now, by circuit, block and rate, at most `most`:
 -- first those after after_endpoint, then from the start up to it. One probe per endpoint, however many
 -- deliveries wait for it. A deleted endpoint with a ready delivery, which was committed after the deletion, is
--- noted for hapax.cancel_orphans. last_endpoint: the last one that was probed. is_all: no endpoint was left out. next_due: when a
--- delivery of a probed endpoint is due that is not due yet.
+-- noted for hapax.cancel_orphans. known_endpoints and known_since: see hapax.exchange. last_endpoint: the last
+-- one that was probed. is_all: no endpoint was left out. next_due: when a delivery of a probed endpoint is due
+-- that is not due yet.
 CREATE OR REPLACE FUNCTION hapax.due_endpoints(
-    most integer, after_endpoint integer, vault_keys bigint[], at timestamptz,
+    most integer, after_endpoint integer, vault_keys bigint[], known_endpoints integer[],
+    known_since timestamptz[], at timestamptz,
     OUT endpoints integer[], OUT last_endpoint integer, OUT is_all boolean, OUT next_due timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     wrapped boolean := false;
+    next_known integer;
     next_endpoint integer;
     first_due timestamptz;
     open_from timestamptz;
@@ -19,15 +22,29 @@ BEGIN
     is_all := false;
     FOR look IN 1..1024 LOOP
         EXIT WHEN cardinality(endpoints) >= most;
+        SELECT min(k) INTO next_known FROM unnest(known_endpoints) k WHERE k > last_endpoint;
         SELECT d.endpoint, d.due_at INTO next_endpoint, first_due FROM hapax.delivery d
         WHERE d.state = hapax.delivery_state('ready') AND d.endpoint > last_endpoint
+          AND d.endpoint < coalesce(next_known, 2147483647)
         ORDER BY d.endpoint, d.due_at, d.message LIMIT 1;
-        IF NOT FOUND AND NOT wrapped THEN
+        IF NOT FOUND AND next_known IS NOT NULL THEN
+            next_endpoint := next_known;
+            SELECT d.due_at INTO first_due FROM hapax.delivery d
+            WHERE d.endpoint = next_known AND d.state = hapax.delivery_state('ready')
+              AND d.due_at >= known_since[array_position(known_endpoints, next_known)]
+            ORDER BY d.due_at, d.message LIMIT 1;
+            IF NOT FOUND AND (NOT wrapped OR next_known <= after_endpoint) THEN
+                last_endpoint := next_known;
+                CONTINUE;
+            END IF;
+        ELSIF NOT FOUND THEN
+            is_all := wrapped;
+            EXIT WHEN wrapped;
             wrapped := true;
             last_endpoint := 0;
             CONTINUE;
         END IF;
-        is_all := NOT FOUND OR (wrapped AND next_endpoint > after_endpoint);
+        is_all := wrapped AND next_endpoint > after_endpoint;
         EXIT WHEN is_all;
         last_endpoint := next_endpoint;
         SELECT greatest(s.blocked_until, s.open_until,

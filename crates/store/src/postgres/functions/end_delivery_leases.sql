@@ -1,15 +1,19 @@
--- Ends up to 256 leases of deliveries that ran out, also those of disabled and deleted endpoints. A locked
--- delivery is being settled and is skipped. Whether there may be more.
-CREATE OR REPLACE FUNCTION hapax.end_delivery_leases(at timestamptz) RETURNS boolean
+-- Ends up to 256 leases of deliveries that ran out, no earlier than `since` (see hapax.exchange), also those
+-- of disabled and deleted endpoints. A locked delivery is being settled and is skipped. ended: how many;
+-- has_more: there may be more; ended_until: every lease that is left still runs at this time.
+CREATE OR REPLACE FUNCTION hapax.end_delivery_leases(
+    since timestamptz, at timestamptz,
+    OUT ended integer, OUT has_more boolean, OUT ended_until timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     most CONSTANT integer := 256;
-    ended integer := 0;
     d hapax.delivery;
 BEGIN
+    ended := 0;
     FOR d IN
         SELECT * FROM hapax.delivery x
         WHERE x.state = hapax.delivery_state('leased') AND x.due_at <= at
+          AND x.due_at >= coalesce(since, '-infinity')
         ORDER BY x.due_at LIMIT most
         FOR UPDATE SKIP LOCKED
     LOOP
@@ -19,6 +23,10 @@ BEGIN
             PERFORM hapax.ready_next_delivery(d.endpoint, d.key, at);
         END IF;
         ended := ended + 1;
+        ended_until := d.due_at;
     END LOOP;
-    RETURN ended = most;
+    has_more := ended = most;
+    IF NOT has_more THEN
+        ended_until := at - hapax.commit_slack();
+    END IF;
 END $$;

@@ -4,16 +4,21 @@
 -- after_endpoint. The arrays describe outcomes: see hapax.settle_attempt and, for
 -- signals and pauses, hapax.note_answer. vault_keys: the keys that this
 -- node holds. The last row has no delivery: it returns which outcomes were recorded, when something is
--- next due, and where the next turn begins.
+-- next due, where the next turn begins, and up to which times this call has read.
+--
+-- known_endpoints (sorted), known_since and leases_since: as the lanes of hapax.claim. Claimed deliveries
+-- leave dead entries in the indexes, and without a hint every call would pass all of them.
 CREATE OR REPLACE FUNCTION hapax.exchange(
     messages bigint[], endpoints integer[], fences bigint[], verdicts integer[], tooks bigint[],
     statuses integer[], answers text[], errors text[], hows integer[], waits bigint[],
     dices double precision[], signals integer[], pauses bigint[], wanted integer, bytes_max bigint, of_node text, vault_keys bigint[],
-    after_endpoint integer, now_at timestamptz DEFAULT NULL)
+    after_endpoint integer, known_endpoints integer[], known_since timestamptz[],
+    leases_since timestamptz, now_at timestamptz DEFAULT NULL)
 RETURNS TABLE (
     delivery uuid, fence bigint, attempt integer, leased_until timestamptz, message text, body bytea,
     endpoint uuid, tenant text, settings text, secrets bytea, headers bytea,
-    settled boolean[], next_due timestamptz, next_turn integer)
+    settled boolean[], next_due timestamptz, next_turn integer,
+    endpoints_seen integer[], seen_until timestamptz[], leases_until timestamptz)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 -- A plan that was made while the tables were small must do for large ones too. The functions that this
@@ -32,6 +37,8 @@ DECLARE
     recorded boolean[] := array_fill(false, ARRAY[cardinality(messages)]);
     o record;
     settlement record;
+    leases record;
+    n bigint;
     key_endpoints integer[] := '{}';
     keys text[] := '{}';
     said bigint[] := '{}';
@@ -47,11 +54,32 @@ DECLARE
     soonest timestamptz;
     turn integer := after_endpoint;
 BEGIN
+    endpoints_seen := '{}';
+    seen_until := '{}';
+    -- Most outcomes are the first end of an attempt that delivered: one statement records them all. The
+    -- caller has sorted the outcomes, so two calls lock deliveries in one order.
+    WITH ended AS (
+        UPDATE hapax.delivery x
+        SET state = hapax.delivery_state('delivered'), due_at = at, error = NULL, took_ms = r.took,
+            answer_status = r.status, answer = r.answer
+        FROM unnest(messages, endpoints, fences, verdicts, tooks, statuses, answers) WITH ORDINALITY
+            r (message, endpoint, fence, verdict, took, status, answer, n)
+        WHERE r.verdict = 0 AND x.message = r.message AND x.endpoint = r.endpoint
+          AND x.fence = r.fence AND x.state = hapax.delivery_state('leased')
+        RETURNING r.n, x.endpoint, x.key, x.circuit)
+    SELECT coalesce(array_agg(e.n), '{}'), coalesce(array_agg(e.circuit), '{}'),
+        coalesce(array_agg(e.endpoint) FILTER (WHERE e.key IS NOT NULL), '{}'),
+        coalesce(array_agg(e.key) FILTER (WHERE e.key IS NOT NULL), '{}')
+    INTO said_of, said, key_endpoints, keys FROM ended e;
+    FOREACH n IN ARRAY said_of LOOP
+        recorded[n] := true;
+    END LOOP;
     FOR o IN
         SELECT * FROM unnest(messages, endpoints, fences, verdicts, tooks, statuses, answers, errors,
                              hows, waits, dices, signals, pauses) WITH ORDINALITY
             r (message, endpoint, fence, verdict, took, status, answer, error, how, wait, dice, signal,
                pause, n)
+        WHERE NOT recorded[r.n]
         ORDER BY r.message, r.endpoint, r.n
     LOOP
         settlement := hapax.settle_attempt(
@@ -86,12 +114,19 @@ BEGIN
     LOOP
         PERFORM hapax.note_answer(o.endpoint, o.circuit, o.signal, o.pause, o.error, at);
     END LOOP;
-    IF hapax.end_delivery_leases(at) THEN
+    leases := hapax.end_delivery_leases(leases_since, at);
+    leases_until := leases.ended_until;
+    IF leases.ended > 0 THEN
+        -- A lost delivery is due from a time on that may be long ago.
+        known_endpoints := NULL;
+    END IF;
+    IF leases.has_more THEN
         soonest := at;
     END IF;
 
     IF wanted > 0 THEN
-        due := hapax.due_endpoints(least(wanted, 256), after_endpoint, vault_keys, at);
+        due := hapax.due_endpoints(least(wanted, 256), after_endpoint, vault_keys, known_endpoints, known_since,
+                                   at);
         soonest := least(soonest, due.next_due, CASE WHEN NOT due.is_all THEN at END);
         IF due.endpoints = '{}' THEN
             turn := due.last_endpoint;
@@ -108,26 +143,37 @@ BEGIN
                     turn := current_endpoint;
                 END IF;
                 got := hapax.take_deliveries(
-                    current_endpoint, room, bytes_left, taken_messages = '{}', of_node, vault_keys,
-                    at);
+                    current_endpoint, room, bytes_left, taken_messages = '{}',
+                    coalesce(known_since[array_position(known_endpoints, current_endpoint)],
+                             '-infinity'),
+                    of_node, vault_keys, at);
                 taken_messages := taken_messages || got.taken;
                 taken_endpoints := taken_endpoints
                     || array_fill(current_endpoint, ARRAY[cardinality(got.taken)]);
                 bytes_left := bytes_left - got.bytes;
                 soonest := least(soonest, got.next_at, CASE WHEN got.is_busy THEN at END);
+                IF got.seen_until IS NOT NULL THEN
+                    endpoints_seen := endpoints_seen || current_endpoint;
+                    seen_until := seen_until || (got.seen_until - hapax.commit_slack());
+                END IF;
                 EXIT rounds WHEN got.is_full;
             END LOOP;
         END LOOP;
     END IF;
-    soonest := least(soonest, (
-        SELECT d.due_at FROM hapax.delivery d
-        WHERE d.state = hapax.delivery_state('leased')
-        ORDER BY d.due_at LIMIT 1));
+    IF taken_messages = '{}' THEN
+        -- A node that has claims asks again soon, and then ends the leases that ran out.
+        soonest := least(soonest, (
+            SELECT d.due_at FROM hapax.delivery d
+            WHERE d.state = hapax.delivery_state('leased')
+              AND d.due_at >= coalesce(leases_until, '-infinity')
+            ORDER BY d.due_at LIMIT 1));
+    END IF;
 
     RETURN QUERY
     SELECT hapax.delivery_id(m.created_at, m.fingerprint, d.message, d.endpoint), d.fence, d.attempt,
         d.due_at, m.id, coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body), e.id, e.tenant,
-        e.settings, e.secrets, e.headers, NULL::boolean[], NULL::timestamptz, NULL::integer
+        e.settings, e.secrets, e.headers, NULL::boolean[], NULL::timestamptz, NULL::integer,
+        NULL::integer[], NULL::timestamptz[], NULL::timestamptz
     FROM unnest(taken_messages, taken_endpoints) WITH ORDINALITY t (message, endpoint, n)
     JOIN hapax.delivery d ON d.message = t.message AND d.endpoint = t.endpoint
     JOIN hapax.message m ON m.message = t.message

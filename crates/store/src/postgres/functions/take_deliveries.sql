@@ -6,12 +6,16 @@
 -- that has not ended. Due ones that must wait are parked, up to 256 beside those that are leased, and only
 -- while the row of the delivery that they wait for is locked here: its end then finds them parked.
 -- Keeps also: the rate limit, by hapax_core::rate_limit. next_at: when it lets another attempt begin.
--- is_busy: there are due deliveries left that could be claimed at once or soon.
+-- Keeps also: no leased delivery of the endpoint has a lower message than endpoint_state.leased_from, so
+-- that the count does not pass the dead index entries of all earlier leases. Only a holder of that row's lock
+-- leases deliveries.
+-- is_busy: there are due deliveries left that could be claimed at once or soon. since: see hapax.exchange.
+-- seen_until: no delivery due before it is left.
 CREATE OR REPLACE FUNCTION hapax.take_deliveries(
-    of_endpoint integer, room integer, bytes_left bigint, first boolean, of_node text,
-    vault_keys bigint[], at timestamptz,
+    of_endpoint integer, room integer, bytes_left bigint, first boolean, since timestamptz,
+    of_node text, vault_keys bigint[], at timestamptz,
     OUT taken bigint[], OUT bytes bigint, OUT is_full boolean, OUT is_busy boolean,
-    OUT next_at timestamptz)
+    OUT next_at timestamptz, OUT seen_until timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     e record;
@@ -19,6 +23,8 @@ DECLARE
     free integer;
     busy_keys text[] := '{}';
     parked bigint[] := '{}';
+    lowest_leased bigint;
+    has_passed boolean := false;
     looked integer := 0;
     looks integer;
     least_tried integer;
@@ -30,7 +36,8 @@ BEGIN
     is_full := false;
     is_busy := false;
     SELECT x.max_in_flight, x.lease, x.is_thin, x.keeps_order, x.parks_dead, s.unpark_from,
-        s.open_until, s.circuit, x.rate_interval, s.rate_at, least(x.max_in_flight, s.slots) AS slots INTO e
+        s.open_until, s.circuit, x.rate_interval, s.rate_at, s.leased_from,
+        least(x.max_in_flight, s.slots) AS slots INTO e
     FROM hapax.endpoint x JOIN hapax.endpoint_state s ON s.endpoint = x.endpoint
     WHERE x.endpoint = of_endpoint AND x.disabled_at IS NULL AND x.deleted_at IS NULL
       AND x.key_ids <@ vault_keys AND coalesce(s.blocked_until <= at, true)
@@ -44,8 +51,9 @@ BEGIN
         PERFORM hapax.unpark(of_endpoint, at);
         is_busy := true;
     END IF;
-    SELECT e.slots - count(*) INTO free FROM hapax.delivery x
-    WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased');
+    SELECT e.slots - count(*), min(x.message) INTO free, lowest_leased FROM hapax.delivery x
+    WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased')
+      AND x.message >= e.leased_from;
     IF e.rate_interval > 0 THEN
         -- How far the attempts so far run ahead, and how many more may.
         free := least(free, greatest(0, (e.rate_interval + 50000 - greatest(0,
@@ -64,20 +72,21 @@ BEGIN
             WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('ready')
               AND x.due_at <= at
             ORDER BY x.due_at, x.message LIMIT 256) c;
+        has_passed := true;
     END IF;
     looks := least(free, room);
     IF e.keeps_order THEN
         looks := looks + 256;
         SELECT coalesce(array_agg(x.key), '{}') INTO busy_keys FROM hapax.delivery x
         WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased')
-          AND x.key IS NOT NULL;
+          AND x.message >= e.leased_from AND x.key IS NOT NULL;
     END IF;
     FOR d IN
-        SELECT x.message, x.key, x.place,
+        SELECT x.message, x.key, x.place, x.due_at,
             octet_length(coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body)) AS size
         FROM hapax.delivery x JOIN hapax.message m ON m.message = x.message
         WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('ready') AND x.due_at <= at
-          AND (least_tried IS NULL OR x.attempt <= least_tried)
+          AND x.due_at >= since AND (least_tried IS NULL OR x.attempt <= least_tried)
         ORDER BY x.due_at, x.message LIMIT looks
         FOR UPDATE OF x SKIP LOCKED
     LOOP
@@ -104,12 +113,14 @@ BEGIN
                 ELSE
                     -- It is ending right now.
                     is_busy := true;
+                    has_passed := true;
                 END IF;
                 CONTINUE;
             END IF;
         END IF;
         is_full := bytes + d.size > bytes_left AND NOT (first AND taken = '{}');
         EXIT WHEN is_full;
+        seen_until := CASE WHEN NOT has_passed THEN d.due_at ELSE seen_until END;
         taken := taken || d.message;
         bytes := bytes + d.size;
         busy_keys := busy_keys || d.key;
@@ -124,6 +135,11 @@ BEGIN
         SET rate_at = greatest(x.rate_at, at)
             + cardinality(taken) * e.rate_interval * interval '1 microsecond'
         WHERE x.endpoint = of_endpoint RETURNING hapax.rate_next_at(x.rate_at) INTO next_at;
+    END IF;
+    lowest_leased := least(lowest_leased, (SELECT min(t) FROM unnest(taken) t));
+    -- Not with every claim: the row would be written for each of them.
+    IF lowest_leased < e.leased_from OR lowest_leased > e.leased_from + 1000 THEN
+        UPDATE hapax.endpoint_state x SET leased_from = lowest_leased WHERE x.endpoint = of_endpoint;
     END IF;
     lease_end := at + e.lease * interval '1 microsecond';
     IF e.open_until IS NOT NULL AND taken <> '{}' THEN

@@ -267,7 +267,8 @@ CREATE INDEX endpoint_expiring ON hapax.endpoint (endpoint) WHERE expiry_announc
 -- row, so that two nodes never count the attempts under way of one endpoint at the same time. A claim carries
 -- the number in circuit. slots: attempts at once while the endpoint recovers; null if only its own limit
 -- counts. rate_at: until when the attempts so far are paid for. unpark_from: its
--- order was changed, and parked deliveries of messages from here on are to be judged again.
+-- order was changed, and parked deliveries of messages from here on are to be judged again. leased_from: no
+-- leased delivery of the endpoint is of an earlier message.
 CREATE TABLE hapax.endpoint_state (
     endpoint      integer PRIMARY KEY,
     circuit       bigint  NOT NULL DEFAULT 0,
@@ -278,7 +279,8 @@ CREATE TABLE hapax.endpoint_state (
     slots         integer,
     rate_at       timestamptz,
     blocked_until timestamptz,
-    unpark_from   bigint
+    unpark_from   bigint,
+    leased_from   bigint  NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 -- Keeps: one message per tenant and id, recorded with the commit that publishes it or not at all.

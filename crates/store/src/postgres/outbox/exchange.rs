@@ -1,7 +1,7 @@
 //! Settles attempts and claims deliveries, in one commit.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use hapax_core::Tenant;
 use hapax_core::delivery::DeliveryId;
@@ -85,16 +85,24 @@ pub(super) async fn exchange(
     ask: &DeliveryAsk,
 ) -> Result<Exchanged, PgError> {
     let mut reported = Outcomes::default();
-    outcomes.iter().for_each(|outcome| reported.add(outcome));
+    // In one order over all nodes, as deliveries are locked in it.
+    let mut order: Vec<usize> = (0..outcomes.len()).collect();
+    order.sort_by_key(|at| place_of(outcomes[*at].delivery));
+    order.iter().for_each(|at| reported.add(&outcomes[*at]));
     let wanted = i32::try_from(ask.limit).unwrap_or(i32::MAX);
     let bytes_max = i64::try_from(ask.bytes_max).unwrap_or(i64::MAX);
     let keys: Vec<i64> = ask.vault_keys.iter().copied().map(key_number).collect();
-    let turn = shared.sending.turn.load(Ordering::Relaxed);
+    let began = Instant::now();
+    let (turn, looks_at_all) = {
+        let mut turn = shared.sending.turn();
+        let looks_at_all = turn.hints.looks_at_all();
+        (turn.clone(), looks_at_all)
+    };
     let mut lent = shared.pools.send.lend_in_turn().await?;
     let rows = lent
         .query(
             "SELECT * FROM hapax.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, \
-             $15, $16, $17, $18, $19)",
+             $15, $16, $17, $18, $19, $20, $21, $22)",
             &[
                 &reported.messages,
                 &reported.endpoints,
@@ -113,7 +121,10 @@ pub(super) async fn exchange(
                 &bytes_max,
                 &text(&ask.node),
                 &keys,
-                &turn,
+                &turn.endpoint,
+                &turn.hints.places(),
+                &turn.hints.since(),
+                &turn.hints.leases(),
                 &shared.now(),
             ],
         )
@@ -121,15 +132,22 @@ pub(super) async fn exchange(
     drop(lent);
     let (summary, claimed) = rows.split_last().ok_or(PgError::Gone)?;
     if ask.limit > 0 {
-        shared.sending.turn.store(summary.get("next_turn"), Ordering::Relaxed);
+        let mut turn = shared.sending.turn();
+        turn.endpoint = summary.get("next_turn");
+        let (endpoints, until) = (summary.get("endpoints_seen"), summary.get("seen_until"));
+        turn.hints.learn(endpoints, until, summary.get("leases_until"));
+        if looks_at_all {
+            turn.hints.looked_at_all(began);
+        }
     }
-    let settled: Vec<bool> = summary.get("settled");
-    let held = |recorded: bool| if recorded { Held::Kept } else { Held::Lost };
-    Ok(Exchanged {
-        settled: settled.into_iter().map(held).collect(),
-        claims: claims(claimed),
-        next_due: summary.get("next_due"),
-    })
+    let recorded: Vec<bool> = summary.get("settled");
+    let mut settled = vec![Held::Lost; outcomes.len()];
+    for (at, is_recorded) in order.into_iter().zip(recorded) {
+        if is_recorded {
+            settled[at] = Held::Kept;
+        }
+    }
+    Ok(Exchanged { settled, claims: claims(claimed), next_due: summary.get("next_due") })
 }
 
 /// The claims; those of one endpoint share its target.

@@ -17,6 +17,7 @@ mod reader;
 mod row;
 
 use std::sync::atomic::AtomicI32;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use hapax_core::Tenant;
@@ -31,6 +32,7 @@ use hapax_core::store::{
 use tokio::sync::Notify;
 
 use super::PgStore;
+use super::claim_hints::ClaimHints;
 use super::connect::retried;
 use crate::limits::DELIVERY_POLL_EVERY;
 
@@ -43,13 +45,30 @@ pub(super) use reader::ranked;
 pub(super) struct Sending {
     /// Notified when deliveries may be due.
     due: Notify,
-    /// The endpoint whose turn was last.
-    turn: AtomicI32,
+    turn: Mutex<Turn>,
     /// The last endpoint that this round of expiry has checked.
     expired_up_to: AtomicI32,
 }
 
+/// Where the next exchange begins.
+#[derive(Debug, Clone, Default)]
+struct Turn {
+    /// The endpoint whose turn was last.
+    endpoint: i32,
+    hints: ClaimHints,
+}
+
 impl Sending {
+    fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().expect("no panic happens under this lock")
+    }
+
+    /// Wakes the sender after an act of an operator: deliveries may be due since an earlier time.
+    fn changed(&self) {
+        self.turn().hints.forget();
+        self.hint();
+    }
+
     /// Wakes the sender of this process. A sender that does not wait yet finds the notification later.
     pub(super) fn hint(&self) {
         self.due.notify_one();
@@ -102,7 +121,7 @@ impl Outbox for PgStore {
                 retried(|| endpoints::change(&shared, endpoint, &act, &by)).await
             })
             .await?;
-        self.shared.sending.hint();
+        self.shared.sending.changed();
         Ok(changed)
     }
 
@@ -116,7 +135,7 @@ impl Outbox for PgStore {
                 retried(|| operator_actions::replay_delivery(&shared, delivery, &by)).await
             })
             .await?;
-        self.shared.sending.hint();
+        self.shared.sending.changed();
         Ok(replayed)
     }
 
@@ -130,7 +149,7 @@ impl Outbox for PgStore {
                 retried(|| operator_actions::skip_delivery(&shared, delivery, &by)).await
             })
             .await?;
-        self.shared.sending.hint();
+        self.shared.sending.changed();
         Ok(skipped)
     }
 
@@ -145,7 +164,7 @@ impl Outbox for PgStore {
                 retried(|| operator_actions::change_message(&shared, &message, act, &by)).await
             })
             .await?;
-        self.shared.sending.hint();
+        self.shared.sending.changed();
         Ok(changed)
     }
 

@@ -1,0 +1,75 @@
+//! What a node remembers about its claims: up to which time it has seen all that was due. With it, a claim
+//! does not pass the dead index entries of everything that was claimed before.
+//!
+//! It is a hint and decides nothing: a slow commit or a locked row may lie before it, so a node claims
+//! without hints every second or so.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use hapax_core::Timestamp;
+
+/// How often a node checks everything that may be due, whatever the hints are.
+const LOOK_AT_ALL: Duration = Duration::from_secs(1);
+
+/// The most lanes or endpoints with a hint: as many as one claim reads.
+const PLACES_MAX: usize = 64;
+
+/// The hints of the claims of one handler, or of all deliveries.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ClaimHints {
+    /// By the number of the lane or endpoint: no work that was due before this time is left there.
+    places: BTreeMap<i32, Timestamp>,
+    /// All leases that ended before this time have been seen.
+    leases: Option<Timestamp>,
+    /// The time of the last full check, and how long it took.
+    all_seen: Option<(Instant, Duration)>,
+}
+
+impl ClaimHints {
+    /// Clears the hints once a full check is due: the longer the last one took, the later.
+    pub(super) fn looks_at_all(&mut self) -> bool {
+        let is_due = self
+            .all_seen
+            .is_none_or(|(at, took)| at.elapsed() > LOOK_AT_ALL.max(took.saturating_mul(20)));
+        if is_due {
+            self.forget();
+        }
+        is_due
+    }
+
+    /// Records a full check that began then and has just ended.
+    pub(super) fn looked_at_all(&mut self, began: Instant) {
+        self.all_seen = Some((Instant::now(), began.elapsed()));
+    }
+
+    /// Clears the hints: work may have become due at an earlier time.
+    pub(super) fn forget(&mut self) {
+        self.places.clear();
+        self.leases = None;
+    }
+
+    /// The lanes or endpoints with a hint, sorted.
+    pub(super) fn places(&self) -> Vec<i32> {
+        self.places.keys().copied().collect()
+    }
+
+    /// Their times.
+    pub(super) fn since(&self) -> Vec<Timestamp> {
+        self.places.values().copied().collect()
+    }
+
+    /// Up to when ended leases have been seen.
+    pub(super) fn leases(&self) -> Option<Timestamp> {
+        self.leases
+    }
+
+    /// Records how far a claim has read in each lane or endpoint.
+    pub(super) fn learn(&mut self, places: Vec<i32>, until: Vec<Timestamp>, leases: Timestamp) {
+        self.places.extend(places.into_iter().zip(until));
+        while self.places.len() > PLACES_MAX {
+            self.places.pop_first();
+        }
+        self.leases = Some(leases);
+    }
+}
