@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::endpoint_secret::Signing;
 use crate::handler::TypeFilter;
 use crate::job::Policy;
 use crate::key::Tenant;
@@ -65,6 +66,12 @@ pub struct EndpointSettings {
     /// Whether it is disabled after days of nothing but failures.
     #[serde(default = "default_auto_disable")]
     pub auto_disable: bool,
+    /// How the newest of its secrets signs. It changes only together with the secrets.
+    #[serde(default)]
+    pub signing: Signing,
+    /// The public key of the newest secret, if it signs with a key pair.
+    #[serde(default)]
+    pub public_key: Option<String>,
     /// A name of the operator's own, unique within the tenant.
     #[serde(default)]
     pub uid: Option<String>,
@@ -136,6 +143,8 @@ impl EndpointSettings {
             order: EndpointOrder::default(),
             on_dead: OnDead::default(),
             auto_disable: default_auto_disable(),
+            signing: Signing::default(),
+            public_key: None,
             uid: None,
             description: None,
             metadata: BTreeMap::new(),

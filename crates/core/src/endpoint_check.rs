@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use zeroize::Zeroizing;
 
-use crate::endpoint::{EndpointId, EndpointSettings};
-use crate::endpoint_secret::EndpointSecrets;
+use crate::endpoint::{EndpointId, EndpointRecord, EndpointSealed, EndpointSettings};
+use crate::endpoint_secret::{EndpointSecrets, RotateError, SigningSecret};
 use crate::key::Tenant;
 use crate::limits::MESSAGE_NAME_BYTES_MAX;
 use crate::message::OWN_TENANT;
@@ -91,6 +92,41 @@ pub fn seal_secrets(
 ) -> Sealed {
     let id = id.to_string();
     vault.seal(&SealContext::endpoint_secrets(tenant, &id), &secrets.to_bytes(), nonce)
+}
+
+/// Why the secret of an endpoint cannot be replaced. Nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RotateFault {
+    /// The present secrets cannot be read.
+    #[error("the secrets of the endpoint cannot be read: {0}")]
+    Unreadable(String),
+    /// The rotation makes no sense now.
+    #[error(transparent)]
+    Refused(#[from] RotateError),
+}
+
+/// The settings and sealed values of an endpoint after `new` replaced its newest secret. The replaced one signs
+/// for `overlap` longer.
+pub fn rotated(
+    vault: &Vault,
+    record: EndpointRecord,
+    new: SigningSecret,
+    overlap: Duration,
+    now: Timestamp,
+    nonce: [u8; NONCE_BYTES],
+) -> Result<(EndpointSettings, EndpointSealed), RotateFault> {
+    let id = record.id.to_string();
+    let context = SealContext::endpoint_secrets(&record.tenant, &id);
+    let opened = vault
+        .open(&context, &record.sealed.secrets)
+        .map_err(|error| RotateFault::Unreadable(error.to_string()))?;
+    let secrets = EndpointSecrets::from_bytes(&opened)
+        .map_err(|error| RotateFault::Unreadable(error.to_string()))?;
+    let (signing, public_key) = (new.signing(), new.public_key());
+    let secrets = secrets.rotate(new, overlap, now)?;
+    let secrets = seal_secrets(vault, &record.tenant, record.id, &secrets, nonce);
+    let settings = EndpointSettings { signing, public_key, ..record.settings };
+    Ok((settings, EndpointSealed { secrets, ..record.sealed }))
 }
 
 /// The custom headers of an endpoint, sealed for it alone; `None` where there are none.

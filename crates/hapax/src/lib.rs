@@ -71,6 +71,7 @@ pub mod limits;
 mod library;
 
 pub use hapax_core::endpoint::{EndpointId, OnDead};
+pub use hapax_core::endpoint_secret::Signing;
 pub use hapax_core::handler::{
     Dialect, HandlerKind, HttpTarget, Order, Refetch, SignAs, SqlProgram,
 };

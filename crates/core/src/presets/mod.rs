@@ -189,7 +189,10 @@ impl Preset {
                 true => "kept for twice the window",
                 false => "kept as long as the keys",
             };
-            format!("by {what}, {kept}")
+            match signing.iter().all(|coverage| envelope.needs_guard(coverage)) {
+                true => format!("by {what}, {kept}"),
+                false => format!("not needed where the id is signed; else by {what}, {kept}"),
+            }
         };
         match signing.len() < coverage.len() && !signing.is_empty() {
             true => format!("{words}; with a shared token no: nothing is signed"),
@@ -377,6 +380,7 @@ const fn hmac_pairs(
             name,
             separator: ',',
             blank_after: false,
+            after_others: false,
             time: "t",
             label: "v1",
             encoding,
@@ -396,6 +400,23 @@ const fn standard(key: KeyForm) -> ComposedSignature<'static> {
         "webhook-timestamp",
     )
 }
+
+/// Standard Webhooks with the sender's public key, under its own header names or Svix's.
+const fn with_public_key(named: ComposedSignature<'static>) -> ComposedSignature<'static> {
+    let name = match named.carrier {
+        Carrier::Versions { name, .. } => name,
+        _other => panic!("signatures of Standard Webhooks have a version"),
+    };
+    ComposedSignature {
+        algorithm: SignatureAlgorithm::Ed25519,
+        key: KeyForm::Base64Only(PUBLIC_KEY),
+        carrier: Carrier::Versions { name, label: "v1a", encoding: Encoding::Base64 },
+        ..named
+    }
+}
+
+/// The prefix of public keys of Standard Webhooks.
+const PUBLIC_KEY: &str = "whpk_";
 
 /// Standard Webhooks under Svix's header names.
 const fn svix(key: KeyForm) -> ComposedSignature<'static> {

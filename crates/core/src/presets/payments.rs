@@ -219,6 +219,7 @@ pub(super) const PADDLE: Preset = Preset {
         algorithm: SignatureAlgorithm::HmacSha256,
         key: KeyForm::Text,
         carrier: Carrier::Pairs {
+            after_others: false,
             name: "paddle-signature",
             separator: ';',
             blank_after: false,

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetGuard, PresetId, SECRET_WHSEC, hmac_body,
-    hmac_pairs, standard, svix,
+    BASE, BodyFormat, JSON, PUBLIC_KEY, Preset, PresetEnvelope, PresetGuard, PresetId,
+    SECRET_WHSEC, hmac_body, hmac_pairs, standard, svix, with_public_key,
 };
 use crate::handshake::Challenge;
 use crate::scheme::recipe::{
@@ -98,20 +98,57 @@ const STANDARD: Preset = Preset {
 pub(super) const STANDARDWEBHOOKS: Preset = Preset {
     name: "standardwebhooks",
     title: "Standard Webhooks",
-    recipe: Recipe::Composed(standard(KeyForm::Base64After("whsec_"))),
+    recipe: Recipe::ByParam {
+        param: "signing",
+        choices: &[
+            (
+                "standard",
+                Recipe::BySecret {
+                    prefix: PUBLIC_KEY,
+                    with: &Recipe::Composed(with_public_key(standard(KeyForm::Text))),
+                    without: &Recipe::Composed(standard(KeyForm::Base64After("whsec_"))),
+                },
+            ),
+            ("timestamped", Recipe::Composed(TIMESTAMPED)),
+        ],
+    },
+    secret: "whsec_ and base64 of the key, or the sender's public key: whpk_ and base64",
     retries: "advised: at once, then 5 s, 5 min, 30 min, 2, 5, 10, 14, 20, 24 h",
     envelope: PresetEnvelope { occurred_at: Some("/timestamp"), ..STANDARD.envelope },
     signs_retries_afresh: true,
     ..STANDARD
 };
 
+/// What Hapax sends to endpoints with `"signing":"timestamped"`. The id is not signed. While the endpoint
+/// changes to it from another form of signature, those come before.
+const TIMESTAMPED: ComposedSignature<'static> = ComposedSignature {
+    carrier: Carrier::Pairs {
+        name: "webhook-signature",
+        separator: ',',
+        blank_after: false,
+        after_others: true,
+        time: "t",
+        label: "v1",
+        encoding: Encoding::Hex,
+    },
+    ..hmac_pairs("webhook-signature", Encoding::Hex, TimeForm::Seconds)
+};
+
 pub(super) const SVIX: Preset = Preset {
     name: "svix",
     title: "Svix",
-    recipe: Recipe::AlternativeNames(&[
-        svix(KeyForm::Base64After("whsec_")),
-        standard(KeyForm::Base64After("whsec_")),
-    ]),
+    recipe: Recipe::BySecret {
+        prefix: PUBLIC_KEY,
+        with: &Recipe::AlternativeNames(&[
+            with_public_key(svix(KeyForm::Text)),
+            with_public_key(standard(KeyForm::Text)),
+        ]),
+        without: &Recipe::AlternativeNames(&[
+            svix(KeyForm::Base64After("whsec_")),
+            standard(KeyForm::Base64After("whsec_")),
+        ]),
+    },
+    secret: "whsec_ and base64 of the key, or the sender's public key: whpk_ and base64",
     signed: "the id and time in svix-id and svix-timestamp (or webhook-…), and the body",
     retries: "at once, then 5 s, 5 min, 30 min, 2, 5, 10, 10 h",
     envelope: PresetEnvelope {
@@ -175,6 +212,7 @@ pub(super) const WORKOS: Preset = Preset {
             name: "workos-signature",
             separator: ',',
             blank_after: true,
+            after_others: false,
             time: "t",
             label: "v1",
             encoding: Encoding::Hex,

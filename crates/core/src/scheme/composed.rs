@@ -46,8 +46,16 @@ enum Keys {
 
 enum Layout {
     Whole,
-    Pairs { separator: char, blank_after: bool, time: Box<str>, label: Box<str> },
-    Versions { label: Box<str> },
+    Pairs {
+        separator: char,
+        blank_after: bool,
+        after_others: bool,
+        time: Box<str>,
+        label: Box<str>,
+    },
+    Versions {
+        label: Box<str>,
+    },
     List,
     Numbered,
     Slots,
@@ -79,9 +87,17 @@ impl ComposedVerifier {
             Carrier::Header { name, prefix, encoding } => {
                 (owned(&[name]), prefix, Layout::Whole, encoding)
             }
-            Carrier::Pairs { name, separator, blank_after, time, label, encoding } => {
+            Carrier::Pairs {
+                name,
+                separator,
+                blank_after,
+                after_others,
+                time,
+                label,
+                encoding,
+            } => {
                 let (time, label) = (time.into(), label.into());
-                let layout = Layout::Pairs { separator, blank_after, time, label };
+                let layout = Layout::Pairs { separator, blank_after, after_others, time, label };
                 (owned(&[name]), "", layout, encoding)
             }
             Carrier::Versions { name, label, encoding } => {
@@ -182,10 +198,14 @@ impl ComposedVerifier {
                 }
                 Ok(None)
             }
-            Layout::Pairs { separator, blank_after, time, label } => {
+            Layout::Pairs { separator, blank_after, after_others, time, label } => {
                 let mut at = None;
+                let pairs = match after_others {
+                    true => header.rsplit(' ').next().unwrap_or(header),
+                    false => header,
+                };
                 for (label_here, value) in
-                    header.split(*separator).filter_map(|pair| pair.split_once('='))
+                    pairs.split(*separator).filter_map(|pair| pair.split_once('='))
                 {
                     let bare = label_here.trim_matches([' ', '\t']);
                     let ours = bare == &**time || bare == &**label;
@@ -471,7 +491,7 @@ impl SchemeVerifier for ComposedVerifier {
             Layout::Whole => {
                 signed.headers.push((name(), format!("{}{}", self.prefix, write(first))))
             }
-            Layout::Pairs { separator, blank_after, time: label_time, label } => {
+            Layout::Pairs { separator, blank_after, time: label_time, label, .. } => {
                 let blank = if *blank_after { " " } else { "" };
                 let value =
                     format!("{label_time}={time}{separator}{blank}{label}={}", write(first));

@@ -152,6 +152,8 @@ pub enum Carrier<'a> {
         separator: char,
         /// Whether a blank may follow the separator.
         blank_after: bool,
+        /// Whether signatures of another form may come before, with a blank after each.
+        after_others: bool,
         /// The label of the timestamp.
         time: &'a str,
         /// The label of the signatures.
@@ -343,6 +345,11 @@ impl Recipe {
                 name: "version",
                 required: false,
                 meaning: "which generation of the sender's webhooks this is",
+            }],
+            Self::ByParam { param: "signing", .. } => &[Param {
+                name: "signing",
+                required: false,
+                meaning: "how the sender signs; standard covers v1 and v1a",
             }],
             Self::ByParam { .. } => &[Param {
                 name: "algorithm",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::endpoint_secret::{
-    EndpointSecrets, RotateError, SigningSecret, SigningSecretError, UnknownSecretsForm,
+    EndpointSecrets, RotateError, Signing, SigningSecret, SigningSecretError, UnknownSecretsForm,
 };
 use hapax_core::limits::SECRET_OVERLAP_MAX;
 use hapax_core::secret::{ActiveSecret, Secret};
@@ -22,13 +22,26 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn secret(byte: u8) -> SigningSecret {
-    SigningSecret::generate(&[byte; 32])
+    SigningSecret::generate(Signing::Standard, &[byte; 32])
+}
+
+fn key_pair(byte: u8) -> SigningSecret {
+    SigningSecret::generate(Signing::Ed25519, &[byte; 32])
+}
+
+fn timestamped(byte: u8) -> SigningSecret {
+    SigningSecret::generate(Signing::Timestamped, &[byte; 32])
 }
 
 /// Whether a receiver with this one secret accepts what was signed.
 fn accepts(provider: &str, receiver: &SigningSecret, value: HeaderValue, now: Timestamp) -> bool {
-    let secret = ActiveSecret::forever(Secret::new(receiver.expose().as_str()));
-    let source = Source::build(SourceSpec::new("in", provider, vec![secret])).expect("a source");
+    let text = receiver.public_key().or_else(|| receiver.expose().map(|text| text.to_string()));
+    let secret = ActiveSecret::forever(Secret::new(text.expect("a key to verify with")));
+    let mut spec = SourceSpec::new("in", provider, vec![secret]);
+    if receiver.signing() == Signing::Timestamped {
+        spec.params.insert("signing".to_owned(), "timestamped".to_owned());
+    }
+    let source = Source::build(spec).expect("a source");
     let mut headers = HeaderMap::new();
     headers.insert("content-type", HeaderValue::from_static("application/json"));
     headers.insert("webhook-id", HeaderValue::from_static(ID));
@@ -42,9 +55,96 @@ fn accepts(provider: &str, receiver: &SigningSecret, value: HeaderValue, now: Ti
 #[test]
 fn a_signature_is_that_of_the_standard() {
     // The vector that the libraries of Standard Webhooks test themselves with.
-    let secret = SigningSecret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("a secret");
+    let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    let secret = SigningSecret::parse(Signing::Standard, secret).expect("a secret");
     let value = EndpointSecrets::new(secret).sign(ID, at(1_614_265_330), BODY);
     assert_eq!(value, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+}
+
+#[test]
+fn a_signature_with_a_key_pair_is_that_of_the_standard() {
+    // The vector that the server of Svix tests itself with; its private key has the public one at its end.
+    let key =
+        "6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
+    let seed = "6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
+    for text in [key, seed] {
+        let secret =
+            SigningSecret::parse(Signing::Ed25519, &format!("whsk_{text}")).expect("a key");
+        let public = secret.public_key();
+        assert_eq!(public.as_deref(), Some("whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="));
+        assert_eq!(secret.expose(), None, "no receiver needs the private key");
+        let value = EndpointSecrets::new(secret).sign(ID, at(1_614_265_330), BODY);
+        assert_eq!(
+            value,
+            "v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg=="
+        );
+    }
+}
+
+#[test]
+fn a_timestamped_signature_is_one_that_the_libraries_of_stripe_accept() {
+    // The key is the text of the secret, and the id is not signed: `t=…,v1=…` as Stripe sends it.
+    let now = at(1_614_265_330);
+    let (first, second) = (timestamped(1), timestamped(2));
+    let one = EndpointSecrets::new(first.clone());
+    let two = one.rotate(second.clone(), HOUR, now).expect("rotated");
+    for (secrets, signatures) in [(one, 1), (two, 2)] {
+        let value = secrets.sign(ID, now, BODY);
+        let text = value.to_str().expect("text");
+        assert!(text.starts_with("t=1614265330,v1="), "{text}");
+        assert_eq!(text.matches(",v1=").count(), signatures);
+        let stripe = ActiveSecret::forever(Secret::new(first.expose().expect("shared").as_str()));
+        let source = Source::build(SourceSpec::new("in", "stripe", vec![stripe])).expect("stripe");
+        let mut headers = HeaderMap::new();
+        headers.insert("stripe-signature", value);
+        let url = "https://hooks.example.com/webhooks/in".to_owned();
+        let body = Bytes::from_static(BODY);
+        let arrival = Arrival { method: Method::POST, url, headers, body };
+        assert!(source.scheme().authenticate(&arrival, now).is_ok());
+    }
+}
+
+#[test]
+fn a_receiver_of_the_old_and_one_of_the_new_kind_verify_every_delivery_of_the_overlap() {
+    // The header carries signatures of different forms; no verifier may stumble over those of the others.
+    let now = at(1_767_225_600);
+    let all = [secret(1), key_pair(2), timestamped(3)];
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let [first, second, third] = order.map(|place| all[place].clone());
+        let secrets = EndpointSecrets::new(first.clone())
+            .rotate(second.clone(), HOUR, now)
+            .and_then(|secrets| secrets.rotate(third.clone(), HOUR * 2, now))
+            .expect("rotated");
+        for (then, active) in [
+            (now, vec![&first, &second, &third]),
+            (now + HOUR, vec![&second, &third]),
+            (now + HOUR * 2, vec![&third]),
+        ] {
+            let value = secrets.sign(ID, then, BODY);
+            for receiver in &all {
+                let accepted = accepts("standardwebhooks", receiver, value.clone(), then);
+                assert_eq!(accepted, active.contains(&receiver), "{order:?} at {then}: {value:?}");
+            }
+            // The official package for Python fails at an element with two commas before one that verifies.
+            let text = value.to_str().expect("text");
+            let plain = text.split(' ').take_while(|element| !element.starts_with("t="));
+            assert!(plain.clone().all(|element| element.matches(',').count() == 1), "{text}");
+            assert!(text.split(' ').count() <= plain.count() + 1, "{text}");
+        }
+        assert_eq!(EndpointSecrets::from_bytes(&secrets.to_bytes()), Ok(secrets));
+    }
+}
+
+#[test]
+fn a_public_key_of_another_endpoint_does_not_verify_and_neither_does_a_shared_secret() {
+    let now = at(1_767_225_600);
+    let value = EndpointSecrets::new(key_pair(1)).sign(ID, now, BODY);
+    for provider in ["standardwebhooks", "svix"] {
+        assert!(accepts(provider, &key_pair(1), value.clone(), now));
+        assert!(!accepts(provider, &key_pair(2), value.clone(), now));
+        // Of the same bytes.
+        assert!(!accepts(provider, &secret(1), value.clone(), now));
+    }
 }
 
 #[test]
@@ -130,7 +230,8 @@ fn a_rotation_that_makes_no_sense_changes_nothing() {
 fn a_secret_of_ones_own_has_the_form_of_the_standard_and_errors_do_not_quote_it() {
     // Each text is almost a secret; an error that quoted it would put it into a log.
     fn check(text: &str, expected: Result<&str, SigningSecretError>) {
-        let read = SigningSecret::parse(text).map(|secret| secret.expose().to_string());
+        let shown = |secret: SigningSecret| secret.expose().expect("shared").to_string();
+        let read = SigningSecret::parse(Signing::Standard, text).map(shown);
         assert_eq!(read, expected.map(str::to_owned), "{text:?}");
         if let Err(error) = read {
             assert!(!error.to_string().contains("hunter2"), "{error}");
@@ -147,26 +248,39 @@ fn a_secret_of_ones_own_has_the_form_of_the_standard_and_errors_do_not_quote_it(
     check(&of(23), Err(SigningSecretError::Length(23)));
     check(&of(65), Err(SigningSecretError::Length(65)));
     check("whsec_", Err(SigningSecretError::Length(0)));
-    check(&of(32)["whsec_".len()..], Err(SigningSecretError::NoPrefix));
-    check(&format!(" {}", of(32)), Err(SigningSecretError::NoPrefix));
-    check(&format!("{} ", of(32)), Err(SigningSecretError::NotBase64));
-    check(&of(32).replace('+', "-"), Err(SigningSecretError::NotBase64));
-    check("whsec_hunter2!", Err(SigningSecretError::NotBase64));
-    check("hunter2", Err(SigningSecretError::NoPrefix));
+    check(&of(32)["whsec_".len()..], Err(SigningSecretError::NoPrefix("whsec_")));
+    check(&format!(" {}", of(32)), Err(SigningSecretError::NoPrefix("whsec_")));
+    check(&format!("{} ", of(32)), Err(SigningSecretError::NotBase64("whsec_")));
+    check(&of(32).replace('+', "-"), Err(SigningSecretError::NotBase64("whsec_")));
+    check("whsec_hunter2!", Err(SigningSecretError::NotBase64("whsec_")));
+    check("hunter2", Err(SigningSecretError::NoPrefix("whsec_")));
+    // Receivers of timestamped signatures use the text itself, so it must be the one that is shown.
+    let timestamped = |text: &str| SigningSecret::parse(Signing::Timestamped, text).map(drop);
+    assert_eq!(timestamped(&of(32)), Ok(()));
+    assert_eq!(timestamped(of(32).trim_end_matches('=')), Err(SigningSecretError::NoPadding));
+    // A private key: a seed, or a seed with its own public key.
+    let key = |text: &str| SigningSecret::parse(Signing::Ed25519, text).map(drop);
+    let private = |bytes: usize| of(bytes).replace("whsec_", "whsk_");
+    assert_eq!(key(&private(32)), Ok(()));
+    assert_eq!(key(&of(32)), Err(SigningSecretError::NoPrefix("whsk_")));
+    assert_eq!(key("whsk_hunter2!"), Err(SigningSecretError::NotBase64("whsk_")));
+    for bytes in [0, 31, 33, 63, 64, 65] {
+        assert_eq!(key(&private(bytes)), Err(SigningSecretError::NotAKey), "{bytes}");
+    }
 }
 
 #[test]
 fn a_secret_cannot_be_printed() {
     // A debug print must not hold the secret in bytes, hex or base64.
-    let secret = SigningSecret::generate(&[0xab; 32]);
+    let secret = SigningSecret::generate(Signing::Standard, &[0xab; 32]);
     let now = at(0);
     let secrets = EndpointSecrets::new(secret.clone()).rotate(self::secret(1), HOUR, now);
-    let shown = format!("{secret:?} {secrets:?} {:?}", SigningSecret::parse("whsec_q6ur"));
+    let short = SigningSecret::parse(Signing::Standard, "whsec_q6ur");
+    let shown = format!("{secret:?} {secrets:?} {short:?}");
     for leaked in ["q6ur", "abab", "171", "AQEB"] {
         assert!(!shown.contains(leaked), "{shown}");
     }
-    assert_eq!(secret.last_four(), "rq6s");
-    assert_eq!(secret.expose().len(), "whsec_".len() + 44);
+    assert_eq!(secret.expose().map(|text| text.len()), Some("whsec_".len() + 44));
 }
 
 #[test]
@@ -177,7 +291,7 @@ fn stored_secrets_of_another_form_are_refused() {
     let bytes = two.to_bytes();
     assert_eq!(EndpointSecrets::from_bytes(&bytes).as_ref(), Ok(&two));
     // The cut after the newest secret is a shorter list; what is stored is authenticated as a whole.
-    let newest_only = 1 + 16 + 1 + 32;
+    let newest_only = 1 + 16 + 2 + 32;
     for cut in (0..bytes.len()).filter(|cut| *cut != newest_only) {
         assert_eq!(EndpointSecrets::from_bytes(&bytes[..cut]), Err(UnknownSecretsForm), "{cut}");
     }

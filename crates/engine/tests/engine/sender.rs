@@ -10,7 +10,7 @@ use hapax_core::delivery::DeliveryId;
 use hapax_core::endpoint::{
     EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed, NewEndpoint,
 };
-use hapax_core::endpoint_secret::{EndpointSecrets, SigningSecret};
+use hapax_core::endpoint_secret::{EndpointSecrets, Signing, SigningSecret};
 use hapax_core::job::Fence;
 use hapax_core::message::Payload;
 use hapax_core::store::*;
@@ -72,7 +72,8 @@ impl TestOutbox {
     fn publish(&self, vault: &Vault, at: SocketAddr, name: &str, count: usize, bytes: usize) {
         let id = EndpointId(Uuid::now_v7());
         let tenant = Tenant::default();
-        let secrets = EndpointSecrets::new(SigningSecret::generate(&[7; 32])).to_bytes();
+        let secrets =
+            EndpointSecrets::new(SigningSecret::generate(Signing::Standard, &[7; 32])).to_bytes();
         let owner = id.to_string();
         let secrets =
             vault.seal(&SealContext::endpoint_secrets(&tenant, &owner), &secrets, [0; 12]);

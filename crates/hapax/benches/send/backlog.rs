@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use hapax_core::endpoint::{
     EndpointChanged, EndpointId, EndpointSealed, EndpointSettings, NewEndpoint,
 };
-use hapax_core::endpoint_secret::{EndpointSecrets, SigningSecret};
+use hapax_core::endpoint_secret::{EndpointSecrets, Signing, SigningSecret};
 use hapax_core::message::{MessageData, NewMessage};
 use hapax_core::store::{
     Action, AttemptOutcome, AttemptVerdict, DeliveryAsk, HandlerAnswer, Outbox as _, Published,
@@ -163,7 +163,8 @@ impl Filled {
             writes.spawn(async move {
                 let id = EndpointId(Uuid::now_v7());
                 let name = id.to_string();
-                let secrets = EndpointSecrets::new(SigningSecret::generate(&[7; 32]));
+                let secrets =
+                    EndpointSecrets::new(SigningSecret::generate(Signing::Standard, &[7; 32]));
                 let context = SealContext::endpoint_secrets(&tenant, &name);
                 let mut nonce = [0; NONCE_BYTES];
                 aws_lc_rs::rand::fill(&mut nonce).context("random numbers")?;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use hapax_core::Timestamp;
-use hapax_core::endpoint_secret::{EndpointSecrets, SigningSecret};
+use hapax_core::endpoint_secret::{EndpointSecrets, Signing, SigningSecret};
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
@@ -25,7 +25,8 @@ use crate::publish::data;
 pub(crate) fn run(to: SocketAddr, messages: u64) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let seconds = runtime.block_on(async {
-        let secrets = Arc::new(EndpointSecrets::new(SigningSecret::generate(&[7; 32])));
+        let secrets =
+            Arc::new(EndpointSecrets::new(SigningSecret::generate(Signing::Standard, &[7; 32])));
         let next = Arc::new(AtomicU64::new(0));
         let began = Instant::now();
         let mut connections = JoinSet::new();

@@ -13,15 +13,18 @@ use hapax_core::endpoint::{
     EndpointSettings, NewEndpoint, OnDead, default_auto_disable, default_max_in_flight,
     default_retry, default_timeout,
 };
-use hapax_core::endpoint_check::{seal_headers, seal_secrets, settings_fault, tenant_fault};
-use hapax_core::endpoint_secret::{EndpointSecrets, SigningSecret};
+use hapax_core::endpoint_check::{
+    RotateFault, rotated, seal_headers, seal_secrets, settings_fault, tenant_fault,
+};
+use hapax_core::endpoint_secret::{EndpointSecrets, Signing, SigningSecret};
 use hapax_core::handler::TypeFilter;
 use hapax_core::limits::ENDPOINTS_PER_TENANT_MAX;
 use hapax_core::message::Payload;
 use hapax_core::store::{AttemptVerdict, DeliveryTarget, EndpointFilter};
-use hapax_core::vault::{SealContext, Vault};
+use hapax_core::vault::Vault;
 use hapax_engine::{CustomHeaders, EndpointUrl};
 use uuid::Uuid;
+use zeroize::Zeroizing;
 
 use super::auth::Caller;
 use super::extract::{self, JsonBody, PathId, QueryParams, cursor, limit};
@@ -63,23 +66,23 @@ pub(super) async fn create<S: AdminStore>(
     let vault = &*Arc::clone(&sending(&admin)?.vault);
     let url = asked.url.as_deref().ok_or_else(|| Problem::bad_request("url is missing"))?;
     let tenant = tenant(asked.tenant.as_deref())?;
-    let secret = match asked.secret.as_deref() {
-        None => SigningSecret::generate(&random()),
-        Some(own) => SigningSecret::parse(own).map_err(|error| refused("secret", &error))?,
-    };
+    let signing = asked.signing.unwrap_or_default();
+    let secret = signing_secret(signing, asked.secret.as_deref(), &random())?;
     let id = EndpointId(Uuid::now_v7());
-    let shown = secret.expose();
+    let (shown, public_key) = (secret.expose(), secret.public_key());
     let sealed = EndpointSealed {
         secrets: seal_secrets(vault, &tenant, id, &EndpointSecrets::new(secret), nonce()),
         headers: None,
     };
-    let before = (EndpointSettings::at(checked_url(&admin, url).await?), sealed);
-    let (settings, sealed) = changed(vault, &tenant, id, before, asked)?;
+    let url = checked_url(&admin, url).await?;
+    let before = EndpointSettings { signing, public_key, ..EndpointSettings::at(url) };
+    let (settings, sealed) = changed(vault, &tenant, id, (before, sealed), asked)?;
     let by = caller.action(None, (admin.now)());
     let new = NewEndpoint { id, tenant, settings, sealed };
     let record = record_of(admin.store.create_endpoint(new, by).await?)?;
     tracing::info!(endpoint = %id, token = caller.who(), "{} added the endpoint {id}", caller.who());
-    Ok(Created(Endpoint { secret: Some(shown.to_string()), ..record.into() }))
+    let secret = shown.map(|shown| shown.to_string());
+    Ok(Created(Endpoint { secret, ..record.into() }))
 }
 
 /// `GET /api/v1/endpoints/{id}`.
@@ -107,6 +110,11 @@ pub(super) async fn change<S: AdminStore>(
         None => None,
     };
     let record = update(&admin, &caller, &id, |_, vault, record| {
+        if asked.signing.is_some_and(|signing| signing != record.settings.signing) {
+            return Err(Problem::bad_request(
+                "signing can be changed only by POST /api/v1/endpoints/{id}/rotate",
+            ));
+        }
         let mut before = (record.settings, record.sealed);
         if let Some(url) = &url {
             before.0.url.clone_from(url);
@@ -125,21 +133,21 @@ pub(super) async fn rotate<S: AdminStore>(
     JsonBody(asked): JsonBody<RotateRequest>,
 ) -> Result<Json<Endpoint>, Problem> {
     let overlap = asked.overlap.map_or(OVERLAP, |Span(overlap)| overlap);
-    let secret = match asked.secret.as_deref() {
-        None => SigningSecret::generate(&random()),
-        Some(own) => SigningSecret::parse(own).map_err(|error| refused("secret", &error))?,
-    };
-    let shown = secret.expose();
+    let random = random();
+    // The same secret for every try: the one that is committed is shown.
+    let new = |signing| signing_secret(signing, asked.secret.as_deref(), &random);
     let record = update(&admin, &caller, &id, |admin, vault, record| {
-        let secrets = open_secrets(vault, &record)?
-            .rotate(secret.clone(), overlap, (admin.now)())
-            .map_err(|error| Problem::conflict(&error.to_string()))?;
-        let sealed = seal_secrets(vault, &record.tenant, record.id, &secrets, nonce());
-        Ok((record.settings, EndpointSealed { secrets: sealed, ..record.sealed }))
+        let secret = new(asked.signing.unwrap_or(record.settings.signing))?;
+        rotated(vault, record, secret, overlap, (admin.now)(), nonce()).map_err(|fault| match fault
+        {
+            RotateFault::Unreadable(_) => Problem::unavailable(&fault.to_string()),
+            RotateFault::Refused(_) => Problem::conflict(&fault.to_string()),
+        })
     })
     .await?;
+    let secret = new(record.settings.signing)?.expose().map(|shown| shown.to_string());
     tracing::info!(endpoint = %record.id, token = caller.who(), "{} rotated the secret of the endpoint {}", caller.who(), record.id);
-    Ok(Json(Endpoint { secret: Some(shown.to_string()), ..record.into() }))
+    Ok(Json(Endpoint { secret, ..record.into() }))
 }
 
 /// `POST /api/v1/endpoints/{id}/disable`.
@@ -303,6 +311,8 @@ fn changed(
         auto_disable: asked.auto_disable.applied(before.auto_disable, default_auto_disable),
         order: asked.order.applied(before.order, EndpointOrder::default),
         on_dead: asked.on_dead.applied(before.on_dead, OnDead::default),
+        signing: before.signing,
+        public_key: before.public_key,
         uid: asked.uid.applied_to_option(before.uid),
         description: asked.description.applied_to_option(before.description),
         metadata: asked.metadata.applied(before.metadata, BTreeMap::new),
@@ -343,24 +353,21 @@ fn sending<S: AdminStore>(admin: &Admin<S>) -> Result<Arc<Sending>, Problem> {
     admin.sending.get().map_err(|why| Problem::unavailable(&why))
 }
 
-fn open_secrets(vault: &Vault, record: &EndpointRecord) -> Result<EndpointSecrets, Problem> {
-    let unreadable = |error: String| {
-        Problem::unavailable(&format!("the secrets of the endpoint cannot be read: {error}"))
-    };
-    let id = record.id.to_string();
-    let context = SealContext::endpoint_secrets(&record.tenant, &id);
-    let opened = vault
-        .open(&context, &record.sealed.secrets)
-        .map_err(|error| unreadable(error.to_string()))?;
-    EndpointSecrets::from_bytes(&opened).map_err(|error| unreadable(error.to_string()))
-}
-
 fn refused(field: &str, error: &dyn std::fmt::Display) -> Problem {
     Problem::bad_request(&format!("{field}: {error}"))
 }
 
-fn random() -> [u8; 32] {
-    let mut random = [0; 32];
-    aws_lc_rs::rand::fill(&mut random).expect("the system has random numbers");
+fn signing_secret(
+    signing: Signing,
+    own: Option<&str>,
+    random: &[u8; 32],
+) -> Result<SigningSecret, Problem> {
+    SigningSecret::given_or_generated(signing, own, random)
+        .map_err(|error| refused("secret", &error))
+}
+
+fn random() -> Zeroizing<[u8; 32]> {
+    let mut random = Zeroizing::new([0; 32]);
+    aws_lc_rs::rand::fill(&mut *random).expect("the system has random numbers");
     random
 }

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use hapax_core::Timestamp;
 use hapax_core::endpoint::{EndpointId, EndpointOrder, EndpointRecord, OnDead};
+use hapax_core::endpoint_secret::Signing;
 use hapax_core::message::Payload;
 use hapax_core::rate_limit::RateLimit;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Span;
-use super::values::{EndpointOrderWord, OnDeadWord, PayloadWord};
+use super::values::{EndpointOrderWord, OnDeadWord, PayloadWord, SigningWord};
 
 /// The body of `POST /api/v1/endpoints`, and of `PATCH /api/v1/endpoints/{id}`. A field that is missing
 /// keeps its value in a change; null brings back its default.
@@ -25,8 +26,8 @@ pub(crate) struct EndpointRequest {
     /// The owner; `default` if it is missing. It cannot be changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tenant: Option<String>,
-    /// A secret of your own: `whsec_` and base64 of 24 to 64 bytes. Without it Hapax makes one. Rotate the
-    /// endpoint to change it.
+    /// A secret of your own: `whsec_` and base64 of 24 to 64 bytes, or with `"signing":"ed25519"` a private
+    /// key, `whsk_` and base64. Without it Hapax makes one. Rotate the endpoint to change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) secret: Option<String>,
     /// Globs over message types, such as `invoice.*`. Default: all types.
@@ -86,16 +87,11 @@ pub(crate) struct EndpointRequest {
     #[serde(default, skip_serializing_if = "Patch::is_keep")]
     #[schema(value_type = Option<OnDeadWord>)]
     pub(crate) on_dead: Patch<OnDead>,
-    /// Only `standard` yet: Standard Webhooks.
+    /// How deliveries are signed: `standard` and `ed25519` as in Standard Webhooks (`v1` and `v1a`), or
+    /// `timestamped` with `t=…,v1=…`. Default: `standard`. Rotate the endpoint to change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) signing: Option<EndpointSigning>,
-}
-
-/// How deliveries are signed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum EndpointSigning {
-    Standard,
+    #[schema(value_type = Option<SigningWord>)]
+    pub(crate) signing: Option<Signing>,
 }
 
 /// A field of a change.
@@ -164,6 +160,11 @@ pub(crate) struct RotateRequest {
     /// A secret of your own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) secret: Option<String>,
+    /// How the new secret signs. Default: as the endpoint does now. During the overlap each delivery carries
+    /// signatures of both kinds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<SigningWord>)]
+    pub(crate) signing: Option<Signing>,
 }
 
 /// The body of `POST /api/v1/endpoints/{id}/disable`, and of acts that only have a reason.
@@ -230,9 +231,13 @@ pub(crate) struct Endpoint {
     pub(crate) order: EndpointOrder,
     #[schema(value_type = OnDeadWord)]
     pub(crate) on_dead: OnDead,
-    pub(crate) signing: EndpointSigning,
+    #[schema(value_type = SigningWord)]
+    pub(crate) signing: Signing,
+    /// With `"signing":"ed25519"`: the key that receivers verify deliveries with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) public_key: Option<String>,
     pub(crate) created_at: Timestamp,
-    /// The secret that was just made. It is never shown again.
+    /// The secret that was just made. It is never shown again. A private key is never shown at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) secret: Option<String>,
 }
@@ -285,7 +290,8 @@ impl From<EndpointRecord> for Endpoint {
             headers: settings.header_names,
             order: settings.order,
             on_dead: settings.on_dead,
-            signing: EndpointSigning::Standard,
+            signing: settings.signing,
+            public_key: settings.public_key,
             created_at: record.created_at,
             secret: None,
         }

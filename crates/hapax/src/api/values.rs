@@ -11,6 +11,7 @@ use base64::prelude::BASE64_STANDARD;
 use hapax_core::Timestamp;
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::{EndpointOrder, OnDead};
+use hapax_core::endpoint_secret::Signing;
 use hapax_core::job::Phase;
 use hapax_core::message::Payload;
 use hapax_core::store::{Decision, PlanState, PlannedDeliveries, ReviewReason, Status};
@@ -174,6 +175,8 @@ pub(super) type DeliveryStatusWord = Word<DeliveryStatus>;
 pub(super) type PayloadWord = Word<Payload>;
 /// The schema of [`EndpointOrder`].
 pub(super) type EndpointOrderWord = Word<EndpointOrder>;
+/// The schema of [`Signing`].
+pub(super) type SigningWord = Word<Signing>;
 /// The schema of [`OnDead`].
 pub(super) type OnDeadWord = Word<OnDead>;
 /// The schema of [`PlannedDeliveries`].

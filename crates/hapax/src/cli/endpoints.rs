@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use hapax_core::endpoint::{EndpointOrder, OnDead};
+use hapax_core::endpoint_secret::Signing;
 
 use super::admin_client::{self, Remote, encoded};
 use super::events::{ActionArgs, read};
@@ -64,9 +65,12 @@ pub(super) struct Add {
     /// The owner
     #[arg(long)]
     tenant: Option<String>,
-    /// A secret of your own: whsec_ and base64 of 24 to 64 bytes
+    /// A secret of your own: whsec_ and base64 of 24 to 64 bytes; with --signing ed25519, whsk_ and a private key
     #[arg(long)]
     secret: Option<String>,
+    /// How deliveries are signed: v1 or v1a of Standard Webhooks, or t=…,v1=…
+    #[arg(long, value_name = SIGNINGS, value_parser = signing)]
+    signing: Option<Signing>,
     /// The wait before each attempt: 0s,1m,5m
     #[arg(long, value_name = "DURATION", value_delimiter = ',')]
     retry: Vec<String>,
@@ -128,6 +132,7 @@ impl Add {
             auto_disable: self.no_auto_disable.then_some(false).into(),
             order: self.order.into(),
             on_dead: self.on_dead.into(),
+            signing: self.signing,
             api_version: self.api_version.into(),
             uid: self.uid.into(),
             description: self.description.into(),
@@ -161,6 +166,26 @@ fn order(word: &str) -> Result<EndpointOrder, String> {
     }
 }
 
+/// The words of `--signing`.
+const SIGNINGS: &str = "standard|ed25519|timestamped";
+
+fn signing(word: &str) -> Result<Signing, String> {
+    match word {
+        "standard" => Ok(Signing::Standard),
+        "ed25519" => Ok(Signing::Ed25519),
+        "timestamped" => Ok(Signing::Timestamped),
+        _other => Err("write standard, ed25519 or timestamped".to_owned()),
+    }
+}
+
+fn signing_text(signing: Signing) -> &'static str {
+    match signing {
+        Signing::Standard => "standard",
+        Signing::Ed25519 => "ed25519",
+        Signing::Timestamped => "timestamped",
+    }
+}
+
 fn on_dead(word: &str) -> Result<OnDead, String> {
     match word {
         "park" => Ok(OnDead::Park),
@@ -183,6 +208,9 @@ fn print_with_secret(endpoint: &Endpoint) -> Result<Exit, Failure> {
     if let Some(secret) = &endpoint.secret {
         output::data(&format!("secret  {secret}"))?;
         output::words("keep the secret: it is not shown again");
+    }
+    if let Some(public_key) = &endpoint.public_key {
+        output::data(&format!("public key  {public_key}"))?;
     }
     Ok(Exit::Done)
 }
@@ -265,6 +293,8 @@ fn print(endpoint: &Endpoint) -> Result<Exit, Failure> {
         ("at once", endpoint.max_in_flight.to_string()),
         ("rate", endpoint.rate_limit.map_or_else(|| "-".to_owned(), |rate| rate.to_string())),
         ("order", order_text(endpoint).to_owned()),
+        ("signing", signing_text(endpoint.signing).to_owned()),
+        ("public key", optional(&endpoint.public_key)),
         ("version", optional(&endpoint.api_version)),
         ("uid", optional(&endpoint.uid)),
         ("headers", endpoint.headers.join(", ")),
@@ -272,7 +302,7 @@ fn print(endpoint: &Endpoint) -> Result<Exit, Failure> {
     ];
     for (name, value) in rows {
         let value = if value.is_empty() { "-".to_owned() } else { value };
-        output::data(&output::shown(&format!("{name:<8} {value}")))?;
+        output::data(&output::shown(&format!("{name:<10} {value}")))?;
     }
     Ok(Exit::Done)
 }
@@ -296,6 +326,9 @@ pub(super) struct Rotate {
     /// A secret of your own
     #[arg(long)]
     secret: Option<String>,
+    /// Sign in another way from now on. Until the overlap ends, deliveries carry both signatures
+    #[arg(long, value_name = SIGNINGS, value_parser = signing)]
+    signing: Option<Signing>,
     #[command(flatten)]
     remote: Remote,
     /// Print one JSON object
@@ -305,7 +338,8 @@ pub(super) struct Rotate {
 
 impl Rotate {
     async fn run(self) -> Result<Exit, Failure> {
-        let request = RotateRequest { overlap: Some(span(&self.overlap)?), secret: self.secret };
+        let overlap = Some(span(&self.overlap)?);
+        let request = RotateRequest { overlap, secret: self.secret, signing: self.signing };
         let server = self.remote.open()?;
         let path = format!("/api/v1/endpoints/{}/rotate", encoded(&self.id));
         let rotated = server.post(&path, &request).await?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::endpoint_secret::SigningSecret;
+use hapax_core::endpoint_secret::{Signing, SigningSecret};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::{Arrival, Source, Timestamp, Verified, verify};
@@ -19,6 +19,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use zeroize::Zeroizing;
 
 use super::admin_client;
 use super::output::{self, Exit, Failure};
@@ -39,9 +40,13 @@ pub(super) struct Listen {
     /// The address to listen on; port 0 chooses a free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9000")]
     listen: SocketAddr,
-    /// The secret of the endpoint: whsec_ and base64. Without it a new one is made and printed
+    /// The secret of the endpoint: whsec_ and base64, or its public key: whpk_ and base64. Without it a new
+    /// secret is made and printed
     #[arg(long)]
     secret: Option<String>,
+    /// The endpoint signs with t=…,v1=… (--signing timestamped)
+    #[arg(long)]
+    timestamped: bool,
     /// The share of deliveries that are answered with a 500: 0.3
     #[arg(long, value_name = "RATE", default_value_t = 0.0, value_parser = rate)]
     fail: f64,
@@ -69,38 +74,29 @@ impl Listen {
     }
 
     async fn serve(self) -> Result<Exit, Failure> {
-        let secret = match &self.secret {
-            None => {
-                let mut random = [0; 32];
-                aws_lc_rs::rand::fill(&mut random)
-                    .map_err(|_| Failure::unreachable("the system has no random numbers"))?;
-                SigningSecret::generate(&random)
-            }
-            Some(given) => SigningSecret::parse(given).map_err(|error| {
-                Failure::usage(format!("--secret: {error}"), "leave it out to get one")
-            })?,
-        };
+        let secret = self.verification_secret()?;
         let forward_to = match self.forward_to.as_deref() {
             None => None,
             Some(url) => Some(sender::target("--forward-to", url)?),
         };
-        let spec = SourceSpec::new(
-            "listen",
-            "standardwebhooks",
-            vec![ActiveSecret::forever(Secret::new(secret.expose().to_string()))],
-        );
-        let source =
-            Source::build(spec).map_err(|error| Failure::usage(error.problem, error.hint))?;
+        let active = ActiveSecret::forever(Secret::new(secret.as_str()));
+        let mut spec = SourceSpec::new("listen", "standardwebhooks", vec![active]);
+        if self.timestamped {
+            spec.params.insert("signing".to_owned(), "timestamped".to_owned());
+        }
+        let source = Source::build(spec).map_err(|error| {
+            Failure::usage(format!("--secret: {}", error.problem), "leave it out to get one")
+        })?;
         let listener = TcpListener::bind(self.listen).await.map_err(|error| {
             Failure::unreachable(format!("listening on {}: {error}", self.listen))
         })?;
         let at = listener.local_addr()?;
         output::data(&format!("listening on http://{at}"))?;
         if self.secret.is_none() {
-            let secret = secret.expose();
+            let signing = if self.timestamped { " --signing timestamped" } else { "" };
             output::data(&format!("secret {}", secret.as_str()))?;
             output::words(&format!(
-                "add it as an endpoint:\n  hapax endpoints add http://{at}/in --secret {}",
+                "add it as an endpoint:\n  hapax endpoints add http://{at}/in --secret {}{signing}",
                 secret.as_str()
             ));
         }
@@ -135,6 +131,27 @@ impl Listen {
                 }
             }
         }
+    }
+}
+
+impl Listen {
+    /// The text that deliveries are verified with: as given, or a new shared secret.
+    fn verification_secret(&self) -> Result<Zeroizing<String>, Failure> {
+        let kind = if self.timestamped { Signing::Timestamped } else { Signing::Standard };
+        let is_public = |given: &str| given.starts_with("whpk_") && !self.timestamped;
+        let secret = match self.secret.as_deref() {
+            Some(given) if is_public(given) => return Ok(Zeroizing::new(given.to_owned())),
+            Some(given) => SigningSecret::parse(kind, given).map_err(|error| {
+                Failure::usage(format!("--secret: {error}"), "leave it out to get one")
+            })?,
+            None => {
+                let mut random = Zeroizing::new([0; 32]);
+                aws_lc_rs::rand::fill(&mut *random)
+                    .map_err(|_| Failure::unreachable("the system has no random numbers"))?;
+                SigningSecret::generate(kind, &random)
+            }
+        };
+        Ok(secret.expose().expect("a shared secret has a text"))
     }
 }
 

@@ -9,8 +9,10 @@ use hapax_core::endpoint::{
     EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointSealed, EndpointSettings,
     NewEndpoint, OnDead,
 };
-use hapax_core::endpoint_check::{seal_headers, seal_secrets, settings_fault, tenant_fault};
-use hapax_core::endpoint_secret::{EndpointSecrets, SigningSecret};
+use hapax_core::endpoint_check::{
+    rotated, seal_headers, seal_secrets, settings_fault, tenant_fault,
+};
+use hapax_core::endpoint_secret::{EndpointSecrets, Signing, SigningSecret};
 use hapax_core::handler::TypeFilter;
 use hapax_core::message::{NewMessage, Payload};
 use hapax_core::store::{Action, Published, StoreError};
@@ -31,6 +33,9 @@ const IN_FLIGHT_DEFAULT: usize = 2_048;
 
 /// The bytes of their bodies.
 const IN_FLIGHT_BYTES_DEFAULT: usize = 64 << 20;
+
+/// How often a rotation is tried if another change of the endpoint comes between reading and writing it.
+const CHANGE_TRIES: usize = 5;
 
 /// What an app sends with: the key that seals the secrets of endpoints, and where endpoints may be.
 #[derive(Debug)]
@@ -54,12 +59,14 @@ pub struct Endpoint {
     secret: Option<String>,
 }
 
-/// An endpoint that was added.
+/// An endpoint that was added, or whose secret was replaced.
 pub struct AddedEndpoint {
     /// Its id.
     pub id: EndpointId,
-    /// The secret that its deliveries are signed with. It cannot be read again.
-    pub secret: String,
+    /// The secret that its deliveries are signed with. It cannot be read again. `None` with a key pair.
+    pub secret: Option<String>,
+    /// The key that receivers verify with, if deliveries are signed with a key pair.
+    pub public_key: Option<String>,
 }
 
 /// Why an endpoint cannot be added or removed, or a message not be published.
@@ -185,7 +192,14 @@ impl Endpoint {
         self
     }
 
-    /// A secret of your own: `whsec_` and base64 of 24 to 64 bytes. Without it Hapax makes one.
+    /// How deliveries are signed; by default as in Standard Webhooks with a shared secret.
+    pub fn signing(mut self, signing: Signing) -> Self {
+        self.settings.signing = signing;
+        self
+    }
+
+    /// A secret of your own: `whsec_` and base64 of 24 to 64 bytes, or a private key (`whsk_`) for
+    /// [`Signing::Ed25519`]. Without it Hapax makes one.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
         self
@@ -267,11 +281,12 @@ impl<S: Database> Hapax<S> {
         let pairs = headers.iter().map(|(name, value)| (&**name, &**value));
         CustomHeaders::parse(pairs).map_err(|error| invalid(&error))?;
         settings.header_names = headers.keys().map(|name| name.to_ascii_lowercase()).collect();
-        let secret = match secret {
-            None => SigningSecret::generate(&random()),
-            Some(own) => SigningSecret::parse(&own).map_err(|error| invalid(&error))?,
-        };
-        let shown = secret.expose().to_string();
+        let secret =
+            SigningSecret::given_or_generated(settings.signing, secret.as_deref(), &random())
+                .map_err(|error| invalid(&error))?;
+        let shown = secret.expose().map(|shown| shown.to_string());
+        let public_key = secret.public_key();
+        settings.public_key.clone_from(&public_key);
         let id = EndpointId(Uuid::now_v7());
         let secrets = EndpointSecrets::new(secret);
         let sealed = EndpointSealed {
@@ -280,7 +295,9 @@ impl<S: Database> Hapax<S> {
         };
         let new = NewEndpoint { id, tenant, settings, sealed };
         match self.store().create_endpoint(new, by_the_app()).await? {
-            EndpointChanged::Changed(record) => Ok(AddedEndpoint { id: record.id, secret: shown }),
+            EndpointChanged::Changed(record) => {
+                Ok(AddedEndpoint { id: record.id, secret: shown, public_key })
+            }
             EndpointChanged::UidTaken => Err(SendingError::Conflict(
                 "another endpoint of this tenant has that uid".to_owned(),
             )),
@@ -293,6 +310,42 @@ impl<S: Database> Hapax<S> {
                 Err(SendingError::Conflict("the endpoint was changed meanwhile".to_owned()))
             }
         }
+    }
+
+    /// Gives an endpoint a new secret, which signs as `signing` says, or as the one before. The secret before signs
+    /// beside it for `overlap` longer; an overlap of zero revokes every earlier secret now.
+    pub async fn rotate_endpoint(
+        &self,
+        id: EndpointId,
+        overlap: Duration,
+        signing: Option<Signing>,
+    ) -> Result<AddedEndpoint, SendingError> {
+        let sending = self.sending.as_ref().ok_or(SendingError::NotConfigured)?;
+        let random = random();
+        for _ in 0..CHANGE_TRIES {
+            let unknown = || SendingError::Invalid("no endpoint has that id".to_owned());
+            let record = self.store().endpoint(id).await?.ok_or_else(unknown)?;
+            let version = record.version;
+            let secret =
+                SigningSecret::generate(signing.unwrap_or(record.settings.signing), &random);
+            let (shown, public_key) = (secret.expose(), secret.public_key());
+            let nonce = self::random();
+            let (settings, sealed) =
+                rotated(&sending.vault, record, secret, overlap, Timestamp::now(), nonce)
+                    .map_err(|fault| SendingError::Conflict(fault.to_string()))?;
+            let act = EndpointAct::Change { version, settings: Box::new(settings), sealed };
+            match self.store().change_endpoint(id, act, by_the_app()).await? {
+                EndpointChanged::Changed(record) => {
+                    let secret = shown.map(|shown| shown.to_string());
+                    return Ok(AddedEndpoint { id: record.id, secret, public_key });
+                }
+                EndpointChanged::Deleted | EndpointChanged::Unknown => return Err(unknown()),
+                EndpointChanged::VersionChanged
+                | EndpointChanged::UidTaken
+                | EndpointChanged::TooMany => {}
+            }
+        }
+        Err(SendingError::Conflict("the endpoint is being changed by others: try again".to_owned()))
     }
 
     /// Removes an endpoint, and cancels its open deliveries; false where there is none.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax::{
-    Endpoint, Event, Failure, Hapax, NewMessage, PgStore, Published, Sending, SendingError, Source,
-    Tx, VaultKey, handler_fn, tokio_postgres,
+    Endpoint, Event, Failure, Hapax, NewMessage, PgStore, Published, Sending, SendingError,
+    Signing, Source, Tx, VaultKey, handler_fn, tokio_postgres,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -72,7 +72,9 @@ async fn an_app_publishes_in_the_transaction_of_its_handler_and_its_endpoints_ge
     // The attempt that failed published nothing.
     assert_eq!(attempts.load(Ordering::Relaxed), 2);
     assert_eq!((got.len(), got[0].id().as_str()), (1, "fee-evt_1"));
-    assert!(got[0].verifies(&added.secret) && got[0].headers["x-team"] == "billing");
+    assert!(
+        got[0].verifies(added.secret.as_ref().unwrap()) && got[0].headers["x-team"] == "billing"
+    );
     assert_eq!(ledger.effects().get("evt_1"), Some(&1));
 
     // On its own, and the same again.
@@ -105,7 +107,21 @@ async fn an_app_publishes_in_the_transaction_of_its_handler_and_its_endpoints_ge
     let working = hapax.spawn();
     hapax.publish(message("fee.refunded", "m3")).await.unwrap();
     let got = tokio::task::block_in_place(|| sink.wait_for(3));
-    assert!(got[2].id() == "m3" && got[2].verifies(&added.secret));
+    let secret = added.secret.unwrap();
+    assert!(got[2].id() == "m3" && got[2].verifies(&secret));
+
+    // Another kind of signature, beside the old one for a while.
+    let hour = Duration::from_secs(3_600);
+    let rotated = hapax.rotate_endpoint(added.id, hour, Some(Signing::Ed25519)).await.unwrap();
+    assert!(rotated.id == added.id && rotated.secret.is_none());
+    hapax.publish(message("fee.refunded", "m4")).await.unwrap();
+    let got = tokio::task::block_in_place(|| sink.wait_for(4));
+    let key = rotated.public_key.unwrap();
+    assert!(got[3].id() == "m4" && got[3].verifies(&secret) && got[3].verifies(&key));
+    let rotated = hapax.rotate_endpoint(added.id, Duration::ZERO, None).await.unwrap();
+    hapax.publish(message("fee.refunded", "m5")).await.unwrap();
+    let got = tokio::task::block_in_place(|| sink.wait_for(5));
+    assert!(got[4].verifies(&rotated.public_key.unwrap()) && !got[4].verifies(&key));
     assert!(hapax.remove_endpoint(added.id).await.unwrap());
     assert!(!hapax.remove_endpoint(added.id).await.unwrap());
     working.stop().await;
@@ -145,7 +161,7 @@ fn an_app_on_postgres_publishes_in_its_own_transaction() {
     });
     let got = sink.wait_for(1);
     assert_eq!((got.len(), got[0].id().as_str()), (1, "m1"));
-    assert!(got[0].verifies(&added.secret));
+    assert!(got[0].verifies(added.secret.as_ref().unwrap()));
     until("it is delivered", || {
         std::thread::park_timeout(Duration::from_millis(20));
         let delivered = "SELECT count(*) FROM hapax.deliveries WHERE status = 'delivered'";

@@ -29,10 +29,17 @@ impl Got {
         String::from_utf8(self.body.clone()).unwrap()
     }
 
-    /// Whether our own `verify` accepts it with this secret.
+    /// Whether our own `verify` accepts it with this secret or public key.
     pub(crate) fn verifies(&self, secret: &str) -> bool {
+        self.verifies_as("standard", secret)
+    }
+
+    /// The same for a receiver that expects this kind of signature.
+    pub(crate) fn verifies_as(&self, signing: &str, secret: &str) -> bool {
         let secrets = vec![ActiveSecret::forever(Secret::new(secret))];
-        let source = Source::build(SourceSpec::new("sink", "standardwebhooks", secrets)).unwrap();
+        let mut spec = SourceSpec::new("sink", "standardwebhooks", secrets);
+        spec.params.insert("signing".to_owned(), signing.to_owned());
+        let source = Source::build(spec).unwrap();
         let mut headers = http::HeaderMap::new();
         for (name, value) in &self.headers {
             let name: http::HeaderName = name.parse().unwrap();

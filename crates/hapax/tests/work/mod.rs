@@ -8,4 +8,5 @@ mod order;
 mod refetch;
 mod sending;
 mod sending_crashes;
+mod signing;
 mod vault;

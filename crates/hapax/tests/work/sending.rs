@@ -176,7 +176,9 @@ fn bad_input_gets_a_clear_answer_and_changes_nothing() {
     refused(endpoint(json!({"url": url, "retry": []})), 400, "retry");
     refused(endpoint(json!({"url": url, "timeout": "2h"})), 400, "timeout");
     refused(endpoint(json!({"url": url, "secret": "whsec_c2hvcnQ="})), 400, "secret");
-    refused(endpoint(json!({"url": url, "signing": "ed25519"})), 400, "ed25519");
+    refused(endpoint(json!({"url": url, "signing": "rsa"})), 400, "rsa");
+    let shared = format!("whsec_{}", "A".repeat(44));
+    refused(endpoint(json!({"url": url, "signing": "ed25519", "secret": shared})), 400, "whsk_");
     refused(endpoint(json!({"url": url, "tenant": "hapax"})), 400, "reserved");
     refused(endpoint(json!({"url": url, "color": "red"})), 400, "color");
     assert_eq!(server.admin_get("/api/v1/endpoints").json()["items"], json!([]));
