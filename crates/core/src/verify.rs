@@ -11,6 +11,7 @@ use crate::handshake::HandshakeReply;
 use crate::key::{EventKey, KeyHash};
 use crate::receipt::{ContentGuard, GuardKeep, GuardSeen, Neighbours, Receipt, Timeliness};
 use crate::scheme::SignedContent;
+use crate::scheme::sender_key::SenderKey;
 use crate::source::{ReplayGuard, Source};
 
 /// What an authentic request holds.
@@ -79,10 +80,21 @@ impl Refusal {
 /// A late arrival is authentic and therefore yields Receipts, marked [`Timeliness::Late`]. The caller
 /// refuses them or stores them for review, since only the store knows whether the event was seen before.
 pub fn verify(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Verified, Refusal> {
+    verify_with_key(source, arrival, None, now)
+}
+
+/// The same with the key that was fetched for this request, if
+/// [`Scheme::key_request`](crate::scheme::Scheme::key_request) asked for one.
+pub fn verify_with_key(
+    source: &Source,
+    arrival: &Arrival,
+    key: Option<&SenderKey>,
+    now: Timestamp,
+) -> Result<Verified, Refusal> {
     if let Some(reply) = source.challenge().and_then(|challenge| challenge.unsigned_post(arrival)) {
         return Ok(Verified::Reply(reply));
     }
-    let authentic = source.scheme.authenticate(arrival, now)?;
+    let authentic = source.scheme.authenticate_with_key(arrival, key, now)?;
     let timeliness = match authentic.signed_at {
         Some(signed_at) => judge_window(source, signed_at, now)?,
         None => Timeliness::OnTime,

@@ -27,6 +27,7 @@ pub use ingress::respond::Answer;
 pub use ingress::routes::{
     AnswerMode, PathTaken, RouteChange, RouteSpec, Routes, RoutesSpec, Traffic,
 };
+pub use ingress::sender_keys::SenderKeys;
 pub use ingress::{Ingress, Now};
 pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};

@@ -398,3 +398,37 @@ pub const PLAN_BATCH: usize = 200;
 
 /// The pause between two such commits, so that acks go first.
 pub const PLAN_PAUSE: Duration = Duration::from_millis(5);
+
+/// Keys of senders that are known or known to be missing: far more than all senders use at a time.
+pub const SENDER_KEYS_MAX: usize = 512;
+
+/// The largest answer that holds a key. A chain of certificates has a few KiB.
+pub const SENDER_KEY_BYTES_MAX: usize = 64 << 10;
+
+/// The time to fetch a key, from the name lookup to the last byte: senders wait this long for their answer.
+pub const SENDER_KEY_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a fetched key is used: a key that the sender withdrew is refused after this time.
+pub const SENDER_KEY_FRESH_FOR: Duration = Duration::from_secs(24 * 3_600);
+
+/// When a key that is still used is fetched again, beside the requests that use it.
+pub const SENDER_KEY_REFRESH_AFTER: Duration = Duration::from_secs(12 * 3_600);
+
+/// When that is tried again after a failure.
+pub const SENDER_KEY_REFRESH_AGAIN: Duration = Duration::from_secs(300);
+
+/// How long a key that could not be fetched is not fetched again: shorter than senders take to retry.
+pub const SENDER_KEY_FAILED_FOR: Duration = Duration::from_secs(30);
+
+/// Fetches from one host at once: a slow sender holds no more connections than this.
+pub const SENDER_KEY_FETCHES_AT_ONCE: usize = 4;
+
+/// Unknown keys that the requests of one client address may name in a minute. Senders change keys once in
+/// months.
+pub const SENDER_KEY_FETCHES_PER_ADDRESS: u32 = 10;
+
+/// The same for all addresses together, for each host: what a sender's server can bear.
+pub const SENDER_KEY_FETCHES_PER_HOST: u32 = 60;
+
+/// Requests that wait for a key at once: each holds a connection.
+pub const SENDER_KEY_WAITERS_MAX: usize = 512;

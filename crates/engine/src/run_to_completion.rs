@@ -27,6 +27,12 @@ impl BackgroundTasks {
         RunToCompletion { work: Some(Box::pin(work)), afterwards: self.clone() }
     }
 
+    /// Runs `work` in a task of its own.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let (tasks, runtime) = &*self.0;
+        tasks.spawn_on(work, runtime);
+    }
+
     /// Waits for all moved work. No work may be started after this call.
     pub(crate) async fn finish(&self) {
         self.0.0.close();

@@ -21,8 +21,9 @@ use hapax_core::store::AdminRecords;
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
-    Drained, Ingress, Janitor, LaneSpec, Now, Outbound, Proxy, ProxySpec, Readiness, Retention,
-    RouteSpec, Routes, RoutesSpec, Sender, Workers, http, run_plans, serve_ingress, serve_proxy,
+    Drained, GuardRules, Ingress, Janitor, LaneSpec, Now, Outbound, Proxy, ProxySpec, Readiness,
+    Retention, RouteSpec, Routes, RoutesSpec, Sender, SenderKeys, Workers, http, run_plans,
+    serve_ingress, serve_proxy,
 };
 use hapax_layer::{Principal, Rules};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore};
@@ -124,7 +125,9 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
 
     let routes = routes(&config, public_address)?;
     let now: Now = Arc::new(Timestamp::now);
-    let ingress = Ingress::new(Arc::clone(&store), routes, Arc::clone(&now)).with_sync();
+    let ingress = Ingress::new(Arc::clone(&store), routes, Arc::clone(&now))
+        .with_sync()
+        .with_sender_keys(sender_keys(&config)?);
     let ingress = Arc::new(ingress);
     let workers = Arc::new(Workers::new(
         Arc::clone(&store),
@@ -465,6 +468,13 @@ fn limits(config: &Config) -> HttpLimits {
         drain: config.settings.drain,
         ..HttpLimits::default()
     }
+}
+
+/// Fetches keys of senders at public addresses, through the proxy of deliveries if there is one. Nothing else
+/// that the operator allows for endpoints holds for them.
+fn sender_keys(config: &Config) -> anyhow::Result<SenderKeys> {
+    let rules = GuardRules::new(Vec::new(), vec![443], config.settings.outbound.proxy.clone());
+    Ok(SenderKeys::new(Outbound::guarded(rules)?))
 }
 
 fn routes(config: &Config, public_address: SocketAddr) -> anyhow::Result<Routes> {

@@ -264,7 +264,7 @@ pub(super) const PLAID: Preset = Preset {
     name: "plaid",
     title: "Plaid",
     recipe: Recipe::Plaid,
-    secret: "none: its public keys go into the parameter jwks",
+    secret: "the secret of your API keys, to fetch its public keys; none if they are in the parameter jwks",
     signed: "the time of issue and the body's SHA-256",
     retries: "up to 24 hours (from memory)",
     tolerance: "5 minutes",

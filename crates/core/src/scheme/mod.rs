@@ -12,6 +12,7 @@ mod keys;
 mod paypal;
 mod plaid;
 pub mod recipe;
+pub mod sender_key;
 mod shared_secret;
 mod time;
 mod url_signature;
@@ -25,6 +26,7 @@ use jiff::Timestamp;
 
 use self::coverage::{Coverage, Covered};
 use self::recipe::{KeyForm, Recipe};
+use self::sender_key::{KeyRequest, SenderKey, SenderKeyError};
 use crate::arrival::Arrival;
 use crate::envelope::Origin;
 use crate::key::KeyHash;
@@ -154,6 +156,35 @@ trait SchemeVerifier: Send + Sync {
     fn secret_header(&self) -> Option<&str> {
         None
     }
+
+    /// The key that must be fetched before a request with these headers can be checked.
+    fn key_request(
+        &self,
+        _headers: &HeaderMap,
+        _now: Timestamp,
+    ) -> Result<Option<KeyRequest>, Refusal> {
+        Ok(None)
+    }
+
+    /// Reads the answer to a [`KeyRequest`].
+    fn read_key(
+        &self,
+        _request: &KeyRequest,
+        _answer: &[u8],
+        _now: Timestamp,
+    ) -> Result<SenderKey, SenderKeyError> {
+        Err(SenderKeyError("this sender's keys are configured".into()))
+    }
+
+    /// The same as [`SchemeVerifier::authenticate`], with a key that was fetched.
+    fn authenticate_with_key(
+        &self,
+        arrival: &Arrival,
+        _key: &SenderKey,
+        now: Timestamp,
+    ) -> Result<Authentic, Refusal> {
+        self.authenticate(arrival, now)
+    }
 }
 
 impl Scheme {
@@ -207,6 +238,40 @@ impl Scheme {
     /// Checks the signature over the raw bytes, in constant time. It does not check the window.
     pub fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
         self.verifier.authenticate(arrival, now)
+    }
+
+    /// The same with a key that was fetched for this request, where [`Scheme::key_request`] asked for one.
+    pub fn authenticate_with_key(
+        &self,
+        arrival: &Arrival,
+        key: Option<&SenderKey>,
+        now: Timestamp,
+    ) -> Result<Authentic, Refusal> {
+        match key {
+            Some(key) => self.verifier.authenticate_with_key(arrival, key, now),
+            None => self.verifier.authenticate(arrival, now),
+        }
+    }
+
+    /// The key of the sender that must be fetched before a request with these headers can be verified. `None`
+    /// where every key is configured. A request that names a key elsewhere than at the sender is refused.
+    pub fn key_request(
+        &self,
+        headers: &HeaderMap,
+        now: Timestamp,
+    ) -> Result<Option<KeyRequest>, Refusal> {
+        self.verifier.key_request(headers, now)
+    }
+
+    /// Reads the answer to a [`KeyRequest`]: the sender must be its owner, and a certificate must chain to the
+    /// roots at `now`.
+    pub fn read_key(
+        &self,
+        request: &KeyRequest,
+        answer: &[u8],
+        now: Timestamp,
+    ) -> Result<SenderKey, SenderKeyError> {
+        self.verifier.read_key(request, answer, now)
     }
 
     /// The first required header that is missing. A request that cannot verify is refused by this before
@@ -443,6 +508,13 @@ fn first_missing<'a>(
     mut names: impl Iterator<Item = &'a str>,
 ) -> Option<&'a str> {
     names.find(|name| !headers.contains_key(*name))
+}
+
+/// Without a server, which fetches keys, such a request cannot be judged.
+fn not_fetched(params: &str) -> Refusal {
+    Refusal::Signature(format!(
+        "the sender's key is fetched by `hapax serve`; give it as {params} to verify without it"
+    ))
 }
 
 fn expired() -> Refusal {

@@ -1,5 +1,5 @@
 //! Plaid: a JWT (ES256) in a header that contains the body's SHA-256. The key is found by its id in the
-//! configured key set. The token never selects the algorithm.
+//! configured key set, or fetched by its id from Plaid. The token never selects the algorithm.
 
 use aws_lc_rs::signature::ParsedPublicKey;
 use aws_lc_rs::{constant_time, digest};
@@ -9,29 +9,53 @@ use http::HeaderMap;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use zeroize::Zeroizing;
 
-use super::keys;
+use super::keys::{self, ExpiringKey};
 use super::recipe::Encoding;
+use super::sender_key::{self, FetchedKey, KeyRequest, SenderKey, SenderKeyError};
 use super::{
     Authentic, SchemeError, SchemeVerifier, SignError, Signed, SignedContent, first_missing,
-    needed, only_the_sender, param,
+    needed, not_fetched, only_the_sender, param,
 };
 use crate::arrival::Arrival;
 use crate::jwt::p256;
+use crate::key::KeyHash;
 use crate::source::SourceSpec;
 use crate::verify::Refusal;
 
 const HEADER: &str = "plaid-verification";
 
-/// The configured keys, in their order.
-pub(super) struct PlaidVerifier {
-    keys: Vec<Key>,
+/// Where the keys come from.
+pub(super) enum PlaidVerifier {
+    /// The configured keys, in their order.
+    Configured(Vec<Key>),
+    /// The account that asks Plaid for them.
+    Fetched(Account),
 }
 
-struct Key {
+pub(super) struct Account {
+    url: &'static str,
+    client_id: String,
+    secrets: Vec<ExpiringKey<Zeroizing<String>>>,
+}
+
+/// The addresses that Plaid documents, by the name of the environment; the first is the default.
+const ENVIRONMENTS: [(&str, &str); 2] = [
+    ("production", "https://production.plaid.com/webhook_verification_key/get"),
+    ("sandbox", "https://sandbox.plaid.com/webhook_verification_key/get"),
+];
+
+pub(super) struct Key {
     kid: String,
     expired_at: Option<i64>,
     key: ParsedPublicKey,
+}
+
+/// The answer of `/webhook_verification_key/get`.
+#[derive(Deserialize)]
+struct KeyAnswer {
+    key: Jwk,
 }
 
 #[derive(Deserialize)]
@@ -71,6 +95,13 @@ struct Claims<'a> {
 
 impl PlaidVerifier {
     pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
+        match spec.params.contains_key("jwks") {
+            true => Self::configured(spec),
+            false => Account::compile(spec).map(Self::Fetched),
+        }
+    }
+
+    fn configured(spec: &SourceSpec) -> Result<Self, SchemeError> {
         let bad = |problem: &str| {
             SchemeError::new(
                 "params",
@@ -90,7 +121,38 @@ impl PlaidVerifier {
         let keys = jwks.into_iter().map(|jwk| {
             Key::read(jwk).ok_or_else(|| bad("holds a key that is not for ES256 on P-256"))
         });
-        Ok(Self { keys: keys.collect::<Result<_, _>>()? })
+        keys.collect::<Result<_, _>>().map(Self::Configured)
+    }
+}
+
+impl Account {
+    fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
+        let client_id = param(spec, "client_id", "the client id that belongs to the secret")?;
+        let secrets = keys::prepare(&spec.secrets, |text| Ok(Zeroizing::new(text.to_owned())))?;
+        let (_, url) = match spec.params.get("environment") {
+            None => ENVIRONMENTS.first(),
+            Some(named) => ENVIRONMENTS.iter().find(|(name, _)| name == named),
+        }
+        .ok_or_else(|| {
+            SchemeError::new("params", "unknown environment", "one of production, sandbox")
+        })?;
+        Ok(Self { url, client_id: client_id.to_owned(), secrets })
+    }
+
+    fn key_request(&self, kid: &str, now: Timestamp) -> KeyRequest {
+        let active = keys::active(&self.secrets, now).next().map(|(_, secret)| secret);
+        // Without an active secret Plaid refuses the request, and the sender retries.
+        let secret = active.or(self.secrets.last().map(|last| &last.key));
+        let secret = secret.map(|secret| secret.as_str()).unwrap_or_default();
+        let body =
+            serde_json::json!({"client_id": self.client_id, "secret": secret, "key_id": kid});
+        let body = Zeroizing::new(body.to_string().into_bytes());
+        KeyRequest {
+            id: KeyHash::of(b"plaid", [self.url.as_bytes(), &body]),
+            url: self.url.to_owned(),
+            body: Some(body),
+            name: format!("key {kid}"),
+        }
     }
 }
 
@@ -109,15 +171,22 @@ impl Key {
     }
 }
 
-impl SchemeVerifier for PlaidVerifier {
-    fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
-        first_missing(headers, std::iter::once(HEADER))
-    }
+/// A token in its parts, before anything of it is proven.
+struct Token<'a> {
+    /// The signed text.
+    content: &'a str,
+    kid: String,
+    claims: Vec<u8>,
+    signature: Vec<u8>,
+}
 
-    fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
-        let wrong = |problem: &str| Refusal::Signature(problem.to_owned());
+fn wrong(problem: &str) -> Refusal {
+    Refusal::Signature(problem.to_owned())
+}
+
+impl<'a> Token<'a> {
+    fn read(token: &'a str) -> Result<Self, Refusal> {
         let malformed = || wrong("the token is not well-formed");
-        let token = needed(arrival, HEADER)?;
         let (content, signature) = token.rsplit_once('.').ok_or_else(malformed)?;
         let (header, claims) = content.split_once('.').ok_or_else(malformed)?;
         let read = |part: &str| URL_SAFE_NO_PAD.decode(part).map_err(|_| malformed());
@@ -126,29 +195,98 @@ impl SchemeVerifier for PlaidVerifier {
         if header.alg != "ES256" || header.crit.is_some() {
             return Err(wrong("the token is not signed with ES256"));
         }
-        let (secret, key) = self
-            .keys
-            .iter()
-            .enumerate()
-            .find(|(_, key)| key.kid == header.kid)
-            .ok_or_else(|| wrong("the token is signed by a key that is not in jwks"))?;
+        Ok(Self { content, kid: header.kid.to_owned(), claims, signature })
+    }
+
+    /// Checks the token with the key that it names, and the body with the token.
+    fn check(
+        &self,
+        key: &Key,
+        arrival: &Arrival,
+        now: Timestamp,
+    ) -> Result<Option<Timestamp>, Refusal> {
         if key.expired_at.is_some_and(|end| now.as_second() >= end) {
             return Err(wrong("the token is signed by a key that has expired"));
         }
         key.key
-            .verify_sig(content.as_bytes(), &signature)
+            .verify_sig(self.content.as_bytes(), &self.signature)
             .map_err(|_| wrong("the token was not signed by the key it names"))?;
         let claims: Claims<'_> =
-            serde_json::from_slice(&claims).map_err(|_| wrong("the token lacks a claim"))?;
+            serde_json::from_slice(&self.claims).map_err(|_| wrong("the token lacks a claim"))?;
         let mut named = [0; 32];
         let length = keys::decode(Encoding::Hex, claims.request_body_sha256.as_bytes(), &mut named)
             .unwrap_or_default();
         let actual = digest::digest(&digest::SHA256, &arrival.body);
         constant_time::verify_slices_are_equal(actual.as_ref(), &named[..length])
             .map_err(|_| wrong("the body does not match the hash in the token"))?;
-        let signed_at = Timestamp::from_second(claims.iat)
-            .map_err(|_| wrong("the token's time is out of range"))?;
-        Ok(Authentic { signed_at: Some(signed_at), secret })
+        Timestamp::from_second(claims.iat)
+            .map(Some)
+            .map_err(|_| wrong("the token's time is out of range"))
+    }
+}
+
+impl SchemeVerifier for PlaidVerifier {
+    fn missing<'a>(&'a self, headers: &HeaderMap) -> Option<&'a str> {
+        first_missing(headers, std::iter::once(HEADER))
+    }
+
+    fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
+        let Self::Configured(keys) = self else { return Err(not_fetched("jwks")) };
+        let token = needed(arrival, HEADER)?;
+        let token = Token::read(&token)?;
+        let (secret, key) = keys
+            .iter()
+            .enumerate()
+            .find(|(_, key)| key.kid == token.kid)
+            .ok_or_else(|| wrong("the token is signed by a key that is not in jwks"))?;
+        let signed_at = token.check(key, arrival, now)?;
+        Ok(Authentic { signed_at, secret })
+    }
+
+    fn key_request(
+        &self,
+        headers: &HeaderMap,
+        now: Timestamp,
+    ) -> Result<Option<KeyRequest>, Refusal> {
+        let Self::Fetched(account) = self else { return Ok(None) };
+        let token = Token::read(sender_key::only(headers, HEADER)?)?;
+        match sender_key::is_key_name(&token.kid) {
+            true => Ok(Some(account.key_request(&token.kid, now))),
+            false => Err(wrong("the token names a key that Plaid cannot have")),
+        }
+    }
+
+    fn read_key(
+        &self,
+        request: &KeyRequest,
+        answer: &[u8],
+        _now: Timestamp,
+    ) -> Result<SenderKey, SenderKeyError> {
+        let unfit = |problem: &str| SenderKeyError(format!("the answer {problem}"));
+        let answer: KeyAnswer =
+            serde_json::from_slice(answer).map_err(|_| unfit("holds no key"))?;
+        if request.name != format!("key {}", answer.key.kid) {
+            return Err(unfit("holds another key"));
+        }
+        let key = Key::read(answer.key).ok_or_else(|| unfit("is not a key for ES256 on P-256"))?;
+        Ok(SenderKey(FetchedKey::Jwk(key)))
+    }
+
+    fn authenticate_with_key(
+        &self,
+        arrival: &Arrival,
+        key: &SenderKey,
+        now: Timestamp,
+    ) -> Result<Authentic, Refusal> {
+        let token = needed(arrival, HEADER)?;
+        let token = Token::read(&token)?;
+        match &key.0 {
+            FetchedKey::Jwk(key) if key.kid == token.kid => {
+                let signed_at = token.check(key, arrival, now)?;
+                Ok(Authentic { signed_at, secret: 0 })
+            }
+            FetchedKey::Jwk(_) | FetchedKey::Certificate(_) => Err(not_fetched("jwks")),
+        }
     }
 
     fn sign(&self, _request: &Arrival, _id: &str, _now: Timestamp) -> Result<Signed, SignError> {

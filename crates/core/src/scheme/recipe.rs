@@ -275,8 +275,9 @@ impl Recipe {
     /// Whether the source needs at least one secret.
     pub fn needs_secret(&self) -> bool {
         match self {
-            Self::PayPal | Self::Plaid => false,
-            Self::Composed(_)
+            Self::PayPal => false,
+            Self::Plaid
+            | Self::Composed(_)
             | Self::AlternativeNames(_)
             | Self::BySecret { .. }
             | Self::ByParam { .. }
@@ -326,21 +327,39 @@ impl Recipe {
             Self::PayPal => &[
                 Param {
                     name: "webhook_id",
-                    required: false,
+                    required: true,
                     meaning: "the webhook's id; may be in `secrets` instead",
                 },
                 Param {
                     name: "cert_pem",
-                    required: true,
-                    meaning: "the signing certificate, with any intermediates after it",
+                    required: false,
+                    meaning: "the signing certificate, with any intermediates after it; without it, Hapax \
+                              fetches the one that a request names from PayPal",
                 },
-                Param { name: "ca_pem", required: true, meaning: "the roots it must chain to" },
+                Param {
+                    name: "ca_pem",
+                    required: false,
+                    meaning: "the roots it must chain to; by default the public ones",
+                },
             ],
-            Self::Plaid => &[Param {
-                name: "jwks",
-                required: true,
-                meaning: "the verification keys, a JSON array of JWKs or a key set",
-            }],
+            Self::Plaid => &[
+                Param {
+                    name: "client_id",
+                    required: true,
+                    meaning: "the client id that goes with the secret, to fetch keys from Plaid",
+                },
+                Param {
+                    name: "environment",
+                    required: false,
+                    meaning: "production (the default) or sandbox: where keys are fetched",
+                },
+                Param {
+                    name: "jwks",
+                    required: false,
+                    meaning: "the verification keys, a JSON array of JWKs or a key set, instead of \
+                              fetching them",
+                },
+            ],
             Self::ByParam { param: "version", .. } => &[Param {
                 name: "version",
                 required: false,

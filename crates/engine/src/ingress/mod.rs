@@ -2,12 +2,14 @@
 //! and every decision between them. The checks themselves are in other files.
 //!
 //! No 2xx is sent before [`Store::ingest`] has returned, and the store gets only events that
-//! [`verify`](fn@hapax_core::verify) accepted.
+//! [`verify`](fn@hapax_core::verify) accepted. A sender's key that is not configured is fetched before the body
+//! is read ([`sender_keys`]).
 
 mod clock_check;
 mod rate_limits;
 pub(crate) mod respond;
 pub(crate) mod routes;
+pub(crate) mod sender_keys;
 pub(crate) mod stored_headers;
 pub(crate) mod sync_wait;
 
@@ -20,13 +22,14 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hapax_core::handshake::{Challenge, HandshakeReply};
+use hapax_core::scheme::sender_key::SenderKey;
 use hapax_core::source::LatePolicy;
 use hapax_core::store::{
     ArrivalInfo, Decision, Ingest, Inspect, KnownEvent, Status, Store, StoreError, StoreHints,
     Verdict, Work,
 };
 use hapax_core::{
-    Arrival, KeyHash, Receipt, Refusal, Tenant, Timeliness, Timestamp, Verified, verify,
+    Arrival, KeyHash, Receipt, Refusal, Tenant, Timeliness, Timestamp, Verified, verify_with_key,
 };
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::request::Parts;
@@ -48,6 +51,7 @@ use crate::ingress::respond::{After, Answer, Reason, RequestId};
 use crate::ingress::routes::{
     AnswerMode, LineKind, Route, RouteChange, Routes, SourceRecord, Traffic,
 };
+use crate::ingress::sender_keys::{KeyUnavailable, SenderKeys};
 use crate::ingress::stored_headers::{Plain, kept_headers};
 use crate::ingress::sync_wait::{StoreSyncWait, SyncOutcome, SyncWait};
 use crate::limits::{
@@ -72,6 +76,8 @@ pub struct Ingress<S> {
     event_waiters: EventWaiters,
     /// Waits for the work of sync sources.
     sync_wait: Option<Box<dyn SyncWait>>,
+    /// Fetches the keys of senders that are not configured.
+    sender_keys: Option<Arc<SenderKeys>>,
 }
 
 impl<S: Store + StoreHints + Work + Inspect> Ingress<S> {
@@ -98,7 +104,14 @@ impl<S: Store + StoreHints> Ingress<S> {
             afterwards: BackgroundTasks::here(),
             event_waiters: EventWaiters::default(),
             sync_wait: None,
+            sender_keys: None,
         }
+    }
+
+    /// Fetches keys of senders that are not configured. Without this, requests that need one get a 503.
+    pub fn with_sender_keys(mut self, keys: SenderKeys) -> Self {
+        self.sender_keys = Some(Arc::new(keys));
+        self
     }
 
     /// The waiting requests, which workers notify.
@@ -180,27 +193,49 @@ impl<S: Store + StoreHints> Ingress<S> {
             return refuse(route, &call, refused, call.after(&body));
         }
         let route = route.clone();
+        let key = match self.sender_key(&route, &call, &parts.headers).await {
+            Ok(key) => key,
+            Err(refused) => return refuse(&route, &call, refused, call.after(&body)),
+        };
         match body::read(body, &routes.body, routes.unfinished.hold(call.remote)).await {
-            Ok(body) => self.judge(&routes, route, call, &peer, parts, body).await,
+            Ok(body) => {
+                let arrival = arrival(&routes.public_url, parts, body);
+                self.judge(route, call, &peer, arrival, key).await
+            }
             Err(fault) => refuse(&route, &call, fault.into(), call.after_unread()),
         }
+    }
+
+    /// The key of the sender that this request names, if it must be fetched. Only the head is in memory while
+    /// requests wait for a key.
+    async fn sender_key(
+        &self,
+        route: &Route,
+        call: &Call,
+        headers: &HeaderMap,
+    ) -> Result<Option<Arc<SenderKey>>, Refused> {
+        let Some(asked) = route.source.scheme().key_request(headers, call.received_at)? else {
+            return Ok(None);
+        };
+        let keys = self.sender_keys.as_ref().ok_or_else(KeyUnavailable::nowhere)?;
+        let found = keys.get(&route.source, asked, call.remote, call.received_at).await?;
+        Ok(Some(found))
     }
 
     /// Decides about a complete request.
     async fn judge(
         self: Arc<Self>,
-        routes: &Routes,
         route: Arc<Route>,
         mut call: Call,
         peer: &Peer,
-        parts: Parts,
-        body: Bytes,
+        arrival: Arrival,
+        key: Option<Arc<SenderKey>>,
     ) -> Answer {
         // The body may have arrived slowly: the time window is checked against the time at which it
         // was complete.
         call.received_at = (self.now)();
-        let arrival = arrival(&routes.public_url, parts, body);
-        let verified = match verify(&route.source, &arrival, call.received_at) {
+        let verified = verify_with_key(&route.source, &arrival, key.as_deref(), call.received_at);
+        let verified = match verified {
             Ok(verified) => verified,
             Err(refusal) => {
                 self.hear_future(&refusal, call.received_at);
@@ -382,6 +417,9 @@ impl<S: Store + StoreHints> Ingress<S> {
         let offset = gauge!("hapax_clock_offset_seconds");
         while stop.run_until_cancelled(beats.tick()).await.is_some() {
             self.routes.load().tend();
+            if let Some(keys) = &self.sender_keys {
+                keys.tend();
+            }
             let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(seconds) = clock.offset_seconds() {
                 offset.set(seconds as f64);
@@ -396,6 +434,9 @@ impl<S: Store + StoreHints> Ingress<S> {
     /// Waits for commits whose clients have hung up. Call it after serving has ended.
     pub async fn finish(&self) {
         self.afterwards.finish().await;
+        if let Some(keys) = &self.sender_keys {
+            keys.finish().await;
+        }
     }
 }
 
@@ -485,6 +526,13 @@ impl From<Refusal> for Refused {
             Refusal::Malformed(why) => Self::because(Reason::Malformed, why),
             Refusal::NoId(why) => Self::because(Reason::NoId, why),
         }
+    }
+}
+
+impl From<KeyUnavailable> for Refused {
+    fn from(unavailable: KeyUnavailable) -> Self {
+        let KeyUnavailable { why, retry_after_seconds } = unavailable;
+        Self { why: Some(why), ..Self::later(Reason::Unavailable, retry_after_seconds) }
     }
 }
 

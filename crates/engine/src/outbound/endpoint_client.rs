@@ -125,13 +125,42 @@ impl EndpointClient {
         body: Bytes,
         deadline: Duration,
     ) -> Result<Answered, SendError> {
+        let kept = Kept { bytes: ANSWER_KEPT_BYTES, read: ENDPOINT_ANSWER_BODY_BYTES_MAX };
+        self.send(url, request(url, Method::POST, headers), body, deadline, kept).await
+    }
+
+    /// Fetches a document of at most `bytes_max` bytes: by POST if there is a body, else by GET. The rules are
+    /// those of [`EndpointClient::post`].
+    pub(crate) async fn fetch(
+        &self,
+        url: &EndpointUrl,
+        headers: HeaderMap,
+        body: Option<Bytes>,
+        deadline: Duration,
+        bytes_max: usize,
+    ) -> Result<Answered, SendError> {
+        let method = if body.is_some() { Method::POST } else { Method::GET };
+        let kept = Kept { bytes: bytes_max, read: bytes_max };
+        let body = body.unwrap_or_default();
+        self.send(url, request(url, method, headers), body, deadline, kept).await
+    }
+
+    async fn send(
+        &self,
+        url: &EndpointUrl,
+        request: Request<()>,
+        body: Bytes,
+        deadline: Duration,
+        kept: Kept,
+    ) -> Result<Answered, SendError> {
         let started = Instant::now();
         // An open connection in the pool does not pass the connector again, and the rules may be newer
         // than the endpoint.
         url.check(self.rules()).map_err(|why| SendError::blocked(url.host(), why))?;
         let progress = Arc::new(Progress::default());
-        let request = request(url, headers, Tracked::new(body, &progress));
-        let exchange = PROGRESS.scope(Arc::clone(&progress), self.exchange(request, &progress));
+        let request = request.map(|()| Tracked::new(body, &progress));
+        let exchange = self.exchange(request, &progress, kept);
+        let exchange = PROGRESS.scope(Arc::clone(&progress), exchange);
         match timeout(deadline, exchange).await {
             Ok(answered) => {
                 answered.map(|answered| Answered { took: started.elapsed(), ..answered })
@@ -144,11 +173,12 @@ impl EndpointClient {
         &self,
         request: Request<Tracked>,
         progress: &Progress,
+        kept: Kept,
     ) -> Result<Answered, SendError> {
         let response = self.client.request(request).await.map_err(unanswered)?;
         progress.reach(Stage::Body);
         let (head, body) = response.into_parts();
-        let (body_start, truncated) = beginning(body).await?;
+        let (body_start, truncated) = beginning(body, kept).await?;
         Ok(Answered {
             status: head.status,
             retry_after_header: head.headers.get(RETRY_AFTER).cloned(),
@@ -193,35 +223,42 @@ fn tls_config(roots: &[CertificateDer<'_>]) -> Result<ClientConfig, OutboundTlsE
     Ok(config)
 }
 
-fn request(url: &EndpointUrl, mut headers: HeaderMap, body: Tracked) -> Request<Tracked> {
+fn request(url: &EndpointUrl, method: Method, mut headers: HeaderMap) -> Request<()> {
     // How the request is framed and routed follows from its URL and body alone.
     for name in [HOST, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION, EXPECT] {
         headers.remove(name);
     }
     let agent = HeaderValue::from_static(concat!("hapax/", env!("CARGO_PKG_VERSION")));
     headers.entry(USER_AGENT).or_insert(agent);
-    let mut request = Request::new(body);
-    *request.method_mut() = Method::POST;
+    let mut request = Request::new(());
+    *request.method_mut() = method;
     *request.uri_mut() = url.uri().clone();
     *request.headers_mut() = headers;
     request
 }
 
-/// The first KiB of a body, and whether there is more. A short body is read to its end, so that its
+/// How much of an answer's body is kept, and how much is read.
+#[derive(Clone, Copy)]
+struct Kept {
+    bytes: usize,
+    read: usize,
+}
+
+/// The beginning of a body, and whether there is more. A short body is read to its end, so that its
 /// connection can be used again; a longer one is dropped with its connection.
-async fn beginning(mut body: Incoming) -> Result<(Bytes, bool), SendError> {
+async fn beginning(mut body: Incoming, limits: Kept) -> Result<(Bytes, bool), SendError> {
     let mut kept = BytesMut::new();
     let mut read = 0_usize;
-    while read <= ENDPOINT_ANSWER_BODY_BYTES_MAX {
+    while read <= limits.read {
         let Some(frame) = body.frame().await else { break };
         let Ok(bytes) = frame.map_err(|error| SendError::broken(&error))?.into_data() else {
             continue;
         };
-        let room = ANSWER_KEPT_BYTES - kept.len();
+        let room = limits.bytes - kept.len();
         kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
         read += bytes.len();
     }
-    Ok((kept.freeze(), read > ANSWER_KEPT_BYTES))
+    Ok((kept.freeze(), read > limits.bytes))
 }
 
 fn webhook_delivery(headers: &HeaderMap) -> Option<WebhookDelivery> {

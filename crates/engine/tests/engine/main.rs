@@ -5,5 +5,6 @@ mod ingress;
 mod jobs;
 mod outbound;
 mod sender;
+mod sender_keys;
 mod support;
 mod worker;

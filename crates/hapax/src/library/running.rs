@@ -12,8 +12,8 @@ use axum::response::Response;
 use axum::routing::any;
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::{
-    BodyLimits, Ingress, Janitor, LaneSpec, Now, Outbound, Retention, RouteSpec, Routes,
-    RoutesSpec, Workers,
+    BodyLimits, ENDPOINT_PORTS, GuardRules, Ingress, Janitor, LaneSpec, Now, Outbound, Retention,
+    RouteSpec, Routes, RoutesSpec, SenderKeys, Workers,
 };
 use hapax_store::SqliteStore;
 use ipnet::IpNet;
@@ -84,7 +84,11 @@ impl<S: Database> Hapax<S> {
             body: setup.body,
             sources: setup.routes,
         })?;
-        let ingress = Ingress::new(Arc::clone(&store), routes, Arc::clone(&now)).with_sync();
+        let proxy = setup.sending.as_ref().and_then(Sending::proxy_of_all);
+        let rules = GuardRules::new(Vec::new(), ENDPOINT_PORTS.to_vec(), proxy);
+        let ingress = Ingress::new(Arc::clone(&store), routes, Arc::clone(&now))
+            .with_sync()
+            .with_sender_keys(SenderKeys::new(Outbound::guarded(rules)?));
         let workers = Workers::new(
             Arc::clone(&store),
             Outbound::trusted()?,

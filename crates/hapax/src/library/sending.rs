@@ -168,6 +168,13 @@ impl Sending {
     }
 }
 
+impl Sending {
+    /// The proxy of every request to an address that the app did not configure.
+    pub(super) fn proxy_of_all(&self) -> Option<EgressProxy> {
+        self.proxy.clone()
+    }
+}
+
 impl Endpoint {
     /// An endpoint at this URL that gets every message of the tenant `default`.
     pub fn new(url: impl Into<String>) -> Self {

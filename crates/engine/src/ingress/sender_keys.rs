@@ -1,0 +1,386 @@
+//! Keys of senders that are not configured but fetched when a request names them: PayPal's certificates and Plaid's
+//! keys. This file owns the cache and its bounds. Where a key may be, and whether it can be trusted, is decided by the
+//! scheme in core.
+//!
+//! Requests name keys before anything about them is proven. So every bound here must hold against forged names:
+//! - A key is fetched by one task, however many requests wait for it.
+//! - Each client address, and each host, has a rate of fetches. Known keys need no fetch and are never limited.
+//! - A fetch that failed is not repeated for a while, and failed names never displace known keys.
+//!
+//! A key that cannot be had is never the request's fault: the sender gets a 503 and retries.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::scheme::sender_key::{KeyRequest, SenderKey};
+use hapax_core::{KeyHash, Source, Timestamp};
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use tokio::sync::{Semaphore, watch};
+use tracing::{info, warn};
+
+use crate::ingress::rate_limits::{EventLimit, FailureLimit};
+use crate::limits::{
+    RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, Rate, SENDER_KEY_BYTES_MAX,
+    SENDER_KEY_DEADLINE, SENDER_KEY_FAILED_FOR, SENDER_KEY_FETCHES_AT_ONCE,
+    SENDER_KEY_FETCHES_PER_ADDRESS, SENDER_KEY_FETCHES_PER_HOST, SENDER_KEY_FRESH_FOR,
+    SENDER_KEY_REFRESH_AFTER, SENDER_KEY_REFRESH_AGAIN, SENDER_KEY_WAITERS_MAX, SENDER_KEYS_MAX,
+};
+use crate::outbound::{EndpointClient, EndpointUrl};
+use crate::run_to_completion::BackgroundTasks;
+
+/// Fetches and keeps keys of senders.
+pub struct SenderKeys {
+    client: EndpointClient,
+    entries: Mutex<HashMap<KeyHash, Entry>>,
+    /// Fetches of unknown keys by client address.
+    by_address: FailureLimit,
+    /// Fetches of unknown keys by host. Schemes know only a few hosts.
+    by_host: Mutex<HashMap<String, EventLimit>>,
+    waiters: Semaphore,
+    tasks: BackgroundTasks,
+    place: Place,
+}
+
+/// Where the document of a URL is really fetched; a test's server stands in for a sender.
+type Place = Box<dyn Fn(&str) -> String + Send + Sync>;
+
+/// Why a key cannot be had now. The sender must retry.
+#[derive(Debug)]
+pub(crate) struct KeyUnavailable {
+    pub(crate) why: String,
+    pub(crate) retry_after_seconds: u64,
+}
+
+impl KeyUnavailable {
+    /// This process fetches no keys.
+    pub(crate) fn nowhere() -> Self {
+        Self::busy("this server fetches no keys of senders")
+    }
+
+    fn busy(why: &str) -> Self {
+        Self { why: why.to_owned(), retry_after_seconds: RETRY_AFTER_BUSY_SECONDS }
+    }
+}
+
+enum Entry {
+    /// A task fetches it. The receiver ends with the task.
+    Fetching {
+        host: String,
+        ended: watch::Receiver<()>,
+    },
+    Known {
+        key: Arc<SenderKey>,
+        fetched_at: Timestamp,
+        refresh_at: Timestamp,
+    },
+    Failed {
+        why: Arc<str>,
+        until: Timestamp,
+    },
+}
+
+/// What is to be done for a request.
+enum Step {
+    Use(Arc<SenderKey>),
+    Wait(watch::Receiver<()>),
+    Refuse(KeyUnavailable),
+}
+
+impl SenderKeys {
+    /// Fetches through `client`. Must be called on the runtime that will serve it.
+    pub fn new(client: EndpointClient) -> Self {
+        Self::at(client, |url| url.to_owned())
+    }
+
+    /// The same with other places for the documents: test servers.
+    #[doc(hidden)]
+    pub fn at(
+        client: EndpointClient,
+        place: impl Fn(&str) -> String + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            client,
+            entries: Mutex::default(),
+            by_address: FailureLimit::new(per_minute(SENDER_KEY_FETCHES_PER_ADDRESS)),
+            by_host: Mutex::default(),
+            waiters: Semaphore::new(SENDER_KEY_WAITERS_MAX),
+            tasks: BackgroundTasks::here(),
+            place: Box::new(place),
+        }
+    }
+
+    /// The key that a request of `from` names. Waits while it is fetched, at most for the deadline of a fetch.
+    pub(crate) async fn get(
+        self: &Arc<Self>,
+        source: &Arc<Source>,
+        asked: KeyRequest,
+        from: IpAddr,
+        now: Timestamp,
+    ) -> Result<Arc<SenderKey>, KeyUnavailable> {
+        let mut ended = match self.step(source, &asked, Some(from), now) {
+            Step::Use(key) => return Ok(key),
+            Step::Refuse(unavailable) => return Err(unavailable),
+            Step::Wait(ended) => ended,
+        };
+        let _waiting = self
+            .waiters
+            .try_acquire()
+            .map_err(|_| KeyUnavailable::busy("too many requests wait for keys of senders"))?;
+        // The value never changes: the task drops its sender when the entry is decided.
+        let _ = ended.changed().await;
+        match self.step(source, &asked, None, now) {
+            Step::Use(key) => Ok(key),
+            Step::Refuse(unavailable) => Err(unavailable),
+            Step::Wait(_) => Err(KeyUnavailable::busy("the key was dropped after it was fetched")),
+        }
+    }
+
+    /// Decides what a request does, and starts a fetch where one is needed. A request without an address starts
+    /// none.
+    fn step(
+        self: &Arc<Self>,
+        source: &Arc<Source>,
+        asked: &KeyRequest,
+        from: Option<IpAddr>,
+        now: Timestamp,
+    ) -> Step {
+        let mut entries = self.entries();
+        match entries.get_mut(&asked.id) {
+            Some(Entry::Known { key, fetched_at, refresh_at }) if is_fresh(*fetched_at, now) => {
+                let key = Arc::clone(key);
+                if now >= *refresh_at {
+                    *refresh_at = later(now, SENDER_KEY_REFRESH_AGAIN);
+                    self.spawn_refresh(source, asked, now);
+                }
+                return Step::Use(key);
+            }
+            Some(Entry::Fetching { ended, .. }) => return Step::Wait(ended.clone()),
+            Some(Entry::Failed { why, until }) if now < *until => {
+                return Step::Refuse(KeyUnavailable {
+                    why: why.to_string(),
+                    retry_after_seconds: RETRY_AFTER_UNAVAILABLE_SECONDS,
+                });
+            }
+            Some(Entry::Known { .. } | Entry::Failed { .. }) | None => {}
+        }
+        let Some(from) = from else {
+            return Step::Refuse(KeyUnavailable::busy("the key was dropped after it was fetched"));
+        };
+        if let Err(unavailable) = self.admit(&entries, asked, from) {
+            return Step::Refuse(unavailable);
+        }
+        make_room(&mut entries);
+        let (ends, ended) = watch::channel(());
+        let fetching = Entry::Fetching { host: host(&asked.url).to_owned(), ended: ended.clone() };
+        entries.insert(asked.id, fetching);
+        drop(entries);
+        self.spawn_fetch(source, asked, now, ends);
+        Step::Wait(ended)
+    }
+
+    /// Whether an unknown key may be fetched now.
+    fn admit(
+        &self,
+        entries: &HashMap<KeyHash, Entry>,
+        asked: &KeyRequest,
+        from: IpAddr,
+    ) -> Result<(), KeyUnavailable> {
+        let host = host(&asked.url);
+        let at_once = entries
+            .values()
+            .filter(|entry| matches!(entry, Entry::Fetching { host: other, .. } if other == host))
+            .count();
+        if at_once >= SENDER_KEY_FETCHES_AT_ONCE {
+            return Err(KeyUnavailable::busy("too many keys are fetched from this sender at once"));
+        }
+        let over = |what: &str, seconds| KeyUnavailable {
+            why: format!("{what} named more unknown keys than are fetched in a minute"),
+            retry_after_seconds: seconds,
+        };
+        self.by_address
+            .take(from)
+            .map_err(|exceeded| over("this client address", exceeded.retry_after_seconds))?;
+        let mut by_host = self.by_host.lock().unwrap_or_else(PoisonError::into_inner);
+        let limit = by_host
+            .entry(host.to_owned())
+            .or_insert_with(|| EventLimit::new(per_minute(SENDER_KEY_FETCHES_PER_HOST)));
+        limit
+            .take(1)
+            .map_err(|exceeded| over("all requests together", exceeded.retry_after_seconds))
+    }
+
+    fn spawn_fetch(
+        self: &Arc<Self>,
+        source: &Arc<Source>,
+        asked: &KeyRequest,
+        now: Timestamp,
+        ends: watch::Sender<()>,
+    ) {
+        // Decides the entry also if the fetch panics: no request waits for a task that is gone.
+        let mut fetch = Fetch { keys: Arc::clone(self), id: asked.id, outcome: None, now, ends };
+        let (source, asked) = (Arc::clone(source), asked.clone());
+        self.tasks.spawn(async move {
+            let outcome = fetch.keys.fetch(&source, &asked, now).await;
+            match &outcome {
+                Ok(_) => info!(source = %source.name(), "fetched the {} of {}", asked.name, source.name()),
+                Err(why) => warn!(
+                    source = %source.name(),
+                    "could not fetch the {} of {}; requests that need it get a 503: {why}",
+                    asked.name,
+                    source.name()
+                ),
+            }
+            fetch.ends_with(outcome);
+        });
+    }
+
+    /// Fetches a known key again. If that fails, the known one is used until it is too old.
+    fn spawn_refresh(self: &Arc<Self>, source: &Arc<Source>, asked: &KeyRequest, now: Timestamp) {
+        let (keys, source, asked) = (Arc::clone(self), Arc::clone(source), asked.clone());
+        self.tasks.spawn(async move {
+            match keys.fetch(&source, &asked, now).await {
+                Ok(key) => {
+                    keys.entries().insert(asked.id, Entry::known(key, now));
+                }
+                Err(why) => warn!(
+                    source = %source.name(),
+                    "could not fetch the {} of {} again; the known one is used: {why}",
+                    asked.name,
+                    source.name()
+                ),
+            }
+        });
+    }
+
+    async fn fetch(
+        &self,
+        source: &Source,
+        asked: &KeyRequest,
+        now: Timestamp,
+    ) -> Result<SenderKey, String> {
+        let place = (self.place)(&asked.url);
+        let url = EndpointUrl::from_stored(&place).map_err(|error| error.to_string())?;
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
+        let body = asked.body.as_ref().map(|body| Bytes::copy_from_slice(body));
+        if body.is_some() {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        let answered = self
+            .client
+            .fetch(&url, headers, body, SENDER_KEY_DEADLINE, SENDER_KEY_BYTES_MAX)
+            .await
+            .map_err(|error| error.to_string())?;
+        if answered.status != StatusCode::OK {
+            return Err(format!("{} answered {}", url.host(), answered.status.as_u16()));
+        }
+        if answered.truncated {
+            return Err(format!("the answer is longer than {SENDER_KEY_BYTES_MAX} bytes"));
+        }
+        source
+            .scheme()
+            .read_key(asked, &answered.body_start, now)
+            .map_err(|error| error.to_string())
+    }
+
+    fn entries(&self) -> MutexGuard<'_, HashMap<KeyHash, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets addresses that were quiet.
+    pub(crate) fn tend(&self) {
+        self.by_address.tend();
+    }
+
+    /// Waits for fetches that are under way. Each has a deadline.
+    pub(crate) async fn finish(&self) {
+        self.tasks.finish().await;
+    }
+}
+
+impl fmt::Debug for SenderKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SenderKeys").field("known", &self.entries().len()).finish_non_exhaustive()
+    }
+}
+
+impl Entry {
+    fn known(key: SenderKey, now: Timestamp) -> Self {
+        let refresh_at = later(now, SENDER_KEY_REFRESH_AFTER);
+        Self::Known { key: Arc::new(key), fetched_at: now, refresh_at }
+    }
+}
+
+/// A fetch under way. Dropping it decides its entry, then wakes the requests that wait.
+struct Fetch {
+    keys: Arc<SenderKeys>,
+    id: KeyHash,
+    outcome: Option<Result<SenderKey, String>>,
+    now: Timestamp,
+    ends: watch::Sender<()>,
+}
+
+impl Fetch {
+    fn ends_with(&mut self, outcome: Result<SenderKey, String>) {
+        self.outcome = Some(outcome);
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        let outcome = self.outcome.take().unwrap_or_else(|| Err("the fetch broke off".to_owned()));
+        let entry = match outcome {
+            Ok(key) => Entry::known(key, self.now),
+            Err(why) => {
+                Entry::Failed { why: why.into(), until: later(self.now, SENDER_KEY_FAILED_FOR) }
+            }
+        };
+        self.keys.entries().insert(self.id, entry);
+        self.ends.send_replace(());
+    }
+}
+
+fn per_minute(count: u32) -> Rate {
+    Rate { count: NonZeroU32::new(count).expect("at least one"), per: Duration::from_secs(60) }
+}
+
+/// Whether a key may still be used. A request may have begun a little before the key was fetched for another.
+fn is_fresh(fetched_at: Timestamp, now: Timestamp) -> bool {
+    now.duration_since(fetched_at).unsigned_abs() < SENDER_KEY_FRESH_FOR
+}
+
+fn later(at: Timestamp, by: Duration) -> Timestamp {
+    at.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
+/// The host of a URL whose form the scheme has checked.
+fn host(url: &str) -> &str {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.split('/').next().unwrap_or_default()
+}
+
+/// Makes room for one entry. Failed names go first, so that forged ones displace no known key; then the key that
+/// was fetched the longest time ago. A fetch under way stays.
+fn make_room(entries: &mut HashMap<KeyHash, Entry>) {
+    if entries.len() < SENDER_KEYS_MAX {
+        return;
+    }
+    let rank = |entry: &Entry| match entry {
+        Entry::Failed { until, .. } => Some((0, *until)),
+        Entry::Known { fetched_at, .. } => Some((1, *fetched_at)),
+        Entry::Fetching { .. } => None,
+    };
+    let oldest = entries
+        .iter()
+        .filter_map(|(id, entry)| Some((rank(entry)?, *id)))
+        .min_by_key(|(rank, _)| *rank);
+    if let Some((_, id)) = oldest {
+        entries.remove(&id);
+    }
+}
