@@ -5,13 +5,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use aws_lc_rs::digest;
+use serde::{Deserialize, Serialize};
 
 /// The owner of events. Without tenants in the config, every event belongs to `default`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Tenant(Arc<str>);
 
 /// The name of a configured sender, in the config and in its URL.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct SourceName(Arc<str>);
 
 macro_rules! name {

@@ -36,7 +36,7 @@ pub use outbound::{
     EndpointClient, EndpointUrl, GuardRules, HeaderProblem, Lookup, LookupError, Outbound,
     OutboundTlsError, Resolve, SendError, SendErrorClass, UrlProblem, WebhookDelivery, is_public,
 };
-pub use plan_runner::run_plans;
+pub use plan_runner::{JobsFor, run_plans};
 pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};
 pub use sender::{Courier, Ping, Sender, SenderLimits, SenderSetup};
 pub use serve::{NotReady, Readiness, serve_ingress};

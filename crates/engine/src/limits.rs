@@ -393,7 +393,7 @@ pub const EXPIRY_NOTICE_PART: u32 = 10;
 /// The longest such time: enough for an operator to come back from a weekend.
 pub const EXPIRY_NOTICE_MAX: Duration = Duration::from_secs(3 * 86_400);
 
-/// Deliveries of a plan that one commit sends again: a few milliseconds of the store.
+/// Deliveries or events of a plan that one commit takes: a few milliseconds of the store.
 pub const PLAN_BATCH: usize = 200;
 
 /// The pause between two such commits, so that acks go first.

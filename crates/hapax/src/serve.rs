@@ -21,9 +21,9 @@ use hapax_core::store::AdminRecords;
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
-    Drained, GuardRules, Ingress, Janitor, LaneSpec, Now, Outbound, Proxy, ProxySpec, Readiness,
-    Retention, RouteSpec, Routes, RoutesSpec, Sender, SenderKeys, Workers, http, run_plans,
-    serve_ingress, serve_proxy,
+    Drained, GuardRules, Ingress, Janitor, JobsFor, LaneSpec, Now, Outbound, Proxy, ProxySpec,
+    Readiness, Retention, RouteSpec, Routes, RoutesSpec, Sender, SenderKeys, Workers, http,
+    run_plans, serve_ingress, serve_proxy,
 };
 use hapax_layer::{Principal, Rules};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore};
@@ -203,15 +203,16 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
         },
         alerts::AlertRules::of(&config),
     ));
+    let jobs_for: JobsFor = {
+        let workers = Arc::clone(&workers);
+        Arc::new(move |source, _, event| workers.jobs_for(source, event))
+    };
     let router = admin::router(Admin {
         store: Arc::clone(&store),
         authorizer: Arc::clone(&authorizer),
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
-        handlers: {
-            let workers = Arc::clone(&workers);
-            Arc::new(move |source, _, event| workers.jobs_for(source, event))
-        },
+        handlers: Arc::clone(&jobs_for),
         configured: {
             let workers = Arc::clone(&workers);
             Arc::new(move || workers.handlers())
@@ -252,9 +253,9 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
         let (resealer, stop) = (Arc::clone(&resealer), stop_background.clone());
         tokio::spawn(async move { resealer.run(stop).await })
     };
-    let plans_task = has_role(Role::Sender).then(|| {
+    let plans_task = (runs_workers || has_role(Role::Sender)).then(|| {
         let (store, now) = (Arc::clone(&store), Arc::clone(&now));
-        tokio::spawn(run_plans(store, now, stop_background.clone()))
+        tokio::spawn(run_plans(store, jobs_for, now, stop_background.clone()))
     });
     let ready = ReadyLine {
         ingress: public_listener.is_some().then_some((scheme, public_address)),

@@ -327,9 +327,10 @@ acts! {
         ExpireDeliveries: expire_deliveries(ask: ExpiryAsk) -> Expiry;
     }
     Plans {
-        CountPlan: count_plan(work: DeliveryPlan) -> PlanCount;
+        CountPlan: count_plan(work: PlanWork) -> PlanCount;
         CreatePlan: create_plan(plan: NewPlan, by: Action) -> PlanCreated;
         RunPlan: run_plan(limit: usize) -> PlanRun;
+        TakeSlice: take_slice(slice: EventSlice) -> Held;
         CancelPlan: cancel_plan(id: PlanId, by: Action) -> Option<hapax_core::store::Plan>;
         FindPlan: plan(id: PlanId) -> Option<hapax_core::store::Plan>;
         ListPlans: plans(limit: usize) -> Vec<hapax_core::store::Plan>;

@@ -2,7 +2,7 @@
 //! dialect has its own SQL that ranks them.
 
 use hapax_core::job::Phase;
-use hapax_core::store::Status;
+use hapax_core::store::{EventPlan, Status};
 
 /// The column `state` of a job.
 pub(crate) const READY: i64 = 0;
@@ -70,6 +70,16 @@ pub(crate) fn status_of(word: &str) -> Status {
         "discarded" => Status::Discarded,
         _processed => Status::Processed,
     }
+}
+
+/// A plan over events as its column holds it.
+pub(crate) fn json_of_plan(plan: &EventPlan) -> String {
+    serde_json::to_string(plan).expect("names and times are JSON")
+}
+
+/// A plan over events from its column; `None` if the column was changed by hand.
+pub(crate) fn plan_of_json(text: &str) -> Option<EventPlan> {
+    serde_json::from_str(text).ok()
 }
 
 #[cfg(test)]

@@ -239,6 +239,19 @@ pub mod limits {
     /// and a clock that was set back makes times differ from that order.
     pub const LIST_TIME_SLACK: SignedDuration = SignedDuration::from_hours(24);
 
+    /// Events that one look of a plan reads: about 20 ms. A look may find none that the plan takes.
+    pub const PLAN_SCAN: usize = 2_000;
+
+    /// The same for a plan that searches bodies, which may be a MiB each.
+    pub const PLAN_SEARCH: usize = 200;
+
+    /// Bodies that one slice of a plan reads: they are parsed before the slice is taken.
+    pub const PLAN_BYTES: usize = 4 << 20;
+
+    /// With more lanes than this a plan on SQLite reads all events in their order: asking each lane for its
+    /// dead letters would take longer.
+    pub const PLAN_LANES_MAX: usize = 1_000;
+
     /// A smaller step back of the clock delays waiting jobs by no more than that, and is ignored.
     pub const CLOCK_STEP_MIN: Duration = Duration::from_secs(1);
 

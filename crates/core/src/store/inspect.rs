@@ -224,7 +224,7 @@ pub enum Lookup<T> {
 }
 
 /// Which events to list.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventFilter {
     /// Of this tenant.
     pub tenant: Option<Tenant>,
@@ -244,8 +244,10 @@ pub struct EventFilter {
     /// and events in review are not finished.
     pub unfinished_since: Option<Timestamp>,
     /// Older than this: the end of the previous page.
+    #[serde(skip)]
     pub before: Option<Cursor>,
     /// At most this many.
+    #[serde(skip)]
     pub limit: usize,
 }
 

@@ -6,7 +6,7 @@
 //! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, [`Operate`] records the
 //! decisions of operators, and [`Inspect`] reads for them. [`Outbox`] publishes messages and delivers them,
 //! [`InspectOutbox`] reads both for operators, and [`OutboxRetention`] ends deliveries by their age.
-//! [`Plans`] repeat what operators do for many deliveries. [`SourceSecretStore`] keeps the sealed secrets of
+//! [`Plans`] repeat what operators do for many deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of
 //! tenants that are added at run time, and [`AdminRecords`] the sessions of the dashboard and the audit trail.
 //! [`StoreHints`] are for pacing and logs.
 //! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].

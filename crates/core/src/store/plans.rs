@@ -1,28 +1,31 @@
-//! Plans: what an operator repeats for many deliveries at once. A plan is a row of the store. It runs in
-//! slices at a rate, shows its progress, can be cancelled, and continues after a restart.
+//! Plans: what an operator does to many deliveries or events at once. A plan is a row of the store. It runs
+//! in slices at a rate, shows its progress, can be cancelled, and continues after a restart.
 
 use std::fmt;
 use std::future::Future;
 
+use bytes::Bytes;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Action, StoreError};
+use super::{Action, EventFilter, EventId, Held, NewJob, Status, StoreError};
 use crate::endpoint::EndpointId;
+use crate::job::HandlerName;
+use crate::key::{SourceName, Tenant};
 
 /// The plans of operators.
 pub trait Plans: Send + Sync + 'static {
-    /// How many deliveries a plan would change now. Never waits for a writer.
+    /// How many deliveries or events a plan would be about now. Never waits for a writer.
     fn count_plan(
         &self,
-        work: DeliveryPlan,
+        work: PlanWork,
     ) -> impl Future<Output = Result<PlanCount, StoreError>> + Send;
 
     /// Records a plan with its count and its instant, in one commit. It runs from then on.
     ///
-    /// The instant is fixed: a delivery that dies, or a message that is published, after this commit is not
-    /// part of the plan.
+    /// The instant is fixed. A delivery that dies, a message that is published, an event that arrives, and a
+    /// job that dies or goes to review after it are not part of the plan.
     fn create_plan(
         &self,
         plan: NewPlan,
@@ -32,7 +35,18 @@ pub trait Plans: Send + Sync + 'static {
     /// Runs the next slice of the plan that has waited longest for one, at most `limit` deliveries. The slice
     /// and the progress are one commit, so that each delivery is taken once, whatever dies in between. Slices
     /// of one plan never run at the same time, on any node.
+    ///
+    /// A slice of events is only read: their jobs depend on the configuration, which the store does not know.
+    /// [`Plans::take_slice`] commits it.
     fn run_plan(&self, limit: usize) -> impl Future<Output = Result<PlanRun, StoreError>> + Send;
+
+    /// Does what a plan does to the events of a slice, and moves the plan past them, in one commit. Each
+    /// event is decided again in that commit: one that needs nothing any more is skipped. [`Held::Lost`] if
+    /// another node took the slice, or the plan ended: then nothing has happened.
+    fn take_slice(
+        &self,
+        slice: EventSlice,
+    ) -> impl Future<Output = Result<Held, StoreError>> + Send;
 
     /// Ends a plan early. What it has done stays. A plan that has ended stays as it is. `None` where there is
     /// no such plan.
@@ -58,6 +72,135 @@ impl fmt::Display for PlanId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// What a plan does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlanWork {
+    /// Sends deliveries.
+    Deliveries(DeliveryPlan),
+    /// Decides about events.
+    Events(Box<EventPlan>),
+}
+
+impl From<DeliveryPlan> for PlanWork {
+    fn from(plan: DeliveryPlan) -> Self {
+        Self::Deliveries(plan)
+    }
+}
+
+impl From<EventPlan> for PlanWork {
+    fn from(plan: EventPlan) -> Self {
+        Self::Events(Box::new(plan))
+    }
+}
+
+/// What a plan does to which events.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventPlan {
+    /// What it does.
+    pub act: EventAct,
+    /// Only the jobs of this handler, where the act is about jobs. `None`: all of them.
+    pub handler: Option<HandlerName>,
+    /// Which events, and none that arrived after the plan. With the status `dead` it takes every event with
+    /// a dead letter, whatever the status of its other jobs.
+    pub filter: EventFilter,
+}
+
+impl EventPlan {
+    /// A plan. Approving and rejecting are about events in review, discarding about dead letters.
+    pub fn new(act: EventAct, handler: Option<HandlerName>, filter: EventFilter) -> Self {
+        let status = match act {
+            EventAct::Replay { .. } => filter.status,
+            EventAct::Approve | EventAct::Reject => Some(Status::Review),
+            EventAct::Discard => Some(Status::Dead),
+        };
+        Self { act, handler, filter: EventFilter { status, ..filter } }
+    }
+
+    /// The end of the time in which its events arrived: never after the plan's instant.
+    pub fn until(&self, instant: Timestamp) -> Timestamp {
+        self.filter.until.map_or(instant, |until| until.min(instant))
+    }
+}
+
+/// What a plan does to an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EventAct {
+    /// Runs its jobs again, as [`Operate::replay`](super::Operate::replay).
+    Replay {
+        /// Whether jobs that are done, stale or discarded run again too.
+        force: bool,
+    },
+    /// Approves it in review.
+    Approve,
+    /// Rejects it in review.
+    Reject,
+    /// Discards its dead letters.
+    Discard,
+}
+
+impl EventAct {
+    /// As text.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Replay { .. } => "replay",
+            Self::Approve => "approve",
+            Self::Reject => "reject",
+            Self::Discard => "discard",
+        }
+    }
+
+    /// Whether it writes jobs, which the configuration decides by the event's body.
+    pub fn writes_jobs(self) -> bool {
+        match self {
+            Self::Replay { .. } | Self::Approve => true,
+            Self::Reject | Self::Discard => false,
+        }
+    }
+}
+
+/// A slice of a plan over events, read and not yet taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventSlice {
+    /// The plan.
+    pub plan: PlanId,
+    /// What it does.
+    pub work: EventPlan,
+    /// The events, oldest first. There may be none: then the plan only moves on.
+    pub events: Vec<PlannedEvent>,
+    /// What the slice covers.
+    pub span: SliceSpan,
+}
+
+/// One event of a slice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedEvent {
+    /// Our id.
+    pub id: EventId,
+    /// The tenant.
+    pub tenant: Tenant,
+    /// The source.
+    pub source: SourceName,
+    /// The type.
+    pub event_type: Option<String>,
+    /// The event's bytes, if the plan [writes jobs](EventAct::writes_jobs).
+    pub body: Bytes,
+    /// Its jobs by the current configuration. The store leaves them empty; the caller fills them in.
+    pub jobs: Vec<NewJob>,
+}
+
+/// The part of all events that a slice covers. Only the store knows what the numbers mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SliceSpan {
+    /// It begins after this. The plan is fenced by it: a slice that begins elsewhere than the plan stands is
+    /// not taken.
+    pub after: u128,
+    /// It ends with this.
+    pub through: u128,
+    /// Whether the plan ends with this slice.
+    pub is_last: bool,
 }
 
 /// Which deliveries of an endpoint a plan sends again.
@@ -103,21 +246,21 @@ impl PlannedDeliveries {
 }
 
 /// A plan to be recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewPlan {
     /// Its id, from the caller, so that a repeated request makes one plan.
     pub id: PlanId,
     /// What it does.
-    pub work: DeliveryPlan,
-    /// At most this many deliveries a second; `None` is as fast as the store allows.
+    pub work: PlanWork,
+    /// At most this many deliveries or events a second; `None` is as fast as the store allows.
     pub rate: Option<u32>,
 }
 
-/// How many deliveries a plan would change.
+/// How many deliveries or events a plan would be about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanCount {
     /// So many.
-    Deliveries(u64),
+    Counted(u64),
     /// There is no such endpoint.
     UnknownEndpoint,
 }
@@ -137,14 +280,14 @@ pub struct Plan {
     /// Its id.
     pub id: PlanId,
     /// What it does.
-    pub work: DeliveryPlan,
-    /// At most this many deliveries a second.
+    pub work: PlanWork,
+    /// At most this many deliveries or events a second.
     pub rate: Option<u32>,
-    /// How many deliveries it counted when it was recorded.
+    /// How many deliveries or events it counted when it was recorded.
     pub total: u64,
-    /// How many it has sent again.
+    /// How many it has changed: sent again, or decided about.
     pub done: u64,
-    /// How many needed nothing, because they were due or under way already.
+    /// How many needed nothing: they were due or under way already, or decided otherwise.
     pub skipped: u64,
     /// Whether it runs.
     pub state: PlanState,
@@ -182,10 +325,12 @@ impl PlanState {
 }
 
 /// The answer to a request for a slice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanRun {
     /// A slice of this plan ran, and there may be more that is due.
     Ran(PlanId),
+    /// A slice of this plan over events is due: see [`Plans::take_slice`].
+    Events(Box<EventSlice>),
     /// No plan is due before this.
     NotBefore(Timestamp),
     /// No plan runs.
@@ -195,15 +340,21 @@ pub enum PlanRun {
 /// How many slices a second a plan with a rate has: more would be commits for little, fewer would be bursts.
 const SLICES_PER_SECOND: u32 = 4;
 
-/// How many deliveries a slice of a plan takes, and how long after it the next slice is due.
+/// How many deliveries or events a slice of a plan takes, and how long after it the next slice is due.
 pub fn plan_slice(rate: Option<u32>, limit: usize) -> (usize, std::time::Duration) {
     let limit = limit.max(1);
     let Some(rate) = rate.map(|rate| rate.max(1)) else {
         return (limit, std::time::Duration::ZERO);
     };
     let count = usize::try_from((rate / SLICES_PER_SECOND).max(1)).unwrap_or(limit).min(limit);
-    let nanos = count as u64 * 1_000_000_000 / u64::from(rate);
-    (count, std::time::Duration::from_nanos(nanos))
+    (count, slice_wait(Some(rate), count))
+}
+
+/// How long after a slice with so many deliveries or events the next slice is due.
+pub fn slice_wait(rate: Option<u32>, taken: usize) -> std::time::Duration {
+    let Some(rate) = rate else { return std::time::Duration::ZERO };
+    let nanos = (taken as u64).saturating_mul(1_000_000_000) / u64::from(rate.max(1));
+    std::time::Duration::from_nanos(nanos)
 }
 
 #[cfg(test)]

@@ -32,14 +32,12 @@ use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use hapax_core::handler::EventView;
 use hapax_core::ledger::Ledger;
 use hapax_core::store::{
-    AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, NewJob, Operate, Outbox,
-    Plans, SourceSecretStore, Store, Work,
+    AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, Operate, Outbox, Plans,
+    SourceSecretStore, Store, Work,
 };
-use hapax_core::{SourceName, Tenant};
-use hapax_engine::{Now, Pulled, Readiness};
+use hapax_engine::{JobsFor, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
 use tokio_util::task::TaskTracker;
@@ -53,10 +51,6 @@ use routes::{ApiRoute, routes};
 use crate::alerts::AlertMonitor;
 use crate::sending::SharedSending;
 use crate::tenant_sources::TenantSources;
-
-/// The jobs of an event by the current configuration, for replays and approvals.
-pub(crate) type JobsFor =
-    Arc<dyn Fn(&SourceName, &Tenant, EventView<'_>) -> Vec<NewJob> + Send + Sync>;
 
 /// The currently configured handlers.
 pub(crate) type Configured = Arc<dyn Fn() -> Vec<HandlerSpec> + Send + Sync>;

@@ -130,7 +130,7 @@ impl Input for IdempotencyKey {
         let key = ParameterBuilder::new()
             .name("Idempotency-Key")
             .parameter_in(ParameterIn::Header)
-            .description(Some("Identifies the message where the body has no id."))
+            .description(Some("The same request under the same key acts once."))
             .schema(Some(text));
         description.parameters.push(key.build());
     }

@@ -1,20 +1,25 @@
-//! Routes for plans: many deliveries of an endpoint sent again, at a rate, with progress.
+//! Routes for plans: many deliveries of an endpoint sent again, or many events decided about, at a rate, with
+//! progress.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use hapax_core::KeyHash;
 use hapax_core::endpoint::EndpointId;
-use hapax_core::store::{DeliveryPlan, NewPlan, PlanCount, PlanCreated, PlanId};
+use hapax_core::job::HandlerName;
+use hapax_core::store::{
+    DeliveryPlan, EventAct, EventFilter, EventPlan, NewPlan, PlanCount, PlanCreated, PlanId,
+    PlanWork, Status,
+};
+use hapax_core::{KeyHash, SourceName, Tenant};
 use uuid::Uuid;
 
 use super::auth::Caller;
-use super::events::instant;
+use super::events::{ago, instant};
 use super::extract::{self, IdempotencyKey, JsonBody, PathId};
 use super::problem::Problem;
 use super::{Admin, AdminStore};
-use crate::api::{List, Plan, PlanRequest, Planned, ReasonRequest};
+use crate::api::{EventPlanRequest, List, Plan, PlanRequest, Planned, ReasonRequest};
 
 /// The highest rate of a plan.
 const RATE_MAX: u32 = 100_000;
@@ -30,39 +35,178 @@ pub(super) async fn create<S: AdminStore>(
     PathId(id): PathId,
     JsonBody(asked): JsonBody<PlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
-    let reason = extract::reason(asked.reason)?;
     let endpoint = EndpointId(id.parse().map_err(|_| unknown_endpoint())?);
     let now = (admin.now)();
-    if asked.rate.is_some_and(|rate| !(1..=RATE_MAX).contains(&rate)) {
-        return Err(Problem::bad_request("rate must be from 1 to 100000 deliveries a second"));
-    }
     let (since, until) = (instant(now, asked.since), asked.until.map(|at| instant(now, at)));
     if until.is_some_and(|until| until <= since) {
         return Err(Problem::bad_request("until must be later than since"));
     }
-    let work = DeliveryPlan { endpoint, which: asked.status, since, until };
-    if asked.dry_run {
-        return match admin.store.count_plan(work).await? {
-            PlanCount::Deliveries(count) => Ok(Json(Planned { id: None, count })),
-            PlanCount::UnknownEndpoint => Err(unknown_endpoint()),
-        };
-    }
-    let who = caller.who();
-    let plan = NewPlan {
-        id: key.map_or_else(new_id, |key| id_of(who, &id, &key)),
-        work,
+    let asked = AskedPlan {
+        work: DeliveryPlan { endpoint, which: asked.status, since, until }.into(),
+        subject: id,
+        key,
         rate: asked.rate,
+        dry_run: asked.dry_run,
+        reason: extract::reason(asked.reason)?,
     };
-    match admin.store.create_plan(plan, caller.action(reason, now)).await? {
-        PlanCreated::Created(plan) => {
-            let (id, count) = (plan.id, plan.total);
-            tracing::info!(
-                endpoint.id = %endpoint, token = who,
-                "{who} planned to send {count} deliveries of endpoint {endpoint} again: plan {id}"
-            );
-            Ok(Json(Planned { id: Some(id), count }))
+    asked.record(&admin, &caller).await
+}
+
+/// `POST /api/v1/events/replay`.
+pub(super) async fn replay_events<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    IdempotencyKey(key): IdempotencyKey,
+    JsonBody(asked): JsonBody<EventPlanRequest>,
+) -> Result<Json<Planned>, Problem> {
+    let act = EventAct::Replay { force: asked.force };
+    of_events(&admin, act, key, asked)?.record(&admin, &caller).await
+}
+
+/// `POST /api/v1/events/approve`.
+pub(super) async fn approve_events<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    IdempotencyKey(key): IdempotencyKey,
+    JsonBody(asked): JsonBody<EventPlanRequest>,
+) -> Result<Json<Planned>, Problem> {
+    of_events(&admin, EventAct::Approve, key, asked)?.record(&admin, &caller).await
+}
+
+/// `POST /api/v1/events/reject`.
+pub(super) async fn reject_events<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    IdempotencyKey(key): IdempotencyKey,
+    JsonBody(asked): JsonBody<EventPlanRequest>,
+) -> Result<Json<Planned>, Problem> {
+    of_events(&admin, EventAct::Reject, key, asked)?.record(&admin, &caller).await
+}
+
+/// `POST /api/v1/events/discard`.
+pub(super) async fn discard_events<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    IdempotencyKey(key): IdempotencyKey,
+    JsonBody(asked): JsonBody<EventPlanRequest>,
+) -> Result<Json<Planned>, Problem> {
+    of_events(&admin, EventAct::Discard, key, asked)?.record(&admin, &caller).await
+}
+
+/// The plan over events that a request asks for.
+fn of_events<S>(
+    admin: &Admin<S>,
+    act: EventAct,
+    key: Option<String>,
+    asked: EventPlanRequest,
+) -> Result<AskedPlan, Problem> {
+    let now = (admin.now)();
+    let since = asked.since.map(|at| instant(now, at));
+    let until = asked.until.map(|at| instant(now, at));
+    let reason = extract::reason(asked.reason)?;
+    if since.zip(until).is_some_and(|(since, until)| until <= since) {
+        return Err(Problem::bad_request("until must be later than since"));
+    }
+    let (only, takes_handler) = match act {
+        EventAct::Replay { .. } => (None, true),
+        EventAct::Approve | EventAct::Reject => (Some(Status::Review), false),
+        EventAct::Discard => (Some(Status::Dead), true),
+    };
+    if let (Some(only), Some(status)) = (only, asked.status)
+        && only != status
+    {
+        return Err(Problem::bad_request(&format!(
+            "status must be \"{}\" or absent",
+            only.as_str()
+        )));
+    }
+    if asked.handler.is_some() && !takes_handler {
+        return Err(Problem::bad_request(
+            "handler cannot be given here: an event in review is decided as a whole",
+        ));
+    }
+    match act {
+        EventAct::Replay { force: true } if since.is_none() => {
+            return Err(Problem::bad_request(
+                "force needs since: it runs every finished job of that time again",
+            ));
         }
-        PlanCreated::UnknownEndpoint => Err(unknown_endpoint()),
+        EventAct::Reject if reason.is_none() => {
+            return Err(Problem::bad_request(
+                "reason is needed: it is recorded with the rejection",
+            ));
+        }
+        EventAct::Replay { .. } | EventAct::Approve | EventAct::Reject | EventAct::Discard => {}
+    }
+    if asked.force && !matches!(act, EventAct::Replay { .. }) {
+        return Err(Problem::bad_request("force is for replays only"));
+    }
+    let filter = EventFilter {
+        tenant: asked.tenant.map(Tenant::new),
+        source: asked.source.map(SourceName::new),
+        event_type: asked.r#type,
+        status: asked.status,
+        text: asked.q.filter(|text| !text.is_empty()),
+        since,
+        until,
+        unfinished_since: asked.unfinished_for.map(|span| ago(now, span)),
+        before: None,
+        limit: 0,
+    };
+    Ok(AskedPlan {
+        work: EventPlan::new(act, asked.handler.map(HandlerName::new), filter).into(),
+        subject: format!("events/{}", act.as_str()),
+        key,
+        rate: asked.rate,
+        dry_run: asked.dry_run,
+        reason,
+    })
+}
+
+/// A plan that a request asks for.
+struct AskedPlan {
+    work: PlanWork,
+    /// What the route names, for the id under an Idempotency-Key.
+    subject: String,
+    key: Option<String>,
+    rate: Option<u32>,
+    dry_run: bool,
+    reason: Option<String>,
+}
+
+impl AskedPlan {
+    async fn record<S: AdminStore>(
+        self,
+        admin: &Admin<S>,
+        caller: &Caller,
+    ) -> Result<Json<Planned>, Problem> {
+        let Self { work, subject, key, rate, dry_run, reason } = self;
+        if rate.is_some_and(|rate| !(1..=RATE_MAX).contains(&rate)) {
+            return Err(Problem::bad_request("rate must be from 1 to 100000 a second"));
+        }
+        if dry_run {
+            return match admin.store.count_plan(work).await? {
+                PlanCount::Counted(count) => Ok(Json(Planned { id: None, count })),
+                PlanCount::UnknownEndpoint => Err(unknown_endpoint()),
+            };
+        }
+        let who = caller.who();
+        let id = key.map_or_else(new_id, |key| id_of(who, &subject, &key));
+        let plan = NewPlan { id, work, rate };
+        match admin.store.create_plan(plan, caller.action(reason, (admin.now)())).await? {
+            PlanCreated::Created(plan) => {
+                let (id, count) = (plan.id, plan.total);
+                let what = match &plan.work {
+                    PlanWork::Deliveries(work) => {
+                        format!("send {count} deliveries of endpoint {} again", work.endpoint)
+                    }
+                    PlanWork::Events(work) => format!("{} {count} events", work.act.as_str()),
+                };
+                tracing::info!(token = who, "{who} planned to {what}: plan {id}");
+                Ok(Json(Planned { id: Some(id), count }))
+            }
+            PlanCreated::UnknownEndpoint => Err(unknown_endpoint()),
+        }
     }
 }
 
@@ -94,7 +238,7 @@ pub(super) async fn cancel<S: AdminStore>(
     let by = caller.action(reason, (admin.now)());
     let plan = admin.store.cancel_plan(parse(&id)?, by).await?.ok_or_else(unknown)?;
     let who = caller.who();
-    tracing::info!(token = who, "{who} cancelled the plan {id} after {} deliveries", plan.done);
+    tracing::info!(token = who, "{who} cancelled the plan {id}, which had done {}", plan.done);
     Ok(Json(plan.into()))
 }
 
@@ -115,8 +259,8 @@ fn new_id() -> PlanId {
 }
 
 /// The id of a plan under an Idempotency-Key: the same request of the same token is one plan.
-fn id_of(who: &str, endpoint: &str, key: &str) -> PlanId {
+fn id_of(who: &str, subject: &str, key: &str) -> PlanId {
     let KeyHash(bytes) =
-        KeyHash::of(b"idempotency key of a plan", [who, endpoint, key].map(str::as_bytes));
+        KeyHash::of(b"idempotency key of a plan", [who, subject, key].map(str::as_bytes));
     PlanId(Uuid::from_bytes(bytes))
 }

@@ -39,7 +39,7 @@ pub(crate) use messages::{
     MessageSummary, MessagesQuery, PublishRequest, Published, ReplayedDelivery, SkipEffect,
     SkippedDelivery,
 };
-pub(crate) use plans::{Plan, PlanRequest, Planned};
+pub(crate) use plans::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork};
 pub(crate) use replay::{
     DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,
     ReplayJobsRequest, Replayed,

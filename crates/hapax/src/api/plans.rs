@@ -1,13 +1,15 @@
-//! Plans: many deliveries of an endpoint sent again, at a rate.
+//! Plans: many deliveries of an endpoint sent again, or many events decided about, at a rate.
 
 use hapax_core::Timestamp;
 use hapax_core::endpoint::EndpointId;
-use hapax_core::store::{self, PlanId, PlanState, PlannedDeliveries};
+use hapax_core::store::{
+    self, DeliveryPlan, EventAct, EventPlan, PlanId, PlanState, PlanWork, PlannedDeliveries, Status,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Moment;
-use super::values::{PlanStateWord, PlannedDeliveriesWord};
+use super::values::{PlanStateWord, PlannedDeliveriesWord, StatusWord};
+use super::{Moment, Span};
 
 /// The body of `POST /api/v1/endpoints/{id}/replay`.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -36,36 +38,82 @@ pub(crate) struct PlanRequest {
     pub(crate) reason: Option<String>,
 }
 
-/// The answer to `POST /api/v1/endpoints/{id}/replay`.
+/// The body of `POST /api/v1/events/replay`, `approve`, `reject` and `discard`: which events, as the query of
+/// `GET /api/v1/events` names them.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EventPlanRequest {
+    /// Only events of this tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    /// Only events of this source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<String>,
+    /// Only events of exactly this type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) r#type: Option<String>,
+    /// Only events in this status. `dead` takes every event with a dead letter. `approve` and `reject` are
+    /// about events in review, `discard` is about dead letters, and no other status may be given there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<StatusWord>)]
+    pub(crate) status: Option<Status>,
+    /// Only events whose id or body contains this text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) q: Option<String>,
+    /// Only events received at or after this time: RFC 3339, or a duration before now such as `1h`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub(crate) since: Option<Moment>,
+    /// Only events received before this time; never after the request itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub(crate) until: Option<Moment>,
+    /// Only unfinished events that were received at least this long ago.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unfinished_for: Option<Span>,
+    /// `replay` and `discard`: only the jobs of this handler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) handler: Option<String>,
+    /// `replay`: also run jobs that are done, under a new run number. Needs `since`.
+    #[serde(default)]
+    pub(crate) force: bool,
+    /// At most this many events a second; as fast as possible if it is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100000)]
+    pub(crate) rate: Option<u32>,
+    /// Only count.
+    #[serde(default)]
+    pub(crate) dry_run: bool,
+    /// Recorded with each event; `reject` needs one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+}
+
+/// The answer to a request that makes a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Planned {
     /// The id of the plan; null for a dry run.
     #[schema(value_type = Option<Uuid>, required)]
     pub(crate) id: Option<PlanId>,
-    /// How many deliveries it is about.
+    /// How many deliveries or events it is about.
     pub(crate) count: u64,
 }
 
-/// A plan with its progress.
+/// A plan with its progress. What it is about is as in the request that made it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Plan {
     #[schema(value_type = Uuid)]
     pub(crate) id: PlanId,
-    #[schema(value_type = Uuid)]
-    pub(crate) endpoint: EndpointId,
-    #[schema(value_type = PlannedDeliveriesWord)]
-    pub(crate) status: PlannedDeliveries,
-    pub(crate) since: Timestamp,
-    #[schema(required)]
-    pub(crate) until: Option<Timestamp>,
-    /// At most this many deliveries a second.
+    #[serde(flatten)]
+    pub(crate) work: PlannedWork,
+    /// At most this many deliveries or events a second.
     #[schema(required)]
     pub(crate) rate: Option<u32>,
-    /// How many deliveries it counted when it was recorded.
+    /// How many deliveries or events it counted when it was recorded.
     pub(crate) total: u64,
-    /// How many it has sent again, or for the first time.
+    /// How many it has changed: sent again or for the first time, or decided about.
     pub(crate) done: u64,
-    /// How many needed nothing, because they were due or under way already.
+    /// How many needed nothing, because they were due or under way already, or decided otherwise.
     pub(crate) skipped: u64,
     #[schema(value_type = PlanStateWord)]
     pub(crate) state: PlanState,
@@ -78,14 +126,81 @@ pub(crate) struct Plan {
     pub(crate) reason: Option<String>,
 }
 
+/// What a plan does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "of", rename_all = "lowercase")]
+pub(crate) enum PlannedWork {
+    /// Sends deliveries of an endpoint.
+    Deliveries {
+        #[schema(value_type = Uuid)]
+        endpoint: EndpointId,
+        #[schema(value_type = PlannedDeliveriesWord)]
+        status: PlannedDeliveries,
+        since: Timestamp,
+        #[schema(required)]
+        until: Option<Timestamp>,
+    },
+    /// Decides about events.
+    Events {
+        /// `replay`, `approve`, `reject` or `discard`.
+        action: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tenant: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        source: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        handler: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        r#type: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(value_type = Option<StatusWord>)]
+        status: Option<Status>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        q: Option<String>,
+        #[schema(required)]
+        since: Option<Timestamp>,
+        #[schema(required)]
+        until: Option<Timestamp>,
+        /// Only events that were received before this and are not finished.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        unfinished_since: Option<Timestamp>,
+        /// Whether jobs that are done run again too.
+        #[serde(default)]
+        force: bool,
+    },
+}
+
+impl From<PlanWork> for PlannedWork {
+    fn from(work: PlanWork) -> Self {
+        match work {
+            PlanWork::Deliveries(DeliveryPlan { endpoint, which, since, until }) => {
+                Self::Deliveries { endpoint, status: which, since, until }
+            }
+            PlanWork::Events(work) => {
+                let EventPlan { act, handler, filter } = *work;
+                Self::Events {
+                    action: act.as_str().to_owned(),
+                    tenant: filter.tenant.map(|tenant| tenant.to_string()),
+                    source: filter.source.map(|source| source.to_string()),
+                    handler: handler.map(|handler| handler.to_string()),
+                    r#type: filter.event_type,
+                    status: filter.status,
+                    q: filter.text,
+                    since: filter.since,
+                    until: filter.until,
+                    unfinished_since: filter.unfinished_since,
+                    force: matches!(act, EventAct::Replay { force: true }),
+                }
+            }
+        }
+    }
+}
+
 impl From<store::Plan> for Plan {
     fn from(plan: store::Plan) -> Self {
         Self {
             id: plan.id,
-            endpoint: plan.work.endpoint,
-            status: plan.work.which,
-            since: plan.work.since,
-            until: plan.work.until,
+            work: plan.work.into(),
             rate: plan.rate,
             total: plan.total,
             done: plan.done,

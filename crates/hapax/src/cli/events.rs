@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::admin_client::{self, Remote, Server, encoded, query};
 use super::lists::{Filters, ListArgs, Words, print_item};
 use super::output::{self, Exit, Failure};
+use super::plans::{EventPlanArgs, EventPlanOptions};
 use crate::api::{
     DecideRequest, Decided, Event, EventSummary, List as Page, ReplayEffect, ReplayEventRequest,
     ReplayItem,
@@ -21,14 +22,17 @@ pub(super) enum Events {
     List(List),
     /// Show one event with its arrivals, jobs, headers and body
     Show(Show),
-    /// Run the handlers of an event again; finished ones only with --force
+    /// Run the handlers of an event again, or of many that match a filter; finished ones only with --force
     Replay(Replay),
-    /// Approve an event in review: its handlers run
+    /// Approve an event in review, or many that match a filter: their handlers run
+    #[command(mut_arg("handler", |handler| handler.hide(true)))]
     Approve(Decide),
-    /// Reject an event in review: its handlers never run
+    /// Reject an event in review, or many that match a filter: their handlers never run
     #[command(mut_arg("reason", |reason| reason.required(true)))]
+    #[command(mut_arg("handler", |handler| handler.hide(true)))]
     Reject(Decide),
-    /// Discard the dead letters of an event: they are not retried, and its payload can be pruned
+    /// Discard the dead letters of an event, or of many that match a filter: they are not retried, and their
+    /// payloads can be pruned
     Discard(Decide),
     /// Print events as they arrive, until interrupted
     Tail(Tail),
@@ -53,23 +57,28 @@ impl Events {
 pub(super) struct EventFilterArgs {
     /// Only events of this tenant
     #[arg(long)]
-    tenant: Option<String>,
+    pub(super) tenant: Option<String>,
     /// Only events of this source
     #[arg(long)]
-    source: Option<String>,
+    pub(super) source: Option<String>,
     /// Only events of exactly this type
     #[arg(long = "type", value_name = "TYPE")]
-    event_type: Option<String>,
+    pub(super) event_type: Option<String>,
     /// Only events with this status: review, discarded, dead, failed, held, processing, received, processed,
     /// stale or ignored
     #[arg(long)]
-    status: Option<String>,
+    pub(super) status: Option<String>,
     /// Only events whose id or body contains this text
     #[arg(long = "search", value_name = "TEXT")]
-    text: Option<String>,
+    pub(super) text: Option<String>,
 }
 
 impl EventFilterArgs {
+    /// Whether any filter is given.
+    pub(super) fn is_filtered(&self) -> bool {
+        self.pairs().iter().any(|(_, value)| value.is_some())
+    }
+
     fn pairs(&self) -> Filters {
         vec![
             ("tenant", self.tenant.clone()),
@@ -210,8 +219,10 @@ fn page_of(event: &Event) -> Vec<String> {
 /// `hapax events replay`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Replay {
-    /// The event's id, Hapax's or the sender's
-    id: String,
+    /// The event's id, Hapax's or the sender's. Without it, a plan runs every event that matches the filters
+    id: Option<String>,
+    #[command(flatten)]
+    plan: EventPlanArgs,
     /// Only print what would happen
     #[arg(long)]
     dry_run: bool,
@@ -227,14 +238,16 @@ pub(super) struct Replay {
 
 impl Replay {
     async fn run(self) -> Result<Exit, Failure> {
-        let body = ReplayEventRequest {
-            dry_run: self.dry_run,
-            handler: self.handler,
-            force: self.force,
-            reason: self.action.reason.clone(),
+        let Self { id, plan, dry_run, handler, force, .. } = self;
+        let Some(id) = id else {
+            let options = EventPlanOptions { handler, force, dry_run };
+            return plan.run("replay", options, &self.action).await;
         };
+        plan.refuse()?;
+        let reason = self.action.reason.clone();
+        let body = ReplayEventRequest { dry_run, handler, force, reason };
         let server = self.action.remote.open()?;
-        let path = format!("/api/v1/events/{}/replay", encoded(&self.id));
+        let path = format!("/api/v1/events/{}/replay", encoded(&id));
         let page: Page<Value> = read(server.post(&path, &body).await?)?;
         if page.items.is_empty() {
             output::words("no configured handler takes this event");
@@ -271,8 +284,17 @@ pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
 /// `hapax events approve`, `reject` and `discard`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Decide {
-    /// The event's id, Hapax's or the sender's
-    id: String,
+    /// The event's id, Hapax's or the sender's. Without it, a plan decides about every event that matches the
+    /// filters
+    id: Option<String>,
+    #[command(flatten)]
+    plan: EventPlanArgs,
+    /// Only the dead letters of this handler
+    #[arg(long, value_name = "NAME", conflicts_with = "id")]
+    handler: Option<String>,
+    /// Only count the events that match the filters
+    #[arg(long, conflicts_with = "id")]
+    dry_run: bool,
     #[command(flatten)]
     action: ActionArgs,
 }
@@ -280,8 +302,14 @@ pub(super) struct Decide {
 impl Decide {
     /// Posts the decision; `action` is the last segment of the route.
     async fn run(self, action: &str) -> Result<Exit, Failure> {
+        let Some(id) = self.id else {
+            let (handler, dry_run) = (self.handler, self.dry_run);
+            let options = EventPlanOptions { handler, dry_run, ..EventPlanOptions::default() };
+            return self.plan.run(action, options, &self.action).await;
+        };
+        self.plan.refuse()?;
         let (server, body) = self.action.open()?;
-        let path = format!("/api/v1/events/{}/{action}", encoded(&self.id));
+        let path = format!("/api/v1/events/{}/{action}", encoded(&id));
         decided(server.post(&path, &body).await?, self.action.json)
     }
 }

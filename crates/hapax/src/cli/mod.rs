@@ -83,7 +83,7 @@ enum Command {
     /// Add, list, change and remove the endpoints that messages are delivered to
     #[command(subcommand)]
     Endpoints(endpoints::Endpoints),
-    /// List, show and cancel plans that send many deliveries again
+    /// List, show and cancel plans over many deliveries or events
     #[command(subcommand)]
     Replays(plans::Replays),
     /// Set, show and remove the secrets of tenants at run time

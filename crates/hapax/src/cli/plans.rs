@@ -1,12 +1,15 @@
-//! `hapax endpoints replay` and `hapax replays`: many deliveries sent again, through the admin API.
+//! `hapax endpoints replay`, the filters of `hapax events replay`, `approve`, `reject` and `discard`, and
+//! `hapax replays`: plans over many deliveries or events, through the admin API.
 
 use hapax_core::store::PlannedDeliveries;
 use serde_json::Value;
 
 use super::admin_client::{self, Remote, encoded};
-use super::events::{ActionArgs, read};
+use super::events::{ActionArgs, EventFilterArgs, read};
 use super::output::{self, Exit, Failure};
-use crate::api::{List, Moment, Plan, PlanRequest, Planned, ReasonRequest};
+use crate::api::{
+    EventPlanRequest, List, Moment, Plan, PlanRequest, Planned, PlannedWork, ReasonRequest, Span,
+};
 use crate::format;
 
 /// `hapax endpoints replay`.
@@ -59,19 +62,120 @@ impl ReplayEndpoint {
             output::json(&planned)?;
             return Ok(Exit::Done);
         }
-        let Planned { id, count } = read(planned)?;
-        let deliveries = match count {
-            1 => "1 delivery".to_owned(),
-            count => format!("{count} deliveries"),
-        };
-        match id {
-            Some(id) => {
-                output::data(&format!("{id}  {deliveries}"))?;
-                output::words(&format!("`hapax replays show {id}` shows how far it is"));
-            }
-            None => output::data(&deliveries)?,
+        print_planned(read(planned)?, ["delivery", "deliveries"])
+    }
+}
+
+/// Prints the answer to a request that made a plan.
+fn print_planned(Planned { id, count }: Planned, noun: [&str; 2]) -> Result<Exit, Failure> {
+    let [one, many] = noun;
+    let items = match count {
+        1 => format!("1 {one}"),
+        count => format!("{count} {many}"),
+    };
+    match id {
+        Some(id) => {
+            output::data(&format!("{id}  {items}"))?;
+            output::words(&format!("`hapax replays show {id}` shows how far it is"));
         }
-        Ok(Exit::Done)
+        None => output::data(&items)?,
+    }
+    Ok(Exit::Done)
+}
+
+/// Which events a plan is about, and how fast it is.
+#[derive(Debug, clap::Args)]
+pub(super) struct EventPlanArgs {
+    #[command(flatten)]
+    filter: EventFilterArgs,
+    /// Only events received at or after this time: 2026-03-01T12:00:00Z, or 1h for one hour ago
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    since: Option<Moment>,
+    /// Only events received before this time
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    until: Option<Moment>,
+    /// Only unfinished events that were received at least this long ago: 30m
+    #[arg(long, value_name = "DURATION", value_parser = span)]
+    unfinished_for: Option<Span>,
+    /// Every event
+    #[arg(long)]
+    all: bool,
+    /// At most this many events a second
+    #[arg(long, value_name = "N")]
+    rate: Option<u32>,
+}
+
+/// What a plan does to its events besides its name.
+#[derive(Debug, Default)]
+pub(super) struct EventPlanOptions {
+    pub(super) handler: Option<String>,
+    pub(super) force: bool,
+    pub(super) dry_run: bool,
+}
+
+fn span(text: &str) -> Result<Span, String> {
+    serde_json::from_value(Value::String(text.to_owned())).map_err(|error| error.to_string())
+}
+
+impl EventPlanArgs {
+    /// Refuses filters beside the id of one event.
+    pub(super) fn refuse(&self) -> Result<(), Failure> {
+        match self.is_filtered() || self.all || self.rate.is_some() {
+            true => Err(Failure::usage(
+                "an id names one event, and filters and --rate are for many",
+                "pass the id alone, or the filters alone",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn is_filtered(&self) -> bool {
+        self.filter.is_filtered()
+            || self.since.is_some()
+            || self.until.is_some()
+            || self.unfinished_for.is_some()
+    }
+
+    /// Makes the plan; `act` is the last segment of the route.
+    pub(super) async fn run(
+        self,
+        act: &str,
+        options: EventPlanOptions,
+        action: &ActionArgs,
+    ) -> Result<Exit, Failure> {
+        if !self.is_filtered() && options.handler.is_none() && !self.all {
+            return Err(Failure::usage(
+                "no event is named",
+                "pass the id of an event, a filter such as --source or --since, or --all",
+            ));
+        }
+        let EventFilterArgs { tenant, source, event_type, status, text } = self.filter;
+        let status = status.map(|status| serde_json::from_value(Value::String(status)));
+        let status = status.transpose().map_err(|error| {
+            Failure::usage(format!("--status: {error}"), "`hapax events list --help` lists them")
+        })?;
+        let request = EventPlanRequest {
+            tenant,
+            source,
+            r#type: event_type,
+            status,
+            q: text,
+            since: self.since,
+            until: self.until,
+            unfinished_for: self.unfinished_for,
+            handler: options.handler,
+            force: options.force,
+            rate: self.rate,
+            dry_run: options.dry_run,
+            reason: action.reason.clone(),
+        };
+        let server = action.remote.open()?;
+        let planned = server.post(&format!("/api/v1/events/{act}"), &request).await?;
+        if action.json {
+            output::json(&planned)?;
+            return Ok(Exit::Done);
+        }
+        print_planned(read(planned)?, ["event", "events"])
     }
 }
 
@@ -82,7 +186,7 @@ pub(super) enum Replays {
     List(ListPlans),
     /// Show how far a plan is
     Show(ShowPlan),
-    /// Stop a plan; what it has sent stays sent
+    /// Stop a plan; what it has done stays done
     Cancel(CancelPlan),
 }
 
@@ -170,15 +274,21 @@ impl CancelPlan {
 
 fn print(plan: &Plan) -> Result<(), Failure> {
     let rate = plan.rate.map(|rate| format!(" at {rate} a second")).unwrap_or_default();
+    let (done, what) = match &plan.work {
+        PlannedWork::Deliveries { endpoint, .. } => ("sent", endpoint.to_string()),
+        PlannedWork::Events { action, source, .. } => match source {
+            Some(source) => ("changed", format!("{action} events of {source}")),
+            None => ("changed", format!("{action} events")),
+        },
+    };
     let line = format!(
-        "{}  {}  {}  {} of {} sent, {} skipped{rate}  {}",
+        "{}  {}  {}  {} of {} {done}, {} skipped{rate}  {what}",
         format::at(plan.created_at),
         plan.id,
         plan.state.as_str(),
         plan.done,
         plan.total,
         plan.skipped,
-        plan.endpoint,
     );
     output::data(&output::shown(&line))?;
     Ok(())

@@ -1,6 +1,7 @@
 //! Several nodes on one PostgreSQL, with and without Redis.
 
 mod crash;
+mod event_plans;
 mod once;
 mod pairs;
 mod postgres;

@@ -1,6 +1,7 @@
 //! Handlers and sending on the real server: each effect once, in order, through crashes.
 
 mod crash;
+mod event_plans;
 mod full_loop;
 mod handlers;
 mod hanging;

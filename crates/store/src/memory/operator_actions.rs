@@ -238,6 +238,7 @@ impl Model {
         }
         if !more {
             self.prune_messages(horizon);
+            self.prune_plans(horizon);
             self.forget_marks(horizon, now);
         }
         more

@@ -157,13 +157,14 @@ impl Model {
                     held.into_iter().max().map(|(_, number)| number)
                 }
             };
-            self.send_to_review(newest.unwrap_or(at), HELD_TOO_MANY);
+            self.send_to_review(newest.unwrap_or(at), HELD_TOO_MANY, now);
         }
     }
 
-    fn send_to_review(&mut self, at: JobNumber, why: &str) {
+    fn send_to_review(&mut self, at: JobNumber, why: &str, now: Timestamp) {
         let job = self.job_mut(at);
         job.phase = Phase::Review;
+        job.due = now;
         job.error = Some(why.to_owned());
     }
 
@@ -192,7 +193,7 @@ impl Model {
                 continue;
             }
             match rule.gaps.on_gap {
-                OnGap::Review => self.send_to_review(at, HELD_TOO_LONG),
+                OnGap::Review => self.send_to_review(at, HELD_TOO_LONG, now),
                 OnGap::Go => {
                     self.go_past_the_gap(&resource, &rule.policy, now);
                     gone.push(resource);

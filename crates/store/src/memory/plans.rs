@@ -1,28 +1,42 @@
-//! Plans of operators over the deliveries of an endpoint.
+//! Plans of operators over the deliveries of an endpoint, or over events.
 
 use std::cmp::Reverse;
+use std::time::Duration;
 
+use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::delivery::DeliveryPhase;
+use hapax_core::job::{HandlerName, Phase};
 use hapax_core::store::{
-    Action, ActionNote, DeliveryPlan, NewPlan, Plan, PlanCount, PlanCreated, PlanId, PlanRun,
-    PlanState, PlannedDeliveries, Plans, StoreError, plan_slice,
+    Action, ActionNote, DeliveryPlan, EventAct, EventFilter, EventPlan, EventSlice, Held, Horizon,
+    NewPlan, Plan, PlanCount, PlanCreated, PlanId, PlanRun, PlanState, PlanWork, PlannedDeliveries,
+    PlannedEvent, Plans, ReplayAsk, ReplayEffect, Reviewed, SliceSpan, Status, StoreError,
+    plan_slice, slice_wait,
 };
 use jiff::SignedDuration;
 
 use super::outbox::{DeliveryNumber, EndpointNumber, MessageNumber};
-use super::{MemoryStore, Model};
+use super::reader::fits;
+use super::{EventNumber, Job, MemoryStore, Model, ReviewState};
 
 /// A plan, with what it has not taken yet.
 #[derive(Debug)]
 pub(super) struct StoredPlan {
     plan: Plan,
-    endpoint: EndpointNumber,
     next_at: Timestamp,
-    left: Vec<Taken>,
+    left: Left,
 }
 
-/// What a plan takes.
+/// What a plan has not taken yet.
+#[derive(Debug)]
+enum Left {
+    /// Deliveries to this endpoint.
+    Deliveries(EndpointNumber, Vec<Taken>),
+    /// Events from this number on.
+    Events { from: EventNumber },
+}
+
+/// What a plan over deliveries takes.
 #[derive(Debug, Clone, Copy)]
 enum Taken {
     Delivery(DeliveryNumber),
@@ -30,10 +44,9 @@ enum Taken {
 }
 
 impl Plans for MemoryStore {
-    async fn count_plan(&self, work: DeliveryPlan) -> Result<PlanCount, StoreError> {
-        let model = self.model();
-        Ok(match model.planned(&work, self.now()) {
-            Some((_, taken)) => PlanCount::Deliveries(taken.len() as u64),
+    async fn count_plan(&self, work: PlanWork) -> Result<PlanCount, StoreError> {
+        Ok(match self.model().planned(&work, self.now()) {
+            Some((count, _)) => PlanCount::Counted(count),
             None => PlanCount::UnknownEndpoint,
         })
     }
@@ -46,6 +59,12 @@ impl Plans for MemoryStore {
         let ran = self.model().run_plan(limit, self.now());
         self.hint_deliveries();
         Ok(ran)
+    }
+
+    async fn take_slice(&self, slice: EventSlice) -> Result<Held, StoreError> {
+        let held = self.model().take_slice(slice, self.now());
+        self.hint();
+        Ok(held)
     }
 
     async fn cancel_plan(&self, id: PlanId, _by: Action) -> Result<Option<Plan>, StoreError> {
@@ -74,8 +93,58 @@ impl Plans for MemoryStore {
 }
 
 impl Model {
-    /// What a plan of this instant takes, oldest first.
-    fn planned(&self, work: &DeliveryPlan, now: Timestamp) -> Option<(EndpointNumber, Vec<Taken>)> {
+    /// What a plan of this instant takes, and how much that is. `None`: its endpoint is unknown.
+    fn planned(&self, work: &PlanWork, now: Timestamp) -> Option<(u64, Left)> {
+        match work {
+            PlanWork::Deliveries(work) => {
+                let (endpoint, taken) = self.planned_deliveries(work, now)?;
+                Some((taken.len() as u64, Left::Deliveries(endpoint, taken)))
+            }
+            PlanWork::Events(work) => {
+                let count = self.planned_events(work, now, 0).count();
+                Some((count as u64, Left::Events { from: 0 }))
+            }
+        }
+    }
+
+    /// The events from this number on that a plan of this instant takes, oldest first.
+    fn planned_events<'a>(
+        &'a self,
+        work: &'a EventPlan,
+        instant: Timestamp,
+        from: EventNumber,
+    ) -> impl Iterator<Item = EventNumber> + 'a {
+        // The status is decided below, as of the instant.
+        let exact = match work.filter.status {
+            Some(Status::Dead | Status::Review) => None,
+            status => status,
+        };
+        let until = Some(work.until(instant));
+        let filter = EventFilter { status: exact, until, ..work.filter.clone() };
+        let is_so = move |at: EventNumber, phase: Phase| {
+            self.jobs_of(at).any(|job| {
+                job.phase == phase && job.ended_at() < instant && is_of(job, work.handler.as_ref())
+            })
+        };
+        let stands = move |at: EventNumber, state: ReviewState| match work.filter.status {
+            Some(Status::Dead) => is_so(at, Phase::Dead),
+            Some(Status::Review) => state == ReviewState::Review || is_so(at, Phase::Review),
+            Some(_) | None => true,
+        };
+        let later = self.events.range(from..).filter(|(_, stored)| !stored.gone);
+        later
+            .filter(move |(at, stored)| {
+                fits(&filter, stored, &self.summary(**at)) && stands(**at, stored.review_state)
+            })
+            .map(|(at, _)| *at)
+    }
+
+    /// What a plan over deliveries takes, oldest first.
+    fn planned_deliveries(
+        &self,
+        work: &DeliveryPlan,
+        now: Timestamp,
+    ) -> Option<(EndpointNumber, Vec<Taken>)> {
         let at = self.endpoint_numbered(work.endpoint)?;
         let until = work.until.map_or(now, |until| until.min(now));
         let in_time = |at: Timestamp| work.since <= at && at < until;
@@ -113,14 +182,14 @@ impl Model {
         if let Some(known) = self.plans.iter().find(|one| one.plan.id == new.id) {
             return PlanCreated::Created(Box::new(known.plan.clone()));
         }
-        let Some((endpoint, left)) = self.planned(&new.work, now) else {
+        let Some((total, left)) = self.planned(&new.work, now) else {
             return PlanCreated::UnknownEndpoint;
         };
         let plan = Plan {
             id: new.id,
             work: new.work,
             rate: new.rate,
-            total: left.len() as u64,
+            total,
             done: 0,
             skipped: 0,
             state: PlanState::Running,
@@ -129,7 +198,7 @@ impl Model {
             who: by.who,
             reason: by.reason,
         };
-        self.plans.push(StoredPlan { plan: plan.clone(), endpoint, next_at: now, left });
+        self.plans.push(StoredPlan { plan: plan.clone(), next_at: now, left });
         PlanCreated::Created(Box::new(plan))
     }
 
@@ -143,35 +212,130 @@ impl Model {
             return PlanRun::NotBefore(first.next_at);
         }
         let (count, wait) = plan_slice(first.plan.rate, limit);
-        let taken: Vec<Taken> = first.left.drain(..count.min(first.left.len())).collect();
-        let (id, endpoint) = (first.plan.id, first.endpoint);
+        let id = first.plan.id;
+        let (endpoint, taken): (_, Vec<Taken>) = match &mut first.left {
+            Left::Events { from } => {
+                let from = *from;
+                return self.slice_of(at, from, count);
+            }
+            Left::Deliveries(endpoint, left) => {
+                (*endpoint, left.drain(..count.min(left.len())).collect())
+            }
+        };
         let (mut done, mut skipped) = (0, 0);
         let is_orphaned = self.endpoints[&endpoint].deleted;
         for one in taken.into_iter().filter(|_| !is_orphaned) {
-            match self.send_planned(at, one, now) {
+            match self.send_planned(at, endpoint, one, now) {
                 true => done += 1,
                 false => skipped += 1,
             }
         }
         let stored = &mut self.plans[at];
-        stored.plan.done += done;
-        stored.plan.skipped += skipped;
-        let wait = SignedDuration::try_from(wait).unwrap_or(SignedDuration::ZERO);
-        stored.next_at = stored.next_at.max(now - SignedDuration::from_secs(1)) + wait;
-        if is_orphaned || stored.left.is_empty() {
-            stored.plan.ended_at = Some(now);
-            stored.plan.state = match is_orphaned {
-                true => PlanState::Cancelled,
-                false => PlanState::Done,
-            };
+        stored.advance(done, skipped, wait, now);
+        let is_over = matches!(&stored.left, Left::Deliveries(_, left) if left.is_empty());
+        if is_orphaned || is_over {
+            stored.end(if is_orphaned { PlanState::Cancelled } else { PlanState::Done }, now);
         }
         PlanRun::Ran(id)
     }
 
+    /// The next slice of a plan over events.
+    fn slice_of(&self, plan: usize, from: EventNumber, count: usize) -> PlanRun {
+        let Plan { id, work, created_at, .. } = &self.plans[plan].plan;
+        let PlanWork::Events(work) = work else { unreachable!("the plan is over events") };
+        let numbers: Vec<_> =
+            self.planned_events(work, *created_at, from).take(count + 1).collect();
+        let is_last = numbers.len() <= count;
+        let numbers = &numbers[..numbers.len().min(count)];
+        let planned = |at: &EventNumber| {
+            let stored = &self.events[at];
+            PlannedEvent {
+                id: stored.detail.summary.id,
+                tenant: stored.key.tenant.clone(),
+                source: stored.key.source.clone(),
+                event_type: stored.detail.summary.event_type.clone(),
+                body: match work.act.writes_jobs() {
+                    true => stored.detail.body.clone(),
+                    false => Bytes::new(),
+                },
+                jobs: Vec::new(),
+            }
+        };
+        let next = numbers.last().map_or(from, |last| last + 1);
+        PlanRun::Events(Box::new(EventSlice {
+            plan: *id,
+            work: (**work).clone(),
+            events: numbers.iter().map(planned).collect(),
+            span: SliceSpan { after: from.into(), through: next.into(), is_last },
+        }))
+    }
+
+    fn take_slice(&mut self, slice: EventSlice, now: Timestamp) -> Held {
+        let EventSlice { plan, work, events, span } = slice;
+        let stands = |one: &StoredPlan| {
+            let is_there =
+                matches!(one.left, Left::Events { from } if u128::from(from) == span.after);
+            one.plan.id == plan && one.plan.state == PlanState::Running && is_there
+        };
+        let Some(at) = self.plans.iter().position(stands) else { return Held::Lost };
+        let Plan { who, reason, created_at, rate, .. } = self.plans[at].plan.clone();
+        let by = Action { who, reason, at: created_at };
+        let wait = slice_wait(rate, events.len());
+        let (mut done, mut skipped) = (0, 0);
+        for event in events {
+            match self.decide_planned(&work, event, by.clone(), now) {
+                true => done += 1,
+                false => skipped += 1,
+            }
+        }
+        let stored = &mut self.plans[at];
+        stored.left = Left::Events { from: u64::try_from(span.through).unwrap_or(u64::MAX) };
+        stored.advance(done, skipped, wait, now);
+        if span.is_last {
+            stored.end(PlanState::Done, now);
+        }
+        Held::Kept
+    }
+
+    /// False if the event needs nothing.
+    fn decide_planned(
+        &mut self,
+        work: &EventPlan,
+        event: PlannedEvent,
+        by: Action,
+        now: Timestamp,
+    ) -> bool {
+        let reviewed = match work.act {
+            EventAct::Replay { force } => {
+                let ask =
+                    ReplayAsk { event: event.id, handlers: event.jobs, force, dry_run: false, by };
+                let runs = |one: &hapax_core::store::Replayed| one.effect == ReplayEffect::WouldRun;
+                return self.replay(ask, now).iter().any(runs);
+            }
+            EventAct::Approve => self.approve(event.id, &event.jobs, by, now),
+            EventAct::Reject => self.reject(event.id, by, now),
+            EventAct::Discard => self.discard(event.id, work.handler.as_ref(), by, now),
+        };
+        reviewed == Reviewed::Decided
+    }
+
+    /// Deletes plans that ended before the horizon of events.
+    pub(super) fn prune_plans(&mut self, horizon: &Horizon) {
+        let is_old = |one: &StoredPlan| {
+            one.plan.ended_at.is_some_and(|ended_at| ended_at < horizon.events_before)
+        };
+        self.plans.retain(|one| !is_old(one));
+    }
+
     /// False if the delivery is due or under way, or pruned.
-    fn send_planned(&mut self, plan: usize, taken: Taken, now: Timestamp) -> bool {
+    fn send_planned(
+        &mut self,
+        plan: usize,
+        endpoint: EndpointNumber,
+        taken: Taken,
+        now: Timestamp,
+    ) -> bool {
         let Plan { who, reason, created_at, .. } = self.plans[plan].plan.clone();
-        let endpoint = self.plans[plan].endpoint;
         let note = |action: &str| ActionNote {
             action: action.to_owned(),
             who: who.clone(),
@@ -204,4 +368,30 @@ impl Model {
             }
         }
     }
+}
+
+impl StoredPlan {
+    /// Counts a slice; the next one comes after `wait`.
+    fn advance(&mut self, done: u64, skipped: u64, wait: Duration, now: Timestamp) {
+        self.plan.done += done;
+        self.plan.skipped += skipped;
+        let wait = SignedDuration::try_from(wait).unwrap_or(SignedDuration::ZERO);
+        self.next_at = self.next_at.max(now - SignedDuration::from_secs(1)) + wait;
+    }
+
+    fn end(&mut self, state: PlanState, now: Timestamp) {
+        self.plan.state = state;
+        self.plan.ended_at = Some(now);
+    }
+}
+
+impl Job {
+    /// When it died or went to review.
+    fn ended_at(&self) -> Timestamp {
+        self.finished_at.unwrap_or(self.due)
+    }
+}
+
+fn is_of(job: &Job, handler: Option<&HandlerName>) -> bool {
+    handler.is_none_or(|handler| job.handler.handler == *handler)
 }

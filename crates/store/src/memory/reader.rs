@@ -194,7 +194,7 @@ pub(super) fn page<T>(
     Page { items: page.into_iter().map(|(_, item)| item).collect(), next }
 }
 
-fn fits(filter: &EventFilter, stored: &Stored, summary: &EventSummary) -> bool {
+pub(super) fn fits(filter: &EventFilter, stored: &Stored, summary: &EventSummary) -> bool {
     let body = &stored.detail.body;
     let holds = |text: &String| {
         summary.event_id.contains(text.as_str())

@@ -22,13 +22,38 @@ pub(super) enum Decision<'a> {
     Reject,
 }
 
-/// The work of an event, column by column.
+/// The work of events, column by column.
 #[derive(Debug, Default)]
-struct Columns {
-    lanes: Vec<i32>,
-    resources: Vec<Option<String>>,
-    places: Vec<Option<i64>>,
-    hopeless: Vec<Option<String>>,
+pub(super) struct JobColumns {
+    pub(super) lanes: Vec<i32>,
+    pub(super) resources: Vec<Option<String>>,
+    pub(super) places: Vec<Option<i64>>,
+    pub(super) hopeless: Vec<Option<String>>,
+}
+
+impl JobColumns {
+    /// Adds the jobs of an event; missing lanes are created.
+    pub(super) async fn add(
+        &mut self,
+        shared: &Shared,
+        lent: &mut PooledClient,
+        tenant: &Tenant,
+        source: &SourceName,
+        jobs: &[NewJob],
+    ) -> Result<(), PgError> {
+        for job in jobs {
+            let name = LaneName {
+                tenant: tenant.clone(),
+                source: source.clone(),
+                handler: job.handler.clone(),
+            };
+            self.lanes.push(shared.names.lane(lent, &name).await?.lane);
+            self.resources.push(job.place.as_ref().map(|place| text(&place.resource)));
+            self.places.push(job.place.as_ref().map(|place| place.position.0));
+            self.hopeless.push(job.hopeless.as_deref().map(text));
+        }
+        Ok(())
+    }
 }
 
 pub(super) async fn replay(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Replayed>, PgError> {
@@ -97,7 +122,7 @@ async fn decide_once(
     let Some(of) = FoundEvent::find(&mut lent, event).await? else { return Ok(Reviewed::Unknown) };
     let columns = match decision {
         Decision::Approve(jobs) => of.columns(shared, &mut lent, jobs).await?,
-        Decision::Reject => Columns::default(),
+        Decision::Reject => JobColumns::default(),
     };
     let rows = lent
         .query(
@@ -184,25 +209,15 @@ impl FoundEvent {
         shared.unlearn(std::slice::from_ref(&self.hash));
     }
 
-    /// The columns to write for these jobs; missing lanes are created.
+    /// The columns to write for these jobs.
     async fn columns(
         &self,
         shared: &Shared,
         lent: &mut PooledClient,
         jobs: &[NewJob],
-    ) -> Result<Columns, PgError> {
-        let mut columns = Columns::default();
-        for job in jobs {
-            let name = LaneName {
-                tenant: self.tenant.clone(),
-                source: self.source.clone(),
-                handler: job.handler.clone(),
-            };
-            columns.lanes.push(shared.names.lane(lent, &name).await?.lane);
-            columns.resources.push(job.place.as_ref().map(|place| text(&place.resource)));
-            columns.places.push(job.place.as_ref().map(|place| place.position.0));
-            columns.hopeless.push(job.hopeless.as_deref().map(text));
-        }
+    ) -> Result<JobColumns, PgError> {
+        let mut columns = JobColumns::default();
+        columns.add(shared, lent, &self.tenant, &self.source, jobs).await?;
         Ok(columns)
     }
 }

@@ -4,8 +4,8 @@
 //! still recognised. Past the second horizon the row and its key are deleted too. Finished events that
 //! lie side by side lose body, jobs and history as one range, and their narrow rows are not written.
 //! Bodies are in partitions by day; an empty one whose day has passed is dropped. Messages
-//! ([`super::outbox::prune_messages`]) and expired keys of the SQL functions are deleted in slices of
-//! their own.
+//! ([`super::outbox::prune_messages`]), expired keys of the SQL functions and plans of operators that have
+//! ended are deleted in slices of their own.
 //!
 //! A round of the first horizon reads the events from old to new. At the end it starts again,
 //! because events that were unfinished may be finished by then. Each node knows only its own
@@ -78,10 +78,12 @@ pub(super) async fn slice(
     let more_to_forget = forget(shared, horizon, limit).await?;
     let more_messages = prune_messages(shared, &mut broom.messages, horizon, limit).await?;
     let more_to_expire = expire(shared, limit).await?;
+    let more_plans = forget_plans(shared, events_before, limit).await?;
     // Which events are left is known only after a whole round.
     let more_marks =
         stripped == Round::Ended && forget_marks(shared, &mut broom, horizon, limit).await?;
-    let more_deleted = more_to_forget || more_messages || more_to_expire || more_marks;
+    let more_deleted =
+        more_to_forget || more_messages || more_to_expire || more_plans || more_marks;
     if stripped == Round::GoesOn || more_deleted {
         return Ok(true);
     }
@@ -198,6 +200,19 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
     })
     .await?;
     shared.unlearn(&gone.iter().map(|row| hash_of(row.get(0))).collect::<Vec<_>>());
+    Ok(gone.len() >= limit)
+}
+
+/// Deletes plans of operators that ended before this.
+async fn forget_plans(shared: &Shared, before: Timestamp, limit: usize) -> Result<bool, PgError> {
+    let most = i64::from(most(limit));
+    let gone = retried(|| async {
+        let mut lent = shared.pools.admin.lend().await?;
+        let sql = "DELETE FROM hapax.plan WHERE id IN (SELECT p.id FROM hapax.plan p \
+                   WHERE p.ended_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED) RETURNING id";
+        lent.query(sql, &[&before, &most]).await
+    })
+    .await?;
     Ok(gone.len() >= limit)
 }
 

@@ -30,12 +30,14 @@ pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e
          (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result \
          FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)) j ON true";
 
-/// The condition for an event that has not ended, by the ranks that are not final; uses the indexes
-/// of open jobs.
+/// The condition for an event that has not ended, by the ranks that are not final.
 const UNFINISHED: &str = "(e.state = hapax.event_state('review') \
          OR e.state = hapax.event_state('open') \
-            AND hapax.status(j.rank) NOT IN ('discarded', 'processed', 'stale', 'ignored')) \
-     AND (e.state = hapax.event_state('review') OR e.id IN (SELECT n.event FROM hapax.job n \
+            AND hapax.status(j.rank) NOT IN ('discarded', 'processed', 'stale', 'ignored'))";
+
+/// What such an event has besides; it uses the indexes of open jobs.
+const UNFINISHED_JOBS: &str = "(e.state = hapax.event_state('review') \
+     OR e.id IN (SELECT n.event FROM hapax.job n \
          WHERE n.state IN (hapax.job_state('ready'), hapax.job_state('leased'), \
              hapax.job_state('dead'), hapax.job_state('held'), hapax.job_state('parked'), \
              hapax.job_state('review'))))";
@@ -52,6 +54,12 @@ impl Conditions {
     pub(super) fn add(&mut self, condition: &str, value: impl ToSql + Send + Sync + 'static) {
         self.values.push(Box::new(value));
         self.said.push(condition.replace('?', &format!("${}", self.values.len())));
+    }
+
+    /// Keeps a value for a condition that is said later; returns its name there.
+    pub(super) fn bind(&mut self, value: impl ToSql + Send + Sync + 'static) -> String {
+        self.values.push(Box::new(value));
+        format!("${}", self.values.len())
     }
 
     pub(super) fn say(&mut self, condition: impl Into<String>) {
@@ -89,17 +97,36 @@ pub(super) async fn events(
     filter: EventFilter,
 ) -> Result<Page<EventSummary>, StoreError> {
     let mut asked = Conditions::default();
+    filtered(&mut asked, &filter);
+    if let Some(status) = filter.status {
+        asked.say(stands(status));
+    }
+    if filter.unfinished_since.is_some() {
+        asked.say(UNFINISHED_JOBS);
+    }
+    if let Some(Cursor(before)) = filter.before {
+        asked.add("w.id < ?", Uuid::from_u128(before));
+    }
+    let limit = filter.limit.clamp(1, PAGE_MAX);
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let tail = format!("ORDER BY e.id DESC LIMIT {}", limit + 1);
+    let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
+    let more = rows.len() > limit;
+    let items: Vec<_> = rows.iter().take(limit).map(summary).collect();
+    let next = items.last().filter(|_| more).map(|last| Cursor(last.id.0.as_u128()));
+    Ok(Page { items, next })
+}
+
+/// Adds the conditions of a filter, but for its status, its place, and the index that finds open jobs.
+pub(super) fn filtered(asked: &mut Conditions, filter: &EventFilter) {
     if let Some(tenant) = &filter.tenant {
         asked.add("e.tenant = ?", tenant.to_string());
     }
     if let Some(source) = &filter.source {
         asked.add("e.source = ?", source.to_string());
     }
-    if let Some(event_type) = filter.event_type {
-        asked.add("e.event_type = ?", event_type.into_bytes());
-    }
-    if let Some(status) = filter.status {
-        asked.say(stands(status));
+    if let Some(event_type) = &filter.event_type {
+        asked.add("e.event_type = ?", event_type.clone().into_bytes());
     }
     if let Some(since) = filter.since {
         // The id begins with the time, so the index finds it; the column decides exactly.
@@ -115,30 +142,37 @@ pub(super) async fn events(
         asked.add("e.received_at < ?", since);
         asked.say(UNFINISHED);
     }
-    if let Some(Cursor(before)) = filter.before {
-        asked.add("w.id < ?", Uuid::from_u128(before));
-    }
-    if let Some(needle) = filter.text {
+    if let Some(needle) = &filter.text {
         asked.add(
             "(position(? IN e.event_id) > 0 OR EXISTS (SELECT FROM hapax.body b \
              WHERE b.id = e.id AND position(? IN b.body) > 0))",
-            needle.into_bytes(),
+            needle.clone().into_bytes(),
         );
     }
-    let limit = filter.limit.clamp(1, PAGE_MAX);
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
-    let tail = format!("ORDER BY e.id DESC LIMIT {}", limit + 1);
-    let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
-    let more = rows.len() > limit;
-    let items: Vec<_> = rows.iter().take(limit).map(summary).collect();
-    let next = items.last().filter(|_| more).map(|last| Cursor(last.id.0.as_u128()));
-    Ok(Page { items, next })
 }
 
-/// The condition for a status. It uses an index where one exists.
-fn stands(status: Status) -> String {
+/// The condition for a status.
+pub(super) fn stands_exactly(status: Status) -> String {
     let word = status.as_str();
     let open = format!("e.state = hapax.event_state('open') AND hapax.status(j.rank) = '{word}'");
+    match status {
+        Status::Review | Status::Discarded => {
+            format!("(e.state = hapax.event_state('{word}') OR {open})")
+        }
+        Status::Dead
+        | Status::Failed
+        | Status::Held
+        | Status::Processing
+        | Status::Received
+        | Status::Processed
+        | Status::Stale
+        | Status::Ignored => open,
+    }
+}
+
+/// The same condition. It uses an index where one exists.
+fn stands(status: Status) -> String {
+    let open = stands_exactly(status);
     let with_job = |states: &[&str]| {
         let states: Vec<String> =
             states.iter().map(|state| format!("hapax.job_state('{state}')")).collect();
@@ -146,14 +180,15 @@ fn stands(status: Status) -> String {
         format!("{open} AND e.id IN (SELECT n.event FROM hapax.job n WHERE n.state IN ({states}))")
     };
     match status {
-        Status::Review | Status::Discarded => {
-            format!("(e.state = hapax.event_state('{word}') OR {open})")
-        }
         Status::Dead => with_job(&["dead"]),
         Status::Held => with_job(&["held"]),
         Status::Processing => with_job(&["leased"]),
         Status::Failed | Status::Received => with_job(&["ready", "parked"]),
-        Status::Processed | Status::Stale | Status::Ignored => open,
+        Status::Review
+        | Status::Discarded
+        | Status::Processed
+        | Status::Stale
+        | Status::Ignored => open,
     }
 }
 
@@ -432,7 +467,7 @@ pub(super) fn summary(row: &Row) -> EventSummary {
 }
 
 /// The sender's text, which was validated on arrival.
-fn lossy(bytes: &[u8]) -> String {
+pub(super) fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 

@@ -16,34 +16,7 @@ use super::writer::Writer;
 
 impl Operate for SqliteStore {
     async fn replay(&self, ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
-        let replayed = self
-            .writer
-            .act(move |writer| {
-                let Some(event) = FoundEvent::by_id(&writer.conn, ask.event)? else {
-                    return Ok(Vec::new());
-                };
-                // An event that waits for review, or was rejected there, has nothing to run again.
-                if event.event_state.status() != Status::Ignored {
-                    return Ok(Vec::new());
-                }
-                let now = writer.now();
-                let (mut replayed, mut changed) = (Vec::new(), false);
-                for job in &ask.handlers {
-                    let act = !ask.dry_run;
-                    let at = event.at();
-                    let effect = writer.lanes.replay(&writer.conn, at, job, ask.force, act, now)?;
-                    let Some((effect, changes)) = effect else { continue };
-                    replayed.push(Replayed { handler: job.handler.clone(), effect });
-                    changed |= changes && act;
-                }
-                // A replay that changed nothing is not recorded.
-                if changed {
-                    note_action(&writer.conn, event.seq, "replay", &ask.by)?;
-                    writer.unlearn(event.key.hash());
-                }
-                Ok(replayed)
-            })
-            .await;
+        let replayed = self.writer.act(move |writer| writer.replay(&ask)).await;
         self.shared.arrived.notify_waiters();
         replayed
     }
@@ -54,45 +27,13 @@ impl Operate for SqliteStore {
         jobs: Vec<NewJob>,
         by: Action,
     ) -> Result<Reviewed, StoreError> {
-        let reviewed = self
-            .writer
-            .act(move |writer| {
-                let Some(event) = FoundEvent::by_id(&writer.conn, event)? else {
-                    return Ok(Reviewed::Unknown);
-                };
-                let now = writer.now();
-                if !writer.out_of_review(event.seq, &event.key, &jobs)?
-                    && !writer.lanes.operate(&writer.conn, event.seq, None, &Act::Approve, now)?
-                {
-                    return event.not_waiting(&writer.conn);
-                }
-                decided(writer, &event, "approve", &by)
-            })
-            .await;
+        let reviewed = self.writer.act(move |writer| writer.approve(event, &jobs, &by)).await;
         self.shared.arrived.notify_waiters();
         reviewed
     }
 
     async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
-        self.writer
-            .act(move |writer| {
-                let Some(event) = FoundEvent::by_id(&writer.conn, event)? else {
-                    return Ok(Reviewed::Unknown);
-                };
-                let out = writer.conn.execute(
-                    "UPDATE hapax_event SET state = 2 /* discarded */
-                     WHERE seq = ?1 AND state = 1 /* review */",
-                    [event.seq],
-                )?;
-                let now = writer.now();
-                if out == 0
-                    && !writer.lanes.operate(&writer.conn, event.seq, None, &Act::Reject, now)?
-                {
-                    return event.not_waiting(&writer.conn);
-                }
-                decided(writer, &event, "reject", &by)
-            })
-            .await
+        self.writer.act(move |writer| writer.reject(event, &by)).await
     }
 
     async fn discard(
@@ -101,24 +42,86 @@ impl Operate for SqliteStore {
         handler: Option<HandlerName>,
         by: Action,
     ) -> Result<Reviewed, StoreError> {
-        self.writer
-            .act(move |writer| {
-                let Some(event) = FoundEvent::by_id(&writer.conn, event)? else {
-                    return Ok(Reviewed::Unknown);
-                };
-                let now = writer.now();
-                if !writer.lanes.operate(
-                    &writer.conn,
-                    event.seq,
-                    handler.as_ref(),
-                    &Act::Discard,
-                    now,
-                )? {
-                    return event.not_waiting(&writer.conn);
-                }
-                decided(writer, &event, "discard", &by)
-            })
-            .await
+        self.writer.act(move |writer| writer.discard(event, handler.as_ref(), &by)).await
+    }
+}
+
+/// Each decision runs in a transaction that its caller opens and commits.
+impl Writer {
+    pub(super) fn replay(&mut self, ask: &ReplayAsk) -> rusqlite::Result<Vec<Replayed>> {
+        let Some(event) = FoundEvent::by_id(&self.conn, ask.event)? else {
+            return Ok(Vec::new());
+        };
+        // An event that waits for review, or was rejected there, has nothing to run again.
+        if event.event_state.status() != Status::Ignored {
+            return Ok(Vec::new());
+        }
+        let now = self.now();
+        let (mut replayed, mut changed) = (Vec::new(), false);
+        for job in &ask.handlers {
+            let act = !ask.dry_run;
+            let at = event.at();
+            let effect = self.lanes.replay(&self.conn, at, job, ask.force, act, now)?;
+            let Some((effect, changes)) = effect else { continue };
+            replayed.push(Replayed { handler: job.handler.clone(), effect });
+            changed |= changes && act;
+        }
+        // A replay that changed nothing is not recorded.
+        if changed {
+            note_action(&self.conn, event.seq, "replay", &ask.by)?;
+            self.unlearn(event.key.hash());
+        }
+        Ok(replayed)
+    }
+
+    pub(super) fn approve(
+        &mut self,
+        event: EventId,
+        jobs: &[NewJob],
+        by: &Action,
+    ) -> rusqlite::Result<Reviewed> {
+        let Some(event) = FoundEvent::by_id(&self.conn, event)? else {
+            return Ok(Reviewed::Unknown);
+        };
+        let now = self.now();
+        if !self.out_of_review(event.seq, &event.key, jobs)?
+            && !self.lanes.operate(&self.conn, event.seq, None, &Act::Approve, now)?
+        {
+            return event.not_waiting(&self.conn);
+        }
+        decided(self, &event, "approve", by)
+    }
+
+    pub(super) fn reject(&mut self, event: EventId, by: &Action) -> rusqlite::Result<Reviewed> {
+        let Some(event) = FoundEvent::by_id(&self.conn, event)? else {
+            return Ok(Reviewed::Unknown);
+        };
+        let out = self.conn.execute(
+            "UPDATE hapax_event SET state = 2 /* discarded */
+             WHERE seq = ?1 AND state = 1 /* review */",
+            [event.seq],
+        )?;
+        let now = self.now();
+        if out == 0 && !self.lanes.operate(&self.conn, event.seq, None, &Act::Reject, now)? {
+            return event.not_waiting(&self.conn);
+        }
+        decided(self, &event, "reject", by)
+    }
+
+    pub(super) fn discard(
+        &mut self,
+        event: EventId,
+        handler: Option<&HandlerName>,
+        by: &Action,
+    ) -> rusqlite::Result<Reviewed> {
+        let Some(event) = FoundEvent::by_id(&self.conn, event)? else {
+            return Ok(Reviewed::Unknown);
+        };
+        let now = self.now();
+        if !self.lanes.operate(&self.conn, event.seq, handler, &Act::Discard, now)? {
+            return event.not_waiting(&self.conn);
+        }
+        decided(self, &event, "discard", by)
     }
 }
 

@@ -3,7 +3,8 @@
 //! Bodies and keys have separate horizons. An event past the first horizon loses its body, its
 //! history and its jobs. It keeps a narrow row, so that a late copy is still recognised. Past the
 //! second horizon the row and its key are deleted too. Events that are open, dead or in review
-//! stay. Each Idempotency-Key has its own expiry ([`ledger::forget`]).
+//! stay. Each Idempotency-Key has its own expiry ([`ledger::forget`]). A plan of an operator that has
+//! ended is kept as long as a body ([`plans::forget`]).
 //!
 //! Rows are deleted by ranges of events. Rows of one time are adjacent, so deleting a range empties
 //! whole pages, which the next events fill. An unfinished event between two finished ones splits
@@ -26,7 +27,7 @@ use super::outbox::{MessageScan, prune_slice};
 use super::row::{EventState, micros, phase_of, pruned_as, status_of_pruned, timestamp};
 use super::transaction::Transaction;
 use super::writer::Writer;
-use super::{ledger, order};
+use super::{ledger, order, plans};
 use crate::limits::PRUNE_SLICE_MAX;
 
 /// The most events of one slice: about as many as its time allows.
@@ -131,11 +132,12 @@ pub(super) fn slice(
     let limit = limit.min(SLICE);
     let more_reservations = ledger::forget(writer, limit)?;
     let more_messages = prune_slice(writer, horizon, limit)?;
+    let more_plans = plans::forget(writer, horizon, limit)?;
     let more_bodies = strip(writer, horizon, limit)?;
     let more_keys = forget(writer, horizon, limit)?;
     // Which events are left is known only after a whole round.
     let more_marks = !more_bodies && forget_marks(writer, horizon, limit)?;
-    Ok(more_reservations || more_messages || more_bodies || more_keys || more_marks)
+    Ok(more_reservations || more_messages || more_plans || more_bodies || more_keys || more_marks)
 }
 
 /// Deletes order marks that no event can need any more, lane by lane.

@@ -1,6 +1,5 @@
 //! Queries of operators: read-only connections apart from the writer, each query bounded in time.
 
-use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -119,7 +118,7 @@ macro_rules! rank {
          FROM hapax_job j WHERE j.event_seq = e.seq)"
     };
 }
-const RANK: &str = rank!();
+pub(super) const RANK: &str = rank!();
 
 pub(super) const SUMMARY: &str = concat!(
     "SELECT e.seq, e.id, e.event_id, p.tenant, p.source, b.event_type, \
@@ -169,51 +168,20 @@ pub(super) fn events(
     conn: &Connection,
     filter: &EventFilter,
 ) -> rusqlite::Result<Page<EventSummary>> {
-    let mut conditions = BTreeMap::<&str, Value>::new();
-    let text = |text: &str| Value::Text(text.to_owned());
-    if let Some(tenant) = &filter.tenant {
-        conditions.insert("p.tenant = ?", text(tenant.as_str()));
-    }
-    if let Some(source) = &filter.source {
-        conditions.insert("p.source = ?", text(source.as_str()));
-    }
-    if let Some(event_type) = &filter.event_type {
-        conditions.insert("b.event_type = ?", text(event_type));
-    }
-    let mut fixed = Vec::new();
+    let (conditions, mut values) = filtered(filter);
+    let mut sql = format!("{SUMMARY} WHERE true{conditions}");
     if let Some(status) = filter.status {
-        fixed.push(stands(status));
-    }
-    if let Some(since) = filter.since {
-        conditions.insert("e.received_at >= ?", Value::Integer(since.as_microsecond()));
-    }
-    if let Some(until) = filter.until {
-        conditions.insert("e.received_at < ?", Value::Integer(until.as_microsecond()));
+        sql.push_str(" AND ");
+        sql.push_str(&stands(status));
     }
     if let Some(since) = filter.unfinished_since {
-        // Not the text of the condition for `until`: both filters may be given, and each text is one entry.
-        conditions.insert("? > e.received_at", Value::Integer(since.as_microsecond()));
-        fixed.push(UNFINISHED.to_owned());
+        sql.push_str(" AND e.received_at < ? AND ");
+        sql.push_str(UNFINISHED);
+        values.push(Value::Integer(since.as_microsecond()));
     }
     if let Some(Cursor(before)) = filter.before {
-        conditions.insert("e.seq < ?", Value::Integer(i64::try_from(before).unwrap_or(i64::MAX)));
-    }
-    let mut sql = String::from(SUMMARY);
-    sql.push_str(" WHERE true");
-    for condition in conditions.keys() {
-        sql.push_str(" AND ");
-        sql.push_str(condition);
-    }
-    for condition in fixed {
-        sql.push_str(" AND ");
-        sql.push_str(&condition);
-    }
-    let mut values: Vec<Value> = conditions.into_values().collect();
-    if let Some(needle) = &filter.text {
-        sql.push_str(
-            " AND (e.event_id = ? OR instr(e.event_id, ?) OR instr(b.body, CAST(? AS BLOB)))",
-        );
-        values.extend(std::iter::repeat_n(text(needle), 3));
+        sql.push_str(" AND e.seq < ?");
+        values.push(Value::Integer(i64::try_from(before).unwrap_or(i64::MAX)));
     }
     let limit = filter.limit.clamp(1, PAGE_MAX);
     sql.push_str(" ORDER BY e.seq DESC LIMIT ?");
@@ -226,6 +194,33 @@ pub(super) fn events(
     rows.truncate(limit);
     let next = rows.last().filter(|_| more).map(|(seq, _)| Cursor(seq.unsigned_abs().into()));
     Ok(Page { items: rows.into_iter().map(|(_, summary)| summary).collect(), next })
+}
+
+/// The conditions of a filter that compare one value each, every one beginning with AND, and their values.
+pub(super) fn filtered(filter: &EventFilter) -> (String, Vec<Value>) {
+    let text = |text: &str| Value::Text(text.to_owned());
+    let (mut sql, mut values) = (String::new(), Vec::new());
+    let compared = [
+        ("p.tenant = ?", filter.tenant.as_ref().map(|tenant| text(tenant.as_str()))),
+        ("p.source = ?", filter.source.as_ref().map(|source| text(source.as_str()))),
+        ("b.event_type = ?", filter.event_type.as_deref().map(text)),
+        ("e.received_at >= ?", filter.since.map(|at| Value::Integer(at.as_microsecond()))),
+        ("e.received_at < ?", filter.until.map(|at| Value::Integer(at.as_microsecond()))),
+    ];
+    for (condition, value) in compared {
+        if let Some(value) = value {
+            sql.push_str(" AND ");
+            sql.push_str(condition);
+            values.push(value);
+        }
+    }
+    if let Some(needle) = &filter.text {
+        sql.push_str(
+            " AND (e.event_id = ? OR instr(e.event_id, ?) OR instr(b.body, CAST(? AS BLOB)))",
+        );
+        values.extend(std::iter::repeat_n(text(needle), 3));
+    }
+    (sql, values)
 }
 
 /// The condition for a status. Where an index can narrow it down, it does.

@@ -8,6 +8,7 @@ mod circuits;
 mod clock;
 mod deliveries;
 mod endpoints;
+mod event_plans;
 mod expiring;
 mod gaps;
 mod guards;
@@ -348,6 +349,19 @@ on_every_working_store! {
         a_plan_with_a_rate_runs_in_time,
         a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one,
         many_nodes_run_one_plan_and_take_each_delivery_once,
+    }
+    event_plans {
+        dead_letters_of_a_time_are_replayed_once,
+        a_slice_is_taken_once_and_not_after_the_plan_ended,
+        many_nodes_run_one_plan_and_take_each_event_once,
+        everything_of_a_time_is_replayed_and_done_jobs_only_by_force,
+        events_in_review_are_approved_or_rejected_by_a_plan,
+        a_job_that_goes_to_review_after_the_plan_is_not_decided_by_it,
+        dead_letters_are_discarded_by_a_plan_of_one_handler_or_all,
+        a_plan_takes_what_its_filter_names,
+        a_plan_over_events_keeps_its_rate,
+        a_repeated_request_makes_one_plan_over_events,
+        ended_plans_are_deleted_with_the_events_of_their_time,
     }
     outbox_reads {
         messages_are_listed_from_new_to_old_and_filtered,

@@ -145,10 +145,11 @@ async fn round(store: &Arc<PgStore>, endpoint: EndpointId, name: &str) {
     let since = now - Duration::from_secs(60);
     for which in [PlannedDeliveries::Dead, PlannedDeliveries::All] {
         let work = DeliveryPlan { endpoint, which, since, until: None };
-        let plan = NewPlan { id: PlanId(Uuid::now_v7()), work, rate: None };
+        let id = PlanId(Uuid::now_v7());
+        let plan = NewPlan { id, work: work.into(), rate: None };
         store.create_plan(plan, by()).await.expect("plans");
         store.run_plan(5).await.expect("runs");
-        store.cancel_plan(plan.id, by()).await.expect("cancels");
+        store.cancel_plan(id, by()).await.expect("cancels");
     }
 }
 

@@ -13,7 +13,9 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    bounds := hapax.plan_bounds(since, until);
+    IF which <> 'dead' THEN
+        bounds := hapax.plan_bounds(since, until);
+    END IF;
     IF which = 'dead' THEN
         SELECT count(*) INTO counted FROM hapax.delivery d
         WHERE d.endpoint = e.endpoint AND d.state = hapax.delivery_state('dead')

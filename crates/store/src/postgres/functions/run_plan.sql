@@ -1,8 +1,10 @@
 -- Keeps: a plan takes each delivery once. The slice, its place and its counts are one commit, under the lock of
 -- the plan's row, so that no two nodes run the same plan at once. Takes at most `most` deliveries.
--- id: the plan that ran; else not_before: when the next one is due, null if none runs.
+-- id: the plan that ran; else not_before: when the next one is due, null if none runs. is_of_events: the plan
+-- `id` is over events and due, and nothing ran: the node reads its slice and calls hapax.take_slice.
 CREATE OR REPLACE FUNCTION hapax.run_plan(
-    most integer, now_at timestamptz DEFAULT NULL, OUT id uuid, OUT not_before timestamptz)
+    most integer, now_at timestamptz DEFAULT NULL, OUT id uuid, OUT not_before timestamptz,
+    OUT is_of_events boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -26,6 +28,10 @@ BEGIN
         RETURN;
     END IF;
     id := p.id;
+    is_of_events := p.events IS NOT NULL;
+    IF is_of_events THEN
+        RETURN;
+    END IF;
     SELECT x.* INTO e FROM hapax.endpoint x WHERE x.endpoint = p.endpoint AND x.deleted_at IS NULL;
     IF NOT FOUND THEN
         UPDATE hapax.plan x SET state = 'cancelled', ended_at = at WHERE x.id = p.id;

@@ -401,15 +401,17 @@ CREATE TABLE hapax.audit (
     status  integer     NOT NULL
 );
 
--- What operators repeat for many deliveries of an endpoint. A plan runs in slices; the commit of a slice also
--- moves its place and its counts. which: dead, all or missing. until_at: never after the plan's instant,
--- created_at; asked_until as the operator gave it. rate: deliveries a second. next_at: when the next slice is
--- due. passed_at, passed: the place of the last delivery that was taken; last_message: where the plan ends.
--- state: running, done or cancelled.
+-- What operators do to many deliveries of an endpoint, or to many events. A plan runs in slices; the commit of
+-- a slice also moves its place and its counts. endpoint, which: of deliveries; which: dead, all or missing.
+-- events: of events; what is done to which of them, as JSON text. until_at: never after the plan's instant,
+-- created_at; asked_until as the operator gave it. rate: deliveries or events a second. next_at: when the next
+-- slice is due. passed_at, passed: the place of the last delivery that was taken; last_message: where the plan
+-- ends. passed_event: the last event that was looked at. state: running, done or cancelled.
 CREATE TABLE hapax.plan (
     id           uuid PRIMARY KEY,
-    endpoint     integer NOT NULL,
-    which        text    NOT NULL,
+    endpoint     integer,
+    which        text,
+    events       text,
     since_at     timestamptz NOT NULL,
     until_at     timestamptz NOT NULL,
     asked_until  timestamptz,
@@ -420,15 +422,18 @@ CREATE TABLE hapax.plan (
     state        text    NOT NULL DEFAULT 'running',
     next_at      timestamptz NOT NULL,
     passed_at    timestamptz NOT NULL DEFAULT '-infinity',
-    passed       bigint  NOT NULL,
-    last_message bigint  NOT NULL,
+    passed       bigint  NOT NULL DEFAULT 0,
+    last_message bigint  NOT NULL DEFAULT 0,
+    passed_event uuid    NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
     who          text    NOT NULL,
     reason       text,
     created_at   timestamptz NOT NULL,
-    ended_at     timestamptz
+    ended_at     timestamptz,
+    CHECK ((endpoint IS NULL) = (events IS NOT NULL) AND (endpoint IS NULL) = (which IS NULL))
 ) WITH (fillfactor = 50);
 CREATE INDEX plan_running ON hapax.plan (next_at) WHERE state = 'running';
 CREATE INDEX plan_age ON hapax.plan (created_at);
+CREATE INDEX plan_ended ON hapax.plan (ended_at) WHERE ended_at IS NOT NULL;
 
 -- The secrets of tenants that are added at run time, sealed by the vault.
 CREATE TABLE hapax.source_secret (

@@ -10,7 +10,6 @@ mod endpoints;
 mod exchange;
 mod expire;
 mod operator_actions;
-mod plans;
 mod prune;
 mod publish;
 mod reader;

@@ -345,16 +345,18 @@ CREATE TABLE hapax_sending_action (
 CREATE INDEX hapax_sending_action_message ON hapax_sending_action (message_seq)
     WHERE message_seq IS NOT NULL;
 
--- What operators repeat for many deliveries of an endpoint. A plan runs in slices; the commit of a slice also
--- moves its place and its counts. which: dead, all or missing. until_at: never after the plan's instant,
--- created_at; asked_until as the operator gave it. rate: deliveries a second. next_at: when the next slice is
--- due. passed_at, passed: the place of the last delivery that was taken; last_message: where the plan ends.
--- state: running, done or cancelled.
+-- What operators do to many deliveries of an endpoint, or to many events. A plan runs in slices; the commit of
+-- a slice also moves its place and its counts. endpoint, which: of deliveries; which: dead, all or missing.
+-- events: of events; what is done to which of them, as JSON. until_at: never after the plan's instant,
+-- created_at; asked_until as the operator gave it. rate: deliveries or events a second. next_at: when the next
+-- slice is due. passed_at, passed: the place of the last delivery or event that was taken; last: the message
+-- or event where the plan ends. state: running, done or cancelled.
 CREATE TABLE hapax_plan (
     plan         INTEGER PRIMARY KEY,
     id           BLOB    NOT NULL UNIQUE,
-    endpoint     INTEGER NOT NULL,
-    which        TEXT    NOT NULL,
+    endpoint     INTEGER,
+    which        TEXT,
+    events       TEXT,
     since_at     INTEGER NOT NULL,
     until_at     INTEGER NOT NULL,
     asked_until  INTEGER,
@@ -366,13 +368,14 @@ CREATE TABLE hapax_plan (
     next_at      INTEGER NOT NULL,
     passed_at    INTEGER NOT NULL,
     passed       INTEGER NOT NULL,
-    last_message INTEGER NOT NULL,
+    last         INTEGER NOT NULL,
     who          TEXT    NOT NULL,
     reason       TEXT,
     created_at   INTEGER NOT NULL,
     ended_at     INTEGER
 );
 CREATE INDEX hapax_plan_running ON hapax_plan (next_at) WHERE state = 'running';
+CREATE INDEX hapax_plan_ended ON hapax_plan (ended_at) WHERE ended_at IS NOT NULL;
 
 -- The secrets of tenants that are added at run time, sealed by the vault.
 CREATE TABLE hapax_source_secret (

@@ -35,6 +35,7 @@ use hapax_core::vault::KeyId;
 use hapax_core::{Tenant, Timestamp};
 use rusqlite::Connection;
 
+pub(super) use plans::{MissingScan, count_deliveries, endpoint_number};
 pub(super) use prune::{MessageScan, slice as prune_slice};
 pub(super) use publish::For;
 pub(super) use reader::message_note;

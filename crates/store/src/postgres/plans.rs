@@ -1,0 +1,264 @@
+//! The plans of operators. A slice over deliveries is one call of `functions/run_plan.sql`. A slice over events
+//! is read first ([`super::event_plans`]) and then taken by one call of `functions/take_slice.sql`.
+
+use hapax_core::Timestamp;
+use hapax_core::endpoint::EndpointId;
+use hapax_core::store::{
+    Action, DeliveryPlan, EventPlan, EventSlice, Held, NewPlan, Plan, PlanCount, PlanCreated,
+    PlanId, PlanRun, PlanState, PlanWork, PlannedDeliveries, Plans, StoreError, plan_slice,
+};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::connect::{PgError, retried};
+use super::event_plans;
+use super::jobs::only;
+use super::prune::most;
+use super::reader::read;
+use super::row::{stamp, text};
+use super::{PgStore, Shared};
+use crate::columns::{json_of_plan, plan_of_json};
+
+/// A plan, as [`plan_of`] reads it.
+const PLAN: &str = "SELECT p.id, e.id, p.which, p.since_at, p.asked_until, p.rate, p.total, p.done, p.skipped, \
+                    p.state, p.created_at, p.ended_at, p.who, p.reason, p.events, p.passed_event \
+                    FROM hapax.plan p LEFT JOIN hapax.endpoint e ON e.endpoint = p.endpoint";
+
+impl Plans for PgStore {
+    async fn count_plan(&self, work: PlanWork) -> Result<PlanCount, StoreError> {
+        let now = self.shared.now().unwrap_or_else(Timestamp::now);
+        let counted = async {
+            match &work {
+                PlanWork::Deliveries(work) => count_deliveries(&self.shared, work, now).await,
+                PlanWork::Events(work) => {
+                    event_plans::count(&self.shared, work, now).await.map(Some)
+                }
+            }
+        };
+        Ok(match counted.await.map_err(read)? {
+            Some(count) => PlanCount::Counted(count),
+            None => PlanCount::UnknownEndpoint,
+        })
+    }
+
+    async fn create_plan(&self, plan: NewPlan, by: Action) -> Result<PlanCreated, StoreError> {
+        self.act(move |shared| async move {
+            match &plan.work {
+                PlanWork::Deliveries(work) => retried(|| create(&shared, &plan, work, &by)).await,
+                PlanWork::Events(work) => create_of_events(&shared, &plan, work, &by).await,
+            }
+        })
+        .await
+    }
+
+    async fn run_plan(&self, limit: usize) -> Result<PlanRun, StoreError> {
+        let ran =
+            self.act(move |shared| async move { retried(|| run(&shared, limit)).await }).await?;
+        if let PlanRun::Ran(_) = ran {
+            self.shared.sending.hint();
+        }
+        Ok(ran)
+    }
+
+    async fn take_slice(&self, slice: EventSlice) -> Result<Held, StoreError> {
+        let taken = self
+            .act(move |shared| async move { retried(|| event_plans::take(&shared, &slice)).await });
+        let held = taken.await?;
+        self.shared.arrived.notify_waiters();
+        Ok(held)
+    }
+
+    async fn cancel_plan(&self, id: PlanId, _by: Action) -> Result<Option<Plan>, StoreError> {
+        self.act(move |shared| async move {
+            retried(|| async {
+                let mut lent = shared.pools.admin.lend().await?;
+                let sql = "UPDATE hapax.plan SET state = 'cancelled', \
+                               ended_at = coalesce($2, statement_timestamp()) \
+                           WHERE id = $1 AND state = 'running'";
+                lent.query(sql, &[&id.0, &shared.now()]).await?;
+                find(&shared, id).await
+            })
+            .await
+        })
+        .await
+    }
+
+    async fn plan(&self, id: PlanId) -> Result<Option<Plan>, StoreError> {
+        find(&self.shared, id).await.map_err(read)
+    }
+
+    async fn plans(&self, limit: usize) -> Result<Vec<Plan>, StoreError> {
+        let listed = async {
+            let mut lent = self.shared.pools.outbox_reads.lend().await?;
+            let sql = format!("{PLAN} ORDER BY p.created_at DESC, p.id DESC LIMIT $1");
+            let rows = lent.query(&sql, &[&i64::from(most(limit))]).await?;
+            Ok::<_, PgError>(rows.iter().filter_map(plan_of).collect())
+        };
+        listed.await.map_err(read)
+    }
+}
+
+async fn count_deliveries(
+    shared: &Shared,
+    work: &DeliveryPlan,
+    now: Timestamp,
+) -> Result<Option<u64>, PgError> {
+    let until = work.until.map_or(now, |until| until.min(now));
+    let mut lent = shared.pools.outbox_reads.lend().await?;
+    let sql = "SELECT hapax.count_plan($1, $2, $3, $4)";
+    let (since, until) = (stamp(work.since), stamp(until));
+    let rows = lent.query(sql, &[&work.endpoint.0, &work.which.as_str(), &since, &until]).await?;
+    Ok(only(&rows)?.get::<_, Option<i64>>(0).map(i64::unsigned_abs))
+}
+
+fn rate_column(rate: Option<u32>) -> Option<i32> {
+    rate.map(|rate| i32::try_from(rate.max(1)).unwrap_or(i32::MAX))
+}
+
+/// Counting may take several statements. The instant is fixed before it, and the row is one commit after it.
+async fn create_of_events(
+    shared: &Shared,
+    plan: &NewPlan,
+    work: &EventPlan,
+    by: &Action,
+) -> Result<PlanCreated, PgError> {
+    if let Some(known) = find(shared, plan.id).await? {
+        return Ok(PlanCreated::Created(Box::new(known)));
+    }
+    let at: Timestamp = {
+        let mut lent = shared.pools.admin.lend().await?;
+        let sql = "SELECT coalesce($1, statement_timestamp())";
+        let rows = lent.query(sql, &[&shared.now()]).await?;
+        only(&rows)?.get(0)
+    };
+    let total = event_plans::count(shared, work, at).await?;
+    let total = i64::try_from(total).unwrap_or(i64::MAX);
+    let since = stamp(work.filter.since.unwrap_or(Timestamp::MIN));
+    retried(|| async {
+        let mut lent = shared.pools.admin.lend().await?;
+        lent.query(
+            "INSERT INTO hapax.plan (id, events, since_at, until_at, asked_until, rate, total, next_at, \
+                 passed_event, who, reason, created_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $8) ON CONFLICT (id) DO NOTHING",
+            &[
+                &plan.id.0,
+                &json_of_plan(work),
+                &since,
+                &stamp(work.until(at)),
+                &work.filter.until.map(stamp),
+                &rate_column(plan.rate),
+                &total,
+                &at,
+                &event_plans::before_first(work),
+                &text(&by.who),
+                &by.reason.as_deref().map(text),
+            ],
+        )
+        .await
+    })
+    .await?;
+    let created = find(shared, plan.id).await?.ok_or(PgError::Gone)?;
+    Ok(PlanCreated::Created(Box::new(created)))
+}
+
+async fn create(
+    shared: &Shared,
+    plan: &NewPlan,
+    work: &DeliveryPlan,
+    by: &Action,
+) -> Result<PlanCreated, PgError> {
+    let NewPlan { id, rate, .. } = plan;
+    let rate = rate_column(*rate);
+    let created: bool = {
+        let mut lent = shared.pools.admin.lend().await?;
+        let rows = lent
+            .query(
+                "SELECT hapax.create_plan($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+                &[
+                    &id.0,
+                    &work.endpoint.0,
+                    &work.which.as_str(),
+                    &stamp(work.since),
+                    &work.until.map(stamp),
+                    &rate,
+                    &text(&by.who),
+                    &by.reason.as_deref().map(text),
+                    &stamp(by.at),
+                    &shared.now(),
+                ],
+            )
+            .await?;
+        only(&rows)?.get(0)
+    };
+    let found = if created { find(shared, *id).await? } else { None };
+    Ok(match found {
+        Some(plan) => PlanCreated::Created(Box::new(plan)),
+        None => PlanCreated::UnknownEndpoint,
+    })
+}
+
+async fn run(shared: &Shared, limit: usize) -> Result<PlanRun, PgError> {
+    let rows = {
+        let mut lent = shared.pools.admin.lend().await?;
+        let sql = "SELECT id, not_before, is_of_events FROM hapax.run_plan($1, $2)";
+        lent.query(sql, &[&most(limit), &shared.now()]).await?
+    };
+    let row = only(&rows)?;
+    let is_of_events = row.get::<_, Option<bool>>(2).unwrap_or(false);
+    match (row.get::<_, Option<Uuid>>(0), row.get::<_, Option<Timestamp>>(1)) {
+        (Some(id), _) if is_of_events => slice(shared, PlanId(id), limit).await,
+        (Some(id), _) => Ok(PlanRun::Ran(PlanId(id))),
+        (None, Some(at)) => Ok(PlanRun::NotBefore(at)),
+        (None, None) => Ok(PlanRun::Idle),
+    }
+}
+
+/// Reads the next slice of a plan over events.
+async fn slice(shared: &Shared, id: PlanId, limit: usize) -> Result<PlanRun, PgError> {
+    let row = find_row(shared, id).await?.ok_or(PgError::Gone)?;
+    let plan = plan_of(&row).ok_or(PgError::Gone)?;
+    let count = plan_slice(plan.rate, limit).0;
+    let slice = event_plans::slice(shared, &plan, row.get(15), count).await?;
+    Ok(PlanRun::Events(Box::new(slice)))
+}
+
+async fn find(shared: &Shared, id: PlanId) -> Result<Option<Plan>, PgError> {
+    Ok(find_row(shared, id).await?.as_ref().and_then(plan_of))
+}
+
+async fn find_row(shared: &Shared, id: PlanId) -> Result<Option<Row>, PgError> {
+    let mut lent = shared.pools.outbox_reads.lend().await?;
+    let rows = lent.query(&format!("{PLAN} WHERE p.id = $1"), &[&id.0]).await?;
+    Ok(rows.into_iter().next())
+}
+
+/// `None` if the row was changed by hand so that it cannot be read.
+fn plan_of(row: &Row) -> Option<Plan> {
+    let count = |at: usize| row.get::<_, i64>(at).unsigned_abs();
+    let work = match row.get::<_, Option<&str>>(14) {
+        Some(events) => PlanWork::from(plan_of_json(events)?),
+        None => PlanWork::from(DeliveryPlan {
+            endpoint: EndpointId(row.get::<_, Option<Uuid>>(1)?),
+            which: PlannedDeliveries::parse(row.get::<_, Option<&str>>(2)?)?,
+            since: row.get(3),
+            until: row.get(4),
+        }),
+    };
+    Some(Plan {
+        id: PlanId(row.get(0)),
+        work,
+        rate: row.get::<_, Option<i32>>(5).map(i32::unsigned_abs),
+        total: count(6),
+        done: count(7),
+        skipped: count(8),
+        state: match row.get(9) {
+            "running" => PlanState::Running,
+            "done" => PlanState::Done,
+            _cancelled => PlanState::Cancelled,
+        },
+        created_at: row.get(10),
+        ended_at: row.get(11),
+        who: row.get(12),
+        reason: row.get(13),
+    })
+}
