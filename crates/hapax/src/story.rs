@@ -40,6 +40,7 @@ pub(crate) fn story(event: &Event, now: Timestamp) -> Vec<Sentence> {
     story.extend(came_under(event).map(Sentence::now));
     for job in &event.jobs {
         story.push(Sentence { is_bad: job.status == Phase::Dead, ..Sentence::now(fate(job, now)) });
+        story.extend(paused(job).map(Sentence::now));
         story.extend(job.attempts.iter().map(attempt));
     }
     for message in &event.messages {
@@ -252,6 +253,16 @@ fn fate(job: &Job, now: Timestamp) -> String {
             "{subject} has not succeeded in {attempts}{because}. The next attempt is due {due}."
         ),
     }
+}
+
+/// Why a job that is due does not run.
+fn paused(job: &Job) -> Option<String> {
+    let since = format::at(job.handler_paused_at?);
+    let (source, handler) = (&job.source, &job.handler);
+    Some(format!(
+        "  The handler is paused since {since}: the job waits, and nothing is counted meanwhile. \
+         `hapax handlers resume {source}/{handler}` resumes it."
+    ))
 }
 
 /// Where a published message went, and how far it came.

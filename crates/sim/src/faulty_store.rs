@@ -279,6 +279,8 @@ acts! {
         Approve: approve(event: EventId, jobs: Vec<NewJob>, by: Action) -> Reviewed;
         Reject: reject(event: EventId, by: Action) -> Reviewed;
         Discard: discard(event: EventId, handler: Option<HandlerName>, by: Action) -> Reviewed;
+        PauseHandler: pause_handler(handler: HandlerRef, by: Action) -> PauseAnswer;
+        ResumeHandler: resume_handler(handler: HandlerRef, by: Action) -> PauseAnswer;
     }
     Inspect {
         ListEvents: events(filter: EventFilter) -> Page<EventSummary>;
@@ -286,6 +288,7 @@ acts! {
         ListJobs: jobs(filter: JobFilter) -> Page<JobDetail>;
         FindJob: job(id: JobId) -> Option<JobDetail>;
         Lanes: lanes() -> Vec<LaneState>;
+        PausedHandlers: paused_handlers() -> Vec<PausedHandler>;
         InReview: in_review() -> Vec<(SourceName, u64)>;
         Sample: sample(ask: SampleAsk) -> hapax_core::store::Sample;
         + {

@@ -48,6 +48,11 @@ pub trait Inspect: Send + Sync + 'static {
     /// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX).
     fn lanes(&self) -> impl Future<Output = Result<Vec<LaneState>, StoreError>> + Send;
 
+    /// The handlers that operators have paused, sorted by source and name.
+    fn paused_handlers(
+        &self,
+    ) -> impl Future<Output = Result<Vec<PausedHandler>, StoreError>> + Send;
+
     /// How many events of each source wait for a decision before any of their jobs is written, sorted by
     /// source. Jobs that wait for one are in [`Inspect::lanes`]. Reads an index only, and stops
     /// counting at [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX) over all sources.
@@ -87,6 +92,19 @@ impl LaneState {
     pub fn open(&self) -> u64 {
         self.ready + self.leased + self.held + self.parked + self.review
     }
+}
+
+/// A handler that an operator has paused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PausedHandler {
+    /// Which handler.
+    pub handler: HandlerRef,
+    /// Since when.
+    pub since: Timestamp,
+    /// The name of the token that was used.
+    pub who: String,
+    /// Why.
+    pub reason: Option<String>,
 }
 
 /// Which events to sample.

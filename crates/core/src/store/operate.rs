@@ -1,11 +1,11 @@
-//! Decisions of operators about events and jobs: replay, approve, reject, discard.
+//! Decisions of operators about events, jobs and handlers: replay, approve, reject, discard, pause, resume.
 
 use std::future::Future;
 
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{EventId, NewJob, Status, StoreError};
+use super::{EventId, HandlerRef, NewJob, Status, StoreError};
 use crate::job::HandlerName;
 
 /// Decisions of operators.
@@ -48,6 +48,33 @@ pub trait Operate: Send + Sync + 'static {
         handler: Option<HandlerName>,
         by: Action,
     ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
+
+    /// Pauses a handler: from then on no node claims a job of it, a restart included. Jobs are written as
+    /// before. An attempt that was claimed before ends as usual. While the handler is paused no attempt is
+    /// counted, no job is lost, and no held job goes to review or past its gap.
+    fn pause_handler(
+        &self,
+        handler: HandlerRef,
+        by: Action,
+    ) -> impl Future<Output = Result<PauseAnswer, StoreError>> + Send;
+
+    /// Ends the pause of a handler: all jobs that became due meanwhile can be claimed.
+    fn resume_handler(
+        &self,
+        handler: HandlerRef,
+        by: Action,
+    ) -> impl Future<Output = Result<PauseAnswer, StoreError>> + Send;
+}
+
+/// The answer to a pause, or to the end of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PauseAnswer {
+    /// It is recorded.
+    Changed,
+    /// The handler was paused already, or was not paused.
+    AlreadySo,
+    /// No node has ever announced such a handler.
+    Unknown,
 }
 
 /// A request to run jobs of an event again.

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use hapax_core::store::{
-    DeliveryFilter, EventDetail, EventFilter, EventId, EventName, Inspect, Lookup,
+    DeliveryFilter, EventDetail, EventFilter, EventId, EventName, HandlerRef, Inspect, Lookup,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
 use jiff::SignedDuration;
 use uuid::Uuid;
 
 use super::extract::{PathId, QueryParams, cursor, limit};
+use super::handlers::PausedHandlers;
 use super::problem::Problem;
 use super::{Admin, AdminStore};
 use crate::api::{Event, EventSummary, EventsQuery, List, Moment, PublishedDelivery, Span};
@@ -64,6 +65,12 @@ pub(super) async fn show<S: AdminStore>(
 ) -> Result<Json<Event>, Problem> {
     admin.store.flush_copies().await;
     let mut event = Event::from(find(&*admin.store, &name).await?);
+    let paused = PausedHandlers::of(&*admin.store).await?;
+    for job in event.jobs.iter_mut().filter(|job| job.status.is_open()) {
+        let source = SourceName::new(&job.source);
+        let handler = HandlerRef { source, handler: job.handler.clone() };
+        job.handler_paused_at = paused.get(&handler).map(|pause| pause.since);
+    }
     for message in event.messages.iter_mut().take(MESSAGES_FOLLOWED_MAX) {
         let filter = DeliveryFilter {
             message: Some(message.id.clone()),

@@ -6,8 +6,9 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header;
 use axum::http::request::Parts;
+use hapax_core::job::HandlerName;
 use hapax_core::limits::IDEMPOTENCY_KEY_BYTES_MAX;
-use hapax_core::store::{Cursor, SourcePair};
+use hapax_core::store::{Cursor, HandlerRef, SourcePair};
 use hapax_core::{SourceName, Tenant};
 use serde::de::DeserializeOwned;
 
@@ -44,6 +45,23 @@ impl<S: Send + Sync> FromRequestParts<S> for PathPair {
             Ok(Path((tenant, source))) => Ok(Self(SourcePair {
                 tenant: Tenant::new(tenant),
                 source: SourceName::new(source),
+            })),
+            Err(_) => Err(Problem::bad_request("the names in the path are not UTF-8")),
+        }
+    }
+}
+
+/// The source and the handler in the path.
+pub(super) struct PathHandler(pub(super) HandlerRef);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathHandler {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Path::<(String, String)>::from_request_parts(parts, state).await {
+            Ok(Path((source, handler))) => Ok(Self(HandlerRef {
+                source: SourceName::new(source),
+                handler: HandlerName::new(handler),
             })),
             Err(_) => Err(Problem::bad_request("the names in the path are not UTF-8")),
         }

@@ -1,18 +1,19 @@
-//! Routes for jobs, including dead letters, for the configured handlers and for their backlog.
+//! Routes for jobs, including dead letters, and for the backlog of handlers.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use hapax_core::job::{HandlerName, JobId, Workplace};
-use hapax_core::store::{HandlerRef, HandlerSpec, Inspect, JobDetail, JobFilter, LaneState};
+use hapax_core::job::{HandlerName, JobId};
+use hapax_core::store::{HandlerRef, Inspect, JobDetail, JobFilter, LaneState};
 use hapax_core::{SourceName, Tenant};
 use uuid::Uuid;
 
 use super::extract::{PathId, QueryParams, cursor, limit};
+use super::handlers::PausedHandlers;
 use super::problem::Problem;
 use super::{Admin, AdminStore};
-use crate::api::{Handler, Job, JobsQuery, Lane, List};
+use crate::api::{Job, JobsQuery, Lane, List};
 
 pub(super) async fn list<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
@@ -44,26 +45,15 @@ pub(super) async fn find<S: Inspect>(store: &S, id: &str) -> Result<JobDetail, P
     store.job(JobId(id)).await?.ok_or_else(unknown)
 }
 
-pub(super) async fn handlers<S: AdminStore>(
-    State(admin): State<Arc<Admin<S>>>,
-) -> Json<List<Handler>> {
-    let shown = |spec: HandlerSpec| Handler {
-        source: spec.handler.source.to_string(),
-        handler: spec.handler.handler,
-        pull: spec.workplace == Workplace::Pulled,
-        attempts_max: spec.policy.retry.len(),
-        lease_seconds: spec.policy.lease.as_secs_f64(),
-    };
-    Json(List::whole((admin.configured)().into_iter().map(shown).collect()))
-}
-
 pub(super) async fn lanes<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
 ) -> Result<Json<List<Lane>>, Problem> {
     let configured: Vec<HandlerRef> =
         (admin.configured)().into_iter().map(|spec| spec.handler).collect();
+    let paused = PausedHandlers::of(&*admin.store).await?;
     let shown = |lane: LaneState| Lane {
         configured: configured.contains(&lane.handler),
+        paused: paused.get(&lane.handler),
         source: lane.handler.source.to_string(),
         handler: lane.handler.handler,
         oldest_due: lane.oldest_due,

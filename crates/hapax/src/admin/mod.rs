@@ -11,6 +11,7 @@ mod claims;
 mod endpoints;
 mod events;
 mod extract;
+mod handlers;
 mod jobs;
 mod messages;
 mod openapi;

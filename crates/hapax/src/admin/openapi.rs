@@ -17,7 +17,7 @@ use utoipa::openapi::{
 use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Access;
-use super::extract::{IdempotencyKey, JsonBody, PathId, PathPair, QueryParams};
+use super::extract::{IdempotencyKey, JsonBody, PathHandler, PathId, PathPair, QueryParams};
 use super::pages::{ActionForm, File, Filters, LoggedIn, LoginForm, Page, Reader, SeeOther};
 use super::problem::Problem;
 use super::routes::ApiRoute;
@@ -120,6 +120,11 @@ impl Input for PathId {
 }
 
 impl Input for PathPair {
+    /// The path names the parameters.
+    fn describe(_: &mut Description) {}
+}
+
+impl Input for PathHandler {
     /// The path names the parameters.
     fn describe(_: &mut Description) {}
 }

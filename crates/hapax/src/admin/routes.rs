@@ -10,8 +10,8 @@ use axum::routing::{MethodFilter, MethodRouter};
 use super::auth::Access;
 use super::openapi::{Described, Description};
 use super::{
-    Admin, AdminStore, audit, claims, endpoints, events, jobs, messages, pages, plans, replay,
-    review, stats, tenants,
+    Admin, AdminStore, audit, claims, endpoints, events, handlers, jobs, messages, pages, plans,
+    replay, review, stats, tenants,
 };
 
 /// All routes of the admin side.
@@ -56,6 +56,10 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         post(Operate, "/endpoints/{id}/enable", pages::act::<S, pages::EnableEndpoint>, "Enables an endpoint"),
         get(Operate, "/endpoints/{id}/ping", pages::ask::<S, pages::PingEndpoint>, "Asks before a ping"),
         post(Operate, "/endpoints/{id}/ping", pages::act::<S, pages::PingEndpoint>, "Pings an endpoint"),
+        get(Operate, "/handlers/{id}/pause", pages::ask::<S, pages::PauseHandler>, "Asks before a handler is paused"),
+        post(Operate, "/handlers/{id}/pause", pages::act::<S, pages::PauseHandler>, "Pauses a handler"),
+        get(Operate, "/handlers/{id}/resume", pages::ask::<S, pages::ResumeHandler>, "Asks before a handler is resumed"),
+        post(Operate, "/handlers/{id}/resume", pages::act::<S, pages::ResumeHandler>, "Resumes a handler"),
         get(Read, "/audit", pages::audit::<S>, "The page of the audit trail"),
         open("/login", pages::login, "The login"),
         route(Method::POST, None, "/login", pages::log_in::<S>, "Exchanges a token for a session"),
@@ -73,7 +77,9 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         post(Operate, "/api/v1/events/{id}/approve", review::approve::<S>, "Lets the jobs of an event in review run"),
         post(Operate, "/api/v1/events/{id}/reject", review::reject::<S>, "Rejects an event in review: its jobs never run"),
         post(Operate, "/api/v1/events/{id}/discard", review::discard_of_event::<S>, "Discards the dead letters of an event"),
-        get(Read, "/api/v1/handlers", jobs::handlers::<S>, "Lists the configured handlers"),
+        get(Read, "/api/v1/handlers", handlers::list::<S>, "Lists the configured handlers"),
+        post(Operate, "/api/v1/handlers/{source}/{handler}/pause", handlers::pause::<S>, "Pauses a handler: no node claims its jobs"),
+        post(Operate, "/api/v1/handlers/{source}/{handler}/resume", handlers::resume::<S>, "Resumes a paused handler"),
         get(Read, "/api/v1/lanes", jobs::lanes::<S>, "Shows the backlog of each handler with an open or dead job"),
         get(Read, "/api/v1/stats", stats::stats::<S>, "Statistics of the events that first arrived within a window"),
         get(Read, "/api/v1/alerts", stats::alerts::<S>, "Lists what needs attention, the most severe first"),

@@ -16,6 +16,7 @@ use hapax_core::store::{Sample, SampleAsk, SampledEvent, Status};
 
 use super::events::ago;
 use super::extract::QueryParams;
+use super::handlers::PausedHandlers;
 use super::problem::Problem;
 use super::{Admin, AdminStore};
 use crate::api::{Alert, Figures, List, ProcessingSeconds, Span, Stats, StatsQuery};
@@ -40,11 +41,16 @@ pub(super) async fn stats<S: AdminStore>(
     let (failed, failed_since) = admin.watch.failed_within(window);
     let by_source = by_source(&sample, &failed);
     let sampled = sample.is_partial();
+    let mut paused_handlers = PausedHandlers::of(&*admin.store).await?.into_list();
+    if let Some(source) = &query.source {
+        paused_handlers.retain(|one| one.source == *source);
+    }
     let answer = |figures, sources| Stats {
         window_seconds: window.as_secs_f64(),
         since,
         sampled,
         failed_verifications_since: failed_since,
+        paused_handlers: paused_handlers.clone(),
         figures,
         sources,
     };

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use hapax_core::store::{HandlerRef, Inspect, LaneState, Store};
+use hapax_core::store::{HandlerRef, Inspect, LaneState, PausedHandler, Store};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::{Now, Traffic};
 use jiff::SignedDuration;
@@ -103,6 +103,7 @@ struct Kept {
     history: History,
     /// The state of each handler's jobs, from the last successful query.
     lanes: Vec<LaneState>,
+    paused: Vec<PausedHandler>,
     in_review: Vec<(SourceName, u64)>,
     board: BTreeMap<About, Alert>,
     last_round: Option<Timestamp>,
@@ -118,6 +119,7 @@ impl AlertMonitor {
             rules,
             history,
             lanes: Vec::new(),
+            paused: Vec::new(),
             in_review: Vec::new(),
             board: BTreeMap::new(),
             last_round: None,
@@ -178,6 +180,13 @@ impl AlertMonitor {
                 None
             }
         };
+        let paused = match store.paused_handlers().await {
+            Ok(paused) => Some(paused),
+            Err(error) => {
+                tracing::debug!(%error, "reading which handlers are paused: {error}");
+                None
+            }
+        };
         let in_review = match store.in_review().await {
             Ok(in_review) => Some(in_review),
             Err(error) => {
@@ -196,6 +205,7 @@ impl AlertMonitor {
         // If the store cannot be read, the last known values stay, so that no alert ends because of
         // a failed query.
         kept.lanes = lanes.unwrap_or_else(|| std::mem::take(&mut kept.lanes));
+        kept.paused = paused.unwrap_or_else(|| std::mem::take(&mut kept.paused));
         kept.in_review = in_review.unwrap_or_else(|| std::mem::take(&mut kept.in_review));
         kept.history.note(now, &traffic);
         secrets.extend(kept.rules.secrets.iter().cloned());
@@ -206,6 +216,7 @@ impl AlertMonitor {
             lanes: &kept.lanes,
             in_review: &kept.in_review,
             known: &known,
+            paused: &kept.paused,
             secrets: &secrets,
             unwritable: store.writable().err().map(|error| error.to_string()),
             clock_offset_seconds: (self.inputs.clock_offset_seconds)(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hapax_core::limits::LANE_COUNT_MAX;
-use hapax_core::store::{HandlerRef, LaneState};
+use hapax_core::store::{HandlerRef, LaneState, PausedHandler};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::Traffic;
 use jiff::SignedDuration;
@@ -73,6 +73,8 @@ pub(super) struct Observations<'a> {
     /// Events of each source that wait for review as a whole. Jobs in review are in `lanes`.
     pub(super) in_review: &'a [(SourceName, u64)],
     pub(super) known: &'a [HandlerRef],
+    /// Handlers that an operator has paused.
+    pub(super) paused: &'a [PausedHandler],
     pub(super) secrets: &'a [SecretEnds],
     /// Why the store cannot write, if it cannot.
     pub(super) unwritable: Option<String>,
@@ -189,9 +191,14 @@ fn oldest_job(observed: &Observations<'_>, alerts: &Alerts, lane: &LaneState) ->
     let limit = SignedDuration::try_from(alerts.oldest_job?).ok()?;
     let due = observed.now.duration_since(lane.oldest_due?);
     let HandlerRef { source, handler } = &lane.handler;
-    let why = match observed.known.contains(&lane.handler) {
-        true => "",
-        false => ", and no such handler is configured",
+    let paused = observed.paused.iter().find(|one| one.handler == lane.handler);
+    let why = match (observed.known.contains(&lane.handler), paused) {
+        (false, _) => ", and no such handler is configured".to_owned(),
+        (true, Some(paused)) => format!(
+            ": {} paused the handler. `hapax handlers resume {source}/{handler}` resumes it",
+            paused.who
+        ),
+        (true, None) => String::new(),
     };
     (due >= limit).then(|| Finding {
         about: of_lane("oldest_job", lane),

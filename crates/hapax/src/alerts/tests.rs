@@ -29,6 +29,7 @@ struct Scene {
     history: History,
     traffic: Vec<Traffic>,
     lanes: Vec<LaneState>,
+    paused: Vec<PausedHandler>,
     in_review: Vec<(SourceName, u64)>,
     known: Vec<HandlerRef>,
     secrets: Vec<SecretEnds>,
@@ -46,6 +47,7 @@ impl Scene {
             history: History::new(at(0)),
             traffic: Vec::new(),
             lanes: Vec::new(),
+            paused: Vec::new(),
             in_review: Vec::new(),
             known: vec![lane(None, 0).handler],
             secrets: Vec::new(),
@@ -71,6 +73,7 @@ impl Scene {
             lanes: &self.lanes,
             in_review: &self.in_review,
             known: &self.known,
+            paused: &self.paused,
             secrets: &self.secrets,
             unwritable: self.unwritable.clone(),
             clock_offset_seconds: self.clock_offset_seconds,
@@ -196,6 +199,12 @@ fn old_jobs_and_dead_letters_are_reported_by_handler() {
     let mut scene = Scene::well();
     (scene.lanes, scene.known) = (vec![lane(Some(at(-300)), 0)], Vec::new());
     assert!(scene.found()[0].message.contains("no such handler"), "{:?}", scene.found());
+    let mut scene = Scene::well();
+    scene.lanes = vec![lane(Some(at(-300)), 0)];
+    let handler = scene.lanes[0].handler.clone();
+    let paused = PausedHandler { handler, since: at(-600), who: "ops".to_owned(), reason: None };
+    scene.paused = vec![paused];
+    assert!(scene.found()[0].message.contains("ops paused the handler"), "{:?}", scene.found());
     let mut scene = Scene::well();
     scene.lanes = vec![lane(None, 1)];
     scene.check("dead_letters", Severity::Warning, "has 1 dead letter:", |alerts| {

@@ -2,7 +2,7 @@
 
 use hapax_core::Timestamp;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase};
-use hapax_core::store::{AttemptNote, EventId, JobDetail};
+use hapax_core::store::{AttemptNote, EventId, JobDetail, PausedHandler};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -73,6 +73,9 @@ pub(crate) struct Job {
     pub(crate) resource: Option<String>,
     /// Attempts that ended, oldest first.
     pub(crate) attempts: Vec<Attempt>,
+    /// With an event: since when its handler is paused, so that it is not claimed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) handler_paused_at: Option<Timestamp>,
 }
 
 impl From<JobDetail> for Job {
@@ -97,6 +100,7 @@ impl From<JobDetail> for Job {
             idempotency_key: job.idempotency_key,
             resource: job.resource,
             attempts: job.attempts.into_iter().map(Attempt::from).collect(),
+            handler_paused_at: None,
         }
     }
 }
@@ -158,6 +162,51 @@ pub(crate) struct Handler {
     /// How many attempts its retry schedule has.
     pub(crate) attempts_max: usize,
     pub(crate) lease_seconds: f64,
+    /// Set while it is paused: its jobs are not claimed.
+    #[serde(default)]
+    #[schema(required)]
+    pub(crate) paused: Option<Pause>,
+}
+
+/// The pause of a handler.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Pause {
+    pub(crate) since: Timestamp,
+    /// The name of the token, or `loopback`.
+    pub(crate) who: String,
+    #[schema(required)]
+    pub(crate) reason: Option<String>,
+}
+
+impl From<PausedHandler> for Pause {
+    fn from(paused: PausedHandler) -> Self {
+        Self { since: paused.since, who: paused.who, reason: paused.reason }
+    }
+}
+
+/// A handler after it was paused or resumed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct HandlerPause {
+    pub(crate) source: String,
+    #[schema(value_type = String)]
+    pub(crate) handler: HandlerName,
+    /// Null if it is not paused.
+    #[schema(required)]
+    pub(crate) paused: Option<Pause>,
+    /// False if it was so before.
+    #[serde(default)]
+    pub(crate) changed: bool,
+}
+
+impl From<PausedHandler> for HandlerPause {
+    fn from(paused: PausedHandler) -> Self {
+        Self {
+            source: paused.handler.source.to_string(),
+            handler: paused.handler.handler.clone(),
+            paused: Some(paused.into()),
+            changed: false,
+        }
+    }
 }
 
 /// The backlog of one handler. Counts stop at 10,000, which means "so many or more".
@@ -168,6 +217,10 @@ pub(crate) struct Lane {
     pub(crate) handler: HandlerName,
     /// Whether such a handler is configured; without one its jobs are never claimed.
     pub(crate) configured: bool,
+    /// Set while it is paused: its jobs are not claimed.
+    #[serde(default)]
+    #[schema(required)]
+    pub(crate) paused: Option<Pause>,
     /// The earliest time at which a ready job is due or a lease ends.
     #[schema(required)]
     pub(crate) oldest_due: Option<Timestamp>,

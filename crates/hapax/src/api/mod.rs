@@ -33,7 +33,7 @@ pub(crate) use endpoints::{
     RotateRequest,
 };
 pub(crate) use events::{Action, Event, EventSummary, EventsQuery, PublishedDelivery};
-pub(crate) use jobs::{Attempt, Handler, Job, JobsQuery, Lane};
+pub(crate) use jobs::{Attempt, Handler, HandlerPause, Job, JobsQuery, Lane, Pause};
 pub(crate) use messages::{
     ChangedDeliveries, DeliveriesQuery, Delivery, DeliveryEffect, Message, MessageQuery,
     MessageSummary, MessagesQuery, PublishRequest, Published, ReplayedDelivery, SkipEffect,

@@ -6,7 +6,7 @@ use hapax_core::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Span;
+use super::{HandlerPause, Span};
 
 /// The query of `GET /api/v1/stats`.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -30,6 +30,9 @@ pub(crate) struct Stats {
     pub(crate) failed_verifications_since: Timestamp,
     #[serde(flatten)]
     pub(crate) figures: Figures,
+    /// Handlers that an operator has paused: their jobs wait.
+    #[serde(default)]
+    pub(crate) paused_handlers: Vec<HandlerPause>,
     /// The same for each source that had an event or a failed verification; absent if one source was asked
     /// for.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -10,6 +10,7 @@ mod doctor;
 mod endpoints;
 mod events;
 mod explain;
+mod handlers;
 mod listen;
 mod lists;
 mod messages;
@@ -72,6 +73,9 @@ enum Command {
     /// List, replay and discard dead letters: jobs whose retries are exhausted
     #[command(subcommand)]
     Dead(dead::Dead),
+    /// List, pause and resume the handlers of a running server
+    #[command(subcommand)]
+    Handlers(handlers::Handlers),
     /// Publish a message to every endpoint that wants it
     Publish(messages::Publish),
     /// List, show, replay and cancel published messages
@@ -127,6 +131,7 @@ pub(crate) fn run() -> Exit {
         Command::Demo(demo) => demo.run(),
         Command::Events(events) => events.run(),
         Command::Dead(dead) => dead.run(),
+        Command::Handlers(handlers) => handlers.run(),
         Command::Publish(publish) => publish.run(),
         Command::Messages(messages) => messages.run(),
         Command::Deliveries(deliveries) => deliveries.run(),

@@ -48,6 +48,12 @@ impl Stats {
         if stats.sampled {
             output::words("there are too many events to count: the numbers are estimated");
         }
+        for one in &stats.paused_handlers {
+            let since =
+                one.paused.as_ref().map_or_else(|| "-".to_owned(), |at| format::at(at.since));
+            let name = output::shown(&format!("{}/{}", one.source, one.handler));
+            output::words(&format!("the handler {name} is paused since {since}: its jobs wait"));
+        }
         let since = format::at(stats.failed_verifications_since);
         output::words(&format!("failed verifications are counted since {since}"));
         Ok(Exit::Done)

@@ -1,4 +1,4 @@
-//! Plans of operators over events, with several nodes on one PostgreSQL.
+//! Plans of operators over events, and paused handlers, with several nodes on one PostgreSQL.
 
 use crate::support::load::Load;
 use crate::support::nodes::{Database, SECRET};
@@ -45,4 +45,29 @@ fn a_plan_over_events_goes_on_when_a_node_is_killed_and_takes_each_event_once() 
     database.is_once_each(DEAD);
     let replays = "SELECT count(*) || ' of ' || count(DISTINCT event) FROM hapax.action";
     assert_eq!(database.execute(replays), [Some(format!("{DEAD} of {DEAD}"))]);
+}
+
+#[test]
+fn a_handler_that_is_paused_at_one_node_runs_at_none() {
+    let database = Database::empty("paused");
+    database.execute(LEDGER);
+    let houses = [database.house("", FEE), database.house("", FEE)];
+    let [first, second] = houses.each_ref().map(|house| house.start());
+    let paused = first.admin_post("/api/v1/handlers/stripe/fee/pause", &json!({}));
+    assert_eq!((paused.status, &paused.json()["changed"]), (200, &json!(true)), "{paused:?}");
+    for server in [&first, &second] {
+        let sender = Sender::stripe(SECRET);
+        server.ask(sender.event(&format!("evt_{}", server.ingress.port()))).is("accepted");
+    }
+    first.kill();
+    let first = houses[0].start();
+    first.ask(Sender::stripe(SECRET).event("evt_restarted")).is("accepted");
+    let lane = second.admin_get("/api/v1/lanes").json()["items"][0].clone();
+    assert_eq!((&lane["ready"], &lane["leased"]), (&json!(3), &json!(0)), "{lane}");
+    assert_eq!(lane["paused"]["who"], "loopback", "{lane}");
+    assert_eq!(database.number("SELECT count(*) FROM ledger"), 0);
+    let resumed = second.admin_post("/api/v1/handlers/stripe/fee/resume", &json!({}));
+    assert_eq!(resumed.status, 200, "{resumed:?}");
+    database.all_processed(&second, 3);
+    database.is_once_each(3);
 }

@@ -1,4 +1,5 @@
-//! Plans of operators over many events on the real server: through kills, crashes and restarts.
+//! Plans of operators over many events, and paused handlers, on the real server: through kills, crashes and
+//! restarts.
 
 use std::os::unix::process::ExitStatusExt as _;
 
@@ -199,4 +200,43 @@ fn many_events_are_approved_rejected_and_discarded_by_one_command() {
     };
     let asked = json!({"source": "stripe"});
     assert_eq!(again(&asked), again(&asked));
+}
+
+#[test]
+fn a_paused_handler_runs_nothing_until_it_is_resumed_and_a_restart_keeps_it_paused() {
+    let house = house();
+    let ledger = Ledger::create(&house, ledger::SCHEMA);
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    server.ask(sender.event("before")).is("accepted");
+    reaches(&server, "before", "processed");
+    for wrong in ["fee", "stripe/other", "other/fee"] {
+        let answer = command(&server, &["handlers", "pause", wrong]);
+        assert_ne!(answer.code, 0, "{answer:?}");
+    }
+    let paused = command(&server, &["handlers", "pause", "stripe/fee", "--reason", "a deploy"]);
+    assert!(paused.stdout.starts_with("stripe/fee  paused since "), "{paused:?}");
+    let again = command(&server, &["handlers", "pause", "stripe/fee"]);
+    assert_eq!(again.code, 0, "{again:?}");
+    assert!(again.stderr.contains("nothing changed"), "{again:?}");
+    (0..3).for_each(|n| server.ask(sender.event(&format!("evt_{n}"))).is("accepted"));
+    server.kill();
+    let server = house.start();
+    server.ask(sender.event("evt_3")).is("accepted");
+    let listed = command(&server, &["handlers", "list"]);
+    assert!(listed.stdout.contains("4 ready"), "{listed:?}");
+    assert!(listed.stdout.contains("by loopback: a deploy"), "{listed:?}");
+    let explained = command(&server, &["explain", "evt_0"]);
+    assert!(explained.stdout.contains("The handler is paused since "), "{explained:?}");
+    let stats = server.admin_get("/api/v1/stats").json();
+    assert_eq!(stats["paused_handlers"][0]["handler"], "fee", "{stats}");
+    let page = server.admin_get("/handlers");
+    assert!(String::from_utf8_lossy(&page.body).contains("/handlers/stripe%2Ffee/resume"));
+    assert_eq!(ledger.effects().len(), 1);
+    let job = &server.admin_get("/api/v1/events/evt_0").json()["jobs"][0];
+    assert_eq!((&job["attempt"], &job["lost"]), (&json!(0), &json!(0)), "{job}");
+    let resumed = command(&server, &["handlers", "resume", "stripe/fee"]);
+    assert_eq!(resumed.stdout, "stripe/fee  not paused\n", "{resumed:?}");
+    (0..4).for_each(|n| _ = reaches(&server, &format!("evt_{n}"), "processed"));
+    ledger.is_once_each(5);
 }

@@ -33,9 +33,9 @@ use hapax_core::order::{Place, Position};
 use hapax_core::store::{
     Action, AttemptNote, AuditEntry, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    LaneState, Lookup, NewJob, Operate, Outcome, Page, Ran, ReplayAsk, Replayed, Reviewed, Sample,
-    SampleAsk, Session, Settlement, SqlAsk, SqlRan, SqlRun, Store, StoreError, StoreHints, Verdict,
-    Wake, Work,
+    LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer, PausedHandler, Ran, ReplayAsk,
+    Replayed, Reviewed, Sample, SampleAsk, Session, Settlement, SqlAsk, SqlRan, SqlRun, Store,
+    StoreError, StoreHints, Verdict, Wake, Work,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
@@ -140,6 +140,8 @@ struct Model {
     jobs: BTreeMap<JobNumber, Job>,
     jobs_ever: u64,
     handlers: HashMap<HandlerRef, HandlerSpec>,
+    /// The handlers that are paused.
+    paused: HashMap<HandlerRef, PausedHandler>,
     /// The tenant that each handler's last claim began with.
     turns: HashMap<HandlerRef, Tenant>,
     /// How far each resource has been applied, and when it last moved.
@@ -383,6 +385,24 @@ impl Operate for MemoryStore {
     ) -> Result<Reviewed, StoreError> {
         Ok(self.model().discard(event, handler.as_ref(), by, self.now()))
     }
+
+    async fn pause_handler(
+        &self,
+        handler: HandlerRef,
+        by: Action,
+    ) -> Result<PauseAnswer, StoreError> {
+        Ok(self.model().pause(handler, by))
+    }
+
+    async fn resume_handler(
+        &self,
+        handler: HandlerRef,
+        _by: Action,
+    ) -> Result<PauseAnswer, StoreError> {
+        let answer = self.model().resume(&handler);
+        self.hint();
+        Ok(answer)
+    }
 }
 
 impl Inspect for MemoryStore {
@@ -405,6 +425,13 @@ impl Inspect for MemoryStore {
 
     async fn lanes(&self) -> Result<Vec<LaneState>, StoreError> {
         Ok(self.model().lanes())
+    }
+
+    async fn paused_handlers(&self) -> Result<Vec<PausedHandler>, StoreError> {
+        let mut paused: Vec<_> = self.model().paused.values().cloned().collect();
+        let name = |one: &PausedHandler| (one.handler.source.clone(), one.handler.handler.clone());
+        paused.sort_by_key(name);
+        Ok(paused)
     }
 
     async fn in_review(&self) -> Result<Vec<(SourceName, u64)>, StoreError> {

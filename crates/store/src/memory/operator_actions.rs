@@ -1,12 +1,14 @@
 //! Decisions of operators: replay, approve, reject; and retention, which deletes what needs no
 //! decision any more.
 
+use std::collections::hash_map::Entry;
+
 use hapax_core::Timestamp;
 use hapax_core::job::{Fence, HandlerName, Phase, Progress};
 use hapax_core::order::Guard;
 use hapax_core::store::{
-    Action, ActionNote, EventId, HandlerRef, Horizon, NewJob, ReplayAsk, ReplayEffect, Replayed,
-    Reviewed,
+    Action, ActionNote, EventId, HandlerRef, Horizon, NewJob, PauseAnswer, PausedHandler,
+    ReplayAsk, ReplayEffect, Replayed, Reviewed,
 };
 
 use super::{EventNumber, Guarded, Job, JobNumber, Model, ReviewState, Stored};
@@ -202,6 +204,25 @@ impl Model {
         }
         self.record(at, "discard", by);
         Reviewed::Decided
+    }
+
+    pub(super) fn pause(&mut self, handler: HandlerRef, by: Action) -> PauseAnswer {
+        let Action { who, reason, at } = by;
+        match self.paused.entry(handler) {
+            Entry::Occupied(_) => PauseAnswer::AlreadySo,
+            Entry::Vacant(entry) => {
+                let handler = entry.key().clone();
+                entry.insert(PausedHandler { handler, since: at, who, reason });
+                PauseAnswer::Changed
+            }
+        }
+    }
+
+    pub(super) fn resume(&mut self, handler: &HandlerRef) -> PauseAnswer {
+        match self.paused.remove(handler) {
+            Some(_) => PauseAnswer::Changed,
+            None => PauseAnswer::AlreadySo,
+        }
     }
 
     /// The jobs of an event that wait for an operator's decision.

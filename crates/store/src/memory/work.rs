@@ -32,6 +32,9 @@ impl Model {
     pub(super) fn claim(&mut self, ask: &ClaimAsk, now: Timestamp) -> Begun {
         let mut begun = Begun::default();
         let Some(spec) = self.handlers.get(&ask.handler).cloned() else { return begun };
+        if self.paused.contains_key(&ask.handler) {
+            return begun;
+        }
         self.lose_expired(&ask.handler, now);
         self.ready_unblocked(&ask.handler, now);
         self.judge_gaps(&ask.handler, now);
@@ -366,6 +369,9 @@ impl Model {
     }
 
     pub(super) fn next_due(&self, handler: &HandlerRef) -> Option<Timestamp> {
+        if self.paused.contains_key(handler) {
+            return None;
+        }
         let waiting = |job: &&Job| match job.phase {
             Phase::Ready | Phase::Leased => job.handler == *handler,
             // Nothing happens to it before the one at work has ended.

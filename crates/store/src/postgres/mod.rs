@@ -48,8 +48,8 @@ use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
     ArrivalInfo, Cause, EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest,
-    Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError,
-    StoreHints, Verdict,
+    Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, PausedHandler, Sample, SampleAsk,
+    Store, StoreError, StoreHints, Verdict,
 };
 use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Timestamp};
 use tokio::sync::{Notify, oneshot};
@@ -393,6 +393,10 @@ impl Inspect for PgStore {
         let shared = Arc::clone(&self.shared);
         let flush = self.shared.tasks.spawn(async move { copies::flush(&shared).await });
         let _ = tokio::time::timeout(READ_FLUSH_MAX, flush).await;
+    }
+
+    async fn paused_handlers(&self) -> Result<Vec<PausedHandler>, StoreError> {
+        stats::paused_handlers(&self.shared).await
     }
 
     async fn in_review(&self) -> Result<Vec<(SourceName, u64)>, StoreError> {

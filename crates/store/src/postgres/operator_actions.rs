@@ -1,9 +1,10 @@
-//! Decisions of operators: replay, approve, reject, discard. Each is one call of the database, and
+//! Decisions of operators: replay, approve, reject, discard, pause, resume. Each is one call of the database, and
 //! the same commit records the operator and the reason.
 
 use hapax_core::job::HandlerName;
 use hapax_core::store::{
-    Action, EventId, NewJob, ReplayAsk, ReplayEffect, Replayed, Reviewed, Status,
+    Action, EventId, HandlerRef, NewJob, PauseAnswer, ReplayAsk, ReplayEffect, Replayed, Reviewed,
+    Status,
 };
 use hapax_core::{KeyHash, SourceName, Tenant};
 use tokio_postgres::Row;
@@ -177,6 +178,41 @@ pub(super) async fn discard(
             return Ok(Reviewed::Decided);
         }
         Ok(Reviewed::NotWaiting(status(&mut lent, event).await?))
+    })
+    .await
+}
+
+/// Pauses a handler, or ends its pause if `by` is `None`.
+pub(super) async fn set_paused(
+    shared: &Shared,
+    handler: &HandlerRef,
+    by: Option<&Action>,
+) -> Result<PauseAnswer, PgError> {
+    retried(|| async {
+        let mut lent = shared.pools.admin.lend().await?;
+        let (source, name) = (text(handler.source.as_str()), text(handler.handler.as_str()));
+        let (at, who, reason) = match by {
+            Some(Action { who, reason, at }) => {
+                (Some(*at), Some(text(who)), reason.as_deref().map(text))
+            }
+            None => (None, None, None),
+        };
+        let changed = lent
+            .query(
+                "UPDATE hapax.handler SET paused_at = $3, paused_by = $4, pause_reason = $5 \
+                 WHERE source = $1 AND name = $2 AND (paused_at IS NULL) = ($3::timestamptz IS NOT NULL) \
+                 RETURNING handler",
+                &[&source, &name, &at, &who, &reason],
+            )
+            .await?;
+        if !changed.is_empty() {
+            return Ok(PauseAnswer::Changed);
+        }
+        let sql = "SELECT handler FROM hapax.handler WHERE source = $1 AND name = $2";
+        Ok(match lent.query(sql, &[&source, &name]).await?.is_empty() {
+            true => PauseAnswer::Unknown,
+            false => PauseAnswer::AlreadySo,
+        })
     })
     .await
 }

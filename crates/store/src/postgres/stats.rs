@@ -3,7 +3,9 @@
 
 use hapax_core::job::HandlerName;
 use hapax_core::limits::LANE_COUNT_MAX;
-use hapax_core::store::{HandlerRef, LaneState, Sample, SampleAsk, SampledEvent, StoreError};
+use hapax_core::store::{
+    HandlerRef, LaneState, PausedHandler, Sample, SampleAsk, SampledEvent, StoreError,
+};
 use hapax_core::{SourceName, Timestamp};
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -37,6 +39,24 @@ pub(super) async fn lanes(shared: &Shared) -> Result<Vec<LaneState>, StoreError>
         dead: count(row, 8),
     });
     Ok(states.filter(|lane| lane.open() + lane.review + lane.dead > 0).collect())
+}
+
+/// The handlers that are paused.
+pub(super) async fn paused_handlers(shared: &Shared) -> Result<Vec<PausedHandler>, StoreError> {
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let sql = "SELECT source, name, paused_at, paused_by, pause_reason FROM hapax.handler \
+               WHERE paused_at IS NOT NULL ORDER BY source COLLATE \"C\", name COLLATE \"C\"";
+    let rows = lent.query(sql, &[]).await.map_err(read)?;
+    let paused = rows.iter().map(|row| PausedHandler {
+        handler: HandlerRef {
+            source: SourceName::new(row.get::<_, &str>(0)),
+            handler: HandlerName::new(row.get::<_, &str>(1)),
+        },
+        since: row.get(2),
+        who: row.get::<_, Option<String>>(3).unwrap_or_default(),
+        reason: row.get(4),
+    });
+    Ok(paused.collect())
 }
 
 /// Events in review, by source.

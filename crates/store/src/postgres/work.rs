@@ -9,8 +9,8 @@ use hapax_core::Timestamp;
 use hapax_core::job::{Fence, HandlerName, JobId};
 use hapax_core::store::{
     Action, Claim, ClaimAsk, EventId, HandlerRef, HandlerSpec, Held, Horizon, NewJob, Operate,
-    Outcome, Ran, ReplayAsk, Replayed, Reviewed, Settlement, SqlAsk, SqlRan, SqlRun, StoreError,
-    Wake, Work,
+    Outcome, PauseAnswer, Ran, ReplayAsk, Replayed, Reviewed, Settlement, SqlAsk, SqlRan, SqlRun,
+    StoreError, Wake, Work,
 };
 
 use super::connect::{PgError, retried};
@@ -163,6 +163,31 @@ impl Operate for PgStore {
             operator_actions::discard(&shared, event, handler.as_ref(), &by).await
         })
         .await
+    }
+
+    async fn pause_handler(
+        &self,
+        handler: HandlerRef,
+        by: Action,
+    ) -> Result<PauseAnswer, StoreError> {
+        self.act(move |shared| async move {
+            operator_actions::set_paused(&shared, &handler, Some(&by)).await
+        })
+        .await
+    }
+
+    async fn resume_handler(
+        &self,
+        handler: HandlerRef,
+        _by: Action,
+    ) -> Result<PauseAnswer, StoreError> {
+        let answer = self
+            .act(move |shared| async move {
+                operator_actions::set_paused(&shared, &handler, None).await
+            })
+            .await?;
+        self.shared.arrived.notify_waiters();
+        Ok(answer)
     }
 }
 

@@ -43,7 +43,8 @@ use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
     EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, JobDetail, JobFilter,
-    LaneState, Lookup, Page, Sample, SampleAsk, Store, StoreError, StoreHints, Verdict,
+    LaneState, Lookup, Page, PausedHandler, Sample, SampleAsk, Store, StoreError, StoreHints,
+    Verdict,
 };
 use hapax_core::{EventKey, SourceName, Timestamp};
 use rusqlite::Connection;
@@ -296,6 +297,10 @@ impl Inspect for SqliteStore {
         };
         // If the flush takes longer, the counts are read as they are.
         let _ = tokio::time::timeout(READ_FLUSH_MAX, flush).await;
+    }
+
+    async fn paused_handlers(&self) -> Result<Vec<PausedHandler>, StoreError> {
+        self.readers.run(stats::paused_handlers).await
     }
 
     async fn in_review(&self) -> Result<Vec<(SourceName, u64)>, StoreError> {

@@ -4,7 +4,8 @@
 use hapax_core::job::HandlerName;
 use hapax_core::lifecycle::Act;
 use hapax_core::store::{
-    Action, EventId, NewJob, Operate, ReplayAsk, Replayed, Reviewed, Status, StoreError,
+    Action, EventId, HandlerRef, NewJob, Operate, PauseAnswer, ReplayAsk, Replayed, Reviewed,
+    Status, StoreError,
 };
 use hapax_core::{EventKey, SourceName, Tenant};
 use rusqlite::{Connection, OptionalExtension};
@@ -43,6 +44,27 @@ impl Operate for SqliteStore {
         by: Action,
     ) -> Result<Reviewed, StoreError> {
         self.writer.act(move |writer| writer.discard(event, handler.as_ref(), &by)).await
+    }
+
+    async fn pause_handler(
+        &self,
+        handler: HandlerRef,
+        by: Action,
+    ) -> Result<PauseAnswer, StoreError> {
+        let changed =
+            self.writer.act(move |writer| writer.lanes.pause(&writer.conn, handler, &by)).await?;
+        Ok(if changed { PauseAnswer::Changed } else { PauseAnswer::AlreadySo })
+    }
+
+    async fn resume_handler(
+        &self,
+        handler: HandlerRef,
+        _by: Action,
+    ) -> Result<PauseAnswer, StoreError> {
+        let changed =
+            self.writer.act(move |writer| writer.lanes.resume(&writer.conn, &handler)).await?;
+        self.shared.arrived.notify_waiters();
+        Ok(if changed { PauseAnswer::Changed } else { PauseAnswer::AlreadySo })
     }
 }
 

@@ -1,12 +1,12 @@
 //! The data of figures and alerts: how far behind each handler is, and a sample of recent events.
 //! Both read only partial indexes and single rows, so their cost does not grow with the database.
 
-use hapax_core::job::HandlerName;
 use hapax_core::limits::LANE_COUNT_MAX;
-use hapax_core::store::{HandlerRef, LaneState, Sample, SampleAsk, SampledEvent};
+use hapax_core::store::{HandlerRef, LaneState, PausedHandler, Sample, SampleAsk, SampledEvent};
 use hapax_core::{SourceName, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 
+use super::jobs::handler_of;
 use super::reader::{SUMMARY, summary};
 use super::row::{DEAD, HELD, LEASED, PARKED, READY, REVIEW, micros, timestamp};
 
@@ -36,10 +36,7 @@ pub(super) fn lanes(conn: &Connection) -> rusqlite::Result<Vec<LaneState>> {
     let mut states: Vec<LaneState> = Vec::new();
     while let Some(row) = rows.next()? {
         let lane: i64 = row.get(0)?;
-        let handler = HandlerRef {
-            source: SourceName::new(row.get_ref(1)?.as_str()?),
-            handler: HandlerName::new(row.get_ref(2)?.as_str()?),
-        };
+        let handler = handler_of(row, 1)?;
         if states.last().is_none_or(|last| last.handler != handler) {
             states.push(nothing(handler));
         }
@@ -49,6 +46,23 @@ pub(super) fn lanes(conn: &Connection) -> rusqlite::Result<Vec<LaneState>> {
     }
     states.retain(|lane| lane.open() + lane.dead > 0);
     Ok(states)
+}
+
+/// The handlers that are paused.
+pub(super) fn paused_handlers(conn: &Connection) -> rusqlite::Result<Vec<PausedHandler>> {
+    conn.prepare_cached(
+        "SELECT source, name, paused_at, paused_by, pause_reason FROM hapax_handler
+         WHERE paused_at IS NOT NULL ORDER BY source, name",
+    )?
+    .query_map([], |row| {
+        Ok(PausedHandler {
+            handler: handler_of(row, 0)?,
+            since: timestamp(row.get(2)?),
+            who: row.get(3)?,
+            reason: row.get(4)?,
+        })
+    })?
+    .collect()
 }
 
 /// Events in review, by source.

@@ -250,6 +250,8 @@ on_every_working_store! {
     }
     operator_actions {
         approving_beside_on_time_copies_writes_the_jobs_once,
+        a_paused_handler_claims_nothing_and_loses_nothing,
+        a_hold_does_not_end_while_its_handler_is_paused,
         rejecting_beside_on_time_copies_has_one_winner,
         an_approved_event_records_its_operator,
         a_rejected_event_never_runs,

@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use hapax_core::SourceName;
 use hapax_core::job::{HandlerName, Phase, Retry};
+use hapax_core::order::{Gaps, OnGap, OrderPolicy};
 use hapax_core::store::{
-    EventId, HandlerRef, HandlerSpec, Horizon, Lookup, ReplayEffect, ReviewReason, Reviewed,
-    Settlement, Status, Verdict,
+    EventId, HandlerRef, HandlerSpec, Horizon, Lookup, PauseAnswer, PausedHandler, ReplayEffect,
+    ReviewReason, Reviewed, Settlement, Status, Verdict, Wake,
 };
 use uuid::Uuid;
 
 use crate::harness::{
-    LEASE, Replay, Sender, Working, World, after, body, done, failed, ids, job, noon, spec,
+    FOREVER, LEASE, Replay, Sender, Working, World, after, body, done, failed, handler, ids, job,
+    noon, placed, spec, with_gaps,
 };
 
 pub(crate) async fn approving_beside_on_time_copies_writes_the_jobs_once<S: Working>(
@@ -481,4 +483,85 @@ pub(crate) async fn pruning_takes_ranges_and_leaves_what_lies_between<S: Working
         assert_eq!(is_pruned(&world, &id).await, n % 4 != 0, "{id}");
         assert_eq!(knows(n).await, n % 4 == 0, "{id}");
     }
+}
+
+pub(crate) async fn a_paused_handler_claims_nothing_and_loses_nothing<S: Working>(world: World<S>) {
+    // Jobs arrive, wait for a retry and are under way while the handler is paused.
+    world.announce([spec("fee"), spec("mail")]).await;
+    world.accept("failed", &[job("fee")]).await;
+    let failing = world.claim_one("fee").await;
+    world.settle(&failing, failed(Retry::Schedule)).await;
+    world.accept("running", &[job("fee")]).await;
+    let running = world.claim_one("fee").await;
+    world.accept("lost", &[job("fee")]).await;
+    let lost = world.claim_one("fee").await;
+    let pause = async || {
+        let by = world.by("the bank is down");
+        world.store.pause_handler(handler("fee"), by).await.expect("pauses")
+    };
+    assert!(world.store.paused_handlers().await.expect("reads").is_empty());
+    let paused_at = world.clock.now();
+    assert_eq!(pause().await, PauseAnswer::Changed);
+    world.pass(5);
+    assert_eq!(pause().await, PauseAnswer::AlreadySo);
+    world.accept("waiting", &[job("fee"), job("mail")]).await;
+    assert_eq!(world.do_all("mail").await, ["waiting"], "other handlers go on");
+    world.pass(86_400);
+    assert!(world.claim("fee", 10).await.is_empty());
+    assert_eq!(world.next_due("fee").await, None);
+    let paused = world.store.paused_handlers().await.expect("reads");
+    assert_eq!(
+        paused,
+        [PausedHandler {
+            handler: handler("fee"),
+            since: paused_at,
+            who: "ops".to_owned(),
+            reason: Some("the bank is down".to_owned()),
+        }]
+    );
+    // The attempt that was under way still counts.
+    assert_eq!(world.settle(&running, done("in time")).await, Settlement::Recorded);
+    for (id, attempts) in [("failed", 1), ("lost", 1), ("waiting", 0)] {
+        let job = world.job(id, "fee").await;
+        assert_eq!((job.progress.attempt, job.progress.lost), (attempts, 0), "{id}");
+    }
+    // A restart of the node.
+    world.announce([spec("fee"), spec("mail")]).await;
+    assert!(world.claim("fee", 10).await.is_empty());
+    let resume = async || {
+        let by = world.by("it is back");
+        world.store.resume_handler(handler("fee"), by).await.expect("resumes")
+    };
+    let fee = handler("fee");
+    let woken = world.store.wait(&fee, FOREVER..=FOREVER);
+    assert_eq!(resume().await, PauseAnswer::Changed);
+    assert_eq!(woken.await, Wake::Arrived);
+    assert_eq!(resume().await, PauseAnswer::AlreadySo);
+    assert!(world.store.paused_handlers().await.expect("reads").is_empty());
+    let mut ran = Vec::new();
+    while !ran.contains(&"lost".to_owned()) {
+        ran.extend(world.do_all("fee").await);
+        world.pass(10);
+    }
+    ran.sort();
+    assert_eq!(ran, ["failed", "lost", "waiting"]);
+    assert_eq!(world.settle(&lost, done("too late")).await, Settlement::Lost);
+}
+
+pub(crate) async fn a_hold_does_not_end_while_its_handler_is_paused<S: Working>(world: World<S>) {
+    // The predecessor arrives during the pause, and the hold's deadline passes before the end of it.
+    let gaps = Gaps { hold: Duration::from_secs(60), hold_max: 10, on_gap: OnGap::Review };
+    let policy = OrderPolicy::Sequence { start: Some(1) };
+    world.announce([with_gaps("fee", policy, gaps)]).await;
+    world.accept("second", &[placed("fee", "a", 2)]).await;
+    assert!(world.claim("fee", 10).await.is_empty());
+    assert_eq!(world.job("second", "fee").await.phase, Phase::Held);
+    let by = world.by("a deploy");
+    world.store.pause_handler(handler("fee"), by.clone()).await.expect("pauses");
+    world.accept("first", &[placed("fee", "a", 1)]).await;
+    world.pass(3_600);
+    assert!(world.claim("fee", 10).await.is_empty());
+    assert_eq!(world.job("second", "fee").await.phase, Phase::Held);
+    world.store.resume_handler(handler("fee"), by).await.expect("resumes");
+    assert_eq!(world.do_all("fee").await, ["first", "second"]);
 }

@@ -10,16 +10,19 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, OriginalUri, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::{Extension, Json};
+use hapax_core::SourceName;
+use hapax_core::job::HandlerName;
 use hapax_core::ledger::{
     Fingerprint, IdempotencyKey, Reservation, ReserveAsk, Scope, StoredAnswer,
 };
+use hapax_core::store::HandlerRef;
 use url::form_urlencoded;
 use uuid::Uuid;
 
 use super::super::auth::Caller;
-use super::super::extract::{JsonBody, PathId, QueryParams};
+use super::super::extract::{JsonBody, PathHandler, PathId, QueryParams};
 use super::super::problem::Problem;
-use super::super::{Admin, AdminStore, endpoints, events, messages, replay, review};
+use super::super::{Admin, AdminStore, endpoints, events, handlers, messages, replay, review};
 use super::filters::{Filters, form};
 use super::{Frame, Page, Reader, SeeOther};
 use crate::api::{
@@ -453,6 +456,74 @@ fn message_page(id: &str) -> String {
 
 /// An action on an endpoint.
 pub(in crate::admin) struct ChangeEndpoint<const WHICH: u8>;
+
+/// Pauses a handler, or resumes it.
+pub(in crate::admin) struct ChangeHandler<const PAUSES: bool>;
+
+/// Pauses a handler.
+pub(in crate::admin) type PauseHandler = ChangeHandler<true>;
+/// Resumes a paused handler.
+pub(in crate::admin) type ResumeHandler = ChangeHandler<false>;
+
+/// The handler that a path names as one segment.
+fn handler_named(id: &str) -> Result<HandlerRef, Problem> {
+    let (source, handler) =
+        id.split_once('/').ok_or_else(|| Problem::not_found("no handler has that name"))?;
+    Ok(HandlerRef { source: SourceName::new(source), handler: HandlerName::new(handler) })
+}
+
+impl<S: AdminStore, const PAUSES: bool> PageAction<S> for ChangeHandler<PAUSES> {
+    async fn question(
+        _: Arc<Admin<S>>,
+        _: Caller,
+        id: String,
+        _: Filters,
+    ) -> Result<Question, Problem> {
+        handler_named(&id)?;
+        let (title, sentence, button) = match PAUSES {
+            true => (
+                "Pause this handler?",
+                "No node claims its jobs until it is resumed. Attempts that are running end as usual. \
+                 Events are stored as before, and nothing is lost.",
+                "Pause",
+            ),
+            false => {
+                ("Resume this handler?", "Every job that became due meanwhile runs now.", "Resume")
+            }
+        };
+        Ok(Question {
+            title: title.to_owned(),
+            subject: id,
+            sentences: vec![sentence.to_owned()],
+            button,
+            needs_reason: false,
+            offers_force: false,
+            is_final: false,
+            back: "/handlers".to_owned(),
+        })
+    }
+
+    async fn act(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        _: Filters,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        let handler = PathHandler(handler_named(&id)?);
+        let reason = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let (state, by) = (State(admin), Extension(caller));
+        let sentence = match PAUSES {
+            true => handlers::pause(state, by, handler, reason)
+                .await
+                .map(|_| format!("The handler {id} is paused."))?,
+            false => handlers::resume(state, by, handler, reason)
+                .await
+                .map(|_| format!("The handler {id} is resumed."))?,
+        };
+        Ok(Done { page: "/handlers".to_owned(), filters: Filters::default(), sentence })
+    }
+}
 
 /// Holds the deliveries of an endpoint.
 pub(in crate::admin) type DisableEndpoint = ChangeEndpoint<0>;

@@ -28,7 +28,8 @@ use crate::api;
 
 pub(super) use actions::{
     ActionForm, ApproveEvent, CancelMessage, DisableEndpoint, DiscardEvent, EnableEndpoint,
-    PingEndpoint, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage, act, ask,
+    PauseHandler, PingEndpoint, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage,
+    ResumeHandler, act, ask,
 };
 pub(super) use assets::{File, file};
 pub(super) use events::{event, events, find, review};

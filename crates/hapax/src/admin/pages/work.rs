@@ -8,12 +8,12 @@ use axum::extract::State;
 
 use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
-use super::super::{Admin, AdminStore, audit, events, jobs, stats};
+use super::super::{Admin, AdminStore, audit, events, handlers, jobs, stats};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{
     Alert, AuditEntry, AuditQuery, EventSummary, EventsQuery, Figures, Handler, Job, JobsQuery,
-    Lane, StatsQuery,
+    Lane, Pause, StatsQuery,
 };
 
 #[derive(Template)]
@@ -69,6 +69,7 @@ pub(in crate::admin) async fn dead<S: AdminStore>(
 pub(in crate::admin) struct Handlers {
     frame: Frame,
     rows: Vec<HandlerRow>,
+    done: Option<String>,
 }
 
 /// A handler that is configured or has jobs.
@@ -77,21 +78,31 @@ struct HandlerRow {
     handler: String,
     configured: Option<Handler>,
     lane: Option<Lane>,
+    paused: Option<Pause>,
+}
+
+impl HandlerRow {
+    /// How a path names it, as one segment.
+    fn id(&self) -> String {
+        format!("{}/{}", self.source, self.handler)
+    }
 }
 
 /// `GET /handlers`.
 pub(in crate::admin) async fn handlers<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     reader: Reader,
+    filters: Filters,
 ) -> Result<Page<Handlers>, Problem> {
     let frame = reader.frame(&admin, "/handlers").await;
-    let Json(configured) = jobs::handlers(State(Arc::clone(&admin))).await;
+    let Json(configured) = handlers::list(State(Arc::clone(&admin))).await?;
     let Json(lanes) = jobs::lanes(State(admin)).await?;
     let mut rows: Vec<HandlerRow> = Vec::new();
     for handler in configured.items {
         rows.push(HandlerRow {
             source: handler.source.clone(),
             handler: handler.handler.to_string(),
+            paused: handler.paused.clone(),
             configured: Some(handler),
             lane: None,
         });
@@ -106,12 +117,13 @@ pub(in crate::admin) async fn handlers<S: AdminStore>(
                 source: lane.source.clone(),
                 handler: lane.handler.to_string(),
                 configured: None,
+                paused: lane.paused.clone(),
                 lane: Some(lane),
             }),
         }
     }
     rows.sort_by(|a, b| (&a.source, &a.handler).cmp(&(&b.source, &b.handler)));
-    Ok(reader.page(Handlers { frame, rows }))
+    Ok(reader.page(Handlers { frame, rows, done: filters.done() }))
 }
 
 #[derive(Template)]

@@ -52,6 +52,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
+    IF h.paused_at IS NOT NULL THEN
+        lane := after_lane;
+        leases_until := leases_since;
+        RETURN NEXT;
+        RETURN;
+    END IF;
     leases := hapax.end_leases(h, leases_since, at);
     leases_until := leases.ended_until;
     IF leases.ended > 0 THEN

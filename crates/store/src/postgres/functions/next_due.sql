@@ -1,5 +1,5 @@
 -- When the next job of a handler is due, its lease or its hold ends: never late, as far as the asking
--- node knows (see hapax.claim), and maybe early.
+-- node knows (see hapax.claim), and maybe early. Null while the handler is paused.
 CREATE OR REPLACE FUNCTION hapax.next_due(
     of_handler integer, known_lanes integer[], known_since timestamptz[], leases_since timestamptz,
     now_at timestamptz DEFAULT NULL)
@@ -18,6 +18,10 @@ DECLARE
     next_known integer;
     next_lane integer;
 BEGIN
+    PERFORM FROM hapax.handler h WHERE h.handler = of_handler AND h.paused_at IS NOT NULL;
+    IF FOUND THEN
+        RETURN NULL;
+    END IF;
     SELECT x.due_at INTO earliest FROM hapax.job x
     WHERE x.handler = of_handler AND x.state = hapax.job_state('leased')
       AND x.due_at >= coalesce(leases_since, '-infinity')

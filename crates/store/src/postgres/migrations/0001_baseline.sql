@@ -13,6 +13,7 @@ INSERT INTO hapax.epoch DEFAULT VALUES;
 -- A handler as the nodes last announced it. retry and lease in microseconds: SQL functions follow
 -- the schedule too. policy: null none, 0 latest, 1 sequence, 2 machine. workplace: 0 in the node's
 -- process, which it may end, 1 in an app that is called, 2 with workers that lease its jobs.
+-- paused_at: while it is set, no node claims its jobs.
 CREATE TABLE hapax.handler (
     handler  integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     source   text    NOT NULL,
@@ -25,6 +26,9 @@ CREATE TABLE hapax.handler (
     hold_max integer NOT NULL DEFAULT 1000,
     go       boolean NOT NULL DEFAULT false,
     workplace smallint NOT NULL DEFAULT 0,
+    paused_at timestamptz,
+    paused_by text,
+    pause_reason text,
     UNIQUE (source, name)
 );
 

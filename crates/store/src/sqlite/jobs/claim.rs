@@ -33,6 +33,9 @@ impl Lanes {
         now: Timestamp,
     ) -> rusqlite::Result<Vec<JobRow>> {
         let Some(spec) = self.specs.get(ask.handler).cloned() else { return Ok(Vec::new()) };
+        if self.paused.contains(ask.handler) {
+            return Ok(Vec::new());
+        }
         let mut lanes: Vec<i64> = self
             .by_lane
             .iter()

@@ -10,15 +10,15 @@ mod operator_actions;
 mod row;
 mod settle;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::job::{HandlerName, Workplace, jittered};
 use hapax_core::order::OrderPolicy;
-use hapax_core::store::{HandlerRef, HandlerSpec, NewJob};
+use hapax_core::store::{Action, HandlerRef, HandlerSpec, NewJob};
 use hapax_core::{SourceName, Tenant, Timestamp};
-use rusqlite::Connection;
+use rusqlite::{Connection, Row};
 
 pub(super) use change::Reported;
 pub(super) use claim::Asked;
@@ -44,6 +44,8 @@ pub(super) struct Lanes {
     lanes: HashMap<(i64, i64), i64>,
     by_lane: HashMap<i64, Lane>,
     specs: HashMap<HandlerRef, Arc<HandlerSpec>>,
+    /// Handlers that an operator has paused.
+    paused: HashSet<HandlerRef>,
     /// The highest number of a lane.
     last_lane: i64,
     /// Where the next claim of a handler starts its round over the tenants.
@@ -71,6 +73,16 @@ impl Lanes {
         freed: bool,
     ) -> rusqlite::Result<Self> {
         let mut loaded = Self { specs, freed, ..Self::default() };
+        let mut handlers =
+            conn.prepare("SELECT handler, source, name, paused_at IS NOT NULL FROM hapax_handler")?;
+        let mut handlers = handlers.query([])?;
+        while let Some(row) = handlers.next()? {
+            let name = handler_of(row, 1)?;
+            if row.get(3)? {
+                loaded.paused.insert(name.clone());
+            }
+            loaded.handlers.insert(name, row.get(0)?);
+        }
         let mut rows = conn.prepare(
             "SELECT l.lane, l.pair, l.handler, h.source, h.name, p.tenant
              FROM hapax_lane l JOIN hapax_handler h ON h.handler = l.handler
@@ -79,12 +91,8 @@ impl Lanes {
         let mut rows = rows.query([])?;
         while let Some(row) = rows.next()? {
             let (lane, pair, handler): (i64, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
-            let name = HandlerRef {
-                source: SourceName::new(row.get_ref(3)?.as_str()?),
-                handler: HandlerName::new(row.get_ref(4)?.as_str()?),
-            };
+            let name = handler_of(row, 3)?;
             let tenant = Tenant::new(row.get_ref(5)?.as_str()?);
-            loaded.handlers.insert(name.clone(), handler);
             loaded.lanes.insert((pair, handler), lane);
             loaded.by_lane.insert(lane, Lane { handler: name, tenant, quiet_until: i64::MIN });
             loaded.last_lane = loaded.last_lane.max(lane);
@@ -153,18 +161,7 @@ impl Lanes {
         name: &HandlerName,
     ) -> rusqlite::Result<i64> {
         let handler_ref = HandlerRef { source: source.clone(), handler: name.clone() };
-        let handler = match self.handlers.get(&handler_ref) {
-            Some(handler) => *handler,
-            None => {
-                conn.execute(
-                    "INSERT INTO hapax_handler (source, name) VALUES (?1, ?2)",
-                    (source.as_str(), name.as_str()),
-                )?;
-                let handler = conn.last_insert_rowid();
-                self.handlers.insert(handler_ref.clone(), handler);
-                handler
-            }
-        };
+        let handler = self.handler_number(conn, &handler_ref)?;
         if let Some(lane) = self.lanes.get(&(pair, handler)) {
             return Ok(*lane);
         }
@@ -179,6 +176,51 @@ impl Lanes {
         let tenant = tenant.clone();
         self.by_lane.insert(lane, Lane { handler: handler_ref, tenant, quiet_until: i64::MAX });
         Ok(lane)
+    }
+
+    fn handler_number(&mut self, conn: &Connection, name: &HandlerRef) -> rusqlite::Result<i64> {
+        if let Some(handler) = self.handlers.get(name) {
+            return Ok(*handler);
+        }
+        conn.execute(
+            "INSERT INTO hapax_handler (source, name) VALUES (?1, ?2)",
+            (name.source.as_str(), name.handler.as_str()),
+        )?;
+        let handler = conn.last_insert_rowid();
+        self.handlers.insert(name.clone(), handler);
+        Ok(handler)
+    }
+
+    /// Pauses a handler, which may have no job yet. False if it was paused already.
+    pub(super) fn pause(
+        &mut self,
+        conn: &Connection,
+        handler: HandlerRef,
+        by: &Action,
+    ) -> rusqlite::Result<bool> {
+        let number = self.handler_number(conn, &handler)?;
+        conn.execute(
+            "UPDATE hapax_handler SET paused_at = ?2, paused_by = ?3, pause_reason = ?4
+             WHERE handler = ?1 AND paused_at IS NULL",
+            (number, micros(by.at), &by.who, &by.reason),
+        )?;
+        Ok(self.paused.insert(handler))
+    }
+
+    /// Ends the pause of a handler. False if it was not paused.
+    pub(super) fn resume(
+        &mut self,
+        conn: &Connection,
+        handler: &HandlerRef,
+    ) -> rusqlite::Result<bool> {
+        conn.execute(
+            "UPDATE hapax_handler SET paused_at = NULL, paused_by = NULL, pause_reason = NULL
+             WHERE source = ?1 AND name = ?2",
+            (handler.source.as_str(), handler.handler.as_str()),
+        )?;
+        self.look_at_all();
+        self.woken = true;
+        Ok(self.paused.remove(handler))
     }
 
     /// Whether there is a lane for this handler.
@@ -260,6 +302,9 @@ impl Lanes {
         handler: &HandlerRef,
         now: Timestamp,
     ) -> rusqlite::Result<Option<Timestamp>> {
+        if self.paused.contains(handler) {
+            return Ok(None);
+        }
         for _ in 0..LANES_ASKED_MAX {
             let lanes = self.by_lane.iter().filter(|(_, lane)| lane.handler == *handler);
             let earliest = lanes.min_by_key(|(_, lane)| lane.quiet_until);
@@ -294,6 +339,14 @@ impl Lanes {
         let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
         order.map_or(OrderPolicy::Latest, |rule| rule.policy.clone())
     }
+}
+
+/// The handler whose source is in this column and whose name is in the next.
+pub(super) fn handler_of(row: &Row<'_>, at: usize) -> rusqlite::Result<HandlerRef> {
+    Ok(HandlerRef {
+        source: SourceName::new(row.get_ref(at)?.as_str()?),
+        handler: HandlerName::new(row.get_ref(at + 1)?.as_str()?),
+    })
 }
 
 /// In a sequence or a machine the next event needs the mark, however late it arrives: those marks

@@ -106,11 +106,15 @@ CREATE TABLE hapax_copy (
     conflicts    INTEGER NOT NULL
 );
 
--- A handler: events create its jobs in their own commit.
+-- A handler: events create its jobs in their own commit. paused_at: while it is set, none of its jobs is
+-- claimed.
 CREATE TABLE hapax_handler (
-    handler INTEGER PRIMARY KEY,
-    source  TEXT NOT NULL,
-    name    TEXT NOT NULL,
+    handler      INTEGER PRIMARY KEY,
+    source       TEXT NOT NULL,
+    name         TEXT NOT NULL,
+    paused_at    INTEGER,
+    paused_by    TEXT,
+    pause_reason TEXT,
     UNIQUE (source, name)
 );
 
