@@ -38,6 +38,15 @@ pub enum Signing {
 }
 
 impl Signing {
+    /// Its word in the API, the command line and the dashboard.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Standard => "standard",
+            Self::Ed25519 => "ed25519",
+            Self::Timestamped => "timestamped",
+        }
+    }
+
     /// The prefix of its secrets.
     fn prefix(self) -> &'static str {
         match self {

@@ -170,20 +170,10 @@ fn order(word: &str) -> Result<EndpointOrder, String> {
 const SIGNINGS: &str = "standard|ed25519|timestamped";
 
 fn signing(word: &str) -> Result<Signing, String> {
-    match word {
-        "standard" => Ok(Signing::Standard),
-        "ed25519" => Ok(Signing::Ed25519),
-        "timestamped" => Ok(Signing::Timestamped),
-        _other => Err("write standard, ed25519 or timestamped".to_owned()),
-    }
-}
-
-fn signing_text(signing: Signing) -> &'static str {
-    match signing {
-        Signing::Standard => "standard",
-        Signing::Ed25519 => "ed25519",
-        Signing::Timestamped => "timestamped",
-    }
+    [Signing::Standard, Signing::Ed25519, Signing::Timestamped]
+        .into_iter()
+        .find(|signing| signing.as_str() == word)
+        .ok_or_else(|| "write standard, ed25519 or timestamped".to_owned())
 }
 
 fn on_dead(word: &str) -> Result<OnDead, String> {
@@ -293,7 +283,7 @@ fn print(endpoint: &Endpoint) -> Result<Exit, Failure> {
         ("at once", endpoint.max_in_flight.to_string()),
         ("rate", endpoint.rate_limit.map_or_else(|| "-".to_owned(), |rate| rate.to_string())),
         ("order", order_text(endpoint).to_owned()),
-        ("signing", signing_text(endpoint.signing).to_owned()),
+        ("signing", endpoint.signing.as_str().to_owned()),
         ("public key", optional(&endpoint.public_key)),
         ("version", optional(&endpoint.api_version)),
         ("uid", optional(&endpoint.uid)),

@@ -104,6 +104,8 @@ fn an_endpoint_with_a_key_pair_shows_its_public_key_and_never_a_secret() {
         (text(&shown, "signing"), text(&shown, "public_key")),
         ("ed25519".into(), key.clone())
     );
+    let page = server.admin_get(&format!("/endpoints/{id}")).text();
+    assert!(page.contains(&key), "{page}");
     let changed = server.admin_request("PATCH", &path, Some(&json!({"signing": "standard"})));
     assert!(changed.status == 400 && changed.text().contains("rotate"), "{changed:?}");
     let same = json!({"signing": "ed25519", "description": "x"});
