@@ -245,8 +245,11 @@ impl SenderKeys {
         let (keys, source, asked) = (Arc::clone(self), Arc::clone(source), asked.clone());
         self.tasks.spawn(async move {
             match keys.fetch(&source, &asked, now).await {
+                // An entry that had to make room, or is being fetched since, is left alone.
                 Ok(key) => {
-                    keys.entries().insert(asked.id, Entry::known(key, now));
+                    if let Some(entry @ Entry::Known { .. }) = keys.entries().get_mut(&asked.id) {
+                        *entry = Entry::known(key, now);
+                    }
                 }
                 Err(why) => warn!(
                     source = %source.name(),

@@ -335,3 +335,31 @@ fn an_event_without_an_id_is_known_by_its_stable_fields() {
     assert_eq!(waiting.len(), 1, "{waiting:?}");
     assert_eq!(waiting[0]["review"], "conflict");
 }
+
+// The server has no way out: nothing may be decided about a request whose key cannot be fetched, and a forged
+// address is refused without trying.
+#[test]
+fn without_the_key_of_its_sender_a_request_gets_a_503_and_with_a_forged_address_a_401() {
+    let closed = hapax_sim::free_port();
+    let config = format!(
+        "[outbound]\nproxy = \"http://127.0.0.1:{closed}\"\n\
+         [sources.paypal]\nprovider = \"paypal\"\nparams = {{ webhook_id = \"WH-1\" }}\n"
+    );
+    let house = House::new(&config);
+    let server = house.start();
+    let ask = |certificate: &str| {
+        server.ask(format!(
+            "POST /webhooks/paypal HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+             paypal-transmission-id: t\r\npaypal-transmission-time: 2026-01-01T00:00:11Z\r\n\
+             paypal-transmission-sig: AAAA\r\npaypal-auth-algo: SHA256withRSA\r\n\
+             paypal-cert-url: {certificate}\r\ncontent-length: 2\r\n\r\n{{}}"
+        ))
+    };
+    let later = ask("https://api.paypal.com/v1/notifications/certs/CERT-1");
+    assert_eq!(later.status, 503, "{later:?}");
+    assert!(later.header("retry-after").is_some(), "{later:?}");
+    let forged = ask(&format!("https://127.0.0.1:{closed}/v1/notifications/certs/CERT-1"));
+    assert_eq!(forged.status, 401, "{forged:?}");
+    let log = server.stop();
+    assert!(log.contains("could not fetch the certificate CERT-1 of paypal"), "{log}");
+}
