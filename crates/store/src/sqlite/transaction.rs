@@ -18,10 +18,7 @@ impl<'a> Transaction<'a> {
     pub(super) fn begin_unsynced(
         conn: &'a Connection,
     ) -> rusqlite::Result<UnsyncedTransaction<'a>> {
-        // Not prepared ahead: this pragma takes effect when it is compiled.
-        if open::durable() == "full" {
-            conn.execute_batch("PRAGMA synchronous = NORMAL")?;
-        }
+        defer_syncs(conn)?;
         // Created first: if the transaction cannot begin, the setting is still reset.
         let mut unsynced = UnsyncedTransaction(None, conn);
         unsynced.0 = Some(Self::begin(conn)?);
@@ -46,11 +43,25 @@ impl UnsyncedTransaction<'_> {
 impl Drop for UnsyncedTransaction<'_> {
     fn drop(&mut self) {
         drop(self.0.take());
-        // Without it, events would be acked that a power cut can undo.
-        self.1
-            .pragma_update(None, "synchronous", open::durable())
-            .expect("a connection outside a transaction takes its own setting back");
+        sync_again(self.1);
     }
+}
+
+/// From here on commits are not synced, until [`sync_again`].
+pub(super) fn defer_syncs(conn: &Connection) -> rusqlite::Result<()> {
+    // Not prepared ahead: this pragma takes effect when it is compiled.
+    if open::durable() == "full" {
+        conn.execute_batch("PRAGMA synchronous = NORMAL")?;
+    }
+    Ok(())
+}
+
+/// Makes later commits durable again. A transaction that is still open has failed, and is rolled back.
+pub(super) fn sync_again(conn: &Connection) {
+    drop(Transaction(conn));
+    // Without it, events would be acked that a power cut can undo.
+    conn.pragma_update(None, "synchronous", open::durable())
+        .expect("a connection outside a transaction takes its own setting back");
 }
 
 impl Drop for Transaction<'_> {
