@@ -4,7 +4,11 @@
 CREATE OR REPLACE FUNCTION hapax.forget(
     sources text[], bounds uuid[], befores timestamptz[], most integer, now_at timestamptz
 ) RETURNS SETOF uuid
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+-- In the order of the index only the first few rows are read; a bitmap would read a source's whole range.
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     moment CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
     ripe uuid[];
