@@ -12,6 +12,7 @@ mod sending;
 
 mod crowd;
 mod delivery_lifecycle;
+mod event_plans;
 mod faults;
 mod front;
 mod functions;

@@ -26,7 +26,7 @@ fn by() -> Action {
     Action { who: "ops".into(), reason: None, at: noon() }
 }
 
-async fn add(store: &PgStore, settings: EndpointSettings) -> EndpointId {
+pub(crate) async fn add(store: &PgStore, settings: EndpointSettings) -> EndpointId {
     let (id, tenant) = (EndpointId(Uuid::now_v7()), Tenant::default());
     let sealed = sealed(id, &tenant, 1);
     let new = NewEndpoint { id, tenant, settings, sealed };
@@ -48,7 +48,7 @@ fn publishing(
 }
 
 /// Claims and delivers until nothing is due; the ids of the messages, in the order of their claims.
-async fn deliver_all(store: &PgStore) -> Vec<String> {
+pub(crate) async fn deliver_all(store: &PgStore) -> Vec<String> {
     let mut arrived = Vec::new();
     loop {
         let claims = take(store, 64).await;

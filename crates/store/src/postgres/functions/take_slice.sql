@@ -64,7 +64,9 @@ BEGIN
         done = p.done, skipped = p.skipped,
         state = CASE WHEN is_last AND NOT is_blocked THEN 'done' ELSE 'running' END,
         ended_at = CASE WHEN is_last AND NOT is_blocked THEN at END,
-        next_at = CASE WHEN is_blocked THEN at + interval '1 second'
+        next_at = CASE
+            -- After the wait for the lock, which may have been a second as well.
+            WHEN is_blocked THEN coalesce(now_at, clock_timestamp()) + interval '1 second'
             WHEN p.rate IS NULL THEN at
             ELSE greatest(p.next_at, at - interval '1 second')
                 + cardinality(of_events) * interval '1 second' / p.rate END
