@@ -24,7 +24,7 @@ BEGIN
             UNION ALL
             SELECT l.message FROM (
                 SELECT x.message FROM hapax.delivery x
-                WHERE x.endpoint = gone AND x.state = hapax.delivery_state('leased')
+                WHERE x.endpoint + 0 = gone AND x.state = hapax.delivery_state('leased')
                 ORDER BY x.message LIMIT most - cancelled FOR UPDATE SKIP LOCKED) l
             UNION ALL
             SELECT p.message FROM (
@@ -44,7 +44,7 @@ BEGIN
           AND NOT EXISTS (SELECT FROM hapax.delivery x
                           WHERE x.endpoint = gone AND x.state = hapax.delivery_state('ready'))
           AND NOT EXISTS (SELECT FROM hapax.delivery x
-                          WHERE x.endpoint = gone AND x.state = hapax.delivery_state('leased'))
+                          WHERE x.endpoint + 0 = gone AND x.state = hapax.delivery_state('leased'))
           AND NOT EXISTS (SELECT FROM hapax.delivery x
                           WHERE x.endpoint = gone AND x.state = hapax.delivery_state('parked'));
     END LOOP;

@@ -52,7 +52,7 @@ BEGIN
         is_busy := true;
     END IF;
     SELECT e.slots - count(*), min(x.message) INTO free, lowest_leased FROM hapax.delivery x
-    WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased')
+    WHERE x.endpoint + 0 = of_endpoint AND x.state = hapax.delivery_state('leased')
       AND x.message >= e.leased_from;
     IF e.rate_interval > 0 THEN
         -- How far the attempts so far run ahead, and how many more may.
@@ -78,7 +78,7 @@ BEGIN
     IF e.keeps_order THEN
         looks := looks + 256;
         SELECT coalesce(array_agg(x.key), '{}') INTO busy_keys FROM hapax.delivery x
-        WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased')
+        WHERE x.endpoint + 0 = of_endpoint AND x.state = hapax.delivery_state('leased')
           AND x.message >= e.leased_from AND x.key IS NOT NULL;
     END IF;
     FOR d IN
@@ -96,7 +96,7 @@ BEGIN
             IF blocker IS NULL AND d.key = ANY (busy_keys) THEN
                 -- A later one is under way: it was sent before the endpoint kept order.
                 SELECT x.message INTO blocker FROM hapax.delivery x
-                WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('leased')
+                WHERE x.endpoint + 0 = of_endpoint AND x.state = hapax.delivery_state('leased')
                   AND x.key = d.key LIMIT 1;
             END IF;
             IF blocker IS NOT NULL THEN
