@@ -12,11 +12,13 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::delivery::EndpointStanding;
 use crate::endpoint_secret::Signing;
 use crate::handler::TypeFilter;
 use crate::job::Policy;
 use crate::key::Tenant;
 use crate::message::{NewMessage, Payload};
+use crate::own_messages::EndpointSubject;
 use crate::rate_limit::RateLimit;
 use crate::vault::{KeyId, Sealed};
 
@@ -227,6 +229,27 @@ pub struct EndpointRecord {
     pub disabled: Option<Disabled>,
     /// Why its deliveries are held although it is enabled: its circuit is open.
     pub failing: Option<String>,
+}
+
+impl EndpointRecord {
+    /// Whether it takes deliveries. A deleted endpoint has no record.
+    pub fn standing(&self) -> EndpointStanding {
+        match (&self.disabled, &self.failing) {
+            (Some(_), _) => EndpointStanding::Disabled,
+            (None, Some(_)) => EndpointStanding::Failing,
+            (None, None) => EndpointStanding::Active,
+        }
+    }
+
+    /// Why it does not take deliveries, if so.
+    pub fn trouble(&self) -> Option<&str> {
+        self.disabled.as_ref().map(|disabled| disabled.reason.as_str()).or(self.failing.as_deref())
+    }
+
+    /// The subject of messages about it.
+    pub fn subject(&self) -> EndpointSubject {
+        EndpointSubject { id: self.id, tenant: self.tenant.clone() }
+    }
 }
 
 /// Why an endpoint gets no deliveries.

@@ -11,7 +11,6 @@ use crate::endpoint::{EndpointId, EndpointRecord, EndpointSealed, EndpointSettin
 use crate::endpoint_secret::{EndpointSecrets, RotateError, SigningSecret};
 use crate::key::Tenant;
 use crate::limits::MESSAGE_NAME_BYTES_MAX;
-use crate::message::OWN_TENANT;
 use crate::vault::{NONCE_BYTES, SealContext, Sealed, Vault};
 
 /// The most attempts of a schedule: more would keep a broken endpoint busy for months.
@@ -69,13 +68,11 @@ pub fn settings_fault(settings: &EndpointSettings) -> Option<String> {
     None
 }
 
-/// Why no endpoint can belong to a tenant of this name, if so.
+/// Why no endpoint can belong to a tenant of this name, if so. Endpoints of the tenant
+/// [`OWN_TENANT`](crate::message::OWN_TENANT) get the messages of Hapax about itself: only callers that let nobody
+/// but operators add endpoints may allow it.
 pub fn tenant_fault(name: &str) -> Option<&'static str> {
-    match name {
-        OWN_TENANT => Some("the tenant \"hapax\" is reserved for messages of Hapax itself"),
-        name if is_name(name) => None,
-        _bad => Some("tenant must have 1 to 255 bytes and no control characters"),
-    }
+    (!is_name(name)).then_some("tenant must have 1 to 255 bytes and no control characters")
 }
 
 fn is_name(text: &str) -> bool {

@@ -26,6 +26,7 @@ pub mod lifecycle;
 pub mod limits;
 pub mod message;
 pub mod order;
+pub mod own_messages;
 pub mod presets;
 pub mod rate_limit;
 pub mod receipt;

@@ -100,3 +100,6 @@ pub const TENANT_SOURCES_MAX: usize = 10_000;
 
 /// The longest time for which a replaced secret still signs. A receiver that needs longer has forgotten it.
 pub const SECRET_OVERLAP_MAX: std::time::Duration = std::time::Duration::from_secs(366 * 86_400);
+
+/// The most alerts that one commit clears: each is a message, and the next round clears the rest.
+pub const ALERTS_CLEARED_MAX: usize = 100;

@@ -18,6 +18,11 @@ use crate::limits::{MESSAGE_DATA_BYTES_MAX, MESSAGE_ID_CHARS_MAX, MESSAGE_NAME_B
 /// The tenant of messages that Hapax publishes about itself. No other publisher may use it.
 pub const OWN_TENANT: &str = "hapax";
 
+/// Why nothing else may belong to that tenant.
+pub fn own_tenant_fault() -> String {
+    format!("the tenant {OWN_TENANT:?} is reserved for messages of Hapax itself")
+}
+
 /// The beginning of the types of those messages.
 const OWN_TYPES: &str = "hapax.";
 

@@ -1,5 +1,5 @@
-//! Deletes finished events past their retention, and ends deliveries that were given up long ago, in small
-//! commits. While the store has other requests, the janitor pauses between commits, so that no ack waits for
+//! Deletes finished events past their retention, ends deliveries that were given up long ago, and publishes the
+//! numbers of dead deliveries that wait for it, in small commits. While the store has other requests, the janitor pauses between commits, so that no ack waits for
 //! more than one of them.
 
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hapax_core::store::{
-    Expiry, ExpiryAsk, Horizon, OutboxRetention, StoreError, StoreHints, Work,
+    Expiry, ExpiryAsk, Horizon, OutboxRetention, OwnMessages, StoreError, StoreHints, Work,
 };
 use hapax_core::{SourceName, Timestamp, tuned};
 use jiff::SignedDuration;
@@ -92,7 +92,7 @@ impl<S> Janitor<S> {
     }
 }
 
-impl<S: Work + StoreHints + OutboxRetention> Janitor<S> {
+impl<S: Work + StoreHints + OutboxRetention + OwnMessages> Janitor<S> {
     /// Deletes in rounds, until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         let mut failing = false;
@@ -120,6 +120,7 @@ impl<S: Work + StoreHints + OutboxRetention> Janitor<S> {
         let retention = self.retention.load_full();
         let horizon = retention.horizon((self.now)());
         self.in_slices(late, || self.store.prune(horizon.clone(), PRUNE_BATCH)).await?;
+        self.in_slices(late, || self.store.publish_deaths(PRUNE_BATCH)).await?;
         let Some(ask) = retention.expiry() else { return Ok(()) };
         let slice = || async {
             let expiry = self.store.expire_deliveries(ask).await?;

@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use hapax_core::limits::TENANT_SOURCES_MAX;
-use hapax_core::message::OWN_TENANT;
+use hapax_core::message::{OWN_TENANT, own_tenant_fault};
 use hapax_core::secret::ActiveSecret;
 use hapax_core::source_secrets::SourceSecrets;
 use hapax_core::store::{
@@ -206,8 +206,7 @@ impl TenantRules {
             Refused::Invalid(format!("tenant: {}; {}", invalid.problem, invalid.hint))
         })?;
         if tenant.as_str() == OWN_TENANT {
-            let why = "the tenant \"hapax\" is reserved for messages of Hapax itself";
-            return Err(Refused::Invalid(why.to_owned()));
+            return Err(Refused::Invalid(own_tenant_fault()));
         }
         let template = self.templates.get(source).ok_or_else(|| {
             Refused::Unknown(format!(

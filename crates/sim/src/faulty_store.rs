@@ -15,6 +15,7 @@ use hapax_core::delivery::DeliveryId;
 use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint};
 use hapax_core::job::{Fence, HandlerName, JobId};
 use hapax_core::ledger::{Ledger, Reservation, ReserveAsk, Reserved, StoredAnswer};
+use hapax_core::own_messages::ActiveAlert;
 use hapax_core::store::*;
 use hapax_core::{SourceName, Tenant};
 use tokio::sync::{Notify, Semaphore};
@@ -328,6 +329,10 @@ acts! {
     }
     OutboxRetention {
         ExpireDeliveries: expire_deliveries(ask: ExpiryAsk) -> Expiry;
+    }
+    OwnMessages {
+        PublishDeaths: publish_deaths(limit: usize) -> bool;
+        NoteAlerts: note_alerts(active: Vec<ActiveAlert>, quiet: Duration) -> AlertsNoted;
     }
     Plans {
         CountPlan: count_plan(work: PlanWork) -> PlanCount;

@@ -24,6 +24,7 @@ use crate::arrival::Arrival;
 use crate::json::{Pointer, Value};
 use crate::key::{KeyHash, Tenant};
 use crate::limits::{EVENT_ID_BYTES_MAX, EVENT_TYPE_BYTES_MAX, ITEMS_MAX};
+use crate::message::{OWN_TENANT, own_tenant_fault};
 use crate::presets::{BodyFormat, PresetEnvelope, PresetId};
 use crate::scheme::SignedContent;
 use crate::scheme::coverage::{BodyCovered, Coverage, Covered};
@@ -446,7 +447,13 @@ impl Envelope {
         }
         let tenant = match &self.tenant_from {
             Some(selector) => match view.find(selector)? {
-                Some(found) => Some(Tenant::new(id_text(selector, &found)?)),
+                Some(found) => match id_text(selector, &found)? {
+                    // Its messages would go to the operator's endpoints.
+                    name if name == OWN_TENANT => {
+                        return malformed(format!("{}: {}", selector.text(), own_tenant_fault()));
+                    }
+                    name => Some(Tenant::new(name)),
+                },
                 None => return malformed(format!("no tenant at {}", selector.text())),
             },
             None => None,

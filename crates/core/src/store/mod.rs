@@ -6,9 +6,9 @@
 //! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, [`Operate`] records the
 //! decisions of operators, and [`Inspect`] reads for them. [`Outbox`] publishes messages and delivers them,
 //! [`InspectOutbox`] reads both for operators, and [`OutboxRetention`] ends deliveries by their age.
-//! [`Plans`] repeat what operators do for many deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of
-//! tenants that are added at run time, and [`AdminRecords`] the sessions of the dashboard and the audit trail.
-//! [`StoreHints`] are for pacing and logs.
+//! [`OwnMessages`] publishes what Hapax reports about itself. [`Plans`] repeat what operators do for many
+//! deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of tenants that are added at run time, and
+//! [`AdminRecords`] the sessions of the dashboard and the audit trail. [`StoreHints`] are for pacing and logs.
 //! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
 
 mod admin_records;
@@ -18,6 +18,7 @@ mod inspect;
 mod operate;
 mod outbox;
 mod outbox_retention;
+mod own_messages;
 mod plans;
 mod source_secrets;
 mod work;
@@ -34,6 +35,7 @@ pub use inspect::*;
 pub use operate::*;
 pub use outbox::*;
 pub use outbox_retention::*;
+pub use own_messages::*;
 pub use plans::*;
 pub use source_secrets::*;
 pub use work::*;

@@ -83,6 +83,13 @@ impl ExpiryAsk {
             announced_by: ago(self.notice),
         }
     }
+
+    /// From when on deliveries of an endpoint are cancelled that is announced at `now`. `oldest`: since when its
+    /// oldest one is dead, held or parked.
+    pub fn cancelled_from(&self, oldest: Timestamp, now: Timestamp) -> Timestamp {
+        let later = |at: Timestamp, span| at.saturating_add(span).unwrap_or(Timestamp::MAX);
+        later(oldest, self.kept).max(later(now, self.notice))
+    }
 }
 
 /// What a round of expiry does about one endpoint.

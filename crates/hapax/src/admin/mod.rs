@@ -35,8 +35,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hapax_core::ledger::Ledger;
 use hapax_core::store::{
-    AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, Operate, Outbox, Plans,
-    SourceSecretStore, Store, Work,
+    AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, Operate, Outbox,
+    OwnMessages, Plans, SourceSecretStore, Store, Work,
 };
 use hapax_engine::{JobsFor, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -72,6 +72,7 @@ pub(crate) trait AdminStore:
     + Inspect
     + Outbox
     + InspectOutbox
+    + OwnMessages
     + Plans
     + Ledger
     + AdminRecords
@@ -86,6 +87,7 @@ impl<S> AdminStore for S where
         + Inspect
         + Outbox
         + InspectOutbox
+        + OwnMessages
         + Plans
         + Ledger
         + AdminRecords

@@ -1,6 +1,7 @@
 //! Evaluates the alert rules every few seconds and keeps the list of active alerts. [`rules`]
 //! decides which alerts are active, and [`history`] keeps the counters. This file schedules the
-//! rounds, and logs each alert once when it begins and once when it ends.
+//! rounds, and logs each alert once when it begins and once when it ends. After each round the store learns of the
+//! active alerts: it publishes each once for all nodes.
 
 mod history;
 mod rules;
@@ -12,7 +13,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use hapax_core::store::{HandlerRef, Inspect, LaneState, PausedHandler, Store};
+use hapax_core::own_messages::ActiveAlert;
+use hapax_core::store::{HandlerRef, Inspect, LaneState, OwnMessages, PausedHandler, Store};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::{Now, Traffic};
 use jiff::SignedDuration;
@@ -32,6 +34,13 @@ const ROUND_EVERY: Duration = Duration::from_secs(10);
 
 /// A request for the alerts starts a round too, unless the last one is younger than this.
 const ROUND_AGAIN: SignedDuration = SignedDuration::from_millis(500);
+
+/// The time after which an alert is cleared for all nodes. An alert that comes and goes is then one alert.
+const QUIET: Duration = Duration::from_secs(5 * 60);
+
+/// The most alerts of one name that are published one by one; one more stands for all others. A problem of a
+/// thousand tenants must not be a thousand messages.
+const PUBLISHED_PER_NAME_MAX: usize = 20;
 
 /// The part of the configuration that alerts depend on. A reload replaces it.
 #[derive(Debug, Clone, Default)]
@@ -136,11 +145,28 @@ impl AlertMonitor {
     }
 
     /// Runs a round every few seconds, until `stop`.
-    pub(crate) async fn run<S: Store + Inspect>(&self, store: Arc<S>, stop: CancellationToken) {
+    pub(crate) async fn run<S: Store + Inspect + OwnMessages>(
+        &self,
+        store: Arc<S>,
+        stop: CancellationToken,
+    ) {
         let mut beats = interval(ROUND_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while stop.run_until_cancelled(beats.tick()).await.is_some() {
-            stop.run_until_cancelled(self.run_round(&*store)).await;
+            let round = async {
+                self.run_round(&*store).await;
+                self.publish(&*store).await;
+            };
+            stop.run_until_cancelled(round).await;
+        }
+    }
+
+    /// Lets the store publish alerts that are new, and those that are over.
+    async fn publish<S: OwnMessages>(&self, store: &S) {
+        let active = published(&self.kept().board);
+        if let Err(error) = store.note_alerts(active, QUIET).await {
+            // The next round tries again. A store that cannot write is an alert itself.
+            tracing::debug!(%error, "publishing alerts: {error}");
         }
     }
 
@@ -245,6 +271,40 @@ impl AlertMonitor {
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().expect("no panic happens under this lock")
+    }
+}
+
+/// The alerts as the store publishes them. Of each name the oldest keep their own messages.
+fn published(board: &BTreeMap<About, Alert>) -> Vec<ActiveAlert> {
+    let mut active = Vec::new();
+    for name in ALERT_NAMES {
+        let mut alerts: Vec<&Alert> =
+            board.values().filter(|alert| alert.about.name == name).collect();
+        alerts.sort_by(|a, b| a.since.cmp(&b.since).then(a.about.cmp(&b.about)));
+        let shown = alerts.len().min(PUBLISHED_PER_NAME_MAX);
+        active.extend(alerts[..shown].iter().map(|alert| alert.published()));
+        let more = &alerts[shown..];
+        active.extend(more.iter().max_by_key(|alert| alert.severity).map(|worst| {
+            let message = format!(
+                "{} more alerts of this kind are active: see `hapax alerts`. One of them: {}",
+                more.len(),
+                worst.message
+            );
+            let about = About { name, source: None, tenant: None, lane: None };
+            let summary = Alert { about, message, ..(*worst).clone() };
+            ActiveAlert { subject: format!("[\"more\",\"{name}\"]"), ..summary.published() }
+        }));
+    }
+    active
+}
+
+impl Alert {
+    /// The subject has no time in it: another node finds the same problem a few seconds earlier or later.
+    fn published(&self) -> ActiveAlert {
+        let About { name, source, tenant, lane } = &self.about;
+        let subject = serde_json::json!([name, source, tenant, lane]).to_string();
+        let data = serde_json::to_value(api::Alert::from(self.clone())).expect("an alert is JSON");
+        ActiveAlert { subject, data: data.into() }
     }
 }
 

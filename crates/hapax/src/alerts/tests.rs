@@ -319,3 +319,35 @@ fn events_and_jobs_in_review_are_one_alert_for_each_source() {
     scene.alerts.review = false;
     assert!(scene.found().is_empty());
 }
+
+#[test]
+fn of_many_alerts_of_one_name_the_oldest_are_published_one_by_one() {
+    // A thousand tenants with the same problem must not be a thousand messages; and an alert that has its own
+    // messages must not lose them to a newer one.
+    let finding = |tenant: usize| Finding {
+        about: About {
+            name: "secret_expiry",
+            source: Some("stripe".to_owned()),
+            tenant: Some(format!("t{tenant:03}")),
+            lane: None,
+        },
+        severity: Severity::Info,
+        message: format!("a secret of t{tenant:03} expires"),
+    };
+    let subjects = |board: &BTreeMap<About, Alert>| -> Vec<String> {
+        published(board).into_iter().map(|alert| alert.subject).collect()
+    };
+    let mut board = BTreeMap::new();
+    post(&mut board, (500..520).map(finding).collect(), at(0));
+    let first = subjects(&board);
+    assert_eq!(first.len(), PUBLISHED_PER_NAME_MAX);
+    assert_eq!(first[0], r#"["secret_expiry","stripe","t500",null]"#);
+    post(&mut board, (0..1_000).map(finding).collect(), at(10));
+    let all = subjects(&board);
+    assert_eq!(all[..PUBLISHED_PER_NAME_MAX], first);
+    assert_eq!(all[PUBLISHED_PER_NAME_MAX..], [r#"["more","secret_expiry"]"#]);
+    let summary = published(&board).pop().unwrap();
+    let data: serde_json::Value = serde_json::from_str(summary.data.as_str()).unwrap();
+    assert_eq!(data["name"], "secret_expiry");
+    assert!(data["message"].as_str().unwrap().starts_with("980 more alerts"), "{data}");
+}

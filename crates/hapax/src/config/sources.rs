@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::handler::Handler;
+use hapax_core::message::{OWN_TENANT, own_tenant_fault};
 use hapax_core::presets::{self, Preset};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
@@ -325,6 +326,11 @@ impl ConfigReader<'_> {
         for entry in tenants.entries() {
             if let Err(invalid) = units::name(entry.name()) {
                 entry.report(invalid, &mut self.problems);
+                continue;
+            }
+            if entry.name() == OWN_TENANT {
+                let hint = "give the tenant another name, and its senders another URL";
+                entry.report(InvalidSetting::new(own_tenant_fault(), hint), &mut self.problems);
                 continue;
             }
             if entry.name() == Tenant::default().as_str() && own_secrets.is_some() {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hapax_core::store::{
-    Inspect, InspectOutbox, Operate, Outbox, OutboxRetention, Plans, SourceSecretStore, Store,
-    StoreHints, Work,
+    Inspect, InspectOutbox, Operate, Outbox, OutboxRetention, OwnMessages, Plans,
+    SourceSecretStore, Store, StoreHints, Work,
 };
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore, Transact};
 
@@ -24,6 +24,7 @@ pub trait Database:
     + Outbox
     + InspectOutbox
     + OutboxRetention
+    + OwnMessages
     + Plans
     + SourceSecretStore
     + Transact

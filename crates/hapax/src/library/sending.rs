@@ -14,7 +14,7 @@ use hapax_core::endpoint_check::{
 };
 use hapax_core::endpoint_secret::{EndpointSecrets, Signing, SigningSecret};
 use hapax_core::handler::TypeFilter;
-use hapax_core::message::{NewMessage, Payload};
+use hapax_core::message::{NewMessage, OWN_TENANT, Payload, own_tenant_fault};
 use hapax_core::store::{Action, Published, StoreError};
 use hapax_core::vault::{NONCE_BYTES, RepeatedKey, Vault, VaultKey};
 use hapax_core::{Tenant, Timestamp};
@@ -277,6 +277,10 @@ impl<S: Database> Hapax<S> {
         let Endpoint { tenant, mut settings, types, headers, secret } = endpoint;
         if let Some(fault) = tenant_fault(tenant.as_str()) {
             return Err(invalid(&fault));
+        }
+        // The app may pass on the name that a customer chose.
+        if tenant.as_str() == OWN_TENANT {
+            return Err(invalid(&own_tenant_fault()));
         }
         settings.types = TypeFilter::new(types).map_err(|error| invalid(&error.problem))?;
         if let Some(fault) = settings_fault(&settings) {

@@ -343,6 +343,10 @@ fn sources_and_tenants_need_usable_names_and_a_known_provider() {
         &["is not a valid name"],
     );
     refused(
+        &custom("[sources.legacy.tenants.¶hapax]\nsecrets = [\"x\"]"),
+        &["reserved for messages of Hapax itself", "another name"],
+    );
+    refused(
         &custom("secrets = [\"x\"]\n[sources.legacy.tenants.¶default]\nsecrets = [\"y\"]"),
         &["declared twice"],
     );

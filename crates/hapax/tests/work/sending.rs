@@ -127,6 +127,56 @@ fn a_failing_endpoint_gets_the_same_bytes_again_until_it_accepts() {
     assert_eq!(attempts[0]["answer"], "ok");
 }
 
+// The endpoint that gets the reports fails too: it must get each report in the end, and none about itself.
+#[test]
+fn trouble_of_an_endpoint_is_reported_to_endpoints_of_the_tenant_hapax() {
+    let house = house();
+    let server = house.start();
+    let reports = Sink::new(|_, before| if before == 0 { "500 No" } else { "200 OK" }.to_owned());
+    let own = json!({"url": reports.url(), "tenant": "hapax", "types": ["hapax.*"],
+                     "retry": ["0s", "0s", "0s"]});
+    let (_, secret) = add(&server, &own);
+    let gone = Sink::new(|_, before| if before == 0 { "410 Gone" } else { "200 OK" }.to_owned());
+    let (endpoint, _) = add(&server, &json!({"url": gone.url(), "types": ["a"], "retry": ["0s"]}));
+    published(&server, &json!({"type": "a", "id": "m1", "data": {}}));
+    delivery_is(&server, "m1", "dead");
+    let reported = |expected: &[&str]| {
+        until(&format!("{expected:?}"), || {
+            let mut got: BTreeMap<String, (String, Value)> = BTreeMap::new();
+            for each in reports.got() {
+                assert!(each.verifies(&secret), "{each:?}");
+                let body: Value = serde_json::from_str(&each.text()).unwrap();
+                assert_eq!(body["data"]["endpoint"], json!(endpoint), "{body}");
+                let kind = body["type"].as_str().unwrap().to_owned();
+                got.insert(each.id(), (kind, body["data"].clone()));
+            }
+            let mut kinds: Vec<&str> = got.values().map(|(kind, _)| kind.as_str()).collect();
+            kinds.sort_unstable();
+            (kinds == expected).then_some(got)
+        })
+    };
+    let got = reported(&["hapax.delivery.dead", "hapax.endpoint.disabled"]);
+    for (kind, data) in got.values() {
+        match kind.as_str() {
+            "hapax.delivery.dead" => assert_eq!(data["count"], 1, "{data}"),
+            _disabled => assert!(data["reason"].as_str().unwrap().contains("410"), "{data}"),
+        }
+    }
+    let enabled = server.admin_post(&format!("/api/v1/endpoints/{endpoint}/enable"), &json!({}));
+    assert_eq!(enabled.status, 200, "{enabled:?}");
+    published(&server, &json!({"type": "a", "id": "m2", "data": {}}));
+    delivery_is(&server, "m2", "delivered");
+    reported(&["hapax.delivery.dead", "hapax.endpoint.disabled", "hapax.endpoint.recovered"]);
+    // Nothing else may belong to that tenant.
+    for body in [
+        json!({"type": "a", "tenant": "hapax", "data": {}}),
+        json!({"type": "hapax.endpoint.failing", "data": {}}),
+    ] {
+        let refused = publish(&server, &body);
+        assert!(refused.status == 400 && refused.text().contains("reserved"), "{refused:?}");
+    }
+}
+
 // A dead letter must say why, and a person must be able to send it again.
 #[test]
 fn a_delivery_that_always_fails_is_a_dead_letter_and_can_be_replayed() {
@@ -179,7 +229,6 @@ fn bad_input_gets_a_clear_answer_and_changes_nothing() {
     refused(endpoint(json!({"url": url, "signing": "rsa"})), 400, "rsa");
     let shared = format!("whsec_{}", "A".repeat(44));
     refused(endpoint(json!({"url": url, "signing": "ed25519", "secret": shared})), 400, "whsk_");
-    refused(endpoint(json!({"url": url, "tenant": "hapax"})), 400, "reserved");
     refused(endpoint(json!({"url": url, "color": "red"})), 400, "color");
     assert_eq!(server.admin_get("/api/v1/endpoints").json()["items"], json!([]));
     let (id, _) = add(&server, &json!({"url": url, "uid": "one"}));

@@ -17,6 +17,7 @@ mod order;
 mod outbox;
 mod outbox_reader;
 mod outbox_retention;
+mod own_messages;
 mod plans;
 mod reader;
 mod source_secrets;
@@ -164,6 +165,10 @@ struct Model {
     turns_ever: u64,
     /// When it was announced that deliveries of an endpoint expire soon.
     expiry_announced: HashMap<EndpointNumber, Timestamp>,
+    /// Dead deliveries of each endpoint that are not published yet.
+    deaths: BTreeMap<EndpointNumber, own_messages::Deaths>,
+    /// The alerts that nodes reported, by subject.
+    alerts: BTreeMap<String, own_messages::StoredAlert>,
     /// The plans of operators, oldest first.
     plans: Vec<plans::StoredPlan>,
     /// The secrets of tenants that are added at run time.

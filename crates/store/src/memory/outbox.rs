@@ -300,6 +300,8 @@ impl Model {
         };
         let Some(at) = self.delivery_numbered(delivery).filter(held) else { return Held::Lost };
         let number = self.deliveries[&at].taken.as_ref().map(|taken| taken.circuit);
+        let endpoint = self.deliveries[&at].endpoint;
+        let before = self.endpoints[&endpoint].standing();
         let was_delivered = self.deliveries[&at].phase == DeliveryPhase::Delivered;
         let said = verdict.clone();
         let held = match verdict {
@@ -309,10 +311,13 @@ impl Model {
             }
             AttemptVerdict::GivenBack => self.give_delivery_back(at, now),
         };
-        let endpoint = self.deliveries[&at].endpoint;
         if let (Held::Kept, false, Some(number)) = (held, was_delivered, number) {
-            let endpoint = self.endpoints.get_mut(&endpoint).expect("a delivery has an endpoint");
-            endpoint.answered(number, &said, now);
+            let stored = self.endpoints.get_mut(&endpoint).expect("a delivery has an endpoint");
+            stored.answered(number, &said, now);
+            if self.deliveries[&at].phase == DeliveryPhase::Dead {
+                self.note_death(endpoint, now);
+            }
+            self.publish_standing(endpoint, before, now);
         }
         held
     }
@@ -610,6 +615,7 @@ impl Model {
             }
         }
         let stored = self.endpoints.get_mut(&at).expect("an endpoint that was just found");
+        let before = stored.standing();
         let record = &mut stored.record;
         record.version += 1;
         match act {
@@ -628,6 +634,7 @@ impl Model {
             }
         }
         let changed = stored.record.clone();
+        self.publish_standing(at, before, now);
         // Another order, or another meaning of dead ones.
         self.wake_parked(now);
         EndpointChanged::Changed(Box::new(changed))

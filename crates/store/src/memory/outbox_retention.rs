@@ -33,7 +33,10 @@ impl Model {
                         self.expiry_announced.insert(at, now);
                         let (id, tenant) = (endpoint.record.id, endpoint.record.tenant.clone());
                         let oldest = oldest.expect("something is near its end");
+                        let cancelled_from = (oldest + kept).max(now + notice);
+                        let message = endpoint.record.subject().expiring(oldest, cancelled_from);
                         expiry.announced.push(ExpiryNotice { endpoint: id, tenant, oldest });
+                        self.publish_own(message, now);
                         continue;
                     }
                     (false, _) => {

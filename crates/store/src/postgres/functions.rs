@@ -45,7 +45,7 @@ macro_rules! definitions {
 const FUNCTIONS: &[Definition] = definitions!["functions":
     event_state, job_state, order_policy, order_verdict, review_reason, workplace,
     delivery_state, delivery_rank, delivery_status, delivery_id, is_over, commit_slack, replay_lock,
-    last_job, rank, status, job_id, first_due, open_reason, rate_next_at,
+    last_job, rank, status, job_id, first_due, open_reason, rate_next_at, time_text,
     abandon, admit, admit_handlers, adopt, announce, batch_keys, begin_sequence, blocking_delivery,
     cancel_orphans, change_endpoint, change_message, change_source_secrets, claim, commit_behind, complete, count_copies,
     count_keys, count_plan, count_usage, create_endpoint, create_plan, day_after, decide, discard,
@@ -54,13 +54,15 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     finish, finish_key, first_fence, fold_usage, forget, forget_marks, forget_messages, give_back,
     guard, has_room, hold, hurry, ingest, is_held, is_reserved, judge_circuit, key_hash, key_lock,
     lane_of, lease_jobs, lock_marks, lose, lose_delivery, make_partition, message_fingerprint,
-    next_due, next_fence, note_answer, note_attempt, note_delivery_attempt, note_ended, once,
-    plan_bounds, prepare_marks, publish, publish_messages, publish_or_raise, ready_next,
+    next_due, next_fence, note_alerts, note_answer, note_attempt, note_death, note_delivery_attempt,
+    note_ended, once,
+    plan_bounds, prepare_marks, publish, publish_deaths, publish_deaths_of, publish_messages,
+    publish_or_raise, publish_own, publish_standing, ready_next,
     ready_next_delivery, refuse_handler, renew, replay, replay_delivery, reservation_came,
     reservation_changed, reservation_went, reserve, reserve_key, run_plan, seal_of, send_again,
     set_aside, settle, settle_attempt, shown, shut_out_replays, skip_delivery, strip, strip_each,
     strip_messages, strip_run, take_any, take_deliveries, take_in_order, take_slice, tend_usage, to_review,
-    try_mark, unpark, wake_parked, wants_message, worked_for, works_for, write_jobs, write_message,
+    try_mark, unpark, wake_parked, wants_message, wants_own, worked_for, works_for, write_jobs, write_message,
 ];
 
 const VIEWS: &[Definition] =

@@ -21,6 +21,7 @@ mod ledger_plans;
 mod operator_actions;
 mod order;
 mod outbox_reads;
+mod own_messages;
 mod plans;
 mod pruned;
 mod publishing;
@@ -343,6 +344,14 @@ on_every_working_store! {
         a_request_that_got_through_counts_although_its_delivery_expired,
         dead_deliveries_of_a_deleted_endpoint_expire_without_an_announcement,
         what_is_parked_too_long_expires_before_the_dead_one_that_it_waits_for,
+    }
+    own_messages {
+        the_trouble_of_an_endpoint_is_published_with_the_change,
+        a_receiver_of_own_messages_gets_none_about_itself,
+        what_no_endpoint_wants_is_not_stored,
+        dead_deliveries_are_published_once_an_hour_with_their_number,
+        deliveries_that_expire_soon_are_published_once_for_each_endpoint,
+        an_alert_is_published_once_for_all_nodes,
     }
     replay_plans {
         what_died_in_a_time_is_sent_again_once,

@@ -16,7 +16,7 @@ use hapax_core::message::MessageData;
 use hapax_core::store::{
     AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryDetail, DeliveryFilter,
     DeliveryReplayed, EndpointSignal, Exchanged, HandlerAnswer, Held, InspectOutbox, MessageAct,
-    MessageDetail, MessageRef, NewMessage, Outbox, OutboxRetention, Plans, Published,
+    MessageDetail, MessageRef, NewMessage, Outbox, OutboxRetention, OwnMessages, Plans, Published,
 };
 use hapax_core::vault::{KeyId, SealContext, Vault, VaultKey};
 use uuid::Uuid;
@@ -25,10 +25,10 @@ use crate::harness::{Working, World};
 
 /// A store that also sends.
 pub(crate) trait Sending:
-    Working + Outbox + InspectOutbox + OutboxRetention + Plans
+    Working + Outbox + InspectOutbox + OutboxRetention + OwnMessages + Plans
 {
 }
-impl<S: Working + Outbox + InspectOutbox + OutboxRetention + Plans> Sending for S {}
+impl<S: Working + Outbox + InspectOutbox + OutboxRetention + OwnMessages + Plans> Sending for S {}
 
 /// More claims than any case has deliveries.
 pub(crate) const ALL: usize = 10_000;

@@ -16,6 +16,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
     e hapax.endpoint;
+    before hapax.endpoint;
 BEGIN
     IF act = 0 THEN
         PERFORM hapax.endpoint_lock(x.tenant) FROM hapax.endpoint x WHERE x.id = of_id;
@@ -38,6 +39,7 @@ BEGIN
     IF verdict > 1 THEN
         RETURN;
     END IF;
+    before := e;
     IF act = 0 THEN
         IF e.keeps_order AND NOT of_order OR e.parks_dead AND NOT of_parks THEN
             UPDATE hapax.endpoint_state s SET unpark_from = 0 WHERE s.endpoint = e.endpoint;
@@ -67,6 +69,7 @@ BEGIN
                 open_until = (hapax.judge_circuit(s, 5, NULL, e.max_in_flight, at)).open_until
             WHERE s.endpoint = e.endpoint AND s.open_until > at;
         END IF;
+        PERFORM hapax.publish_standing(before, at);
     END IF;
     INSERT INTO hapax.sending_action (endpoint, what, who, reason, at)
     VALUES (e.endpoint,

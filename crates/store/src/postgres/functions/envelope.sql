@@ -6,7 +6,6 @@ RETURNS bytea
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT convert_to(
         '{"id":' || to_json(id) || ',"type":' || to_json(type) || ',"created_at":"'
-        || rtrim(rtrim(to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '0'), '.')
-        || 'Z","api_version":' || coalesce(to_json(api_version)::text, 'null') || ',"data":' || data
+        || hapax.time_text(created_at) || '","api_version":' || coalesce(to_json(api_version)::text, 'null') || ',"data":' || data
         || coalesce(',"sequence":' || sequence, '') || '}', 'UTF8');
 $$;

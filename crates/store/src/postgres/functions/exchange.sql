@@ -43,6 +43,7 @@ DECLARE
     keys text[] := '{}';
     said bigint[] := '{}';
     said_of bigint[] := '{}';
+    died boolean[] := '{}';
     due record;
     got record;
     current_endpoint integer;
@@ -71,6 +72,7 @@ BEGIN
         coalesce(array_agg(e.endpoint) FILTER (WHERE e.key IS NOT NULL), '{}'),
         coalesce(array_agg(e.key) FILTER (WHERE e.key IS NOT NULL), '{}')
     INTO said_of, said, key_endpoints, keys FROM ended e;
+    died := array_fill(false, ARRAY[cardinality(said_of)]);
     FOREACH n IN ARRAY said_of LOOP
         recorded[n] := true;
     END LOOP;
@@ -88,6 +90,7 @@ BEGIN
         recorded[o.n] := settlement.is_recorded;
         said := said || settlement.of_circuit;
         said_of := said_of || o.n;
+        died := died || settlement.is_dead;
         IF settlement.of_key IS NOT NULL THEN
             key_endpoints := key_endpoints || o.endpoint;
             keys := keys || settlement.of_key;
@@ -102,16 +105,19 @@ BEGIN
     FOR o IN
         WITH answers AS (
             SELECT a.circuit, a.n, endpoints[a.n] AS endpoint, signals[a.n] AS signal,
-                pauses[a.n] AS pause, errors[a.n] AS error
-            FROM unnest(said, said_of) a (circuit, n) WHERE a.circuit IS NOT NULL)
+                pauses[a.n] AS pause, errors[a.n] AS error, a.is_dead
+            FROM unnest(said, said_of, died) a (circuit, n, is_dead) WHERE a.circuit IS NOT NULL)
         SELECT a.* FROM answers a
         WHERE a.endpoint IN (
             SELECT b.endpoint FROM answers b
             JOIN hapax.endpoint_state s ON s.endpoint = b.endpoint
-            WHERE b.signal IN (1, 2, 3) OR s.failures > 0 OR s.open_until IS NOT NULL
+            WHERE b.signal IN (1, 2, 3) OR b.is_dead OR s.failures > 0 OR s.open_until IS NOT NULL
                OR s.slots IS NOT NULL)
         ORDER BY a.endpoint, a.n
     LOOP
+        IF o.is_dead THEN
+            PERFORM hapax.note_death(o.endpoint, at);
+        END IF;
         PERFORM hapax.note_answer(o.endpoint, o.circuit, o.signal, o.pause, o.error, at);
     END LOOP;
     leases := hapax.end_delivery_leases(leases_since, at);

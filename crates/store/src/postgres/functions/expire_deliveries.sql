@@ -65,6 +65,16 @@ BEGIN
         IF e.deleted_at IS NULL AND e.expiry_announced_at IS NULL THEN
             IF since < announce_before THEN
                 UPDATE hapax.endpoint x SET expiry_announced_at = at WHERE x.endpoint = passed;
+                IF e.tenant <> 'hapax' THEN
+                    PERFORM hapax.publish_own(
+                        'hapax.delivery.expiring',
+                        jsonb_build_object(
+                            'endpoint', e.id, 'tenant', e.tenant, 'since', hapax.time_text(since),
+                            'cancelled_from', hapax.time_text(greatest(
+                                since + kept_us * interval '1 microsecond',
+                                at + notice_us * interval '1 microsecond')))::text,
+                        e.id::text, at);
+                END IF;
                 RETURN QUERY SELECT passed, e.id, e.tenant, since, NULL::integer;
             END IF;
             CONTINUE;

@@ -1,6 +1,7 @@
 -- Keeps: the circuit of an endpoint follows its answers, in the commit that settles them. An outcome under
 -- another number than the circuit's says nothing. signal: 0 it works, 1 it fails, 2 it fails and asks for a
--- pause (microseconds), 3 it asks to be disabled, 4 nothing. Locks the endpoint's state, then the endpoint.
+-- pause (microseconds), 3 it asks to be disabled, 4 nothing. Locks the endpoint's state, then the endpoint. A
+-- change of its standing is published.
 CREATE OR REPLACE FUNCTION hapax.note_answer(
     of_endpoint integer, number bigint, signal integer, pause bigint, error text, at timestamptz)
 RETURNS void
@@ -8,7 +9,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s hapax.endpoint_state;
     later hapax.endpoint_state;
-    e record;
+    e hapax.endpoint;
     event CONSTANT integer := CASE signal WHEN 0 THEN 1 WHEN 3 THEN 4 WHEN 4 THEN 3 ELSE 2 END;
     -- Why it is disabled.
     why text := CASE WHEN signal = 3 THEN error END;
@@ -18,8 +19,7 @@ BEGIN
     IF NOT FOUND OR s.circuit <> number THEN
         RETURN;
     END IF;
-    SELECT x.max_in_flight, x.auto_disable, x.failing INTO e FROM hapax.endpoint x
-    WHERE x.endpoint = of_endpoint;
+    SELECT * INTO e FROM hapax.endpoint x WHERE x.endpoint = of_endpoint;
     later := hapax.judge_circuit(s, event, NULL, e.max_in_flight, at);
     IF signal = 2 THEN
         later.blocked_until := greatest(later.blocked_until, at + pause * interval '1 microsecond');
@@ -52,4 +52,7 @@ BEGIN
         version = x.version + CASE WHEN why IS NULL OR x.disabled_at IS NOT NULL THEN 0 ELSE 1 END
     WHERE x.endpoint = of_endpoint
       AND (x.failing IS DISTINCT FROM reason OR why IS NOT NULL AND x.disabled_at IS NULL);
+    IF FOUND THEN
+        PERFORM hapax.publish_standing(e, at);
+    END IF;
 END $$;

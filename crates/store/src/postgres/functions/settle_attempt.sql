@@ -2,12 +2,12 @@
 -- under the same fence was. of_verdict: 0 delivered, 1 failed, 2 given back. how and wait: as in
 -- hapax.failed. The rules are those of hapax_core::delivery::step. of_key: the key of the delivery, if there
 -- is such a delivery: the caller then readies the next one under it. of_circuit: the number of the endpoint's
--- circuit at the claim, if this is the first record of its end.
+-- circuit at the claim, if this is the first record of its end. is_dead: it became a dead letter.
 CREATE OR REPLACE FUNCTION hapax.settle_attempt(
     of_message bigint, of_endpoint integer, of_fence bigint, of_verdict integer, of_took bigint,
     of_status integer, of_answer text, of_error text, how integer, wait bigint,
     dice double precision, at timestamptz, OUT is_recorded boolean, OUT of_key text,
-    OUT of_circuit bigint)
+    OUT of_circuit bigint, OUT is_dead boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     d hapax.delivery;
@@ -20,6 +20,7 @@ BEGIN
     FOR UPDATE;
     of_key := d.key;
     is_recorded := false;
+    is_dead := false;
     IF NOT FOUND OR d.fence <> of_fence OR d.started_at IS NULL THEN
         RETURN;
     END IF;
@@ -67,6 +68,7 @@ BEGIN
     -- The wait before the attempt after the next step; past the last one there is none.
     SELECT e.retry[d.steps + 2] INTO scheduled FROM hapax.endpoint e WHERE e.endpoint = of_endpoint;
     IF scheduled IS NULL OR how = 3 THEN
+        is_dead := true;
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('dead'), due_at = at, steps = x.steps + 1, error = of_error
         WHERE x.message = of_message AND x.endpoint = of_endpoint;

@@ -272,7 +272,8 @@ CREATE INDEX endpoint_expiring ON hapax.endpoint (endpoint) WHERE expiry_announc
 -- the number in circuit. slots: attempts at once while the endpoint recovers; null if only its own limit
 -- counts. rate_at: until when the attempts so far are paid for. unpark_from: its
 -- order was changed, and parked deliveries of messages from here on are to be judged again. leased_from: no
--- leased delivery of the endpoint is of an earlier message.
+-- leased delivery of the endpoint is of an earlier message. deaths: dead deliveries that are not published yet;
+-- died_since: the first of them; deaths_published_at: the last message about such ones.
 CREATE TABLE hapax.endpoint_state (
     endpoint      integer PRIMARY KEY,
     circuit       bigint  NOT NULL DEFAULT 0,
@@ -284,8 +285,22 @@ CREATE TABLE hapax.endpoint_state (
     rate_at       timestamptz,
     blocked_until timestamptz,
     unpark_from   bigint,
-    leased_from   bigint  NOT NULL DEFAULT 0
+    leased_from   bigint  NOT NULL DEFAULT 0,
+    deaths        bigint  NOT NULL DEFAULT 0,
+    died_since    timestamptz,
+    deaths_published_at timestamptz
 ) WITH (fillfactor = 50);
+CREATE INDEX endpoint_deaths ON hapax.endpoint_state (deaths_published_at) WHERE deaths > 0;
+
+-- Keeps: an alert is raised once, however many nodes report it. data, key: the content and the order key of the
+-- messages about it. seen_at: when a node last reported it.
+CREATE TABLE hapax.alert (
+    subject   text PRIMARY KEY,
+    data      text NOT NULL,
+    key       text NOT NULL,
+    raised_at timestamptz NOT NULL,
+    seen_at   timestamptz NOT NULL
+);
 
 -- Keeps: one message per tenant and id, recorded with the commit that publishes it or not at all.
 -- fingerprint: recognises other content under the same id. body and thin: the bytes that endpoints get,

@@ -10,6 +10,7 @@ mod endpoints;
 mod exchange;
 mod expire;
 mod operator_actions;
+mod own_messages;
 mod prune;
 mod publish;
 mod reader;

@@ -240,6 +240,8 @@ CREATE INDEX hapax_endpoint_expiring ON hapax_endpoint (endpoint)
 -- The part of an endpoint that attempts change: its circuit, its rate and its block. slots: attempts at once
 -- while it recovers; null if only its own limit counts.
 -- unpark_from: its order was changed, and parked deliveries of messages from here on are to be judged again.
+-- deaths: dead deliveries that are not published yet; died_since: the first of them; deaths_published_at: the last
+-- message about such ones.
 CREATE TABLE hapax_endpoint_state (
     endpoint      INTEGER PRIMARY KEY,
     circuit       INTEGER NOT NULL DEFAULT 0,
@@ -250,8 +252,20 @@ CREATE TABLE hapax_endpoint_state (
     slots         INTEGER,
     rate_at       INTEGER,
     blocked_until INTEGER,
-    unpark_from   INTEGER
+    unpark_from   INTEGER,
+    deaths        INTEGER NOT NULL DEFAULT 0,
+    died_since    INTEGER,
+    deaths_published_at INTEGER
 );
+CREATE INDEX hapax_endpoint_deaths ON hapax_endpoint_state (deaths_published_at) WHERE deaths > 0;
+
+-- Keeps: an alert is raised once. data: the content of its messages. seen_at: when it was last reported.
+CREATE TABLE hapax_alert (
+    subject   TEXT PRIMARY KEY,
+    data      TEXT NOT NULL,
+    raised_at INTEGER NOT NULL,
+    seen_at   INTEGER NOT NULL
+) WITHOUT ROWID;
 
 -- The narrow row of a message, which stays as long as its id must be known.
 -- deliveries: how many were written with it. event_seq: the event whose handler published it.

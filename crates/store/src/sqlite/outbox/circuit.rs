@@ -86,6 +86,7 @@ impl Outbox {
             return Ok(());
         }
         let max_in_flight = endpoint.record.settings.max_in_flight;
+        let before = endpoint.record.standing();
         match verdict {
             AttemptVerdict::Delivered(_)
             | AttemptVerdict::Failed { says: EndpointSignal::Works, .. } => {
@@ -110,7 +111,7 @@ impl Outbox {
                 self.give_up(conn, number, error.clone(), now)?;
             }
         }
-        Ok(())
+        self.publish_standing(conn, number, before, now)
     }
 
     fn fails(

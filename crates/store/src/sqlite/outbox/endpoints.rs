@@ -158,6 +158,7 @@ impl Outbox {
     ) -> rusqlite::Result<EndpointChanged> {
         let Some(&number) = self.numbers.get(&id) else { return Ok(EndpointChanged::Unknown) };
         let mut record = self.endpoints[&number].record.clone();
+        let before = record.standing();
         let (kept_order, parked_dead) =
             (record.settings.keeps_order(), record.settings.parks_dead());
         let what = match act {
@@ -212,6 +213,7 @@ impl Outbox {
         if waits_less {
             self.set_unpark_from(conn, number, Some(0))?;
         }
+        self.publish_standing(conn, number, before, timestamp(micros(by.at)))?;
         self.reschedule(number);
         self.woken = true;
         Ok(EndpointChanged::Changed(Box::new(record)))

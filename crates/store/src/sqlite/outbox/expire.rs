@@ -2,6 +2,7 @@
 
 use hapax_core::delivery::{DeliveryAct, EXPIRED};
 use hapax_core::endpoint::EndpointId;
+use hapax_core::own_messages::EndpointSubject;
 use hapax_core::store::{
     Expiry, ExpiryAsk, ExpiryNotice, ExpiryStep, ExpirySubject, ExpiryTimes, OutboxRetention,
     StoreError,
@@ -65,6 +66,9 @@ impl Outbox {
                     announce(conn, subject.number, Some(micros(now)))?;
                     let (endpoint, tenant) = (subject.id, subject.tenant);
                     let oldest = oldest.unwrap_or(now);
+                    let subject = EndpointSubject { id: endpoint, tenant: tenant.clone() };
+                    let message = subject.expiring(oldest, ask.cancelled_from(oldest, now));
+                    self.publish_own(conn, message, now)?;
                     expiry.announced.push(ExpiryNotice { endpoint, tenant, oldest });
                 }
                 ExpiryStep::Withdraw => announce(conn, subject.number, None)?,

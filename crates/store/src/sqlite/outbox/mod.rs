@@ -13,6 +13,7 @@ mod endpoints;
 mod expire;
 mod operator_actions;
 mod order;
+mod own_messages;
 mod plans;
 mod prune;
 mod publish;

@@ -2,7 +2,7 @@
 //! transaction. Every way to publish ends in [`Outbox::publish`].
 
 use hapax_core::job::jittered;
-use hapax_core::message::{OWN_TENANT, Payload, Stamp};
+use hapax_core::message::{OWN_TENANT, Payload, Stamp, own_tenant_fault};
 use hapax_core::store::{NewMessage, Published, PublishedMessage};
 use hapax_core::{Tenant, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row};
@@ -117,9 +117,7 @@ impl Outbox {
             return Ok(Err(fault));
         }
         if message.tenant.is_none() && of.tenant.as_str() == OWN_TENANT {
-            return Ok(Err(format!(
-                "the tenant {OWN_TENANT:?} is reserved for messages of Hapax itself"
-            )));
+            return Ok(Err(own_tenant_fault()));
         }
         Ok(match self.publish(conn, message, of, now)? {
             Published::Accepted(_) | Published::Duplicate(_) => Ok(()),

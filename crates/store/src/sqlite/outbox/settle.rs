@@ -1,7 +1,7 @@
 //! Records how attempts ended, under their fences.
 
 use hapax_core::Timestamp;
-use hapax_core::delivery::{DeliveryAct, DeliveryUnchanged};
+use hapax_core::delivery::{DeliveryAct, DeliveryPhase, DeliveryUnchanged};
 use hapax_core::limits::ERROR_CHARS_MAX;
 use hapax_core::store::{AttemptOutcome, AttemptVerdict, Held};
 use rusqlite::Connection;
@@ -44,7 +44,10 @@ impl Outbox {
                 self.act(conn, &row, &DeliveryAct::GivenBack, Reported::default(), now)?
             }
         };
-        if settled.is_ok() {
+        if let Ok(after) = &settled {
+            if after.phase == DeliveryPhase::Dead {
+                self.note_death(conn, number, now)?;
+            }
             self.answered(conn, number, row.circuit, &outcome.verdict, now)?;
         }
         Ok(match settled {

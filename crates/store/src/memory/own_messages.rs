@@ -1,0 +1,138 @@
+//! The messages that Hapax publishes about itself, in the commits of the changes that they are about.
+
+use std::time::Duration;
+
+use hapax_core::delivery::EndpointStanding;
+use hapax_core::limits::ALERTS_CLEARED_MAX;
+use hapax_core::message::OWN_TENANT;
+use hapax_core::own_messages::{ActiveAlert, DEATHS_EVERY};
+use hapax_core::store::{AlertsNoted, NewMessage, OwnMessages, StoreError};
+use hapax_core::{Tenant, Timestamp};
+
+use super::outbox::EndpointNumber;
+use super::work::later;
+use super::{MemoryStore, Model};
+
+/// Dead deliveries of one endpoint that are not published yet.
+#[derive(Debug, Default)]
+pub(super) struct Deaths {
+    count: u64,
+    since: Option<Timestamp>,
+    published_at: Option<Timestamp>,
+}
+
+/// An alert that a node reported.
+#[derive(Debug)]
+pub(super) struct StoredAlert {
+    alert: ActiveAlert,
+    seen_at: Timestamp,
+}
+
+impl OwnMessages for MemoryStore {
+    async fn publish_deaths(&self, limit: usize) -> Result<bool, StoreError> {
+        let more = self.model().publish_due_deaths(limit, self.now());
+        self.hint_deliveries();
+        Ok(more)
+    }
+
+    async fn note_alerts(
+        &self,
+        active: Vec<ActiveAlert>,
+        quiet: Duration,
+    ) -> Result<AlertsNoted, StoreError> {
+        let noted = self.model().note_alerts(active, quiet, self.now());
+        self.hint_deliveries();
+        Ok(noted)
+    }
+}
+
+impl Model {
+    /// Publishes a message of Hapax itself, if an endpoint wants it.
+    pub(super) fn publish_own(&mut self, message: Option<NewMessage>, now: Timestamp) {
+        if let Some(message) = message.filter(|message| self.is_wanted(message)) {
+            self.publish(None, &Tenant::new(OWN_TENANT), message, now);
+        }
+    }
+
+    fn is_wanted(&self, message: &NewMessage) -> bool {
+        self.endpoints.values().any(|one| {
+            !one.deleted
+                && one.record.tenant.as_str() == OWN_TENANT
+                && one.record.settings.wants(message)
+        })
+    }
+
+    /// Publishes what has become of an endpoint, if its standing has changed.
+    pub(super) fn publish_standing(
+        &mut self,
+        at: EndpointNumber,
+        before: EndpointStanding,
+        now: Timestamp,
+    ) {
+        let stored = &self.endpoints[&at];
+        let (record, after) = (&stored.record, stored.standing());
+        self.publish_own(record.subject().changed(before, after, record.trouble()), now);
+    }
+
+    /// Counts a dead delivery, and publishes the count unless a message about the endpoint is too young.
+    pub(super) fn note_death(&mut self, at: EndpointNumber, now: Timestamp) {
+        let stored = &self.endpoints[&at];
+        let message = stored.record.subject().died(1, now).filter(|_| !stored.deleted);
+        if message.is_none_or(|message| !self.is_wanted(&message)) {
+            return;
+        }
+        let deaths = self.deaths.entry(at).or_default();
+        deaths.count += 1;
+        deaths.since.get_or_insert(now);
+        self.publish_deaths_of(at, now);
+    }
+
+    /// Whether anything was due.
+    fn publish_deaths_of(&mut self, at: EndpointNumber, now: Timestamp) -> bool {
+        let Some(deaths) = self.deaths.get_mut(&at) else { return false };
+        let Some(since) = deaths.since else { return false };
+        if deaths.published_at.is_some_and(|published| later(published, DEATHS_EVERY) > now) {
+            return false;
+        }
+        let count = std::mem::take(&mut deaths.count);
+        *deaths = Deaths { published_at: Some(now), ..Deaths::default() };
+        let stored = &self.endpoints[&at];
+        let message = stored.record.subject().died(count, since).filter(|_| !stored.deleted);
+        self.publish_own(message, now);
+        true
+    }
+
+    fn publish_due_deaths(&mut self, limit: usize, now: Timestamp) -> bool {
+        let endpoints: Vec<EndpointNumber> = self.deaths.keys().copied().collect();
+        let due = endpoints.into_iter().filter(|at| self.publish_deaths_of(*at, now));
+        due.take(limit).count() == limit
+    }
+
+    fn note_alerts(
+        &mut self,
+        active: Vec<ActiveAlert>,
+        quiet: Duration,
+        now: Timestamp,
+    ) -> AlertsNoted {
+        let mut noted = AlertsNoted::default();
+        for alert in active {
+            if let Some(known) = self.alerts.get_mut(&alert.subject) {
+                known.seen_at = now;
+                continue;
+            }
+            noted.raised += 1;
+            self.publish_own(Some(alert.raised()), now);
+            self.alerts.insert(alert.subject.clone(), StoredAlert { alert, seen_at: now });
+        }
+        let is_over = |stored: &StoredAlert| later(stored.seen_at, quiet) < now;
+        let over = self.alerts.iter().filter(|(_, stored)| is_over(stored));
+        let over: Vec<String> =
+            over.map(|(subject, _)| subject.clone()).take(ALERTS_CLEARED_MAX).collect();
+        for subject in over {
+            let stored = self.alerts.remove(&subject).expect("a subject that was just found");
+            noted.cleared += 1;
+            self.publish_own(Some(stored.alert.cleared()), now);
+        }
+        noted
+    }
+}

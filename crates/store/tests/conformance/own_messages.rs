@@ -1,0 +1,280 @@
+//! The messages that Hapax publishes about itself: which changes, once each, and never about their receivers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::Tenant;
+use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointSettings};
+use hapax_core::job::Retry;
+use hapax_core::message::OWN_TENANT;
+use hapax_core::own_messages::ActiveAlert;
+use hapax_core::store::{
+    AlertsNoted, AttemptVerdict, DeliveryClaim, EndpointSignal, ExpiryAsk, Held, MessageFilter,
+    NewMessage,
+};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::harness::{World, after};
+use crate::sending::{ALL, REFUSED, Sending, delivered, failed, failed_saying, message, wanting};
+
+fn own() -> Tenant {
+    Tenant::new(OWN_TENANT)
+}
+
+impl<S: Sending> World<S> {
+    /// All messages of Hapax about itself so far, oldest first: their types and contents.
+    async fn own_messages(&self) -> Vec<(String, Value)> {
+        let filter = MessageFilter { tenant: Some(own()), limit: 500, ..MessageFilter::default() };
+        let mut found = self.store.messages(filter).await.expect("reads").items;
+        found.reverse();
+        let mut all = Vec::new();
+        for summary in found {
+            let mut details = self.store.message(&summary.id, Some(own())).await.expect("reads");
+            let body: Value = serde_json::from_slice(&details.remove(0).body).expect("JSON");
+            assert_eq!(body["type"], json!(summary.r#type));
+            assert!(body["sequence"].is_u64(), "{body}");
+            all.push((summary.r#type, body["data"].clone()));
+        }
+        all
+    }
+
+    /// Claims everything, and returns the claims of this endpoint. The others are given back.
+    async fn take_of(&self, endpoint: EndpointId) -> Vec<DeliveryClaim> {
+        let (its, others): (Vec<_>, Vec<_>) =
+            self.take(ALL).await.into_iter().partition(|claim| claim.endpoint.id == endpoint);
+        for claim in others {
+            assert_eq!(self.report(&claim, AttemptVerdict::GivenBack).await, Held::Kept);
+        }
+        its
+    }
+
+    async fn settle_next(&self, endpoint: EndpointId, verdict: AttemptVerdict) {
+        let claims = self.take_of(endpoint).await;
+        let (first, rest) = claims.split_first().expect("a due delivery");
+        assert_eq!(self.report(first, verdict).await, Held::Kept);
+        for claim in rest {
+            assert_eq!(self.report(claim, AttemptVerdict::GivenBack).await, Held::Kept);
+        }
+    }
+}
+
+fn patient(types: &[&str]) -> EndpointSettings {
+    EndpointSettings { retry: vec![Duration::ZERO; 400], ..wanting(types) }
+}
+
+fn of_type(kind: &str, id: &str) -> NewMessage {
+    NewMessage { r#type: kind.to_owned(), ..message(id) }
+}
+
+fn about(kind: &str, endpoint: EndpointId, more: Value) -> (String, Value) {
+    let mut data = json!({"endpoint": endpoint.to_string(), "tenant": "default"});
+    for (name, value) in more.as_object().expect("an object") {
+        data[name] = value.clone();
+    }
+    (kind.to_owned(), data)
+}
+
+pub(crate) async fn the_trouble_of_an_endpoint_is_published_with_the_change<S: Sending>(
+    world: World<S>,
+) {
+    // Each trouble has one beginning and one end: a probe that fails is no second trouble, and an endpoint that
+    // was enabled is not well before a delivery has shown it.
+    world.add_for(own(), wanting(&["hapax.endpoint.*"])).await;
+    let endpoint = world.add(patient(&["invoice.*"])).await;
+    for n in 0..9 {
+        world.send(message(&format!("m{n}"))).await;
+    }
+    for _ in 0..4 {
+        world.settle_next(endpoint, failed(Retry::Schedule)).await;
+    }
+    assert_eq!(world.own_messages().await, []);
+    world.settle_next(endpoint, failed(Retry::Schedule)).await;
+    let reason = world.endpoint(endpoint).await.failing.expect("it is failing");
+    let mut expected = vec![about("hapax.endpoint.failing", endpoint, json!({"reason": reason}))];
+    assert_eq!(world.own_messages().await, expected);
+    world.pass(60);
+    world.settle_next(endpoint, failed(Retry::Schedule)).await;
+    assert_eq!(world.own_messages().await, expected, "the same trouble");
+    world.pass(120);
+    world.settle_next(endpoint, delivered()).await;
+    expected.push(about("hapax.endpoint.recovered", endpoint, json!({})));
+    assert_eq!(world.own_messages().await, expected);
+
+    let gone = failed_saying(Retry::Never, EndpointSignal::Disable);
+    world.settle_next(endpoint, gone).await;
+    expected.push(about("hapax.endpoint.disabled", endpoint, json!({"reason": REFUSED})));
+    assert_eq!(world.own_messages().await, expected);
+    world.enable(endpoint).await;
+    assert_eq!(world.own_messages().await, expected, "nothing has shown that it works");
+    world.settle_next(endpoint, delivered()).await;
+    expected.push(about("hapax.endpoint.recovered", endpoint, json!({})));
+    assert_eq!(world.own_messages().await, expected);
+
+    world.disable(endpoint).await;
+    world.disable(endpoint).await;
+    let why = json!({"reason": "it is being moved"});
+    expected.push(about("hapax.endpoint.disabled", endpoint, why));
+    assert_eq!(world.own_messages().await, expected);
+    world.enable(endpoint).await;
+    expected.push(about("hapax.endpoint.recovered", endpoint, json!({})));
+    assert_eq!(world.own_messages().await, expected);
+    world.set(endpoint, patient(&["invoice.*", "other"])).await;
+    world.delete(endpoint).await;
+    assert_eq!(world.own_messages().await, expected, "no trouble");
+}
+
+pub(crate) async fn a_receiver_of_own_messages_gets_none_about_itself<S: Sending>(world: World<S>) {
+    // A failing receiver that got messages about its own failures would never come to rest.
+    let receiver = world.add_for(own(), wanting(&[])).await;
+    let endpoint = world.add(wanting(&["invoice.*"])).await;
+    world.disable(endpoint).await;
+    assert_eq!(world.own_messages().await.len(), 1);
+    world.settle_next(receiver, failed_saying(Retry::Never, EndpointSignal::Disable)).await;
+    assert!(world.endpoint(receiver).await.disabled.is_some());
+    world.enable(receiver).await;
+    world.disable(receiver).await;
+    world.pass(80_000);
+    let expired = world.store.expire_deliveries(ask_expiry()).await.expect("expires");
+    assert_eq!(expired.announced.len(), 1, "the log names it");
+    world.pass(7_200);
+    while world.store.publish_deaths(2).await.expect("publishes") {}
+    assert_eq!(world.own_messages().await.len(), 1);
+}
+
+pub(crate) async fn what_no_endpoint_wants_is_not_stored<S: Sending>(world: World<S>) {
+    // Nor is it published later: a receiver gets what happens after it was added.
+    let endpoint = world.add(wanting(&["invoice.*"])).await;
+    world.add_for(own(), wanting(&["hapax.alert.*"])).await;
+    world.send(message("m0")).await;
+    world.settle_next(endpoint, failed(Retry::Never)).await;
+    world.disable(endpoint).await;
+    assert_eq!(world.own_messages().await, []);
+    let late = world.add_for(own(), wanting(&["hapax.*"])).await;
+    world.pass(7_200);
+    while world.store.publish_deaths(2).await.expect("publishes") {}
+    assert_eq!(world.own_messages().await, []);
+    world.enable(endpoint).await;
+    assert_eq!(world.own_messages().await.len(), 1);
+    assert_eq!(world.change(late, EndpointAct::Delete).await, EndpointChanged::Deleted);
+    world.disable(endpoint).await;
+    assert_eq!(world.own_messages().await.len(), 1, "only for endpoints that are there");
+}
+
+pub(crate) async fn dead_deliveries_are_published_once_an_hour_with_their_number<S: Sending>(
+    world: World<S>,
+) {
+    // An endpoint that refuses everything must not cause a message for each of its messages, and no dead
+    // delivery may be missing from the numbers.
+    world.add_for(own(), wanting(&["hapax.delivery.dead"])).await;
+    let endpoint = world.add(wanting(&["invoice.*"])).await;
+    let other = world.add(wanting(&["other"])).await;
+    let bury = async |endpoint: EndpointId, id: &str, kind: &str| {
+        world.send(of_type(kind, id)).await;
+        let refused = failed_saying(Retry::Never, EndpointSignal::Works);
+        for claim in world.take_of(endpoint).await {
+            assert_eq!(world.report(&claim, refused.clone()).await, Held::Kept);
+        }
+    };
+    let start = world.clock.now();
+    let dead = |endpoint, count: u64, since: i64| {
+        let since = start + Duration::from_secs(since.unsigned_abs());
+        about("hapax.delivery.dead", endpoint, json!({"count": count, "since": since}))
+    };
+    bury(endpoint, "m0", "invoice.paid").await;
+    let mut expected = vec![dead(endpoint, 1, 0)];
+    assert_eq!(world.own_messages().await, expected, "the first one at once");
+    world.pass(10);
+    bury(endpoint, "m1", "invoice.paid").await;
+    bury(other, "o1", "other").await;
+    expected.push(dead(other, 1, 10));
+    world.pass(100);
+    bury(endpoint, "m2", "invoice.paid").await;
+    assert!(!world.store.publish_deaths(2).await.expect("publishes"));
+    assert_eq!(world.own_messages().await, expected, "each endpoint has its own hour");
+    world.pass(3_600 - 111);
+    assert!(!world.store.publish_deaths(2).await.expect("publishes"));
+    assert_eq!(world.own_messages().await, expected);
+    world.pass(1);
+    while world.store.publish_deaths(1).await.expect("publishes") {}
+    expected.push(dead(endpoint, 2, 10));
+    assert_eq!(world.own_messages().await, expected);
+    // And by the next one that dies after the hour.
+    world.pass(5);
+    bury(endpoint, "m3", "invoice.paid").await;
+    world.pass(3_600);
+    bury(endpoint, "m4", "invoice.paid").await;
+    expected.push(dead(endpoint, 2, 3_605));
+    assert_eq!(world.own_messages().await, expected);
+    world.pass(3_600);
+    assert!(!world.store.publish_deaths(2).await.expect("publishes"));
+    assert_eq!(world.own_messages().await, expected);
+}
+
+fn ask_expiry() -> ExpiryAsk {
+    let hours = |count: u64| Duration::from_secs(count * 3_600);
+    ExpiryAsk { kept: hours(24), notice: hours(3), limit: 10 }
+}
+
+pub(crate) async fn deliveries_that_expire_soon_are_published_once_for_each_endpoint<S: Sending>(
+    world: World<S>,
+) {
+    world.add_for(own(), wanting(&["hapax.delivery.expiring"])).await;
+    let endpoint = world.add(wanting(&["invoice.*"])).await;
+    for n in 0..2 {
+        world.send(message(&format!("m{n}"))).await;
+    }
+    for claim in world.take_of(endpoint).await {
+        assert_eq!(world.report(&claim, failed(Retry::Never)).await, Held::Kept);
+    }
+    world.pass(20 * 3_600);
+    world.store.expire_deliveries(ask_expiry()).await.expect("expires");
+    assert_eq!(world.own_messages().await, []);
+    world.pass(2 * 3_600);
+    for _ in 0..3 {
+        world.store.expire_deliveries(ask_expiry()).await.expect("expires");
+    }
+    // Two hours are left, and the announcement must stand for three.
+    let times = json!({"since": after(0), "cancelled_from": after(25 * 3_600)});
+    let expected = vec![about("hapax.delivery.expiring", endpoint, times)];
+    assert_eq!(world.own_messages().await, expected);
+}
+
+fn alert(subject: &str, text: &str) -> ActiveAlert {
+    ActiveAlert { subject: subject.to_owned(), data: json!({"message": text}).into() }
+}
+
+pub(crate) async fn an_alert_is_published_once_for_all_nodes<S: Sending>(world: World<S>) {
+    // Twenty nodes see the same problem at the same time; it comes and goes; all of them restart.
+    let quiet = Duration::from_secs(300);
+    world.add_for(own(), wanting(&["hapax.alert.*"])).await;
+    let note = async |alerts: Vec<ActiveAlert>| {
+        world.store.note_alerts(alerts, quiet).await.expect("notes")
+    };
+    let nothing = AlertsNoted::default();
+    assert_eq!(note(Vec::new()).await, nothing);
+    let mut nodes = JoinSet::new();
+    for _ in 0..20 {
+        let store = Arc::clone(&world.store);
+        let alerts = vec![alert("b", "seen"), alert("a", "seen")];
+        nodes.spawn(async move { store.note_alerts(alerts, quiet).await.expect("notes") });
+    }
+    let noted = nodes.join_all().await;
+    assert_eq!(noted.iter().map(|noted| noted.raised).sum::<usize>(), 2);
+    let raised = |text: &str| ("hapax.alert.raised".to_owned(), json!({"message": text}));
+    let cleared = |text: &str| ("hapax.alert.cleared".to_owned(), json!({"message": text}));
+    let mut expected = vec![raised("seen"), raised("seen")];
+    assert_eq!(world.own_messages().await, expected);
+    world.pass(200);
+    assert_eq!(note(vec![alert("a", "again")]).await, nothing, "it goes on");
+    world.pass(100);
+    assert_eq!(note(Vec::new()).await, nothing, "not quiet for long enough");
+    world.pass(1);
+    assert_eq!(note(Vec::new()).await, AlertsNoted { cleared: 1, ..nothing });
+    expected.push(cleared("seen"));
+    assert_eq!(world.own_messages().await, expected);
+    world.pass(1_000);
+    assert_eq!(note(vec![alert("b", "new")]).await, AlertsNoted { raised: 1, cleared: 1 });
+    expected.extend([raised("new"), cleared("seen")]);
+    assert_eq!(world.own_messages().await, expected);
+}
