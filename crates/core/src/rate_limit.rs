@@ -15,6 +15,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// How far claims may run ahead: a node that claims a little late still reaches the limit.
 pub const SLACK: Duration = Duration::from_millis(50);
 
+/// How long the deliveries of an endpoint are spread out after it was enabled.
+pub const RELEASE_FOR: Duration = Duration::from_secs(60);
+
+/// The rate at which that happens: what was held for days must not arrive in one second. The functions of
+/// PostgreSQL have the same numbers.
+const RELEASE_RATE: RateLimit = RateLimit { count: 100, per: Per::Second };
+
 /// The highest count of a limit: a higher one limits nothing that one endpoint can take.
 const COUNT_MAX: u32 = 100_000;
 
@@ -71,6 +78,17 @@ impl RateLimit {
         let paid = from.saturating_add(self.interval_us().saturating_mul(i64::from(more)));
         Timestamp::from_microsecond(paid).unwrap_or(Timestamp::MAX)
     }
+}
+
+/// The limit that holds at `now` for an endpoint with this one, whose deliveries are spread out until then: the
+/// slower of both.
+pub fn limit_at(
+    own: Option<RateLimit>,
+    spread_until: Option<Timestamp>,
+    now: Timestamp,
+) -> Option<RateLimit> {
+    let release = spread_until.filter(|until| *until > now).map(|_| RELEASE_RATE);
+    own.into_iter().chain(release).max_by_key(|limit| limit.interval_us())
 }
 
 /// When the next attempt may begin, given until when the earlier ones are paid for.

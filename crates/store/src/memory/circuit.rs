@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::circuit::{TRIED_FIRST, hopeless_reason, open_reason};
 use hapax_core::endpoint::Disabled;
-use hapax_core::rate_limit::next_at;
+use hapax_core::rate_limit::{RELEASE_FOR, RateLimit, limit_at, next_at};
 use hapax_core::store::{AttemptVerdict, EndpointSignal};
 
 use super::outbox::StoredEndpoint;
@@ -32,6 +32,8 @@ pub(super) struct Health {
     blocked_until: Option<Timestamp>,
     /// Until when its attempts so far are paid for, under its rate limit.
     paid_until: Option<Timestamp>,
+    /// It was enabled, and its deliveries are spread out until then.
+    spread_until: Option<Timestamp>,
 }
 
 impl StoredEndpoint {
@@ -48,20 +50,26 @@ impl StoredEndpoint {
 
     /// Whether its rate limit lets another attempt begin.
     pub(super) fn within_rate(&self, now: Timestamp) -> bool {
-        let limit = self.record.settings.rate_limit;
-        limit.is_none_or(|limit| limit.allowed(self.health.paid_until, now) > 0)
+        self.limit_at(now).is_none_or(|limit| limit.allowed(self.health.paid_until, now) > 0)
+    }
+
+    fn limit_at(&self, now: Timestamp) -> Option<RateLimit> {
+        limit_at(self.record.settings.rate_limit, self.health.spread_until, now)
     }
 
     /// From when on another attempt may begin.
     pub(super) fn opens_at(&self) -> Option<Timestamp> {
-        let limit = self.record.settings.rate_limit;
-        let paid = self.health.paid_until.filter(|_| limit.is_some()).map(next_at);
+        let Health { paid_until, spread_until, .. } = self.health;
+        let paid = match self.record.settings.rate_limit {
+            Some(_) => paid_until.map(next_at),
+            None => paid_until.map(next_at).zip(spread_until).map(|(paid, end)| paid.min(end)),
+        };
         self.health.open_until.max(self.health.blocked_until).max(paid)
     }
 
     /// A delivery is claimed: if the circuit is not closed, nothing else is until its lease ends.
     pub(super) fn claimed(&mut self, lease_end: Timestamp, now: Timestamp) -> u64 {
-        if let Some(limit) = self.record.settings.rate_limit {
+        if let Some(limit) = self.limit_at(now) {
             self.health.paid_until = Some(limit.paid_until(self.health.paid_until, now, 1));
         }
         if self.health.open_until.is_some() {
@@ -98,8 +106,12 @@ impl StoredEndpoint {
         }
     }
 
-    /// An operator enables it: if its circuit is open, the next delivery tries it.
-    pub(super) fn enabled(&mut self, now: Timestamp) {
+    /// An operator enables it: if its circuit is open, the next delivery tries it. Those that were held are
+    /// spread out.
+    pub(super) fn enabled(&mut self, was_disabled: bool, now: Timestamp) {
+        if was_disabled {
+            self.health.spread_until = Some(later(now, RELEASE_FOR));
+        }
         if self.health.open_until.is_some_and(|until| until > now) {
             self.health.number += 1;
             self.health.open_until = Some(now);

@@ -625,8 +625,8 @@ impl Model {
             }
             EndpointAct::Disable { reason } => record.disabled = Some(Disabled { at: now, reason }),
             EndpointAct::Enable => {
-                record.disabled = None;
-                stored.enabled(now);
+                let was_disabled = record.disabled.take().is_some();
+                stored.enabled(was_disabled, now);
             }
             EndpointAct::Delete => {
                 stored.deleted = true;

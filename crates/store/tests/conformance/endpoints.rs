@@ -1,6 +1,7 @@
 //! Endpoints, case by case: created, changed under a version, disabled, deleted, and sealed under a key.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hapax_core::Tenant;
 use hapax_core::delivery::DeliveryStatus;
@@ -187,6 +188,29 @@ pub(crate) async fn a_disabled_endpoint_holds_its_deliveries<S: Sending>(world: 
     assert_eq!(world.deliver_all().await, ["fails", "later", "lost", "waits"]);
     // Being held used no step: the one that failed once has two attempts left, and used one of them.
     assert_eq!(world.delivery_of("fails").await.attempt, 2);
+}
+
+pub(crate) async fn what_an_endpoint_has_held_is_spread_out_once_it_is_enabled<S: Sending>(
+    world: World<S>,
+) {
+    // An endpoint that comes back must not get a week's messages in its first second; nor does another endpoint
+    // wait, and after a minute only its own limits count.
+    let endpoint = world.add(EndpointSettings { max_in_flight: 500, ..settings() }).await;
+    world.disable(endpoint).await;
+    world.send_many("held", "invoice.paid", 200).await;
+    world.enable(endpoint).await;
+    // A claim may run ahead by 50 ms of the 100 a second.
+    for second in 0..3 {
+        let exchanged = world.exchange(Vec::new(), ask(ALL)).await;
+        assert_eq!(exchanged.claims.len(), 6, "in second {second}");
+        let next = exchanged.next_due.expect("more are due");
+        assert!(next <= world.clock.now() + Duration::from_millis(10), "{next}");
+        world.pass(1);
+    }
+    world.enable(endpoint).await;
+    world.pass(57);
+    let left = world.take(ALL).await.len();
+    assert_eq!(left, 200, "enabling it again changes nothing, and the first leases have ended");
 }
 
 pub(crate) async fn a_deleted_endpoint_cancels_its_deliveries<S: Sending>(world: World<S>) {

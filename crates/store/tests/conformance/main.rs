@@ -330,6 +330,7 @@ on_every_working_store! {
         a_uid_names_one_endpoint_of_its_tenant,
         a_tenant_has_at_most_so_many_endpoints,
         a_disabled_endpoint_holds_its_deliveries,
+        what_an_endpoint_has_held_is_spread_out_once_it_is_enabled,
         a_deleted_endpoint_cancels_its_deliveries,
         a_delivery_that_fails_after_its_endpoint_was_deleted_is_cancelled,
         a_changed_address_serves_what_was_queued_before,

@@ -350,7 +350,11 @@ async fn perform<S: Sending>(world: &World<S>, history: &mut History, act: Act) 
         }
         Act::Enable(endpoint) if !history.deleted[endpoint] => {
             world.enable(history.endpoints[endpoint]).await;
-            history.disabled[endpoint] = false;
+            let was_disabled = std::mem::take(&mut history.disabled[endpoint]);
+            // What it has held is spread out, and chance decides what comes first.
+            if was_disabled && history.kind == PlanKind::Certain {
+                world.pass(ALL_WAITS);
+            }
         }
         // The last endpoint stays, so that no plan ends early.
         Act::Delete(endpoint) if !history.deleted[endpoint] && endpoint != 1 => {

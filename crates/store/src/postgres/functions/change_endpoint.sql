@@ -69,6 +69,11 @@ BEGIN
                 open_until = (hapax.judge_circuit(s, 5, NULL, e.max_in_flight, at)).open_until
             WHERE s.endpoint = e.endpoint AND s.open_until > at;
         END IF;
+        IF act = 2 AND before.disabled_at IS NOT NULL THEN
+            -- As hapax_core::rate_limit::RELEASE_FOR.
+            UPDATE hapax.endpoint_state s SET spread_until = at + interval '1 minute'
+            WHERE s.endpoint = e.endpoint;
+        END IF;
         PERFORM hapax.publish_standing(before, at);
     END IF;
     INSERT INTO hapax.sending_action (endpoint, what, who, reason, at)

@@ -48,7 +48,8 @@ BEGIN
         EXIT WHEN is_all;
         last_endpoint := next_endpoint;
         SELECT greatest(s.blocked_until, s.open_until,
-                        CASE WHEN e.rate_interval > 0 THEN hapax.rate_next_at(s.rate_at) END),
+                        CASE WHEN e.rate_interval > 0 OR s.spread_until > at
+                             THEN hapax.rate_next_at(s.rate_at) END),
             e.deleted_at IS NOT NULL
         INTO open_from, is_gone
         FROM hapax.endpoint e JOIN hapax.endpoint_state s ON s.endpoint = e.endpoint

@@ -36,8 +36,9 @@ BEGIN
     is_full := false;
     is_busy := false;
     SELECT x.max_in_flight, x.lease, x.is_thin, x.keeps_order, x.parks_dead, s.unpark_from,
-        s.open_until, s.circuit, x.rate_interval, s.rate_at, s.leased_from,
-        least(x.max_in_flight, s.slots) AS slots INTO e
+        s.open_until, s.circuit, s.rate_at, s.leased_from, least(x.max_in_flight, s.slots) AS slots,
+        -- Until spread_until at most 100 a second.
+        greatest(x.rate_interval, CASE WHEN s.spread_until > at THEN 10000 END) AS rate_interval INTO e
     FROM hapax.endpoint x JOIN hapax.endpoint_state s ON s.endpoint = x.endpoint
     WHERE x.endpoint = of_endpoint AND x.disabled_at IS NULL AND x.deleted_at IS NULL
       AND x.key_ids <@ vault_keys AND coalesce(s.blocked_until <= at, true)

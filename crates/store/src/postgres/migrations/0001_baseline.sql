@@ -272,8 +272,9 @@ CREATE INDEX endpoint_expiring ON hapax.endpoint (endpoint) WHERE expiry_announc
 -- the number in circuit. slots: attempts at once while the endpoint recovers; null if only its own limit
 -- counts. rate_at: until when the attempts so far are paid for. unpark_from: its
 -- order was changed, and parked deliveries of messages from here on are to be judged again. leased_from: no
--- leased delivery of the endpoint is of an earlier message. deaths: dead deliveries that are not published yet;
--- died_since: the first of them; deaths_published_at: the last message about such ones.
+-- leased delivery of the endpoint is of an earlier message. spread_until: it was enabled, and its deliveries are
+-- spread out until then. deaths: dead deliveries that are not published yet; died_since: the first of them;
+-- deaths_published_at: the last message about such ones.
 CREATE TABLE hapax.endpoint_state (
     endpoint      integer PRIMARY KEY,
     circuit       bigint  NOT NULL DEFAULT 0,
@@ -286,6 +287,7 @@ CREATE TABLE hapax.endpoint_state (
     blocked_until timestamptz,
     unpark_from   bigint,
     leased_from   bigint  NOT NULL DEFAULT 0,
+    spread_until  timestamptz,
     deaths        bigint  NOT NULL DEFAULT 0,
     died_since    timestamptz,
     deaths_published_at timestamptz

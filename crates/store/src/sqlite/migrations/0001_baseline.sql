@@ -240,6 +240,7 @@ CREATE INDEX hapax_endpoint_expiring ON hapax_endpoint (endpoint)
 -- The part of an endpoint that attempts change: its circuit, its rate and its block. slots: attempts at once
 -- while it recovers; null if only its own limit counts.
 -- unpark_from: its order was changed, and parked deliveries of messages from here on are to be judged again.
+-- spread_until: it was enabled, and its deliveries are spread out until then.
 -- deaths: dead deliveries that are not published yet; died_since: the first of them; deaths_published_at: the last
 -- message about such ones.
 CREATE TABLE hapax_endpoint_state (
@@ -253,6 +254,7 @@ CREATE TABLE hapax_endpoint_state (
     rate_at       INTEGER,
     blocked_until INTEGER,
     unpark_from   INTEGER,
+    spread_until  INTEGER,
     deaths        INTEGER NOT NULL DEFAULT 0,
     died_since    INTEGER,
     deaths_published_at INTEGER

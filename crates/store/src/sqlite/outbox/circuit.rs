@@ -8,7 +8,7 @@ use hapax_core::circuit::{
     Admits, Circuit, CircuitEvent, TRIED_FIRST, hopeless_reason, open_reason, step,
 };
 use hapax_core::endpoint::Disabled;
-use hapax_core::rate_limit::next_at;
+use hapax_core::rate_limit::{RELEASE_FOR, RateLimit, limit_at, next_at};
 use hapax_core::store::{AttemptVerdict, EndpointSignal};
 use rusqlite::{Connection, Row};
 
@@ -22,6 +22,8 @@ pub(super) struct Health {
     pub(super) blocked_until: Option<Timestamp>,
     /// Until when its attempts so far are paid for, under its rate limit.
     pub(super) paid_until: Option<Timestamp>,
+    /// It was enabled, and its deliveries are spread out until then.
+    pub(super) spread_until: Option<Timestamp>,
 }
 
 impl Health {
@@ -33,10 +35,13 @@ impl Health {
         }
     }
 
-    /// From when on anything may be claimed, in microseconds.
-    pub(super) fn admits_from(&self) -> i64 {
-        let Self { circuit, blocked_until, paid_until } = self;
-        let paid = paid_until.map(next_at);
+    /// From when on anything may be claimed, in microseconds. `own`: the endpoint's rate limit.
+    pub(super) fn admits_from(&self, own: Option<RateLimit>) -> i64 {
+        let Self { circuit, blocked_until, paid_until, spread_until } = self;
+        let paid = match own {
+            Some(_) => paid_until.map(next_at),
+            None => paid_until.map(next_at).zip(*spread_until).map(|(paid, end)| paid.min(end)),
+        };
         circuit.open_until.max(*blocked_until).max(paid).map_or(i64::MIN, micros)
     }
 }
@@ -45,9 +50,10 @@ impl Health {
 pub(super) fn load(conn: &Connection) -> rusqlite::Result<Vec<(i64, Health)>> {
     conn.prepare(
         "SELECT endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until,
-                rate_at
+                rate_at, spread_until
          FROM hapax_endpoint_state
-         WHERE circuit > 0 OR failures > 0 OR blocked_until IS NOT NULL OR rate_at IS NOT NULL",
+         WHERE circuit > 0 OR failures > 0 OR blocked_until IS NOT NULL OR rate_at IS NOT NULL
+            OR spread_until IS NOT NULL",
     )?
     .query_map([], read)?
     .collect()
@@ -66,7 +72,8 @@ fn read(row: &Row<'_>) -> rusqlite::Result<(i64, Health)> {
         open_for: Duration::from_micros(open_for.unsigned_abs()),
         slots: row.get(6)?,
     };
-    Ok((row.get(0)?, Health { circuit, blocked_until: time(7)?, paid_until: time(8)? }))
+    let (blocked_until, paid_until, spread_until) = (time(7)?, time(8)?, time(9)?);
+    Ok((row.get(0)?, Health { circuit, blocked_until, paid_until, spread_until }))
 }
 
 impl Outbox {
@@ -157,6 +164,18 @@ impl Outbox {
         Ok(())
     }
 
+    /// Spreads out what an endpoint has held, which is enabled now.
+    pub(super) fn spread(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let Some(endpoint) = self.endpoints.get_mut(&number) else { return Ok(()) };
+        endpoint.health.spread_until = now.saturating_add(RELEASE_FOR).ok();
+        write(conn, number, endpoint)
+    }
+
     /// Notes that so many attempts at an endpoint with a rate limit begin.
     pub(super) fn spend(
         &mut self,
@@ -166,7 +185,7 @@ impl Outbox {
         now: Timestamp,
     ) -> rusqlite::Result<()> {
         let Some(endpoint) = self.endpoints.get_mut(&number) else { return Ok(()) };
-        let Some(limit) = endpoint.record.settings.rate_limit else { return Ok(()) };
+        let Some(limit) = endpoint.limit_at(now) else { return Ok(()) };
         let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
         let paid = limit.paid_until(endpoint.health.paid_until, now, attempts);
         endpoint.health.paid_until = Some(paid);
@@ -204,16 +223,23 @@ impl Outbox {
     }
 }
 
+impl Endpoint {
+    /// The limit of attempts that holds now.
+    pub(super) fn limit_at(&self, now: Timestamp) -> Option<RateLimit> {
+        limit_at(self.record.settings.rate_limit, self.health.spread_until, now)
+    }
+}
+
 fn write(conn: &Connection, number: i64, endpoint: &Endpoint) -> rusqlite::Result<()> {
-    let Health { circuit, blocked_until, paid_until } = endpoint.health;
+    let Health { circuit, blocked_until, paid_until, spread_until } = endpoint.health;
     conn.prepare_cached(
         "INSERT INTO hapax_endpoint_state
              (endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until,
-              rate_at)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+              rate_at, spread_until)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
          ON CONFLICT (endpoint) DO UPDATE
          SET circuit = ?2, failures = ?3, failing_since = ?4, open_until = ?5, open_for = ?6, slots = ?7,
-             blocked_until = ?8, rate_at = ?9",
+             blocked_until = ?8, rate_at = ?9, spread_until = ?10",
     )?
     .execute((
         number,
@@ -225,6 +251,7 @@ fn write(conn: &Connection, number: i64, endpoint: &Endpoint) -> rusqlite::Resul
         circuit.slots,
         blocked_until.map(micros),
         paid_until.map(micros),
+        spread_until.map(micros),
     ))?;
     Ok(())
 }

@@ -118,7 +118,7 @@ impl Outbox {
             Admits::Probe => endpoint.room(&self.vault_keys).min(1) as usize,
             Admits::None => 0,
         };
-        let rate_limit = endpoint.record.settings.rate_limit;
+        let rate_limit = endpoint.limit_at(now);
         let within_rate =
             rate_limit.map_or(u32::MAX, |limit| limit.allowed(endpoint.health.paid_until, now));
         let room = room.min(within_rate as usize);

@@ -2,6 +2,7 @@
 
 use hapax_core::Tenant;
 use hapax_core::circuit::CircuitEvent;
+use hapax_core::delivery::EndpointStanding;
 use hapax_core::endpoint::{
     Disabled, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed,
     EndpointSettings, NewEndpoint,
@@ -206,7 +207,11 @@ impl Outbox {
             endpoint.replace(record.clone());
         }
         if what == "enable" {
-            self.judge(conn, number, CircuitEvent::Enabled, None, timestamp(micros(by.at)))?;
+            let now = timestamp(micros(by.at));
+            self.judge(conn, number, CircuitEvent::Enabled, None, now)?;
+            if before == EndpointStanding::Disabled {
+                self.spread(conn, number, now)?;
+            }
         }
         let waits_less = (kept_order && !record.settings.keeps_order())
             || (parked_dead && !record.settings.parks_dead());

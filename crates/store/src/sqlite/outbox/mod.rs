@@ -136,13 +136,9 @@ impl Endpoint {
 
     /// When there is something to claim, or a lease ends.
     fn runnable_at(&self, vault_keys: &[KeyId]) -> i64 {
-        let mut health = self.health;
-        if self.record.settings.rate_limit.is_none() {
-            health.paid_until = None;
-        }
         let due = match self.room(vault_keys) {
             0 => NEVER,
-            _room => self.next_due.max(health.admits_from()),
+            _room => self.next_due.max(self.health.admits_from(self.record.settings.rate_limit)),
         };
         let unpark = if self.unpark_from.is_some() { 0 } else { NEVER };
         due.min(unpark).min(self.lease_end)
