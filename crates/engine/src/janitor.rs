@@ -1,5 +1,5 @@
-//! Deletes finished events past their retention, ends deliveries that were given up long ago, and publishes the
-//! numbers of dead deliveries that wait for it, in small commits. While the store has other requests, the janitor pauses between commits, so that no ack waits for
+//! Deletes finished events past their retention, ends deliveries that were given up long ago, publishes the
+//! numbers of dead deliveries that wait for it, and erases the data of deleted tenants, in small commits. While the store has other requests, the janitor pauses between commits, so that no ack waits for
 //! more than one of them.
 
 use std::collections::HashMap;
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hapax_core::store::{
-    Expiry, ExpiryAsk, Horizon, OutboxRetention, OwnMessages, StoreError, StoreHints, Work,
+    Expiry, ExpiryAsk, Horizon, OutboxRetention, OwnMessages, StoreError, StoreHints,
+    TenantDeletions, Work,
 };
 use hapax_core::{SourceName, Timestamp, tuned};
 use jiff::SignedDuration;
@@ -92,7 +93,7 @@ impl<S> Janitor<S> {
     }
 }
 
-impl<S: Work + StoreHints + OutboxRetention + OwnMessages> Janitor<S> {
+impl<S: Work + StoreHints + OutboxRetention + OwnMessages + TenantDeletions> Janitor<S> {
     /// Deletes in rounds, until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         let mut failing = false;
@@ -121,6 +122,7 @@ impl<S: Work + StoreHints + OutboxRetention + OwnMessages> Janitor<S> {
         let horizon = retention.horizon((self.now)());
         self.in_slices(late, || self.store.prune(horizon.clone(), PRUNE_BATCH)).await?;
         self.in_slices(late, || self.store.publish_deaths(PRUNE_BATCH)).await?;
+        self.in_slices(late, || self.store.erase(PRUNE_BATCH)).await?;
         let Some(ask) = retention.expiry() else { return Ok(()) };
         let slice = || async {
             let expiry = self.store.expire_deliveries(ask).await?;

@@ -343,6 +343,11 @@ acts! {
         FindPlan: plan(id: PlanId) -> Option<hapax_core::store::Plan>;
         ListPlans: plans(limit: usize) -> Vec<hapax_core::store::Plan>;
     }
+    TenantDeletions {
+        DeleteTenant: delete_tenant(tenant: Tenant, by: Action) -> TenantDeletion;
+        Erase: erase(limit: usize) -> bool;
+        FindTenantDeletion: tenant_deletion(tenant: Tenant) -> Option<hapax_core::store::TenantDeletion>;
+    }
     SourceSecretStore {
         SourceSecrets: source_secrets() -> SourceSecretSet;
         SourceSecretsVersion: source_secrets_version() -> u64;

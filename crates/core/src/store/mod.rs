@@ -8,7 +8,8 @@
 //! [`InspectOutbox`] reads both for operators, and [`OutboxRetention`] ends deliveries by their age.
 //! [`OwnMessages`] publishes what Hapax reports about itself. [`Plans`] repeat what operators do for many
 //! deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of tenants that are added at run time, and
-//! [`AdminRecords`] the sessions of the dashboard and the audit trail. [`StoreHints`] are for pacing and logs.
+//! [`AdminRecords`] the sessions of the dashboard and the audit trail. [`TenantDeletions`] deletes
+//! what is stored for a tenant. [`StoreHints`] are for pacing and logs.
 //! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
 
 mod admin_records;
@@ -21,6 +22,7 @@ mod outbox_retention;
 mod own_messages;
 mod plans;
 mod source_secrets;
+mod tenant_deletion;
 mod work;
 
 use std::error::Error;
@@ -38,6 +40,7 @@ pub use outbox_retention::*;
 pub use own_messages::*;
 pub use plans::*;
 pub use source_secrets::*;
+pub use tenant_deletion::*;
 pub use work::*;
 
 pub use crate::message::NewMessage;

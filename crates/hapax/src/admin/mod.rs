@@ -36,7 +36,7 @@ use axum::{Json, Router};
 use hapax_core::ledger::Ledger;
 use hapax_core::store::{
     AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, Operate, Outbox,
-    OwnMessages, Plans, SourceSecretStore, Store, Work,
+    OwnMessages, Plans, SourceSecretStore, Store, TenantDeletions, Work,
 };
 use hapax_engine::{JobsFor, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -77,6 +77,7 @@ pub(crate) trait AdminStore:
     + Ledger
     + AdminRecords
     + SourceSecretStore
+    + TenantDeletions
 {
 }
 
@@ -92,6 +93,7 @@ impl<S> AdminStore for S where
         + Ledger
         + AdminRecords
         + SourceSecretStore
+        + TenantDeletions
 {
 }
 

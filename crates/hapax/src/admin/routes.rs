@@ -118,6 +118,8 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::show::<S>, "Shows when the secrets of a tenant end that were set at run time"),
         route(Method::PUT, Some(Administer), "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::set::<S>, "Sets the secrets of a tenant for a source; every node uses them within a second"),
         route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::delete::<S>, "Removes the secrets of a tenant for a source: its requests get a 404"),
+        route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}", tenants::erase::<S>, "Deletes what is stored for a tenant; large tenants in the background"),
+        get(Read, "/api/v1/tenants/{tenant}/deletion", tenants::deletion::<S>, "Shows how far the deletion of a tenant's data has come"),
     ]
 }
 

@@ -45,7 +45,9 @@ pub(crate) use replay::{
     ReplayJobsRequest, Replayed,
 };
 pub(crate) use stats::{Alert, Figures, ProcessingSeconds, Severity, Stats, StatsQuery};
-pub(crate) use tenants::{SourceSecretRequest, SourceSecrets, SourceSecretsRequest};
+pub(crate) use tenants::{
+    DeletionState, SourceSecretRequest, SourceSecrets, SourceSecretsRequest, TenantDeletion,
+};
 pub(crate) use values::{Body, Moment, RetryIn, Span};
 
 /// One page of a list.

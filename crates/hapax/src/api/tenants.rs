@@ -1,6 +1,8 @@
-//! The secrets of tenants that are added at run time. Their values go in and never come out.
+//! The secrets of tenants that are added at run time, whose values go in and never come out; and the deletion of a
+//! tenant's data.
 
 use hapax_core::Timestamp;
+use hapax_core::store;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -65,5 +67,45 @@ impl From<PairSummary> for SourceSecrets {
         };
         let secrets = ends.into_iter().map(|until| SourceSecret { until }).collect();
         Self { tenant, source, path, active, reason, secrets, set_at }
+    }
+}
+
+/// A deletion of a tenant's data.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct TenantDeletion {
+    pub(crate) tenant: String,
+    pub(crate) state: DeletionState,
+    /// What was stored until then is deleted.
+    pub(crate) began_at: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ended_at: Option<Timestamp>,
+    /// How many endpoints were deleted.
+    pub(crate) endpoints: u64,
+    /// How many events were erased so far.
+    pub(crate) events: u64,
+    /// How many messages were erased so far.
+    pub(crate) messages: u64,
+}
+
+/// How far a deletion has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum DeletionState {
+    /// It goes on in the background, also after a restart.
+    Running,
+    /// Everything is erased.
+    Done,
+}
+
+impl From<store::TenantDeletion> for TenantDeletion {
+    fn from(deletion: store::TenantDeletion) -> Self {
+        let store::TenantDeletion { tenant, began_at, ended_at, endpoints, events, messages } =
+            deletion;
+        let state = match ended_at {
+            Some(_) => DeletionState::Done,
+            None => DeletionState::Running,
+        };
+        let tenant = tenant.to_string();
+        Self { tenant, state, began_at, ended_at, endpoints, events, messages }
     }
 }

@@ -1,11 +1,14 @@
-//! `hapax tenants`: the secrets of tenants that are added at run time, through the admin API.
+//! `hapax tenants`: the secrets of tenants that are added at run time, and the deletion of a tenant's data, through
+//! the admin API.
 
 use hapax_core::Timestamp;
 
 use super::admin_client::{self, Remote, encoded};
 use super::events::read;
 use super::output::{self, Exit, Failure};
-use crate::api::{SourceSecretRequest, SourceSecrets, SourceSecretsRequest};
+use crate::api::{
+    DeletionState, SourceSecretRequest, SourceSecrets, SourceSecretsRequest, TenantDeletion,
+};
 use crate::config;
 
 /// `hapax tenants`.
@@ -20,6 +23,10 @@ pub(super) enum Tenants {
     /// Remove the secrets of a tenant for a source: its webhooks get a 404
     #[command(name = "remove-secrets")]
     Remove(Act),
+    /// Delete what is stored for a tenant: endpoints, secrets, bodies, jobs, messages and deliveries
+    Delete(Delete),
+    /// Show how far the deletion of a tenant's data has come
+    Deletion(Named),
 }
 
 impl Tenants {
@@ -28,6 +35,8 @@ impl Tenants {
             Self::Set(set) => admin_client::run(set.run()),
             Self::Show(act) => admin_client::run(act.show()),
             Self::Remove(act) => admin_client::run(act.remove()),
+            Self::Delete(delete) => admin_client::run(delete.run()),
+            Self::Deletion(named) => admin_client::run(named.deletion()),
         }
     }
 }
@@ -125,5 +134,61 @@ impl Act {
             output::data(&output::shown(&format!("unused   {reason}")))?;
         }
         Ok(if found.active { Exit::Done } else { Exit::Negative })
+    }
+}
+
+/// `hapax tenants delete`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Delete {
+    #[command(flatten)]
+    named: Named,
+    /// Confirm: what is deleted cannot be restored
+    #[arg(long, required = true)]
+    yes: bool,
+}
+
+impl Delete {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.named.remote.open()?;
+        let path = format!("/api/v1/tenants/{}", encoded(&self.named.tenant));
+        self.named.print(server.delete(&path).await?)
+    }
+}
+
+/// Commands that name one tenant.
+#[derive(Debug, clap::Args)]
+pub(super) struct Named {
+    /// The tenant
+    tenant: String,
+    #[command(flatten)]
+    remote: Remote,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Named {
+    async fn deletion(self) -> Result<Exit, Failure> {
+        let server = self.remote.open()?;
+        let path = format!("/api/v1/tenants/{}/deletion", encoded(&self.tenant));
+        self.print(server.get(&path).await?)
+    }
+
+    fn print(&self, answer: serde_json::Value) -> Result<Exit, Failure> {
+        if self.json {
+            output::json(&answer)?;
+            return Ok(Exit::Done);
+        }
+        let found: TenantDeletion = read(answer)?;
+        let state = match found.state {
+            DeletionState::Running => "running: it goes on in the background",
+            DeletionState::Done => "done",
+        };
+        output::data(&format!("state      {state}"))?;
+        output::data(&format!("began      {}", found.began_at))?;
+        output::data(&format!("endpoints  {}", found.endpoints))?;
+        output::data(&format!("events     {}", found.events))?;
+        output::data(&format!("messages   {}", found.messages))?;
+        Ok(Exit::Done)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax_core::store::{
     Inspect, InspectOutbox, Operate, Outbox, OutboxRetention, OwnMessages, Plans,
-    SourceSecretStore, Store, StoreHints, Work,
+    SourceSecretStore, Store, StoreHints, TenantDeletions, Work,
 };
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore, Transact};
 
@@ -27,6 +27,7 @@ pub trait Database:
     + OwnMessages
     + Plans
     + SourceSecretStore
+    + TenantDeletions
     + Transact
     + fmt::Debug
     + Sized

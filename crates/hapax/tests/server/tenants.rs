@@ -297,3 +297,44 @@ fn the_command_line_sets_shows_and_removes_secrets_of_a_tenant() {
     assert_eq!(ask(&server, "acme", ACME, "evt_3").status, 404);
     assert_ne!(tenants(&["show-secrets", "acme", "stripe"]).code, 0);
 }
+
+// A customer leaves: what was stored for it goes, a neighbour stays, and a late copy is still a copy.
+#[test]
+fn the_data_of_a_tenant_is_deleted_and_its_copies_are_still_known() {
+    let house = House::new(CONFIG);
+    let server = house.start();
+    set(&server, "acme", "stripe", json!([{"value": ACME}]));
+    set(&server, "globex", "stripe", json!([{"value": GLOBEX}]));
+    for event in ["evt_1", "evt_2"] {
+        ask(&server, "acme", ACME, event).is("accepted");
+        ask(&server, "globex", GLOBEX, event).is("accepted");
+    }
+    let message = json!({"type": "a", "id": "m1", "tenant": "acme", "data": {"name": "Ann"}});
+    assert_eq!(server.admin_post("/api/v1/messages", &message).status, 202);
+    let admin = format!("http://{}", server.admin);
+    let run = |args: &[&str]| hapax(args).env("HAPAX_ADMIN", &admin).run();
+    assert_eq!(run(&["tenants", "delete", "acme"]).code, 2, "it asks for --yes");
+    assert_eq!(server.events("tenant=acme").len(), 2);
+    assert_eq!(run(&["tenants", "deletion", "acme"]).code, 1);
+    let deleted = run(&["tenants", "delete", "acme", "--yes"]);
+    assert_eq!(deleted.code, 0, "{deleted:?}");
+    until("the deletion to end", || {
+        let answer = server.admin_get("/api/v1/tenants/acme/deletion").json();
+        (answer["state"] == "done" && answer["events"] == 2 && answer["messages"] == 1)
+            .then_some(())
+    });
+    assert_eq!(server.events("tenant=acme").len(), 0);
+    assert_eq!(server.events("tenant=globex").len(), 2);
+    assert_eq!(server.admin_get("/api/v1/messages?tenant=acme").json()["items"], json!([]));
+    until("the secrets to be gone", || {
+        (ask(&server, "acme", ACME, "evt_3").status == 404).then_some(())
+    });
+    drop(server);
+    let server = house.start();
+    set(&server, "acme", "stripe", json!([{"value": ACME}]));
+    ask(&server, "acme", ACME, "evt_1").is("duplicate");
+    assert_eq!(server.admin_post("/api/v1/messages", &message).json()["duplicate"], true);
+    ask(&server, "acme", ACME, "evt_4").is("accepted");
+    let refused = server.admin_request("DELETE", "/api/v1/tenants/hapax", None);
+    assert!(refused.status == 400 && refused.text().contains("reserved"), "{refused:?}");
+}

@@ -21,6 +21,7 @@ mod own_messages;
 mod plans;
 mod reader;
 mod source_secrets;
+mod tenant_deletion;
 mod work;
 
 use std::collections::{BTreeMap, HashMap};
@@ -173,6 +174,8 @@ struct Model {
     plans: Vec<plans::StoredPlan>,
     /// The secrets of tenants that are added at run time.
     source_secrets: source_secrets::StoredSourceSecrets,
+    /// Deletions of tenants, under way or over.
+    deletions: BTreeMap<Tenant, tenant_deletion::Deletion>,
     /// Idempotency-Keys.
     reservations: HashMap<ledger::KeyName, ledger::Kept>,
     /// The number of fences given to keys so far.

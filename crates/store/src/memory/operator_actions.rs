@@ -7,8 +7,8 @@ use hapax_core::Timestamp;
 use hapax_core::job::{Fence, HandlerName, Phase, Progress};
 use hapax_core::order::Guard;
 use hapax_core::store::{
-    Action, ActionNote, EventId, HandlerRef, Horizon, NewJob, PauseAnswer, PausedHandler,
-    ReplayAsk, ReplayEffect, Replayed, Reviewed,
+    Action, ActionNote, EventId, EventSummary, HandlerRef, Horizon, NewJob, PauseAnswer,
+    PausedHandler, ReplayAsk, ReplayEffect, Replayed, Reviewed,
 };
 
 use super::{EventNumber, Guarded, Job, JobNumber, Model, ReviewState, Stored};
@@ -280,6 +280,16 @@ impl Model {
 
     fn forget(&mut self, at: EventNumber, horizon: &Horizon, now: Timestamp) {
         let summary = self.summary(at);
+        self.strip(at, summary);
+        if self.key_may_go(at, &self.events[&at], horizon, now) {
+            self.events.remove(&at);
+            self.keys.retain(|_, event| *event != at);
+            self.guards.retain(|_, guarded| guarded.event != at);
+        }
+    }
+
+    /// Takes body, history and jobs of an event. `summary`: what stays readable of it.
+    pub(super) fn strip(&mut self, at: EventNumber, summary: EventSummary) {
         self.jobs.retain(|_, job| job.event != at);
         let stored = self.event_mut(at);
         stored.gone = true;
@@ -287,11 +297,6 @@ impl Model {
         stored.detail.body.clear();
         stored.detail.arrivals.clear();
         stored.detail.actions.clear();
-        if self.key_may_go(at, &self.events[&at], horizon, now) {
-            self.events.remove(&at);
-            self.keys.retain(|_, event| *event != at);
-            self.guards.retain(|_, guarded| guarded.event != at);
-        }
     }
 
     fn event_mut(&mut self, at: EventNumber) -> &mut Stored {

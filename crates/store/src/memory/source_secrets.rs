@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use hapax_core::Tenant;
 use hapax_core::limits::TENANT_SOURCES_MAX;
 use hapax_core::store::{
     Action, SourcePair, SourceSecretRecord, SourceSecretSet, SourceSecretStore, SourceSecretsAct,
@@ -38,6 +39,13 @@ impl SourceSecretStore for MemoryStore {
 }
 
 impl StoredSourceSecrets {
+    /// Deletes all secrets of a tenant.
+    pub(super) fn delete_of(&mut self, tenant: &Tenant) {
+        let before = self.pairs.len();
+        self.pairs.retain(|pair, _| pair.tenant != *tenant);
+        self.version += u64::from(self.pairs.len() < before);
+    }
+
     fn apply(&mut self, change: SourceSecretsChange, by: &Action) -> SourceSecretsChanged {
         let SourceSecretsChange { version, pair, act } = change;
         if version != self.version {

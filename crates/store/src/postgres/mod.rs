@@ -36,6 +36,7 @@ mod row;
 mod source_secrets;
 mod sql_handlers;
 mod stats;
+mod tenant_deletion;
 mod tls;
 mod transact;
 mod work;

@@ -28,6 +28,7 @@ mod sandbox;
 mod source_secrets;
 mod sql_handlers;
 mod stats;
+mod tenant_deletion;
 #[cfg(test)]
 mod tests;
 mod transact;

@@ -25,6 +25,7 @@ use rusqlite::Connection;
 
 use super::outbox::{MessageScan, prune_slice};
 use super::row::{EventState, micros, phase_of, pruned_as, status_of_pruned, timestamp};
+use super::tenant_deletion::Erased;
 use super::transaction::Transaction;
 use super::writer::Writer;
 use super::{ledger, order, plans};
@@ -213,6 +214,68 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     }
     writer.broom.body = if is_last && !is_cut { 0 } else { last };
     Ok(!is_last || is_cut)
+}
+
+/// Takes body, history and jobs of up to `limit` events of a tenant, finished or not, between these two, in the open
+/// transaction. An unfinished one counts as discarded.
+pub(super) fn erase(
+    writer: &mut Writer,
+    tenant: &Tenant,
+    passed: i64,
+    last: i64,
+    limit: usize,
+) -> rusqlite::Result<Erased> {
+    let found: Vec<(i64, SourceName, Box<str>)> = writer
+        .conn
+        .prepare_cached(
+            "SELECT e.seq, p.source, e.event_id
+             FROM hapax_event e CROSS JOIN hapax_pair p ON p.pair = e.pair
+             WHERE e.seq > ?1 AND e.seq <= ?2 AND p.tenant = ?3 AND e.pruned < 0
+             ORDER BY e.seq LIMIT ?4",
+        )?
+        .query_map((passed, last, tenant.as_str(), limit as i64), |row| {
+            let source = SourceName::new(row.get_ref(1)?.as_str()?);
+            Ok((row.get(0)?, source, row.get_ref(2)?.as_str()?.into()))
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut freed = BTreeSet::new();
+    for (seq, source, event_id) in &found {
+        let mut events: Vec<EventWithBody> = look(&writer.conn, seq - 1, 1)?;
+        events.retain(|event| event.seq == *seq);
+        add_jobs(&writer.conn, &mut events)?;
+        let ended = events.first().and_then(EventWithBody::ends_as).unwrap_or(Status::Discarded);
+        freed.extend(leased_lanes(&writer.conn, *seq)?);
+        writer
+            .conn
+            .prepare_cached(
+                "UPDATE hapax_event
+                 SET pruned = ?2, state = iif(state = 1 /* review */, 2 /* discarded */, state)
+                 WHERE seq = ?1",
+            )?
+            .execute((seq, pruned_as(ended)))?;
+        delete_range(&writer.conn, &HISTORY, *seq, *seq)?;
+        for event in &events {
+            writer.broom.stripped(event);
+        }
+        let (tenant, source, event_id) = (tenant.clone(), source.clone(), event_id.clone());
+        writer.unlearn(EventKey { tenant, source, event_id }.hash());
+    }
+    let now = writer.now();
+    for lane in freed {
+        // Jobs of events that arrived later may wait for one that was under way.
+        let order = writer.lanes.spec_of(lane).and_then(|spec| spec.order.clone());
+        order::let_go(&writer.conn, &mut writer.lanes, lane, order.as_ref(), now)?;
+    }
+    let reached = found.last().filter(|_| found.len() == limit).map_or(last, |(seq, ..)| *seq);
+    Ok(Erased { reached, count: found.len() })
+}
+
+fn leased_lanes(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<i64>> {
+    conn.prepare_cached(
+        "SELECT lane FROM hapax_job WHERE event_seq = ?1 AND state = 1 /* leased */",
+    )?
+    .query_map([seq], |row| row.get(0))?
+    .collect()
 }
 
 /// The next events that have their bodies.

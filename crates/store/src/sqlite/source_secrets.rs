@@ -114,6 +114,25 @@ fn apply(
     Ok(SourceSecretsChanged::Changed { version: version + 1 })
 }
 
+/// Deletes the secrets of a tenant for all sources, inside the writer's transaction.
+pub(super) fn delete_of_tenant(
+    conn: &Connection,
+    tenant: &Tenant,
+    by: &Action,
+) -> rusqlite::Result<()> {
+    let sources: Vec<String> = conn
+        .prepare_cached("SELECT source FROM hapax_source_secret WHERE tenant = ?1")?
+        .query_map([tenant.as_str()], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    for source in &sources {
+        let pair = SourcePair { tenant: tenant.clone(), source: SourceName::new(source) };
+        let version = meta(conn, VERSION)?.unsigned_abs();
+        let change = SourceSecretsChange { version, pair, act: SourceSecretsAct::Delete };
+        apply(conn, &change, by)?;
+    }
+    Ok(())
+}
+
 fn note_action(
     conn: &Connection,
     pair: &SourcePair,

@@ -33,6 +33,7 @@ mod sending_plans;
 mod source_secrets;
 mod sql_handlers;
 mod stats;
+mod tenant_deletion;
 mod work_plans;
 
 macro_rules! on_every_store {
@@ -382,6 +383,10 @@ on_every_working_store! {
         what_operators_did_is_part_of_the_story_of_a_delivery,
         the_messages_of_an_event_have_their_tenant_and_status,
         the_backlog_counts_what_is_open_and_what_is_dead,
+    }
+    tenant_deletion {
+        a_deleted_tenant_loses_everything_but_what_recognises_copies,
+        what_arrives_after_a_deletion_began_stays,
     }
     source_secrets {
         secrets_of_a_pair_are_set_replaced_and_removed,

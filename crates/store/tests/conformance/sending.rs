@@ -17,6 +17,7 @@ use hapax_core::store::{
     AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryDetail, DeliveryFilter,
     DeliveryReplayed, EndpointSignal, Exchanged, HandlerAnswer, Held, InspectOutbox, MessageAct,
     MessageDetail, MessageRef, NewMessage, Outbox, OutboxRetention, OwnMessages, Plans, Published,
+    SourceSecretStore, TenantDeletions,
 };
 use hapax_core::vault::{KeyId, SealContext, Vault, VaultKey};
 use uuid::Uuid;
@@ -25,10 +26,27 @@ use crate::harness::{Working, World};
 
 /// A store that also sends.
 pub(crate) trait Sending:
-    Working + Outbox + InspectOutbox + OutboxRetention + OwnMessages + Plans
+    Working
+    + Outbox
+    + InspectOutbox
+    + OutboxRetention
+    + OwnMessages
+    + Plans
+    + SourceSecretStore
+    + TenantDeletions
 {
 }
-impl<S: Working + Outbox + InspectOutbox + OutboxRetention + OwnMessages + Plans> Sending for S {}
+impl<S> Sending for S where
+    S: Working
+        + Outbox
+        + InspectOutbox
+        + OutboxRetention
+        + OwnMessages
+        + Plans
+        + SourceSecretStore
+        + TenantDeletions
+{
+}
 
 /// More claims than any case has deliveries.
 pub(crate) const ALL: usize = 10_000;

@@ -391,7 +391,8 @@ async fn sql_and_core_decide_alike_about_every_event_of_a_circuit() {
         .prepare(
             "SELECT (c).circuit, (c).failures, (c).failing_since, (c).open_until, (c).open_for, (c).slots
              FROM (SELECT hapax.judge_circuit(
-                 ROW(1, 7, $1, $2, $3, $4, $5, NULL, NULL, NULL, 0)::hapax.endpoint_state, $6, $7, 16, $8)) x (c)",
+                 ROW(1, 7, $1, $2, $3, $4, $5, NULL, NULL, NULL, 0, NULL, 0, NULL, NULL)::hapax.endpoint_state,
+                 $6, $7, 16, $8)) x (c)",
         )
         .await
         .expect("prepares");

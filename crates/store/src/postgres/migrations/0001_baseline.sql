@@ -475,6 +475,30 @@ CREATE TABLE hapax.source_secret_version (
 );
 INSERT INTO hapax.source_secret_version (version) VALUES (0);
 
+-- Tenants whose data is deleted, or was. began_in: the transaction that began it. Covered are events that were
+-- received until began_at, and messages up to last_message. phase: 0 events, 1 messages, 2 keys of hapax.once, 3 the
+-- pass is over. is_last_pass: null before the first slice of a pass. passed_*: how far the pass has come. next_at:
+-- when the next slice is due.
+CREATE TABLE hapax.tenant_deletion (
+    tenant         text     PRIMARY KEY,
+    began_at       timestamptz NOT NULL,
+    began_in       xid8     NOT NULL,
+    ended_at       timestamptz,
+    next_at        timestamptz NOT NULL,
+    phase          smallint NOT NULL DEFAULT 0,
+    is_last_pass   boolean,
+    passed_source  text     NOT NULL DEFAULT '',
+    passed_event   uuid     NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
+    last_message   bigint   NOT NULL,
+    passed_message bigint   NOT NULL DEFAULT 0,
+    endpoints      bigint   NOT NULL DEFAULT 0,
+    events         bigint   NOT NULL DEFAULT 0,
+    messages       bigint   NOT NULL DEFAULT 0,
+    who            text     NOT NULL,
+    reason         text
+);
+CREATE INDEX tenant_deletion_running ON hapax.tenant_deletion (next_at) WHERE ended_at IS NULL;
+
 -- Who set and deleted them.
 CREATE TABLE hapax.source_secret_action (
     action bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,

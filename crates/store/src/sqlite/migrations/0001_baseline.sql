@@ -407,6 +407,24 @@ CREATE TABLE hapax_source_secret (
     PRIMARY KEY (tenant, source)
 ) WITHOUT ROWID;
 
+-- Tenants whose data is deleted, or was. The rows up to last_event and last_message are covered, and erased up to
+-- passed_event and passed_message.
+CREATE TABLE hapax_tenant_deletion (
+    tenant         TEXT    PRIMARY KEY,
+    began_at       INTEGER NOT NULL,
+    ended_at       INTEGER,
+    last_event     INTEGER NOT NULL,
+    passed_event   INTEGER NOT NULL DEFAULT 0,
+    last_message   INTEGER NOT NULL,
+    passed_message INTEGER NOT NULL DEFAULT 0,
+    endpoints      INTEGER NOT NULL DEFAULT 0,
+    events         INTEGER NOT NULL DEFAULT 0,
+    messages       INTEGER NOT NULL DEFAULT 0,
+    who            TEXT    NOT NULL,
+    reason         TEXT
+) WITHOUT ROWID;
+CREATE INDEX hapax_tenant_deletion_running ON hapax_tenant_deletion (tenant) WHERE ended_at IS NULL;
+
 -- Who set and deleted them.
 CREATE TABLE hapax_source_secret_action (
     action INTEGER PRIMARY KEY,

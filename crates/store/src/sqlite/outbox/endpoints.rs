@@ -224,6 +224,29 @@ impl Outbox {
         Ok(EndpointChanged::Changed(Box::new(record)))
     }
 
+    /// Deletes all endpoints of a tenant, and erases what operators wrote about them, also about those that were
+    /// deleted before. Returns how many were there.
+    pub(in crate::sqlite) fn delete_of_tenant(
+        &mut self,
+        conn: &Connection,
+        tenant: &Tenant,
+        by: &Action,
+    ) -> rusqlite::Result<usize> {
+        let numbers = self.of_tenant.get(tenant).cloned().unwrap_or_default();
+        for number in &numbers {
+            self.delete(conn, *number, by)?;
+        }
+        // The schedule stays: an attempt under way still ends.
+        conn.prepare_cached(
+            "UPDATE hapax_endpoint
+             SET uid = NULL, settings = json_remove(json_set(settings, '$.url', 'erased:'),
+                     '$.uid', '$.description', '$.metadata', '$.header_names')
+             WHERE tenant = ?1",
+        )?
+        .execute([tenant.as_str()])?;
+        Ok(numbers.len())
+    }
+
     /// A tombstone without secrets. Its open deliveries are shown as cancelled from now on.
     fn delete(
         &mut self,

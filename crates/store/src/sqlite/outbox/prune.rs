@@ -4,12 +4,15 @@
 
 use std::time::Instant;
 
+use hapax_core::Tenant;
 use hapax_core::store::Horizon;
 use rusqlite::Connection;
 
+use super::Outbox;
 use super::row::{CANCELLED, DELIVERED};
 use crate::limits::PRUNE_SLICE_MAX;
 use crate::sqlite::row::micros;
+use crate::sqlite::tenant_deletion::Erased;
 use crate::sqlite::transaction::Transaction;
 use crate::sqlite::writer::Writer;
 
@@ -87,6 +90,44 @@ fn strip(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<boo
     let more = !is_last || is_cut;
     writer.broom.messages.whole = if more { reached } else { 0 };
     Ok(more)
+}
+
+impl Outbox {
+    /// Takes bytes, deliveries and order keys of up to `limit` messages of a tenant between these two, in the open
+    /// transaction.
+    pub(in crate::sqlite) fn erase(
+        &mut self,
+        conn: &Connection,
+        tenant: &Tenant,
+        passed: i64,
+        last: i64,
+        limit: usize,
+    ) -> rusqlite::Result<Erased> {
+        let found: Vec<i64> = conn
+            .prepare_cached(
+                "SELECT seq FROM hapax_message
+                 WHERE seq > ?1 AND seq <= ?2 AND tenant = ?3 ORDER BY seq LIMIT ?4",
+            )?
+            .query_map((passed, last, tenant.as_str(), limit as i64), |row| row.get(0))?
+            .collect::<rusqlite::Result<_>>()?;
+        let mut count = 0;
+        for seq in &found {
+            for (table, column) in HISTORY {
+                let delete = format!("DELETE FROM {table} WHERE {column} = ?1");
+                let deleted = conn.prepare_cached(&delete)?.execute([seq])?;
+                // Retention has taken the bytes of the others.
+                count += if table == "hapax_message_body" { deleted } else { 0 };
+            }
+            conn.prepare_cached("UPDATE hapax_message SET key = NULL WHERE seq = ?1")?
+                .execute([seq])?;
+        }
+        // An endpoint that was added since may have got some of them.
+        for number in self.of_tenant.get(tenant).cloned().unwrap_or_default() {
+            self.refresh(conn, number)?;
+        }
+        let reached = found.last().filter(|_| found.len() == limit).copied().unwrap_or(last);
+        Ok(Erased { reached, count })
+    }
 }
 
 fn whole_after(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<(i64, i64)>> {

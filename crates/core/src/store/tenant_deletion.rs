@@ -1,0 +1,54 @@
+//! The deletion of all that is stored for one tenant, as privacy laws demand it.
+
+use std::future::Future;
+
+use jiff::Timestamp;
+
+use super::{Action, StoreError};
+use crate::key::Tenant;
+
+/// Deleting a tenant's data, in slices that survive a restart.
+///
+/// A deletion covers what was stored before it began. What arrives later is new and stays: stop the tenant's senders
+/// and publishers first. Deleted are endpoints with their secrets and addresses, the secrets of sources that were
+/// set at run time, bodies, headers, jobs, attempts and copies of events, and bytes, order keys, deliveries and attempts of
+/// messages. Work that is under way loses its right: its effects in this database roll back.
+///
+/// What must be known to recognise copies stays until its own retention: the keys and guards of events, order
+/// marks, and the ids of messages. The audit trail stays.
+pub trait TenantDeletions: Send + Sync + 'static {
+    /// Begins to delete a tenant's data, in one commit: its endpoints and secrets are gone from then on, and
+    /// [`erase`](Self::erase) does the rest. While a deletion of the tenant runs, this returns it as it is.
+    fn delete_tenant(
+        &self,
+        tenant: Tenant,
+        by: Action,
+    ) -> impl Future<Output = Result<TenantDeletion, StoreError>> + Send;
+
+    /// Runs one slice of a deletion that is under way: erases at most `limit` events or messages, in one commit.
+    /// True when there is more to do now. A deletion that waits for open transactions goes on with a later call.
+    fn erase(&self, limit: usize) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// The last deletion of a tenant; `None` if there was none.
+    fn tenant_deletion(
+        &self,
+        tenant: Tenant,
+    ) -> impl Future<Output = Result<Option<TenantDeletion>, StoreError>> + Send;
+}
+
+/// A deletion of a tenant's data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantDeletion {
+    /// The tenant.
+    pub tenant: Tenant,
+    /// When it began: what was stored until then is deleted.
+    pub began_at: Timestamp,
+    /// When it was over; `None` while it runs.
+    pub ended_at: Option<Timestamp>,
+    /// How many endpoints were deleted.
+    pub endpoints: u64,
+    /// How many events were erased so far.
+    pub events: u64,
+    /// How many messages were erased so far.
+    pub messages: u64,
+}
