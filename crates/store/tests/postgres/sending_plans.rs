@@ -119,7 +119,7 @@ async fn round(store: &Arc<PgStore>, endpoint: EndpointId, name: &str) {
         store.publish(keyed).await.expect("answers");
     }
     let claims = store.exchange(Vec::new(), ask(50)).await.expect("claims").claims;
-    assert!(claims.len() >= 4, "{}", claims.len());
+    assert!(claims.len() >= 4, "{name}: {}", claims.len());
     let outcomes = claims
         .iter()
         .enumerate()

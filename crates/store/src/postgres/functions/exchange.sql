@@ -57,14 +57,16 @@ DECLARE
 BEGIN
     endpoints_seen := '{}';
     seen_until := '{}';
-    -- Most outcomes are the first end of an attempt that delivered: one statement records them all. The
-    -- caller has sorted the outcomes, so two calls lock deliveries in one order.
+    -- Most outcomes are the first end of an attempt that delivered: one statement records them all,
+    -- and locks deliveries in the order of all calls.
     WITH ended AS (
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('delivered'), due_at = at, error = NULL, took_ms = r.took,
             answer_status = r.status, answer = r.answer
-        FROM unnest(messages, endpoints, fences, verdicts, tooks, statuses, answers) WITH ORDINALITY
-            r (message, endpoint, fence, verdict, took, status, answer, n)
+        FROM (
+            SELECT * FROM unnest(messages, endpoints, fences, verdicts, tooks, statuses, answers)
+                WITH ORDINALITY u (message, endpoint, fence, verdict, took, status, answer, n)
+            ORDER BY u.message, u.endpoint) r
         WHERE r.verdict = 0 AND x.message = r.message AND x.endpoint = r.endpoint
           AND x.fence = r.fence AND x.state = hapax.delivery_state('leased')
         RETURNING r.n, x.endpoint, x.key, x.circuit)

@@ -85,10 +85,7 @@ pub(super) async fn exchange(
     ask: &DeliveryAsk,
 ) -> Result<Exchanged, PgError> {
     let mut reported = Outcomes::default();
-    // In one order over all nodes, as deliveries are locked in it.
-    let mut order: Vec<usize> = (0..outcomes.len()).collect();
-    order.sort_by_key(|at| place_of(outcomes[*at].delivery));
-    order.iter().for_each(|at| reported.add(&outcomes[*at]));
+    outcomes.iter().for_each(|outcome| reported.add(outcome));
     let wanted = i32::try_from(ask.limit).unwrap_or(i32::MAX);
     let bytes_max = i64::try_from(ask.bytes_max).unwrap_or(i64::MAX);
     let keys: Vec<i64> = ask.vault_keys.iter().copied().map(key_number).collect();
@@ -140,14 +137,13 @@ pub(super) async fn exchange(
             turn.hints.looked_at_all(began);
         }
     }
-    let recorded: Vec<bool> = summary.get("settled");
-    let mut settled = vec![Held::Lost; outcomes.len()];
-    for (at, is_recorded) in order.into_iter().zip(recorded) {
-        if is_recorded {
-            settled[at] = Held::Kept;
-        }
-    }
-    Ok(Exchanged { settled, claims: claims(claimed), next_due: summary.get("next_due") })
+    let settled: Vec<bool> = summary.get("settled");
+    let held = |recorded: bool| if recorded { Held::Kept } else { Held::Lost };
+    Ok(Exchanged {
+        settled: settled.into_iter().map(held).collect(),
+        claims: claims(claimed),
+        next_due: summary.get("next_due"),
+    })
 }
 
 /// The claims; those of one endpoint share its target.
