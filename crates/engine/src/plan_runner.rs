@@ -22,13 +22,13 @@ pub type JobsFor = Arc<dyn Fn(&SourceName, &Tenant, EventView<'_>) -> Vec<NewJob
 /// on from there.
 pub async fn run_plans<S: Plans>(
     store: Arc<S>,
-    jobs_for: JobsFor,
+    jobs_for: Option<JobsFor>,
     now: Now,
     stop: CancellationToken,
 ) {
     let mut failing = false;
     loop {
-        let wait = match stop.run_until_cancelled(run_slice(&*store, &jobs_for)).await {
+        let wait = match stop.run_until_cancelled(run_slice(&*store, jobs_for.as_ref())).await {
             None => return,
             Some(Ok(ran)) => {
                 failing = false;
@@ -55,12 +55,16 @@ pub async fn run_plans<S: Plans>(
 }
 
 /// Runs one slice. One over events is taken here, with the jobs that the configuration has for them.
-async fn run_slice<S: Plans>(store: &S, jobs_for: &JobsFor) -> Result<PlanRun, StoreError> {
+async fn run_slice<S: Plans>(store: &S, jobs_for: Option<&JobsFor>) -> Result<PlanRun, StoreError> {
     let mut slice = match store.run_plan(PLAN_BATCH).await? {
+        // A node without workers knows no handlers: an approved event would get no job.
+        PlanRun::Events(_) if jobs_for.is_none() => return Ok(PlanRun::Idle),
         PlanRun::Events(slice) => slice,
         ran @ (PlanRun::Ran(_) | PlanRun::NotBefore(_) | PlanRun::Idle) => return Ok(ran),
     };
-    fill_jobs(&mut slice, jobs_for);
+    if let Some(jobs_for) = jobs_for {
+        fill_jobs(&mut slice, jobs_for);
+    }
     failpoint!("plans.before_slice");
     let plan = slice.plan;
     // If the slice was lost, another node took it, or the plan was cancelled.

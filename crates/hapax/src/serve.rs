@@ -255,6 +255,8 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
     };
     let plans_task = (runs_workers || has_role(Role::Sender)).then(|| {
         let (store, now) = (Arc::clone(&store), Arc::clone(&now));
+        // Only workers have the handlers that events need.
+        let jobs_for = runs_workers.then_some(jobs_for);
         tokio::spawn(run_plans(store, jobs_for, now, stop_background.clone()))
     });
     let ready = ReadyLine {

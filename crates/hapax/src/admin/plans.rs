@@ -100,6 +100,11 @@ fn of_events<S>(
     key: Option<String>,
     asked: EventPlanRequest,
 ) -> Result<AskedPlan, Problem> {
+    if !asked.all && !asked.dry_run && !asked.has_filter() {
+        return Err(Problem::bad_request(
+            "give a filter, such as source, type, status or since, or \"all\": true for every event",
+        ));
+    }
     let now = (admin.now)();
     let since = asked.since.map(|at| instant(now, at));
     let until = asked.until.map(|at| instant(now, at));

@@ -74,6 +74,9 @@ pub(crate) struct EventPlanRequest {
     /// `replay` and `discard`: only the jobs of this handler.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) handler: Option<String>,
+    /// Every event, where no filter is given.
+    #[serde(default)]
+    pub(crate) all: bool,
     /// `replay`: also run jobs that are done, under a new run number. Needs `since`.
     #[serde(default)]
     pub(crate) force: bool,
@@ -87,6 +90,18 @@ pub(crate) struct EventPlanRequest {
     /// Recorded with each event; `reject` needs one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
+}
+
+impl EventPlanRequest {
+    /// Whether anything says which events are meant.
+    pub(crate) fn has_filter(&self) -> bool {
+        let texts = [&self.tenant, &self.source, &self.r#type, &self.q, &self.handler];
+        texts.into_iter().any(Option::is_some)
+            || self.status.is_some()
+            || self.since.is_some()
+            || self.until.is_some()
+            || self.unfinished_for.is_some()
+    }
 }
 
 /// The answer to a request that makes a plan.

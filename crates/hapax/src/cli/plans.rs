@@ -164,6 +164,7 @@ impl EventPlanArgs {
             until: self.until,
             unfinished_for: self.unfinished_for,
             handler: options.handler,
+            all: self.all,
             force: options.force,
             rate: self.rate,
             dry_run: options.dry_run,

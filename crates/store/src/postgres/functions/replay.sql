@@ -22,7 +22,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared(hapax.replay_lock());
     PERFORM FROM hapax.event e JOIN hapax.body b ON b.id = e.id
     WHERE e.id = of_event AND e.state = hapax.event_state('open')
-    FOR UPDATE OF e;
+    -- Compatible with ingest: a copy of the event does not wait for the end of a plan's slice.
+    FOR NO KEY UPDATE OF e;
     IF NOT FOUND THEN
         RETURN;
     END IF;
