@@ -61,6 +61,10 @@ pub fn settings_fault(settings: &EndpointSettings) -> Option<String> {
     if metadata > TEXT_BYTES_MAX || description > TEXT_BYTES_MAX {
         return fault("description and metadata must have at most 4096 bytes each");
     }
+    let metadata = settings.metadata.iter().flat_map(|(key, value)| [key, value]);
+    if metadata.chain(&settings.description).any(|text| text.contains('\0')) {
+        return fault("description and metadata must have no NUL");
+    }
     let globs = settings.types.globs();
     if globs.len() > GLOBS_MAX || globs.iter().any(|glob| glob.len() > MESSAGE_NAME_BYTES_MAX) {
         return fault("types must have at most 100 globs of at most 255 bytes");

@@ -43,7 +43,8 @@ BEGIN
     INSERT INTO hapax.tenant_deletion AS x
         (tenant, began_at, began_in, next_at, last_message, endpoints, who, reason)
     VALUES (of_tenant, at, pg_current_xact_id(), at,
-            coalesce((SELECT max(m.message) FROM hapax.message m), 0), gone, delete_tenant.who,
+            -- Also those of transactions that are still open.
+            (SELECT n.last_value FROM hapax.message_number n), gone, delete_tenant.who,
             delete_tenant.reason)
     ON CONFLICT (tenant) DO UPDATE
     SET began_at = excluded.began_at, began_in = excluded.began_in, next_at = excluded.next_at,

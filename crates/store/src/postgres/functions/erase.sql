@@ -32,7 +32,7 @@ BEGIN
     ELSIF d.phase = 2 THEN
         DELETE FROM hapax.once_key k USING (
             SELECT o.tenant, o.scope, o.key FROM hapax.once_key o
-            WHERE o.tenant = d.tenant LIMIT most FOR UPDATE SKIP LOCKED) old
+            WHERE o.tenant = d.tenant AND o.at <= d.began_at LIMIT most FOR UPDATE SKIP LOCKED) old
         WHERE k.tenant = old.tenant AND k.scope = old.scope AND k.key = old.key;
         GET DIAGNOSTICS done = ROW_COUNT;
         d.phase := CASE WHEN done < most THEN 3 ELSE 2 END;
