@@ -12,6 +12,9 @@ use hapax_core::Timestamp;
 /// How often a node checks everything that may be due, whatever the hints are.
 const LOOK_AT_ALL: Duration = Duration::from_secs(1);
 
+/// The longest time between two such checks: one that waited for a lock says nothing about the next one.
+const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(5);
+
 /// The most lanes or endpoints with a hint: as many as one claim reads.
 const PLACES_MAX: usize = 64;
 
@@ -29,9 +32,8 @@ pub(super) struct ClaimHints {
 impl ClaimHints {
     /// Clears the hints once a full check is due: the longer the last one took, the later.
     pub(super) fn looks_at_all(&mut self) -> bool {
-        let is_due = self
-            .all_seen
-            .is_none_or(|(at, took)| at.elapsed() > LOOK_AT_ALL.max(took.saturating_mul(20)));
+        let pause = |took: Duration| took.saturating_mul(20).clamp(LOOK_AT_ALL, LOOK_AT_ALL_MAX);
+        let is_due = self.all_seen.is_none_or(|(at, took)| at.elapsed() > pause(took));
         if is_due {
             self.forget();
         }

@@ -130,7 +130,8 @@ BEGIN
     is_busy := is_busy OR is_full OR cardinality(taken) = room AND free > room
         OR e.keeps_order AND looked = looks AND cardinality(taken) < least(free, room);
     UPDATE hapax.delivery x SET state = hapax.delivery_state('parked'), due_at = at
-    WHERE x.message = ANY (parked) AND x.endpoint = of_endpoint;
+    FROM unnest(parked, array_fill(of_endpoint, ARRAY[cardinality(parked)])) p (message, endpoint)
+    WHERE x.message = p.message AND x.endpoint = p.endpoint;
     IF e.rate_interval > 0 AND taken <> '{}' THEN
         UPDATE hapax.endpoint_state x
         SET rate_at = greatest(x.rate_at, at)
@@ -152,5 +153,7 @@ BEGIN
     UPDATE hapax.delivery x
     SET state = hapax.delivery_state('leased'), due_at = lease_end, circuit = e.circuit,
         fence = hapax.next_fence(x.fence), attempt = x.attempt + 1, started_at = at, node = of_node
-    WHERE x.message = ANY (taken) AND x.endpoint = of_endpoint;
+    -- Joined: with the endpoint as a constant, a plan of an empty table passes all of its deliveries.
+    FROM unnest(taken, array_fill(of_endpoint, ARRAY[cardinality(taken)])) t (message, endpoint)
+    WHERE x.message = t.message AND x.endpoint = t.endpoint;
 END $$;
