@@ -227,12 +227,8 @@ pub const POLL_EVERY: Duration = Duration::from_secs(1);
 /// The most deliveries of one exchange: a commit stays short, and acks beside it wait little.
 pub const EXCHANGE_CLAIMS_MAX: usize = 256;
 
-/// The outcomes that are worth an exchange while other attempts are under way. Smaller ones would write the
-/// same pages more often.
-pub const EXCHANGE_OUTCOMES_MIN: usize = 16;
-
-/// How long fewer outcomes wait for more: an answer is recorded soon, whatever the other endpoints do.
-pub const EXCHANGE_GATHER: Duration = Duration::from_millis(1);
+/// The outcomes that an exchange must have to begin while the store commits another one.
+pub const EXCHANGE_BESIDE_MIN: usize = 8;
 
 /// The attempts under way at an endpoint that is new to a node: one that hangs costs no more slots.
 pub const ENDPOINT_WINDOW_START: usize = 2;

@@ -121,10 +121,6 @@ pub mod limits {
     /// takes on a disk that works, and shorter than any sender notices.
     pub const COPY_WAIT_MAX: Duration = Duration::from_millis(10);
 
-    /// How long after its answer an exchange of deliveries is synced at the latest: many exchanges share
-    /// the sync, and a power loss repeats few attempts.
-    pub const DEFERRED_SYNC: Duration = Duration::from_millis(10);
-
     /// How long a copy may wait for its deferred write: less than a second, and no sooner than
     /// needed, because one write serves all copies of an event.
     pub const COPIES_FLUSH: Duration = Duration::from_millis(800);

@@ -39,8 +39,8 @@ pub use courier::{Courier, Ping};
 
 use crate::ingress::Now;
 use crate::limits::{
-    EXCHANGE_CLAIMS_MAX, EXCHANGE_GATHER, EXCHANGE_OUTCOMES_MIN, GAUGES_EVERY, ORPHANS_PER_COMMIT,
-    POLL_EVERY, SENDER_PAUSE_DOUBLINGS, SENDER_PAUSE_MIN, SLOW_ATTEMPT_AGE,
+    EXCHANGE_BESIDE_MIN, EXCHANGE_CLAIMS_MAX, GAUGES_EVERY, ORPHANS_PER_COMMIT, POLL_EVERY,
+    SENDER_PAUSE_DOUBLINGS, SENDER_PAUSE_MIN, SLOW_ATTEMPT_AGE,
 };
 use crate::worker::Pause;
 
@@ -169,12 +169,8 @@ struct Round<S> {
     bulkheads: Bulkheads,
     /// When claims were last given back to make room for those of other endpoints.
     made_room_at: Option<Instant>,
-    /// The bytes of the attempts under way.
-    in_flight_bytes: usize,
     /// Outcomes that no exchange has taken yet.
     outcomes: Vec<AttemptOutcome>,
-    /// Until when these may wait for more.
-    gather_until: Instant,
     /// Exchanges that the store has not answered yet.
     exchanges: JoinSet<Asked>,
     /// The slots and bytes that these exchanges may claim.
@@ -221,9 +217,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             under_way: HashMap::new(),
             bulkheads: Bulkheads::default(),
             made_room_at: None,
-            in_flight_bytes: 0,
             outcomes: Vec::new(),
-            gather_until: Instant::now(),
             exchanges: JoinSet::new(),
             asked: Asking::default(),
             ask_at: Instant::now(),
@@ -241,7 +235,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             return Asking::default();
         };
         let slots = self.in_flight.len().max(self.bulkheads.waiting()) + self.asked.slots;
-        let bytes = self.in_flight_bytes + self.bulkheads.waiting_bytes() + self.asked.bytes;
+        let in_flight = self.under_way.values().map(|it| it.bytes).sum::<usize>();
+        let bytes = in_flight + self.bulkheads.waiting_bytes() + self.asked.bytes;
         Asking {
             slots: limits.in_flight_max.saturating_sub(slots),
             bytes: limits.in_flight_bytes_max.saturating_sub(bytes),
@@ -300,9 +295,9 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         }
         let asking = self.asking();
         let is_worth_it = match self.exchanges.len() {
-            0 => self.has_gathered(now) || (asking.slots > 0 && self.ask_at <= now),
+            0 => !self.outcomes.is_empty() || (asking.slots > 0 && self.ask_at <= now),
             under_way if under_way < self.sender.store.exchanges_at_once() => {
-                self.outcomes.len() >= EXCHANGE_OUTCOMES_MIN
+                self.outcomes.len() >= EXCHANGE_BESIDE_MIN
             }
             _ => false,
         };
@@ -328,16 +323,6 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             let answer = sender.store.exchange(outcomes.clone(), ask).await;
             Asked { outcomes, asking, answer }
         });
-    }
-
-    /// Whether the outcomes are worth an exchange. Fewer than enough wait a little, while at least as many
-    /// attempts may still end.
-    fn has_gathered(&self, now: Instant) -> bool {
-        let count = self.outcomes.len();
-        let is_enough = count >= EXCHANGE_OUTCOMES_MIN
-            || count >= self.in_flight.len()
-            || self.stop.is_cancelled();
-        count > 0 && (is_enough || self.gather_until <= now)
     }
 
     /// Begins the attempts that an exchange claimed. If the store failed, the outcomes are kept for the next
@@ -430,7 +415,6 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             let (delivery, fence) = (claim.delivery, claim.fence);
             (AttemptOutcome { delivery, fence, took, verdict }, ending)
         });
-        self.in_flight_bytes += bytes;
         self.under_way.insert(begun.id(), UnderWay { endpoint, bytes, began });
     }
 
@@ -450,7 +434,6 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             sleep_until(ask_at.min(began + pause_min)).await;
         };
         let resume_at = self.pause_until.unwrap_or(began);
-        let gathers = !self.outcomes.is_empty() && self.exchanges.is_empty();
         tokio::select! {
             Some(asked) = self.exchanges.join_next(), if !self.exchanges.is_empty() => {
                 self.answered(asked);
@@ -458,7 +441,6 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             Some(ended) = self.in_flight.join_next_with_id(), if !self.in_flight.is_empty() => {
                 self.ended(ended);
             }
-            () = sleep_until(self.gather_until), if gathers && self.pause_until.is_none() => {}
             () = sleep_until(resume_at), if self.pause_until.is_some() => self.pause_until = None,
             () = hint, if asks && self.pause_until.is_none() => self.ask_at = Instant::now(),
             () = sleep(POLL_EVERY), if self.bulkheads.waiting() > 0 => {}
@@ -478,9 +460,6 @@ impl<S: Outbox + InspectOutbox> Round<S> {
     fn ended(&mut self, ended: Result<(task::Id, (AttemptOutcome, Ending)), JoinError>) {
         let (id, ending) = match ended {
             Ok((id, (outcome, ending))) => {
-                if self.outcomes.is_empty() {
-                    self.gather_until = Instant::now() + EXCHANGE_GATHER;
-                }
                 self.outcomes.push(outcome);
                 (id, ending)
             }
@@ -490,8 +469,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
                 (error.id(), Ending::Other)
             }
         };
-        if let Some(UnderWay { endpoint, bytes, began }) = self.under_way.remove(&id) {
-            self.in_flight_bytes -= bytes;
+        if let Some(UnderWay { endpoint, began, .. }) = self.under_way.remove(&id) {
             self.bulkheads.ended(endpoint, began, ending);
         }
     }

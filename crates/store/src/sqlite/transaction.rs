@@ -18,7 +18,10 @@ impl<'a> Transaction<'a> {
     pub(super) fn begin_unsynced(
         conn: &'a Connection,
     ) -> rusqlite::Result<UnsyncedTransaction<'a>> {
-        defer_syncs(conn)?;
+        // Not prepared ahead: this pragma takes effect when it is compiled.
+        if open::durable() == "full" {
+            conn.execute_batch("PRAGMA synchronous = NORMAL")?;
+        }
         // Created first: if the transaction cannot begin, the setting is still reset.
         let mut unsynced = UnsyncedTransaction(None, conn);
         unsynced.0 = Some(Self::begin(conn)?);
@@ -43,25 +46,11 @@ impl UnsyncedTransaction<'_> {
 impl Drop for UnsyncedTransaction<'_> {
     fn drop(&mut self) {
         drop(self.0.take());
-        sync_again(self.1);
+        // Without it, events would be acked that a power cut can undo.
+        self.1
+            .pragma_update(None, "synchronous", open::durable())
+            .expect("a connection outside a transaction takes its own setting back");
     }
-}
-
-/// From here on commits are not synced, until [`sync_again`].
-pub(super) fn defer_syncs(conn: &Connection) -> rusqlite::Result<()> {
-    // Not prepared ahead: this pragma takes effect when it is compiled.
-    if open::durable() == "full" {
-        conn.execute_batch("PRAGMA synchronous = NORMAL")?;
-    }
-    Ok(())
-}
-
-/// Makes later commits durable again. A transaction that is still open has failed, and is rolled back.
-pub(super) fn sync_again(conn: &Connection) {
-    drop(Transaction(conn));
-    // Without it, events would be acked that a power cut can undo.
-    conn.pragma_update(None, "synchronous", open::durable())
-        .expect("a connection outside a transaction takes its own setting back");
 }
 
 impl Drop for Transaction<'_> {

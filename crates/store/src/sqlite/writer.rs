@@ -38,11 +38,11 @@ use super::prune::PruneProgress;
 use super::row::Ids;
 use super::sandbox::Sandbox;
 use super::sql_handlers::SqlRunner;
-use super::transaction::{self, Transaction};
+use super::transaction::Transaction;
 use crate::copies::Waiting;
 use crate::limits::{
-    BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_CHUNK, COPIES_FLUSH, DEFERRED_SYNC, LOG_RETRY,
-    LOG_WARN, RECOVERY_WAIT, WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
+    BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_CHUNK, COPIES_FLUSH, LOG_RETRY, LOG_WARN,
+    RECOVERY_WAIT, WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
 };
 use crate::recent::Recent;
 
@@ -154,8 +154,6 @@ enum Command {
     Ingest(Ingest, Answer<Vec<Verdict>>),
     /// An act that shares the batch's transaction, and how many bytes it brings.
     Batched(usize, BatchedAct),
-    /// A batched act whose commit need not be synced before its answer.
-    Deferred(BatchedAct),
     Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
     FlushCopies,
     /// A closure with its own transactions. It answers its caller itself, also when it is refused.
@@ -248,24 +246,6 @@ impl WriterHandle {
         bytes: usize,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.batched(act, |batched| Command::Batched(bytes, batched)).await
-    }
-
-    /// Like [`WriterHandle::run_batched`], but answers before its commit is synced, unless an act that
-    /// must be synced shares it. The sync follows within [`DEFERRED_SYNC`]. A killed process loses
-    /// nothing; a power loss may undo the act.
-    pub(super) async fn run_deferred<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.batched(act, Command::Deferred).await
-    }
-
-    async fn batched<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
-        command: impl FnOnce(BatchedAct) -> Command,
-    ) -> Result<T, StoreError> {
         self.sender.demand.fetch_add(1, Ordering::Relaxed);
         let (answer, done) = oneshot::channel();
         let batched: BatchedAct = Box::new(move |writer| match writer.map(act) {
@@ -284,7 +264,7 @@ impl WriterHandle {
                 Ok(BatchResult::only_looked(Box::new(|_| {})))
             }
         });
-        self.send(command(batched))?;
+        self.send(Command::Batched(bytes, batched))?;
         done.await.unwrap_or(Err(StoreError::Closed))
     }
 
@@ -396,8 +376,6 @@ pub(super) struct Writer {
     /// The number of pages in the log when the checkpointer was last asked.
     asked_at: u32,
     copies_due: Instant,
-    /// When the commits that were answered without a sync are to be synced, if there are any.
-    sync_due: Option<Instant>,
     /// Copies that were taken and are not written yet, in the order of their events.
     copies_taken: std::vec::IntoIter<(i64, Waiting)>,
     /// How often copies were taken.
@@ -419,8 +397,6 @@ struct Batch {
     bytes: usize,
     /// Whether anything was written; a batch of nothing but copies needs no commit.
     wrote: bool,
-    /// Whether the commit is answered before it is synced.
-    is_deferred: bool,
     /// Whether jobs were written.
     work: bool,
     /// The kinds of the acts that wrote.
@@ -451,8 +427,6 @@ impl Batch {
 /// The command that runs after a batch because it must not share it.
 enum NextBatch {
     Nothing,
-    /// Its commit is synced, unlike the batch before it.
-    Synced(Command),
     Slice(Slice),
     Close(oneshot::Sender<()>),
 }
@@ -510,7 +484,6 @@ impl Writer {
             wal_pages,
             asked_at: 0,
             copies_due: Instant::now(),
-            sync_due: None,
             copies_taken: Vec::new().into_iter(),
             copies_round: 0,
             log_due: Instant::now(),
@@ -573,8 +546,7 @@ impl Writer {
         let at_most = if has_more || self.clock_watch.is_pulling() {
             Duration::ZERO
         } else {
-            let due = self.sync_due.map_or(self.copies_due, |due| due.min(self.copies_due));
-            due.saturating_duration_since(Instant::now())
+            self.copies_due.saturating_duration_since(Instant::now())
         };
         receive_within(waiting, at_most)
     }
@@ -587,14 +559,6 @@ impl Writer {
         waiting: &Receiver<Command>,
     ) -> rusqlite::Result<ControlFlow<()>> {
         let mut batch = Batch::default();
-        let is_deferred = matches!(first, Command::Deferred(..));
-        if is_deferred {
-            batch.is_deferred = true;
-            if let Err(error) = transaction::defer_syncs(&self.conn) {
-                refuse(first, &unavailable(&error));
-                return Err(error);
-            }
-        }
         if matches!(first, Command::Ingest(..)) {
             self.shared.new_events.begin();
         }
@@ -603,25 +567,13 @@ impl Writer {
             Err(error) => {
                 batch.fail(&error);
                 self.shared.new_events.end();
-                if is_deferred {
-                    transaction::sync_again(&self.conn);
-                }
                 return Err(error);
             }
         };
         let committed = self.commit(batch);
         self.shared.new_events.end();
-        if is_deferred {
-            transaction::sync_again(&self.conn);
-        }
         match (committed, then) {
             (Ok(()), NextBatch::Nothing) => Ok(ControlFlow::Continue(())),
-            // At most one call deep: the batch that begins with it takes every command.
-            (Ok(()), NextBatch::Synced(command)) => self.work(command, waiting),
-            (Err(error), NextBatch::Synced(command)) => {
-                refuse(command, &unavailable(&error));
-                Err(error)
-            }
             (Ok(()), NextBatch::Slice(slice)) => {
                 slice(Ok(self))?;
                 Ok(ControlFlow::Continue(()))
@@ -661,13 +613,8 @@ impl Writer {
         let mut next = Some(first);
         while let Some(command) = next {
             match command {
-                // An ack must not wait behind it: the batch ends here.
-                Command::Ingest(..) | Command::Batched(..) if batch.is_deferred => {
-                    return Ok(NextBatch::Synced(command));
-                }
                 Command::Ingest(ingest, answer) => self.take(batch, ingest, answer)?,
                 Command::Batched(bytes, batched) => self.run_in_batch(batch, bytes, batched)?,
-                Command::Deferred(batched) => self.run_in_batch(batch, 0, batched)?,
                 Command::Find(keys, answer) => {
                     let found: Result<Vec<_>, _> =
                         keys.iter().map(|key| self.index.find(&self.conn, key)).collect();
@@ -791,12 +738,6 @@ impl Writer {
             batch.fail(&error);
             return Err(error);
         }
-        if batch.wrote {
-            self.sync_due = match batch.is_deferred {
-                true => Some(self.sync_due.unwrap_or_else(|| Instant::now() + DEFERRED_SYNC)),
-                false => None,
-            };
-        }
         self.index.committed();
         for (hash, recent) in &batch.recent {
             self.shared.recent.put(*hash, recent);
@@ -894,10 +835,6 @@ impl Writer {
             self.take_copies();
         }
         self.write_copies()?;
-        if self.sync_due.is_some_and(|due| Instant::now() >= due) {
-            raise(&self.conn, "deferred_syncs")?;
-            self.sync_due = None;
-        }
         if self.index.wants_merge() {
             let tx = Transaction::begin_unsynced(&self.conn)?;
             self.index.merge_chunk(&self.conn)?;
@@ -1094,9 +1031,7 @@ fn refuse(command: Command, why: &StoreError) {
     match command {
         Command::Ingest(_, answer) => drop(answer.send(Err(why.clone()))),
         Command::Find(_, answer) => drop(answer.send(Err(why.clone()))),
-        Command::Batched(_, batched) | Command::Deferred(batched) => {
-            drop(batched(Err(why.clone())))
-        }
+        Command::Batched(_, batched) => drop(batched(Err(why.clone()))),
         Command::Slice(slice) => drop(slice(Err(why.clone()))),
         Command::FlushCopies => {}
         Command::Close(closed) => drop(closed.send(())),
@@ -1105,15 +1040,10 @@ fn refuse(command: Command, why: &StoreError) {
     }
 }
 
-fn raise_epoch(conn: &Connection) -> rusqlite::Result<()> {
-    raise(conn, "epoch")
-}
-
 /// A small, synced commit.
-fn raise(conn: &Connection, name: &str) -> rusqlite::Result<()> {
+fn raise_epoch(conn: &Connection) -> rusqlite::Result<()> {
     let tx = Transaction::begin(conn)?;
-    conn.prepare_cached("UPDATE hapax_meta SET value = value + 1 WHERE name = ?1")?
-        .execute([name])?;
+    conn.execute("UPDATE hapax_meta SET value = value + 1 WHERE name = 'epoch'", [])?;
     tx.commit()
 }
 

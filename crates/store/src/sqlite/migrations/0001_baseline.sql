@@ -7,13 +7,12 @@ CREATE TABLE hapax_meta (
 -- merged_through: every key of an event up to this seq is in hapax_key.
 -- last_seq: no event ever had a higher one, even if it was pruned since.
 -- epoch: raised after a failed write, so that its remains in the log are overwritten.
--- deferred_syncs: raised to sync earlier commits that were not synced themselves.
 -- last_message: as last_seq, of messages.
 -- reservation_fence: the highest one ever issued, including those of deleted keys.
 -- source_secrets: the version of all rows of hapax_source_secret, raised with each change.
 INSERT INTO hapax_meta (name, value)
 VALUES ('merged_through', 0), ('last_seq', 0), ('epoch', 0), ('last_message', 0),
-       ('reservation_fence', 0), ('source_secrets', 0), ('deferred_syncs', 0);
+       ('reservation_fence', 0), ('source_secrets', 0);
 
 -- A (tenant, source) pair, so that an event names it with one small number.
 CREATE TABLE hapax_pair (

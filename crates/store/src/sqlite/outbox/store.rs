@@ -39,7 +39,7 @@ impl Outbox for SqliteStore {
         ask: DeliveryAsk,
     ) -> Result<Exchanged, StoreError> {
         self.writer
-            .run_deferred(move |writer| {
+            .run_batched(0, move |writer| {
                 let now = writer.now();
                 let (exchanged, bytes) =
                     writer.outbox.exchange(&writer.conn, &outcomes, &ask, now)?;

@@ -202,45 +202,6 @@ async fn a_killed_process_loses_no_message_and_its_attempts_are_lost_ones() {
     );
 }
 
-/// How often commits without a sync of their own were synced, and whether commits are synced now.
-async fn syncs(store: &SqliteStore) -> (i64, bool) {
-    let read = store.writer.slice(|writer| {
-        let syncs = crate::sqlite::meta(&writer.conn, "deferred_syncs")?;
-        let mode =
-            writer.conn.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0))?;
-        Ok((syncs, mode == 2 /* full */))
-    });
-    read.await.expect("reads")
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exchange_is_answered_before_its_sync_and_synced_soon() {
-    // An exchange that was never synced would be repeated after a power loss hours later. A commit without
-    // a sync must not leave the next ack without one, also if it failed.
-    let setup = Setup::new();
-    let store = setup.open();
-    add(&store, settings()).await;
-    publish(&store, message("m1")).await;
-    assert_eq!(syncs(&store).await, (0, true));
-    let claims = claim(&store, 1).await;
-    assert!(syncs(&store).await.1, "later commits are synced");
-    tokio::time::timeout(FOREVER, async { while syncs(&store).await.0 == 0 {} })
-        .await
-        .expect("the writer syncs by itself");
-    assert_eq!(syncs(&store).await.0, 1, "once, although nothing else was written");
-    store.writer.tamper(|conn| {
-        let mut refuses = true;
-        conn.commit_hook(Some(move || std::mem::take(&mut refuses))).expect("one hook");
-    });
-    let failed = store.exchange(claims.iter().map(delivered).collect(), ask(0)).await;
-    assert!(failed.is_err(), "{failed:?}");
-    writable_again(&store).await;
-    assert!(syncs(&store).await.1);
-    let settled = exchange(&store, claims.iter().map(delivered).collect(), 0).await;
-    assert_eq!(settled.settled, [Held::Kept]);
-    store.close().await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_publish_whose_commit_failed_leaves_nothing_and_its_retry_is_delivered_once() {
     // The naive outbox keeps the id or the due time in memory, and calls the retry a duplicate, or
