@@ -44,7 +44,7 @@ BEGIN
         (tenant, began_at, began_in, next_at, last_message, endpoints, who, reason)
     VALUES (of_tenant, at, pg_current_xact_id(), at,
             -- Also those of transactions that are still open.
-            (SELECT n.last_value FROM hapax.message_number n), gone, delete_tenant.who,
+            (SELECT CASE WHEN n.is_called THEN n.last_value ELSE 0 END FROM hapax.message_number n), gone, delete_tenant.who,
             delete_tenant.reason)
     ON CONFLICT (tenant) DO UPDATE
     SET began_at = excluded.began_at, began_in = excluded.began_in, next_at = excluded.next_at,
