@@ -66,12 +66,18 @@ impl ClaimHints {
         self.leases
     }
 
-    /// Records how far a claim has read in each lane or endpoint.
-    pub(super) fn learn(&mut self, places: Vec<i32>, until: Vec<Timestamp>, leases: Timestamp) {
+    /// Records how far a claim has read in each lane or endpoint, and the leases up to which time it has seen:
+    /// none, if the handler is paused.
+    pub(super) fn learn(
+        &mut self,
+        places: Vec<i32>,
+        until: Vec<Timestamp>,
+        leases: Option<Timestamp>,
+    ) {
         self.places.extend(places.into_iter().zip(until));
         while self.places.len() > PLACES_MAX {
             self.places.pop_first();
         }
-        self.leases = Some(leases);
+        self.leases = leases;
     }
 }
