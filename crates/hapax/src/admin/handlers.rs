@@ -56,20 +56,11 @@ pub(super) async fn pause<S: AdminStore>(
     JsonBody(asked): JsonBody<ReasonRequest>,
 ) -> Result<Json<HandlerPause>, Problem> {
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
-    let HandlerRef { source, handler: name } = &handler;
     if !(admin.configured)().iter().any(|spec| spec.handler == handler) {
         return Err(unknown(&handler));
     }
     let answer = admin.store.pause_handler(handler.clone(), by).await?;
-    let who = caller.who();
-    match answer {
-        PauseAnswer::Changed => {
-            tracing::info!(source = %source, token = who, "{who} paused the handler {source}/{name}");
-        }
-        PauseAnswer::AlreadySo => {}
-        PauseAnswer::Unknown => return Err(unknown(&handler)),
-    }
-    now(&admin, handler, answer).await
+    answered(&admin, &caller, "paused", handler, answer).await
 }
 
 /// `POST /api/v1/handlers/{source}/{handler}/resume`. A handler that is not configured any more can be resumed
@@ -81,29 +72,30 @@ pub(super) async fn resume<S: AdminStore>(
     JsonBody(asked): JsonBody<ReasonRequest>,
 ) -> Result<Json<HandlerPause>, Problem> {
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
-    let HandlerRef { source, handler: name } = &handler;
     let is_paused = PausedHandlers::of(&*admin.store).await?.get(&handler).is_some();
     if !is_paused && !(admin.configured)().iter().any(|spec| spec.handler == handler) {
         return Err(unknown(&handler));
     }
     let answer = admin.store.resume_handler(handler.clone(), by).await?;
-    let who = caller.who();
+    answered(&admin, &caller, "resumed", handler, answer).await
+}
+
+/// Logs the act if it changed anything, and returns the handler as it is now.
+async fn answered<S: AdminStore>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    did: &str,
+    handler: HandlerRef,
+    answer: PauseAnswer,
+) -> Result<Json<HandlerPause>, Problem> {
+    let (who, HandlerRef { source, handler: name }) = (caller.who(), &handler);
     match answer {
         PauseAnswer::Changed => {
-            tracing::info!(source = %source, token = who, "{who} resumed the handler {source}/{name}");
+            tracing::info!(source = %source, token = who, "{who} {did} the handler {source}/{name}");
         }
         PauseAnswer::AlreadySo => {}
         PauseAnswer::Unknown => return Err(unknown(&handler)),
     }
-    now(&admin, handler, answer).await
-}
-
-/// The handler after the act.
-async fn now<S: AdminStore>(
-    admin: &Admin<S>,
-    handler: HandlerRef,
-    answer: PauseAnswer,
-) -> Result<Json<HandlerPause>, Problem> {
     let paused = PausedHandlers::of(&*admin.store).await?.get(&handler);
     Ok(Json(HandlerPause {
         source: handler.source.to_string(),
