@@ -462,7 +462,7 @@ async fn forged_names_cost_a_bounded_number_of_fetches_and_known_keys_still_work
     assert_eq!(wire.answer().await.status, 200);
 }
 
-/// The key server hangs: requests that need it wait, and nobody else does.
+/// The key server hangs: requests that need its keys wait, and other requests do not.
 #[tokio::test]
 async fn a_slow_key_server_delays_no_other_source() {
     let (_, signer, mut server, receiver) = stage().await;
