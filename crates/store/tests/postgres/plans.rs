@@ -142,8 +142,14 @@ impl<'a> Watch<'a> {
         assert!(scanned.is_empty(), "{statistics:?}: scanned: {scanned:#?}");
         assert!(log[self.log_from..].contains("Index Scan"), "no plan was logged");
         // One read of a whole table is more than all of the rounds together.
-        for (table, read) in rows_of_plans(&log[self.log_from..], &tables) {
-            assert!(read < ROWS, "{statistics:?}: {read} rows of {table} read by index");
+        let rows = rows_of_plans(&log[self.log_from..], &tables);
+        assert!(rows.contains_key("job") && rows.contains_key("event"), "none logged: {rows:?}");
+        for (table, read) in rows {
+            assert!(
+                read < ROWS,
+                "{statistics:?}: {read} rows of {table} read by index, most by {}",
+                greediest(&log[self.log_from..], &table)
+            );
         }
         for ((table, scanned), (_, before)) in
             rows_scanned(user).await.into_iter().zip(self.scanned_before)
@@ -179,11 +185,14 @@ fn rows_of_plans(log: &str, tables: &[&str]) -> std::collections::BTreeMap<Strin
             *rows.entry(table.to_owned()).or_default() += (removed * loops) as usize;
         }
     }
-    assert!(
-        rows.contains_key("job") && rows.contains_key("event"),
-        "no rows were logged: {rows:?}"
-    );
     rows
+}
+
+/// The entry of a log whose plan read the most rows of a table.
+fn greediest(log: &str, table: &str) -> String {
+    let read = |entry: &&str| rows_of_plans(entry, &[table]).get(table).copied().unwrap_or(0);
+    let most = log.split("LOG:").max_by_key(read).unwrap_or_default();
+    most.chars().take(6_000).collect()
 }
 
 /// Per table, the rows read by full scans.

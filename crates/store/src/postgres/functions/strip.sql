@@ -10,7 +10,13 @@ CREATE OR REPLACE FUNCTION hapax.strip(
     OUT reached uuid, OUT taken integer, OUT alone boolean, OUT left_of text[],
     OUT left_since timestamptz[]
 )
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+-- A plan that was made while the tables were small must do for large ones too. The functions that this
+-- one calls make their plans under the same settings.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     day_after uuid;
     seen uuid[];
