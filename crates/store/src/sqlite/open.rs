@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use hapax_core::{KeyHash, tuned};
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use crate::file_permissions::{narrow, private_dir, private_file};
@@ -139,6 +140,7 @@ impl DatabaseLocation {
         conn.pragma_update(None, "wal_autocheckpoint", 0)?;
         conn.pragma_update(None, "cache_size", -8_192)?;
         conn.pragma_update(None, "temp_store", "memory")?;
+        stable_plans(&conn)?;
         // More than there are statements of Hapax, and room for those of handlers.
         conn.set_prepared_statement_cache_capacity(192);
         Ok(conn)
@@ -151,6 +153,7 @@ impl DatabaseLocation {
         conn.busy_timeout(std::time::Duration::from_secs(5))?;
         conn.pragma_update(None, "cache_size", -2_048)?;
         conn.pragma_update(None, "query_only", true)?;
+        stable_plans(&conn)?;
         Ok(conn)
     }
 
@@ -190,6 +193,12 @@ impl DatabaseLocation {
     pub(super) fn error(&self, source: rusqlite::Error) -> OpenError {
         OpenError::Sqlite { path: self.path.clone(), source }
     }
+}
+
+/// A plan never depends on the values that a statement is given. Otherwise SQLite looks at them when it plans,
+/// and plans the statement again for each new `LIMIT`.
+fn stable_plans(conn: &Connection) -> rusqlite::Result<()> {
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(|_| ())
 }
 
 /// How a commit is synced. The test of power loss must fail without any sync, so it can turn it off.
@@ -307,6 +316,21 @@ fn checksum(sql: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_statement_is_planned_once_whatever_its_limit() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let location = DatabaseLocation::own(directory.path()).expect("ours");
+        let writer = location.writer().expect("opens");
+        writer.execute_batch("CREATE TABLE fees (n INTEGER)").expect("a table");
+        for conn in [&writer, &location.reader().expect("opens")] {
+            let mut fees = conn.prepare("SELECT n FROM fees LIMIT ?1").expect("prepares");
+            for limit in 1..4 {
+                assert!(fees.query([limit]).expect("runs").next().expect("reads").is_none());
+            }
+            assert_eq!(fees.get_status(rusqlite::StatementStatus::RePrepare), 0);
+        }
+    }
 
     #[test]
     fn no_trigger_or_foreign_key_of_the_user_may_refer_to_a_table_of_hapax() {
