@@ -71,6 +71,11 @@ impl Outbox {
         }
         write(conn, row, &after, &change, reported, now)?;
         self.wrote = true;
+        let place = (after.seq, after.endpoint);
+        match after.phase {
+            DeliveryPhase::Leased => drop(self.leased.insert(place, after.clone())),
+            _over => drop(self.leased.remove(&place)),
+        }
         self.note(row, &after);
         // An attempt that ends in any way may have kept an earlier delivery waiting: the endpoint kept no
         // order when it began.

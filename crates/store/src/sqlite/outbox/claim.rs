@@ -30,8 +30,8 @@ struct Due {
     row: DeliveryRow,
     named: Named,
     message: String,
-    /// The length of the bytes to send; `None` where they are missing.
-    bytes: Option<usize>,
+    /// The bytes to send; `None` where they are missing.
+    body: Option<Bytes>,
 }
 
 /// The claims of one exchange.
@@ -131,7 +131,8 @@ impl Outbox {
             let mut order = KeyOrder::of(self, conn, number)?;
             let is_probe = admits == Admits::Probe;
             let looks = if order.is_some() || is_probe { most + PARKED_AT_ONCE } else { most };
-            let mut due_now = due_for(conn, number, micros(now), looks, payload)?;
+            let bytes_max = ask.bytes_max.saturating_sub(claims.bytes);
+            let mut due_now = due_for(conn, number, micros(now), looks, bytes_max, payload)?;
             if is_probe {
                 // The least tried one, so that a delivery that always fails does not keep the circuit open.
                 due_now.sort_by_key(|due| due.row.progress.attempt);
@@ -151,12 +152,12 @@ impl Outbox {
                     parked += usize::from(waits.is_ok());
                     continue;
                 }
-                let Some(bytes) = due.bytes else {
+                let Some(body) = due.body else {
                     self.bury(conn, &due.row, &claim, reported, now)?;
                     taken += 1;
                     continue;
                 };
-                if !claims.claims.is_empty() && claims.bytes + bytes > ask.bytes_max {
+                if !claims.claims.is_empty() && claims.bytes + body.len() > ask.bytes_max {
                     claims.is_full = true;
                     break;
                 }
@@ -170,13 +171,13 @@ impl Outbox {
                 if let Some(order) = &mut order {
                     order.claimed(&row);
                 }
-                claims.bytes += bytes;
+                claims.bytes += body.len();
                 claims.claims.push(DeliveryClaim {
                     delivery: due.named.delivery(number),
                     fence: Fence(row.fence),
                     attempt: row.progress.attempt,
                     message: due.message,
-                    body: body(conn, row.seq, payload)?,
+                    body,
                     leased_until: timestamp(row.due_at),
                     endpoint: Arc::clone(&target),
                 });
@@ -245,22 +246,36 @@ impl Outbox {
     }
 }
 
-/// Deliveries to this endpoint that may be claimed, the one due longest first.
+/// Deliveries to this endpoint that may be claimed, the one due longest first. The last one may exceed the bytes.
 fn due_for(
     conn: &Connection,
     number: i64,
     now: i64,
     limit: usize,
+    bytes_max: usize,
     payload: Payload,
 ) -> rusqlite::Result<Vec<Due>> {
-    conn.prepare_cached(&due_sql())?
-        .query_map((number, now, limit as i64), |row| Due::read(row, payload))?
-        .collect()
+    let mut statement = conn.prepare_cached(&due_sql(payload))?;
+    let mut rows = statement.query((number, now, limit as i64))?;
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    while bytes <= bytes_max
+        && let Some(row) = rows.next()?
+    {
+        let due = Due::read(row)?;
+        bytes += due.body.as_ref().map_or(0, Bytes::len);
+        found.push(due);
+    }
+    Ok(found)
 }
 
-pub(super) fn due_sql() -> String {
+pub(super) fn due_sql(payload: Payload) -> String {
+    let body = match payload {
+        Payload::Fat => "b.body",
+        // A message that was published before its endpoint wanted thin payloads has only the whole one.
+        Payload::Thin => "coalesce(b.thin, b.body)",
+    };
     format!(
-        "SELECT {COLUMNS}, m.id, m.created_at, m.fingerprint, length(b.body), length(b.thin)
+        "SELECT {COLUMNS}, m.id, m.created_at, m.fingerprint, {body}
          FROM hapax_delivery d INDEXED BY hapax_delivery_ready
          CROSS JOIN hapax_message m ON m.seq = d.message_seq
          LEFT JOIN hapax_message_body b ON b.seq = d.message_seq
@@ -270,7 +285,7 @@ pub(super) fn due_sql() -> String {
 }
 
 impl Due {
-    fn read(row: &Row<'_>, payload: Payload) -> rusqlite::Result<Self> {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         const FROM: usize = COLUMN_COUNT;
         let delivery = DeliveryRow::read(row)?;
         let named = Named {
@@ -278,25 +293,7 @@ impl Due {
             created_at: row.get(FROM + 1)?,
             fingerprint: row.get(FROM + 2)?,
         };
-        let length = |at: usize| -> rusqlite::Result<Option<usize>> {
-            let length: Option<u32> = row.get(at)?;
-            Ok(length.map(|length| length as usize))
-        };
-        let (fat, thin) = (length(FROM + 3)?, length(FROM + 4)?);
-        let bytes = match payload {
-            Payload::Fat => fat,
-            Payload::Thin => thin.or(fat),
-        };
-        Ok(Self { row: delivery, named, message: row.get(FROM)?, bytes })
+        let body = row.get::<_, Option<Vec<u8>>>(FROM + 3)?.map(Bytes::from);
+        Ok(Self { row: delivery, named, message: row.get(FROM)?, body })
     }
-}
-
-/// The bytes to send. A message that was published before its endpoint wanted thin payloads has only the
-/// whole one.
-fn body(conn: &Connection, seq: i64, payload: Payload) -> rusqlite::Result<Bytes> {
-    let sql = match payload {
-        Payload::Fat => "SELECT body FROM hapax_message_body WHERE seq = ?1",
-        Payload::Thin => "SELECT coalesce(thin, body) FROM hapax_message_body WHERE seq = ?1",
-    };
-    conn.prepare_cached(sql)?.query_row([seq], |row| row.get::<_, Vec<u8>>(0).map(Bytes::from))
 }

@@ -59,6 +59,8 @@ pub(super) struct Outbox {
     numbers: HashMap<EndpointId, i64>,
     /// The endpoints of each tenant, oldest first.
     of_tenant: HashMap<Tenant, Vec<i64>>,
+    /// The rows of deliveries under way, as this process claimed them: their outcome needs no look-up.
+    leased: HashMap<(i64, i64), DeliveryRow>,
     turns: Turns,
     /// The keys of the vault, as the last claim named them.
     vault_keys: Arc<[KeyId]>,
@@ -244,6 +246,7 @@ impl Outbox {
 
     /// Reads again what an endpoint has to do.
     pub(super) fn refresh(&mut self, conn: &Connection, number: i64) -> rusqlite::Result<()> {
+        self.leased.retain(|(_, endpoint), _| *endpoint != number);
         let next_due = next_due(conn, number)?;
         let (in_flight, lease_end) = leases(conn, number)?;
         if let Some(endpoint) = self.endpoints.get_mut(&number) {

@@ -121,6 +121,8 @@ impl Outbox {
             conn.prepare_cached("UPDATE hapax_message SET key = NULL WHERE seq = ?1")?
                 .execute([seq])?;
         }
+        // Also of endpoints that were deleted since.
+        self.leased.clear();
         // An endpoint that was added since may have got some of them.
         for number in self.of_tenant.get(tenant).cloned().unwrap_or_default() {
             self.refresh(conn, number)?;

@@ -20,7 +20,10 @@ impl Outbox {
         now: Timestamp,
     ) -> rusqlite::Result<Held> {
         let (seq, number) = place_of(outcome.delivery);
-        let row = DeliveryRow::find(conn, seq, number)?;
+        let row = match self.leased.get(&(seq, number)) {
+            Some(row) => Some(row.clone()),
+            None => DeliveryRow::find(conn, seq, number)?,
+        };
         let Some(row) = row.filter(|row| row.is_under(outcome.fence)) else {
             return Ok(Held::Lost);
         };

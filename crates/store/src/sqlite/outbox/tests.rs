@@ -12,7 +12,7 @@ use hapax_core::endpoint::{
 };
 use hapax_core::handler::TypeFilter;
 use hapax_core::job::Retry;
-use hapax_core::message::MessageData;
+use hapax_core::message::{MessageData, Payload};
 use hapax_core::store::{
     Action, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryDetail,
     DeliveryFilter, EndpointSignal, Exchanged, HandlerAnswer, Held, Horizon, InspectOutbox as _,
@@ -513,7 +513,9 @@ async fn every_query_of_sending_uses_its_index() {
         assert!(!plan.contains("SCAN"), "{sql}: {plan}");
         assert!(!plan.contains("TEMP B-TREE"), "{sql}: {plan}");
     };
-    check(&due_sql(), "hapax_delivery_ready (endpoint=? AND due_at<?)");
+    for payload in [Payload::Fat, Payload::Thin] {
+        check(&due_sql(payload), "hapax_delivery_ready (endpoint=? AND due_at<?)");
+    }
     check(&orphans_sql(), "hapax_delivery_leased (endpoint=?)");
     check(BUSY_KEYS, "hapax_delivery_leased (endpoint=?)");
     check(EARLIER_OPEN, "hapax_delivery_key (endpoint=? AND key=? AND place<?)");
