@@ -314,6 +314,9 @@ pub(crate) const ANSWER_KEPT_BYTES: usize = 1_024;
 /// The longest URL of an endpoint: browsers and gateways agree on about as much.
 pub const ENDPOINT_URL_BYTES_MAX: usize = 2_048;
 
+/// Parsed URLs of endpoints that a sender keeps: more than most nodes have endpoints, and at most 2 MiB.
+pub(crate) const PARSED_URLS_MAX: usize = 1_024;
+
 /// Custom headers of one endpoint: a token and a few labels.
 pub const CUSTOM_HEADERS_MAX: usize = 32;
 

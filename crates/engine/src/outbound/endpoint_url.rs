@@ -3,14 +3,16 @@
 //! Parsers disagree about odd spellings of a URL. So a URL is brought into the canonical form of the URL
 //! standard, and every spelling that could be read in two ways is refused.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
 
 use http::Uri;
 use url::{Host, Url};
 
 use super::guard_rules::{Blocked, GuardRules};
-use crate::limits::ENDPOINT_URL_BYTES_MAX;
+use crate::limits::{ENDPOINT_URL_BYTES_MAX, PARSED_URLS_MAX};
 
 /// The URL of an endpoint in canonical form: http or https, a host, no user, no fragment.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -54,6 +56,28 @@ pub enum UrlProblem {
         /// The rule.
         why: Blocked,
     },
+}
+
+/// URLs that were parsed before: an endpoint gets many messages, and parsing its URL costs as much as signing
+/// one of them.
+#[derive(Debug, Default)]
+pub(crate) struct ParsedUrls(Mutex<HashMap<String, EndpointUrl>>);
+
+impl ParsedUrls {
+    /// As [`EndpointUrl::from_stored`].
+    pub(crate) fn get(&self, text: &str) -> Result<EndpointUrl, UrlProblem> {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().get(text) {
+            return Ok(known.clone());
+        }
+        let parsed = EndpointUrl::from_stored(text)?;
+        let mut known = lock();
+        if known.len() >= PARSED_URLS_MAX {
+            known.clear();
+        }
+        known.insert(text.to_owned(), parsed.clone());
+        Ok(parsed)
+    }
 }
 
 /// The host of a URL, as far as it can be judged without DNS.

@@ -18,7 +18,9 @@ use tokio::time::Instant;
 
 use super::verdict;
 use crate::ingress::Now;
-use crate::outbound::{CustomHeaders, EndpointClient, EndpointUrl, SendErrorClass, UrlProblem};
+use crate::outbound::{
+    CustomHeaders, EndpointClient, EndpointUrl, ParsedUrls, SendErrorClass, UrlProblem,
+};
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
@@ -30,6 +32,7 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub struct Courier {
     client: EndpointClient,
     vault: Arc<Vault>,
+    urls: Arc<ParsedUrls>,
 }
 
 /// The result of a ping.
@@ -55,12 +58,12 @@ pub(super) struct Attempt {
 impl Courier {
     /// Sends through `client`, with the secrets that `vault` opens.
     pub fn new(client: EndpointClient, vault: Arc<Vault>) -> Self {
-        Self { client, vault }
+        Self { client, vault, urls: Arc::default() }
     }
 
     /// The same client with another vault: open connections stay in use.
     pub fn with_vault(&self, vault: Arc<Vault>) -> Self {
-        Self { client: self.client.clone(), vault }
+        Self { client: self.client.clone(), vault, urls: Arc::clone(&self.urls) }
     }
 
     /// Checks where a new endpoint is, as far as it can be known now.
@@ -128,7 +131,9 @@ impl Courier {
         body: &[u8],
         now: Timestamp,
     ) -> Result<(EndpointUrl, HeaderMap), String> {
-        let url = EndpointUrl::from_stored(&target.url)
+        let url = self
+            .urls
+            .get(&target.url)
             .map_err(|error| format!("the stored address cannot be used: {error}"))?;
         let id = target.id.to_string();
         let EndpointSealed { secrets, headers: custom } = &target.sealed;

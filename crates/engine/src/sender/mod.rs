@@ -165,6 +165,8 @@ struct Round<S> {
     in_flight: JoinSet<(AttemptOutcome, Ending)>,
     /// Each attempt under way.
     under_way: HashMap<task::Id, UnderWay>,
+    /// The bytes of all of them.
+    under_way_bytes: usize,
     /// The claims that wait for their endpoint.
     bulkheads: Bulkheads,
     /// When claims were last given back to make room for those of other endpoints.
@@ -215,6 +217,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             stop,
             in_flight: JoinSet::new(),
             under_way: HashMap::new(),
+            under_way_bytes: 0,
             bulkheads: Bulkheads::default(),
             made_room_at: None,
             outcomes: Vec::new(),
@@ -235,8 +238,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             return Asking::default();
         };
         let slots = self.in_flight.len().max(self.bulkheads.waiting()) + self.asked.slots;
-        let in_flight = self.under_way.values().map(|it| it.bytes).sum::<usize>();
-        let bytes = in_flight + self.bulkheads.waiting_bytes() + self.asked.bytes;
+        let bytes = self.under_way_bytes + self.bulkheads.waiting_bytes() + self.asked.bytes;
         Asking {
             slots: limits.in_flight_max.saturating_sub(slots),
             bytes: limits.in_flight_bytes_max.saturating_sub(bytes),
@@ -416,6 +418,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             (AttemptOutcome { delivery, fence, took, verdict }, ending)
         });
         self.under_way.insert(begun.id(), UnderWay { endpoint, bytes, began });
+        self.under_way_bytes += bytes;
     }
 
     /// Waits until something has changed: an exchange was answered, an attempt has ended, or there may be
@@ -469,7 +472,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
                 (error.id(), Ending::Other)
             }
         };
-        if let Some(UnderWay { endpoint, began, .. }) = self.under_way.remove(&id) {
+        if let Some(UnderWay { endpoint, bytes, began }) = self.under_way.remove(&id) {
+            self.under_way_bytes = self.under_way_bytes.saturating_sub(bytes);
             self.bulkheads.ended(endpoint, began, ending);
         }
     }

@@ -71,7 +71,10 @@ fn reason(answered: &Answered) -> String {
 /// The beginning of an answer as text. Bytes that are no text, and NUL, which not every database stores,
 /// are replaced.
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).replace('\0', "\u{fffd}")
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !bytes.contains(&0) => text.to_owned(),
+        _some_replaced => String::from_utf8_lossy(bytes).replace('\0', "\u{fffd}"),
+    }
 }
 
 #[cfg(test)]
