@@ -238,7 +238,10 @@ fn tenant(n: u64) -> Tenant {
 }
 
 /// Waits until at most so many writes are under way.
-async fn at_most(writes: &mut JoinSet<anyhow::Result<()>>, count: usize) -> anyhow::Result<()> {
+pub(crate) async fn at_most(
+    writes: &mut JoinSet<anyhow::Result<()>>,
+    count: usize,
+) -> anyhow::Result<()> {
     while writes.len() > count {
         if let Some(ended) = writes.join_next().await {
             ended.context("a write panicked")??;

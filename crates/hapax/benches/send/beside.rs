@@ -46,13 +46,13 @@ impl Beside {
 }
 
 /// A server, and the events that only it was sent.
-struct Sent {
-    server: Server,
-    events: Rc<RefCell<Events>>,
+pub(crate) struct Sent {
+    pub(crate) server: Server,
+    pub(crate) events: Rc<RefCell<Events>>,
 }
 
 impl Sent {
-    fn to(server: Server) -> Self {
+    pub(crate) fn to(server: Server) -> Self {
         Self { server, events: Rc::new(RefCell::new(Events::new(0))) }
     }
 }
@@ -67,14 +67,14 @@ pub(crate) async fn measure(options: &Options, directory: &Path) -> anyhow::Resu
     let most = load::run(at, &alone.events, Load::New, CONNECTIONS, length, Some(WARM_UP)).await?;
     let plan = Plan { per_second: most.per_second() / 3.0, time, warm_up: WARM_UP };
 
-    let mut messages = Messages::default();
+    let messages = Rc::new(RefCell::new(Messages::default()));
     let mut all: Option<Beside> = None;
     for _ in 0..options.rounds.max(1) {
         let without = open::run(&alone.server, &alone.events, plan).await?;
         let before = sink.delivered().await?;
         sink.close().await?;
         let backlog = Length::Events(options.messages);
-        messages.publish(&draining.server, CONNECTIONS, backlog).await?;
+        Messages::publish(&messages, &draining.server, CONNECTIONS, backlog).await?;
         sink.open().await?;
         let with = open::run(&draining.server, &draining.events, plan).await?;
         let delivered = sink.delivered().await? - before;

@@ -1,7 +1,9 @@
 //! A backlog drained to one endpoint, every attempt durable, against a bare client that posts as many messages to
 //! the same endpoint.
 
+use std::cell::RefCell;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
@@ -14,14 +16,14 @@ use crate::sink::Sink;
 use crate::{IN_FLIGHT, Options, server};
 
 /// Connections that fill a backlog.
-const FILLING: usize = 64;
+pub(crate) const FILLING: usize = 64;
 
 /// Messages that were delivered, and in what time.
 #[derive(Default)]
 pub(crate) struct Delivered {
-    messages: u64,
-    seconds: f64,
-    cpu_seconds: Option<f64>,
+    pub(crate) messages: u64,
+    pub(crate) seconds: f64,
+    pub(crate) cpu_seconds: Option<f64>,
 }
 
 impl Delivered {
@@ -61,7 +63,7 @@ pub(crate) async fn measure(
     let sink = Sink::start()?;
     let hapax = server(options, directory, database, "")?;
     sink.add_to(&hapax, IN_FLIGHT).await?;
-    let mut messages = Messages::default();
+    let messages = Rc::new(RefCell::new(Messages::default()));
     let mut all = Drained::default();
     for _ in 0..options.rounds.max(1) {
         all.client.messages += options.messages;
@@ -69,7 +71,8 @@ pub(crate) async fn measure(
 
         let before = sink.delivered().await?;
         sink.close().await?;
-        messages.publish(&hapax, FILLING, Length::Events(options.messages)).await?;
+        let backlog = Length::Events(options.messages);
+        Messages::publish(&messages, &hapax, FILLING, backlog).await?;
         let usage = hapax.usage()?;
         let began = Instant::now();
         sink.open().await?;

@@ -7,7 +7,11 @@ mod backlog;
 mod beside;
 mod client;
 mod drain;
+mod hanging;
+mod herd;
+mod order;
 mod publish;
+mod rate;
 #[path = "../shared/mod.rs"]
 mod shared;
 mod sink;
@@ -29,6 +33,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Deliveries in flight: of the endpoint in Hapax, and of the client that is the floor.
 const IN_FLIGHT: usize = 64;
 
+/// How many slices long the loads are that wait for timeouts or count whole seconds: with the default, longer than
+/// the timeout of an endpoint.
+const LONG: f64 = 4.0;
+
 /// Seals the secrets of the endpoints. The claims of a large backlog are measured in this process, so the key is
 /// known to it and to the server.
 const VAULT_KEY: &str = "YSBrZXkgb2YgYmVuY2htYXJrcywgbm8gc2VjcmV0ISE=";
@@ -37,7 +45,11 @@ const VAULT_KEY: &str = "YSBrZXkgb2YgYmVuY2htYXJrcywgbm8gc2VjcmV0ISE=";
 #[command(about = "What sending costs over a client that signs, posts and stores nothing")]
 struct Options {
     /// What to measure
-    #[arg(long, value_delimiter = ',', default_value = "drain,postgres,publish,beside,backlog")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "drain,postgres,publish,beside,backlog,hanging,rate,order,herd"
+    )]
     loads: Vec<Wanted>,
     /// Messages of a backlog that is drained
     #[arg(long, default_value_t = 50_000)]
@@ -57,6 +69,18 @@ struct Options {
     /// Claims from each backlog
     #[arg(long, default_value_t = 200)]
     claims: usize,
+    /// Endpoints of which a twentieth hangs
+    #[arg(long, default_value_t = 1_000)]
+    hanging_among: u64,
+    /// Messages in a second for all these endpoints
+    #[arg(long, default_value_t = 3_000.0)]
+    per_second: f64,
+    /// Keys of the backlog under strict order, two messages each
+    #[arg(long, default_value_t = 100_000)]
+    keys: u64,
+    /// Deliveries that are held until their endpoint is enabled
+    #[arg(long, default_value_t = 100_000)]
+    held: u64,
     /// Be the endpoint: serve until killed
     #[arg(long, hide = true)]
     sink: bool,
@@ -79,6 +103,14 @@ enum Wanted {
     Beside,
     /// Claims from a small and a large backlog, and memory with the large one
     Backlog,
+    /// Deliveries beside endpoints that never answer
+    Hanging,
+    /// The rate limit of an endpoint that two nodes share, PostgreSQL
+    Rate,
+    /// A backlog under strict order per key, a tenth of the keys failing
+    Order,
+    /// An endpoint with many held deliveries is enabled
+    Herd,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -152,6 +184,64 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
         let backlog = backlog::measure(options, directory).await?;
         report.table(backlog.table());
         report.figures(backlog.figures());
+    }
+    if wanted(Wanted::Hanging) {
+        say("deliveries beside endpoints that never answer");
+        let hanging = hanging::measure(options, &directory.join("hanging")).await?;
+        report.table(hanging.table());
+        report.figures([Figure::lower(
+            "delivery p99 beside endpoints that hang, to without",
+            hanging.ratio(),
+            1.25,
+            1.05,
+        )]);
+    }
+    if wanted(Wanted::Rate) {
+        say("a rate limit that two nodes share, PostgreSQL");
+        let database = Postgres::shared().await.create_database("rate").await;
+        let rate = rate::measure(options, &directory.join("rate"), &database).await?;
+        report.table(rate.table());
+        report.figures([
+            Figure::higher(
+                "rate_limit = 100/s on two nodes: least in a second",
+                rate.least(),
+                95.0,
+                99.0,
+            ),
+            Figure::lower(
+                "rate_limit = 100/s on two nodes: most in a second",
+                rate.most(),
+                101.0,
+                100.0,
+            ),
+        ]);
+    }
+    if wanted(Wanted::Order) {
+        say("a backlog under strict order per key");
+        let ordered = order::measure(options, &directory.join("order")).await?;
+        report.table(ordered.table());
+        report.figures([Figure::higher(
+            "strict order per key, to without order",
+            ordered.ratio(),
+            0.5,
+            0.8,
+        )]);
+    }
+    if wanted(Wanted::Herd) {
+        say("held deliveries released, and acks in an open loop");
+        let herd = herd::measure(options, &directory.join("herd")).await?;
+        report.table(herd.table());
+        let [spread, draining] = herd.ratios();
+        report.figures([
+            Figure::lower(
+                "held deliveries released: at once, to the limit",
+                herd.at_once_to_limit(),
+                1.0,
+                1.0,
+            ),
+            Figure::lower("ack p99 in the minute after enable, to without", spread, 1.5, 1.2),
+            Figure::lower("ack p99 while held deliveries drain, to without", draining, 1.5, 1.2),
+        ]);
     }
     Ok(report)
 }

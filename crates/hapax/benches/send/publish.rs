@@ -3,17 +3,20 @@
 //! job.
 
 use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::task::{JoinSet, LocalSet};
 
-use crate::shared::events::Events;
+use crate::shared::events::{Events, after, write_digits};
 use crate::shared::load::{self, Length, Load, Measured, us_since};
+use crate::shared::open::Requests;
 use crate::shared::report::Table;
 use crate::shared::server::Server;
 use crate::shared::{CONNECTIONS, WARM_UP};
@@ -24,6 +27,14 @@ use crate::{Options, server};
 const DATA_BYTES: usize = 1024;
 
 const ID_DIGITS: usize = 20;
+const TYPE_DIGITS: usize = 4;
+const TIME_DIGITS: usize = 16;
+
+/// What stands before the time in the data of a message.
+pub(crate) const AT: &str = "\"at\":\"";
+
+/// Messages between the two of a key. When the first one fails, the second one is due before the retry.
+pub(crate) const KEYS_APART: u64 = 1_000;
 
 /// A handler whose jobs no worker claims.
 const ONE_JOB: &str = "\n[sources.stripe.handlers.ship]\npull = true\n";
@@ -60,7 +71,7 @@ pub(crate) async fn measure(options: &Options, directory: &Path) -> anyhow::Resu
     sink.add_to(&publishing, 1).await?;
     let ingesting = server(options, &directory.join("one-job"), None, ONE_JOB)?;
     let events = Rc::new(RefCell::new(Events::new(0)));
-    let mut messages = Messages::default();
+    let messages = Rc::new(RefCell::new(Messages::default()));
     let length = Length::Time(Duration::from_secs_f64(options.seconds));
     let mut measured = Publishing { ingest: Measured::default(), publish: Measured::default() };
     for _ in 0..options.rounds.max(1) {
@@ -68,29 +79,72 @@ pub(crate) async fn measure(options: &Options, directory: &Path) -> anyhow::Resu
         measured
             .ingest
             .join(load::run(ingest, &events, Load::New, CONNECTIONS, length, warm_up).await?);
-        measured.publish.join(messages.publish(&publishing, CONNECTIONS, length).await?);
+        let published = Messages::publish(&messages, &publishing, CONNECTIONS, length).await?;
+        measured.publish.join(published);
     }
     Ok(measured)
 }
 
 /// Messages with ids that were never published.
-#[derive(Default)]
 pub(crate) struct Messages {
-    next: Rc<Cell<u64>>,
+    next: u64,
+    body: String,
+    /// Where in the body the digits of the message's id are.
+    id: usize,
+    /// Where the number of the type is, and the numbers of the types, which take turns.
+    type_number: Option<(usize, Range<u64>)>,
+    /// Where the digits of the key are.
+    key: Option<usize>,
+    /// Where the time of the request is, in microseconds since 1970.
+    at: Option<usize>,
 }
 
-/// What the connections of one slice share.
-struct Slice {
-    next: Rc<Cell<u64>>,
-    left: Cell<u64>,
-    until: Option<Instant>,
-    latencies_us: RefCell<Vec<u32>>,
+impl Default for Messages {
+    fn default() -> Self {
+        Self::laid_out("\"type\":\"bench.sent\"", &data())
+    }
 }
 
 impl Messages {
+    /// Messages of the types that [`numbered_type`] names, in turn. Their data says when they were published.
+    pub(crate) fn of_types(numbers: Range<u64>) -> Self {
+        let data = data().replacen('{', &format!("{{{AT}{}\",", "0".repeat(TIME_DIGITS)), 1);
+        let type_ = numbered_type(0);
+        let mut messages = Self::laid_out(&format!("\"type\":\"{type_}\""), &data);
+        let place = after(&messages.body, "\"type\":\"") + type_.len() - TYPE_DIGITS;
+        messages.type_number = Some((place, numbers));
+        messages.at = Some(after(&messages.body, AT));
+        messages
+    }
+
+    /// Messages of that tenant, two under each key.
+    pub(crate) fn keyed(tenant: &str) -> Self {
+        let digits = "0".repeat(ID_DIGITS);
+        let head = format!("\"tenant\":\"{tenant}\",\"type\":\"bench.sent\",\"key\":\"{digits}\"");
+        let mut messages = Self::laid_out(&head, &data());
+        messages.key = Some(after(&messages.body, "\"key\":\""));
+        messages
+    }
+
+    /// How many messages of these types were made.
+    pub(crate) fn made_of_types(&self, of: Range<u64>) -> u64 {
+        let Some((_, numbers)) = &self.type_number else { return 0 };
+        let types = numbers.end - numbers.start;
+        let made =
+            |number| self.next / types + u64::from(number - numbers.start < self.next % types);
+        of.filter(|number| numbers.contains(number)).map(made).sum()
+    }
+
+    fn laid_out(head: &str, data: &str) -> Self {
+        let digits = "0".repeat(ID_DIGITS);
+        let body = format!("{{\"id\":\"msg_{digits}\",{head},\"data\":{data}}}");
+        let id = after(&body, "{\"id\":\"msg_");
+        Self { next: 0, body, id, type_number: None, key: None, at: None }
+    }
+
     /// Publishes in a closed loop, one request in flight on each connection. Every answer must be a 2xx.
     pub(crate) async fn publish(
-        &mut self,
+        messages: &Rc<RefCell<Self>>,
         to: &Server,
         connections: usize,
         length: Length,
@@ -100,7 +154,7 @@ impl Messages {
             Length::Events(messages) => (messages, None),
         };
         let slice = Rc::new(Slice {
-            next: Rc::clone(&self.next),
+            messages: Rc::clone(messages),
             left: Cell::new(left),
             until,
             latencies_us: RefCell::default(),
@@ -126,32 +180,75 @@ impl Messages {
     }
 }
 
+impl Requests for Messages {
+    fn blank(&self, to: SocketAddr) -> Vec<u8> {
+        let head = format!(
+            "POST /api/v1/messages HTTP/1.1\r\nhost: {to}\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n",
+            self.body.len()
+        );
+        (head + &self.body).into_bytes()
+    }
+
+    fn renew(&mut self, request: &mut [u8]) {
+        let n = self.next;
+        self.next += 1;
+        let body = request.len() - self.body.len();
+        let mut write = |place: usize, digits: usize, number| {
+            write_digits(&mut request[body + place..][..digits], number);
+        };
+        write(self.id, ID_DIGITS, n);
+        if let Some((place, numbers)) = &self.type_number {
+            write(*place, TYPE_DIGITS, numbers.start + n % (numbers.end - numbers.start));
+        }
+        if let Some(place) = self.key {
+            write(place, ID_DIGITS, key_of(n));
+        }
+        if let Some(place) = self.at {
+            write(place, TIME_DIGITS, unix_us());
+        }
+    }
+}
+
+/// A type that one endpoint wants.
+pub(crate) fn numbered_type(number: u64) -> String {
+    format!("bench.{number:0TYPE_DIGITS$}")
+}
+
+/// The key of a message with that number: the second message of a key comes [`KEYS_APART`] messages after the first.
+pub(crate) fn key_of(n: u64) -> u64 {
+    n / (2 * KEYS_APART) * KEYS_APART + n % KEYS_APART
+}
+
+/// Whether the message with that number is the first one of its key.
+pub(crate) fn is_first_of_key(n: u64) -> bool {
+    (n / KEYS_APART).is_multiple_of(2)
+}
+
+/// The wall clock: publisher and endpoint are processes of the same machine.
+pub(crate) fn unix_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// What the connections of one slice share.
+struct Slice {
+    messages: Rc<RefCell<Messages>>,
+    left: Cell<u64>,
+    until: Option<Instant>,
+    latencies_us: RefCell<Vec<u32>>,
+}
+
 async fn client(mut stream: TcpStream, slice: Rc<Slice>) -> anyhow::Result<()> {
-    let (mut request, id) = request(&stream)?;
+    let mut request = slice.messages.borrow().blank(stream.peer_addr()?);
     let mut buffer = Vec::with_capacity(4096);
     while slice.left.get() > 0 && slice.until.is_none_or(|until| Instant::now() < until) {
         slice.left.set(slice.left.get() - 1);
-        let n = slice.next.get();
-        slice.next.set(n + 1);
-        request[id..id + ID_DIGITS].copy_from_slice(format!("{n:020}").as_bytes());
+        slice.messages.borrow_mut().renew(&mut request);
         let began = Instant::now();
         stream.write_all(&request).await.context("publishing")?;
         load::answer(&mut stream, &mut buffer).await?;
         slice.latencies_us.borrow_mut().push(us_since(began));
     }
     Ok(())
-}
-
-/// A request, and where in it the digits of the message's id are.
-fn request(stream: &TcpStream) -> anyhow::Result<(Vec<u8>, usize)> {
-    let digits = "0".repeat(ID_DIGITS);
-    let body = format!("{{\"id\":\"msg_{digits}\",\"type\":\"bench.sent\",\"data\":{}}}", data());
-    let head = format!(
-        "POST /api/v1/messages HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\n\r\n",
-        stream.peer_addr()?,
-        body.len()
-    );
-    let id = head.len() + "{\"id\":\"msg_".len();
-    Ok(((head + &body).into_bytes(), id))
 }

@@ -174,11 +174,11 @@ fn body() -> String {
     [open, "payout ".chars().cycle().take(filler).collect(), close.to_owned()].concat()
 }
 
-fn after(text: &str, mark: &str) -> usize {
+pub(crate) fn after(text: &str, mark: &str) -> usize {
     text.find(mark).expect("the mark is part of the text") + mark.len()
 }
 
-fn write_digits(place: &mut [u8], mut number: u64) {
+pub(crate) fn write_digits(place: &mut [u8], mut number: u64) {
     for digit in place.iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;
         number /= 10;

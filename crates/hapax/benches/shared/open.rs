@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,26 @@ const CONNECTIONS: usize = 64;
 /// The most connections: beyond it requests wait for one, and the wait is part of their latency.
 const CONNECTIONS_MAX: usize = 1_024;
 
-/// New events at a fixed rate.
+/// Makes the requests of a load, each of them new.
+pub(crate) trait Requests {
+    /// A request to that address, of the form that [`Requests::renew`] fills in.
+    fn blank(&self, to: SocketAddr) -> Vec<u8>;
+
+    /// Turns `request` into the next one.
+    fn renew(&mut self, request: &mut [u8]);
+}
+
+impl Requests for Events {
+    fn blank(&self, _to: SocketAddr) -> Vec<u8> {
+        Self::blank(self)
+    }
+
+    fn renew(&mut self, request: &mut [u8]) {
+        Self::renew(self, request);
+    }
+}
+
+/// New requests at a fixed rate.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) per_second: f64,
@@ -61,24 +81,41 @@ pub(crate) async fn run(
     events: &Rc<RefCell<Events>>,
     plan: Plan,
 ) -> anyhow::Result<Paced> {
+    run_at(server, server.address(), expected(server, Load::New), events, plan).await
+}
+
+/// Sends `requests` to one of the addresses of `server` as planned and waits for all answers. Each of them is a
+/// 2xx, and begins with `decision` if there is one.
+pub(crate) async fn run_at<R: Requests + 'static>(
+    server: &Server,
+    to: SocketAddr,
+    decision: Option<&'static [u8]>,
+    requests: &Rc<RefCell<R>>,
+    plan: Plan,
+) -> anyhow::Result<Paced> {
     ensure!(plan.per_second > 0.0, "a rate above zero");
     let road = Rc::new(Road {
-        events: Rc::clone(events),
-        decision: expected(server, Load::New),
+        to,
+        requests: Rc::clone(requests),
+        decision,
         free: RefCell::default(),
         waiting: RefCell::default(),
         latencies_us: RefCell::default(),
         sent_late_us: RefCell::default(),
     });
     for _ in 0..CONNECTIONS {
-        let connection = Connection::open(server, &road).await?;
+        let connection = Connection::open(&road).await?;
         road.free.borrow_mut().push(connection);
     }
     let here = LocalSet::new();
     here.run_until(drive(server, road, plan)).await
 }
 
-async fn drive(server: &Server, road: Rc<Road>, plan: Plan) -> anyhow::Result<Paced> {
+async fn drive<R: Requests + 'static>(
+    server: &Server,
+    road: Rc<Road<R>>,
+    plan: Plan,
+) -> anyhow::Result<Paced> {
     let (plans, mut planned) = mpsc::unbounded_channel();
     let began = Instant::now();
     let measured_from = began + plan.warm_up;
@@ -98,7 +135,7 @@ async fn drive(server: &Server, road: Rc<Road>, plan: Plan) -> anyhow::Result<Pa
             Some(connection) => drop(requests.spawn_local(travel(connection, at, road.clone()))),
             None if connections < CONNECTIONS_MAX => {
                 connections += 1;
-                let connection = Connection::open(server, &road).await?;
+                let connection = Connection::open(&road).await?;
                 requests.spawn_local(travel(connection, at, road.clone()));
             }
             None => road.waiting.borrow_mut().push_back(at),
@@ -146,8 +183,9 @@ fn pace(began: Instant, until: Instant, per_second: f64, plans: &mpsc::Unbounded
 }
 
 /// Shared by the requests of one run.
-struct Road {
-    events: Rc<RefCell<Events>>,
+struct Road<R> {
+    to: SocketAddr,
+    requests: Rc<RefCell<R>>,
     decision: Option<&'static [u8]>,
     free: RefCell<Vec<Connection>>,
     waiting: RefCell<VecDeque<Planned>>,
@@ -168,23 +206,23 @@ struct Connection {
 }
 
 impl Connection {
-    async fn open(server: &Server, road: &Road) -> anyhow::Result<Self> {
-        let stream = TcpStream::connect(server.address()).await.context("connecting")?;
+    async fn open<R: Requests>(road: &Road<R>) -> anyhow::Result<Self> {
+        let stream = TcpStream::connect(road.to).await.context("connecting")?;
         stream.set_nodelay(true)?;
-        let request = road.events.borrow().blank();
+        let request = road.requests.borrow().blank(road.to);
         Ok(Self { stream, request, buffer: Vec::with_capacity(4096) })
     }
 }
 
 /// Sends one request, and then the requests that waited for a connection.
-async fn travel(
+async fn travel<R: Requests>(
     mut connection: Connection,
     mut planned: Planned,
-    road: Rc<Road>,
+    road: Rc<Road<R>>,
 ) -> anyhow::Result<()> {
     loop {
         let Connection { stream, request, buffer } = &mut connection;
-        road.events.borrow_mut().renew(request);
+        road.requests.borrow_mut().renew(request);
         let late_us = us_since(planned.at);
         stream.write_all(request).await.context("sending")?;
         let body = answer(stream, buffer).await?;
