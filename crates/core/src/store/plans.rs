@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::{Action, EventFilter, EventId, Held, NewJob, Status, StoreError};
 use crate::endpoint::EndpointId;
-use crate::job::HandlerName;
+use crate::job::{HandlerName, Phase};
 use crate::key::{SourceName, Tenant};
 
 /// The plans of operators.
@@ -25,7 +25,7 @@ pub trait Plans: Send + Sync + 'static {
     /// Records a plan with its count and its instant, in one commit. It runs from then on.
     ///
     /// The instant is fixed. A delivery that dies, a message that is published, an event that arrives, and a
-    /// job that dies or goes to review after it are not part of the plan.
+    /// job that ends, dies or goes to review after it are not part of the plan.
     fn create_plan(
         &self,
         plan: NewPlan,
@@ -118,9 +118,35 @@ impl EventPlan {
         Self { act, handler, filter: EventFilter { status, ..filter } }
     }
 
+    /// Which jobs of its events it may change, given its instant. Only a plan that names a handler writes a
+    /// job that an event never had.
+    pub fn scope(&self, instant: Timestamp) -> JobScope {
+        JobScope { ended_before: Some(instant), adds_jobs: self.handler.is_some() }
+    }
+
     /// The end of the time in which its events arrived: never after the plan's instant.
     pub fn until(&self, instant: Timestamp) -> Timestamp {
         self.filter.until.map_or(instant, |until| until.min(instant))
+    }
+}
+
+/// Which jobs of an event an act of an operator may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobScope {
+    /// A job that ended, died or went to review at this time or later stays as it is.
+    pub ended_before: Option<Timestamp>,
+    /// Whether a replay writes a job for a handler that has none.
+    pub adds_jobs: bool,
+}
+
+impl JobScope {
+    /// All jobs, and those that are missing: the scope of an act on one event.
+    pub const ALL: Self = Self { ended_before: None, adds_jobs: true };
+
+    /// Whether a job that stands so since `since` may be changed.
+    pub fn holds(&self, phase: Phase, since: Timestamp) -> bool {
+        let has_ended = phase.is_over() || matches!(phase, Phase::Dead | Phase::Review);
+        !has_ended || self.ended_before.is_none_or(|instant| since < instant)
     }
 }
 
@@ -128,7 +154,7 @@ impl EventPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventAct {
-    /// Runs its jobs again, as [`Operate::replay`](super::Operate::replay).
+    /// Runs its jobs again, as [`Operate::replay`](super::Operate::replay), within [`EventPlan::scope`].
     Replay {
         /// Whether jobs that are done, stale or discarded run again too.
         force: bool,

@@ -35,7 +35,7 @@ use hapax_core::order::{Place, Position};
 use hapax_core::store::{
     Action, AttemptNote, AuditEntry, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer, PausedHandler, Ran, ReplayAsk,
+    JobScope, LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer, PausedHandler, Ran, ReplayAsk,
     Replayed, Reviewed, Sample, SampleAsk, Session, Settlement, SqlAsk, SqlRan, SqlRun, Store,
     StoreError, StoreHints, Verdict, Wake, Work,
 };
@@ -363,7 +363,7 @@ impl Work for MemoryStore {
 
 impl Operate for MemoryStore {
     async fn replay(&self, ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
-        let replayed = self.model().replay(ask, self.now());
+        let replayed = self.model().replay(ask, JobScope::ALL, self.now());
         self.hint();
         Ok(replayed)
     }
@@ -374,13 +374,13 @@ impl Operate for MemoryStore {
         jobs: Vec<NewJob>,
         by: Action,
     ) -> Result<Reviewed, StoreError> {
-        let reviewed = self.model().approve(event, &jobs, by, self.now());
+        let reviewed = self.model().approve(event, &jobs, JobScope::ALL, by, self.now());
         self.hint();
         Ok(reviewed)
     }
 
     async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
-        let reviewed = self.model().reject(event, by, self.now());
+        let reviewed = self.model().reject(event, JobScope::ALL, by, self.now());
         self.hint();
         Ok(reviewed)
     }
@@ -391,7 +391,7 @@ impl Operate for MemoryStore {
         handler: Option<HandlerName>,
         by: Action,
     ) -> Result<Reviewed, StoreError> {
-        Ok(self.model().discard(event, handler.as_ref(), by, self.now()))
+        Ok(self.model().discard(event, handler.as_ref(), JobScope::ALL, by, self.now()))
     }
 
     async fn pause_handler(

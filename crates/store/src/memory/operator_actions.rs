@@ -7,7 +7,7 @@ use hapax_core::Timestamp;
 use hapax_core::job::{Fence, HandlerName, Phase, Progress};
 use hapax_core::order::Guard;
 use hapax_core::store::{
-    Action, ActionNote, EventId, EventSummary, HandlerRef, Horizon, NewJob, PauseAnswer,
+    Action, ActionNote, EventId, EventSummary, HandlerRef, Horizon, JobScope, NewJob, PauseAnswer,
     PausedHandler, ReplayAsk, ReplayEffect, Replayed, Reviewed,
 };
 
@@ -16,12 +16,20 @@ use super::{EventNumber, Guarded, Job, JobNumber, Model, ReviewState, Stored};
 impl Model {
     /// Runs again the jobs that may run again. An event that waits in review, or was rejected
     /// there, has no work to repeat: approving it is another act.
-    pub(super) fn replay(&mut self, ask: ReplayAsk, now: Timestamp) -> Vec<Replayed> {
+    pub(super) fn replay(
+        &mut self,
+        ask: ReplayAsk,
+        scope: JobScope,
+        now: Timestamp,
+    ) -> Vec<Replayed> {
         let ours = |at: &EventNumber| self.events[at].review_state == ReviewState::Ours;
         let Some(event) = self.event_numbered(ask.event).filter(ours) else { return Vec::new() };
         let (mut replayed, mut changed) = (Vec::new(), false);
         for new in &ask.handlers {
             let job = self.job_for(event, &new.handler);
+            if !job.map_or(scope.adds_jobs, |job| self.jobs[&job].is_within(scope)) {
+                continue;
+            }
             let effect = self.effect_of_replay(event, job, new, ask.force, now);
             let Some(effect) = effect else { continue };
             replayed.push(Replayed { handler: new.handler.clone(), effect });
@@ -139,6 +147,7 @@ impl Model {
         &mut self,
         event: EventId,
         jobs: &[NewJob],
+        scope: JobScope,
         by: Action,
         now: Timestamp,
     ) -> Reviewed {
@@ -147,7 +156,7 @@ impl Model {
             self.event_mut(at).review_state = ReviewState::Ours;
             self.write_jobs(at, jobs, now);
         } else {
-            let waiting = self.in_review(at);
+            let waiting = self.in_review(at, scope);
             if waiting.is_empty() {
                 return Reviewed::NotWaiting(self.summary(at).status);
             }
@@ -161,12 +170,18 @@ impl Model {
         Reviewed::Decided
     }
 
-    pub(super) fn reject(&mut self, event: EventId, by: Action, now: Timestamp) -> Reviewed {
+    pub(super) fn reject(
+        &mut self,
+        event: EventId,
+        scope: JobScope,
+        by: Action,
+        now: Timestamp,
+    ) -> Reviewed {
         let Some(at) = self.event_numbered(event) else { return Reviewed::Unknown };
         if self.events[&at].review_state == ReviewState::Review {
             self.event_mut(at).review_state = ReviewState::Discarded;
         } else {
-            let waiting = self.in_review(at);
+            let waiting = self.in_review(at, scope);
             if waiting.is_empty() {
                 return Reviewed::NotWaiting(self.summary(at).status);
             }
@@ -184,13 +199,14 @@ impl Model {
         &mut self,
         event: EventId,
         handler: Option<&HandlerName>,
+        scope: JobScope,
         by: Action,
         now: Timestamp,
     ) -> Reviewed {
         let Some(at) = self.event_numbered(event) else { return Reviewed::Unknown };
         let is_meant = |job: &Job| {
             let named = handler.is_none_or(|handler| job.handler.handler == *handler);
-            job.event == at && job.phase == Phase::Dead && named
+            job.event == at && job.phase == Phase::Dead && named && job.is_within(scope)
         };
         let dead: Vec<JobNumber> =
             self.jobs.iter().filter(|(_, job)| is_meant(job)).map(|(at, _)| *at).collect();
@@ -226,8 +242,10 @@ impl Model {
     }
 
     /// The jobs of an event that wait for an operator's decision.
-    fn in_review(&self, event: EventNumber) -> Vec<JobNumber> {
-        let waits = |job: &Job| job.event == event && job.phase == Phase::Review;
+    fn in_review(&self, event: EventNumber, scope: JobScope) -> Vec<JobNumber> {
+        let waits = |job: &Job| {
+            job.event == event && job.phase == Phase::Review && job.is_within(scope)
+        };
         self.jobs.iter().filter(|(_, job)| waits(job)).map(|(at, _)| *at).collect()
     }
 

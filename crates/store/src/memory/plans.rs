@@ -9,7 +9,7 @@ use hapax_core::delivery::DeliveryPhase;
 use hapax_core::job::{HandlerName, Phase};
 use hapax_core::store::{
     Action, ActionNote, DeliveryPlan, EventAct, EventFilter, EventPlan, EventSlice, Held, Horizon,
-    NewPlan, Plan, PlanCount, PlanCreated, PlanId, PlanRun, PlanState, PlanWork, PlannedDeliveries,
+    JobScope, NewPlan, Plan, PlanCount, PlanCreated, PlanId, PlanRun, PlanState, PlanWork, PlannedDeliveries,
     PlannedEvent, Plans, ReplayAsk, ReplayEffect, Reviewed, SliceSpan, Status, StoreError,
     plan_slice, slice_wait,
 };
@@ -280,10 +280,10 @@ impl Model {
         let Some(at) = self.plans.iter().position(stands) else { return Held::Lost };
         let Plan { who, reason, created_at, rate, .. } = self.plans[at].plan.clone();
         let by = Action { who, reason, at: created_at };
-        let wait = slice_wait(rate, events.len());
+        let (wait, scope) = (slice_wait(rate, events.len()), work.scope(created_at));
         let (mut done, mut skipped) = (0, 0);
         for event in events {
-            match self.decide_planned(&work, event, by.clone(), now) {
+            match self.decide_planned(&work, event, scope, by.clone(), now) {
                 true => done += 1,
                 false => skipped += 1,
             }
@@ -302,6 +302,7 @@ impl Model {
         &mut self,
         work: &EventPlan,
         event: PlannedEvent,
+        scope: JobScope,
         by: Action,
         now: Timestamp,
     ) -> bool {
@@ -310,11 +311,11 @@ impl Model {
                 let ask =
                     ReplayAsk { event: event.id, handlers: event.jobs, force, dry_run: false, by };
                 let runs = |one: &hapax_core::store::Replayed| one.effect == ReplayEffect::WouldRun;
-                return self.replay(ask, now).iter().any(runs);
+                return self.replay(ask, scope, now).iter().any(runs);
             }
-            EventAct::Approve => self.approve(event.id, &event.jobs, by, now),
-            EventAct::Reject => self.reject(event.id, by, now),
-            EventAct::Discard => self.discard(event.id, work.handler.as_ref(), by, now),
+            EventAct::Approve => self.approve(event.id, &event.jobs, scope, by, now),
+            EventAct::Reject => self.reject(event.id, scope, by, now),
+            EventAct::Discard => self.discard(event.id, work.handler.as_ref(), scope, by, now),
         };
         reviewed == Reviewed::Decided
     }
@@ -389,6 +390,11 @@ impl Job {
     /// When it died or went to review.
     fn ended_at(&self) -> Timestamp {
         self.finished_at.unwrap_or(self.due)
+    }
+
+    /// Whether an act of that scope may change it.
+    pub(super) fn is_within(&self, scope: JobScope) -> bool {
+        scope.holds(self.phase, self.ended_at())
     }
 }
 

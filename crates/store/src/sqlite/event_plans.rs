@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use hapax_core::store::{
-    Action, EventAct, EventFilter, EventPlan, EventSlice, PlannedEvent, ReplayAsk, ReplayEffect,
+    Action, EventAct, EventFilter, EventPlan, EventSlice, JobScope, PlannedEvent, ReplayAsk, ReplayEffect,
     Reviewed, SliceSpan, Status,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
@@ -249,22 +249,24 @@ impl Writer {
         &mut self,
         work: &EventPlan,
         event: PlannedEvent,
+        scope: JobScope,
         by: &Action,
     ) -> rusqlite::Result<bool> {
         let reviewed = match work.act {
             EventAct::Replay { force } => {
-                let replayed = self.replay(&ReplayAsk {
+                let ask = ReplayAsk {
                     event: event.id,
                     handlers: event.jobs,
                     force,
                     dry_run: false,
                     by: by.clone(),
-                })?;
+                };
+                let replayed = self.replay(&ask, scope)?;
                 return Ok(replayed.iter().any(|one| one.effect == ReplayEffect::WouldRun));
             }
-            EventAct::Approve => self.approve(event.id, &event.jobs, by)?,
-            EventAct::Reject => self.reject(event.id, by)?,
-            EventAct::Discard => self.discard(event.id, work.handler.as_ref(), by)?,
+            EventAct::Approve => self.approve(event.id, &event.jobs, scope, by)?,
+            EventAct::Reject => self.reject(event.id, scope, by)?,
+            EventAct::Discard => self.discard(event.id, work.handler.as_ref(), scope, by)?,
         };
         Ok(reviewed == Reviewed::Decided)
     }

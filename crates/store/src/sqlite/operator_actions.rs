@@ -4,8 +4,8 @@
 use hapax_core::job::HandlerName;
 use hapax_core::lifecycle::Act;
 use hapax_core::store::{
-    Action, EventId, HandlerRef, NewJob, Operate, PauseAnswer, ReplayAsk, Replayed, Reviewed,
-    Status, StoreError,
+    Action, EventId, HandlerRef, JobScope, NewJob, Operate, PauseAnswer, ReplayAsk, Replayed,
+    Reviewed, Status, StoreError,
 };
 use hapax_core::{EventKey, SourceName, Tenant};
 use rusqlite::{Connection, OptionalExtension};
@@ -17,7 +17,7 @@ use super::writer::Writer;
 
 impl Operate for SqliteStore {
     async fn replay(&self, ask: ReplayAsk) -> Result<Vec<Replayed>, StoreError> {
-        let replayed = self.writer.act(move |writer| writer.replay(&ask)).await;
+        let replayed = self.writer.act(move |writer| writer.replay(&ask, JobScope::ALL)).await;
         self.shared.arrived.notify_waiters();
         replayed
     }
@@ -28,13 +28,14 @@ impl Operate for SqliteStore {
         jobs: Vec<NewJob>,
         by: Action,
     ) -> Result<Reviewed, StoreError> {
-        let reviewed = self.writer.act(move |writer| writer.approve(event, &jobs, &by)).await;
+        let reviewed =
+            self.writer.act(move |writer| writer.approve(event, &jobs, JobScope::ALL, &by)).await;
         self.shared.arrived.notify_waiters();
         reviewed
     }
 
     async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
-        self.writer.act(move |writer| writer.reject(event, &by)).await
+        self.writer.act(move |writer| writer.reject(event, JobScope::ALL, &by)).await
     }
 
     async fn discard(
@@ -43,7 +44,9 @@ impl Operate for SqliteStore {
         handler: Option<HandlerName>,
         by: Action,
     ) -> Result<Reviewed, StoreError> {
-        self.writer.act(move |writer| writer.discard(event, handler.as_ref(), &by)).await
+        self.writer
+            .act(move |writer| writer.discard(event, handler.as_ref(), JobScope::ALL, &by))
+            .await
     }
 
     async fn pause_handler(
@@ -70,7 +73,11 @@ impl Operate for SqliteStore {
 
 /// Each decision runs in a transaction that its caller opens and commits.
 impl Writer {
-    pub(super) fn replay(&mut self, ask: &ReplayAsk) -> rusqlite::Result<Vec<Replayed>> {
+    pub(super) fn replay(
+        &mut self,
+        ask: &ReplayAsk,
+        scope: JobScope,
+    ) -> rusqlite::Result<Vec<Replayed>> {
         let Some(event) = FoundEvent::by_id(&self.conn, ask.event)? else {
             return Ok(Vec::new());
         };
@@ -81,12 +88,10 @@ impl Writer {
         let now = self.now();
         let (mut replayed, mut changed) = (Vec::new(), false);
         for job in &ask.handlers {
-            let act = !ask.dry_run;
-            let at = event.at();
-            let effect = self.lanes.replay(&self.conn, at, job, ask.force, act, now)?;
+            let effect = self.lanes.replay(&self.conn, event.at(), job, ask, scope, now)?;
             let Some((effect, changes)) = effect else { continue };
             replayed.push(Replayed { handler: job.handler.clone(), effect });
-            changed |= changes && act;
+            changed |= changes && !ask.dry_run;
         }
         // A replay that changed nothing is not recorded.
         if changed {
@@ -100,6 +105,7 @@ impl Writer {
         &mut self,
         event: EventId,
         jobs: &[NewJob],
+        scope: JobScope,
         by: &Action,
     ) -> rusqlite::Result<Reviewed> {
         let Some(event) = FoundEvent::by_id(&self.conn, event)? else {
@@ -107,14 +113,19 @@ impl Writer {
         };
         let now = self.now();
         if !self.out_of_review(event.seq, &event.key, jobs)?
-            && !self.lanes.operate(&self.conn, event.seq, None, &Act::Approve, now)?
+            && !self.lanes.operate(&self.conn, event.seq, None, &Act::Approve, scope, now)?
         {
             return event.not_waiting(&self.conn);
         }
         decided(self, &event, "approve", by)
     }
 
-    pub(super) fn reject(&mut self, event: EventId, by: &Action) -> rusqlite::Result<Reviewed> {
+    pub(super) fn reject(
+        &mut self,
+        event: EventId,
+        scope: JobScope,
+        by: &Action,
+    ) -> rusqlite::Result<Reviewed> {
         let Some(event) = FoundEvent::by_id(&self.conn, event)? else {
             return Ok(Reviewed::Unknown);
         };
@@ -124,7 +135,7 @@ impl Writer {
             [event.seq],
         )?;
         let now = self.now();
-        if out == 0 && !self.lanes.operate(&self.conn, event.seq, None, &Act::Reject, now)? {
+        if out == 0 && !self.lanes.operate(&self.conn, event.seq, None, &Act::Reject, scope, now)? {
             return event.not_waiting(&self.conn);
         }
         decided(self, &event, "reject", by)
@@ -134,13 +145,14 @@ impl Writer {
         &mut self,
         event: EventId,
         handler: Option<&HandlerName>,
+        scope: JobScope,
         by: &Action,
     ) -> rusqlite::Result<Reviewed> {
         let Some(event) = FoundEvent::by_id(&self.conn, event)? else {
             return Ok(Reviewed::Unknown);
         };
         let now = self.now();
-        if !self.lanes.operate(&self.conn, event.seq, handler, &Act::Discard, now)? {
+        if !self.lanes.operate(&self.conn, event.seq, handler, &Act::Discard, scope, now)? {
             return event.not_waiting(&self.conn);
         }
         decided(self, &event, "discard", by)

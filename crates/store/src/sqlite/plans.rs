@@ -221,8 +221,9 @@ impl Writer {
         let Some(mut plan) = plan.filter(stands) else { return Ok(Held::Lost) };
         let by = plan.action();
         let (taken, span) = (slice.events.len(), slice.span);
+        let scope = slice.work.scope(plan.plan.created_at);
         for event in slice.events {
-            match self.decide_planned(&slice.work, event, &by)? {
+            match self.decide_planned(&slice.work, event, scope, &by)? {
                 true => plan.plan.done += 1,
                 false => plan.plan.skipped += 1,
             }

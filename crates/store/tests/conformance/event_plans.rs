@@ -201,7 +201,8 @@ pub(crate) async fn many_nodes_run_one_plan_and_take_each_event_once<S: Sending>
 pub(crate) async fn everything_of_a_time_is_replayed_and_done_jobs_only_by_force<S: Sending>(
     world: World<S>,
 ) {
-    // A handler was added, or its effects were lost: finished events are part of the plan too.
+    // A handler was added, or its effects were lost: finished events are part of the plan too. Only a plan that
+    // names the handler gives a job to events that have none.
     world.announce([spec("fee"), spec("mail")]).await;
     accept_many(&world, "done", 2, &["fee"]).await;
     assert_eq!(world.do_all("fee").await.len(), 2);
@@ -209,14 +210,23 @@ pub(crate) async fn everything_of_a_time_is_replayed_and_done_jobs_only_by_force
     world.arrive_late("review", &[job("fee")]).await;
     world.pass(10);
     let all = EventFilter { since: Some(after(0)), ..EventFilter::default() };
-    // Without force: handlers that have no job yet get one, and done jobs stay done.
+    // Without force and without a handler: done jobs stay done, and nothing is added.
     let begun = begin(&world, plan_of(REPLAY, all.clone()), None).await;
     assert_eq!(begun.total, 4);
     assert_eq!(run(&world, 3, &["fee", "mail"]).await, PlanRun::Idle);
     let ended = plan(&world, begun.id).await;
-    assert_eq!((ended.done, ended.skipped), (3, 1), "the event in review waits for a decision");
-    assert_eq!(world.do_all("fee").await, ["ignored0"]);
-    assert_eq!(world.do_all("mail").await, ["done0", "done1", "ignored0"]);
+    assert_eq!((ended.done, ended.skipped), (0, 4));
+    assert!(world.do_all("fee").await.is_empty());
+    assert!(world.do_all("mail").await.is_empty());
+    for (name, jobs) in [("fee", &["ignored0"][..]), ("mail", &["done0", "done1", "ignored0"])] {
+        let work = EventPlan::new(REPLAY, Some(HandlerName::new(name)), all.clone());
+        let begun = begin(&world, work, None).await;
+        assert_eq!(run(&world, 3, &["fee", "mail"]).await, PlanRun::Idle);
+        let ended = plan(&world, begun.id).await;
+        let done = jobs.len() as u64;
+        assert_eq!((ended.done, ended.skipped), (done, 4 - done), "{name}");
+        assert_eq!(world.do_all(name).await, jobs);
+    }
     assert_eq!(world.event("review").await.summary.status, Status::Review);
     // With force, and for one handler only.
     world.pass(10);
@@ -318,6 +328,46 @@ pub(crate) async fn dead_letters_are_discarded_by_a_plan_of_one_handler_or_all<S
     assert_eq!(run(&world, 2, &[]).await, PlanRun::Idle);
     assert_eq!(world.job("e2", "mail").await.phase, Phase::Discarded);
     assert_eq!(world.event("e0").await.actions.len(), 2);
+}
+
+pub(crate) async fn a_plan_leaves_jobs_alone_that_ended_after_it_was_made<S: Sending>(
+    world: World<S>,
+) {
+    // Each event has a dead letter when the plan is made, so the event is part of the plan. Its other job dies, or
+    // is done, before the slice is taken; and one more dies between the reading of the slice and its commit.
+    world.announce([spec("fee"), spec("mail"), spec("post")]).await;
+    let acts = [
+        EventAct::Discard,
+        REPLAY,
+        EventAct::Replay { force: true },
+    ];
+    for (n, act) in acts.into_iter().enumerate() {
+        let name = format!("e{n}");
+        world.accept(&name, &["fee", "mail", "post"].map(job)).await;
+        assert_eq!(bury_all(&world, "fee").await, [name.clone()]);
+        world.pass(1);
+        let filter = EventFilter { since: Some(after(0)), ..dead() };
+        let begun = begin(&world, plan_of(act, filter), None).await;
+        assert_eq!(begun.total, 1, "{act:?}");
+        assert_eq!(bury_all(&world, "mail").await, [name.clone()]);
+        let slice = next(&world, 10, &["fee", "mail", "post"]).await.expect("is due");
+        world.do_all("post").await;
+        assert_eq!(world.store.take_slice(slice).await.expect("takes"), Held::Kept);
+        assert_eq!(run(&world, 10, &["fee", "mail", "post"]).await, PlanRun::Idle);
+        assert_eq!(plan(&world, begun.id).await.done, 1, "{act:?}");
+        let fee = match act {
+            EventAct::Discard => Phase::Discarded,
+            EventAct::Replay { .. } | EventAct::Approve | EventAct::Reject => Phase::Ready,
+        };
+        assert_eq!(world.job(&name, "fee").await.phase, fee, "{act:?}");
+        assert_eq!(world.job(&name, "mail").await.phase, Phase::Dead, "{act:?}");
+        assert_eq!(world.job(&name, "post").await.phase, Phase::Done, "{act:?}");
+        // For the next act.
+        world.pass(1);
+        world.do_all("fee").await;
+        begin(&world, plan_of(EventAct::Discard, EventFilter::default()), None).await;
+        assert_eq!(run(&world, 10, &[]).await, PlanRun::Idle);
+    }
 }
 
 pub(crate) async fn a_plan_takes_what_its_filter_names<S: Sending>(world: World<S>) {

@@ -1,10 +1,11 @@
 -- Keeps: the jobs of an event in review are written once, however many operators approve it or
 -- on-time copies arrive. If jobs of it are in review instead, they become ready, whatever the guard
 -- decides; or, with `refused`, discarded. True: something waited for this decision, and it is
--- recorded.
+-- recorded. since_before: a job that went to review at that time or later stays there.
 CREATE OR REPLACE FUNCTION hapax.decide(
     of_event uuid, refused boolean, lanes integer[], resources text[], places bigint[],
-    hopeless text[], who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL)
+    hopeless text[], who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL,
+    since_before timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -25,7 +26,8 @@ BEGIN
             forced = NOT refused, error = CASE WHEN refused THEN error END,
             fence = CASE WHEN refused THEN hapax.next_fence(fence) ELSE fence END
         WHERE job BETWEEN of_event AND hapax.last_job(of_event)
-          AND state = hapax.job_state('review');
+          AND state = hapax.job_state('review')
+          AND (since_before IS NULL OR due_at < since_before);
         IF NOT FOUND THEN
             RETURN false;
         END IF;

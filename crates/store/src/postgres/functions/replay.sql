@@ -2,11 +2,13 @@
 -- each of `lanes`: 0 it runs (a job that waits for its next attempt is due now), 1 it is done and
 -- stays so, 2 a newer version was applied, 3 it is open as it is, 4 an operator rejected it; null
 -- if nothing can be done. An event that waits for review, was rejected there or is pruned has
--- nothing to run again: then there are no rows.
+-- nothing to run again: then there are no rows. ended_before: a job that ended or died at that time
+-- or later stays as it is. adds_jobs: whether a handler without a job gets one.
 CREATE OR REPLACE FUNCTION hapax.replay(
     of_event uuid, lanes integer[], resources text[], places bigint[], hopeless text[],
     force boolean, dry_run boolean, who text, reason text, acted_at timestamptz,
-    now_at timestamptz DEFAULT NULL)
+    now_at timestamptz DEFAULT NULL, ended_before timestamptz DEFAULT NULL,
+    adds_jobs boolean DEFAULT true)
 RETURNS TABLE (effect integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -37,6 +39,9 @@ BEGIN
         SELECT m.position INTO mark FROM hapax.mark m
         WHERE m.lane = n.lane AND m.resource = n.resource;
         effect := CASE
+            WHEN NOT is_there AND NOT adds_jobs THEN NULL
+            WHEN is_there AND j.due_at >= ended_before
+                AND (hapax.is_over(j.state) OR j.state = hapax.job_state('dead')) THEN NULL
             WHEN is_there AND j.state = hapax.job_state('ready') AND j.due_at > at THEN 0
             WHEN is_there AND NOT hapax.is_over(j.state) AND j.state <> hapax.job_state('dead') THEN 3
             WHEN is_there AND j.state = hapax.job_state('done') AND NOT force THEN 1

@@ -1,6 +1,8 @@
 -- Keeps: a plan takes each event once. The acts on the events of a slice, the plan's place and its counts are
 -- one commit. The plan is fenced by its place: held is false if the slice does not begin there, or the plan
 -- has ended, or another node is at it; then nothing has happened. act: replay, approve, reject or discard.
+-- Jobs that ended, died or went to review after the plan was made stay as they are. Only a replay for one
+-- handler writes a job that an event never had.
 -- job_counts: how many of lanes, resources, places and hopeless belong to each event. changed: the hashes of
 -- the events that something happened to.
 --
@@ -37,14 +39,16 @@ BEGIN
             IF act = 'replay' THEN
                 SELECT coalesce(bool_or(r.effect = 0), false) INTO is_changed FROM hapax.replay(
                     of_events[n], lanes[low:high], resources[low:high], places[low:high],
-                    hopeless[low:high], force, false, p.who, p.reason, p.created_at, now_at) r;
+                    hopeless[low:high], force, false, p.who, p.reason, p.created_at, now_at,
+                    p.created_at, of_handler IS NOT NULL) r;
             ELSIF act = 'discard' THEN
                 is_changed := hapax.discard(
-                    of_events[n], of_handler, p.who, p.reason, p.created_at, now_at);
+                    of_events[n], of_handler, p.who, p.reason, p.created_at, now_at, p.created_at);
             ELSE
                 is_changed := hapax.decide(
                     of_events[n], act = 'reject', lanes[low:high], resources[low:high],
-                    places[low:high], hopeless[low:high], p.who, p.reason, p.created_at, now_at);
+                    places[low:high], hopeless[low:high], p.who, p.reason, p.created_at, now_at,
+                    p.created_at);
             END IF;
         EXCEPTION WHEN lock_not_available THEN
             is_blocked := true;

@@ -4,14 +4,14 @@ use hapax_core::Timestamp;
 use hapax_core::job::{HandlerName, Phase};
 use hapax_core::lifecycle::{Act, Unchanged, step};
 use hapax_core::order::{Guard, Place};
-use hapax_core::store::NewJob;
+use hapax_core::store::{JobScope, NewJob, ReplayAsk};
 use rusqlite::Connection;
 
 use super::change::Reported;
 use super::row::JobRow;
 use super::{EventAt, Lanes};
 use crate::sqlite::order;
-use crate::sqlite::row::READY;
+use crate::sqlite::row::{READY, timestamp};
 
 impl Lanes {
     /// Applies an operator's act to the jobs of an event, or only to that of one handler. Returns
@@ -22,30 +22,33 @@ impl Lanes {
         seq: i64,
         handler: Option<&HandlerName>,
         act: &Act<'_>,
+        scope: JobScope,
         now: Timestamp,
     ) -> rusqlite::Result<bool> {
         let mut changed = false;
         for row in JobRow::of_event(conn, seq)? {
             let of = self.by_lane.get(&row.lane).map(|lane| &lane.handler.handler);
-            if handler.is_none() || handler == of {
+            if (handler.is_none() || handler == of) && row.is_within(scope) {
                 changed |= self.act(conn, &row, act, Reported::default(), now)?.is_ok();
             }
         }
         Ok(changed)
     }
 
-    /// Whether a job would run, and whether that changes anything; with `act`, makes it so. `None`
-    /// if nothing can be done: a hopeless job stays dead, or is not begun.
+    /// Whether a job would run, and whether that changes anything; unless it is a dry run, makes it so. `None`
+    /// if nothing can be done: a hopeless job stays dead, or is not begun, and what is not within the
+    /// scope stays as it is.
     pub(in crate::sqlite) fn replay(
         &mut self,
         conn: &Connection,
         event: EventAt<'_>,
         job: &NewJob,
-        force: bool,
-        act: bool,
+        ask: &ReplayAsk,
+        scope: JobScope,
         now: Timestamp,
     ) -> rusqlite::Result<Option<(hapax_core::store::ReplayEffect, bool)>> {
         use hapax_core::store::ReplayEffect;
+        let (force, act) = (ask.force, !ask.dry_run);
         let lane = self.lane(conn, event.pair, event.tenant, event.source, &job.handler)?;
         let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
         let behind = match (order, &job.place) {
@@ -56,7 +59,7 @@ impl Lanes {
             (Some(_) | None, _) => false,
         };
         let Some(row) = JobRow::find(conn, event.seq, lane)? else {
-            if job.hopeless.is_some() {
+            if job.hopeless.is_some() || !scope.adds_jobs {
                 return Ok(None);
             }
             if act {
@@ -72,6 +75,9 @@ impl Lanes {
             let effect = if stale { ReplayEffect::Stale } else { ReplayEffect::WouldRun };
             return Ok(Some((effect, true)));
         };
+        if !row.is_within(scope) {
+            return Ok(None);
+        }
         let replay = Act::Replay { force, is_behind: behind, is_hopeless: job.hopeless.is_some() };
         let decided = match act {
             true => {
@@ -100,6 +106,14 @@ impl Lanes {
                 | Unchanged::NotWaiting,
             ) => Some((ReplayEffect::AlreadyOpen, false)),
         })
+    }
+}
+
+impl JobRow {
+    /// Whether an act of that scope may change it.
+    fn is_within(&self, scope: JobScope) -> bool {
+        // The row says in `due_at` since when it has ended.
+        scope.holds(self.as_state().phase, timestamp(self.due_at))
     }
 }
 
