@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::{Action, EventFilter, EventId, Held, NewJob, Status, StoreError};
 use crate::endpoint::EndpointId;
 use crate::job::{HandlerName, Phase};
-use crate::key::{SourceName, Tenant};
+use crate::key::{KeyHash, SourceName, Tenant};
 
 /// The plans of operators.
 pub trait Plans: Send + Sync + 'static {
@@ -280,6 +280,9 @@ pub struct NewPlan {
     pub work: PlanWork,
     /// At most this many deliveries or events a second; `None` is as fast as the store allows.
     pub rate: Option<u32>,
+    /// A hash of the request as it was given. Times in `work` may count from the present, so a repeated
+    /// request has another `work`.
+    pub request: KeyHash,
 }
 
 /// How many deliveries or events a plan would be about.
@@ -294,8 +297,10 @@ pub enum PlanCount {
 /// The answer to a new plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanCreated {
-    /// It is recorded, or was recorded before under the same id.
+    /// It is recorded, or was recorded before by the same request under the same id.
     Created(Box<Plan>),
+    /// The id is that of a plan that another request has made.
+    OtherRequest,
     /// There is no such endpoint.
     UnknownEndpoint,
 }

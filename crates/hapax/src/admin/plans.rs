@@ -12,6 +12,7 @@ use hapax_core::store::{
     PlanWork, Status,
 };
 use hapax_core::{KeyHash, SourceName, Tenant};
+use serde::Serialize;
 use uuid::Uuid;
 
 use super::auth::Caller;
@@ -36,6 +37,7 @@ pub(super) async fn create<S: AdminStore>(
     JsonBody(asked): JsonBody<PlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
     let endpoint = EndpointId(id.parse().map_err(|_| unknown_endpoint())?);
+    let request = hash_of(&asked);
     let now = (admin.now)();
     let (since, until) = (instant(now, asked.since), asked.until.map(|at| instant(now, at)));
     if until.is_some_and(|until| until <= since) {
@@ -45,6 +47,7 @@ pub(super) async fn create<S: AdminStore>(
         work: DeliveryPlan { endpoint, which: asked.status, since, until }.into(),
         subject: id,
         key,
+        request,
         rate: asked.rate,
         dry_run: asked.dry_run,
         reason: extract::reason(asked.reason)?,
@@ -105,7 +108,7 @@ fn of_events<S>(
             "give a filter, such as source, type, status or since, or \"all\": true for every event",
         ));
     }
-    let now = (admin.now)();
+    let (now, request) = ((admin.now)(), hash_of(&asked));
     let since = asked.since.map(|at| instant(now, at));
     let until = asked.until.map(|at| instant(now, at));
     let reason = extract::reason(asked.reason)?;
@@ -162,6 +165,7 @@ fn of_events<S>(
         work: EventPlan::new(act, asked.handler.map(HandlerName::new), filter).into(),
         subject: format!("events/{}", act.as_str()),
         key,
+        request,
         rate: asked.rate,
         dry_run: asked.dry_run,
         reason,
@@ -174,6 +178,7 @@ struct AskedPlan {
     /// What the route names, for the id under an Idempotency-Key.
     subject: String,
     key: Option<String>,
+    request: KeyHash,
     rate: Option<u32>,
     dry_run: bool,
     reason: Option<String>,
@@ -185,7 +190,7 @@ impl AskedPlan {
         admin: &Admin<S>,
         caller: &Caller,
     ) -> Result<Json<Planned>, Problem> {
-        let Self { work, subject, key, rate, dry_run, reason } = self;
+        let Self { work, subject, key, request, rate, dry_run, reason } = self;
         if rate.is_some_and(|rate| !(1..=RATE_MAX).contains(&rate)) {
             return Err(Problem::bad_request("rate must be from 1 to 100000 a second"));
         }
@@ -197,7 +202,7 @@ impl AskedPlan {
         }
         let who = caller.who();
         let id = key.map_or_else(new_id, |key| id_of(who, &subject, &key));
-        let plan = NewPlan { id, work, rate };
+        let plan = NewPlan { id, work, rate, request };
         match admin.store.create_plan(plan, caller.action(reason, (admin.now)())).await? {
             PlanCreated::Created(plan) => {
                 let (id, count) = (plan.id, plan.total);
@@ -210,6 +215,7 @@ impl AskedPlan {
                 tracing::info!(token = who, "{who} planned to {what}: plan {id}");
                 Ok(Json(Planned { id: Some(id), count }))
             }
+            PlanCreated::OtherRequest => Err(Problem::key_reused()),
             PlanCreated::UnknownEndpoint => Err(unknown_endpoint()),
         }
     }
@@ -261,6 +267,13 @@ fn unknown_endpoint() -> Problem {
 
 fn new_id() -> PlanId {
     PlanId(Uuid::now_v7())
+}
+
+/// A hash of a request as it was given: "2h" stays "2h".
+fn hash_of(asked: &impl Serialize) -> KeyHash {
+    // What was read from JSON can be written as JSON.
+    let text = serde_json::to_vec(asked).unwrap_or_default();
+    KeyHash::of(b"request for a plan", [&text[..]])
 }
 
 /// The id of a plan under an Idempotency-Key: the same request of the same token is one plan.

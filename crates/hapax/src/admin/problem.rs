@@ -53,6 +53,11 @@ impl Problem {
         Self::new(StatusCode::CONFLICT, "conflict", detail)
     }
 
+    pub(super) fn key_reused() -> Self {
+        let detail = "this Idempotency-Key was used before, for a plan with another request";
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "key_reused", detail)
+    }
+
     pub(super) fn message_conflict(id: &str) -> Self {
         let detail = format!("the message id {id} was used before, for other content");
         Self::new(StatusCode::CONFLICT, "message_conflict", &detail)

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::output::Failure;
+use super::output::{Exit, Failure};
 use crate::api::Problem;
 use crate::config::{self, ADMIN_TOKEN_FILE, Flags, ServerLocation};
 
@@ -217,6 +217,22 @@ impl Server {
         self.request_ok(Method::POST, path, Bytes::from(body)).await
     }
 
+    /// Sends a POST that makes a plan and returns the JSON of a 2xx answer. A random `Idempotency-Key` lets it be
+    /// repeated when no answer came: both requests make one plan.
+    pub(super) async fn post_plan(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<Value, Failure> {
+        let body = Bytes::from(serde_json::to_vec(body).map_err(std::io::Error::other)?);
+        let key = HeaderValue::from_str(&Uuid::new_v4().to_string()).map_err(std::io::Error::other)?;
+        let post = || self.request_ok_under(Some(&key), Method::POST, path, body.clone());
+        match post().await {
+            Err(failure) if failure.exit == Exit::Unreachable => post().await,
+            answered => answered,
+        }
+    }
+
     /// Sends a PUT and returns the JSON of a 2xx answer.
     pub(super) async fn put(&self, path: &str, body: &impl Serialize) -> Result<Value, Failure> {
         let body = serde_json::to_vec(body).map_err(std::io::Error::other)?;
@@ -231,9 +247,21 @@ impl Server {
     /// Returns the JSON of a 2xx answer. A 401 or 403 becomes a failure with a hint about tokens. A 401 to
     /// the token of `admin.token` is retried without it, because that file may be left over.
     async fn request_ok(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Failure> {
-        let mut reply = self.request(method.clone(), path, body.clone()).await?;
+        self.request_ok_under(None, method, path, body).await
+    }
+
+    /// The same with an `Idempotency-Key`.
+    async fn request_ok_under(
+        &self,
+        key: Option<&HeaderValue>,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Value, Failure> {
+        let own = self.authorization.as_ref();
+        let mut reply = self.request_as(own, key, method.clone(), path, body.clone()).await?;
         if reply.status == StatusCode::UNAUTHORIZED && self.is_own_token {
-            reply = self.request_as(None, method, path, body).await?;
+            reply = self.request_as(None, key, method, path, body).await?;
         }
         match reply.status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
@@ -251,12 +279,13 @@ impl Server {
         path: &str,
         body: Bytes,
     ) -> Result<Reply, Failure> {
-        self.request_as(self.authorization.as_ref(), method, path, body).await
+        self.request_as(self.authorization.as_ref(), None, method, path, body).await
     }
 
     async fn request_as(
         &self,
         authorization: Option<&HeaderValue>,
+        key: Option<&HeaderValue>,
         method: Method,
         path: &str,
         body: Bytes,
@@ -271,6 +300,9 @@ impl Server {
         }
         if let Some(authorization) = authorization {
             request = request.header(AUTHORIZATION, authorization);
+        }
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
         }
         let request = request.body(Full::new(body)).map_err(|error| cannot(error.to_string()))?;
         let exchange = async {

@@ -57,7 +57,7 @@ impl ReplayEndpoint {
         };
         let server = self.action.remote.open()?;
         let path = format!("/api/v1/endpoints/{}/replay", encoded(&self.id));
-        let planned = server.post(&path, &request).await?;
+        let planned = server.post_plan(&path, &request).await?;
         if self.action.json {
             output::json(&planned)?;
             return Ok(Exit::Done);
@@ -171,7 +171,7 @@ impl EventPlanArgs {
             reason: action.reason.clone(),
         };
         let server = action.remote.open()?;
-        let planned = server.post(&format!("/api/v1/events/{act}"), &request).await?;
+        let planned = server.post_plan(&format!("/api/v1/events/{act}"), &request).await?;
         if action.json {
             output::json(&planned)?;
             return Ok(Exit::Done);

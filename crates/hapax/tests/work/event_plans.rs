@@ -196,10 +196,17 @@ fn many_events_are_approved_rejected_and_discarded_by_one_command() {
              content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         ));
-        wire.answer().json()["id"].clone()
+        wire.answer()
     };
-    let asked = json!({"source": "stripe"});
-    assert_eq!(again(&asked), again(&asked));
+    let asked = json!({"source": "stripe", "since": "1h"});
+    assert_eq!(again(&asked).json()["id"], again(&asked).json()["id"]);
+    // Another request under the key makes no plan and names none.
+    let plans = || server.get("/api/v1/replays").json()["items"].as_array().map(Vec::len);
+    let before = plans();
+    let other = again(&json!({"source": "stripe", "since": "2h"}));
+    assert_eq!(other.status, 422, "{other:?}");
+    assert_eq!(other.json()["type"], "urn:hapax:problem:key_reused");
+    assert_eq!(plans(), before);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::Timestamp;
+use hapax_core::{KeyHash, Timestamp};
 use hapax_core::delivery::DeliveryPhase;
 use hapax_core::job::{HandlerName, Phase};
 use hapax_core::store::{
@@ -23,6 +23,7 @@ use super::{EventNumber, Job, MemoryStore, Model, ReviewState};
 #[derive(Debug)]
 pub(super) struct StoredPlan {
     plan: Plan,
+    request: KeyHash,
     next_at: Timestamp,
     left: Left,
 }
@@ -180,7 +181,10 @@ impl Model {
 
     fn create_plan(&mut self, new: NewPlan, by: Action, now: Timestamp) -> PlanCreated {
         if let Some(known) = self.plans.iter().find(|one| one.plan.id == new.id) {
-            return PlanCreated::Created(Box::new(known.plan.clone()));
+            return match known.request == new.request {
+                true => PlanCreated::Created(Box::new(known.plan.clone())),
+                false => PlanCreated::OtherRequest,
+            };
         }
         let Some((total, left)) = self.planned(&new.work, now) else {
             return PlanCreated::UnknownEndpoint;
@@ -198,7 +202,12 @@ impl Model {
             who: by.who,
             reason: by.reason,
         };
-        self.plans.push(StoredPlan { plan: plan.clone(), next_at: now, left });
+        self.plans.push(StoredPlan {
+            plan: plan.clone(),
+            request: new.request,
+            next_at: now,
+            left,
+        });
         PlanCreated::Created(Box::new(plan))
     }
 

@@ -21,7 +21,7 @@ use crate::columns::{json_of_plan, plan_of_json};
 
 /// A plan, as [`plan_of`] reads it.
 const PLAN: &str = "SELECT p.id, e.id, p.which, p.since_at, p.asked_until, p.rate, p.total, p.done, p.skipped, \
-                    p.state, p.created_at, p.ended_at, p.who, p.reason, p.events, p.passed_event \
+                    p.state, p.created_at, p.ended_at, p.who, p.reason, p.events, p.passed_event, p.request \
                     FROM hapax.plan p LEFT JOIN hapax.endpoint e ON e.endpoint = p.endpoint";
 
 impl Plans for PgStore {
@@ -122,8 +122,8 @@ async fn create_of_events(
     work: &EventPlan,
     by: &Action,
 ) -> Result<PlanCreated, PgError> {
-    if let Some(known) = find(shared, plan.id).await? {
-        return Ok(PlanCreated::Created(Box::new(known)));
+    if let Some(known) = created_before(shared, plan).await? {
+        return Ok(known);
     }
     let at: Timestamp = {
         let mut lent = shared.pools.admin.lend().await?;
@@ -138,8 +138,8 @@ async fn create_of_events(
         let mut lent = shared.pools.admin.lend().await?;
         lent.query(
             "INSERT INTO hapax.plan (id, events, since_at, until_at, asked_until, rate, total, next_at, \
-                 passed_event, who, reason, created_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $8) ON CONFLICT (id) DO NOTHING",
+                 passed_event, who, reason, created_at, request) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $8, $12) ON CONFLICT (id) DO NOTHING",
             &[
                 &plan.id.0,
                 &json_of_plan(work),
@@ -152,13 +152,22 @@ async fn create_of_events(
                 &event_plans::before_first(work),
                 &text(&by.who),
                 &by.reason.as_deref().map(text),
+                &Uuid::from_bytes(plan.request.0),
             ],
         )
         .await
     })
     .await?;
-    let created = find(shared, plan.id).await?.ok_or(PgError::Gone)?;
-    Ok(PlanCreated::Created(Box::new(created)))
+    created_before(shared, plan).await?.ok_or(PgError::Gone)
+}
+
+/// The answer if there is a plan with this id.
+async fn created_before(shared: &Shared, plan: &NewPlan) -> Result<Option<PlanCreated>, PgError> {
+    let Some(row) = find_row(shared, plan.id).await? else { return Ok(None) };
+    if row.get::<_, Uuid>(16).into_bytes() != plan.request.0 {
+        return Ok(Some(PlanCreated::OtherRequest));
+    }
+    Ok(plan_of(&row).map(|plan| PlanCreated::Created(Box::new(plan))))
 }
 
 async fn create(
@@ -167,7 +176,7 @@ async fn create(
     work: &DeliveryPlan,
     by: &Action,
 ) -> Result<PlanCreated, PgError> {
-    let NewPlan { id, rate, .. } = plan;
+    let NewPlan { id, rate, request, .. } = plan;
     let rate = rate_column(*rate);
     let created: bool = {
         let mut lent = shared.pools.admin.lend().await?;
@@ -183,18 +192,15 @@ async fn create(
                     &rate,
                     &text(&by.who),
                     &by.reason.as_deref().map(text),
-                    &stamp(by.at),
+                    &Uuid::from_bytes(request.0),
                     &shared.now(),
                 ],
             )
             .await?;
         only(&rows)?.get(0)
     };
-    let found = if created { find(shared, *id).await? } else { None };
-    Ok(match found {
-        Some(plan) => PlanCreated::Created(Box::new(plan)),
-        None => PlanCreated::UnknownEndpoint,
-    })
+    let created = if created { created_before(shared, plan).await? } else { None };
+    Ok(created.unwrap_or(PlanCreated::UnknownEndpoint))
 }
 
 async fn run(shared: &Shared, limit: usize) -> Result<PlanRun, PgError> {

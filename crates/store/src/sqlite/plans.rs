@@ -2,7 +2,7 @@
 //! writer ([`super::outbox`]). A slice over events is read apart from the writer and then taken in one commit
 //! ([`super::event_plans`]).
 
-use hapax_core::Timestamp;
+use hapax_core::{KeyHash, Timestamp};
 use hapax_core::endpoint::EndpointId;
 use hapax_core::store::{
     Action, DeliveryPlan, EventPlan, EventSlice, Held, Horizon, NewPlan, Plan, PlanCount,
@@ -42,9 +42,10 @@ impl Plans for SqliteStore {
     async fn create_plan(&self, plan: NewPlan, by: Action) -> Result<PlanCreated, StoreError> {
         // Counting may take long, so it is done apart from the writer. The instant is fixed before it.
         let now = self.writer_now().await?;
-        let id = plan.id;
-        if let Some(known) = self.readers.run(move |conn| find(conn, id)).await? {
-            return Ok(PlanCreated::Created(Box::new(known)));
+        let (id, request) = (plan.id, plan.request);
+        let known = self.readers.run(move |conn| created_before(conn, id, request)).await?;
+        if let Some(known) = known {
+            return Ok(known);
         }
         let Some((span, total)) = self.count(&plan.work, now).await? else {
             return Ok(PlanCreated::UnknownEndpoint);
@@ -364,7 +365,7 @@ fn insert(
     total: u64,
     now: Timestamp,
 ) -> rusqlite::Result<PlanCreated> {
-    let NewPlan { id, work, rate } = plan;
+    let NewPlan { id, work, rate, request } = plan;
     let (endpoint, which, events, asked_until) = match work {
         PlanWork::Deliveries(work) => {
             let Some(endpoint) = endpoint_number(conn, work.endpoint)? else {
@@ -376,8 +377,8 @@ fn insert(
     };
     conn.prepare_cached(
         "INSERT INTO hapax_plan (id, endpoint, which, since_at, until_at, asked_until, rate, total, next_at,
-             passed_at, passed, last, who, reason, created_at, events)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?9, ?15)
+             passed_at, passed, last, who, reason, created_at, events, request)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?9, ?15, ?16)
          ON CONFLICT (id) DO NOTHING",
     )?
     .execute(rusqlite::params![
@@ -396,9 +397,25 @@ fn insert(
         by.who,
         by.reason,
         events,
+        request.0,
     ])?;
-    let created = find(conn, *id)?.expect("a plan that was just written");
-    Ok(PlanCreated::Created(Box::new(created)))
+    Ok(created_before(conn, *id, *request)?.expect("a plan that was just written"))
+}
+
+/// The answer if there is a plan with this id.
+fn created_before(
+    conn: &Connection,
+    id: PlanId,
+    request: KeyHash,
+) -> rusqlite::Result<Option<PlanCreated>> {
+    let made_by: Option<[u8; 16]> = conn
+        .prepare_cached("SELECT request FROM hapax_plan WHERE id = ?1")?
+        .query_row([id.0.as_bytes()], |row| row.get(0))
+        .optional()?;
+    if made_by.is_some_and(|made_by| made_by != request.0) {
+        return Ok(Some(PlanCreated::OtherRequest));
+    }
+    Ok(find(conn, id)?.map(|plan| PlanCreated::Created(Box::new(plan))))
 }
 
 /// Deletes plans that ended before the horizon of events, at most `limit`. True if there may be more.

@@ -9,11 +9,14 @@ use hapax_core::store::{
     EventAct, EventFilter, EventPlan, EventSlice, Held, Horizon, NewPlan, Plan, PlanCount,
     PlanCreated, PlanId, PlanRun, PlanState, Status, Verdict,
 };
-use hapax_core::{Tenant, Timestamp};
+use hapax_core::{KeyHash, Tenant, Timestamp};
 use uuid::Uuid;
 
 use crate::harness::{Sender, World, after, failed, job, placed, spec, with_gaps};
 use crate::sending::Sending;
+
+/// The hash of every request here, unless it matters.
+const REQUEST: KeyHash = KeyHash([7; 16]);
 
 const REPLAY: EventAct = EventAct::Replay { force: false };
 
@@ -26,7 +29,7 @@ fn plan_of(act: EventAct, filter: EventFilter) -> EventPlan {
 }
 
 async fn begin<S: Sending>(world: &World<S>, work: EventPlan, rate: Option<u32>) -> Plan {
-    let plan = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate };
+    let plan = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate, request: REQUEST };
     let created = world.store.create_plan(plan, world.by("an outage")).await.expect("creates");
     let PlanCreated::Created(plan) = created else { panic!("{created:?}") };
     *plan
@@ -463,9 +466,13 @@ pub(crate) async fn a_repeated_request_makes_one_plan_over_events<S: Sending>(wo
     let work = plan_of(REPLAY, dead());
     let first = begin(&world, work.clone(), None).await;
     world.pass(1);
-    let new = NewPlan { id: first.id, work: work.into(), rate: Some(5) };
-    let again = world.store.create_plan(new, world.by("a repeated request")).await;
+    let new = NewPlan { id: first.id, work: work.into(), rate: Some(5), request: REQUEST };
+    let again = world.store.create_plan(new.clone(), world.by("a repeated request")).await;
     assert_eq!(again.expect("answers"), PlanCreated::Created(Box::new(first)));
+    // Another request under the same id changes nothing.
+    let other = NewPlan { request: KeyHash([8; 16]), ..new };
+    let refused = world.store.create_plan(other, world.by("another request")).await;
+    assert_eq!(refused.expect("answers"), PlanCreated::OtherRequest);
     assert_eq!(world.store.plans(10).await.expect("lists").len(), 1);
 }
 

@@ -7,7 +7,7 @@ use hapax_core::store::{
     DeliveryPlan, DeliveryReplayed, EndpointSignal, Held, MessageAct, NewMessage, NewPlan, Plan,
     PlanCount, PlanCreated, PlanId, PlanRun, PlanState, PlannedDeliveries,
 };
-use hapax_core::{Tenant, Timestamp};
+use hapax_core::{KeyHash, Tenant, Timestamp};
 use uuid::Uuid;
 
 use crate::harness::{World, after};
@@ -15,12 +15,15 @@ use crate::sending::{
     ALL, Sending, claimed, delivered, failed, failed_saying, message, settings, wanting,
 };
 
+/// The hash of every request here.
+const REQUEST: KeyHash = KeyHash([7; 16]);
+
 fn all_of(endpoint: EndpointId, which: PlannedDeliveries) -> DeliveryPlan {
     DeliveryPlan { endpoint, which, since: Timestamp::UNIX_EPOCH, until: None }
 }
 
 async fn begin<S: Sending>(world: &World<S>, work: DeliveryPlan, rate: Option<u32>) -> Plan {
-    let plan = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate };
+    let plan = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate, request: REQUEST };
     let created = world.store.create_plan(plan, world.by("an outage")).await.expect("creates");
     let PlanCreated::Created(plan) = created else { panic!("{created:?}") };
     *plan
@@ -237,15 +240,16 @@ pub(crate) async fn a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one<S: Se
     // The rest is still dead, and another plan takes it; until its endpoint is gone.
     let second = begin(&world, work, None).await;
     assert_eq!(second.total, 4);
-    let again = world.store.create_plan(
-        NewPlan { id: second.id, work: work.into(), rate: None },
-        world.by("a repeated request"),
-    );
-    assert_eq!(again.await.expect("answers"), PlanCreated::Created(Box::new(second.clone())));
+    let new = NewPlan { id: second.id, work: work.into(), rate: None, request: REQUEST };
+    let again = world.store.create_plan(new.clone(), world.by("a repeated request")).await;
+    assert_eq!(again.expect("answers"), PlanCreated::Created(Box::new(second.clone())));
+    let other = NewPlan { request: KeyHash([8; 16]), ..new };
+    let refused = world.store.create_plan(other, world.by("another request")).await;
+    assert_eq!(refused.expect("answers"), PlanCreated::OtherRequest);
     world.delete(endpoint).await;
     assert_eq!(run(&world, 2).await, PlanRun::Idle);
     assert_eq!(plan(&world, second.id).await.state, PlanState::Cancelled);
-    let unknown = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate: None };
+    let unknown = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate: None, request: REQUEST };
     let unknown = world.store.create_plan(unknown, world.by("too late")).await.expect("answers");
     assert_eq!(unknown, PlanCreated::UnknownEndpoint);
     assert_eq!(count(&world, work).await, PlanCount::UnknownEndpoint);

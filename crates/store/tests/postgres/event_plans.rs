@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_core::Timestamp;
+use hapax_core::{KeyHash, Timestamp};
 use hapax_core::job::Retry;
 use hapax_core::store::{
     Action, DeliveryPlan, EventAct, EventFilter, EventPlan, Held, NewJob, NewPlan, Outbox, Outcome,
@@ -16,12 +16,15 @@ use crate::outbox::{add, deliver_all};
 use crate::sending::{message, settings};
 use crate::{Base, connect, handler, spec, until};
 
+/// The hash of every request here.
+const REQUEST: KeyHash = KeyHash([7; 16]);
+
 fn by() -> Action {
     Action { who: "ops".into(), reason: None, at: noon() }
 }
 
 async fn begin(base: &Base, work: PlanWork) -> Plan {
-    let new = NewPlan { id: PlanId(Uuid::now_v7()), work, rate: None };
+    let new = NewPlan { id: PlanId(Uuid::now_v7()), work, rate: None, request: REQUEST };
     let created = base.store.create_plan(new, by()).await.expect("creates");
     let PlanCreated::Created(plan) = created else { panic!("{created:?}") };
     *plan

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::Tenant;
+use hapax_core::{KeyHash, Tenant};
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::{EndpointAct, EndpointId, EndpointSettings, NewEndpoint};
 use hapax_core::job::Retry;
@@ -22,6 +22,9 @@ use uuid::Uuid;
 use crate::connect;
 use crate::harness::noon;
 use crate::sending::{ask, delivered, failed, message, outcome, sealed, settings};
+
+/// The hash of every request here.
+const REQUEST: KeyHash = KeyHash([7; 16]);
 
 /// Messages and deliveries besides those of the measured work, most of them delivered or far from due.
 const ROWS: i64 = 20_000;
@@ -146,7 +149,7 @@ async fn round(store: &Arc<PgStore>, endpoint: EndpointId, name: &str) {
     for which in [PlannedDeliveries::Dead, PlannedDeliveries::All] {
         let work = DeliveryPlan { endpoint, which, since, until: None };
         let id = PlanId(Uuid::now_v7());
-        let plan = NewPlan { id, work: work.into(), rate: None };
+        let plan = NewPlan { id, work: work.into(), rate: None, request: REQUEST };
         store.create_plan(plan, by()).await.expect("plans");
         store.run_plan(5).await.expect("runs");
         store.cancel_plan(id, by()).await.expect("cancels");

@@ -1,7 +1,8 @@
--- Records a plan with its count. False if there is no such endpoint. The same id twice is one plan.
+-- Records a plan with its count. False if there is no such endpoint. The same id twice is one plan: the caller
+-- compares the hash of its request with the stored one.
 CREATE OR REPLACE FUNCTION hapax.create_plan(
     of_id uuid, of_endpoint uuid, which text, since timestamptz, until timestamptz, rate integer,
-    who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL)
+    who text, reason text, request uuid, now_at timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -18,10 +19,10 @@ BEGIN
     END IF;
     bounds := hapax.plan_bounds(since, ends_at);
     INSERT INTO hapax.plan (id, endpoint, which, since_at, until_at, asked_until, rate, total, next_at,
-                            passed, last_message, who, reason, created_at)
+                            passed, last_message, who, reason, created_at, request)
     VALUES (of_id, number, create_plan.which, create_plan.since, ends_at, create_plan.until,
             create_plan.rate, counted, at, bounds.first - 1, bounds.last, create_plan.who,
-            create_plan.reason, at)
+            create_plan.reason, at, create_plan.request)
     ON CONFLICT (id) DO NOTHING;
     RETURN true;
 END $$;

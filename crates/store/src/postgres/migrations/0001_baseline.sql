@@ -452,6 +452,7 @@ CREATE TABLE hapax.plan (
     reason       text,
     created_at   timestamptz NOT NULL,
     ended_at     timestamptz,
+    request      uuid    NOT NULL,
     CHECK ((endpoint IS NULL) = (events IS NOT NULL) AND (endpoint IS NULL) = (which IS NULL))
 ) WITH (fillfactor = 50);
 CREATE INDEX plan_running ON hapax.plan (next_at) WHERE state = 'running';

@@ -392,7 +392,8 @@ CREATE TABLE hapax_plan (
     who          TEXT    NOT NULL,
     reason       TEXT,
     created_at   INTEGER NOT NULL,
-    ended_at     INTEGER
+    ended_at     INTEGER,
+    request      BLOB    NOT NULL
 );
 CREATE INDEX hapax_plan_running ON hapax_plan (next_at) WHERE state = 'running';
 CREATE INDEX hapax_plan_ended ON hapax_plan (ended_at) WHERE ended_at IS NOT NULL;
