@@ -402,6 +402,15 @@ pub const PLAN_BATCH: usize = 200;
 /// The pause between two such commits, so that acks go first.
 pub const PLAN_PAUSE: Duration = Duration::from_millis(5);
 
+/// How long a node leaves a plan alone whose slice another node took: that node goes on with it.
+pub const PLAN_TAKEN_PAUSE: Duration = Duration::from_millis(250);
+
+/// The longest time that a node leaves a plan alone whose slices fail: the cause may end at any time.
+pub const PLAN_RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// Plans that a node leaves alone at a time. Operators have a few; beyond it all of them are tried again.
+pub const PLANS_LEFT_MAX: usize = 1_000;
+
 /// Keys of senders that are known or known to be missing: far more than all senders use at a time.
 pub const SENDER_KEYS_MAX: usize = 512;
 

@@ -1,7 +1,7 @@
 //! Assembles the server and runs it: store, public side, proxies, workers, admin side, signals. Only this
 //! module connects engine and store.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -11,9 +11,10 @@ use std::time::{Duration, SystemTime};
 
 use ::http::header::{AUTHORIZATION, COOKIE};
 use anyhow::Context as _;
+use arc_swap::ArcSwap;
 use axum::body::Body;
 use hapax::Database;
-use hapax_core::Timestamp;
+use hapax_core::{SourceName, Timestamp};
 use hapax_core::handler::{Handler, HandlerKind};
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
@@ -203,9 +204,12 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
         },
         alerts::AlertRules::of(&config),
     ));
+    let known_sources = Arc::new(ArcSwap::from_pointee(source_names(&config)));
     let jobs_for: JobsFor = {
-        let workers = Arc::clone(&workers);
-        Arc::new(move |source, _, event| workers.jobs_for(source, event))
+        let (workers, known) = (Arc::clone(&workers), Arc::clone(&known_sources));
+        Arc::new(move |source, _, event| {
+            known.load().contains(source).then(|| workers.jobs_for(source, event))
+        })
     };
     let router = admin::router(Admin {
         store: Arc::clone(&store),
@@ -328,6 +332,7 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
         authorizer,
         certificate,
         public_address,
+        known_sources,
     };
     reloadable.watch(&mut signals, &metrics).await;
 
@@ -529,6 +534,11 @@ fn lanes(config: &Config) -> Vec<LaneSpec> {
     lanes
 }
 
+/// The sources of the configuration, those without a tenant or handler included.
+fn source_names(config: &Config) -> HashSet<SourceName> {
+    config.templates.iter().map(|template| template.spec.name.clone()).collect()
+}
+
 fn tokens(config: &Config) -> impl Iterator<Item = (&str, &Secret, &[Permission])> {
     config.tokens.iter().map(|token| (&*token.name, &token.value, &*token.allow))
 }
@@ -653,6 +663,7 @@ struct Reloadable<S> {
     authorizer: Arc<Authorizer>,
     certificate: Option<Arc<Certificate>>,
     public_address: SocketAddr,
+    known_sources: Arc<ArcSwap<HashSet<SourceName>>>,
 }
 
 impl<S: Database + Ledger + AdminRecords> Reloadable<S> {
@@ -756,6 +767,7 @@ impl<S: Database + Ledger + AdminRecords> Reloadable<S> {
             }
         }
         self.workers.reload(lanes(&newer));
+        self.known_sources.store(Arc::new(source_names(&newer)));
         self.janitor.reload(retention(&newer));
         self.watch.reload(alerts::AlertRules::of(&newer));
         self.authorizer.reload(without_token(&newer), tokens(&newer));

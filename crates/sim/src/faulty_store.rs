@@ -337,7 +337,7 @@ acts! {
     Plans {
         CountPlan: count_plan(work: PlanWork) -> PlanCount;
         CreatePlan: create_plan(plan: NewPlan, by: Action) -> PlanCreated;
-        RunPlan: run_plan(limit: usize) -> PlanRun;
+        RunPlan: run_plan(limit: usize, except: Vec<PlanId>) -> PlanRun;
         TakeSlice: take_slice(slice: EventSlice) -> Held;
         CancelPlan: cancel_plan(id: PlanId, by: Action) -> Option<hapax_core::store::Plan>;
         FindPlan: plan(id: PlanId) -> Option<hapax_core::store::Plan>;

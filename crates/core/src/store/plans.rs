@@ -34,11 +34,15 @@ pub trait Plans: Send + Sync + 'static {
 
     /// Runs the next slice of the plan that has waited longest for one, at most `limit` deliveries. The slice
     /// and the progress are one commit, so that each delivery is taken once, whatever dies in between. Slices
-    /// of one plan never run at the same time, on any node.
+    /// of one plan never run at the same time, on any node. The plans in `except` are left to other nodes.
     ///
     /// A slice of events is only read: their jobs depend on the configuration, which the store does not know.
     /// [`Plans::take_slice`] commits it.
-    fn run_plan(&self, limit: usize) -> impl Future<Output = Result<PlanRun, StoreError>> + Send;
+    fn run_plan(
+        &self,
+        limit: usize,
+        except: Vec<PlanId>,
+    ) -> impl Future<Output = Result<PlanRun, StoreError>> + Send;
 
     /// Does what a plan does to the events of a slice, and moves the plan past them, in one commit. Each
     /// event is decided again in that commit: one that needs nothing any more is skipped. [`Held::Lost`] if
@@ -362,6 +366,10 @@ pub enum PlanRun {
     Ran(PlanId),
     /// A slice of this plan over events is due: see [`Plans::take_slice`].
     Events(Box<EventSlice>),
+    /// Another node is at a slice of this plan.
+    Taken(PlanId),
+    /// The slice of this plan failed, or the plan cannot be read, for this reason. Other plans may be due.
+    Failed(PlanId, String),
     /// No plan is due before this.
     NotBefore(Timestamp),
     /// No plan runs.

@@ -4,6 +4,7 @@ mod http;
 mod ingress;
 mod jobs;
 mod outbound;
+mod plan_runner;
 mod sender;
 mod sender_keys;
 mod support;

@@ -29,7 +29,7 @@ pub(super) async fn event<S: AdminStore>(
 ) -> Result<Json<Replayed>, Problem> {
     let by = caller.action(extract::reason(asked.reason)?, (admin.now)());
     let event = events::find(&*admin.store, &name).await?;
-    let mut handlers = jobs_for_event(&admin, &event);
+    let mut handlers = jobs_for_event(&admin, &event).unwrap_or_default();
     if let Some(only) = &asked.handler {
         handlers.retain(|job| job.handler.as_str() == only);
         if handlers.is_empty() {
@@ -90,8 +90,8 @@ pub(super) async fn many<S: AdminStore>(
     Ok(Json(Replayed { dry_run: asked.dry_run, items, next }))
 }
 
-/// The jobs of the event by the current configuration.
-pub(super) fn jobs_for_event<S>(admin: &Admin<S>, event: &EventDetail) -> Vec<NewJob> {
+/// The jobs of the event by the current configuration. `None` if its source is not configured here.
+pub(super) fn jobs_for_event<S>(admin: &Admin<S>, event: &EventDetail) -> Option<Vec<NewJob>> {
     let summary = &event.summary;
     let view = EventView { event_type: summary.event_type.as_deref(), body: &event.body };
     (admin.handlers)(&SourceName::new(&summary.source), &Tenant::new(&summary.tenant), view)
@@ -110,7 +110,7 @@ async fn replay_job<S: AdminStore>(
     by: Action,
 ) -> Result<ReplayItem, Problem> {
     let event = events::find(&*admin.store, &job.event.to_string()).await?;
-    let mut handlers = jobs_for_event(admin, &event);
+    let mut handlers = jobs_for_event(admin, &event).unwrap_or_default();
     handlers.retain(|new| new.handler == job.handler);
     let item = match handlers.is_empty() {
         true => None,

@@ -60,7 +60,12 @@ async fn decide<S: AdminStore>(
     let by = caller.action(reason, (admin.now)());
     let reviewed = match decision {
         ReviewDecision::Approve => {
-            admin.store.approve(id, jobs_for_event(admin, &event), by).await?
+            // Without its handlers the event would be approved and never run.
+            let jobs = jobs_for_event(admin, &event).ok_or_else(|| {
+                let source = &event.summary.source;
+                Problem::conflict(&format!("no source \"{source}\" is configured on this server"))
+            })?;
+            admin.store.approve(id, jobs, by).await?
         }
         ReviewDecision::Reject => admin.store.reject(id, by).await?,
     };

@@ -219,7 +219,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
                 place: None,
                 hopeless: None,
             };
-            vec![new("fee"), new("mail")]
+            Some(vec![new("fee"), new("mail")])
         }),
         configured: Arc::new(move || {
             vec![

@@ -56,8 +56,8 @@ impl Plans for MemoryStore {
         Ok(self.model().create_plan(plan, by, self.now()))
     }
 
-    async fn run_plan(&self, limit: usize) -> Result<PlanRun, StoreError> {
-        let ran = self.model().run_plan(limit, self.now());
+    async fn run_plan(&self, limit: usize, except: Vec<PlanId>) -> Result<PlanRun, StoreError> {
+        let ran = self.model().run_plan(limit, &except, self.now());
         self.hint_deliveries();
         Ok(ran)
     }
@@ -211,9 +211,11 @@ impl Model {
         PlanCreated::Created(Box::new(plan))
     }
 
-    fn run_plan(&mut self, limit: usize, now: Timestamp) -> PlanRun {
+    fn run_plan(&mut self, limit: usize, except: &[PlanId], now: Timestamp) -> PlanRun {
         let running = self.plans.iter_mut().enumerate();
-        let running = running.filter(|(_, one)| one.plan.state == PlanState::Running);
+        let running = running.filter(|(_, one)| {
+            one.plan.state == PlanState::Running && !except.contains(&one.plan.id)
+        });
         let Some((at, first)) = running.min_by_key(|(_, one)| one.next_at) else {
             return PlanRun::Idle;
         };

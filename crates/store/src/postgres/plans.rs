@@ -51,9 +51,8 @@ impl Plans for PgStore {
         .await
     }
 
-    async fn run_plan(&self, limit: usize) -> Result<PlanRun, StoreError> {
-        let ran =
-            self.act(move |shared| async move { retried(|| run(&shared, limit)).await }).await?;
+    async fn run_plan(&self, limit: usize, except: Vec<PlanId>) -> Result<PlanRun, StoreError> {
+        let ran = self.act(move |shared| async move { run(&shared, limit, &except).await }).await?;
         if let PlanRun::Ran(_) = ran {
             self.shared.sending.hint();
         }
@@ -203,26 +202,51 @@ async fn create(
     Ok(created.unwrap_or(PlanCreated::UnknownEndpoint))
 }
 
-async fn run(shared: &Shared, limit: usize) -> Result<PlanRun, PgError> {
-    let rows = {
+async fn run(shared: &Shared, limit: usize, except: &[PlanId]) -> Result<PlanRun, PgError> {
+    let except: Vec<Uuid> = except.iter().map(|id| id.0).collect();
+    let next = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
-        let sql = "SELECT id, not_before, is_of_events FROM hapax.run_plan($1, $2)";
-        lent.query(sql, &[&most(limit), &shared.now()]).await?
-    };
-    let row = only(&rows)?;
-    let is_of_events = row.get::<_, Option<bool>>(2).unwrap_or(false);
-    match (row.get::<_, Option<Uuid>>(0), row.get::<_, Option<Timestamp>>(1)) {
-        (Some(id), _) if is_of_events => slice(shared, PlanId(id), limit).await,
-        (Some(id), _) => Ok(PlanRun::Ran(PlanId(id))),
-        (None, Some(at)) => Ok(PlanRun::NotBefore(at)),
-        (None, None) => Ok(PlanRun::Idle),
+        let sql = "SELECT p.id, p.next_at, p.next_at <= coalesce($2, statement_timestamp()), \
+                       p.events IS NOT NULL \
+                   FROM hapax.plan p WHERE p.state = 'running' AND p.id <> ALL ($1) \
+                   ORDER BY p.next_at LIMIT 1";
+        lent.query(sql, &[&except, &shared.now()]).await
+    });
+    let rows = next.await?;
+    let Some(row) = rows.first() else { return Ok(PlanRun::Idle) };
+    let (id, is_due) = (PlanId(row.get(0)), row.get::<_, bool>(2));
+    if !is_due {
+        return Ok(PlanRun::NotBefore(row.get(1)));
     }
+    let is_of_events: bool = row.get(3);
+    let ran = retried(|| async {
+        match is_of_events {
+            true => slice(shared, id, limit).await,
+            false => run_slice(shared, id, limit).await,
+        }
+    });
+    match ran.await {
+        // Of this plan alone. Any other error is one of the database.
+        Err(error @ PgError::Sql(_)) => Ok(PlanRun::Failed(id, error.to_string())),
+        ran => ran,
+    }
+}
+
+/// Runs a slice of a plan over deliveries.
+async fn run_slice(shared: &Shared, id: PlanId, limit: usize) -> Result<PlanRun, PgError> {
+    let mut lent = shared.pools.admin.lend().await?;
+    let sql = "SELECT hapax.run_plan($1, $2, $3)";
+    let rows = lent.query(sql, &[&id.0, &most(limit), &shared.now()]).await?;
+    Ok(if only(&rows)?.get(0) { PlanRun::Ran(id) } else { PlanRun::Taken(id) })
 }
 
 /// Reads the next slice of a plan over events.
 async fn slice(shared: &Shared, id: PlanId, limit: usize) -> Result<PlanRun, PgError> {
-    let row = find_row(shared, id).await?.ok_or(PgError::Gone)?;
-    let plan = plan_of(&row).ok_or(PgError::Gone)?;
+    let Some(row) = find_row(shared, id).await? else { return Ok(PlanRun::Taken(id)) };
+    let Some(plan) = plan_of(&row) else {
+        let reason = "its row cannot be read by this version";
+        return Ok(PlanRun::Failed(id, reason.to_owned()));
+    };
     let count = plan_slice(plan.rate, limit).0;
     let slice = event_plans::slice(shared, &plan, row.get(15), count).await?;
     Ok(PlanRun::Events(Box::new(slice)))

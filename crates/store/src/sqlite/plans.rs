@@ -26,6 +26,9 @@ const PLAN: &str = "SELECT p.plan, p.id, e.id, p.which, p.since_at, p.asked_unti
                     p.next_at, p.passed_at, p.passed, p.last, e.deleted_at IS NOT NULL, p.events \
                     FROM hapax_plan p LEFT JOIN hapax_endpoint e ON e.endpoint = p.endpoint";
 
+/// Why a plan whose row cannot be read does not run.
+const UNREADABLE: &str = "its row cannot be read by this version";
+
 /// Times of messages and events differ from the order of their numbers by at most this, in microseconds: a
 /// clock that was set back further delays nothing, but a plan may then leave out what came in that hour.
 const TIME_SLACK: i64 = 3_600_000_000;
@@ -53,20 +56,33 @@ impl Plans for SqliteStore {
         self.writer.act(move |writer| insert(&writer.conn, &plan, &by, &span, total, now)).await
     }
 
-    async fn run_plan(&self, limit: usize) -> Result<PlanRun, StoreError> {
-        let due = self
-            .writer
-            .behind(move |writer| writer.in_transaction(|writer| writer.run_plan(limit)))
-            .await?;
-        match due {
-            Due::Answered(run) => Ok(run),
-            Due::Events(plan, work) => {
-                let slice = self.readers.run(move |conn| {
+    async fn run_plan(&self, limit: usize, except: Vec<PlanId>) -> Result<PlanRun, StoreError> {
+        let due = self.writer.behind(move |writer| writer.next_plan(&except)).await?;
+        let plan = match due {
+            Due::Answered(run) => return Ok(run),
+            Due::Plan(plan) => plan,
+        };
+        let id = plan.plan.id;
+        let ran = match plan.plan.work.clone() {
+            PlanWork::Events(work) => self
+                .readers
+                .run(move |conn| {
                     let count = plan_slice(plan.plan.rate, limit).0;
                     event_plans::slice(conn, &plan, *work, count)
-                });
-                Ok(PlanRun::Events(Box::new(slice.await?)))
+                })
+                .await
+                .map(|slice| PlanRun::Events(Box::new(slice))),
+            PlanWork::Deliveries(_) => {
+                self.writer
+                    .behind(move |writer| writer.in_transaction(|it| it.run_plan(id, limit)))
+                    .await
             }
+        };
+        match ran {
+            Err(error @ (StoreError::Unavailable(_) | StoreError::Read(_))) => {
+                Ok(PlanRun::Failed(id, error.to_string()))
+            }
+            ran => ran,
         }
     }
 
@@ -103,7 +119,8 @@ impl Plans for SqliteStore {
         self.readers
             .run(move |conn| {
                 conn.prepare_cached(&format!("{PLAN} ORDER BY p.plan DESC LIMIT ?1"))?
-                    .query_map([limit as i64], |row| Ok(read(row)?.plan))?
+                    .query_map([limit as i64], |row| Ok(readable(row)?.map(|found| found.plan)))?
+                    .filter_map(Result::transpose)
                     .collect()
             })
             .await
@@ -177,37 +194,53 @@ impl SqliteStore {
 
 /// What the writer found when it was asked for a slice.
 enum Due {
-    /// The answer, or a slice over deliveries ran.
+    /// The answer: no slice is due, or the plan cannot be read.
     Answered(PlanRun),
-    /// This plan over events is due.
-    Events(Box<RunningPlan>, Box<EventPlan>),
+    /// A slice of this plan is due.
+    Plan(Box<RunningPlan>),
 }
 
 impl Writer {
-    fn run_plan(&mut self, limit: usize) -> rusqlite::Result<Due> {
-        let now = self.now();
-        let due: Option<RunningPlan> = self
+    /// The plan that has waited longest for a slice. Changes nothing.
+    fn next_plan(&self, except: &[PlanId]) -> rusqlite::Result<Due> {
+        let mut running = self
             .conn
-            .prepare_cached(&format!(
-                "{PLAN} WHERE p.state = 'running' ORDER BY p.next_at LIMIT 1"
-            ))?
-            .query_row([], read)
-            .optional()?;
-        let Some(mut plan) = due else { return Ok(Due::Answered(PlanRun::Idle)) };
-        if plan.next_at > micros(now) {
-            return Ok(Due::Answered(PlanRun::NotBefore(timestamp(plan.next_at))));
+            .prepare_cached(&format!("{PLAN} WHERE p.state = 'running' ORDER BY p.next_at"))?;
+        let mut rows = running.query([])?;
+        while let Some(row) = rows.next()? {
+            let id = PlanId(Uuid::from_bytes(row.get(1)?));
+            if except.contains(&id) {
+                continue;
+            }
+            let next_at: i64 = row.get(17)?;
+            if next_at > micros(self.now()) {
+                return Ok(Due::Answered(PlanRun::NotBefore(timestamp(next_at))));
+            }
+            return Ok(match readable(row)? {
+                Some(plan) => Due::Plan(Box::new(plan)),
+                None => Due::Answered(PlanRun::Failed(id, UNREADABLE.to_owned())),
+            });
         }
-        let work = match plan.plan.work.clone() {
-            PlanWork::Events(work) => return Ok(Due::Events(Box::new(plan), work)),
-            PlanWork::Deliveries(work) => work,
-        };
-        let id = plan.plan.id;
+        Ok(Due::Answered(PlanRun::Idle))
+    }
+
+    /// Runs a slice of a plan over deliveries.
+    fn run_plan(&mut self, id: PlanId, limit: usize) -> rusqlite::Result<PlanRun> {
+        let now = self.now();
+        let plan = self
+            .conn
+            .prepare_cached(&format!("{PLAN} WHERE p.id = ?1 AND p.state = 'running'"))?
+            .query_row([id.0.as_bytes()], readable)
+            .optional()?;
+        // It may have been cancelled meanwhile.
+        let Some(mut plan) = plan.flatten() else { return Ok(PlanRun::Taken(id)) };
+        let PlanWork::Deliveries(work) = plan.plan.work else { return Ok(PlanRun::Taken(id)) };
         if plan.is_orphaned {
             plan.end(&self.conn, PlanState::Cancelled, now)?;
         } else {
             self.outbox.run_slice(&self.conn, &mut plan, work.which, limit, now)?;
         }
-        Ok(Due::Answered(PlanRun::Ran(id)))
+        Ok(PlanRun::Ran(id))
     }
 
     /// Does what the plan does to each event of the slice, unless another slice was taken meanwhile.
@@ -216,8 +249,9 @@ impl Writer {
         let plan: Option<RunningPlan> = self
             .conn
             .prepare_cached(&format!("{PLAN} WHERE p.id = ?1 AND p.state = 'running'"))?
-            .query_row([slice.plan.0.as_bytes()], read)
-            .optional()?;
+            .query_row([slice.plan.0.as_bytes()], readable)
+            .optional()?
+            .flatten();
         let stands = |plan: &RunningPlan| event_plans::place(plan.passed) == slice.span.after;
         let Some(mut plan) = plan.filter(stands) else { return Ok(Held::Lost) };
         let by = plan.action();
@@ -399,7 +433,8 @@ fn insert(
         events,
         request.0,
     ])?;
-    Ok(created_before(conn, *id, *request)?.expect("a plan that was just written"))
+    // A row that is there and cannot be read was not written by this request.
+    Ok(created_before(conn, *id, *request)?.unwrap_or(PlanCreated::OtherRequest))
 }
 
 /// The answer if there is a plan with this id.
@@ -433,9 +468,19 @@ pub(super) fn forget(
 fn find(conn: &Connection, id: PlanId) -> rusqlite::Result<Option<Plan>> {
     let found = conn
         .prepare_cached(&format!("{PLAN} WHERE p.id = ?1"))?
-        .query_row([id.0.as_bytes()], read)
+        .query_row([id.0.as_bytes()], readable)
         .optional()?;
-    Ok(found.map(|found| found.plan))
+    Ok(found.flatten().map(|found| found.plan))
+}
+
+/// `None` if the row was changed by hand, or written by a newer version, so that it cannot be read. An error would
+/// be taken for one of the file, after which the writer starts again.
+fn readable(row: &Row<'_>) -> rusqlite::Result<Option<RunningPlan>> {
+    match read(row) {
+        Ok(plan) => Ok(Some(plan)),
+        Err(error @ rusqlite::Error::SqliteFailure(..)) => Err(error),
+        Err(_unreadable) => Ok(None),
+    }
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<RunningPlan> {

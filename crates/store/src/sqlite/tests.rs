@@ -9,8 +9,9 @@ use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::Phase;
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
-    ClaimAsk, DAMAGED_BODY, EventName, Horizon, Inspect, Lookup, Outcome, Ran, Settlement, SqlAsk,
-    SqlRun, Store, StoreError, StoreHints, Verdict, Work,
+    Action, ClaimAsk, DAMAGED_BODY, EventAct, EventFilter, EventName, EventPlan, Horizon, Inspect,
+    Lookup, NewPlan, Outcome, PlanId, PlanRun, Plans, Ran, Settlement, SqlAsk, SqlRun, Store,
+    StoreError, StoreHints, Verdict, Work,
 };
 use rusqlite::Connection;
 
@@ -228,6 +229,38 @@ async fn an_event_for_which_no_lane_is_left_fails_alone() {
     assert!(matches!(known.await.expect("accepts")[0], Verdict::Accepted(_)));
     assert!(store.writable().is_ok());
     store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plan_whose_row_cannot_be_read_stops_neither_the_writer_nor_other_plans() {
+    // A newer version wrote the first plan. An error of the writer would make it start again, each second.
+    let place = Place::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    verdict(&store, &sender, "evt_1").await.expect("accepts");
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let id = PlanId(uuid::Uuid::now_v7());
+        let work = EventPlan::new(EventAct::Discard, None, EventFilter::default()).into();
+        let request = hapax_core::KeyHash([7; 16]);
+        let by = Action { who: "ops".to_owned(), reason: None, at: noon() };
+        let new = NewPlan { id, work, rate: None, request };
+        store.create_plan(new, by).await.expect("creates");
+        ids.push(id);
+    }
+    let id = ids[0];
+    store.writer.tamper(move |conn| {
+        let sql = "UPDATE hapax_plan SET events = '{\"act\":\"unheard\"}', next_at = 0 WHERE id = ?1";
+        conn.execute(sql, [id.0.as_bytes()]).expect("changes");
+    });
+    let ran = store.run_plan(10, Vec::new()).await.expect("answers");
+    assert!(matches!(&ran, PlanRun::Failed(failed, _) if *failed == id), "{ran:?}");
+    let ran = store.run_plan(10, vec![id]).await.expect("answers");
+    assert!(matches!(&ran, PlanRun::Events(slice) if slice.plan == ids[1]), "{ran:?}");
+    assert_eq!(store.plans(10).await.expect("lists").len(), 1);
+    assert!(store.plan(id).await.expect("reads").is_none());
+    assert!(store.writable().is_ok());
+    verdict(&store, &sender, "evt_2").await.expect("accepts");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -52,7 +52,7 @@ async fn next<S: Sending>(
     limit: usize,
     handlers: &[&str],
 ) -> Result<EventSlice, PlanRun> {
-    let mut slice = match world.store.run_plan(limit).await.expect("runs") {
+    let mut slice = match world.store.run_plan(limit, Vec::new()).await.expect("runs") {
         PlanRun::Events(slice) => *slice,
         other => return Err(other),
     };
@@ -179,7 +179,7 @@ pub(crate) async fn many_nodes_run_one_plan_and_take_each_event_once<S: Sending>
             let store = std::sync::Arc::clone(&world.store);
             tokio::spawn(async move {
                 for _ in 0..EVENTS {
-                    let PlanRun::Events(mut slice) = store.run_plan(3).await.expect("runs") else {
+                    let PlanRun::Events(mut slice) = store.run_plan(3, Vec::new()).await.expect("runs") else {
                         continue;
                     };
                     for event in &mut slice.events {
@@ -433,6 +433,28 @@ pub(crate) async fn a_plan_takes_what_its_filter_names<S: Sending>(world: World<
         let filter = EventFilter { status: Some(status), ..none() };
         check(status.as_str(), filter, expected).await;
     }
+}
+
+pub(crate) async fn a_plan_that_a_node_leaves_alone_delays_no_other<S: Sending>(world: World<S>) {
+    // The first plan has waited longest, and this node cannot run it.
+    world.announce([spec("fee")]).await;
+    accept_many(&world, "e", 3, &["fee"]).await;
+    bury_all(&world, "fee").await;
+    world.pass(1);
+    let first = begin(&world, plan_of(REPLAY, dead()), None).await;
+    world.pass(1);
+    let second = begin(&world, plan_of(EventAct::Discard, EventFilter::default()), None).await;
+    let next = async |except: &[PlanId]| {
+        match world.store.run_plan(10, except.to_vec()).await.expect("runs") {
+            PlanRun::Events(slice) => Some(slice.plan),
+            PlanRun::Idle => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(next(&[]).await, Some(first.id));
+    assert_eq!(next(&[first.id]).await, Some(second.id));
+    assert_eq!(next(&[second.id, first.id]).await, None);
+    assert_eq!(next(&[second.id]).await, Some(first.id));
 }
 
 pub(crate) async fn a_plan_over_events_keeps_its_rate<S: Sending>(world: World<S>) {

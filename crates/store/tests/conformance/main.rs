@@ -371,6 +371,7 @@ on_every_working_store! {
         events_in_review_are_approved_or_rejected_by_a_plan,
         a_job_that_goes_to_review_after_the_plan_is_not_decided_by_it,
         a_plan_leaves_jobs_alone_that_ended_after_it_was_made,
+        a_plan_that_a_node_leaves_alone_delays_no_other,
         dead_letters_are_discarded_by_a_plan_of_one_handler_or_all,
         a_plan_takes_what_its_filter_names,
         a_plan_over_events_keeps_its_rate,

@@ -40,7 +40,7 @@ async fn plan<S: Sending>(world: &World<S>, id: PlanId) -> Plan {
 /// Runs slices of at most `limit` until nothing is due.
 async fn run<S: Sending>(world: &World<S>, limit: usize) -> PlanRun {
     for _ in 0..200 {
-        let ran = world.store.run_plan(limit).await.expect("runs");
+        let ran = world.store.run_plan(limit, Vec::new()).await.expect("runs");
         if !matches!(ran, PlanRun::Ran(_)) {
             return ran;
         }
@@ -94,7 +94,7 @@ pub(crate) async fn what_died_in_a_time_is_sent_again_once<S: Sending>(world: Wo
     assert_eq!(begun.created_at, world.clock.now());
     // They die again between two slices, and with them one that is new.
     world.pass(1);
-    assert!(matches!(world.store.run_plan(2).await.expect("runs"), PlanRun::Ran(_)));
+    assert!(matches!(world.store.run_plan(2, Vec::new()).await.expect("runs"), PlanRun::Ran(_)));
     world.send(message("late")).await;
     world.pass(1);
     assert_eq!(bury_all(&world).await, ["late", "m0", "m1"]);
@@ -230,7 +230,7 @@ pub(crate) async fn a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one<S: Se
     world.pass(1);
     let work = all_of(endpoint, PlannedDeliveries::Dead);
     let first = begin(&world, work, None).await;
-    world.store.run_plan(2).await.expect("runs");
+    world.store.run_plan(2, Vec::new()).await.expect("runs");
     let cancelled = world.store.cancel_plan(first.id, world.by("enough")).await;
     let cancelled = cancelled.expect("cancels").expect("is there");
     assert_eq!((cancelled.state, cancelled.done), (PlanState::Cancelled, 2));
@@ -275,7 +275,7 @@ pub(crate) async fn many_nodes_run_one_plan_and_take_each_delivery_once<S: Sendi
             let store = std::sync::Arc::clone(&world.store);
             tokio::spawn(async move {
                 for _ in 0..MESSAGES {
-                    store.run_plan(3).await.expect("runs");
+                    store.run_plan(3, Vec::new()).await.expect("runs");
                 }
             })
         })

@@ -36,7 +36,7 @@ async fn plan(base: &Base, id: PlanId) -> Plan {
 
 /// Takes a slice if one is due.
 async fn take(base: &Base) -> PlanRun {
-    let ran = base.store.run_plan(10).await.expect("runs");
+    let ran = base.store.run_plan(10, Vec::new()).await.expect("runs");
     if let PlanRun::Events(mut slice) = ran.clone() {
         for event in &mut slice.events {
             event.jobs = vec![NewJob { handler: handler().handler, place: None, hopeless: None }];
@@ -112,4 +112,18 @@ async fn a_message_with_an_early_time_and_a_late_number_hides_no_others_from_a_p
     let mut sent = deliver_all(&base.store).await;
     sent.sort();
     assert_eq!(sent, ["m0", "m1", "m2"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_plan_whose_row_cannot_be_read_delays_no_other() {
+    // A newer version wrote the first plan.
+    let base = Base::new("unreadable", spec(1)).await;
+    let work = || EventPlan::new(EventAct::Discard, None, EventFilter::default());
+    let (first, second) = (begin(&base, work().into()).await, begin(&base, work().into()).await);
+    let sql = "UPDATE hapax.plan SET events = '{\"act\":\"unheard\"}' WHERE id = $1";
+    base.sql.execute(sql, &[&first.id.0]).await.expect("changes");
+    let ran = base.store.run_plan(10, Vec::new()).await.expect("answers");
+    assert!(matches!(&ran, PlanRun::Failed(id, _) if *id == first.id), "{ran:?}");
+    let ran = base.store.run_plan(10, vec![first.id]).await.expect("answers");
+    assert!(matches!(&ran, PlanRun::Events(slice) if slice.plan == second.id), "{ran:?}");
 }

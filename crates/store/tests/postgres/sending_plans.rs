@@ -151,7 +151,7 @@ async fn round(store: &Arc<PgStore>, endpoint: EndpointId, name: &str) {
         let id = PlanId(Uuid::now_v7());
         let plan = NewPlan { id, work: work.into(), rate: None, request: REQUEST };
         store.create_plan(plan, by()).await.expect("plans");
-        store.run_plan(5).await.expect("runs");
+        store.run_plan(5, Vec::new()).await.expect("runs");
         store.cancel_plan(id, by()).await.expect("cancels");
     }
 }

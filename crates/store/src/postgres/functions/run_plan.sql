@@ -1,10 +1,9 @@
 -- Keeps: a plan takes each delivery once. The slice, its place and its counts are one commit, under the lock of
 -- the plan's row, so that no two nodes run the same plan at once. Takes at most `most` deliveries.
--- id: the plan that ran; else not_before: when the next one is due, null if none runs. is_of_events: the plan
--- `id` is over events and due, and nothing ran: the node reads its slice and calls hapax.take_slice.
+-- False if the plan is not due, or has ended, or another node is at it. Plans over events: hapax.take_slice.
 CREATE OR REPLACE FUNCTION hapax.run_plan(
-    most integer, now_at timestamptz DEFAULT NULL, OUT id uuid, OUT not_before timestamptz,
-    OUT is_of_events boolean)
+    of_plan uuid, most integer, now_at timestamptz DEFAULT NULL)
+RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -20,22 +19,16 @@ DECLARE
     is_changed boolean;
     is_over boolean;
 BEGIN
-    SELECT x.* INTO p FROM hapax.plan x WHERE x.state = 'running' AND x.next_at <= at
-    ORDER BY x.next_at LIMIT 1 FOR UPDATE SKIP LOCKED;
+    SELECT x.* INTO p FROM hapax.plan x
+    WHERE x.id = of_plan AND x.state = 'running' AND x.next_at <= at AND x.events IS NULL
+    FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        SELECT x.next_at INTO not_before FROM hapax.plan x WHERE x.state = 'running'
-        ORDER BY x.next_at LIMIT 1;
-        RETURN;
-    END IF;
-    id := p.id;
-    is_of_events := p.events IS NOT NULL;
-    IF is_of_events THEN
-        RETURN;
+        RETURN false;
     END IF;
     SELECT x.* INTO e FROM hapax.endpoint x WHERE x.endpoint = p.endpoint AND x.deleted_at IS NULL;
     IF NOT FOUND THEN
         UPDATE hapax.plan x SET state = 'cancelled', ended_at = at WHERE x.id = p.id;
-        RETURN;
+        RETURN true;
     END IF;
     room := CASE WHEN p.rate IS NULL THEN most ELSE least(most, greatest(p.rate / 4, 1)) END;
     IF p.which = 'missing' THEN
@@ -121,4 +114,5 @@ BEGIN
         next_at = CASE WHEN p.rate IS NULL THEN at ELSE greatest(p.next_at, at - interval '1 second')
             + least(most, greatest(p.rate / 4, 1)) * interval '1 second' / p.rate END
     WHERE x.id = p.id;
+    RETURN true;
 END $$;
