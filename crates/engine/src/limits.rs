@@ -432,15 +432,20 @@ pub const SENDER_KEY_REFRESH_AGAIN: Duration = Duration::from_secs(300);
 /// How long a key that could not be fetched is not fetched again: shorter than senders take to retry.
 pub const SENDER_KEY_FAILED_FOR: Duration = Duration::from_secs(30);
 
-/// Fetches from one host at once: a slow sender holds no more connections than this.
+/// Fetches from one host at once, for strangers and for proven senders each: a slow sender holds no more
+/// connections than twice this.
 pub const SENDER_KEY_FETCHES_AT_ONCE: usize = 4;
 
 /// Unknown keys that the requests of one client address may name in a minute. Senders change keys once in
 /// months.
 pub const SENDER_KEY_FETCHES_PER_ADDRESS: u32 = 10;
 
-/// The same for all addresses together, for each host: what a sender's server can bear.
+/// The same for all addresses together, for each host: what a sender's server can bear. Proven senders have as many
+/// of their own.
 pub const SENDER_KEY_FETCHES_PER_HOST: u32 = 60;
+
+/// Addresses that are remembered as those of proven senders: more than any sender posts from in a day.
+pub const SENDER_KEY_PROVEN_MAX: usize = 4_096;
 
 /// Requests that wait for a key at once: each holds a connection.
 pub const SENDER_KEY_WAITERS_MAX: usize = 512;

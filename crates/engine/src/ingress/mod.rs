@@ -242,6 +242,9 @@ impl<S: Store + StoreHints> Ingress<S> {
                 return refuse(&route, &call, refusal.into(), After::KeepAlive);
             }
         };
+        if let (Some(_), Some(keys)) = (&key, &self.sender_keys) {
+            keys.note_verified(call.remote, call.received_at);
+        }
         let (receipts, signed_at, secret) = match verified {
             Verified::Events { receipts, signed_at, secret } => (receipts, signed_at, secret),
             Verified::Reply(reply) => {

@@ -5,6 +5,8 @@
 //! Requests name keys before anything about them is proven. So every bound here must hold against forged names:
 //! - A key is fetched by one task, however many requests wait for it.
 //! - Each client address, and each host, has a rate of fetches. Known keys need no fetch and are never limited.
+//! - Keys that were known before, and keys that proven senders name, have fetches of their own. Forged names of
+//!   strangers cannot use those up. An address is a proven sender after a request of it was verified.
 //! - A fetch that failed is not repeated for a while, and failed names never displace known keys.
 //!
 //! A key that cannot be had is never the request's fault: the sender gets a 503 and retries.
@@ -24,12 +26,14 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio::sync::{Semaphore, watch};
 use tracing::{info, warn};
 
+use crate::http::client_address::party;
 use crate::ingress::rate_limits::{EventLimit, FailureLimit};
 use crate::limits::{
     RETRY_AFTER_BUSY_SECONDS, RETRY_AFTER_UNAVAILABLE_SECONDS, Rate, SENDER_KEY_BYTES_MAX,
     SENDER_KEY_DEADLINE, SENDER_KEY_FAILED_FOR, SENDER_KEY_FETCHES_AT_ONCE,
     SENDER_KEY_FETCHES_PER_ADDRESS, SENDER_KEY_FETCHES_PER_HOST, SENDER_KEY_FRESH_FOR,
-    SENDER_KEY_REFRESH_AFTER, SENDER_KEY_REFRESH_AGAIN, SENDER_KEY_WAITERS_MAX, SENDER_KEYS_MAX,
+    SENDER_KEY_PROVEN_MAX, SENDER_KEY_REFRESH_AFTER, SENDER_KEY_REFRESH_AGAIN,
+    SENDER_KEY_WAITERS_MAX, SENDER_KEYS_MAX,
 };
 use crate::outbound::{EndpointClient, EndpointUrl};
 use crate::run_to_completion::BackgroundTasks;
@@ -40,8 +44,9 @@ pub struct SenderKeys {
     entries: Mutex<HashMap<KeyHash, Entry>>,
     /// Fetches of unknown keys by client address.
     by_address: FailureLimit,
-    /// Fetches of unknown keys by host. Schemes know only a few hosts.
-    by_host: Mutex<HashMap<String, EventLimit>>,
+    /// Fetches by host and by who named the key. Schemes know only a few hosts.
+    by_host: Mutex<HashMap<(String, NamedBy), EventLimit>>,
+    proven: Mutex<ProvenSenders>,
     waiters: Semaphore,
     tasks: BackgroundTasks,
     place: Place,
@@ -72,6 +77,7 @@ enum Entry {
     /// A task fetches it. The receiver ends with the task.
     Fetching {
         host: String,
+        named_by: NamedBy,
         ended: watch::Receiver<()>,
     },
     Known {
@@ -83,6 +89,33 @@ enum Entry {
         why: Arc<str>,
         until: Timestamp,
     },
+}
+
+/// Who names a key that must be fetched. Each has its own share of the fetches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum NamedBy {
+    /// Any request. It may be forged.
+    Stranger,
+    /// A request from an address that sent a verified one before, or any request if the key was known before.
+    Sender,
+}
+
+/// Addresses that sent a verified request with a fetched key, and when.
+#[derive(Debug, Default)]
+struct ProvenSenders(HashMap<IpAddr, Timestamp>);
+
+impl ProvenSenders {
+    fn add(&mut self, from: IpAddr, now: Timestamp) {
+        if self.0.len() >= SENDER_KEY_PROVEN_MAX && !self.0.contains_key(&party(from)) {
+            let oldest = self.0.iter().min_by_key(|(_, at)| **at).map(|(from, _)| *from);
+            oldest.and_then(|oldest| self.0.remove(&oldest));
+        }
+        self.0.insert(party(from), now);
+    }
+
+    fn contains(&self, from: IpAddr) -> bool {
+        self.0.contains_key(&party(from))
+    }
 }
 
 /// What is to be done for a request.
@@ -109,6 +142,7 @@ impl SenderKeys {
             entries: Mutex::default(),
             by_address: FailureLimit::new(per_minute(SENDER_KEY_FETCHES_PER_ADDRESS)),
             by_host: Mutex::default(),
+            proven: Mutex::default(),
             waiters: Semaphore::new(SENDER_KEY_WAITERS_MAX),
             tasks: BackgroundTasks::here(),
             place: Box::new(place),
@@ -151,6 +185,7 @@ impl SenderKeys {
         now: Timestamp,
     ) -> Step {
         let mut entries = self.entries();
+        let was_known = matches!(entries.get(&asked.id), Some(Entry::Known { .. }));
         match entries.get_mut(&asked.id) {
             Some(Entry::Known { key, fetched_at, refresh_at }) if is_fresh(*fetched_at, now) => {
                 let key = Arc::clone(key);
@@ -172,30 +207,44 @@ impl SenderKeys {
         let Some(from) = from else {
             return Step::Refuse(KeyUnavailable::busy("the key was dropped after it was fetched"));
         };
-        if let Err(unavailable) = self.admit(&entries, asked, from) {
+        let named_by = match was_known || self.proven().contains(from) {
+            true => NamedBy::Sender,
+            false => NamedBy::Stranger,
+        };
+        // The key that was known is fetched once for all requests, whoever they come from.
+        let counted = (!was_known).then_some(from);
+        if let Err(unavailable) = self.admit(&entries, asked, named_by, counted) {
             return Step::Refuse(unavailable);
         }
         make_room(&mut entries);
         let (ends, ended) = watch::channel(());
-        let fetching = Entry::Fetching { host: host(&asked.url).to_owned(), ended: ended.clone() };
+        let fetching =
+            Entry::Fetching { host: host(&asked.url).to_owned(), named_by, ended: ended.clone() };
         entries.insert(asked.id, fetching);
         drop(entries);
         self.spawn_fetch(source, asked, now, ends);
         Step::Wait(ended)
     }
 
-    /// Whether an unknown key may be fetched now.
+    /// Notes that a request of `from` was verified with a fetched key.
+    pub(crate) fn note_verified(&self, from: IpAddr, now: Timestamp) {
+        self.proven().add(from, now);
+    }
+
+    /// Whether a key may be fetched now. `counted`: the address whose share it uses, if any.
     fn admit(
         &self,
         entries: &HashMap<KeyHash, Entry>,
         asked: &KeyRequest,
-        from: IpAddr,
+        named_by: NamedBy,
+        counted: Option<IpAddr>,
     ) -> Result<(), KeyUnavailable> {
         let host = host(&asked.url);
-        let at_once = entries
-            .values()
-            .filter(|entry| matches!(entry, Entry::Fetching { host: other, .. } if other == host))
-            .count();
+        let is_beside = |entry: &&Entry| {
+            matches!(entry, Entry::Fetching { host: other, named_by: by, .. }
+                if other == host && *by == named_by)
+        };
+        let at_once = entries.values().filter(is_beside).count();
         if at_once >= SENDER_KEY_FETCHES_AT_ONCE {
             return Err(KeyUnavailable::busy("too many keys are fetched from this sender at once"));
         }
@@ -203,12 +252,14 @@ impl SenderKeys {
             why: format!("{what} named more unknown keys than are fetched in a minute"),
             retry_after_seconds: seconds,
         };
-        self.by_address
-            .take(from)
-            .map_err(|exceeded| over("this client address", exceeded.retry_after_seconds))?;
+        if let Some(from) = counted {
+            self.by_address
+                .take(from)
+                .map_err(|exceeded| over("this client address", exceeded.retry_after_seconds))?;
+        }
         let mut by_host = self.by_host.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = by_host
-            .entry(host.to_owned())
+            .entry((host.to_owned(), named_by))
             .or_insert_with(|| EventLimit::new(per_minute(SENDER_KEY_FETCHES_PER_HOST)));
         limit
             .take(1)
@@ -294,6 +345,10 @@ impl SenderKeys {
 
     fn entries(&self) -> MutexGuard<'_, HashMap<KeyHash, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn proven(&self) -> MutexGuard<'_, ProvenSenders> {
+        self.proven.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets addresses that were quiet.

@@ -462,6 +462,29 @@ async fn forged_names_cost_a_bounded_number_of_fetches_and_known_keys_still_work
     assert_eq!(wire.answer().await.status, 200);
 }
 
+/// Strangers at many addresses use up all fetches that strangers have. A sender that was heard before changes its
+/// certificate, and a certificate that was known must be fetched again.
+#[tokio::test]
+async fn forged_names_from_many_addresses_keep_no_key_from_proven_senders() {
+    let (issuer, signer, server, receiver) = stage().await;
+    assert_eq!(receiver.paypal(&signer, "e1").await, 200);
+    for n in 0_u8..100 {
+        let url = format!("{CERTS}FORGED-{n}");
+        let mut wire = Wire::connect_from([127, 0, 1, n], receiver.address).await;
+        wire.write(signer.request("x", receiver.now(), &url)).await;
+        assert_eq!(wire.answer().await.status, 503);
+    }
+    assert!(server.fetches() >= 60, "{}", server.fetches());
+    let second = Signer::new("CERT-2", &issuer, PAYPAL_NAME);
+    server.set("CERT-2", 200, &*second.pem);
+    assert_eq!(receiver.paypal(&second, "e2").await, 200);
+    // A day later, named from an address that was never heard.
+    receiver.advance(25 * HOUR);
+    let mut wire = Wire::connect_from([127, 0, 0, 2], receiver.address).await;
+    wire.write(signer.request("e3", receiver.now(), &signer.url())).await;
+    assert_eq!(wire.answer().await.status, 200);
+}
+
 /// The key server hangs: requests that need its keys wait, and other requests do not.
 #[tokio::test]
 async fn a_slow_key_server_delays_no_other_source() {
