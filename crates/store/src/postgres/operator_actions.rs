@@ -197,21 +197,12 @@ pub(super) async fn set_paused(
             }
             None => (None, None, None),
         };
-        let changed = lent
-            .query(
-                "UPDATE hapax.handler SET paused_at = $3, paused_by = $4, pause_reason = $5 \
-                 WHERE source = $1 AND name = $2 AND (paused_at IS NULL) = ($3::timestamptz IS NOT NULL) \
-                 RETURNING handler",
-                &[&source, &name, &at, &who, &reason],
-            )
-            .await?;
-        if !changed.is_empty() {
-            return Ok(PauseAnswer::Changed);
-        }
-        let sql = "SELECT handler FROM hapax.handler WHERE source = $1 AND name = $2";
-        Ok(match lent.query(sql, &[&source, &name]).await?.is_empty() {
-            true => PauseAnswer::Unknown,
-            false => PauseAnswer::AlreadySo,
+        let sql = "SELECT hapax.set_paused($1, $2, $3, $4, $5)";
+        let rows = lent.query(sql, &[&source, &name, &at, &who, &reason]).await?;
+        Ok(match only(&rows)?.get::<_, Option<bool>>(0) {
+            Some(true) => PauseAnswer::Changed,
+            Some(false) => PauseAnswer::AlreadySo,
+            None => PauseAnswer::Unknown,
         })
     })
     .await

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place, Position};
 use hapax_core::store::{
-    Action, DAMAGED_BODY, Held, NewJob, Operate, Outcome, Ran, ReplayAsk, ReplayEffect, Reviewed,
-    Settlement, SqlRun, Store, Verdict, Wake, Work,
+    Action, DAMAGED_BODY, Held, NewJob, Operate, Outcome, PauseAnswer, Ran, ReplayAsk,
+    ReplayEffect, Reviewed, Settlement, SqlRun, Store, Verdict, Wake, Work,
 };
 
 use crate::harness::{Sender, after, body, noon};
@@ -215,6 +215,34 @@ async fn a_claim_finds_its_jobs_by_index_whatever_the_backlog() {
     }
     let rows: i64 = inside.query_one(read, &[]).await.expect("reads").get(0);
     assert!(rows < 8 * 64 * 20, "eight claims of 64 read {rows} rows");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_pause_is_answered_after_the_claims_under_way_and_none_follows() {
+    // A claim has read the handler and has not committed yet, on a node that is slow.
+    let base = Base::new("pausing", spec(1)).await;
+    base.accept_many(20).await;
+    let of = base.one("SELECT handler::text FROM hapax.handler").await;
+    let mut node = connect(&base.url).await;
+    let slow = node.transaction().await.expect("begins");
+    let claim = format!(
+        "SELECT count(*) FROM hapax.claim({of}, 2, 'slow', true, NULL, NULL, NULL, NULL, NULL, NULL)"
+    );
+    slow.query_one(&claim, &[]).await.expect("claims");
+    let by = Action { who: "ops".into(), reason: None, at: noon() };
+    let store = std::sync::Arc::clone(&base.store);
+    let pausing = tokio::spawn(async move { store.pause_handler(handler(), by).await });
+    let waits =
+        "SELECT (EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted))::text";
+    until("the pause waits", || async { base.one(waits).await == "true" }).await;
+    // A claim that begins now takes nothing and does not wait.
+    assert!(base.claim(2).await.is_empty());
+    assert!(!pausing.is_finished());
+    slow.commit().await.expect("commits");
+    let paused = pausing.await.expect("no panic").expect("pauses");
+    assert_eq!(paused, PauseAnswer::Changed);
+    assert_eq!(base.one("SELECT count(*)::text FROM hapax.job WHERE state = 1").await, "2");
+    assert!(base.claim(2).await.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

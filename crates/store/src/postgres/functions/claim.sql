@@ -42,17 +42,20 @@ DECLARE
     share integer;
     room integer;
     since timestamptz;
+    is_pausing boolean;
 BEGIN
     lanes_seen := '{}';
     seen_until := '{}';
     set_aside := '{}';
     look_lane := seen_lane;
     look_resource := seen_resource;
+    -- Before the handler is read: a pause that was answered is seen.
+    is_pausing := NOT pg_try_advisory_xact_lock_shared(hapax.pause_lock(), of_handler);
     SELECT * INTO h FROM hapax.handler WHERE handler = of_handler;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    IF h.paused_at IS NOT NULL THEN
+    IF is_pausing OR h.paused_at IS NOT NULL THEN
         lane := after_lane;
         leases_until := leases_since;
         RETURN NEXT;
