@@ -14,11 +14,11 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use axum::body::Body;
 use hapax::Database;
-use hapax_core::{SourceName, Timestamp};
 use hapax_core::handler::{Handler, HandlerKind};
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
 use hapax_core::store::AdminRecords;
+use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{

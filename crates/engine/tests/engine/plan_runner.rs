@@ -24,7 +24,8 @@ async fn two_plans(store: &JobStore) -> [PlanId; 2] {
     for source in ["first", "second"] {
         store.put("fee", event(source, "evt_1", "", "{}")).await;
         store.pass(Duration::from_secs(1));
-        let filter = EventFilter { source: Some(SourceName::new(source)), ..EventFilter::default() };
+        let filter =
+            EventFilter { source: Some(SourceName::new(source)), ..EventFilter::default() };
         let new = NewPlan {
             id: PlanId(Uuid::now_v7()),
             work: EventPlan::new(EventAct::Replay { force: false }, None, filter).into(),

@@ -225,7 +225,8 @@ impl Server {
         body: &impl Serialize,
     ) -> Result<Value, Failure> {
         let body = Bytes::from(serde_json::to_vec(body).map_err(std::io::Error::other)?);
-        let key = HeaderValue::from_str(&Uuid::new_v4().to_string()).map_err(std::io::Error::other)?;
+        let key =
+            HeaderValue::from_str(&Uuid::new_v4().to_string()).map_err(std::io::Error::other)?;
         let post = || self.request_ok_under(Some(&key), Method::POST, path, body.clone());
         match post().await {
             Err(failure) if failure.exit == Exit::Unreachable => post().await,

@@ -35,9 +35,9 @@ use hapax_core::order::{Place, Position};
 use hapax_core::store::{
     Action, AttemptNote, AuditEntry, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    JobScope, LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer, PausedHandler, Ran, ReplayAsk,
-    Replayed, Reviewed, Sample, SampleAsk, Session, Settlement, SqlAsk, SqlRan, SqlRun, Store,
-    StoreError, StoreHints, Verdict, Wake, Work,
+    JobScope, LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer, PausedHandler, Ran,
+    ReplayAsk, Replayed, Reviewed, Sample, SampleAsk, Session, Settlement, SqlAsk, SqlRan, SqlRun,
+    Store, StoreError, StoreHints, Verdict, Wake, Work,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;

@@ -243,9 +243,8 @@ impl Model {
 
     /// The jobs of an event that wait for an operator's decision.
     fn in_review(&self, event: EventNumber, scope: JobScope) -> Vec<JobNumber> {
-        let waits = |job: &Job| {
-            job.event == event && job.phase == Phase::Review && job.is_within(scope)
-        };
+        let waits =
+            |job: &Job| job.event == event && job.phase == Phase::Review && job.is_within(scope);
         self.jobs.iter().filter(|(_, job)| waits(job)).map(|(at, _)| *at).collect()
     }
 

@@ -4,15 +4,15 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::{KeyHash, Timestamp};
 use hapax_core::delivery::DeliveryPhase;
 use hapax_core::job::{HandlerName, Phase};
 use hapax_core::store::{
     Action, ActionNote, DeliveryPlan, EventAct, EventFilter, EventPlan, EventSlice, Held, Horizon,
-    JobScope, NewPlan, Plan, PlanCount, PlanCreated, PlanId, PlanRun, PlanState, PlanWork, PlannedDeliveries,
-    PlannedEvent, Plans, ReplayAsk, ReplayEffect, Reviewed, SliceSpan, Status, StoreError,
-    plan_slice, slice_wait,
+    JobScope, NewPlan, Plan, PlanCount, PlanCreated, PlanId, PlanRun, PlanState, PlanWork,
+    PlannedDeliveries, PlannedEvent, Plans, ReplayAsk, ReplayEffect, Reviewed, SliceSpan, Status,
+    StoreError, plan_slice, slice_wait,
 };
+use hapax_core::{KeyHash, Timestamp};
 use jiff::SignedDuration;
 
 use super::outbox::{DeliveryNumber, EndpointNumber, MessageNumber};

@@ -3,8 +3,8 @@
 
 use bytes::Bytes;
 use hapax_core::store::{
-    Action, EventAct, EventFilter, EventPlan, EventSlice, JobScope, PlannedEvent, ReplayAsk, ReplayEffect,
-    Reviewed, SliceSpan, Status,
+    Action, EventAct, EventFilter, EventPlan, EventSlice, JobScope, PlannedEvent, ReplayAsk,
+    ReplayEffect, Reviewed, SliceSpan, Status,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
 use rusqlite::types::Value;

@@ -2,13 +2,13 @@
 //! writer ([`super::outbox`]). A slice over events is read apart from the writer and then taken in one commit
 //! ([`super::event_plans`]).
 
-use hapax_core::{KeyHash, Timestamp};
 use hapax_core::endpoint::EndpointId;
 use hapax_core::store::{
     Action, DeliveryPlan, EventPlan, EventSlice, Held, Horizon, NewPlan, Plan, PlanCount,
     PlanCreated, PlanId, PlanRun, PlanState, PlanWork, PlannedDeliveries, Plans, StoreError,
     plan_slice, slice_wait,
 };
+use hapax_core::{KeyHash, Timestamp};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;

@@ -250,7 +250,8 @@ async fn a_plan_whose_row_cannot_be_read_stops_neither_the_writer_nor_other_plan
     }
     let id = ids[0];
     store.writer.tamper(move |conn| {
-        let sql = "UPDATE hapax_plan SET events = '{\"act\":\"unheard\"}', next_at = 0 WHERE id = ?1";
+        let sql =
+            "UPDATE hapax_plan SET events = '{\"act\":\"unheard\"}', next_at = 0 WHERE id = ?1";
         conn.execute(sql, [id.0.as_bytes()]).expect("changes");
     });
     let ran = store.run_plan(10, Vec::new()).await.expect("answers");

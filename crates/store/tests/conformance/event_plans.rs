@@ -179,7 +179,9 @@ pub(crate) async fn many_nodes_run_one_plan_and_take_each_event_once<S: Sending>
             let store = std::sync::Arc::clone(&world.store);
             tokio::spawn(async move {
                 for _ in 0..EVENTS {
-                    let PlanRun::Events(mut slice) = store.run_plan(3, Vec::new()).await.expect("runs") else {
+                    let PlanRun::Events(mut slice) =
+                        store.run_plan(3, Vec::new()).await.expect("runs")
+                    else {
                         continue;
                     };
                     for event in &mut slice.events {
@@ -339,20 +341,16 @@ pub(crate) async fn a_plan_leaves_jobs_alone_that_ended_after_it_was_made<S: Sen
     // Each event has a dead letter when the plan is made, so the event is part of the plan. Its other job dies, or
     // is done, before the slice is taken; and one more dies between the reading of the slice and its commit.
     world.announce([spec("fee"), spec("mail"), spec("post")]).await;
-    let acts = [
-        EventAct::Discard,
-        REPLAY,
-        EventAct::Replay { force: true },
-    ];
+    let acts = [EventAct::Discard, REPLAY, EventAct::Replay { force: true }];
     for (n, act) in acts.into_iter().enumerate() {
         let name = format!("e{n}");
         world.accept(&name, &["fee", "mail", "post"].map(job)).await;
-        assert_eq!(bury_all(&world, "fee").await, [name.clone()]);
+        assert_eq!(bury_all(&world, "fee").await, [name.as_str()]);
         world.pass(1);
         let filter = EventFilter { since: Some(after(0)), ..dead() };
         let begun = begin(&world, plan_of(act, filter), None).await;
         assert_eq!(begun.total, 1, "{act:?}");
-        assert_eq!(bury_all(&world, "mail").await, [name.clone()]);
+        assert_eq!(bury_all(&world, "mail").await, [name.as_str()]);
         let slice = next(&world, 10, &["fee", "mail", "post"]).await.expect("is due");
         world.do_all("post").await;
         assert_eq!(world.store.take_slice(slice).await.expect("takes"), Held::Kept);
@@ -444,12 +442,15 @@ pub(crate) async fn a_plan_that_a_node_leaves_alone_delays_no_other<S: Sending>(
     let first = begin(&world, plan_of(REPLAY, dead()), None).await;
     world.pass(1);
     let second = begin(&world, plan_of(EventAct::Discard, EventFilter::default()), None).await;
-    let next = async |except: &[PlanId]| {
-        match world.store.run_plan(10, except.to_vec()).await.expect("runs") {
-            PlanRun::Events(slice) => Some(slice.plan),
-            PlanRun::Idle => None,
-            other => panic!("{other:?}"),
-        }
+    let next = async |except: &[PlanId]| match world
+        .store
+        .run_plan(10, except.to_vec())
+        .await
+        .expect("runs")
+    {
+        PlanRun::Events(slice) => Some(slice.plan),
+        PlanRun::Idle => None,
+        other => panic!("{other:?}"),
     };
     assert_eq!(next(&[]).await, Some(first.id));
     assert_eq!(next(&[first.id]).await, Some(second.id));

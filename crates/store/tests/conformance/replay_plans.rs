@@ -249,7 +249,8 @@ pub(crate) async fn a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one<S: Se
     world.delete(endpoint).await;
     assert_eq!(run(&world, 2).await, PlanRun::Idle);
     assert_eq!(plan(&world, second.id).await.state, PlanState::Cancelled);
-    let unknown = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate: None, request: REQUEST };
+    let unknown =
+        NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate: None, request: REQUEST };
     let unknown = world.store.create_plan(unknown, world.by("too late")).await.expect("answers");
     assert_eq!(unknown, PlanCreated::UnknownEndpoint);
     assert_eq!(count(&world, work).await, PlanCount::UnknownEndpoint);

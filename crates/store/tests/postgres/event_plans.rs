@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use hapax_core::{KeyHash, Timestamp};
 use hapax_core::job::Retry;
 use hapax_core::store::{
     Action, DeliveryPlan, EventAct, EventFilter, EventPlan, Held, NewJob, NewPlan, Outbox, Outcome,
     Plan, PlanCreated, PlanId, PlanRun, PlanState, PlanWork, PlannedDeliveries, Plans, Status,
     Work,
 };
+use hapax_core::{KeyHash, Timestamp};
 use uuid::Uuid;
 
 use crate::harness::noon;

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{KeyHash, Tenant};
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::{EndpointAct, EndpointId, EndpointSettings, NewEndpoint};
 use hapax_core::job::Retry;
@@ -14,6 +13,7 @@ use hapax_core::store::{
     MessageFilter, MessageRef, NewPlan, Outbox, OutboxRetention, PlanId, PlannedDeliveries, Plans,
     Work,
 };
+use hapax_core::{KeyHash, Tenant};
 use hapax_sim::Postgres;
 use hapax_store::{PgOptions, PgStore};
 use tokio_postgres::Client;
