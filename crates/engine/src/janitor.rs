@@ -122,7 +122,10 @@ impl<S: Work + StoreHints + OutboxRetention + OwnMessages + TenantDeletions> Jan
         let horizon = retention.horizon((self.now)());
         self.in_slices(late, || self.store.prune(horizon.clone(), PRUNE_BATCH)).await?;
         self.in_slices(late, || self.store.publish_deaths(PRUNE_BATCH)).await?;
-        self.in_slices(late, || self.store.erase(PRUNE_BATCH)).await?;
+        // The deletion of a large tenant takes hours. The next round follows at once and goes on with it.
+        let until = Instant::now() + self.rest();
+        let erase = || async { Ok(self.store.erase(PRUNE_BATCH).await? && Instant::now() < until) };
+        self.in_slices(late, erase).await?;
         let Some(ask) = retention.expiry() else { return Ok(()) };
         let slice = || async {
             let expiry = self.store.expire_deliveries(ask).await?;

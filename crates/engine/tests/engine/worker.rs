@@ -19,10 +19,10 @@ use hapax_core::job::{HandlerName, JobId, Phase, Policy};
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::store::{
-    Claim, ClaimAsk, EventFilter, ExpiryAsk, HandlerRef, Horizon, Inspect as _, JobDetail,
-    Store as _, Work as _,
+    Action, Claim, ClaimAsk, EventFilter, ExpiryAsk, HandlerRef, Horizon, Inspect as _, JobDetail,
+    Store as _, TenantDeletions as _, Work as _,
 };
-use hapax_core::{Arrival, Source, SourceName, Timestamp, Verified, verify};
+use hapax_core::{Arrival, Source, SourceName, Tenant, Timestamp, Verified, verify};
 use hapax_engine::limits::{PRUNE_BATCH, PRUNE_PAUSE, SQL_SLICE};
 use hapax_engine::{
     AnswerMode, EventWaiters, HttpLimits, Ingress, Janitor, LaneSpec, Outbound, Retention,
@@ -878,6 +878,34 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_runs_again(
     let ask = ExpiryAsk { kept, notice, limit: PRUNE_BATCH };
     let expiries = store.faults.arguments(Act::ExpireDeliveries);
     assert!(!expiries.is_empty() && expiries.iter().all(|one| *one == format!("{:?}", (ask,))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deletion_of_a_large_tenant_delays_no_other_work_of_the_janitor() {
+    // The deletion takes longer than the time between two rounds.
+    let store = JobStore::new();
+    let at = Timestamp::now();
+    old_events(&store, 4, at - Duration::from_secs(61)).await;
+    let by = Action { who: "ops".to_owned(), reason: None, at };
+    store.faults.delete_tenant(Tenant::default(), by).await.unwrap();
+    let retention = Retention::default();
+    let janitor = Janitor::new(store.faults.clone(), Arc::new(move || at), retention);
+    let janitor = janitor.every(Duration::from_millis(1));
+    let stop = CancellationToken::new();
+    let is_over = async || {
+        let deletion = store.faults.tenant_deletion(Tenant::default()).await.unwrap().unwrap();
+        deletion.ended_at.is_some()
+    };
+    tokio::join!(janitor.run(stop.clone()), async {
+        within(store.faults.until(|faults| faults.ended(Act::Prune) >= 2)).await;
+        assert!(store.faults.ended(Act::Erase) >= 1);
+        assert!(!is_over().await, "the other work waited for the deletion");
+        while !is_over().await {
+            let erased = store.faults.ended(Act::Erase);
+            within(store.faults.until(move |faults| faults.ended(Act::Erase) > erased)).await;
+        }
+        stop.cancel();
+    });
 }
 
 #[tokio::test(start_paused = true)]

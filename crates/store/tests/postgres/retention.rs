@@ -3,7 +3,7 @@
 
 use hapax_core::Timestamp;
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
-use hapax_core::store::{Horizon, Settlement, Store, StoreHints, Work};
+use hapax_core::store::{Action, Horizon, Settlement, Store, StoreHints, TenantDeletions, Work};
 
 use crate::harness::{Sender, after, body, done, noon};
 use crate::{Base, connect, ordered, spec, until};
@@ -385,4 +385,34 @@ async fn retention_and_a_replay_of_the_same_event_exclude_each_other() {
     let (ran, ()) = tokio::join!(other.query_one(replay, &values), commits);
     assert_eq!(ran.expect("replays").get::<_, i64>(0), 0, "a pruned event has nothing to run");
     assert_eq!(base.one("SELECT count(*)::text FROM hapax.job").await, "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_deletion_of_a_tenant_covers_what_was_committed_before_it_whatever_the_nodes_clocks_say()
+{
+    // The clock of one node is ahead of the database's, that of another one behind it.
+    let base = Base::new("erased_by_commit", spec(1)).await;
+    base.accept("before", None).await;
+    let tenant = hapax_core::Tenant::default;
+    let by = Action { who: "ops".into(), reason: None, at: noon() };
+    let shift = async |id: &str, minutes: i32| {
+        let sql = format!(
+            "UPDATE hapax.event SET received_at = now() + interval '{minutes} min'
+             WHERE event_id = '{id}'::bytea"
+        );
+        assert_eq!(base.sql.execute(&sql, &[]).await.expect("changes"), 1);
+    };
+    shift("before", 10).await;
+    base.store.delete_tenant(tenant(), by).await.expect("begins");
+    base.accept("after", None).await;
+    shift("after", -10).await;
+    until("the deletion ends", || async {
+        base.store.erase(100).await.expect("erases");
+        let deletion = base.store.tenant_deletion(tenant()).await.expect("reads");
+        deletion.expect("is there").ended_at.is_some()
+    })
+    .await;
+    let whole = "SELECT string_agg(convert_from(e.event_id, 'UTF8'), ' ')
+                 FROM hapax.event e JOIN hapax.body b ON b.id = e.id";
+    assert_eq!(base.one(whole).await, "after");
 }

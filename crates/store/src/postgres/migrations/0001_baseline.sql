@@ -476,8 +476,8 @@ CREATE TABLE hapax.source_secret_version (
 );
 INSERT INTO hapax.source_secret_version (version) VALUES (0);
 
--- Tenants whose data is deleted, or was. began_in: the transaction that began it. Covered are events that were
--- received until began_at, and messages up to last_message. phase: 0 events, 1 messages, 2 keys of hapax.once, 3 the
+-- Tenants whose data is deleted, or was. began_in: the transaction that began it. Covered are events whose
+-- transactions began before it, and messages up to last_message. phase: 0 events, 1 messages, 2 keys of hapax.once, 3 the
 -- pass is over. is_last_pass: null before the first slice of a pass. passed_*: how far the pass has come. next_at:
 -- when the next slice is due.
 CREATE TABLE hapax.tenant_deletion (
