@@ -191,6 +191,10 @@ pub struct DeliveryAsk {
     pub node: Arc<str>,
     /// The keys of the vault that this node holds.
     pub vault_keys: Arc<[KeyId]>,
+    /// Whether this node keeps each endpoint's `max_in_flight` by itself and holds further claims until attempts
+    /// have ended. A store that only this node uses may then claim up to twice that number, so that the next
+    /// attempts begin before the last outcomes are committed.
+    pub claims_ahead: bool,
 }
 
 /// The answer to an exchange.
@@ -234,10 +238,28 @@ pub struct DeliveryTarget {
     pub url: String,
     /// The deadline of the attempt.
     pub timeout: Duration,
+    /// The most attempts under way at once.
+    pub max_in_flight: u32,
     /// How much of a message it gets.
     pub payload: Payload,
     /// Its secrets and custom headers.
     pub sealed: EndpointSealed,
+}
+
+impl DeliveryTarget {
+    /// The target that an endpoint is.
+    pub fn of(record: &EndpointRecord) -> Self {
+        let settings = &record.settings;
+        Self {
+            id: record.id,
+            tenant: record.tenant.clone(),
+            url: settings.url.clone(),
+            timeout: settings.timeout,
+            max_in_flight: settings.max_in_flight,
+            payload: settings.payload,
+            sealed: record.sealed.clone(),
+        }
+    }
 }
 
 /// How one attempt ended.

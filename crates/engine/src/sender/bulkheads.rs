@@ -3,8 +3,8 @@
 //!
 //! An endpoint starts with a window of 2 attempts. The window doubles with each success, and a timeout sets it
 //! to 1. Claims beyond the window wait here. While the node is crowded, an endpoint with an attempt older than
-//! a second begins no other. Over all nodes the store bounds the attempts of an endpoint by its
-//! `max_in_flight`, so only that many claims of one endpoint can wait.
+//! a second begins no other. Over all nodes the store bounds the claims of an endpoint by its
+//! `max_in_flight`. A store that only this node uses claims up to twice as many, and the bound is kept here.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -67,8 +67,15 @@ impl Bulkhead {
         self.begun.iter().any(|began| now.duration_since(*began) > SLOW_ATTEMPT_AGE)
     }
 
-    fn may_begin(&self, is_crowded: bool, now: Instant) -> bool {
-        self.begun.len() < self.window && !(is_crowded && self.is_slow(now))
+    /// The next claim, if its attempt may begin now.
+    fn next(&mut self, is_crowded: bool, now: Instant) -> Option<DeliveryClaim> {
+        let max_in_flight = self.waiting.front()?.claim.endpoint.max_in_flight as usize;
+        let has_room = self.begun.len() < self.window.min(max_in_flight);
+        if !has_room || (is_crowded && self.is_slow(now)) {
+            return None;
+        }
+        self.begun.push(now);
+        self.waiting.pop_front().map(|waiting| waiting.claim)
     }
 }
 
@@ -108,13 +115,7 @@ impl Bulkheads {
                     return false;
                 }
                 let Some(bulkhead) = self.endpoints.get_mut(endpoint) else { return false };
-                if !bulkhead.may_begin(is_crowded, now) {
-                    return false;
-                }
-                let Some(WaitingClaim { claim, .. }) = bulkhead.waiting.pop_front() else {
-                    return false;
-                };
-                bulkhead.begun.push(now);
+                let Some(claim) = bulkhead.next(is_crowded, now) else { return false };
                 self.waiting -= 1;
                 self.waiting_bytes -= claim.body.len();
                 begun.push(claim);
@@ -233,6 +234,7 @@ mod tests {
                 tenant,
                 url: "http://127.0.0.1/".to_owned(),
                 timeout: Duration::from_secs(10),
+                max_in_flight: 64,
                 payload: Payload::Fat,
                 sealed: EndpointSealed { secrets, headers: None },
             }),
@@ -271,6 +273,18 @@ mod tests {
             (bulkheads.waiting(), bulkheads.waiting_bytes()),
             (100 - begun, 5 * (100 - begun))
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_attempts_begin_than_the_endpoint_allows() {
+        let now = Instant::now();
+        let mut bulkheads = waiting(100, now);
+        for ended in [0, 2, 4, 8, 16, 32, 64] {
+            (0..ended).for_each(|_| bulkheads.ended(endpoint(1), now, Ending::Success));
+            bulkheads.begin(usize::MAX, false, now);
+            (0..100).for_each(|_| bulkheads.add(claim(1), now));
+        }
+        assert_eq!(bulkheads.endpoints[&endpoint(1)].begun.len(), 64);
     }
 
     #[tokio::test(start_paused = true)]

@@ -316,6 +316,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             node: Arc::clone(&self.sender.node),
             // The same keys in every ask: a store that sees other keys looks at all endpoints again.
             vault_keys: setup.as_ref().map(|it| Arc::clone(&it.vault_keys)).unwrap_or_default(),
+            claims_ahead: true,
         };
         drop(setup);
         self.asked.slots += asking.slots;

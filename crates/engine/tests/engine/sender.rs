@@ -82,6 +82,7 @@ impl TestOutbox {
             tenant,
             url: format!("http://{at}/{name}"),
             timeout: Duration::from_secs(60),
+            max_in_flight: 1_000,
             payload: Payload::Fat,
             sealed: EndpointSealed { secrets, headers: None },
         });

@@ -209,6 +209,7 @@ impl Filled {
             bytes_max: BYTES_MAX,
             node: Arc::from("bench"),
             vault_keys: self.vault.key_ids().collect(),
+            claims_ahead: false,
         };
         for _ in 0..TURN {
             let began = Instant::now();

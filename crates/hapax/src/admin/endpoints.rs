@@ -199,14 +199,7 @@ pub(super) async fn ping<S: AdminStore>(
 ) -> Result<Json<PingAnswer>, Problem> {
     let sending = sending(&admin)?;
     let record = find(&admin, &id).await?;
-    let target = DeliveryTarget {
-        id: record.id,
-        tenant: record.tenant,
-        url: record.settings.url,
-        timeout: record.settings.timeout,
-        payload: record.settings.payload,
-        sealed: record.sealed,
-    };
+    let target = DeliveryTarget::of(&record);
     let message = format!("ping_{}", Uuid::now_v7().simple());
     let ping = sending.courier.ping(&target, &message, &admin.now).await;
     let (ok, answer, error) = match ping.verdict {

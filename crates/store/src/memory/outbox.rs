@@ -518,14 +518,7 @@ impl Model {
         let message = self.messages[&self.deliveries[&at].message].id.clone();
         let endpoint = self.deliveries[&at].endpoint;
         let record = &self.endpoints[&endpoint].record;
-        let target = DeliveryTarget {
-            id: record.id,
-            tenant: record.tenant.clone(),
-            url: record.settings.url.clone(),
-            timeout: record.settings.timeout,
-            payload: record.settings.payload,
-            sealed: record.sealed.clone(),
-        };
+        let target = DeliveryTarget::of(record);
         let leased_until = later(now, record.settings.policy().lease);
         let stored = self.endpoints.get_mut(&endpoint).expect("a delivery has an endpoint");
         let circuit = stored.claimed(leased_until, now);

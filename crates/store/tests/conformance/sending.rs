@@ -100,6 +100,7 @@ pub(crate) fn ask(limit: usize) -> DeliveryAsk {
         bytes_max: usize::MAX >> 1,
         node: "node-1".into(),
         vault_keys: Arc::from([key_id(1)]),
+        claims_ahead: false,
     }
 }
 

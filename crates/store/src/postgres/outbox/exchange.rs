@@ -177,6 +177,7 @@ fn target(id: EndpointId, row: &Row) -> Option<Arc<DeliveryTarget>> {
         tenant: Tenant::new(row.get::<_, &str>("tenant")),
         url: settings.url,
         timeout: settings.timeout,
+        max_in_flight: settings.max_in_flight,
         payload: settings.payload,
         sealed,
     }))

@@ -69,7 +69,8 @@ impl Outbox {
         now: Timestamp,
         until: Instant,
     ) -> rusqlite::Result<Claims> {
-        if self.vault_keys != ask.vault_keys {
+        if self.vault_keys != ask.vault_keys || self.claims_ahead != ask.claims_ahead {
+            self.claims_ahead = ask.claims_ahead;
             self.vault_keys = Arc::clone(&ask.vault_keys);
             for number in self.endpoints.keys().copied().collect::<Vec<_>>() {
                 self.reschedule(number);
@@ -114,8 +115,8 @@ impl Outbox {
         let Some(endpoint) = self.endpoints.get(&number) else { return Ok(()) };
         let admits = endpoint.health.admits(now);
         let room = match admits {
-            Admits::All => endpoint.room(&self.vault_keys) as usize,
-            Admits::Probe => endpoint.room(&self.vault_keys).min(1) as usize,
+            Admits::All => endpoint.room(&self.vault_keys, self.claims_ahead) as usize,
+            Admits::Probe => endpoint.room(&self.vault_keys, false).min(1) as usize,
             Admits::None => 0,
         };
         let rate_limit = endpoint.limit_at(now);

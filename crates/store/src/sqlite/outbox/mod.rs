@@ -64,6 +64,8 @@ pub(super) struct Outbox {
     turns: Turns,
     /// The keys of the vault, as the last claim named them.
     vault_keys: Arc<[KeyId]>,
+    /// Whether the last claim was of a sender that holds claims beyond `max_in_flight`.
+    claims_ahead: bool,
     /// The highest number of an endpoint, deleted ones included.
     last_endpoint: i64,
     /// The highest number of a message.
@@ -94,18 +96,13 @@ struct Endpoint {
     unpark_from: Option<i64>,
     /// How it has answered lately.
     health: Health,
+    /// Whether its last attempt took so little time that the next claims may be made before it ends.
+    is_fast: bool,
 }
 
 impl Endpoint {
     fn new(record: EndpointRecord) -> Self {
-        let target = Arc::new(DeliveryTarget {
-            id: record.id,
-            tenant: record.tenant.clone(),
-            url: record.settings.url.clone(),
-            timeout: record.settings.timeout,
-            payload: record.settings.payload,
-            sealed: record.sealed.clone(),
-        });
+        let target = Arc::new(DeliveryTarget::of(&record));
         let policy = record.settings.policy();
         Self {
             record,
@@ -116,29 +113,37 @@ impl Endpoint {
             next_due: NEVER,
             unpark_from: None,
             health: Health::default(),
+            is_fast: false,
         }
     }
 
     /// Puts the changed endpoint in the place of this one. Its deliveries stay.
     fn replace(&mut self, record: EndpointRecord) {
-        let Self { in_flight, lease_end, next_due, unpark_from, health, .. } = *self;
-        *self = Self { in_flight, lease_end, next_due, unpark_from, health, ..Self::new(record) };
+        let Self { in_flight, lease_end, next_due, unpark_from, health, is_fast, .. } = *self;
+        let new = Self::new(record);
+        *self = Self { in_flight, lease_end, next_due, unpark_from, health, is_fast, ..new };
     }
 
     /// How many claims it may get once its circuit admits any.
-    fn room(&self, vault_keys: &[KeyId]) -> u32 {
+    fn room(&self, vault_keys: &[KeyId], claims_ahead: bool) -> u32 {
         let opens = self.record.sealed.key_ids().all(|key| vault_keys.contains(&key));
         if self.record.disabled.is_some() || !opens {
             return 0;
         }
         let most = self.record.settings.max_in_flight;
-        let slots = self.health.circuit.slots.map_or(most, |slots| slots.min(most));
+        let slots = match self.health.circuit.slots {
+            Some(slots) => slots.min(most),
+            None if claims_ahead && self.is_fast && self.record.settings.rate_limit.is_none() => {
+                most.saturating_mul(2)
+            }
+            None => most,
+        };
         slots.saturating_sub(self.in_flight)
     }
 
     /// When there is something to claim, or a lease ends.
-    fn runnable_at(&self, vault_keys: &[KeyId]) -> i64 {
-        let due = match self.room(vault_keys) {
+    fn runnable_at(&self, vault_keys: &[KeyId], claims_ahead: bool) -> i64 {
+        let due = match self.room(vault_keys, claims_ahead) {
             0 => NEVER,
             _room => self.next_due.max(self.health.admits_from(self.record.settings.rate_limit)),
         };
@@ -261,7 +266,7 @@ impl Outbox {
     /// Notes when an endpoint has something to do.
     fn reschedule(&mut self, number: i64) {
         if let Some(endpoint) = self.endpoints.get(&number) {
-            self.turns.set(number, endpoint.runnable_at(&self.vault_keys));
+            self.turns.set(number, endpoint.runnable_at(&self.vault_keys, self.claims_ahead));
         }
     }
 

@@ -10,6 +10,7 @@ use super::Outbox;
 use super::change::Reported;
 use super::endpoints;
 use super::row::{DeliveryRow, place_of};
+use crate::limits::FAST_ATTEMPT_MAX;
 
 impl Outbox {
     /// Records how an attempt ended, if its fence still holds.
@@ -48,6 +49,10 @@ impl Outbox {
             }
         };
         if let Ok(after) = &settled {
+            if let Some(endpoint) = self.endpoints.get_mut(&number) {
+                endpoint.is_fast =
+                    after.phase == DeliveryPhase::Delivered && outcome.took < FAST_ATTEMPT_MAX;
+            }
             if after.phase == DeliveryPhase::Dead {
                 self.note_death(conn, number, now)?;
             }

@@ -111,7 +111,13 @@ async fn publish(store: &SqliteStore, message: NewMessage) -> u64 {
 }
 
 fn ask(limit: usize) -> DeliveryAsk {
-    DeliveryAsk { limit, bytes_max: usize::MAX >> 1, node: "node-1".into(), vault_keys: keys() }
+    DeliveryAsk {
+        limit,
+        bytes_max: usize::MAX >> 1,
+        node: "node-1".into(),
+        vault_keys: keys(),
+        claims_ahead: false,
+    }
 }
 
 async fn exchange(store: &SqliteStore, outcomes: Vec<AttemptOutcome>, limit: usize) -> Exchanged {
@@ -154,6 +160,48 @@ async fn writable_again(store: &SqliteStore) {
     })
     .await
     .expect("the store recovers by itself");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_fast_endpoint_gets_claims_ahead() {
+    let setup = Setup::new();
+    let store = setup.open();
+    add(&store, EndpointSettings { max_in_flight: 2, ..settings() }).await;
+    for n in 0..20 {
+        publish(&store, message(&format!("m{n}"))).await;
+    }
+    let ahead = || DeliveryAsk { claims_ahead: true, ..ask(10) };
+    let take = async |outcomes: Vec<AttemptOutcome>, ask: DeliveryAsk| {
+        store.exchange(outcomes, ask).await.expect("exchanges").claims
+    };
+    let claims = take(Vec::new(), ahead()).await;
+    assert_eq!(claims.len(), 2, "nothing is known about it yet");
+    assert_eq!(claims[0].endpoint.max_in_flight, 2);
+    let claims = take(vec![delivered(&claims[0])], ahead()).await;
+    assert_eq!(claims.len(), 3, "one under way, and up to four claims");
+    let without = take(vec![delivered(&claims[0]), delivered(&claims[1])], ask(10)).await;
+    assert_eq!(without.len(), 0, "this sender does not hold claims back");
+    let slow = AttemptOutcome { took: Duration::from_secs(1), ..delivered(&claims[2]) };
+    let claims = take(vec![slow], ahead()).await;
+    assert_eq!(claims.len(), 1, "it is slow now");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endpoint_with_a_rate_limit_gets_no_claims_ahead() {
+    let setup = Setup::new();
+    let store = setup.open();
+    let rate_limit = Some("100/s".parse().expect("a limit"));
+    add(&store, EndpointSettings { max_in_flight: 2, rate_limit, ..settings() }).await;
+    for n in 0..20 {
+        publish(&store, message(&format!("m{n}"))).await;
+    }
+    let ahead = || DeliveryAsk { claims_ahead: true, ..ask(10) };
+    let claims = store.exchange(Vec::new(), ahead()).await.expect("claims").claims;
+    assert_eq!(claims.len(), 2);
+    let outcomes = vec![delivered(&claims[0])];
+    assert_eq!(store.exchange(outcomes, ahead()).await.expect("claims").claims.len(), 1);
+    store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
