@@ -292,6 +292,7 @@ acts! {
         PausedHandlers: paused_handlers() -> Vec<PausedHandler>;
         InReview: in_review() -> Vec<(SourceName, u64)>;
         Sample: sample(ask: SampleAsk) -> hapax_core::store::Sample;
+        Storage: storage() -> StorageUse;
         + {
             fn flush_copies(&self) -> impl Future<Output = ()> + Send {
                 self.inner.flush_copies()
@@ -358,6 +359,10 @@ acts! {
         Reserve: reserve(ask: ReserveAsk) -> Reservation;
         Finish: finish(reserved: &Reserved, answer: &StoredAnswer) -> Held;
         Abandon: abandon(reserved: &Reserved) -> ();
+    }
+    KeyRecords {
+        ListKeys: keys(filter: KeyFilter) -> KeyPage;
+        DeleteKey: delete_key(name: KeyPosition) -> KeyDeleted;
     }
     AdminRecords {
         OpenSession: open_session(session: Session) -> ();

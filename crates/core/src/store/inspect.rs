@@ -62,6 +62,33 @@ pub trait Inspect: Send + Sync + 'static {
     /// Up to `ask.limit` all are returned. Beyond it about that many are, spread evenly over the span,
     /// and [`Sample::total`] is an estimate.
     fn sample(&self, ask: SampleAsk) -> impl Future<Output = Result<Sample, StoreError>> + Send;
+
+    /// What the store occupies on its disk. The cost does not grow with the database.
+    fn storage(&self) -> impl Future<Output = Result<StorageUse, StoreError>> + Send;
+}
+
+/// What a store occupies on its disk.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StorageUse {
+    /// The database, without a log that is written beside it.
+    pub database_bytes: u64,
+    /// The part of it that deleted rows left free for new ones; `None` if that is not known.
+    pub free_bytes: Option<u64>,
+    /// The log of writes that are not yet in the database file; `None` if the database keeps it elsewhere.
+    pub log_bytes: Option<u64>,
+    /// The tables with their indexes, the largest first; empty if the sizes are not known.
+    pub tables: Vec<TableUse>,
+}
+
+/// What one table occupies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableUse {
+    /// Its name.
+    pub name: String,
+    /// The table and its indexes.
+    pub bytes: u64,
+    /// An estimate of its rows.
+    pub rows: u64,
 }
 
 /// The backlog of one handler. Every number stops at

@@ -10,12 +10,13 @@
 //! deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of tenants that are added at run time, and
 //! [`AdminRecords`] the sessions of the dashboard and the audit trail. [`TenantDeletions`] deletes
 //! what is stored for a tenant. [`StoreHints`] are for pacing and logs.
-//! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`].
+//! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`]; [`KeyRecords`] reads them for operators.
 
 mod admin_records;
 mod hints;
 mod ingest;
 mod inspect;
+mod key_records;
 mod operate;
 mod outbox;
 mod outbox_retention;
@@ -34,6 +35,7 @@ pub use admin_records::*;
 pub use hints::*;
 pub use ingest::*;
 pub use inspect::*;
+pub use key_records::*;
 pub use operate::*;
 pub use outbox::*;
 pub use outbox_retention::*;

@@ -9,7 +9,9 @@ use hapax_core::ledger::{
     Fingerprint, IdempotencyKey, Ledger, Owner, Quota, Reservation, ReserveAsk, Reserved, Scope,
     StoredAnswer, Usage,
 };
-use hapax_core::store::{Held, StoreError};
+use hapax_core::store::{
+    Held, KeyDeleted, KeyFilter, KeyPage, KeyPosition, KeyRecord, KeyRecords, StoreError,
+};
 
 use super::MemoryStore;
 use super::work::later;
@@ -107,6 +109,57 @@ impl Ledger for MemoryStore {
             Some(_) => drop(model.reservations.remove(&name)),
         }
         Ok(())
+    }
+}
+
+impl KeyRecords for MemoryStore {
+    async fn keys(&self, filter: KeyFilter) -> Result<KeyPage, StoreError> {
+        let model = self.model();
+        let mut names: Vec<_> = model.reservations.iter().collect();
+        names.sort_by(|((a, x), _), ((b, y), _)| {
+            (a.as_str(), x.as_str()).cmp(&(b.as_str(), y.as_str()))
+        });
+        let after = |scope: &str, key: &str| {
+            let start = filter.after.as_ref();
+            start.is_none_or(|at| (scope, key) > (at.scope.as_str(), at.key.as_str()))
+        };
+        let fits = |scope: &str, key: &str| {
+            filter.scope.as_ref().is_none_or(|start| scope.starts_with(start.as_str()))
+                && filter.key.as_ref().is_none_or(|wanted| key == wanted)
+        };
+        let mut found = names.into_iter().filter_map(|((scope, key), kept)| {
+            let (scope, key) = (scope.as_str(), key.as_str());
+            (after(scope, key) && fits(scope, key)).then(|| KeyRecord {
+                scope: scope.to_owned(),
+                key: key.to_owned(),
+                attempt: kept.attempt,
+                leased_until: kept.leased_until,
+                expires_at: kept.expires_at,
+                status: kept.answer.as_ref().map(|answer| answer.status.as_u16()),
+                bytes: kept.answer.as_ref().map_or(0, StoredAnswer::size),
+            })
+        });
+        let items: Vec<_> = found.by_ref().take(filter.limit).collect();
+        let last = items.last().filter(|_| found.next().is_some());
+        let next = last.map(|it| KeyPosition { scope: it.scope.clone(), key: it.key.clone() });
+        Ok(KeyPage { items, next })
+    }
+
+    async fn delete_key(&self, name: KeyPosition) -> Result<KeyDeleted, StoreError> {
+        let now = self.now();
+        let mut model = self.model();
+        let wanted = |(scope, key): &&KeyName| {
+            (scope.as_str(), key.as_str()) == (name.scope.as_str(), name.key.as_str())
+        };
+        let Some(found) = model.reservations.keys().find(wanted).cloned() else {
+            return Ok(KeyDeleted::Unknown);
+        };
+        let is_running = |kept: &Kept| kept.answer.is_none() && kept.leased_until > now;
+        if model.reservations.get(&found).is_some_and(is_running) {
+            return Ok(KeyDeleted::Busy);
+        }
+        model.reservations.remove(&found);
+        Ok(KeyDeleted::Deleted)
     }
 }
 

@@ -37,7 +37,7 @@ use hapax_core::store::{
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
     JobScope, LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer, PausedHandler, Ran,
     ReplayAsk, Replayed, Reviewed, Sample, SampleAsk, Session, Settlement, SqlAsk, SqlRan, SqlRun,
-    Store, StoreError, StoreHints, Verdict, Wake, Work,
+    StorageUse, Store, StoreError, StoreHints, Verdict, Wake, Work,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
@@ -448,6 +448,11 @@ impl Inspect for MemoryStore {
 
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
         Ok(self.model().sample(&ask))
+    }
+
+    /// The model has no disk.
+    async fn storage(&self) -> Result<StorageUse, StoreError> {
+        Ok(StorageUse::default())
     }
 }
 

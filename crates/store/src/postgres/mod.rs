@@ -22,6 +22,7 @@ mod ingest;
 mod ingest_rows;
 mod jobs;
 mod key_batches;
+mod key_records;
 mod lane_ids;
 mod ledger;
 mod migrate;
@@ -50,7 +51,7 @@ use hapax_core::job::JobId;
 use hapax_core::store::{
     ArrivalInfo, Cause, EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest,
     Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, PausedHandler, Sample, SampleAsk,
-    Store, StoreError, StoreHints, Verdict,
+    StorageUse, Store, StoreError, StoreHints, Verdict,
 };
 use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Timestamp};
 use tokio::sync::{Notify, oneshot};
@@ -402,6 +403,10 @@ impl Inspect for PgStore {
 
     async fn in_review(&self) -> Result<Vec<(SourceName, u64)>, StoreError> {
         stats::in_review(&self.shared).await
+    }
+
+    async fn storage(&self) -> Result<StorageUse, StoreError> {
+        stats::storage(&self.shared).await
     }
 
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {

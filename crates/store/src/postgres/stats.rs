@@ -4,7 +4,8 @@
 use hapax_core::job::HandlerName;
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{
-    HandlerRef, LaneState, PausedHandler, Sample, SampleAsk, SampledEvent, StoreError,
+    HandlerRef, LaneState, PausedHandler, Sample, SampleAsk, SampledEvent, StorageUse, StoreError,
+    TableUse,
 };
 use hapax_core::{SourceName, Timestamp};
 use tokio_postgres::Row;
@@ -67,6 +68,21 @@ pub(super) async fn in_review(shared: &Shared) -> Result<Vec<(SourceName, u64)>,
     let counted =
         |row: &Row| (SourceName::new(row.get::<_, &str>(0)), row.get::<_, i64>(1).unsigned_abs());
     Ok(rows.iter().map(counted).collect())
+}
+
+/// What the database and each table occupy.
+pub(super) async fn storage(shared: &Shared) -> Result<StorageUse, StoreError> {
+    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let rows = lent.query(include_str!("sql/storage.sql"), &[]).await.map_err(read)?;
+    let count = |row: &Row, column| row.get::<_, i64>(column).unsigned_abs();
+    let table =
+        |row: &Row| TableUse { name: row.get(0), bytes: count(row, 1), rows: count(row, 2) };
+    Ok(StorageUse {
+        database_bytes: rows.first().map_or(0, |row| count(row, 3)),
+        free_bytes: None,
+        log_bytes: None,
+        tables: rows.iter().map(table).collect(),
+    })
 }
 
 /// Events of the span, all or evenly spread.

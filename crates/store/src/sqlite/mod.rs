@@ -15,6 +15,7 @@ mod functions;
 mod jobs;
 mod key_filter;
 mod key_index;
+mod key_records;
 mod ledger;
 mod open;
 mod operator_actions;
@@ -44,8 +45,8 @@ use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
     EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, JobDetail, JobFilter,
-    LaneState, Lookup, Page, PausedHandler, Sample, SampleAsk, Store, StoreError, StoreHints,
-    Verdict,
+    LaneState, Lookup, Page, PausedHandler, Sample, SampleAsk, StorageUse, Store, StoreError,
+    StoreHints, Verdict,
 };
 use hapax_core::{EventKey, SourceName, Timestamp};
 use rusqlite::Connection;
@@ -306,6 +307,10 @@ impl Inspect for SqliteStore {
 
     async fn in_review(&self) -> Result<Vec<(SourceName, u64)>, StoreError> {
         self.readers.run(stats::in_review).await
+    }
+
+    async fn storage(&self) -> Result<StorageUse, StoreError> {
+        self.readers.run(stats::storage).await
     }
 
     async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {

@@ -2,7 +2,9 @@
 //! Both read only partial indexes and single rows, so their cost does not grow with the database.
 
 use hapax_core::limits::LANE_COUNT_MAX;
-use hapax_core::store::{HandlerRef, LaneState, PausedHandler, Sample, SampleAsk, SampledEvent};
+use hapax_core::store::{
+    HandlerRef, LaneState, PausedHandler, Sample, SampleAsk, SampledEvent, StorageUse,
+};
 use hapax_core::{SourceName, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 
@@ -72,6 +74,22 @@ pub(super) fn in_review(conn: &Connection) -> rusqlite::Result<Vec<(SourceName, 
             Ok((SourceName::new(row.get_ref(0)?.as_str()?), row.get::<_, i64>(1)?.unsigned_abs()))
         })?
         .collect()
+}
+
+/// What the files of the database occupy. The size of each table would need a read of every page.
+pub(super) fn storage(conn: &Connection) -> rusqlite::Result<StorageUse> {
+    let number = |pragma: &str| {
+        let found: i64 = conn.pragma_query_value(None, pragma, |row| row.get(0))?;
+        Ok::<_, rusqlite::Error>(found.unsigned_abs())
+    };
+    let page = number("page_size")?;
+    let log = conn.path().and_then(|path| std::fs::metadata(format!("{path}-wal")).ok());
+    Ok(StorageUse {
+        database_bytes: page * number("page_count")?,
+        free_bytes: Some(page * number("freelist_count")?),
+        log_bytes: Some(log.map_or(0, |file| file.len())),
+        tables: Vec::new(),
+    })
 }
 
 fn nothing(handler: HandlerRef) -> LaneState {

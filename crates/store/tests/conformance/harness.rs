@@ -16,8 +16,8 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{LatePolicy, ReplayGuard, SourceSpec};
 use hapax_core::store::{
     Action, ArrivalInfo, Claim, ClaimAsk, EventDetail, EventId, EventName, HandlerRef, HandlerSpec,
-    Ingest, Inspect, JobDetail, Lookup, NewJob, Operate, Outcome, ReplayAsk, ReplayEffect,
-    Settlement, Store, StoreHints, Verdict, Wake, Work,
+    Ingest, Inspect, JobDetail, KeyRecords, Lookup, NewJob, Operate, Outcome, ReplayAsk,
+    ReplayEffect, Settlement, Store, StoreHints, Verdict, Wake, Work,
 };
 use hapax_core::{Arrival, Receipt, Source, SourceName, Tenant, Timestamp, Verified, verify};
 use hapax_sim::Postgres;
@@ -336,8 +336,11 @@ pub(crate) fn body(id: &str) -> String {
 }
 
 /// A store that can be worked with.
-pub(crate) trait Working: Store + Work + Operate + Inspect + StoreHints + Ledger {}
-impl<S: Store + Work + Operate + Inspect + StoreHints + Ledger> Working for S {}
+pub(crate) trait Working:
+    Store + Work + Operate + Inspect + StoreHints + Ledger + KeyRecords
+{
+}
+impl<S: Store + Work + Operate + Inspect + StoreHints + Ledger + KeyRecords> Working for S {}
 
 /// A clock that stands at noon until a test advances it.
 #[derive(Clone, Default)]

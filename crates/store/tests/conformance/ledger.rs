@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hapax_core::ledger::{
     Fingerprint, IdempotencyKey, Quota, Reservation, ReserveAsk, Reserved, Scope, StoredAnswer,
 };
-use hapax_core::store::{Held, Horizon};
+use hapax_core::store::{Held, Horizon, KeyDeleted, KeyFilter, KeyPosition, KeyRecord};
 use http::{Method, StatusCode};
 use tokio::sync::Barrier;
 
@@ -624,4 +624,67 @@ pub(crate) async fn callers_have_quotas_of_their_own<S: Working>(world: World<S>
     for n in 0..5 {
         assert!(matches!(world.reserve(&format!("free{n}")).await, Reservation::Fresh(_)));
     }
+}
+
+pub(crate) async fn operators_read_keys_in_pages_and_find_one<S: Working>(world: World<S>) {
+    for n in 0..5_usize {
+        let reserved = world.fresh(&format!("k{n}")).await;
+        if n.is_multiple_of(2) {
+            assert_eq!(world.finish(&reserved, "answer").await, Held::Kept);
+        }
+    }
+    let other = ReserveAsk { scope: scope("acct_2"), ..ask("k1", "request") };
+    world.store.reserve(other).await.expect("reserves");
+    let read = async |scope: Option<&str>, key: Option<&str>| {
+        let (mut read, mut after) = (Vec::new(), None);
+        loop {
+            let (scope, key) = (scope.map(str::to_owned), key.map(str::to_owned));
+            let page = world.store.keys(KeyFilter { scope, key, after, limit: 2 }).await;
+            let page = page.expect("reads");
+            assert!(page.items.len() <= 2);
+            let name = |it: KeyRecord| (it.scope, it.key, it.status, it.bytes);
+            read.extend(page.items.into_iter().map(name));
+            after = page.next;
+            if after.is_none() {
+                return read;
+            }
+        }
+    };
+    let key = |caller: &str, n: usize| {
+        let answered = caller == "acct_1" && n.is_multiple_of(2);
+        let scope = format!("api/{caller}/POST /charges");
+        (scope, format!("k{n}"), answered.then_some(201), if answered { 6 } else { 0 })
+    };
+    let first: Vec<_> = (0..5).map(|n| key("acct_1", n)).collect();
+    let all: Vec<_> = first.iter().cloned().chain([key("acct_2", 1)]).collect();
+    assert_eq!(read(None, None).await, all);
+    assert_eq!(read(Some("api/acct_1/"), None).await, first);
+    assert_eq!(read(None, Some("k1")).await, [key("acct_1", 1), key("acct_2", 1)]);
+    assert_eq!(read(Some("api/acct_2"), Some("k1")).await, [key("acct_2", 1)]);
+    assert_eq!(read(Some("other"), None).await, []);
+}
+
+pub(crate) async fn a_deleted_key_is_new_again_and_one_that_runs_is_not_deleted<S: Working>(
+    world: World<S>,
+) {
+    let running = world.fresh("running").await;
+    let done = world.fresh("done").await;
+    world.finish(&done, "answer").await;
+    let delete = async |key: &str| {
+        let scope = scope("acct_1").as_str().to_owned();
+        let name = KeyPosition { scope, key: key.to_owned() };
+        world.store.delete_key(name).await.expect("deletes")
+    };
+    assert_eq!(delete("never").await, KeyDeleted::Unknown);
+    assert_eq!(delete("done").await, KeyDeleted::Deleted);
+    assert_eq!(delete("done").await, KeyDeleted::Unknown);
+    world.fresh("done").await;
+    // A second request would run beside the first.
+    assert_eq!(delete("running").await, KeyDeleted::Busy);
+    world.clock.pass(LEASED + 1);
+    assert_eq!(delete("running").await, KeyDeleted::Deleted);
+    assert_eq!(world.finish(&running, "late").await, Held::Lost);
+    let second = world.fresh("running").await;
+    assert_eq!(world.finish(&running, "late").await, Held::Lost);
+    assert_eq!(world.finish(&second, "answer").await, Held::Kept);
 }

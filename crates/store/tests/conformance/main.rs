@@ -125,6 +125,7 @@ on_every_working_store! {
         a_page_of_unfinished_events_is_full_although_others_lie_between,
         a_sample_holds_all_of_a_span_with_how_often_and_when_each_came,
         a_large_span_is_sampled_evenly,
+        the_space_that_a_store_occupies_adds_up,
     }
     jobs {
         a_job_is_written_with_its_event_and_only_once,
@@ -168,6 +169,8 @@ on_every_working_store! {
         a_claimed_job_is_run_by_itself_under_its_fence_and_once,
     }
     ledger {
+        operators_read_keys_in_pages_and_find_one,
+        a_deleted_key_is_new_again_and_one_that_runs_is_not_deleted,
         of_fifty_concurrent_requests_one_runs,
         a_replay_is_the_answer_as_it_was_given,
         another_request_under_the_same_key_is_a_mismatch_whatever_became_of_the_first,

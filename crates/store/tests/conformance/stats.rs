@@ -270,3 +270,11 @@ pub(crate) async fn events_that_wait_for_a_decision_are_counted_by_source<S: Wor
     world.store.approve(late[1], vec![job("fee")], world.by("ours")).await.expect("approves");
     assert_eq!(world.store.in_review().await.expect("reads"), of(3));
 }
+
+pub(crate) async fn the_space_that_a_store_occupies_adds_up<S: Working>(world: World<S>) {
+    let found = world.store.storage().await.expect("reads");
+    assert!(found.free_bytes.unwrap_or(0) <= found.database_bytes, "{found:?}");
+    let of_tables: u64 = found.tables.iter().map(|table| table.bytes).sum();
+    assert!(of_tables <= found.database_bytes, "{found:?}");
+    assert!(found.tables.is_sorted_by(|one, other| one.bytes >= other.bytes), "{found:?}");
+}

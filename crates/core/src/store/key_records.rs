@@ -1,0 +1,85 @@
+//! Idempotency-Keys, as operators read and delete them.
+
+use jiff::Timestamp;
+
+use super::StoreError;
+
+/// What is stored under an Idempotency-Key, without the answer itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyRecord {
+    /// The API, the caller, the method and the route.
+    pub scope: String,
+    /// The key as the client chose it.
+    pub key: String,
+    /// How often it was reserved without an answer.
+    pub attempt: u32,
+    /// When the lease of the request that runs, or ran, ends.
+    pub leased_until: Timestamp,
+    /// When the key is forgotten.
+    pub expires_at: Timestamp,
+    /// The status of the stored answer; `None` without an answer.
+    pub status: Option<u16>,
+    /// The size of the stored answer.
+    pub bytes: u64,
+}
+
+/// Which keys to read.
+#[derive(Debug, Clone, Default)]
+pub struct KeyFilter {
+    /// Only scopes that begin with this text.
+    pub scope: Option<String>,
+    /// Only this key.
+    pub key: Option<String>,
+    /// Only keys after this position.
+    pub after: Option<KeyPosition>,
+    /// The most keys.
+    pub limit: usize,
+}
+
+/// A place in the order of scopes and keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyPosition {
+    /// The scope.
+    pub scope: String,
+    /// The key.
+    pub key: String,
+}
+
+/// A page of keys. It may have fewer than were asked for, or none, although more follow: one call looks at a
+/// bounded number of keys.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KeyPage {
+    /// The keys.
+    pub items: Vec<KeyRecord>,
+    /// Where the next page starts, if keys are left.
+    pub next: Option<KeyPosition>,
+}
+
+/// What became of a key that was to be deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyDeleted {
+    /// It is gone: the next request with it runs.
+    Deleted,
+    /// There is no such key.
+    Unknown,
+    /// A request runs under it, or a user's open transaction holds it. Deleting it would let a second request
+    /// run beside the first.
+    Busy,
+}
+
+/// The acts of operators on Idempotency-Keys. Every method is one atomic act.
+pub trait KeyRecords: Send + Sync + 'static {
+    /// Reads keys in an order of scope and key that the database chooses. Keys past their ttl may be among
+    /// them until they are pruned.
+    fn keys(&self, filter: KeyFilter) -> impl Future<Output = Result<KeyPage, StoreError>> + Send;
+
+    /// Deletes a key with its answer, unless a request runs under it. A request whose lease has ended has lost
+    /// its fence. Durable when it returns `Ok`. Never waits for a user's transaction.
+    fn delete_key(
+        &self,
+        name: KeyPosition,
+    ) -> impl Future<Output = Result<KeyDeleted, StoreError>> + Send;
+}
+
+/// The most keys that one call of [`KeyRecords::keys`] looks at where a filter leaves some out.
+pub const KEYS_SCANNED_MAX: usize = 20_000;
