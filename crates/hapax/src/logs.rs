@@ -174,11 +174,25 @@ impl Visit for Line {
     }
 }
 
-/// Whether a character can control a terminal or break a line: control characters, line and paragraph
-/// separators, and marks for the direction of text.
+/// Whether a character can control a terminal, break a line or hide: control characters, line and paragraph
+/// separators, marks for the direction of text, and characters that show nothing.
 pub(crate) fn needs_escape(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{feff}')
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{61c}'
+                | '\u{115f}'..='\u{1160}'
+                | '\u{180e}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{3164}'
+                | '\u{feff}'
+                | '\u{ffa0}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
 }
 
 /// The text with every character that [`needs_escape`] as an escape sequence.
@@ -216,6 +230,16 @@ mod tests {
         let mut long = String::new();
         escape(&"x".repeat(10_000), &mut long);
         assert_eq!(long.chars().count(), VALUE_CHARS_MAX + 1);
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_written_out() {
+        // Two ids that differ only in such characters would look the same.
+        for hidden in ["\u{200b}", "\u{2060}", "\u{ad}", "\u{feff}", "\u{e0041}", "\u{3164}"] {
+            let shown = escaped(&format!("evt{hidden}1"));
+            assert!(shown.starts_with("evt\\u{"), "{shown}");
+        }
+        assert_eq!(escaped("Zürich 東京 €"), "Zürich 東京 €");
     }
 
     #[test]
