@@ -31,6 +31,25 @@ pub fn extract<'a>(
     extract_text(text, pointers)
 }
 
+/// The byte ranges of the values of `pointers` in the body, in order, without nested ones.
+///
+/// # Panics
+/// As [`extract`].
+pub fn spans(body: &[u8], pointers: &[Pointer]) -> Result<Vec<(usize, usize)>, Malformed> {
+    let found = extract(body, pointers)?;
+    let mut spans: Vec<_> = found
+        .into_iter()
+        .flatten()
+        .map(|value| {
+            let start = value.raw().as_ptr().addr() - body.as_ptr().addr();
+            (start, start + value.raw().len())
+        })
+        .collect();
+    spans.sort_unstable();
+    spans.dedup_by(|next, kept| next.1 <= kept.1);
+    Ok(spans)
+}
+
 /// The most pointers that one pass looks up: one bit each in a word.
 pub const POINTERS_MAX: usize = 64;
 

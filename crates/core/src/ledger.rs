@@ -263,7 +263,7 @@ impl Fingerprint {
         };
         feed(target.unwrap_or_default().as_bytes());
         let mut from = 0;
-        for (start, end) in spans(body, ignored) {
+        for (start, end) in json::spans(body, ignored).unwrap_or_default() {
             feed(&body[from..start]);
             from = end;
         }
@@ -272,22 +272,6 @@ impl Fingerprint {
         print.copy_from_slice(hasher.finish().as_ref());
         Self(print)
     }
-}
-
-/// The byte ranges of the values of `pointers` in the body, in order, without nested ones.
-fn spans(body: &[u8], pointers: &[Pointer]) -> Vec<(usize, usize)> {
-    let Ok(found) = json::extract(body, pointers) else { return Vec::new() };
-    let mut spans: Vec<_> = found
-        .into_iter()
-        .flatten()
-        .map(|value| {
-            let start = value.raw().as_ptr().addr() - body.as_ptr().addr();
-            (start, start + value.raw().len())
-        })
-        .collect();
-    spans.sort_unstable();
-    spans.dedup_by(|next, kept| next.1 <= kept.1);
-    spans
 }
 
 /// A request to reserve a key.

@@ -77,8 +77,14 @@ const decorate = () => {
 
 const watch = async () => {
   let wait = FAST;
+  let wake = () => {};
+  // A page that becomes visible again shows the current state at once.
+  document.addEventListener("visibilitychange", () => wake());
   for (;;) {
-    await new Promise((resume) => setTimeout(resume, wait));
+    await new Promise((resume) => {
+      wake = resume;
+      setTimeout(resume, wait);
+    });
     if (document.visibilityState !== "visible") continue;
     try {
       wait = await refresh() ? FAST : Math.min(wait * 1.5, SLOW);

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ::http::header::{AUTHORIZATION, COOKIE};
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use axum::body::Body;
@@ -17,7 +16,7 @@ use hapax::Database;
 use hapax_core::handler::{Handler, HandlerKind};
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
-use hapax_core::store::AdminRecords;
+use hapax_core::store::{AdminRecords, KeyRecords};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
@@ -35,10 +34,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use crate::admin::{self, Admin, Authorizer, WithoutToken};
+use crate::admin::{self, Admin, Authorizer, Redactions, Site, WithoutToken};
 use crate::alerts::{self, AlertMonitor, Inputs};
 use crate::config::{
-    self, CallerIdentity, Config, InvalidSetting, Keep, Permission, Role, ServiceUrl,
+    self, CallerIdentity, Config, InvalidSetting, Keep, Permission, Redaction, Role, ServiceUrl,
     SourceTemplate,
 };
 use crate::resealing::Resealer;
@@ -97,7 +96,7 @@ fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
 
 /// Runs the server on its store, from the first listener to the last commit. Parts for other roles are built
 /// but not started: the admin side of one node answers for handlers that another node runs.
-async fn serve_on<S: Database + Ledger + AdminRecords>(
+async fn serve_on<S: Database + Ledger + KeyRecords + AdminRecords>(
     store: Arc<S>,
     mut config: Config,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
@@ -211,9 +210,16 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
             known.load().contains(source).then(|| workers.jobs_for(source, event))
         })
     };
+    let admin_certificate = config.admin_tls.clone();
+    let admin_tls = admin_certificate.as_ref().map(Certificate::server_config).transpose()?;
+    let admin_scheme = if admin_tls.is_some() { "https" } else { "http" };
+    let site = Arc::new(Site::new(config.settings.admin_url.as_deref(), admin_tls.is_some()));
+    let redactions = Arc::new(Redactions::new(redacted(&config)));
     let router = admin::router(Admin {
         store: Arc::clone(&store),
         authorizer: Arc::clone(&authorizer),
+        site: Arc::clone(&site),
+        redactions: Arc::clone(&redactions),
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
         handlers: Arc::clone(&jobs_for),
@@ -265,7 +271,7 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
     });
     let ready = ReadyLine {
         ingress: public_listener.is_some().then_some((scheme, public_address)),
-        admin: admin_listener.is_some().then_some(admin_address),
+        admin: admin_listener.is_some().then_some((admin_scheme, admin_address)),
         background: [Role::Worker, Role::Sender]
             .into_iter()
             .filter(|role| has_role(*role))
@@ -296,15 +302,16 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
     let admin_task = admin_listener.map(|listener| {
         tokio::spawn(http::serve(
             listener,
-            None,
-            move |request: ::http::Request<http::Received>, peer: http::Peer| {
+            admin_tls,
+            move |mut request: ::http::Request<http::Received>, peer: http::Peer| {
                 let router = router.clone();
+                if let Some(uri) = site.without_base(request.uri()) {
+                    *request.uri_mut() = uri;
+                }
                 async move {
-                    let has_credentials = request.headers().contains_key(AUTHORIZATION)
-                        || request.headers().contains_key(COOKIE);
                     let answered = router.oneshot(request.map(Body::new)).await;
                     let answered = answered.unwrap_or_else(|never| match never {});
-                    if has_credentials && answered.status().as_u16() < 400 {
+                    if answered.extensions().get::<admin::Authenticated>().is_some() {
                         peer.has_verified();
                     }
                     answered
@@ -330,7 +337,8 @@ async fn serve_on<S: Database + Ledger + AdminRecords>(
         janitor,
         watch,
         authorizer,
-        certificate,
+        redactions,
+        certificates: certificate.into_iter().chain(admin_certificate).collect(),
         public_address,
         known_sources,
     };
@@ -550,6 +558,11 @@ fn without_token(config: &Config) -> WithoutToken {
     }
 }
 
+/// What each source masks.
+fn redacted(config: &Config) -> impl Iterator<Item = (String, Redaction)> {
+    config.templates.iter().map(|one| (one.spec.name.to_string(), one.redact.clone()))
+}
+
 fn retention(config: &Config) -> Retention {
     let span = |keep| match keep {
         Keep::Forever => None,
@@ -566,7 +579,7 @@ fn retention(config: &Config) -> Retention {
 /// The line that announces that the process is ready, with its addresses.
 struct ReadyLine {
     ingress: Option<(&'static str, SocketAddr)>,
-    admin: Option<SocketAddr>,
+    admin: Option<(&'static str, SocketAddr)>,
     /// Roles without a listener, printed if the process has no other role.
     background: Vec<Role>,
 }
@@ -577,8 +590,8 @@ impl fmt::Display for ReadyLine {
         if let Some((scheme, at)) = self.ingress {
             write!(f, " ingress {scheme}://{at}")?;
         }
-        if let Some(at) = self.admin {
-            write!(f, " admin http://{at}")?;
+        if let Some((scheme, at)) = self.admin {
+            write!(f, " admin {scheme}://{at}")?;
         }
         if self.ingress.is_none() && self.admin.is_none() {
             for role in &self.background {
@@ -611,7 +624,7 @@ fn print_ready(config: &Config, proxy_lines: &[String], ready: &ReadyLine) {
         let _ = writeln!(out, "{line}");
     }
     let _ = writeln!(out, "{ready}");
-    if let (Some(dev), Some((_, public_address)), Some(admin_address)) =
+    if let (Some(dev), Some((_, public_address)), Some((_, admin_address))) =
         (&config.dev, ready.ingress, ready.admin)
     {
         let program = program();
@@ -661,12 +674,14 @@ struct Reloadable<S> {
     janitor: Arc<Janitor<S>>,
     watch: Arc<AlertMonitor>,
     authorizer: Arc<Authorizer>,
-    certificate: Option<Arc<Certificate>>,
+    redactions: Arc<Redactions>,
+    /// Of the public side and of the admin side.
+    certificates: Vec<Arc<Certificate>>,
     public_address: SocketAddr,
     known_sources: Arc<ArcSwap<HashSet<SourceName>>>,
 }
 
-impl<S: Database + Ledger + AdminRecords> Reloadable<S> {
+impl<S: Database + Ledger + KeyRecords + AdminRecords> Reloadable<S> {
     /// Reloads on SIGHUP and when a secret's file changes; returns on SIGTERM or SIGINT.
     async fn watch(
         &mut self,
@@ -771,8 +786,8 @@ impl<S: Database + Ledger + AdminRecords> Reloadable<S> {
         self.janitor.reload(retention(&newer));
         self.watch.reload(alerts::AlertRules::of(&newer));
         self.authorizer.reload(without_token(&newer), tokens(&newer));
-        if let Some(Err(error)) = self.certificate.as_ref().map(|certificate| certificate.reload())
-        {
+        self.redactions.reload(redacted(&newer));
+        for error in self.certificates.iter().filter_map(|it| it.reload().err()) {
             tracing::error!(
                 "{why}: cannot reload the certificate, the server keeps the old one: {error}"
             );
@@ -795,8 +810,8 @@ mod tests {
         let check =
             |ingress: Option<u16>, admin: Option<u16>, background: &[Role], expected: &str| {
                 let ingress = ingress.map(|port| ("http", at(port)));
-                let ready =
-                    ReadyLine { ingress, admin: admin.map(at), background: background.to_vec() };
+                let admin = admin.map(|port| ("http", at(port)));
+                let ready = ReadyLine { ingress, admin, background: background.to_vec() };
                 assert_eq!(ready.to_string(), expected);
             };
         let all = [Role::Worker, Role::Sender];

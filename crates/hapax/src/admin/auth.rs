@@ -106,6 +106,7 @@ impl Authorizer {
         is_safe: bool,
         headers: &HeaderMap,
         session: Option<&Session>,
+        origin: Option<&str>,
     ) -> Result<Caller, Refusal> {
         let rules = self.rules.load();
         let by_session = session.and_then(|session| rules.by_session(session));
@@ -113,12 +114,12 @@ impl Authorizer {
             (Some(shown), _, _) => self.check_bearer(&rules.tokens, shown.as_bytes())?,
             (None, Some(caller), _) => {
                 if !is_safe {
-                    check_same_origin(headers)?;
+                    check_same_origin(headers, origin)?;
                 }
                 caller
             }
             (None, None, WithoutToken::Refused) => return Err(Problem::unauthorized().into()),
-            (None, None, WithoutToken::FromLoopback) => loopback_caller(access, headers)?,
+            (None, None, WithoutToken::FromLoopback) => loopback_caller(access, headers, origin)?,
         };
         if caller.may(access) {
             return Ok(caller);
@@ -267,6 +268,14 @@ impl Caller {
         &self.who
     }
 
+    /// Whether a token or a session proved who the caller is.
+    fn is_authenticated(&self) -> bool {
+        match &self.may {
+            Grants::Everything => false,
+            Grants::Only(_) => true,
+        }
+    }
+
     /// The session that the request belongs to, by its hash.
     pub(super) fn session(&self) -> Option<[u8; 32]> {
         self.session
@@ -294,6 +303,15 @@ impl Caller {
                 Err(Problem::forbidden("this token does not permit claiming jobs of that handler"))
             }
         }
+    }
+
+    /// Whether the caller sees values that a source redacts.
+    pub(super) fn sees_payloads(&self) -> bool {
+        self.has(|permission| match permission {
+            Permission::Payload | Permission::Admin => true,
+            Permission::Read | Permission::Operate => false,
+            Permission::Publish | Permission::Claim { .. } => false,
+        })
     }
 
     /// Whether the caller has this permission.
@@ -328,7 +346,11 @@ impl Caller {
 
 /// The caller without a token on an open admin side. A web page that uses DNS rebinding still sends its own
 /// host name, and a reverse proxy adds headers; both are refused.
-fn loopback_caller(access: Access, headers: &HeaderMap) -> Result<Caller, Problem> {
+fn loopback_caller(
+    access: Access,
+    headers: &HeaderMap,
+    origin: Option<&str>,
+) -> Result<Caller, Problem> {
     if headers.keys().any(|name| is_proxy_header(name.as_str())) {
         return Err(Problem::unauthorized());
     }
@@ -336,7 +358,7 @@ fn loopback_caller(access: Access, headers: &HeaderMap) -> Result<Caller, Proble
     match access {
         Access::Read => {}
         Access::Operate | Access::Claim | Access::Publish | Access::Admin => {
-            check_same_site(headers)?
+            check_same_site(headers, origin)?
         }
     }
     Ok(Caller { who: LOOPBACK.into(), may: Grants::Everything, session: None })
@@ -380,8 +402,8 @@ fn check_host_is_loopback(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 /// Refuses requests of web pages from other sites, which can send a simple POST to loopback. Browsers add
-/// the origin of the page.
-pub(super) fn check_same_site(headers: &HeaderMap) -> Result<(), Problem> {
+/// the origin of the page, which must be `own`, the configured one, or the host of the request.
+pub(super) fn check_same_site(headers: &HeaderMap, own: Option<&str>) -> Result<(), Problem> {
     let text = |name| headers.get(name).map(|value: &header::HeaderValue| value.to_str().ok());
     let fetched_by_us = match text(header::HeaderName::from_static("sec-fetch-site")) {
         None => true,
@@ -392,7 +414,7 @@ pub(super) fn check_same_site(headers: &HeaderMap) -> Result<(), Problem> {
         None => true,
         Some(origin) => {
             let authority = origin.and_then(|origin| origin.split_once("://")).map(|(_, at)| at);
-            authority.is_some() && authority == host
+            (own.is_some() && origin == own) || (authority.is_some() && authority == host)
         }
     };
     match fetched_by_us && from_us {
@@ -403,10 +425,10 @@ pub(super) fn check_same_site(headers: &HeaderMap) -> Result<(), Problem> {
 
 /// Refuses requests with a cookie that another site made the browser send. Browsers name the origin of the
 /// page in one of two headers; a request without both is refused.
-pub(super) fn check_same_origin(headers: &HeaderMap) -> Result<(), Problem> {
+pub(super) fn check_same_origin(headers: &HeaderMap, own: Option<&str>) -> Result<(), Problem> {
     let is_named = headers.contains_key("sec-fetch-site") || headers.contains_key(header::ORIGIN);
     match is_named {
-        true => check_same_site(headers),
+        true => check_same_site(headers, own),
         false => Err(Problem::forbidden("the browser did not say which page sent the request")),
     }
 }
@@ -422,6 +444,10 @@ pub(super) fn session_hash(headers: &HeaderMap) -> Option<[u8; 32]> {
     let (_, value) = pairs.find(|(name, _)| *name == SESSION_COOKIE)?;
     digest::digest(&digest::SHA256, value.as_bytes()).as_ref().try_into().ok()
 }
+
+/// Marks the answer to a request with a valid token or session.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Authenticated;
 
 /// The state of [`authorize`] for one route.
 pub(super) struct RouteGuard<S> {
@@ -442,13 +468,6 @@ pub(super) async fn authorize<S: AdminStore>(
     mut request: Request,
     next: Next,
 ) -> Response {
-    // In HTTP/2 the host is part of the URI.
-    if !request.headers().contains_key(header::HOST)
-        && let Some(authority) = request.uri().authority()
-        && let Ok(host) = header::HeaderValue::from_str(authority.as_str())
-    {
-        request.headers_mut().insert(header::HOST, host);
-    }
     let admin = &guard.admin;
     let session =
         match (request.headers().get(header::AUTHORIZATION), session_hash(request.headers())) {
@@ -463,7 +482,8 @@ pub(super) async fn authorize<S: AdminStore>(
         action: format!("{} {}", request.method(), guard.path),
         subject: request.uri().path().to_owned(),
     });
-    match admin.authorizer.admit(guard.access, is_safe, request.headers(), session.as_ref()) {
+    let (headers, origin) = (request.headers(), admin.site.origin());
+    match admin.authorizer.admit(guard.access, is_safe, headers, session.as_ref(), origin) {
         Ok(caller) => {
             // No id contains a NUL, and PostgreSQL refuses to compare text with one.
             let path_and_query = request.uri().path_and_query();
@@ -472,8 +492,12 @@ pub(super) async fn authorize<S: AdminStore>(
                 return Problem::bad_request(detail).into_response();
             }
             let who = Arc::clone(&caller.who);
+            let is_authenticated = caller.is_authenticated();
             request.extensions_mut().insert(caller);
-            let response = next.run(request).await;
+            let mut response = next.run(request).await;
+            if is_authenticated {
+                response.extensions_mut().insert(Authenticated);
+            }
             if let Some(audited) = audited {
                 audited.record(admin, &who, response.status()).await;
             }
@@ -539,7 +563,7 @@ mod tests {
         for (name, value) in lines {
             headers.append(*name, value.parse().expect("a header value"));
         }
-        authorizer.admit(access, access == Access::Read, &headers, None).is_ok()
+        authorizer.admit(access, access == Access::Read, &headers, None, None).is_ok()
     }
 
     #[test]

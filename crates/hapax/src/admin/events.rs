@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use hapax_core::store::{
     DeliveryFilter, EventDetail, EventFilter, EventId, EventName, HandlerRef, Inspect, Lookup,
 };
@@ -11,6 +11,7 @@ use hapax_core::{SourceName, Tenant, Timestamp};
 use jiff::SignedDuration;
 use uuid::Uuid;
 
+use super::auth::Caller;
 use super::extract::{PathId, QueryParams, cursor, limit};
 use super::handlers::PausedHandlers;
 use super::problem::Problem;
@@ -61,10 +62,14 @@ pub(super) fn ago(now: Timestamp, Span(span): Span) -> Timestamp {
 
 pub(super) async fn show<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
     PathId(name): PathId,
 ) -> Result<Json<Event>, Problem> {
     admin.store.flush_copies().await;
     let mut event = Event::from(find(&*admin.store, &name).await?);
+    if !caller.sees_payloads() {
+        admin.redactions.mask(&mut event);
+    }
     let paused = PausedHandlers::of(&*admin.store).await?;
     for job in event.jobs.iter_mut().filter(|job| job.status.is_open()) {
         let source = SourceName::new(&job.source);

@@ -18,10 +18,13 @@ mod openapi;
 mod pages;
 mod plans;
 mod problem;
+mod redaction;
 mod replay;
 mod review;
 mod routes;
+mod site;
 mod stats;
+mod storage;
 mod tenants;
 #[cfg(test)]
 mod tests;
@@ -29,14 +32,14 @@ mod tests;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hapax_core::ledger::Ledger;
 use hapax_core::store::{
-    AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, Operate, Outbox,
-    OwnMessages, Plans, SourceSecretStore, Store, TenantDeletions, Work,
+    AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, KeyRecords, Operate,
+    Outbox, OwnMessages, Plans, SourceSecretStore, Store, TenantDeletions, Work,
 };
 use hapax_engine::{JobsFor, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -45,9 +48,11 @@ use tokio_util::task::TaskTracker;
 use utoipa::openapi::OpenApi;
 
 use auth::RouteGuard;
-pub(crate) use auth::{Authorizer, WithoutToken};
+pub(crate) use auth::{Authenticated, Authorizer, WithoutToken};
 use problem::Problem;
+pub(crate) use redaction::Redactions;
 use routes::{ApiRoute, routes};
+pub(crate) use site::Site;
 
 use crate::alerts::AlertMonitor;
 use crate::sending::SharedSending;
@@ -75,6 +80,7 @@ pub(crate) trait AdminStore:
     + OwnMessages
     + Plans
     + Ledger
+    + KeyRecords
     + AdminRecords
     + SourceSecretStore
     + TenantDeletions
@@ -91,6 +97,7 @@ impl<S> AdminStore for S where
         + OwnMessages
         + Plans
         + Ledger
+        + KeyRecords
         + AdminRecords
         + SourceSecretStore
         + TenantDeletions
@@ -103,6 +110,10 @@ pub(crate) struct Admin<S> {
     pub(crate) store: Arc<S>,
     /// Decides which requests are allowed.
     pub(crate) authorizer: Arc<Authorizer>,
+    /// What is masked for tokens without `payload`.
+    pub(crate) redactions: Arc<Redactions>,
+    /// How browsers reach the pages.
+    pub(crate) site: Arc<Site>,
     /// Whether the process is ready; not any more once it shuts down.
     pub(crate) readiness: Arc<Readiness>,
     /// Renders the metrics.
@@ -141,7 +152,10 @@ pub(crate) fn router<S: AdminStore>(admin: Admin<S>) -> Router {
             )),
         };
         let to = match describe().is_page() {
-            true => to.route_layer(axum::middleware::from_fn(pages::finish)),
+            true => {
+                let site = Arc::clone(&admin.site);
+                to.route_layer(axum::middleware::from_fn_with_state(site, pages::finish))
+            }
             false => to,
         };
         router = router.route(path, to);
@@ -150,7 +164,19 @@ pub(crate) fn router<S: AdminStore>(admin: Admin<S>) -> Router {
         .fallback(async || Problem::not_found("there is no such route"))
         .method_not_allowed_fallback(async || Problem::method_not_allowed())
         .layer(axum::middleware::map_response(response_headers))
+        .layer(axum::middleware::map_request(host_header))
         .with_state(admin)
+}
+
+/// Adds the Host header to a request of HTTP/2, where the host is part of the URI.
+async fn host_header(mut request: Request) -> Request {
+    if !request.headers().contains_key(header::HOST)
+        && let Some(authority) = request.uri().authority()
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
+        request.headers_mut().insert(header::HOST, host);
+    }
+    request
 }
 
 /// Adds headers to every answer: it must not be cached, nor its content type guessed.

@@ -18,7 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Access;
 use super::extract::{IdempotencyKey, JsonBody, PathHandler, PathId, PathPair, QueryParams};
-use super::pages::{ActionForm, File, Filters, LoggedIn, LoginForm, Page, Reader, SeeOther};
+use super::pages::{Acted, ActionForm, File, Filters, LoggedIn, LoginForm, Page, Reader, SeeOther};
 use super::problem::Problem;
 use super::routes::ApiRoute;
 use super::{Accepted, Created, Document, Exposition, Text};
@@ -214,6 +214,12 @@ impl Input for Filters {
 }
 
 impl<T> Answer for Page<T> {
+    fn describe(description: &mut Description) {
+        description.is_page = true;
+    }
+}
+
+impl Answer for Acted {
     fn describe(description: &mut Description) {
         description.is_page = true;
     }

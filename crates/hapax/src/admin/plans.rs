@@ -139,7 +139,7 @@ fn of_events<S>(
                 "force needs since: it runs every finished job of that time again",
             ));
         }
-        EventAct::Reject if reason.is_none() => {
+        EventAct::Reject if reason.is_none() && !asked.dry_run => {
             return Err(Problem::bad_request(
                 "reason is needed: it is recorded with the rejection",
             ));

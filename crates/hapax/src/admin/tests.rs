@@ -24,9 +24,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use super::{Admin, Authorizer, WithoutToken, router};
+use super::{Admin, Authorizer, Redactions, WithoutToken, router};
 use crate::alerts::{AlertMonitor, AlertRules, Inputs};
-use crate::config::Permission;
+use crate::config::{Permission, Redaction};
 use crate::sending::SharedSending;
 use crate::tenant_sources::{TenantRules, TenantSources};
 
@@ -209,6 +209,14 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
     let router = router(Admin {
         store: Arc::clone(&store.faults),
         authorizer: Arc::new(authorizer),
+        site: Arc::default(),
+        redactions: Arc::new(Redactions::new([(
+            "stripe".to_owned(),
+            Redaction {
+                pointers: vec![hapax_core::json::Pointer::parse("/email").expect("a pointer")],
+                headers: vec!["x-user".to_owned()],
+            },
+        )])),
         readiness,
         sending: Arc::new(SharedSending::new(Err("no vault in this test".to_owned()))),
         tenants: Arc::new(tenants),

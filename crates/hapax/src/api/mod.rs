@@ -14,6 +14,7 @@ mod messages;
 mod plans;
 mod replay;
 mod stats;
+mod storage;
 mod tenants;
 mod values;
 
@@ -45,6 +46,7 @@ pub(crate) use replay::{
     ReplayJobsRequest, Replayed,
 };
 pub(crate) use stats::{Alert, Figures, ProcessingSeconds, Severity, Stats, StatsQuery};
+pub(crate) use storage::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, Storage};
 pub(crate) use tenants::{
     DeletionState, SourceSecretRequest, SourceSecrets, SourceSecretsRequest, TenantDeletion,
 };

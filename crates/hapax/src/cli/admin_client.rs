@@ -104,7 +104,8 @@ impl AdminOptions {
 }
 
 /// The URL of the admin API, from the config.
-fn url_of(ServerLocation { admin_listen, file, .. }: &ServerLocation) -> Result<String, Failure> {
+fn url_of(at: &ServerLocation) -> Result<String, Failure> {
+    let ServerLocation { admin_listen, admin_tls, file, .. } = at;
     let port = admin_listen.port();
     if port == 0 {
         let file = file.as_ref().map_or_else(String::new, |file| format!("{}: ", file.display()));
@@ -113,7 +114,8 @@ fn url_of(ServerLocation { admin_listen, file, .. }: &ServerLocation) -> Result<
             "pass the URL with --admin: the server prints it when it starts",
         ));
     }
-    Ok(format!("http://{}", reachable_address(*admin_listen)))
+    let scheme = if *admin_tls { "https" } else { "http" };
+    Ok(format!("{scheme}://{}", reachable_address(*admin_listen)))
 }
 
 /// The address at which a listener is reached from the same machine.
@@ -404,6 +406,7 @@ mod tests {
     fn the_local_token_is_sent_only_to_this_machine_and_the_configured_address() {
         let configured = ServerLocation {
             admin_listen: "10.0.0.5:8081".parse().unwrap(),
+            admin_tls: false,
             data_dir: PathBuf::from("data"),
             file: None,
         };

@@ -17,7 +17,7 @@ use super::secret_file;
 use super::secret_file::SecretKind;
 use super::settings::Settings;
 use super::sources::{
-    ConfiguredSource, ConfiguredSources, SourceTemplate, keep_keys, secret_text_hash,
+    ConfiguredSource, ConfiguredSources, Redaction, SourceTemplate, keep_keys, secret_text_hash,
     unverified_limit_default,
 };
 use crate::signing;
@@ -103,6 +103,7 @@ impl ConfigReader<'_> {
                         keep_keys,
                         handlers: Vec::new(),
                         mode: AnswerMode::Async,
+                        redact: Redaction::default(),
                     });
                 }
                 Err(error) => {

@@ -16,6 +16,8 @@ use super::shared::ServiceUrl;
 pub(crate) struct ServerLocation {
     /// The admin side.
     pub(crate) admin_listen: SocketAddr,
+    /// Whether the admin side speaks TLS.
+    pub(crate) admin_tls: bool,
     /// The data directory.
     pub(crate) data_dir: PathBuf,
     /// The config file, if there is one.
@@ -28,8 +30,10 @@ pub(crate) fn server_location(flags: &Flags) -> Result<ServerLocation, ConfigErr
     let (file, text) = find_file(flags, &environment)?;
     let mut reader = ConfigReader::new(&environment, &text);
     let mut settings = Settings::default();
+    let mut admin_tls = false;
     if let Some(document) = document::parse(&text, &mut reader.problems) {
         for entry in Section::root(&document).entries() {
+            admin_tls |= entry.name() == "admin_tls";
             if let key @ ("admin_listen" | "data_dir") = entry.name() {
                 entry.parse(|text| settings.set(key, text), &mut reader.problems);
             }
@@ -41,7 +45,7 @@ pub(crate) fn server_location(flags: &Flags) -> Result<ServerLocation, ConfigErr
         return Err(reader.problems.into_errors(file.as_deref(), &text));
     }
     let Settings { admin_listen, data_dir, .. } = settings;
-    Ok(ServerLocation { admin_listen, data_dir, file })
+    Ok(ServerLocation { admin_listen, admin_tls, data_dir, file })
 }
 
 /// Reads `database_url`.

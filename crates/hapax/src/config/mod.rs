@@ -47,7 +47,7 @@ use self::reader::{Environment, load_in};
 pub(crate) use self::secrets::resolve as resolve_secret;
 pub(crate) use self::settings::{LogFormat, LogSettings, Settings};
 pub(crate) use self::shared::{Role, ServiceUrl};
-pub(crate) use self::sources::{ConfiguredSource, SourceTemplate, secret_text_hash};
+pub(crate) use self::sources::{ConfiguredSource, Redaction, SourceTemplate, secret_text_hash};
 pub(crate) use self::tokens::{ADMIN_TOKEN_FILE, Permission, Token, admin_token};
 pub(crate) use self::units::Keep;
 pub(crate) use self::vault::{NO_VAULT_KEY, VaultFileState, VaultKeySource, VaultSettings};
@@ -65,6 +65,8 @@ pub(crate) struct Config {
     pub(crate) settings: Settings,
     /// TLS on the public side.
     pub(crate) tls: Option<Arc<Certificate>>,
+    /// TLS on the admin side.
+    pub(crate) admin_tls: Option<Arc<Certificate>>,
     /// The tokens of the admin side.
     pub(crate) tokens: Vec<Token>,
     /// The file of the server's own token, if the config has no tokens.
@@ -118,6 +120,8 @@ impl Config {
         let differs = [
             ("listen", old.listen != new.listen),
             ("admin_listen", old.admin_listen != new.admin_listen),
+            ("admin_url", old.admin_url != new.admin_url),
+            ("admin_tls", self.admin_tls.is_some() != newer.admin_tls.is_some()),
             ("data_dir", old.data_dir != new.data_dir),
             ("database_url", old.database_url != new.database_url),
             ("handlers_database_url", old.handlers_database_url != new.handlers_database_url),

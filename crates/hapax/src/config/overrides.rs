@@ -51,10 +51,11 @@ fn parse_secret(text: &str) -> Result<Secret, std::convert::Infallible> {
 }
 
 /// Settings that the environment and flags can override: key, variable, flag.
-pub(super) const OVERRIDABLE: [(&str, &str, &str); 17] = [
+pub(super) const OVERRIDABLE: [(&str, &str, &str); 18] = [
     ("listen", "HAPAX_LISTEN", "--listen"),
     ("admin_listen", "HAPAX_ADMIN_LISTEN", "--admin-listen"),
     ("admin_open", "HAPAX_ADMIN_OPEN", ""),
+    ("admin_url", "HAPAX_ADMIN_URL", ""),
     ("public_url", "HAPAX_PUBLIC_URL", "--public-url"),
     ("trusted_proxies", "HAPAX_TRUSTED_PROXIES", ""),
     ("data_dir", "HAPAX_DATA_DIR", "--data-dir"),

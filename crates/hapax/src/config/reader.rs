@@ -30,10 +30,12 @@ impl Environment<'static> {
     }
 }
 
-pub(super) const ROOT_KEYS: [&str; 24] = [
+pub(super) const ROOT_KEYS: [&str; 26] = [
     "listen",
     "admin_listen",
     "admin_open",
+    "admin_url",
+    "admin_tls",
     "public_url",
     "trusted_proxies",
     "data_dir",
@@ -138,7 +140,8 @@ impl ConfigReader<'_> {
         }
         self.check_sqlite_settings(&root, flags, &settings);
         let tokens = self.tokens(&root);
-        let tls = self.tls(&root);
+        let tls = self.tls(&root, "tls");
+        let admin_tls = self.tls(&root, "admin_tls");
         self.check_admin_access(&root, flags, &settings, &tokens);
 
         let (sources, dev) = match file {
@@ -157,6 +160,7 @@ impl ConfigReader<'_> {
         Some(Config {
             settings,
             tls,
+            admin_tls,
             tokens,
             own_token,
             sources: sources.pairs,

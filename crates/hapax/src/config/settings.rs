@@ -28,6 +28,8 @@ pub(crate) struct Settings {
     pub(crate) admin_listen: SocketAddr,
     /// Whether requests from this machine need no token. Dev mode needs none either way.
     pub(crate) admin_open: bool,
+    /// The URL of the admin side as browsers see it, without a trailing slash.
+    pub(crate) admin_url: Option<String>,
     /// The URL that senders use, without a trailing slash. In dev mode it is derived from `listen`, or from
     /// the bound address if that has port 0.
     pub(crate) public_url: Option<String>,
@@ -106,6 +108,7 @@ impl Default for Settings {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             admin_listen: SocketAddr::from(([127, 0, 0, 1], 8081)),
             admin_open: false,
+            admin_url: None,
             public_url: None,
             trusted_proxies: Vec::new(),
             data_dir: PathBuf::from("hapax-data"),
@@ -135,8 +138,8 @@ impl ConfigReader<'_> {
         let problems = &mut self.problems;
         for entry in root.entries() {
             match entry.name() {
-                key @ ("listen" | "admin_listen" | "public_url" | "data_dir" | "header_timeout"
-                | "body_timeout" | "drain") => {
+                key @ ("listen" | "admin_listen" | "admin_url" | "public_url" | "data_dir"
+                | "header_timeout" | "body_timeout" | "drain") => {
                     entry.parse(|text| settings.set(key, text), problems);
                 }
                 key @ ("database_url" | "handlers_database_url" | "redis_url") => {
@@ -255,7 +258,14 @@ impl Settings {
             "listen" => self.listen = units::address(text)?,
             "admin_listen" => self.admin_listen = units::address(text)?,
             "admin_open" => self.admin_open = flag(text)?,
-            "public_url" => self.public_url = Some(units::base_url(text)?),
+            "admin_url" => {
+                let hint = "write the URL that browsers use: \"https://ops.example.com/hapax\"";
+                self.admin_url = Some(units::base_url(text, hint)?);
+            }
+            "public_url" => {
+                let hint = "write the URL that senders use: \"https://hooks.example.com\"";
+                self.public_url = Some(units::base_url(text, hint)?);
+            }
             "trusted_proxies" => {
                 let nets = text.split(',').map(str::trim).filter(|net| !net.is_empty());
                 self.trusted_proxies = nets.map(units::net).collect::<Result<_, _>>()?;

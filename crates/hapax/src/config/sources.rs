@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::handler::Handler;
+use hapax_core::json::{POINTERS_MAX, Pointer};
 use hapax_core::message::{OWN_TENANT, own_tenant_fault};
 use hapax_core::presets::{self, Preset};
 use hapax_core::scheme::CustomScheme;
@@ -59,6 +60,24 @@ pub(crate) struct SourceTemplate {
     pub(crate) handlers: Vec<Arc<Handler>>,
     /// As in [`ConfiguredSource`].
     pub(crate) mode: AnswerMode,
+    /// What is masked for tokens without `payload`.
+    pub(crate) redact: Redaction,
+}
+
+/// Values that are masked where events are shown.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Redaction {
+    /// In a JSON body.
+    pub(crate) pointers: Vec<Pointer>,
+    /// Names of headers.
+    pub(crate) headers: Vec<String>,
+}
+
+impl Redaction {
+    /// Whether nothing is masked.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pointers.is_empty() && self.headers.is_empty()
+    }
 }
 
 impl SourceTemplate {
@@ -97,7 +116,7 @@ pub(super) fn keep_keys(settings: &Settings, source: &Source) -> Keep {
     settings.retention.keys.unwrap_or(default)
 }
 
-const KEYS: [&str; 19] = [
+const KEYS: [&str; 20] = [
     "provider",
     "secrets",
     "params",
@@ -113,6 +132,7 @@ const KEYS: [&str; 19] = [
     "occurred_at",
     "items",
     "require",
+    "redact",
     "tenant_from",
     "tenants",
     "scheme",
@@ -267,7 +287,37 @@ impl ConfigReader<'_> {
             keep_keys,
             handlers,
             mode,
+            redact: self.redaction(section),
         });
+    }
+
+    /// Reads `redact`.
+    fn redaction(&mut self, section: &Section<'_>) -> Redaction {
+        let mut redaction = Redaction::default();
+        let Some(entry) = section.get("redact") else { return redaction };
+        for word in entry.list(&mut self.problems).unwrap_or_default() {
+            let Some(text) = word.text(&mut self.problems) else { continue };
+            let hint = "write a JSON pointer such as \"/email\", or \"header:x-user\"";
+            match (text.strip_prefix("header:"), Pointer::parse(text)) {
+                (Some(name), _) if !name.is_empty() => redaction.headers.push(name.to_owned()),
+                (None, Ok(pointer)) => redaction.pointers.push(pointer),
+                (_, _) => {
+                    let invalid = InvalidSetting::new(
+                        format!("\"{}\" names no value", text.escape_debug()),
+                        hint,
+                    );
+                    word.report(invalid, &mut self.problems);
+                }
+            }
+        }
+        if redaction.pointers.len() > POINTERS_MAX {
+            let invalid = InvalidSetting::new(
+                format!("{} pointers are more than {POINTERS_MAX}", redaction.pointers.len()),
+                "point at objects that contain several of them",
+            );
+            entry.report(invalid, &mut self.problems);
+        }
+        redaction
     }
 
     /// Checks a source whose tenants are all added at run time, and returns how long its duplicates are

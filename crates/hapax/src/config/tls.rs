@@ -1,5 +1,5 @@
-//! `[tls]`: the certificate and key of the public side. They are loaded with the config, so that a wrong
-//! file is a config error and not a failed handshake later.
+//! `[tls]` and `admin_tls`: the certificate and key of the public and of the admin side. They are loaded with
+//! the config, so that a wrong file is a config error and not a failed handshake later.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use super::problem::InvalidSetting;
 use super::reader::ConfigReader;
 
 impl ConfigReader<'_> {
-    /// Reads `[tls]`, if there is one.
-    pub(super) fn tls(&mut self, root: &Section<'_>) -> Option<Arc<Certificate>> {
-        let section = root.get("tls")?.section(&mut self.problems)?;
+    /// Reads the table `name`, if there is one.
+    pub(super) fn tls(&mut self, root: &Section<'_>, name: &str) -> Option<Arc<Certificate>> {
+        let section = root.get(name)?.section(&mut self.problems)?;
         section.expect(&["cert", "key"], &[], &mut self.problems);
         let cert = self.pem_file(&section, "cert");
         let key = self.pem_file(&section, "key");

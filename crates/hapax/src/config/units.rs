@@ -163,13 +163,8 @@ pub(crate) fn net(text: &str) -> Result<IpNet, InvalidSetting> {
 }
 
 /// `https://hooks.example.com`, optionally with a path; a trailing slash is removed.
-pub(crate) fn base_url(text: &str) -> Result<String, InvalidSetting> {
-    let bad = |what: &str| {
-        InvalidSetting::new(
-            format!("\"{text}\" {what}"),
-            "write the URL that senders use: \"https://hooks.example.com\"",
-        )
-    };
+pub(crate) fn base_url(text: &str, hint: &'static str) -> Result<String, InvalidSetting> {
+    let bad = |what: &str| InvalidSetting::new(format!("\"{text}\" {what}"), hint);
     let uri: http::Uri = text.parse().map_err(|_| bad("is not a URL"))?;
     match uri.scheme_str() {
         Some("http" | "https") => {}
@@ -179,10 +174,7 @@ pub(crate) fn base_url(text: &str) -> Result<String, InvalidSetting> {
         return Err(bad("names no host"));
     }
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-        return Err(InvalidSetting::new(
-            "must not carry a user name",
-            "write the URL that senders use: \"https://hooks.example.com\"",
-        ));
+        return Err(InvalidSetting::new("must not carry a user name", hint));
     }
     if uri.query().is_some() || text.contains('#') {
         return Err(bad("must have neither query nor fragment"));
@@ -244,9 +236,9 @@ mod tests {
 
     #[test]
     fn urls_and_names_must_be_usable_as_they_stand() {
-        assert_eq!(base_url("https://a.example/").as_deref(), Ok("https://a.example"));
+        assert_eq!(base_url("https://a.example/", "").as_deref(), Ok("https://a.example"));
         for bad in ["a.example", "ftp://a.example", "https://", "https://a/?q=1", "https://u@a/"] {
-            assert!(base_url(bad).is_err(), "{bad:?}");
+            assert!(base_url(bad, "").is_err(), "{bad:?}");
         }
         assert!(name("a.b_c-9").is_ok());
         for bad in ["", ".", "..", "a/b", "a b", "ü", "a%20", &"x".repeat(65)] {

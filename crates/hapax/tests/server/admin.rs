@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use crate::support::sender::{event, now};
-use crate::support::{Answer, House, Sender, until};
+use crate::support::{Answer, House, Sender, Wire, until};
 use serde_json::Value;
 
 const SECRET: &str = "whsec_canary_of_stripe";
@@ -496,4 +496,50 @@ fn no_secret_token_or_body_is_ever_printed() {
             );
         }
     }
+}
+
+#[test]
+fn behind_a_reverse_proxy_pages_keep_their_path_and_the_cookie_is_secure() {
+    // The proxy has another host and a path, which it passes on or removes; Host may be either.
+    let house = House::new(&format!(
+        "admin_open = false\nadmin_url = \"https://ops.example.com/hapax\"\n\
+         [tokens.ops]\nvalue = \"{TOKEN}\"\nallow = [\"operate\"]\n{}",
+        stripe()
+    ));
+    let server = house.start();
+    let host = format!("host: {}\r\n", server.admin);
+    let html = format!("{host}x-forwarded-for: 3.1.2.4\r\naccept: text/html\r\n");
+    for path in ["/hapax/events?status=dead", "/events?status=dead"] {
+        let answer = server.admin_get_with(path, &html);
+        let login = "/hapax/login?next=%2Fevents%3Fstatus%3Ddead";
+        assert_eq!(answer.header("location"), Some(login), "{path}: {answer:?}");
+    }
+    let form = format!("token={TOKEN}&next=%2Fevents");
+    let log_in = |more: &str| {
+        let length = form.len();
+        let mut wire = Wire::connect(server.admin);
+        wire.write(format!(
+            "POST /hapax/login HTTP/1.1\r\n{host}{more}content-length: {length}\r\n\r\n{form}"
+        ));
+        wire.answer()
+    };
+    for foreign in
+        ["https://evil.example", "http://ops.example.com", "https://ops.example.com.evil"]
+    {
+        let answer = log_in(&format!("origin: {foreign}\r\n"));
+        assert_eq!(answer.status, 403, "{foreign}: {answer:?}");
+    }
+    let answer = log_in("origin: https://ops.example.com\r\n");
+    assert_eq!(answer.header("location"), Some("/hapax/events"), "{answer:?}");
+    let cookie = answer.header("set-cookie").unwrap();
+    assert!(cookie.contains("; Path=/hapax; HttpOnly; SameSite=Lax; Secure"), "{cookie}");
+    let session = cookie.split(';').next().unwrap();
+    let page = server.admin_get_with("/hapax/", &format!("{html}cookie: {session}\r\n"));
+    assert_eq!(page.status, 200, "{page:?}");
+    let text = page.text();
+    for part in text.split(['"', '\'']).filter(|part| part.starts_with('/')) {
+        assert!(part.starts_with("/hapax/"), "{part} leads out of the site");
+    }
+    let file = text.split('"').find(|part| part.ends_with("style.css")).unwrap();
+    assert_eq!(server.admin_get_with(file, &host).status, 200);
 }

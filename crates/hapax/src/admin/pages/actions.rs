@@ -9,6 +9,7 @@ use askama::Template;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, OriginalUri, Request, State};
 use axum::http::{Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use hapax_core::SourceName;
 use hapax_core::job::HandlerName;
@@ -27,7 +28,7 @@ use super::filters::{Filters, form};
 use super::{Frame, Page, Reader, SeeOther};
 use crate::api::{
     DecideRequest, DeliveryEffect, MessageQuery, ReasonRequest, ReplayEffect, ReplayEventRequest,
-    Replayed,
+    Replayed, RotateRequest,
 };
 use crate::format;
 
@@ -41,34 +42,80 @@ const TTL: Duration = Duration::from_secs(24 * 3_600);
 const FORM_BYTES_MAX: usize = 16_384;
 
 /// What the page of an action asks.
+#[derive(Default)]
 pub(in crate::admin) struct Question {
-    title: String,
+    pub(super) title: String,
     /// What the action is about, in the sender's words.
-    subject: String,
+    pub(super) subject: String,
     /// What would happen.
-    sentences: Vec<String>,
-    button: &'static str,
-    needs_reason: bool,
-    offers_force: bool,
+    pub(super) sentences: Vec<String>,
+    /// Fields that choose what the action is about. Another choice shows the question again.
+    pub(super) choices: Vec<Field>,
+    /// The button that acts; empty if there is nothing to do.
+    pub(super) button: &'static str,
+    /// Further fields of the form.
+    pub(super) fields: Vec<Field>,
+    pub(super) needs_reason: bool,
+    pub(super) offers_force: bool,
     /// Whether the action cannot be undone.
-    is_final: bool,
+    pub(super) is_final: bool,
     /// The page that the reader comes from.
-    back: String,
+    pub(super) back: String,
+}
+
+/// A field of a form.
+pub(super) struct Field {
+    pub(super) name: &'static str,
+    pub(super) label: &'static str,
+    pub(super) value: Option<String>,
+    /// The words to choose from; empty for free text.
+    pub(super) words: &'static [&'static str],
 }
 
 /// What an action did, and the page that shows it.
+#[derive(Default)]
 pub(in crate::admin) struct Done {
-    page: String,
+    pub(super) page: String,
     /// The query of the page.
-    filters: Filters,
+    pub(super) filters: Filters,
+    pub(super) sentence: String,
+    /// A new secret. Only the answer to the form shows it, and nothing stores it.
+    pub(super) secret: Option<String>,
+}
+
+/// The answer to a form.
+pub(in crate::admin) enum Acted {
+    /// Leads to the page that shows what was done.
+    Leads(SeeOther),
+    /// Shows a new secret.
+    Shows(Box<Page<NewSecret>>),
+}
+
+impl IntoResponse for Acted {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Leads(to) => to.into_response(),
+            Self::Shows(page) => page.into_response(),
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "secret.html")]
+pub(in crate::admin) struct NewSecret {
+    frame: Frame,
     sentence: String,
+    secret: String,
+    back: String,
 }
 
 /// The fields of the form.
 pub(in crate::admin) struct ActionForm {
-    plan: Uuid,
-    reason: Option<String>,
-    force: bool,
+    pub(super) plan: Uuid,
+    pub(super) reason: Option<String>,
+    pub(super) force: bool,
+    /// All fields.
+    pub(super) fields: Filters,
     /// The fields as they were sent: the same form has the same bytes.
     bytes: Bytes,
 }
@@ -82,7 +129,7 @@ impl<S: Send + Sync> FromRequest<S> for ActionForm {
         let plan =
             plan.ok_or_else(|| Problem::bad_request("the form has no plan: open its page again"))?;
         let (reason, force) = (fields.get("reason"), fields.get("force").is_some());
-        Ok(Self { plan, reason, force, bytes })
+        Ok(Self { plan, reason, force, fields, bytes })
     }
 }
 
@@ -141,11 +188,12 @@ pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
 /// Acts, once for each form.
 pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
     State(admin): State<Arc<Admin<S>>>,
-    Extension(caller): Extension<Caller>,
+    reader: Reader,
     OriginalUri(uri): OriginalUri,
     PathId(id): PathId,
     form: ActionForm,
-) -> Result<SeeOther, Problem> {
+) -> Result<Acted, Problem> {
+    let caller = reader.caller()?;
     let path = uri.path_and_query().map(|path| path.as_str().to_owned()).unwrap_or_default();
     let ask = ReserveAsk {
         scope: Scope::new("dashboard", caller.who(), &Method::POST, uri.path()),
@@ -157,7 +205,7 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
     };
     let reserved = match admin.store.reserve(ask).await? {
         Reservation::Fresh(reserved) => reserved,
-        Reservation::Replay(answer) => return Ok(SeeOther(location(&answer))),
+        Reservation::Replay(answer) => return Ok(Acted::Leads(SeeOther(location(&answer)))),
         Reservation::InProgress { .. } => {
             return Err(Problem::conflict("this form was sent before, and its action still runs"));
         }
@@ -178,7 +226,11 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
                 body: Bytes::new(),
             };
             admin.store.finish(&reserved, &answer).await?;
-            Ok(SeeOther(to))
+            let Some(secret) = done.secret else { return Ok(Acted::Leads(SeeOther(to))) };
+            let frame = reader.frame(&admin, "").await;
+            let (sentence, back) = (done.sentence, format!("{}{}", frame.base, done.page));
+            let page = reader.page(NewSecret { frame, sentence, secret, back });
+            Ok(Acted::Shows(Box::new(page)))
         }
         Err(problem) => {
             admin.store.abandon(&reserved).await?;
@@ -211,10 +263,9 @@ impl<S: AdminStore> PageAction<S> for ReplayEvent {
             subject: event.event_id,
             sentences: effects(&replayed),
             button: "Replay",
-            needs_reason: false,
             offers_force: true,
-            is_final: false,
             back: format!("/events/{}", event.id),
+            ..Question::default()
         })
     }
 
@@ -239,7 +290,7 @@ impl<S: AdminStore> PageAction<S> for ReplayEvent {
         let Json(replayed) = replay.await?;
         let page = event_page(&admin, &id).await?;
         let sentence = effects(&replayed).join(" ");
-        Ok(Done { page, filters: Filters::default(), sentence })
+        Ok(Done { page, sentence, ..Done::default() })
     }
 }
 
@@ -315,9 +366,9 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
             sentences: vec![sentence.to_owned()],
             button,
             needs_reason: WHICH == 1,
-            offers_force: false,
             is_final: WHICH != 0,
             back: format!("/events/{}", event.id),
+            ..Question::default()
         })
     }
 
@@ -336,7 +387,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
             _ => review::discard_of_event(state, by, path, asked).await?,
         };
         let sentence = format!("The event is {} now.", decided.status.as_str());
-        Ok(Done { page: format!("/events/{}", decided.id), filters: Filters::default(), sentence })
+        Ok(Done { page: format!("/events/{}", decided.id), sentence, ..Done::default() })
     }
 }
 
@@ -360,10 +411,8 @@ impl<S: AdminStore> PageAction<S> for ReplayDelivery {
                     .to_owned(),
             ],
             button: "Send again",
-            needs_reason: false,
-            offers_force: false,
-            is_final: false,
             back: format!("/deliveries/{id}"),
+            ..Question::default()
         })
     }
 
@@ -382,7 +431,7 @@ impl<S: AdminStore> PageAction<S> for ReplayDelivery {
             DeliveryEffect::Due => "The delivery is due now.".to_owned(),
             DeliveryEffect::AlreadyOpen => "The delivery is due or under way already.".to_owned(),
         };
-        Ok(Done { page: format!("/deliveries/{id}"), filters: Filters::default(), sentence })
+        Ok(Done { page: format!("/deliveries/{id}"), sentence, ..Done::default() })
     }
 }
 
@@ -418,10 +467,9 @@ impl<S: AdminStore, const CANCEL: bool> PageAction<S> for ChangeMessage<CANCEL> 
             subject: id.clone(),
             sentences: vec![sentence.to_owned()],
             button,
-            needs_reason: false,
-            offers_force: false,
             is_final: CANCEL,
             back: filters.link(&message_page(&id)),
+            ..Question::default()
         })
     }
 
@@ -445,7 +493,7 @@ impl<S: AdminStore, const CANCEL: bool> PageAction<S> for ChangeMessage<CANCEL> 
             count => format!("{count} deliveries are"),
         };
         let (page, sentence) = (message_page(&id), format!("{count} {what}."));
-        Ok(Done { page, filters, sentence })
+        Ok(Done { page, filters, sentence, ..Done::default() })
     }
 }
 
@@ -496,10 +544,8 @@ impl<S: AdminStore, const PAUSES: bool> PageAction<S> for ChangeHandler<PAUSES> 
             subject: id,
             sentences: vec![sentence.to_owned()],
             button,
-            needs_reason: false,
-            offers_force: false,
-            is_final: false,
             back: "/handlers".to_owned(),
+            ..Question::default()
         })
     }
 
@@ -521,7 +567,7 @@ impl<S: AdminStore, const PAUSES: bool> PageAction<S> for ChangeHandler<PAUSES> 
                 .await
                 .map(|_| format!("The handler {id} is resumed."))?,
         };
-        Ok(Done { page: "/handlers".to_owned(), filters: Filters::default(), sentence })
+        Ok(Done { page: "/handlers".to_owned(), sentence, ..Done::default() })
     }
 }
 
@@ -558,10 +604,8 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
             subject: endpoint.url,
             sentences: vec![sentence.to_owned()],
             button,
-            needs_reason: false,
-            offers_force: false,
-            is_final: false,
             back: format!("/endpoints/{id}"),
+            ..Question::default()
         })
     }
 
@@ -595,6 +639,58 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
                 answer.chars().take(300).collect()
             }
         };
-        Ok(Done { page: format!("/endpoints/{id}"), filters: Filters::default(), sentence })
+        Ok(Done { page: format!("/endpoints/{id}"), sentence, ..Done::default() })
+    }
+}
+
+/// Gives an endpoint a new secret.
+pub(in crate::admin) struct RotateEndpoint;
+
+impl<S: AdminStore> PageAction<S> for RotateEndpoint {
+    async fn question(
+        admin: Arc<Admin<S>>,
+        _: Caller,
+        id: String,
+        _: Filters,
+    ) -> Result<Question, Problem> {
+        let Json(endpoint) = endpoints::show(State(admin), PathId(id.clone())).await?;
+        Ok(Question {
+            title: "Rotate the secret of this endpoint?".to_owned(),
+            subject: endpoint.url,
+            sentences: vec![
+                "Deliveries are signed with a new secret, which the next page shows once.".to_owned(),
+                "During the overlap they are signed with the old secret too, so the receiver can change \
+                 over without losing one."
+                    .to_owned(),
+            ],
+            fields: vec![Field {
+                name: "overlap",
+                label: "Overlap (0s revokes the old secret now)",
+                value: Some("24h".to_owned()),
+                words: &[],
+            }],
+            button: "Rotate",
+            back: format!("/endpoints/{id}"),
+            ..Question::default()
+        })
+    }
+
+    async fn act(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        _: Filters,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        let QueryParams(asked) = form.fields.only(&["overlap"]).query::<RotateRequest>()?;
+        let rotated =
+            endpoints::rotate(State(admin), Extension(caller), PathId(id.clone()), JsonBody(asked));
+        let Json(endpoint) = rotated.await?;
+        let sentence = match endpoint.secret {
+            Some(_) => "The secret was rotated. The new one is shown once.",
+            None => "The key was rotated. Give the new public key to the receiver.",
+        };
+        let (page, sentence) = (format!("/endpoints/{id}"), sentence.to_owned());
+        Ok(Done { page, sentence, secret: endpoint.secret, ..Done::default() })
     }
 }

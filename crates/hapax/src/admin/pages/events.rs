@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use askama::Template;
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use hapax_core::delivery::DeliveryId;
 use hapax_core::job::JobId;
 use url::form_urlencoded;
@@ -14,7 +14,7 @@ use super::super::extract::PathId;
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, events as api_events};
 use super::filters::Filters;
-use super::{Frame, Page, Reader, SeeOther};
+use super::{Frame, Page, Reader, SeeOther, plans};
 use crate::api::{Event, EventSummary, EventsQuery};
 use crate::story::{Sentence, arrivals, story};
 
@@ -43,6 +43,8 @@ pub(in crate::admin) struct Events {
     is_review: bool,
     /// Whether the page is the first one, which shows new events by itself.
     is_first: bool,
+    /// Actions on all events that match.
+    bulk: Vec<(&'static str, String)>,
 }
 
 /// The values of the filter form.
@@ -83,6 +85,12 @@ async fn list<S: AdminStore>(
     let frame = reader.frame(&admin, path).await;
     let query = filters.query::<EventsQuery>()?;
     let Json(page) = api_events::list(State(admin), query).await?;
+    let acts: &[_] = match path {
+        _ if !frame.may_operate || page.items.is_empty() => &[],
+        "/review" => &[("Approve", "approve"), ("Reject", "reject")],
+        _ => &[("Replay", "replay")],
+    };
+    let bulk = acts.iter().filter_map(|(name, act)| Some((*name, plans::link(act, &filters)?)));
     let page = Events {
         older: filters.older(&frame.base, path, page.next.as_deref()),
         frame,
@@ -99,6 +107,7 @@ async fn list<S: AdminStore>(
         statuses: STATUSES,
         is_review: path == "/review",
         is_first: filters.get("cursor").is_none(),
+        bulk: bulk.collect(),
     };
     Ok(reader.page(page))
 }
@@ -127,7 +136,8 @@ pub(in crate::admin) async fn event<S: AdminStore>(
 ) -> Result<Page<EventPage>, Problem> {
     let frame = reader.frame(&admin, "/events").await;
     let now = (admin.now)();
-    let Json(event) = api_events::show(State(admin), PathId(id)).await?;
+    let caller = Extension(reader.caller()?);
+    let Json(event) = api_events::show(State(admin), caller, PathId(id)).await?;
     let (dated, summary): (Vec<_>, Vec<_>) =
         story(&event, now).into_iter().partition(|sentence| sentence.at.is_some());
     let mut timeline = arrivals(&event);

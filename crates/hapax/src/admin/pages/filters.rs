@@ -55,6 +55,23 @@ impl Filters {
         Self(fields)
     }
 
+    /// Only the fields with these names.
+    pub(super) fn only(&self, names: &[&str]) -> Self {
+        let is_one = |(field, _): &&(String, String)| names.contains(&field.as_str());
+        Self(self.0.iter().filter(is_one).cloned().collect())
+    }
+
+    /// Whether no field has a value.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The fields in words: `source stripe, status dead`.
+    pub(super) fn described(&self) -> String {
+        let words: Vec<_> = self.0.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        words.join(", ")
+    }
+
     /// The same filter with a sentence about an action that was carried out. It is signed, so that an address
     /// from elsewhere cannot show text of its own on a page.
     pub(super) fn with_done(&self, sentence: &str) -> Self {
@@ -106,5 +123,9 @@ pub(super) async fn form<S: Send + Sync>(
         return Err(Problem::too_large());
     }
     let fields = Filters::parse(&bytes);
+    // PostgreSQL cannot store one as text.
+    if fields.0.iter().any(|(_, value)| value.contains('\0')) {
+        return Err(Problem::bad_request("a field must not contain a NUL character"));
+    }
     Ok((bytes, fields))
 }

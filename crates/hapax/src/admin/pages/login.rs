@@ -38,9 +38,13 @@ pub(in crate::admin) struct Login {
 }
 
 /// `GET /login`.
-pub(in crate::admin) async fn login(reader: Reader, filters: Filters) -> Page<Login> {
+pub(in crate::admin) async fn login<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Page<Login> {
     let next = local_path(filters.get("next"));
-    reader.page(Login { frame: Frame::empty(), next, problem: None })
+    reader.page(Login { frame: Frame::empty(&admin.site), next, problem: None })
 }
 
 /// The fields of the login form, and the headers that say which page sent it.
@@ -96,13 +100,13 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
     form: LoginForm,
 ) -> Result<LoggedIn, Problem> {
     // Another site must not log the browser in under its own name. Clients that are no browser name no site.
-    check_same_site(&form.headers)?;
+    check_same_site(&form.headers, admin.site.origin())?;
     let (caller, token) = match admin.authorizer.log_in(&form.token) {
         Ok(known) => known,
         Err(problem) if problem.is_unauthorized() => {
             audited().record(&admin, "", StatusCode::UNAUTHORIZED).await;
             let problem = Some("No token of this server has that value.".to_owned());
-            let page = Login { frame: Frame::empty(), next: form.next, problem };
+            let page = Login { frame: Frame::empty(&admin.site), next: form.next, problem };
             return Ok(LoggedIn::No(Box::new(reader.page(page))));
         }
         Err(problem) => return Err(problem),
@@ -126,8 +130,8 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
     admin.store.open_session(session).await?;
     audited().record(&admin, &who, StatusCode::SEE_OTHER).await;
     let seconds = SESSION.as_secs();
-    let cookie =
-        format!("{SESSION_COOKIE}={value}; Path=/; HttpOnly; SameSite=Lax; Max-Age={seconds}");
+    let attributes = admin.site.cookie_attributes();
+    let cookie = format!("{SESSION_COOKIE}={value}; {attributes}; Max-Age={seconds}");
     let mut cookie = HeaderValue::try_from(cookie).expect("base64 and attributes");
     cookie.set_sensitive(true);
     Ok(LoggedIn::Yes { to: form.next, cookie })
@@ -138,11 +142,12 @@ pub(in crate::admin) async fn log_out<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     headers: HeaderMap,
 ) -> Result<LoggedIn, Problem> {
-    check_same_origin(&headers)?;
+    check_same_origin(&headers, admin.site.origin())?;
     if let Some(hash) = session_hash(&headers) {
         admin.store.end_session(hash).await?;
     }
-    let cookie = format!("{SESSION_COOKIE}=; Path=/; HttpOnly; SameSite=Lax; Max-Age=0");
+    let attributes = admin.site.cookie_attributes();
+    let cookie = format!("{SESSION_COOKIE}=; {attributes}; Max-Age=0");
     let cookie = HeaderValue::try_from(cookie).expect("attributes");
     Ok(LoggedIn::Yes { to: "/login".to_owned(), cookie })
 }

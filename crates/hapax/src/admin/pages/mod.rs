@@ -9,13 +9,17 @@ mod events;
 mod filters;
 mod login;
 mod overview;
+mod plans;
 mod sending;
+mod storage;
 pub(crate) mod text;
 mod work;
 
+use std::sync::Arc;
+
 use askama::Template;
 use aws_lc_rs::digest;
-use axum::extract::{FromRequestParts, Request};
+use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
@@ -23,20 +27,22 @@ use axum::response::{IntoResponse, Redirect, Response};
 
 use super::auth::{Access, Caller};
 use super::problem::Problem;
-use super::{Admin, AdminStore};
+use super::{Admin, AdminStore, Site};
 use crate::api;
 
 pub(super) use actions::{
-    ActionForm, ApproveEvent, CancelMessage, DisableEndpoint, DiscardEvent, EnableEndpoint,
+    Acted, ActionForm, ApproveEvent, CancelMessage, DisableEndpoint, DiscardEvent, EnableEndpoint,
     PauseHandler, PingEndpoint, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage,
-    ResumeHandler, act, ask,
+    ResumeHandler, RotateEndpoint, act, ask,
 };
 pub(super) use assets::{File, file};
 pub(super) use events::{event, events, find, review};
 pub(super) use filters::Filters;
 pub(super) use login::{LoggedIn, LoginForm, log_in, log_out, login};
 pub(super) use overview::overview;
+pub(super) use plans::{CancelPlan, PlanDeliveries, PlanEvents, plan, plans};
 pub(super) use sending::{deliveries, delivery, endpoint, endpoints, message, messages};
+pub(super) use storage::{DeleteKey, duplicates, keys, storage};
 pub(super) use work::{alerts, audit, dead, handlers, source};
 
 /// What a browser may load for a page, and from where: only files of this server.
@@ -112,10 +118,11 @@ impl Reader {
     async fn frame<S: AdminStore>(&self, admin: &Admin<S>, here: &'static str) -> Frame {
         let may = |access| self.caller.as_ref().is_some_and(|caller| caller.may(access));
         Frame {
-            base: String::new(),
+            base: admin.site.base().to_owned(),
             who: self.caller.as_ref().map(|caller| caller.who().to_owned()).unwrap_or_default(),
             session: self.caller.as_ref().is_some_and(|caller| caller.session().is_some()),
             may_operate: may(Access::Operate),
+            may_administer: may(Access::Admin),
             alerts: admin.watch.alerts(&*admin.store).await.len(),
             here,
         }
@@ -131,6 +138,7 @@ struct Frame {
     /// Whether the reader can log out.
     session: bool,
     may_operate: bool,
+    may_administer: bool,
     alerts: usize,
     /// The path of the list that the page belongs to.
     here: &'static str,
@@ -146,12 +154,13 @@ struct Link {
 
 impl Frame {
     /// The frame of a page that has no reader.
-    fn empty() -> Self {
+    fn empty(site: &Site) -> Self {
         Self {
-            base: String::new(),
+            base: site.base().to_owned(),
             who: String::new(),
             session: false,
             may_operate: false,
+            may_administer: false,
             alerts: 0,
             here: "",
         }
@@ -166,7 +175,11 @@ impl Frame {
             ("/endpoints", "Endpoints"),
             ("/messages", "Messages"),
             ("/deliveries", "Deliveries"),
+            ("/replays", "Plans"),
+            ("/duplicates", "Duplicates"),
+            ("/keys", "Keys"),
             ("/alerts", "Alerts"),
+            ("/storage", "Storage"),
             ("/audit", "Audit"),
         ];
         let link = |(path, name)| {
@@ -186,7 +199,11 @@ struct ProblemPage {
 }
 
 /// Middleware of page routes: errors become pages, and browsers get the rules that protect them.
-pub(super) async fn finish(request: Request, next: Next) -> Response {
+pub(super) async fn finish(
+    State(site): State<Arc<Site>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let if_none_match = request.headers().get(header::IF_NONE_MATCH).cloned();
     // Only a browser gets errors as pages, and is led to the login. Other clients get a problem in JSON.
     let wants_page = request
@@ -207,12 +224,19 @@ pub(super) async fn finish(request: Request, next: Next) -> Response {
     if let Some(problem) = response.extensions_mut().remove::<api::Problem>().filter(|_| wants_page)
     {
         let (status, kept) = (response.status(), kept_headers(response.headers()));
-        let page = Page { template: ProblemPage { frame: Frame::empty(), problem }, if_none_match };
+        let page =
+            Page { template: ProblemPage { frame: Frame::empty(&site), problem }, if_none_match };
         response = page.into_response();
         *response.status_mut() = status;
         response.headers_mut().extend(kept);
     }
     let headers = response.headers_mut();
+    // Handlers name pages by their paths on this server.
+    if let Some(to) = headers.get(header::LOCATION).and_then(|to| to.to_str().ok())
+        && let Ok(to) = HeaderValue::try_from(format!("{}{to}", site.base()))
+    {
+        headers.insert(header::LOCATION, to);
+    }
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
         (header::REFERRER_POLICY, "same-origin"),

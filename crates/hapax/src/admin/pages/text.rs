@@ -53,6 +53,23 @@ pub(crate) fn number(number: &u64) -> String {
     grouped
 }
 
+/// A size in the largest suitable unit.
+pub(crate) fn bytes(bytes: &u64) -> String {
+    let units = ["kB", "MB", "GB", "TB"];
+    let mut size = *bytes as f64 / 1_000.0;
+    let mut units = units.into_iter();
+    let mut unit = units.next().unwrap_or_default();
+    while size >= 1_000.0
+        && let Some(larger) = units.next()
+    {
+        (size, unit) = (size / 1_000.0, larger);
+    }
+    match bytes {
+        0..1_000 => format!("{bytes} bytes"),
+        _ => format!("{size:.1} {unit}"),
+    }
+}
+
 /// A share as a percentage, or a dash without one.
 pub(crate) fn percent(share: &Option<f64>) -> String {
     share.map_or_else(|| "–".to_owned(), |share| format!("{:.1} %", share * 100.0))
@@ -168,6 +185,17 @@ mod tests {
     #[test]
     fn a_body_keeps_its_lines_and_shows_what_is_invisible() {
         assert_eq!(visible_lines("a\tb\r\nc\u{202e}d\n"), "a\tb\\r\nc\\u{202e}d\n");
+    }
+
+    #[test]
+    fn a_size_is_shown_in_its_largest_suitable_unit() {
+        let check = |size: u64, shown: &str| assert_eq!(bytes(&size), shown);
+        check(0, "0 bytes");
+        check(999, "999 bytes");
+        check(4_096, "4.1 kB");
+        check(12_345_678, "12.3 MB");
+        check(5_000_000_000_000, "5.0 TB");
+        check(u64::MAX, "18446744.1 TB");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, audit, events, handlers, jobs, stats};
 use super::filters::Filters;
-use super::{Frame, Page, Reader};
+use super::{Frame, Page, Reader, plans};
 use crate::api::{
     Alert, AuditEntry, AuditQuery, EventSummary, EventsQuery, Figures, Handler, Job, JobsQuery,
     Lane, Pause, StatsQuery,
@@ -26,6 +26,8 @@ pub(in crate::admin) struct Dead {
     groups: Vec<ErrorGroup>,
     items: Vec<Job>,
     older: Option<String>,
+    /// Actions on all dead letters that match.
+    bulk: Vec<(&'static str, String)>,
 }
 
 /// Dead letters of one page with the same error.
@@ -41,7 +43,8 @@ pub(in crate::admin) async fn dead<S: AdminStore>(
     filters: Filters,
 ) -> Result<Page<Dead>, Problem> {
     let frame = reader.frame(&admin, "/dead").await;
-    let query = filters.with("status", "dead").query::<JobsQuery>()?;
+    let filters = filters.with("status", "dead");
+    let query = filters.query::<JobsQuery>()?;
     let Json(page) = jobs::list(State(admin), query).await?;
     let mut groups: Vec<ErrorGroup> = Vec::new();
     for job in &page.items {
@@ -52,6 +55,11 @@ pub(in crate::admin) async fn dead<S: AdminStore>(
         }
     }
     groups.sort_by_key(|group| std::cmp::Reverse(group.count));
+    let acts: &[_] = match frame.may_operate && !page.items.is_empty() {
+        true => &[("Replay", "replay"), ("Discard", "discard")],
+        false => &[],
+    };
+    let bulk = acts.iter().filter_map(|(name, act)| Some((*name, plans::link(act, &filters)?)));
     let page = Dead {
         older: filters.older(&frame.base, "/dead", page.next.as_deref()),
         frame,
@@ -60,6 +68,7 @@ pub(in crate::admin) async fn dead<S: AdminStore>(
         tenant: filters.get("tenant"),
         groups,
         items: page.items,
+        bulk: bulk.collect(),
     };
     Ok(reader.page(page))
 }

@@ -267,3 +267,21 @@ async fn each_route_is_open_to_exactly_the_roles_that_it_needs() {
         }
     }
 }
+
+#[tokio::test]
+async fn redacted_values_are_shown_only_to_tokens_that_permit_payloads() {
+    let mut new = event("evt_1", &[]);
+    new.event.body = json!({ "id": "evt_1", "email": "anna@example.com", "n": 7 }).to_string();
+    new.event.headers = "content-type: application/json\nX-User: anna".to_owned();
+    let server = server_with(vec![new], WithoutToken::Refused).await;
+    for (token, sees) in [("reader-token", false), ("ops-token", false), ("root-token", true)] {
+        let bearer = format!("Bearer {token}");
+        let more = [("authorization", bearer.as_str())];
+        for path in ["/api/v1/events/evt_1", "/events/evt_1"] {
+            let answer = server.browse(Method::GET, path, &more, "").await;
+            assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.text);
+            assert_eq!(answer.text.contains("anna"), sees, "{path} with {token}: {}", answer.text);
+            assert_eq!(answer.text.contains("[redacted]"), !sees, "{path} with {token}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The pages of duplicates, Idempotency-Keys and storage.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::State;
+use axum::{Extension, Json};
+
+use super::super::auth::Caller;
+use super::super::extract::{JsonBody, QueryParams};
+use super::super::problem::Problem;
+use super::super::{Admin, AdminStore, events, stats, storage as api_storage};
+use super::actions::{ActionForm, Done, PageAction, Question};
+use super::filters::Filters;
+use super::{Frame, Page, Reader};
+use crate::api::{
+    DeleteKeyRequest, EventSummary, EventsQuery, Figures, Key, KeysQuery, StatsQuery, Storage,
+};
+
+/// How many of the newest events the page of duplicates looks at.
+const NEWEST: usize = 500;
+
+#[derive(Template)]
+#[template(path = "duplicates.html")]
+pub(in crate::admin) struct Duplicates {
+    frame: Frame,
+    window: String,
+    is_sampled: bool,
+    sources: Vec<(String, Figures)>,
+    /// Newest events that arrived more than once.
+    items: Vec<EventSummary>,
+    newest: usize,
+}
+
+/// `GET /duplicates`.
+pub(in crate::admin) async fn duplicates<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Duplicates>, Problem> {
+    let frame = reader.frame(&admin, "/duplicates").await;
+    let window = filters.get("window").unwrap_or_else(|| "24h".to_owned());
+    let query = Filters::default().with("window", &window).query::<StatsQuery>()?;
+    let Json(stats) = stats::stats(State(Arc::clone(&admin)), query).await?;
+    let newest = EventsQuery { limit: Some(NEWEST), ..EventsQuery::default() };
+    let Json(mut events) = events::list(State(admin), QueryParams(newest)).await?;
+    events.items.retain(|event| event.arrival_count > 1);
+    let mut sources: Vec<_> = stats.sources.into_iter().flatten().collect();
+    sources.sort_by(|(a, x), (b, y)| (y.duplicates, a).cmp(&(x.duplicates, b)));
+    let page = Duplicates {
+        frame,
+        window,
+        is_sampled: stats.sampled,
+        sources,
+        items: events.items,
+        newest: NEWEST,
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "keys.html")]
+pub(in crate::admin) struct Keys {
+    frame: Frame,
+    scope: Option<String>,
+    key: Option<String>,
+    items: Vec<(String, Key)>,
+    older: Option<String>,
+    is_first: bool,
+    done: Option<String>,
+}
+
+/// `GET /keys`.
+pub(in crate::admin) async fn keys<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Keys>, Problem> {
+    let frame = reader.frame(&admin, "/keys").await;
+    let done = filters.done();
+    let filters = filters.only(&["scope", "key", "cursor", "limit"]);
+    let query = filters.query::<KeysQuery>()?;
+    let Json(page) = api_storage::keys(State(admin), query).await?;
+    let named = |key: Key| (api_storage::name_of(&key.scope, &key.key), key);
+    let page = Keys {
+        older: filters.older(&frame.base, "/keys", page.next.as_deref()),
+        frame,
+        scope: filters.get("scope"),
+        key: filters.get("key"),
+        items: page.items.into_iter().map(named).collect(),
+        is_first: filters.get("cursor").is_none(),
+        done,
+    };
+    Ok(reader.page(page))
+}
+
+/// Deletes an Idempotency-Key.
+pub(in crate::admin) struct DeleteKey;
+
+impl<S: AdminStore> PageAction<S> for DeleteKey {
+    async fn question(
+        _: Arc<Admin<S>>,
+        _: Caller,
+        id: String,
+        _: Filters,
+    ) -> Result<Question, Problem> {
+        let name = api_storage::position(&id).ok_or_else(unknown)?;
+        Ok(Question {
+            title: "Delete this Idempotency-Key?".to_owned(),
+            subject: format!("{} in {}", name.key, name.scope),
+            sentences: vec![
+                "The stored answer is lost, and the next request with this key runs: its effects happen \
+                 again if the first request had any."
+                    .to_owned(),
+                "A key that a request runs under now cannot be deleted.".to_owned(),
+            ],
+            button: "Delete",
+            needs_reason: true,
+            is_final: true,
+            back: "/keys".to_owned(),
+            ..Question::default()
+        })
+    }
+
+    async fn act(
+        admin: Arc<Admin<S>>,
+        caller: Caller,
+        id: String,
+        _: Filters,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        let name = api_storage::position(&id).ok_or_else(unknown)?;
+        let reason = form.reason.clone().unwrap_or_default();
+        let asked = DeleteKeyRequest { scope: name.scope, key: name.key, reason };
+        let deleted = api_storage::delete_key(State(admin), Extension(caller), JsonBody(asked));
+        let Json(_) = deleted.await?;
+        let sentence = "The key is deleted.".to_owned();
+        Ok(Done { page: "/keys".to_owned(), sentence, ..Done::default() })
+    }
+}
+
+fn unknown() -> Problem {
+    Problem::not_found("no such key is stored")
+}
+
+#[derive(Template)]
+#[template(path = "storage.html")]
+pub(in crate::admin) struct StoragePage {
+    frame: Frame,
+    storage: Storage,
+}
+
+/// `GET /storage`.
+pub(in crate::admin) async fn storage<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+) -> Result<Page<StoragePage>, Problem> {
+    let frame = reader.frame(&admin, "/storage").await;
+    let Json(storage) = api_storage::storage(State(admin)).await?;
+    Ok(reader.page(StoragePage { frame, storage }))
+}
