@@ -6,6 +6,7 @@ mod common;
 mod examples;
 mod library;
 mod nodes;
+mod pages;
 mod proxy;
 mod server;
 mod support;

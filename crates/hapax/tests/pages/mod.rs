@@ -1,0 +1,3 @@
+//! The dashboard in a real browser, against the real server.
+
+mod dashboard;
