@@ -105,7 +105,7 @@ pub(crate) async fn run_at<R: Requests + 'static>(
     });
     for _ in 0..CONNECTIONS {
         let connection = Connection::open(&road).await?;
-        road.free.borrow_mut().push(connection);
+        road.free.borrow_mut().push_back(connection);
     }
     let here = LocalSet::new();
     here.run_until(drive(server, road, plan)).await
@@ -130,7 +130,7 @@ async fn drive<R: Requests + 'static>(
             before = Some(server.usage()?);
         }
         let at = Planned { at, is_measured: at >= measured_from };
-        let free = road.free.borrow_mut().pop();
+        let free = road.free.borrow_mut().pop_front();
         match free {
             Some(connection) => drop(requests.spawn_local(travel(connection, at, road.clone()))),
             None if connections < CONNECTIONS_MAX => {
@@ -187,7 +187,8 @@ struct Road<R> {
     to: SocketAddr,
     requests: Rc<RefCell<R>>,
     decision: Option<&'static [u8]>,
-    free: RefCell<Vec<Connection>>,
+    /// In turn: a server closes a connection that is idle for long.
+    free: RefCell<VecDeque<Connection>>,
     waiting: RefCell<VecDeque<Planned>>,
     latencies_us: RefCell<Vec<u32>>,
     sent_late_us: RefCell<Vec<u32>>,
@@ -237,6 +238,6 @@ async fn travel<R: Requests>(
             None => break,
         }
     }
-    road.free.borrow_mut().push(connection);
+    road.free.borrow_mut().push_back(connection);
     Ok(())
 }

@@ -91,6 +91,13 @@ impl Outbox {
     /// Notes in memory what has changed.
     fn note(&mut self, before: &DeliveryRow, after: &DeliveryRow) {
         let Some(endpoint) = self.endpoints.get_mut(&after.endpoint) else { return };
+        if let Some(key) = &before.key {
+            match (before.phase == DeliveryPhase::Leased, after.phase == DeliveryPhase::Leased) {
+                (false, true) => endpoint.busy_keys.begin(key),
+                (true, false) => endpoint.busy_keys.end(key),
+                _same => {}
+            }
+        }
         if before.phase == DeliveryPhase::Leased {
             endpoint.in_flight = endpoint.in_flight.saturating_sub(1);
             if endpoint.in_flight == 0 {

@@ -1,5 +1,6 @@
 //! Claiming: endpoints in turn, each at most so many at once, and a bounded share of the writer's time.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +14,6 @@ use hapax_core::store::{AttemptOutcome, DeliveryAsk, DeliveryClaim, Exchanged};
 use rusqlite::{Connection, Row};
 
 use super::change::Reported;
-use super::order::KeyOrder;
 use super::row::{COLUMN_COUNT, COLUMNS, DeliveryRow, Named};
 use super::{Outbox, leases, next_due};
 use crate::limits::{EXCHANGE_SLICE_MAX, EXPIRED_AT_ONCE, PARKED_AT_ONCE};
@@ -129,23 +129,28 @@ impl Outbox {
             let lease = endpoint.policy.lease;
             let payload = endpoint.record.settings.payload;
             let most = room.min(share);
-            let mut order = KeyOrder::of(self, conn, number)?;
             let is_probe = admits == Admits::Probe;
-            let looks = if order.is_some() || is_probe { most + PARKED_AT_ONCE } else { most };
+            let looks_at = |taken: usize| if is_probe { PARKED_AT_ONCE } else { most - taken };
             let bytes_max = ask.bytes_max.saturating_sub(claims.bytes);
-            let mut due_now = due_for(conn, number, micros(now), looks, bytes_max, payload)?;
+            let mut due_now = due_for(conn, number, micros(now), looks_at(0), bytes_max, payload)?;
             if is_probe {
                 // The least tried one, so that a delivery that always fails does not keep the circuit open.
                 due_now.sort_by_key(|due| due.row.progress.attempt);
             }
-            for due in due_now {
-                if taken >= most {
-                    break;
-                }
-                let turn = match &order {
-                    Some(order) => order.turn(conn, &due.row)?,
-                    None => KeyTurn::Now,
+            let mut due_now = VecDeque::from(due_now);
+            let mut parked_before = 0;
+            while taken < most {
+                let Some(due) = due_now.pop_front() else {
+                    // Where some were parked, those behind them may have their turn.
+                    if parked == parked_before || parked >= PARKED_AT_ONCE {
+                        break;
+                    }
+                    parked_before = parked;
+                    let looks = looks_at(taken);
+                    due_now = due_for(conn, number, micros(now), looks, bytes_max, payload)?.into();
+                    continue;
                 };
+                let turn = self.turn(conn, &due.row)?;
                 let claim = DeliveryAct::Claim { lease, turn };
                 let reported = Reported { node: &ask.node, ..Reported::default() };
                 if turn == KeyTurn::Later {
@@ -169,9 +174,6 @@ impl Outbox {
                 }
                 let claimed = self.act(conn, &due.row, &claim, reported, now)?;
                 let Ok(row) = claimed else { continue };
-                if let Some(order) = &mut order {
-                    order.claimed(&row);
-                }
                 claims.bytes += body.len();
                 claims.claims.push(DeliveryClaim {
                     delivery: due.named.delivery(number),

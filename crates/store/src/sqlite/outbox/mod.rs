@@ -45,6 +45,7 @@ use super::meta;
 use super::row::Dice;
 use change::Reported;
 use circuit::Health;
+use order::BusyKeys;
 use row::{COLUMNS, DeliveryRow};
 use turns::{NEVER, Turns};
 
@@ -94,6 +95,8 @@ struct Endpoint {
     next_due: i64,
     /// From which message on parked deliveries are to be judged again, because the order was changed.
     unpark_from: Option<i64>,
+    /// The order keys of its deliveries that are leased.
+    busy_keys: BusyKeys,
     /// How it has answered lately.
     health: Health,
     /// Whether its last attempt took so little time that the next claims may be made before it ends.
@@ -112,6 +115,7 @@ impl Endpoint {
             lease_end: NEVER,
             next_due: NEVER,
             unpark_from: None,
+            busy_keys: BusyKeys::default(),
             health: Health::default(),
             is_fast: false,
         }
@@ -119,9 +123,8 @@ impl Endpoint {
 
     /// Puts the changed endpoint in the place of this one. Its deliveries stay.
     fn replace(&mut self, record: EndpointRecord) {
-        let Self { in_flight, lease_end, next_due, unpark_from, health, is_fast, .. } = *self;
-        let new = Self::new(record);
-        *self = Self { in_flight, lease_end, next_due, unpark_from, health, is_fast, ..new };
+        let Self { record: new, target, policy, .. } = Self::new(record);
+        (self.record, self.target, self.policy) = (new, target, policy);
     }
 
     /// How many claims it may get once its circuit admits any.
@@ -258,6 +261,7 @@ impl Outbox {
             endpoint.next_due = next_due;
             endpoint.in_flight = in_flight;
             endpoint.lease_end = lease_end;
+            endpoint.busy_keys = BusyKeys::load(conn, number)?;
         }
         self.reschedule(number);
         Ok(())

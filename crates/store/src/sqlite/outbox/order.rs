@@ -4,55 +4,45 @@
 //! claim on. Publishing writes ready rows; the claim parks those that must wait. Every change that ends a
 //! delivery readies the next one, in the same transaction.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use hapax_core::Timestamp;
 use hapax_core::delivery::{DeliveryAct, DeliveryPhase, KeyTurn};
 use rusqlite::{Connection, OptionalExtension};
 
-use super::Outbox;
 use super::change::Reported;
 use super::row::{COLUMNS, DeliveryRow};
+use super::{Endpoint, Outbox};
 use crate::limits::UNPARKED_AT_ONCE;
 
-/// The keys of an endpoint's deliveries that are under way, and what its dead ones mean.
-#[derive(Debug)]
-pub(super) struct KeyOrder {
-    busy: HashSet<String>,
-    parks_dead: bool,
-}
+/// The keys of an endpoint's deliveries that are under way, each with their number: there may be several if they
+/// were claimed before the endpoint kept order.
+#[derive(Debug, Default)]
+pub(super) struct BusyKeys(HashMap<String, u32>);
 
-impl KeyOrder {
-    /// `None` for an endpoint that keeps no order.
-    pub(super) fn of(
-        outbox: &Outbox,
-        conn: &Connection,
-        number: i64,
-    ) -> rusqlite::Result<Option<Self>> {
-        let settings = outbox.endpoints.get(&number).map(|endpoint| &endpoint.record.settings);
-        let Some(settings) = settings.filter(|settings| settings.keeps_order()) else {
-            return Ok(None);
-        };
-        let busy = conn
-            .prepare_cached(BUSY_KEYS)?
-            .query_map([number], |row| row.get(0))?
-            .collect::<rusqlite::Result<_>>()?;
-        Ok(Some(Self { busy, parks_dead: settings.parks_dead() }))
+impl BusyKeys {
+    pub(super) fn load(conn: &Connection, number: i64) -> rusqlite::Result<Self> {
+        let mut busy = Self::default();
+        let mut keys = conn.prepare_cached(BUSY_KEYS)?;
+        let mut keys = keys.query([number])?;
+        while let Some(row) = keys.next()? {
+            busy.begin(row.get_ref(0)?.as_str()?);
+        }
+        Ok(busy)
     }
 
-    /// Whether it is a delivery's turn.
-    pub(super) fn turn(&self, conn: &Connection, row: &DeliveryRow) -> rusqlite::Result<KeyTurn> {
-        let (Some(key), Some(place)) = (&row.key, row.place) else { return Ok(KeyTurn::Now) };
-        let waits = self.busy.contains(key)
-            || conn.prepare_cached(EARLIER_OPEN)?.exists((row.endpoint, key, place))?
-            || (self.parks_dead
-                && conn.prepare_cached(EARLIER_DEAD)?.exists((row.endpoint, key, place))?);
-        Ok(if waits { KeyTurn::Later } else { KeyTurn::Now })
+    pub(super) fn begin(&mut self, key: &str) {
+        match self.0.get_mut(key) {
+            Some(count) => *count += 1,
+            None => drop(self.0.insert(key.to_owned(), 1)),
+        }
     }
 
-    /// Notes that a delivery is under way.
-    pub(super) fn claimed(&mut self, row: &DeliveryRow) {
-        self.busy.extend(row.key.clone());
+    pub(super) fn end(&mut self, key: &str) {
+        match self.0.get_mut(key) {
+            Some(count) if *count > 1 => *count -= 1,
+            _last => drop(self.0.remove(key)),
+        }
     }
 }
 
@@ -82,6 +72,20 @@ pub(super) fn parked_sql() -> String {
 }
 
 impl Outbox {
+    /// Whether it is a delivery's turn. At an endpoint that keeps no order it always is.
+    pub(super) fn turn(&self, conn: &Connection, row: &DeliveryRow) -> rusqlite::Result<KeyTurn> {
+        let (Some(key), Some(place)) = (&row.key, row.place) else { return Ok(KeyTurn::Now) };
+        let endpoint = self.endpoints.get(&row.endpoint);
+        let Some(endpoint) = endpoint.filter(|one| one.record.settings.keeps_order()) else {
+            return Ok(KeyTurn::Now);
+        };
+        let waits = endpoint.busy_keys.0.contains_key(key)
+            || conn.prepare_cached(EARLIER_OPEN)?.exists((row.endpoint, key, place))?
+            || (endpoint.record.settings.parks_dead()
+                && conn.prepare_cached(EARLIER_DEAD)?.exists((row.endpoint, key, place))?);
+        Ok(if waits { KeyTurn::Later } else { KeyTurn::Now })
+    }
+
     /// Readies the first open delivery under a key, if it is parked and waits for nothing any more.
     pub(super) fn ready_next(
         &mut self,
@@ -90,7 +94,10 @@ impl Outbox {
         key: &str,
         now: Timestamp,
     ) -> rusqlite::Result<()> {
-        let Some(order) = KeyOrder::of(self, conn, number)? else { return Ok(()) };
+        let keeps_order = |endpoint: &Endpoint| endpoint.record.settings.keeps_order();
+        if !self.endpoints.get(&number).is_some_and(keeps_order) {
+            return Ok(());
+        }
         let first = conn
             .prepare_cached(&first_open_sql())?
             .query_row((number, key), DeliveryRow::read)
@@ -98,7 +105,7 @@ impl Outbox {
         let Some(first) = first.filter(|row| row.phase == DeliveryPhase::Parked) else {
             return Ok(());
         };
-        if order.turn(conn, &first)? == KeyTurn::Now {
+        if self.turn(conn, &first)? == KeyTurn::Now {
             self.wake(conn, &first, now)?;
         }
         Ok(())
