@@ -311,7 +311,8 @@ impl Operator {
 
         let left = self.api("/api/v1/events?status=dead&limit=500").json();
         let left = left["items"].as_array().unwrap().len();
-        assert!((1..DEAD).contains(&left), "{left} of {DEAD} are left");
+        // A plan that is cancelled at once may not have taken one yet.
+        assert!((1..=DEAD).contains(&left), "{left} of {DEAD} are left");
         // One is left for the pages without script.
         browser.open("/events?status=dead&q=evt_plan");
         browser.follow("Replay all that match…");
