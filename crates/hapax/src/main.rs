@@ -16,6 +16,7 @@ mod statements;
 mod story;
 mod telemetry;
 mod tenant_sources;
+mod traffic_recorder;
 
 use std::process::ExitCode;
 

@@ -16,7 +16,7 @@ use hapax::Database;
 use hapax_core::handler::{Handler, HandlerKind};
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
-use hapax_core::store::{AdminRecords, KeyRecords};
+use hapax_core::store::{AdminRecords, KeyRecords, TrafficHistory};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
@@ -44,6 +44,7 @@ use crate::resealing::Resealer;
 use crate::sending::{self, SharedSending};
 use crate::telemetry;
 use crate::tenant_sources::{TenantRules, TenantSources};
+use crate::traffic_recorder;
 
 /// How often files with secrets are checked for changes.
 const FILES_CHECKED_EVERY: Duration = Duration::from_secs(1);
@@ -96,7 +97,7 @@ fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
 
 /// Runs the server on its store, from the first listener to the last commit. Parts for other roles are built
 /// but not started: the admin side of one node answers for handlers that another node runs.
-async fn serve_on<S: Database + Ledger + KeyRecords + AdminRecords>(
+async fn serve_on<S: Database + Ledger + KeyRecords + TrafficHistory + AdminRecords>(
     store: Arc<S>,
     mut config: Config,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
@@ -284,6 +285,11 @@ async fn serve_on<S: Database + Ledger + KeyRecords + AdminRecords>(
             (Arc::clone(&watch), Arc::clone(&store), stop_background.clone());
         tokio::spawn(async move { watch.run(store, stop).await })
     };
+    let traffic_task = {
+        let (ingress, store) = (Arc::clone(&ingress), Arc::clone(&store));
+        let (now, stop) = (Arc::clone(&now), stop_background.clone());
+        tokio::spawn(traffic_recorder::run(store, move || ingress.traffic(), now, stop))
+    };
     let tenants_task = {
         let (tenants, stop) = (Arc::clone(&tenants), stop_background.clone());
         tokio::spawn(async move { tenants.run(stop).await })
@@ -370,6 +376,7 @@ async fn serve_on<S: Database + Ledger + KeyRecords + AdminRecords>(
     join_task(plans_task).await.context("the runner of plans panicked")?;
     join_task(janitor_task).await.context("the janitor panicked")?;
     alerts_task.await.context("the alert monitor panicked")?;
+    traffic_task.await.context("the recorder of traffic panicked")?;
     tenants_task.await.context("reading the secrets of tenants panicked")?;
     resealer_task.await.context("sealing stored values again panicked")?;
     join_task(admin_task).await.context("the admin side panicked")?;
@@ -681,7 +688,7 @@ struct Reloadable<S> {
     known_sources: Arc<ArcSwap<HashSet<SourceName>>>,
 }
 
-impl<S: Database + Ledger + KeyRecords + AdminRecords> Reloadable<S> {
+impl<S: Database + Ledger + KeyRecords + TrafficHistory + AdminRecords> Reloadable<S> {
     /// Reloads on SIGHUP and when a secret's file changes; returns on SIGTERM or SIGINT.
     async fn watch(
         &mut self,

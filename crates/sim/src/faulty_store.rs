@@ -360,6 +360,10 @@ acts! {
         Finish: finish(reserved: &Reserved, answer: &StoredAnswer) -> Held;
         Abandon: abandon(reserved: &Reserved) -> ();
     }
+    TrafficHistory {
+        RecordTraffic: record_traffic(counts: Vec<TrafficCount>) -> ();
+        Traffic: traffic(ask: TrafficAsk) -> Vec<TrafficPoint>;
+    }
     KeyRecords {
         ListKeys: keys(filter: KeyFilter) -> KeyPage;
         DeleteKey: delete_key(name: KeyPosition) -> KeyDeleted;

@@ -9,7 +9,7 @@
 //! [`OwnMessages`] publishes what Hapax reports about itself. [`Plans`] repeat what operators do for many
 //! deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of tenants that are added at run time, and
 //! [`AdminRecords`] the sessions of the dashboard and the audit trail. [`TenantDeletions`] deletes
-//! what is stored for a tenant. [`StoreHints`] are for pacing and logs.
+//! what is stored for a tenant. [`TrafficHistory`] keeps counts over time. [`StoreHints`] are for pacing and logs.
 //! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`]; [`KeyRecords`] reads them for operators.
 
 mod admin_records;
@@ -24,6 +24,7 @@ mod own_messages;
 mod plans;
 mod source_secrets;
 mod tenant_deletion;
+mod traffic_history;
 mod work;
 
 use std::error::Error;
@@ -43,6 +44,7 @@ pub use own_messages::*;
 pub use plans::*;
 pub use source_secrets::*;
 pub use tenant_deletion::*;
+pub use traffic_history::*;
 pub use work::*;
 
 pub use crate::message::NewMessage;

@@ -12,6 +12,7 @@ mod endpoints;
 mod events;
 mod extract;
 mod handlers;
+mod history;
 mod jobs;
 mod messages;
 mod openapi;
@@ -39,7 +40,7 @@ use axum::{Json, Router};
 use hapax_core::ledger::Ledger;
 use hapax_core::store::{
     AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, KeyRecords, Operate,
-    Outbox, OwnMessages, Plans, SourceSecretStore, Store, TenantDeletions, Work,
+    Outbox, OwnMessages, Plans, SourceSecretStore, Store, TenantDeletions, TrafficHistory, Work,
 };
 use hapax_engine::{JobsFor, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -81,6 +82,7 @@ pub(crate) trait AdminStore:
     + Plans
     + Ledger
     + KeyRecords
+    + TrafficHistory
     + AdminRecords
     + SourceSecretStore
     + TenantDeletions
@@ -98,6 +100,7 @@ impl<S> AdminStore for S where
         + Plans
         + Ledger
         + KeyRecords
+        + TrafficHistory
         + AdminRecords
         + SourceSecretStore
         + TenantDeletions

@@ -10,8 +10,8 @@ use axum::routing::{MethodFilter, MethodRouter};
 use super::auth::Access;
 use super::openapi::{Described, Description};
 use super::{
-    Admin, AdminStore, audit, claims, endpoints, events, handlers, jobs, messages, pages, plans,
-    replay, review, stats, storage, tenants,
+    Admin, AdminStore, audit, claims, endpoints, events, handlers, history, jobs, messages, pages,
+    plans, replay, review, stats, storage, tenants,
 };
 
 /// All routes of the admin side.
@@ -97,6 +97,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         post(Operate, "/api/v1/handlers/{source}/{handler}/resume", handlers::resume::<S>, "Resumes a paused handler"),
         get(Read, "/api/v1/lanes", jobs::lanes::<S>, "Shows the backlog of each handler with an open or dead job"),
         get(Read, "/api/v1/stats", stats::stats::<S>, "Statistics of the events that first arrived within a window"),
+        get(Read, "/api/v1/history", history::history::<S>, "Counts of arrivals over time"),
         get(Read, "/api/v1/alerts", stats::alerts::<S>, "Lists what needs attention, the most severe first"),
         get(Read, "/api/v1/storage", storage::storage::<S>, "Shows what the database occupies"),
         get(Read, "/api/v1/keys", storage::keys::<S>, "Lists Idempotency-Keys, by scope and key"),

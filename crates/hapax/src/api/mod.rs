@@ -45,7 +45,10 @@ pub(crate) use replay::{
     DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,
     ReplayJobsRequest, Replayed,
 };
-pub(crate) use stats::{Alert, Figures, ProcessingSeconds, Severity, Stats, StatsQuery};
+pub(crate) use stats::{
+    Alert, Figures, History, HistoryPoint, HistoryQuery, ProcessingSeconds, Severity, Stats,
+    StatsQuery,
+};
 pub(crate) use storage::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, Storage};
 pub(crate) use tenants::{
     DeletionState, SourceSecretRequest, SourceSecrets, SourceSecretsRequest, TenantDeletion,

@@ -6,7 +6,7 @@ use hapax_core::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{HandlerPause, Span};
+use super::{HandlerPause, Moment, Span};
 
 /// The query of `GET /api/v1/stats`.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -112,5 +112,53 @@ impl Severity {
             Self::Warning => "warning",
             Self::Critical => "critical",
         }
+    }
+}
+
+/// The query of `GET /api/v1/history`.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct HistoryQuery {
+    /// Only this source; without it all together.
+    pub(crate) source: Option<String>,
+    /// From this time on: RFC 3339, or a duration before now. Default: `24h`.
+    #[param(value_type = Option<String>)]
+    pub(crate) from: Option<Moment>,
+    /// Before this time. Default: now.
+    #[param(value_type = Option<String>)]
+    pub(crate) to: Option<Moment>,
+    /// The length of a step: whole minutes. Default: a sixtieth of the time asked for.
+    pub(crate) step: Option<Span>,
+}
+
+/// Counts over time. Steps without a count are left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct History {
+    /// The length of a step.
+    pub(crate) step_seconds: u64,
+    pub(crate) items: Vec<HistoryPoint>,
+    /// Always null: an answer is whole.
+    #[schema(required)]
+    pub(crate) next: Option<String>,
+}
+
+/// The counts of one step, over all nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct HistoryPoint {
+    /// The start of the step. Counts older than two days start at an hour, those older than 90 days at a day.
+    pub(crate) at: Timestamp,
+    /// Arrivals of new events.
+    pub(crate) new: u64,
+    /// Arrivals of known events.
+    pub(crate) copies: u64,
+    /// Requests that failed verification.
+    pub(crate) rejected: u64,
+}
+
+impl From<hapax_core::store::TrafficPoint> for HistoryPoint {
+    fn from(point: hapax_core::store::TrafficPoint) -> Self {
+        let hapax_core::store::TrafficPoint { at, new, copies, rejected } = point;
+        Self { at, new, copies, rejected }
     }
 }

@@ -543,3 +543,23 @@ fn behind_a_reverse_proxy_pages_keep_their_path_and_the_cookie_is_secure() {
     let file = text.split('"').find(|part| part.ends_with("style.css")).unwrap();
     assert_eq!(server.admin_get_with(file, &host).status, 200);
 }
+
+#[test]
+fn the_history_of_traffic_survives_a_restart() {
+    let house = House::new(&stripe());
+    let server = house.start();
+    let sender = Sender::stripe(SECRET);
+    for id in ["evt_1", "evt_2", "evt_1"] {
+        server.ask(sender.event(id));
+    }
+    server.ask(Sender::stripe("whsec_of_nobody").event("evt_3"));
+    server.stop();
+    let server = house.start();
+    let found = server.admin_get("/api/v1/history?from=1h&step=1h").json();
+    let sum = |field: &str| -> u64 {
+        found["items"].as_array().unwrap().iter().map(|point| point[field].as_u64().unwrap()).sum()
+    };
+    assert_eq!((sum("new"), sum("copies"), sum("rejected")), (2, 1, 1), "{found}");
+    let other = server.admin_get("/api/v1/history?source=nobody").json();
+    assert_eq!(other["items"], serde_json::json!([]), "{other}");
+}

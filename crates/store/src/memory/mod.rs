@@ -22,6 +22,7 @@ mod plans;
 mod reader;
 mod source_secrets;
 mod tenant_deletion;
+mod traffic_history;
 mod work;
 
 use std::collections::{BTreeMap, HashMap};
@@ -184,6 +185,8 @@ struct Model {
     sessions: HashMap<[u8; 32], Session>,
     /// The audit trail, oldest first.
     audit: Vec<AuditEntry>,
+    /// The history of traffic.
+    traffic: traffic_history::Counts,
 }
 
 /// Signed content that was seen, and with which event.

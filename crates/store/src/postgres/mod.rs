@@ -39,6 +39,7 @@ mod sql_handlers;
 mod stats;
 mod tenant_deletion;
 mod tls;
+mod traffic_history;
 mod transact;
 mod work;
 

@@ -32,6 +32,7 @@ mod stats;
 mod tenant_deletion;
 #[cfg(test)]
 mod tests;
+mod traffic_history;
 mod transact;
 mod transaction;
 mod work;

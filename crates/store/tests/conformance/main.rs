@@ -126,6 +126,7 @@ on_every_working_store! {
         a_sample_holds_all_of_a_span_with_how_often_and_when_each_came,
         a_large_span_is_sampled_evenly,
         the_space_that_a_store_occupies_adds_up,
+        traffic_is_added_up_and_becomes_coarser_without_losing_a_count,
     }
     jobs {
         a_job_is_written_with_its_event_and_only_once,

@@ -1,10 +1,15 @@
 //! The input of statistics, alerts and `doctor`: how far behind each handler is, which events are
 //! unfinished, and which arrived in a span of time.
 
+use std::time::Duration;
+
 use hapax_core::job::Retry;
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::order::OrderPolicy;
-use hapax_core::store::{EventFilter, LaneState, Sample, SampleAsk, Status, Verdict};
+use hapax_core::store::{
+    EventFilter, LaneState, Sample, SampleAsk, Status, TrafficAsk, TrafficCount, TrafficPoint,
+    Verdict,
+};
 use hapax_core::{SourceName, Tenant, Timestamp};
 
 use crate::harness::{
@@ -277,4 +282,48 @@ pub(crate) async fn the_space_that_a_store_occupies_adds_up<S: Working>(world: W
     let of_tables: u64 = found.tables.iter().map(|table| table.bytes).sum();
     assert!(of_tables <= found.database_bytes, "{found:?}");
     assert!(found.tables.is_sorted_by(|one, other| one.bytes >= other.bytes), "{found:?}");
+}
+
+pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_count<S: Working>(
+    world: World<S>,
+) {
+    const DAY: i64 = 86_400;
+    let now = world.clock.now();
+    let at = |seconds: i64| now - Duration::from_secs(seconds.unsigned_abs());
+    let count = |source: &str, at, new| TrafficCount {
+        source: SourceName::new(source),
+        at,
+        new,
+        copies: 2 * new,
+        rejected: 1,
+    };
+    let read = async |source: Option<&str>, step: i64| {
+        let ask = TrafficAsk {
+            source: source.map(SourceName::new),
+            from: at(400 * DAY),
+            to: now + Duration::from_secs(1),
+            step: Duration::from_secs(step.unsigned_abs()),
+        };
+        world.store.traffic(ask).await.expect("reads")
+    };
+    let record = async |counts| world.store.record_traffic(counts).await.expect("records");
+    record(vec![count("a", at(0), 1), count("b", at(0), 10)]).await;
+    record(vec![count("a", at(0), 1), count("a", at(60), 4)]).await;
+    let news = |points: Vec<TrafficPoint>| points.iter().map(|point| point.new).collect::<Vec<_>>();
+    assert_eq!(news(read(Some("a"), 60).await), [4, 2]);
+    assert_eq!(news(read(None, 60).await), [4, 12]);
+    let all = read(None, 100 * 365 * DAY).await;
+    assert_eq!((all[0].new, all[0].copies, all[0].rejected), (16, 32, 4), "{all:?}");
+
+    // Of three days ago: kept by the hour. Of 100 days ago: kept by the day. Of three years ago: not kept.
+    let old = [(3 * DAY, 100), (3 * DAY + 60, 100), (100 * DAY, 1_000), (1_098 * DAY, 5_000)];
+    record(old.map(|(age, new)| count("a", at(age), new)).to_vec()).await;
+    for _ in 0..3 {
+        record(Vec::new()).await;
+        assert_eq!(news(read(Some("a"), DAY).await).iter().sum::<u64>(), 1_206);
+    }
+    let by_the_minute = read(Some("a"), 60).await;
+    let coarse: Vec<_> = by_the_minute.iter().map(|point| point.at.as_second()).collect();
+    assert_eq!(coarse[0] % DAY, 0, "{by_the_minute:?}");
+    assert_eq!(coarse[1] % 3_600, 0, "{by_the_minute:?}");
 }

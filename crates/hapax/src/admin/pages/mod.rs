@@ -10,6 +10,7 @@ mod filters;
 mod login;
 mod overview;
 mod plans;
+mod plot;
 mod sending;
 mod storage;
 pub(crate) mod text;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use askama::Template;
 use axum::Json;
@@ -10,11 +11,13 @@ use hapax_core::Timestamp;
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::store::DeliveryFilter;
 
+use super::super::extract::QueryParams;
 use super::super::problem::Problem;
-use super::super::{Admin, AdminStore, jobs, stats};
+use super::super::{Admin, AdminStore, history, jobs, stats};
 use super::filters::Filters;
+use super::plot::Plot;
 use super::{Frame, Page, Reader};
-use crate::api::{Alert, Figures, Lane, Stats, StatsQuery};
+use crate::api::{Alert, Figures, HistoryQuery, Lane, Moment, Span, Stats, StatsQuery};
 
 /// Dead deliveries that are counted; more are shown as "or more".
 const DEAD_DELIVERIES_MAX: usize = 500;
@@ -28,6 +31,7 @@ pub(in crate::admin) struct Overview {
     alerts: Vec<Alert>,
     sources: Vec<SourceRow>,
     stuck: Stuck,
+    plot: Plot,
     is_empty: bool,
     first_command: Option<String>,
 }
@@ -67,7 +71,12 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     };
     let dead_deliveries = admin.store.deliveries(dead).await?.items.len();
     let sources = source_rows(&stats, &lanes.items);
+    let to = (admin.now)();
+    let from = Moment::Ago(Span(Duration::from_secs_f64(stats.window_seconds)));
+    let query = HistoryQuery { from: Some(from), ..HistoryQuery::default() };
+    let Json(history) = history::history(State(Arc::clone(&admin)), QueryParams(query)).await?;
     let page = Overview {
+        plot: Plot::of(history, to, stats.window_seconds as u64),
         is_empty: sources.is_empty(),
         first_command: admin.first_command.clone(),
         window: filters.get("window").unwrap_or_else(|| "1h".to_owned()),

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use hapax_core::job::Phase;
-use hapax_core::store::{AdminRecords as _, AuditFilter};
+use hapax_core::store::{AdminRecords as _, AuditFilter, TrafficCount, TrafficHistory as _};
 use hapax_store::MemoryStore;
 use http_body_util::BodyExt as _;
 use serde_json::json;
@@ -129,7 +129,7 @@ async fn text_of_a_sender_stays_text_on_every_page() {
         {
             let page = server.page(path).await;
             assert_eq!(page.status, StatusCode::OK, "{path}: {}", page.text);
-            for mark in ["<script>alert", "<img", "<svg", "\u{202e}", "\u{2066}"] {
+            for mark in ["<script>alert", "<img", "<svg onload", "\u{202e}", "\u{2066}"] {
                 assert!(!page.text.contains(mark), "{path} of {id:?} contains {mark:?}");
             }
         }
@@ -284,4 +284,22 @@ async fn redacted_values_are_shown_only_to_tokens_that_permit_payloads() {
             assert_eq!(answer.text.contains("[redacted]"), !sees, "{path} with {token}");
         }
     }
+}
+
+#[tokio::test]
+async fn the_overview_plots_what_was_recorded() {
+    let server = server(vec![event("evt_1", &[])]).await;
+    assert!(!server.page("/").await.text.contains("<svg"));
+    let count = TrafficCount {
+        source: hapax_core::SourceName::new("stripe"),
+        at: noon() - std::time::Duration::from_secs(300),
+        new: 3,
+        copies: 2,
+        rejected: 1,
+    };
+    server.store.faults.inner().record_traffic(vec![count]).await.unwrap();
+    let page = server.page("/").await.text;
+    assert!(page.contains("<svg") && page.contains("3 new, 2 copies, 1 rejected"), "{page}");
+    let too_many = server.page("/api/v1/history?from=365d&step=1m").await;
+    assert_eq!(too_many.status, StatusCode::BAD_REQUEST);
 }

@@ -424,6 +424,18 @@ CREATE TABLE hapax.audit (
     status  integer     NOT NULL
 );
 
+-- What each source sent, on all nodes together: by the minute, after a while by the hour and by the day.
+-- width and start in seconds.
+CREATE TABLE hapax.traffic (
+    width    bigint NOT NULL,
+    start    bigint NOT NULL,
+    source   text   NOT NULL,
+    new      bigint NOT NULL,
+    copies   bigint NOT NULL,
+    rejected bigint NOT NULL,
+    PRIMARY KEY (width, start, source)
+);
+
 -- What operators do to many deliveries of an endpoint, or to many events. A plan runs in slices; the commit of
 -- a slice also moves its place and its counts. endpoint, which: of deliveries; which: dead, all or missing.
 -- events: of events; what is done to which of them, as JSON text. until_at: never after the plan's instant,

@@ -490,6 +490,18 @@ CREATE TABLE hapax_audit (
     status  INTEGER NOT NULL
 );
 
+-- What each source sent: by the minute, after a while by the hour and by the day. width and start in
+-- seconds.
+CREATE TABLE hapax_traffic (
+    width    INTEGER NOT NULL,
+    start    INTEGER NOT NULL,
+    source   TEXT    NOT NULL,
+    new      INTEGER NOT NULL,
+    copies   INTEGER NOT NULL,
+    rejected INTEGER NOT NULL,
+    PRIMARY KEY (width, start, source)
+) WITHOUT ROWID;
+
 -- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned. The answer
 -- moves expires_at by its whole TTL; status is null until then. owner (the caller, 'api/acct_1') and
 -- realm (the API, 'api') are null without a quota; bytes is the size of the answer.
