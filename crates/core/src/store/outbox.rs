@@ -64,6 +64,12 @@ pub trait Outbox: Send + Sync + 'static {
         1
     }
 
+    /// How long an exchange may wait until as many attempts have ended as are still under way. Worth it where an
+    /// exchange costs much, however few outcomes it settles.
+    fn outcomes_gathered_for(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Resolves when there may be due deliveries, and after `at_most` in any case. A hint: polling is the
     /// truth.
     fn wait_for_deliveries(&self, at_most: Duration) -> impl Future<Output = ()> + Send;

@@ -173,6 +173,8 @@ struct Round<S> {
     made_room_at: Option<Instant>,
     /// Outcomes that no exchange has taken yet.
     outcomes: Vec<AttemptOutcome>,
+    /// Until then they may wait for others.
+    gather_until: Option<Instant>,
     /// Exchanges that the store has not answered yet.
     exchanges: JoinSet<Asked>,
     /// The slots and bytes that these exchanges may claim.
@@ -221,6 +223,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             bulkheads: Bulkheads::default(),
             made_room_at: None,
             outcomes: Vec::new(),
+            gather_until: None,
             exchanges: JoinSet::new(),
             asked: Asking::default(),
             ask_at: Instant::now(),
@@ -297,7 +300,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         }
         let asking = self.asking();
         let is_worth_it = match self.exchanges.len() {
-            0 => !self.outcomes.is_empty() || (asking.slots > 0 && self.ask_at <= now),
+            0 => self.has_gathered(now) || (asking.slots > 0 && self.ask_at <= now),
             under_way if under_way < self.sender.store.exchanges_at_once() => {
                 self.outcomes.len() >= EXCHANGE_BESIDE_MIN
             }
@@ -306,6 +309,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         if !is_worth_it {
             return;
         }
+        self.gather_until = None;
         // A commit takes a bounded number of outcomes: acks beside it wait little.
         let count = self.outcomes.len().min(EXCHANGE_CLAIMS_MAX);
         let outcomes: Vec<_> = self.outcomes.drain(..count).collect();
@@ -326,6 +330,12 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             let answer = sender.store.exchange(outcomes.clone(), ask).await;
             Asked { outcomes, asking, answer }
         });
+    }
+
+    /// Whether there are outcomes to settle, and waiting for more of them is not worth it.
+    fn has_gathered(&self, now: Instant) -> bool {
+        let is_over = self.gather_until.is_none_or(|until| until <= now);
+        !self.outcomes.is_empty() && (is_over || self.outcomes.len() >= self.in_flight.len())
     }
 
     /// Begins the attempts that an exchange claimed. If the store failed, the outcomes are kept for the next
@@ -438,6 +448,9 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             sleep_until(ask_at.min(began + pause_min)).await;
         };
         let resume_at = self.pause_until.unwrap_or(began);
+        let gather_until = self.gather_until.unwrap_or(began);
+        let gathers =
+            self.gather_until.is_some() && self.exchanges.is_empty() && self.pause_until.is_none();
         tokio::select! {
             Some(asked) = self.exchanges.join_next(), if !self.exchanges.is_empty() => {
                 self.answered(asked);
@@ -446,6 +459,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
                 self.ended(ended);
             }
             () = sleep_until(resume_at), if self.pause_until.is_some() => self.pause_until = None,
+            () = sleep_until(gather_until), if gathers => {}
             () = hint, if asks && self.pause_until.is_none() => self.ask_at = Instant::now(),
             () = sleep(POLL_EVERY), if self.bulkheads.waiting() > 0 => {}
             () = sender.reloaded.notified() => self.ask_at = Instant::now(),
@@ -464,6 +478,10 @@ impl<S: Outbox + InspectOutbox> Round<S> {
     fn ended(&mut self, ended: Result<(task::Id, (AttemptOutcome, Ending)), JoinError>) {
         let (id, ending) = match ended {
             Ok((id, (outcome, ending))) => {
+                if self.outcomes.is_empty() {
+                    let gathered_for = self.sender.store.outcomes_gathered_for();
+                    self.gather_until = Some(Instant::now() + gathered_for);
+                }
                 self.outcomes.push(outcome);
                 (id, ending)
             }
@@ -485,6 +503,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         not_begun.iter().for_each(|claim| self.give_back(claim));
         loop {
             self.collect();
+            // An attempt that hangs must not keep these outcomes back.
+            self.gather_until = None;
             if let Some(until) = self.pause_until.take() {
                 sleep_until(until).await;
             }

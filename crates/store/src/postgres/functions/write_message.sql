@@ -7,7 +7,12 @@
 CREATE OR REPLACE FUNCTION hapax.write_message(
     of_tenant text, of_id text, of_type text, of_data text, of_thin text, of_key text,
     of_version text, of_event uuid, at timestamptz, OUT verdict integer, OUT deliveries integer)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+-- Planned once in a session, and so that the plan does for large tables too.
+SET enable_seqscan = off
+SET plan_cache_mode = force_generic_plan
+AS $$
 #variable_conflict use_column
 DECLARE
     print CONSTANT uuid := hapax.message_fingerprint(of_type, of_key, of_version, of_data);

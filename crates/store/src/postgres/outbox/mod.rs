@@ -82,6 +82,11 @@ impl Outbox for PgStore {
         Ok(published)
     }
 
+    /// About what an exchange costs beside its outcomes and claims.
+    fn outcomes_gathered_for(&self) -> Duration {
+        Duration::from_millis(2)
+    }
+
     async fn exchange(
         &self,
         outcomes: Vec<AttemptOutcome>,
