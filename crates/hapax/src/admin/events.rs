@@ -26,9 +26,11 @@ const DELIVERIES_SHOWN_MAX: usize = 20;
 
 pub(super) async fn list<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
     QueryParams(query): QueryParams<EventsQuery>,
 ) -> Result<Json<List<EventSummary>>, Problem> {
     let limit = limit(query.limit)?;
+    may_search(&admin, &caller, query.source.as_deref(), query.q.as_deref())?;
     let filter = EventFilter {
         tenant: query.tenant.map(Tenant::new),
         source: query.source.map(SourceName::new),
@@ -44,6 +46,23 @@ pub(super) async fn list<S: AdminStore>(
     admin.store.flush_copies().await;
     let page = admin.store.events(filter).await?;
     Ok(Json(page.into()))
+}
+
+/// Refuses to search in bodies that the caller must not read.
+pub(super) fn may_search<S>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    source: Option<&str>,
+    text: Option<&str>,
+) -> Result<(), Problem> {
+    let searches = text.is_some_and(|text| !text.is_empty());
+    if searches && !caller.sees_payloads() && !admin.redactions.may_search(source) {
+        return Err(Problem::forbidden(
+            "q searches in values that are redacted for this token: name a source without redact, or use a \
+             token with the right payload",
+        ));
+    }
+    Ok(())
 }
 
 /// The instant that a query names.

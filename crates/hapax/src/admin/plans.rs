@@ -16,7 +16,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::auth::Caller;
-use super::events::{ago, instant};
+use super::events::{ago, instant, may_search};
 use super::extract::{self, IdempotencyKey, JsonBody, PathId};
 use super::problem::Problem;
 use super::{Admin, AdminStore};
@@ -63,7 +63,7 @@ pub(super) async fn replay_events<S: AdminStore>(
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
     let act = EventAct::Replay { force: asked.force };
-    of_events(&admin, act, key, asked)?.record(&admin, &caller).await
+    of_events(&admin, &caller, act, key, asked)?.record(&admin, &caller).await
 }
 
 /// `POST /api/v1/events/approve`.
@@ -73,7 +73,7 @@ pub(super) async fn approve_events<S: AdminStore>(
     IdempotencyKey(key): IdempotencyKey,
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
-    of_events(&admin, EventAct::Approve, key, asked)?.record(&admin, &caller).await
+    of_events(&admin, &caller, EventAct::Approve, key, asked)?.record(&admin, &caller).await
 }
 
 /// `POST /api/v1/events/reject`.
@@ -83,7 +83,7 @@ pub(super) async fn reject_events<S: AdminStore>(
     IdempotencyKey(key): IdempotencyKey,
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
-    of_events(&admin, EventAct::Reject, key, asked)?.record(&admin, &caller).await
+    of_events(&admin, &caller, EventAct::Reject, key, asked)?.record(&admin, &caller).await
 }
 
 /// `POST /api/v1/events/discard`.
@@ -93,12 +93,13 @@ pub(super) async fn discard_events<S: AdminStore>(
     IdempotencyKey(key): IdempotencyKey,
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
-    of_events(&admin, EventAct::Discard, key, asked)?.record(&admin, &caller).await
+    of_events(&admin, &caller, EventAct::Discard, key, asked)?.record(&admin, &caller).await
 }
 
 /// The plan over events that a request asks for.
 fn of_events<S>(
     admin: &Admin<S>,
+    caller: &Caller,
     act: EventAct,
     key: Option<String>,
     asked: EventPlanRequest,
@@ -108,6 +109,7 @@ fn of_events<S>(
             "give a filter, such as source, type, status or since, or \"all\": true for every event",
         ));
     }
+    may_search(admin, caller, asked.source.as_deref(), asked.q.as_deref())?;
     let (now, request) = ((admin.now)(), hash_of(&asked));
     let since = asked.since.map(|at| instant(now, at));
     let until = asked.until.map(|at| instant(now, at));

@@ -16,7 +16,7 @@ const MASK: &str = "[redacted]";
 pub(crate) struct Redactions(ArcSwap<HashMap<String, Redaction>>);
 
 impl Redactions {
-    /// The sources that mask something.
+    /// Every configured source, and what it masks.
     pub(crate) fn new(sources: impl IntoIterator<Item = (String, Redaction)>) -> Self {
         let redactions = Self::default();
         redactions.reload(sources);
@@ -25,14 +25,31 @@ impl Redactions {
 
     /// Replaces the rules: they hold from the next request on.
     pub(crate) fn reload(&self, sources: impl IntoIterator<Item = (String, Redaction)>) {
-        let sources = sources.into_iter().filter(|(_, redaction)| !redaction.is_empty());
-        self.0.store(sources.collect::<HashMap<_, _>>().into());
+        self.0.store(sources.into_iter().collect::<HashMap<_, _>>().into());
     }
 
-    /// Masks the values of an event that its source names.
+    /// Whether a caller who must not see masked values may search in the bodies of this source, or of all sources:
+    /// what a search finds would reveal a masked value letter by letter.
+    pub(super) fn may_search(&self, source: Option<&str>) -> bool {
+        let rules = self.0.load();
+        match source {
+            Some(source) => rules.get(source).is_some_and(Redaction::is_empty),
+            None => rules.values().all(Redaction::is_empty),
+        }
+    }
+
+    /// Masks the values of an event that its source names. What a source that is not configured any more had named
+    /// is unknown: everything of it is masked.
     pub(super) fn mask(&self, event: &mut Event) {
         let rules = self.0.load();
-        let Some(redaction) = rules.get(&event.summary.source) else { return };
+        let Some(redaction) = rules.get(&event.summary.source) else {
+            let arrived = event.arrivals.iter_mut().map(|arrival| &mut arrival.body);
+            for body in arrived.chain([&mut event.body]).filter(|body| **body != Body::default()) {
+                *body = Body { body: Some(MASK.to_owned()), body_base64: None };
+            }
+            event.headers.iter_mut().for_each(|(_, value)| *value = MASK.to_owned());
+            return;
+        };
         mask_body(redaction, &mut event.body);
         for arrival in &mut event.arrivals {
             mask_body(redaction, &mut arrival.body);

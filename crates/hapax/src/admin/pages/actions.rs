@@ -225,8 +225,15 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
                 headers: vec![(header::LOCATION.to_string(), to.clone())],
                 body: Bytes::new(),
             };
-            admin.store.finish(&reserved, &answer).await?;
-            let Some(secret) = done.secret else { return Ok(Acted::Leads(SeeOther(to))) };
+            let finished = admin.store.finish(&reserved, &answer).await;
+            let Some(secret) = done.secret else {
+                finished?;
+                return Ok(Acted::Leads(SeeOther(to)));
+            };
+            // The secret is in use already, and only this answer shows it.
+            if let Err(error) = finished {
+                tracing::warn!(%error, "a form with a new secret may act again if it is sent again");
+            }
             let frame = reader.frame(&admin, "").await;
             let (sentence, back) = (done.sentence, format!("{}{}", frame.base, done.page));
             let page = reader.page(NewSecret { frame, sentence, secret, back });

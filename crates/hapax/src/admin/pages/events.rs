@@ -84,7 +84,8 @@ async fn list<S: AdminStore>(
 ) -> Result<Page<Events>, Problem> {
     let frame = reader.frame(&admin, path).await;
     let query = filters.query::<EventsQuery>()?;
-    let Json(page) = api_events::list(State(admin), query).await?;
+    let caller = Extension(reader.caller()?);
+    let Json(page) = api_events::list(State(admin), caller, query).await?;
     let acts: &[_] = match path {
         _ if !frame.may_operate || page.items.is_empty() => &[],
         "/review" => &[("Approve", "approve"), ("Reject", "reject")],

@@ -43,7 +43,8 @@ pub(in crate::admin) async fn duplicates<S: AdminStore>(
     let query = Filters::default().with("window", &window).query::<StatsQuery>()?;
     let Json(stats) = stats::stats(State(Arc::clone(&admin)), query).await?;
     let newest = EventsQuery { limit: Some(NEWEST), ..EventsQuery::default() };
-    let Json(mut events) = events::list(State(admin), QueryParams(newest)).await?;
+    let caller = Extension(reader.caller()?);
+    let Json(mut events) = events::list(State(admin), caller, QueryParams(newest)).await?;
     events.items.retain(|event| event.arrival_count > 1);
     let mut sources: Vec<_> = stats.sources.into_iter().flatten().collect();
     sources.sort_by(|(a, x), (b, y)| (y.duplicates, a).cmp(&(x.duplicates, b)));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use askama::Template;
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 
 use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
@@ -161,7 +161,8 @@ pub(in crate::admin) async fn source<S: AdminStore>(
     lanes.items.retain(|lane| lane.source == name);
     let newest =
         EventsQuery { source: Some(name.clone()), limit: Some(20), ..EventsQuery::default() };
-    let Json(events) = events::list(State(admin), QueryParams(newest)).await?;
+    let caller = Extension(reader.caller()?);
+    let Json(events) = events::list(State(admin), caller, QueryParams(newest)).await?;
     if figures.is_none() && lanes.items.is_empty() && events.items.is_empty() {
         return Err(Problem::not_found(
             "no source of that name has an event, a job or a failed verification",

@@ -4,6 +4,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use hapax_core::job::Phase;
 use hapax_core::store::{AdminRecords as _, AuditFilter, TrafficCount, TrafficHistory as _};
+use hapax_sim::SignedEvent;
 use hapax_store::MemoryStore;
 use http_body_util::BodyExt as _;
 use serde_json::json;
@@ -12,7 +13,7 @@ use tower::ServiceExt as _;
 use super::super::WithoutToken;
 use super::super::auth::Access;
 use super::super::routes::routes;
-use super::{JobState, Server, event, late_event, noon, server, server_with};
+use super::{JobState, NewEvent, Server, event, late_event, noon, server, server_with};
 
 /// An answer to a browser.
 struct Answered {
@@ -283,6 +284,33 @@ async fn redacted_values_are_shown_only_to_tokens_that_permit_payloads() {
             assert_eq!(answer.text.contains("anna"), sees, "{path} with {token}: {}", answer.text);
             assert_eq!(answer.text.contains("[redacted]"), !sees, "{path} with {token}");
         }
+        // What a search finds would reveal a masked value letter by letter.
+        for path in ["/api/v1/events?q=anna@e", "/events?q=anna@e", "/events?source=gone&q=anna@e"]
+        {
+            let answer = server.browse(Method::GET, path, &more, "").await;
+            let expected = if sees { StatusCode::OK } else { StatusCode::FORBIDDEN };
+            assert_eq!(answer.status, expected, "{path} with {token}: {}", answer.text);
+        }
+    }
+    let more = [("authorization", "Bearer ops-token"), ("content-type", "application/json")];
+    let plan = r#"{"q":"anna@e","dry_run":true}"#;
+    let answer = server.browse(Method::POST, "/api/v1/events/replay", &more, plan).await;
+    assert_eq!(answer.status, StatusCode::FORBIDDEN, "{}", answer.text);
+}
+
+#[tokio::test]
+async fn everything_of_a_source_that_is_not_configured_any_more_is_masked() {
+    let arrived = noon() - std::time::Duration::from_secs(3600);
+    let mut gone = SignedEvent::new("gone", "evt_1", arrived);
+    gone.body = json!({ "id": "evt_1", "email": "anna@example.com" }).to_string();
+    gone.headers = "X-User: anna".to_owned();
+    let gone = NewEvent { event: gone, jobs: Vec::new(), copies: Vec::new() };
+    let server = server_with(vec![gone], WithoutToken::Refused).await;
+    for (token, sees) in [("reader-token", false), ("root-token", true)] {
+        let bearer = format!("Bearer {token}");
+        let more = [("authorization", bearer.as_str())];
+        let answer = server.browse(Method::GET, "/api/v1/events/evt_1", &more, "").await;
+        assert_eq!(answer.text.contains("anna"), sees, "{token}: {}", answer.text);
     }
 }
 
