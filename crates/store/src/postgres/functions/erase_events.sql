@@ -3,8 +3,9 @@
 -- and the guard. An event with a job that another transaction has locked is left for another pass.
 --
 -- Covered is an event whose transaction began before the deletion's: received_at is the clock of a node. xmin of
--- its body says so, because a body is never updated. The numbers of transactions mean nothing after a restore, so
--- an event that came more than an hour later is never covered.
+-- its body says so, because a body is never updated. The numbers of transactions mean nothing after a restore or
+-- after two billion others, so an event that came more than an hour before is always covered, and one that came
+-- more than an hour later never.
 CREATE OR REPLACE FUNCTION hapax.erase_events(
     INOUT d hapax.tenant_deletion, most integer, OUT hashes uuid[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -41,7 +42,8 @@ BEGIN
         -- As one range of event_source.
         SELECT e.id,
             e.tenant = d.tenant AND e.received_at <= d.began_at + interval '1 hour'
-            AND (SELECT age(b.xmin) >= age(d.began_in::xid) FROM hapax.body b
+            AND (SELECT e.received_at < d.began_at - interval '1 hour'
+                        OR age(b.xmin) >= age(d.began_in::xid) FROM hapax.body b
                  WHERE b.id = e.id) IS TRUE AS is_covered
         FROM hapax.event e
         WHERE (e.source, e.id) > (of_source, d.passed_event)
