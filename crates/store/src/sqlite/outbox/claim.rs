@@ -130,14 +130,12 @@ impl Outbox {
             let payload = endpoint.record.settings.payload;
             let most = room.min(share);
             let is_probe = admits == Admits::Probe;
-            let looks_at = |taken: usize| if is_probe { PARKED_AT_ONCE } else { most - taken };
             let bytes_max = ask.bytes_max.saturating_sub(claims.bytes);
-            let mut due_now = due_for(conn, number, micros(now), looks_at(0), bytes_max, payload)?;
-            if is_probe {
-                // The least tried one, so that a delivery that always fails does not keep the circuit open.
-                due_now.sort_by_key(|due| due.row.progress.attempt);
-            }
-            let mut due_now = VecDeque::from(due_now);
+            let look = |taken: usize| match is_probe {
+                true => least_tried(conn, number, micros(now), payload),
+                false => due_for(conn, number, micros(now), most - taken, bytes_max, payload),
+            };
+            let mut due_now = VecDeque::from(look(0)?);
             let mut parked_before = 0;
             while taken < most {
                 let Some(due) = due_now.pop_front() else {
@@ -146,8 +144,7 @@ impl Outbox {
                         break;
                     }
                     parked_before = parked;
-                    let looks = looks_at(taken);
-                    due_now = due_for(conn, number, micros(now), looks, bytes_max, payload)?.into();
+                    due_now = look(taken)?.into();
                     continue;
                 };
                 let turn = self.turn(conn, &due.row)?;
@@ -271,14 +268,48 @@ fn due_for(
     Ok(found)
 }
 
-pub(super) fn due_sql(payload: Payload) -> String {
+/// The least tried of the deliveries that are due longest, so that a delivery that always fails does not keep
+/// the circuit open.
+fn least_tried(
+    conn: &Connection,
+    number: i64,
+    now: i64,
+    payload: Payload,
+) -> rusqlite::Result<Vec<Due>> {
+    conn.prepare_cached(&least_tried_sql(payload))?
+        .query_map((number, now, PARKED_AT_ONCE as i64), Due::read)?
+        .collect()
+}
+
+pub(super) fn least_tried_sql(payload: Payload) -> String {
+    let found = "SELECT x.message_seq FROM (
+             SELECT message_seq, attempt, due_at FROM hapax_delivery INDEXED BY hapax_delivery_ready
+             WHERE endpoint = ?1 AND state = 0 /* ready */ AND due_at <= ?2
+             ORDER BY due_at, message_seq LIMIT ?3) x
+         ORDER BY x.attempt, x.due_at LIMIT 1";
+    let due = due_columns(payload);
+    format!(
+        "SELECT {due} FROM hapax_delivery d
+         CROSS JOIN hapax_message m ON m.seq = d.message_seq
+         LEFT JOIN hapax_message_body b ON b.seq = d.message_seq
+         WHERE d.message_seq = ({found}) AND d.endpoint = ?1"
+    )
+}
+
+/// The columns that [`Due::read`] reads.
+fn due_columns(payload: Payload) -> String {
     let body = match payload {
         Payload::Fat => "b.body",
         // A message that was published before its endpoint wanted thin payloads has only the whole one.
         Payload::Thin => "coalesce(b.thin, b.body)",
     };
+    format!("{COLUMNS}, m.id, m.created_at, m.fingerprint, {body}")
+}
+
+pub(super) fn due_sql(payload: Payload) -> String {
+    let due = due_columns(payload);
     format!(
-        "SELECT {COLUMNS}, m.id, m.created_at, m.fingerprint, {body}
+        "SELECT {due}
          FROM hapax_delivery d INDEXED BY hapax_delivery_ready
          CROSS JOIN hapax_message m ON m.seq = d.message_seq
          LEFT JOIN hapax_message_body b ON b.seq = d.message_seq

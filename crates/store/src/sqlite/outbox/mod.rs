@@ -136,12 +136,15 @@ impl Endpoint {
         let most = self.record.settings.max_in_flight;
         let slots = match self.health.circuit.slots {
             Some(slots) => slots.min(most),
-            None if claims_ahead && self.is_fast && self.record.settings.rate_limit.is_none() => {
-                most.saturating_mul(2)
-            }
+            None if claims_ahead && self.may_claim_ahead() => most.saturating_mul(2),
             None => most,
         };
         slots.saturating_sub(self.in_flight)
+    }
+
+    fn may_claim_ahead(&self) -> bool {
+        let is_closed = self.health.circuit.open_until.is_none();
+        self.is_fast && is_closed && self.record.settings.rate_limit.is_none()
     }
 
     /// When there is something to claim, or a lease ends.
