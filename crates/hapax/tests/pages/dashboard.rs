@@ -4,7 +4,7 @@
 //!
 //! After every part the console must be empty, and no request may have gone to another host.
 
-use crate::support::browser::{Browser, ENTER};
+use super::browser::{Browser, ENTER};
 use crate::support::ledger::Ledger;
 use crate::support::nodes::Database;
 use crate::support::sender::{event, now};

@@ -1,3 +1,4 @@
 //! The dashboard in a real browser, against the real server.
 
+mod browser;
 mod dashboard;

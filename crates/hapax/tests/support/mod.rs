@@ -8,7 +8,6 @@
 #![allow(clippy::print_stderr, reason = "a test that cannot run here says so")]
 
 pub(crate) mod app;
-pub(crate) mod browser;
 pub(crate) mod charges;
 pub(crate) mod endpoint;
 pub(crate) mod ledger;

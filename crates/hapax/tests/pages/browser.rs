@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{FOREVER, Lines, Wire, cannot_run, post, until};
+use crate::support::{FOREVER, Lines, Wire, cannot_run, post, until};
 
 /// The name under which WebDriver passes elements.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
