@@ -140,7 +140,8 @@ impl FullLoop {
         let endpoint: Value = serde_json::from_str(&added.stdout).unwrap();
         let path = format!("/api/v1/endpoints/{}", endpoint["id"].as_str().unwrap());
         let retry: Vec<&str> = [["50ms"; 10], ["1s"; 10], ["2s"; 10]].concat();
-        let patched = shop.admin_request("PATCH", &path, Some(&json!({"retry": retry})));
+        let patched =
+            shop.admin_request("PATCH", &path, Some(&json!({"retry": retry, "timeout": "5s"})));
         assert_eq!(patched.status, 200, "{patched:?}");
     }
 
