@@ -133,22 +133,23 @@ impl<S: Send + Sync> FromRequest<S> for ActionForm {
     }
 }
 
+/// What a request for an action names.
+pub(in crate::admin) struct Asked<S> {
+    pub(super) admin: Arc<Admin<S>>,
+    pub(super) caller: Caller,
+    /// The last part of the path: mostly the id of what the action is about.
+    pub(super) id: String,
+    pub(super) filters: Filters,
+}
+
 /// An action that a page offers.
 pub(in crate::admin) trait PageAction<S: AdminStore>: 'static {
     /// Describes what the action would do.
-    fn question(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        filters: Filters,
-    ) -> impl Future<Output = Result<Question, Problem>> + Send;
+    fn question(asked: Asked<S>) -> impl Future<Output = Result<Question, Problem>> + Send;
 
     /// Acts.
     fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        filters: Filters,
+        asked: Asked<S>,
         form: &ActionForm,
     ) -> impl Future<Output = Result<Done, Problem>> + Send;
 }
@@ -173,7 +174,7 @@ pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
 ) -> Result<Page<Confirm>, Problem> {
     let frame = reader.frame(&admin, "").await;
     let caller = reader.caller()?;
-    let question = A::question(admin, caller, id, filters).await?;
+    let question = A::question(Asked { admin, caller, id, filters }).await?;
     let path = uri.path_and_query().map(|path| path.as_str().to_owned()).unwrap_or_default();
     let page = Confirm {
         action: format!("{}{path}", frame.base),
@@ -217,7 +218,8 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
         Reservation::OverQuota => return Err(Problem::unavailable("too many forms were sent")),
     };
     let filters = Filters::of(&uri);
-    match A::act(Arc::clone(&admin), caller, id, filters, &form).await {
+    let asked = Asked { admin: Arc::clone(&admin), caller, id, filters };
+    match A::act(asked, &form).await {
         Ok(done) => {
             let to = done.filters.with_done(&done.sentence).link(&done.page);
             let answer = StoredAnswer {
@@ -255,12 +257,7 @@ fn location(answer: &StoredAnswer) -> String {
 pub(in crate::admin) struct ReplayEvent;
 
 impl<S: AdminStore> PageAction<S> for ReplayEvent {
-    async fn question(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        _: Filters,
-    ) -> Result<Question, Problem> {
+    async fn question(Asked { admin, caller, id, .. }: Asked<S>) -> Result<Question, Problem> {
         let event = events::find(&*admin.store, &id).await?.summary;
         let asked = ReplayEventRequest { dry_run: true, ..ReplayEventRequest::default() };
         let dry_run = replay::event(State(admin), Extension(caller), PathId(id), JsonBody(asked));
@@ -277,10 +274,7 @@ impl<S: AdminStore> PageAction<S> for ReplayEvent {
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        _: Filters,
+        Asked { admin, caller, id, .. }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let asked = ReplayEventRequest {
@@ -347,12 +341,7 @@ pub(in crate::admin) type RejectEvent = Decide<1>;
 pub(in crate::admin) type DiscardEvent = Decide<2>;
 
 impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
-    async fn question(
-        admin: Arc<Admin<S>>,
-        _: Caller,
-        id: String,
-        _: Filters,
-    ) -> Result<Question, Problem> {
+    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
         let event = events::find(&*admin.store, &id).await?.summary;
         let (title, sentence, button) = match WHICH {
             0 => (
@@ -380,10 +369,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        _: Filters,
+        Asked { admin, caller, id, .. }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
@@ -402,12 +388,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
 pub(in crate::admin) struct ReplayDelivery;
 
 impl<S: AdminStore> PageAction<S> for ReplayDelivery {
-    async fn question(
-        admin: Arc<Admin<S>>,
-        _: Caller,
-        id: String,
-        _: Filters,
-    ) -> Result<Question, Problem> {
+    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
         let Json(delivery) = messages::delivery(State(admin), PathId(id.clone())).await?;
         Ok(Question {
             title: "Send this delivery again?".to_owned(),
@@ -424,10 +405,7 @@ impl<S: AdminStore> PageAction<S> for ReplayDelivery {
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        _: Filters,
+        Asked { admin, caller, id, .. }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
@@ -451,12 +429,7 @@ pub(in crate::admin) type ReplayMessage = ChangeMessage<false>;
 pub(in crate::admin) type CancelMessage = ChangeMessage<true>;
 
 impl<S: AdminStore, const CANCEL: bool> PageAction<S> for ChangeMessage<CANCEL> {
-    async fn question(
-        _: Arc<Admin<S>>,
-        _: Caller,
-        id: String,
-        filters: Filters,
-    ) -> Result<Question, Problem> {
+    async fn question(Asked { id, filters, .. }: Asked<S>) -> Result<Question, Problem> {
         let (title, sentence, button) = match CANCEL {
             true => (
                 "Cancel this message?",
@@ -481,10 +454,7 @@ impl<S: AdminStore, const CANCEL: bool> PageAction<S> for ChangeMessage<CANCEL> 
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        filters: Filters,
+        Asked { admin, caller, id, filters }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let query = QueryParams(MessageQuery { tenant: filters.get("tenant") });
@@ -528,12 +498,7 @@ fn handler_named(id: &str) -> Result<HandlerRef, Problem> {
 }
 
 impl<S: AdminStore, const PAUSES: bool> PageAction<S> for ChangeHandler<PAUSES> {
-    async fn question(
-        _: Arc<Admin<S>>,
-        _: Caller,
-        id: String,
-        _: Filters,
-    ) -> Result<Question, Problem> {
+    async fn question(Asked { id, .. }: Asked<S>) -> Result<Question, Problem> {
         handler_named(&id)?;
         let (title, sentence, button) = match PAUSES {
             true => (
@@ -557,10 +522,7 @@ impl<S: AdminStore, const PAUSES: bool> PageAction<S> for ChangeHandler<PAUSES> 
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        _: Filters,
+        Asked { admin, caller, id, .. }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let handler = PathHandler(handler_named(&id)?);
@@ -586,12 +548,7 @@ pub(in crate::admin) type EnableEndpoint = ChangeEndpoint<1>;
 pub(in crate::admin) type PingEndpoint = ChangeEndpoint<2>;
 
 impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
-    async fn question(
-        admin: Arc<Admin<S>>,
-        _: Caller,
-        id: String,
-        _: Filters,
-    ) -> Result<Question, Problem> {
+    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
         let Json(endpoint) = endpoints::show(State(admin), PathId(id.clone())).await?;
         let (title, sentence, button) = match WHICH {
             0 => (
@@ -617,10 +574,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        _: Filters,
+        Asked { admin, caller, id, .. }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
@@ -654,12 +608,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
 pub(in crate::admin) struct RotateEndpoint;
 
 impl<S: AdminStore> PageAction<S> for RotateEndpoint {
-    async fn question(
-        admin: Arc<Admin<S>>,
-        _: Caller,
-        id: String,
-        _: Filters,
-    ) -> Result<Question, Problem> {
+    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
         let Json(endpoint) = endpoints::show(State(admin), PathId(id.clone())).await?;
         Ok(Question {
             title: "Rotate the secret of this endpoint?".to_owned(),
@@ -683,10 +632,7 @@ impl<S: AdminStore> PageAction<S> for RotateEndpoint {
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        _: Filters,
+        Asked { admin, caller, id, .. }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let QueryParams(asked) = form.fields.only(&["overlap"]).query::<RotateRequest>()?;

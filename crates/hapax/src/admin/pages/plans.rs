@@ -12,7 +12,7 @@ use super::super::auth::Caller;
 use super::super::extract::{IdempotencyKey, JsonBody, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints, plans as api_plans};
-use super::actions::{ActionForm, Done, Field, PageAction, Question};
+use super::actions::{ActionForm, Asked, Done, Field, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork, ReasonRequest};
@@ -40,10 +40,7 @@ pub(in crate::admin) struct PlanEvents;
 
 impl<S: AdminStore> PageAction<S> for PlanEvents {
     async fn question(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        act: String,
-        filters: Filters,
+        Asked { admin, caller, id: act, filters }: Asked<S>,
     ) -> Result<Question, Problem> {
         let QueryParams(asked) = filters.only(&EVENT_FIELDS).query::<EventPlanRequest>()?;
         let asked = EventPlanRequest { dry_run: true, ..asked };
@@ -83,10 +80,7 @@ impl<S: AdminStore> PageAction<S> for PlanEvents {
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        act: String,
-        filters: Filters,
+        Asked { admin, caller, id: act, filters }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let QueryParams(asked) = filters.only(&EVENT_FIELDS).query::<EventPlanRequest>()?;
@@ -137,12 +131,7 @@ impl PlanDeliveries {
 }
 
 impl<S: AdminStore> PageAction<S> for PlanDeliveries {
-    async fn question(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        filters: Filters,
-    ) -> Result<Question, Problem> {
+    async fn question(Asked { admin, caller, id, filters }: Asked<S>) -> Result<Question, Problem> {
         let (chosen, asked) = Self::asked(&filters)?;
         let asked = JsonBody(PlanRequest { dry_run: true, ..asked });
         let Json(endpoint) = endpoints::show(State(Arc::clone(&admin)), PathId(id.clone())).await?;
@@ -176,10 +165,7 @@ impl<S: AdminStore> PageAction<S> for PlanDeliveries {
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        filters: Filters,
+        Asked { admin, caller, id, filters }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let (_, asked) = Self::asked(&filters)?;
@@ -213,12 +199,7 @@ fn recorded(planned: &Planned) -> Result<Done, Problem> {
 pub(in crate::admin) struct CancelPlan;
 
 impl<S: AdminStore> PageAction<S> for CancelPlan {
-    async fn question(
-        admin: Arc<Admin<S>>,
-        _: Caller,
-        id: String,
-        _: Filters,
-    ) -> Result<Question, Problem> {
+    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
         let Json(plan) = api_plans::show(State(admin), PathId(id.clone())).await?;
         let row = PlanRow::from(plan);
         Ok(Question {
@@ -236,10 +217,7 @@ impl<S: AdminStore> PageAction<S> for CancelPlan {
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        _: Filters,
+        Asked { admin, caller, id, .. }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });

@@ -6,11 +6,10 @@ use askama::Template;
 use axum::extract::State;
 use axum::{Extension, Json};
 
-use super::super::auth::Caller;
 use super::super::extract::{JsonBody, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, events, stats, storage as api_storage};
-use super::actions::{ActionForm, Done, PageAction, Question};
+use super::actions::{ActionForm, Asked, Done, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{
@@ -99,12 +98,7 @@ pub(in crate::admin) async fn keys<S: AdminStore>(
 pub(in crate::admin) struct DeleteKey;
 
 impl<S: AdminStore> PageAction<S> for DeleteKey {
-    async fn question(
-        _: Arc<Admin<S>>,
-        _: Caller,
-        id: String,
-        _: Filters,
-    ) -> Result<Question, Problem> {
+    async fn question(Asked { id, .. }: Asked<S>) -> Result<Question, Problem> {
         let name = api_storage::position(&id).ok_or_else(unknown)?;
         Ok(Question {
             title: "Delete this Idempotency-Key?".to_owned(),
@@ -124,10 +118,7 @@ impl<S: AdminStore> PageAction<S> for DeleteKey {
     }
 
     async fn act(
-        admin: Arc<Admin<S>>,
-        caller: Caller,
-        id: String,
-        _: Filters,
+        Asked { admin, caller, id, .. }: Asked<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let name = api_storage::position(&id).ok_or_else(unknown)?;
