@@ -36,6 +36,23 @@ pub struct KeyFilter {
     pub limit: usize,
 }
 
+impl KeyFilter {
+    /// Whether a key may be read that does not match.
+    pub fn is_selective(&self) -> bool {
+        self.scope.is_some() || self.key.is_some()
+    }
+
+    /// How many keys a database reads for one page: one more than the page has says whether others follow.
+    pub fn read_max(&self) -> usize {
+        if self.is_selective() { KEYS_SCANNED_MAX } else { self.limit.saturating_add(1) }
+    }
+
+    /// The scope and the key that the page begins after. No scope is empty.
+    pub fn begins_after(&self) -> (&str, &str) {
+        self.after.as_ref().map_or(("", ""), |at| (&at.scope, &at.key))
+    }
+}
+
 /// A place in the order of scopes and keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyPosition {

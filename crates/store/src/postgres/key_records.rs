@@ -1,8 +1,7 @@
 //! Idempotency-Keys, as operators read and delete them.
 
 use hapax_core::store::{
-    KEYS_SCANNED_MAX, KeyDeleted, KeyFilter, KeyPage, KeyPosition, KeyRecord, KeyRecords,
-    StoreError,
+    KeyDeleted, KeyFilter, KeyPage, KeyPosition, KeyRecord, KeyRecords, StoreError,
 };
 use tokio_postgres::Row;
 
@@ -45,13 +44,8 @@ impl KeyRecords for PgStore {
 impl PgStore {
     async fn read_keys(&self, filter: KeyFilter) -> Result<KeyPage, PgError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX - 1);
-        let is_filtered = filter.scope.is_some() || filter.key.is_some();
-        let scanned = if is_filtered { number(KEYS_SCANNED_MAX) } else { number(filter.limit) + 1 };
-        // No scope is empty.
-        let (scope, key) = match &filter.after {
-            Some(at) => (at.scope.as_str(), at.key.as_str()),
-            None => ("", ""),
-        };
+        let scanned = number(filter.read_max());
+        let (scope, key) = filter.begins_after();
         let mut lent = self.shared.pools.admin.lend().await?;
         let sql = "WITH scanned AS MATERIALIZED ( \
                        SELECT scope, key, attempt, leased_until, expires_at, status, bytes \
@@ -66,7 +60,7 @@ impl PgStore {
         let items: Vec<_> = rows.iter().take(filter.limit).map(record).collect();
         let next = if rows.len() > filter.limit {
             items.last().map(|it| KeyPosition { scope: it.scope.clone(), key: it.key.clone() })
-        } else if is_filtered {
+        } else if filter.is_selective() {
             let sql = "SELECT scope, key FROM hapax.reservation WHERE (scope, key) > ($1, $2) \
                        ORDER BY scope, key LIMIT 1 OFFSET $3";
             let last = lent.query(sql, &[&scope, &key, &(scanned - 1)]).await?;

@@ -1,8 +1,7 @@
 //! Idempotency-Keys, as operators read and delete them.
 
 use hapax_core::store::{
-    KEYS_SCANNED_MAX, KeyDeleted, KeyFilter, KeyPage, KeyPosition, KeyRecord, KeyRecords,
-    StoreError,
+    KeyDeleted, KeyFilter, KeyPage, KeyPosition, KeyRecord, KeyRecords, StoreError,
 };
 use rusqlite::{Connection, OptionalExtension, Row};
 
@@ -39,13 +38,8 @@ impl KeyRecords for SqliteStore {
 
 fn keys(conn: &Connection, filter: &KeyFilter) -> rusqlite::Result<KeyPage> {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX - 1);
-    let is_filtered = filter.scope.is_some() || filter.key.is_some();
-    let scanned = if is_filtered { number(KEYS_SCANNED_MAX) } else { number(filter.limit) + 1 };
-    // No scope is empty.
-    let (scope, key) = match &filter.after {
-        Some(at) => (at.scope.as_str(), at.key.as_str()),
-        None => ("", ""),
-    };
+    let scanned = number(filter.read_max());
+    let (scope, key) = filter.begins_after();
     let mut items: Vec<KeyRecord> = conn
         .prepare_cached(
             "SELECT scope, key, attempt, leased_until, expires_at, status, bytes FROM
@@ -63,7 +57,7 @@ fn keys(conn: &Connection, filter: &KeyFilter) -> rusqlite::Result<KeyPage> {
     let next = if items.len() > filter.limit {
         items.truncate(filter.limit);
         items.last().map(position)
-    } else if is_filtered {
+    } else if filter.is_selective() {
         conn.prepare_cached(
             "SELECT scope, key FROM hapax_reservation WHERE (scope, key) > (?1, ?2)
              ORDER BY scope, key LIMIT 1 OFFSET ?3",
