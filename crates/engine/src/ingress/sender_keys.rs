@@ -211,7 +211,7 @@ impl SenderKeys {
             true => NamedBy::Sender,
             false => NamedBy::Stranger,
         };
-        // The key that was known is fetched once for all requests, whoever they come from.
+        // The key that was known is fetched once for the requests of all addresses.
         let counted = (!was_known).then_some(from);
         if let Err(unavailable) = self.admit(&entries, asked, named_by, counted) {
             return Step::Refuse(unavailable);

@@ -84,7 +84,7 @@ impl Browser {
             format!("--user-data-dir={}", browser._profile.path().join("chromium").display());
         let mut arguments: Vec<&str> = ARGUMENTS.into_iter().chain([data.as_str()]).collect();
         if base.starts_with("https:") {
-            // The certificate of the tests is signed by nobody.
+            // No authority has signed the certificate of the tests.
             arguments.push("--ignore-certificate-errors");
         }
         let forever = FOREVER.as_millis() as u64;
