@@ -23,7 +23,8 @@ pub const FAILURES_MAX: u32 = 5;
 /// How long the circuit is open first; it doubles with each probe that fails.
 pub const OPEN_MIN: Duration = Duration::from_secs(60);
 
-/// And for no longer than this: an endpoint that works again is noticed within the hour.
+/// The longest time that a circuit stays open: an endpoint that works again is noticed within the
+/// hour.
 pub const OPEN_MAX: Duration = Duration::from_secs(3_600);
 
 /// An endpoint that did nothing but fail for this long is disabled.
@@ -55,7 +56,7 @@ pub struct Circuit {
     pub slots: Option<u32>,
 }
 
-/// What happens to a circuit.
+/// An occurrence that may change a circuit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CircuitEvent {
     /// A delivery is claimed although the circuit is not closed.
@@ -95,7 +96,7 @@ impl Circuit {
     }
 }
 
-/// What a circuit lets through.
+/// The due deliveries that a circuit admits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admits {
     /// Every due delivery.
@@ -142,7 +143,7 @@ pub fn step(circuit: &Circuit, event: CircuitEvent, now: Timestamp) -> Option<Ci
         (CircuitEvent::Nothing, Some(_)) => Some(Circuit { open_until: Some(now), ..*circuit }),
         (CircuitEvent::Nothing, None) => None,
 
-        // It comes back half-open: when it is enabled, one delivery tries it.
+        // The circuit becomes half-open: when the endpoint is enabled, one delivery tries it.
         (CircuitEvent::GivenUp, Some(_) | None) => Some(Circuit {
             number,
             failing_since: None,

@@ -2,7 +2,7 @@
 //!
 //! A delivery is one message for one endpoint. The arithmetic of attempts is shared with jobs
 //! ([`crate::job`]). Two rules differ. A lost attempt never makes a delivery a dead letter, because a
-//! request cannot kill the process. And a delivery that ended can always be replayed, because receivers
+//! request cannot kill the process. A delivery that ended can always be replayed, because receivers
 //! deduplicate by the message's id.
 //!
 //! The fence is checked before: an act under an older fence never gets here. docs/lifecycle.md has the
@@ -58,7 +58,7 @@ pub fn idempotency_key(message: &str, endpoint: EndpointId) -> String {
 /// Where a delivery stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeliveryPhase {
-    /// It is attempted once it is due.
+    /// The delivery is attempted once it is due.
     Ready,
     /// An attempt is under way, until its lease ends.
     Leased,
@@ -73,7 +73,7 @@ pub enum DeliveryPhase {
 }
 
 impl DeliveryPhase {
-    /// Whether it can still change by itself.
+    /// Whether a delivery in this phase can still change without an operator.
     pub fn is_open(self) -> bool {
         match self {
             Self::Ready | Self::Leased | Self::Parked => true,
@@ -85,13 +85,13 @@ impl DeliveryPhase {
 /// Whether an endpoint takes deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EndpointStanding {
-    /// It does.
+    /// The endpoint takes deliveries.
     Active,
-    /// Not until it is enabled.
+    /// The endpoint takes no delivery until it is enabled.
     Disabled,
     /// Its circuit is open: at most one delivery is sent, to try it.
     Failing,
-    /// Never again.
+    /// The endpoint was deleted and takes no delivery again.
     Deleted,
 }
 
@@ -109,11 +109,11 @@ pub enum DeliveryStatus {
     Parked,
     /// An attempt is under way.
     Sending,
-    /// It waits for its first attempt.
+    /// The delivery waits for its first attempt.
     Waiting,
-    /// The endpoint has it.
+    /// The endpoint answered with a 2xx.
     Delivered,
-    /// It was given up.
+    /// An operator cancelled or skipped the delivery, its endpoint was deleted, or it expired.
     Cancelled,
 }
 
@@ -189,7 +189,8 @@ pub struct DeliveryState {
 /// Whether a delivery may be sent now, as far as the order of its endpoint goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyTurn {
-    /// It may: its endpoint keeps no order, it has no key, or every earlier one under its key has ended.
+    /// The delivery may be sent: its endpoint keeps no order, it has no key, or every earlier one
+    /// under its key has ended.
     Now,
     /// An earlier delivery under its key is open, or dead while dead ones park their key.
     Later,
@@ -204,7 +205,7 @@ pub enum KeyPlace {
     Last,
 }
 
-/// What happens to a delivery.
+/// An act on a delivery: by a sender, by an operator, or because of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryAct<'a> {
     /// A sender asks for due deliveries.
@@ -233,11 +234,12 @@ pub enum DeliveryAct<'a> {
     Cancel,
     /// An operator gives up this delivery, so that the next one under its key is sent.
     Skip,
-    /// It was dead, parked, or held by a disabled endpoint, for too long.
+    /// The delivery was dead, parked, or held by a disabled endpoint for too long.
     Expire,
     /// An operator sends it again, or now.
     Replay {
-        /// Whether it parks its key while it is dead. No later one was sent since, so it keeps its place.
+        /// Whether the delivery parks its key while it is dead. Then no later delivery under the
+        /// key was sent, and this one keeps its place.
         parks_key: bool,
     },
 }
@@ -245,13 +247,14 @@ pub enum DeliveryAct<'a> {
 /// Why an act changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryUnchanged {
-    /// It is not ready, or not due yet.
+    /// The delivery is not ready, or not due yet.
     NotClaimable,
-    /// It is delivered under this very fence: the answer to the first report was lost.
+    /// The delivery is recorded as delivered under the same fence: the answer to the first report
+    /// was lost.
     AlreadyDelivered,
     /// The sender has no right any more: the attempt has ended already.
     RightLost,
-    /// It is due or under way.
+    /// The delivery is due or under way.
     AlreadyOpen,
     /// It has ended.
     AlreadyOver,
@@ -259,7 +262,7 @@ pub enum DeliveryUnchanged {
     NotWaiting,
 }
 
-/// What an act changes. The store writes all of it in one commit.
+/// The change that an act makes. The store writes all of it in one commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeliveryChange {
     /// The phase afterwards.
@@ -287,7 +290,7 @@ pub enum AttemptRecord {
     Failed,
     /// The attempt that delivered moves from the delivery's row to the list, because another follows.
     Delivered,
-    /// The record of this attempt goes: it was taken for lost and was only slow.
+    /// The record of this attempt is deleted: the attempt was recorded as lost and was only slow.
     Remove,
 }
 

@@ -14,8 +14,8 @@ pub(crate) enum Ed25519KeyError {
 
 /// Parses a public key of 32 bytes.
 ///
-/// It refuses points of small order, under which one signature is valid for many messages, and
-/// coordinates that are not reduced, which no key generator writes.
+/// Points of small order are refused, because under them one signature is valid for many messages.
+/// Coordinates that are not reduced are refused too; no key generator writes them.
 pub(crate) fn public_key(bytes: &[u8]) -> Result<ParsedPublicKey, Ed25519KeyError> {
     let mut y = <[u8; 32]>::try_from(bytes).map_err(|_| Ed25519KeyError::NotAKey)?;
     // The sign of x does not matter: the negative of a point has the same order.

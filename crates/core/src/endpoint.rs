@@ -33,7 +33,8 @@ impl fmt::Display for EndpointId {
     }
 }
 
-/// What an operator chooses for an endpoint. Stores keep it as JSON, so every field has a default.
+/// The settings of an endpoint that an operator chooses. Stores keep it as JSON, so every field has
+/// a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointSettings {
     /// The address, checked and in its normal form.
@@ -62,7 +63,7 @@ pub struct EndpointSettings {
     /// The order of its deliveries.
     #[serde(default)]
     pub order: EndpointOrder,
-    /// What a dead delivery means for the later ones under its key, if the endpoint keeps order.
+    /// The treatment of later deliveries under the key of a dead one, if the endpoint keeps order.
     #[serde(default)]
     pub on_dead: OnDead,
     /// Whether it is disabled after days of nothing but failures.
@@ -99,14 +100,14 @@ pub enum EndpointOrder {
     Key,
 }
 
-/// What a dead delivery means for the later ones under its key.
+/// The treatment of later deliveries under the key of a dead one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnDead {
-    /// They wait until an operator replays or skips it.
+    /// Later deliveries wait until an operator replays or skips the dead one.
     #[default]
     Park,
-    /// They are sent without it.
+    /// Later deliveries are sent without the dead one.
     Skip,
 }
 
@@ -194,7 +195,7 @@ pub struct NewEndpoint {
     pub sealed: EndpointSealed,
 }
 
-/// What only the vault can open.
+/// The sealed part of an endpoint, which only the vault can open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointSealed {
     /// Its [`EndpointSecrets`](crate::endpoint_secret::EndpointSecrets).

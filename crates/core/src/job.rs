@@ -117,15 +117,15 @@ impl Phase {
 /// poisonous event does not grind for hours.
 pub const LOST_ALONE_MAX: u32 = 5;
 
-/// The first back-off after a lost attempt; it doubles with each.
+/// The back-off after the first lost attempt; it doubles with each further one.
 const LOST_BACKOFF: Duration = Duration::from_secs(1);
 
-/// And goes no further than this.
+/// The longest back-off after a lost attempt.
 const LOST_BACKOFF_MAX: Duration = Duration::from_secs(300);
 
-/// Requests that never left this process and used no step of the schedule. Those after them use steps like
-/// any failure: their cause lies in this process or its configuration, and an operator must learn of it.
-/// Twenty are more than an hour.
+/// How many requests that never left this process use no step of the schedule. Further ones use
+/// steps like any failure: their cause lies in this process or its configuration, which an operator
+/// must fix. Twenty such requests take more than an hour.
 pub const UNSENT_MAX: u32 = 20;
 
 /// Where the work of a handler is done.
@@ -162,14 +162,14 @@ pub struct Progress {
 /// The result of an expired lease, or of a claim whose process died.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AfterLoss {
-    /// It may be claimed again, alone, from `due` on.
+    /// The job may be claimed again, alone, from `due` on.
     Again {
         /// With one more lost attempt.
         progress: Progress,
         /// When.
         due: Timestamp,
     },
-    /// It was lost too often.
+    /// The job was lost too often.
     Bury {
         /// With one more lost attempt.
         progress: Progress,
@@ -179,7 +179,7 @@ pub enum AfterLoss {
 /// The result of a failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AfterFailure {
-    /// It is tried again from `due` on.
+    /// The job is tried again from `due` on.
     Again {
         /// With one more step used, if anything was tried.
         progress: Progress,
@@ -202,10 +202,11 @@ pub enum Retry {
     NotBefore(Duration),
     /// After exactly this long.
     In(Duration),
-    /// Never: it cannot succeed as it is.
+    /// Never: another attempt cannot succeed.
     Never,
-    /// The request never left this process, so nothing was tried: the first [`UNSENT_MAX`] of them use no
-    /// step of the schedule, and the wait doubles with each. Those after them follow the schedule.
+    /// The request never left this process, so nothing was tried. The first [`UNSENT_MAX`] such
+    /// requests use no step of the schedule, and the wait doubles with each. Further ones follow
+    /// the schedule.
     Unsent,
 }
 

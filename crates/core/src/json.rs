@@ -70,7 +70,7 @@ struct Segment {
 /// Why a text is not a JSON pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PointerError {
-    /// It is not empty and does not start with a slash.
+    /// The text is not empty and does not start with a slash.
     #[error("a JSON pointer starts with \"/\"")]
     NoSlash,
     /// A `~` that is followed by neither `0` nor `1`.

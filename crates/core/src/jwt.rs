@@ -34,7 +34,7 @@ pub struct JwtKeys {
 /// Why a text is refused as keys. The message never quotes the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JwtKeysError {
-    /// It is not JSON, or not a JWK set.
+    /// The text is not JSON, or not a JWK set.
     #[error("is not a JWK set")]
     NotASet,
     /// No key in it can verify a token.

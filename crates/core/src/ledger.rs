@@ -300,7 +300,7 @@ pub enum Reservation {
     Replay(StoredAnswer),
     /// Another attempt runs the request.
     InProgress {
-        /// What is left of the lease.
+        /// The time left of the lease.
         remaining: Duration,
     },
     /// The key was used for another request. This wins over in progress.
@@ -356,14 +356,14 @@ impl StoredAnswer {
     }
 }
 
-/// What happens to a key after its request has run.
+/// The change to a key after its request has run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settle {
     /// The answer is stored, and every retry gets it.
     Keep,
     /// Nothing was done, and the same request may succeed later: the key is free.
     Free,
-    /// It is unknown what was done: nothing is stored, and the key stays in progress until its lease
+    /// The outcome is unknown: nothing is stored, and the key stays in progress until its lease
     /// ends.
     Wait,
 }

@@ -34,7 +34,7 @@ pub struct JobState {
     pub forced: bool,
 }
 
-/// What happens to a job.
+/// An act on a job: by a worker, by an operator, or because of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act<'a> {
     /// A worker asks for due jobs, and the order rule has judged this one.
@@ -96,10 +96,10 @@ pub enum Act<'a> {
     Discard,
 }
 
-/// What the order rule says about a due job.
+/// The decision of the order rule about a due job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
-    /// It may run now.
+    /// The job may run now.
     Run,
     /// Another job of its resource is running.
     Busy,
@@ -113,7 +113,7 @@ pub enum Admission {
 /// resource may have been applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overtaken {
-    /// It has not, or the job keeps no order, or it is forced.
+    /// The mark has not passed the job, or the job keeps no order, or the job is forced.
     No,
     /// A newer version was applied, so that the job can only be stale.
     Stale,
@@ -144,7 +144,7 @@ pub enum Unchanged {
     NotWaiting,
 }
 
-/// What an act changes. Everything that is not named here stays as it is.
+/// The change that an act makes to a job. Everything that is not named here stays as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
     /// The phase afterwards.
@@ -165,7 +165,7 @@ pub struct Change {
     pub error: ErrorText,
     /// What is written to the history of attempts.
     pub history: History,
-    /// What happens to other jobs of its resource.
+    /// The effect on other jobs of its resource.
     pub turn: Turn,
 }
 
@@ -185,7 +185,7 @@ pub enum Holder {
 pub enum ErrorText {
     /// It stays.
     Keep,
-    /// It goes, together with the result of an earlier run.
+    /// The text is deleted, together with the result of an earlier run.
     Clear,
     /// This one.
     Set(&'static str),
@@ -206,11 +206,12 @@ pub enum History {
     Failed,
     /// The attempt that is done moves from the job's row to the history, because another run begins.
     Done,
-    /// The record of this attempt goes: it was taken for lost or failed and was only slow.
+    /// The record of this attempt is deleted: the attempt was recorded as lost or failed and was
+    /// only slow.
     Remove,
 }
 
-/// What happens to other jobs of the resource.
+/// The effect of an act on other jobs of the resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
     /// Nothing.

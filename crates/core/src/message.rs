@@ -147,7 +147,7 @@ impl NewMessage {
     }
 }
 
-/// What a store adds to a message when it publishes it.
+/// The values that a store adds to a message when it publishes the message.
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp<'a> {
     /// The id.

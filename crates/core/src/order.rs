@@ -65,11 +65,11 @@ pub struct Gaps {
     pub hold: Duration,
     /// The most held jobs of one resource; the newest beyond that go to review.
     pub hold_max: usize,
-    /// What happens after that time.
+    /// The treatment of a gap after that time.
     pub on_gap: OnGap,
 }
 
-/// What happens to a gap that was held long enough.
+/// The treatment of a gap that was held long enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnGap {
     /// An operator decides.

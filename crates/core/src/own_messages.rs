@@ -33,7 +33,7 @@ pub const DELIVERY_EXPIRING: &str = "hapax.delivery.expiring";
 /// An alert is active.
 pub const ALERT_RAISED: &str = "hapax.alert.raised";
 
-/// It is not active any more.
+/// An alert is not active any more.
 pub const ALERT_CLEARED: &str = "hapax.alert.cleared";
 
 /// The time between two messages about dead deliveries of one endpoint. An endpoint that refuses everything
@@ -71,7 +71,7 @@ impl EndpointSubject {
             (EndpointStanding::Failing | EndpointStanding::Disabled, EndpointStanding::Active) => {
                 ENDPOINT_RECOVERED
             }
-            // It is enabled, and one delivery tries it: it has not recovered yet.
+            // The endpoint is enabled, and one delivery tries it: it has not recovered yet.
             (EndpointStanding::Disabled, EndpointStanding::Failing) => return None,
             (EndpointStanding::Active, EndpointStanding::Active)
             | (EndpointStanding::Failing, EndpointStanding::Failing)
@@ -115,7 +115,7 @@ impl EndpointSubject {
 /// An alert that is active now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ActiveAlert {
-    /// What it is about. All nodes spell the same subject in the same way.
+    /// The thing that the alert is about. All nodes spell the same subject in the same way.
     pub subject: String,
     /// The content of the messages about it.
     pub data: MessageData,

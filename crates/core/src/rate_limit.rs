@@ -25,7 +25,7 @@ const RELEASE_RATE: RateLimit = RateLimit { count: 100, per: Per::Second };
 /// The highest count of a limit: a higher one limits nothing that one endpoint can take.
 const COUNT_MAX: u32 = 100_000;
 
-/// So many attempts in a second, minute or hour: `100/s`.
+/// A number of attempts in a second, minute or hour, such as `100/s`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RateLimit {
     count: u32,

@@ -42,8 +42,8 @@ pub struct VaultKey {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyId(pub [u8; 8]);
 
-/// What a sealed value is for. Every field is authenticated: a value opens only in the context in which it
-/// was sealed.
+/// The owner and the purpose of a sealed value. Every field is authenticated: a value opens only in
+/// the context in which it was sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SealContext<'a> {
     purpose: Purpose,
@@ -247,8 +247,8 @@ impl<'a> SealContext<'a> {
 }
 
 impl Sealed {
-    /// Takes stored bytes. They are checked here only as far as the format goes; [`Vault::open`] finds all
-    /// other damage.
+    /// Takes stored bytes. Only their format is checked here; [`Vault::open`] finds all other
+    /// damage.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, OpenError> {
         match bytes.first() {
             Some(&FORMAT) => {}

@@ -14,7 +14,7 @@ use crate::scheme::SignedContent;
 use crate::scheme::sender_key::SenderKey;
 use crate::source::{ReplayGuard, Source};
 
-/// What an authentic request holds.
+/// The content of an authentic request.
 #[derive(Debug)]
 pub enum Verified {
     /// One event or several.

@@ -326,8 +326,8 @@ pub const CUSTOM_HEADER_NAME_BYTES_MAX: usize = 128;
 /// Names and values of all custom headers of an endpoint: servers take 8 to 16 KiB of headers in all.
 pub const CUSTOM_HEADERS_BYTES_MAX: usize = 4_096;
 
-/// What is read of an endpoint's answer so that its connection can be used again. Longer bodies end with
-/// their connection.
+/// The bytes of an answer's body that are read so that the endpoint's connection can be used again.
+/// A longer body closes its connection.
 pub const ENDPOINT_ANSWER_BODY_BYTES_MAX: usize = 16 * 1024;
 
 /// The head of an endpoint's answer: twice what common servers send at most.
@@ -363,7 +363,7 @@ pub const LOOKUP_TTL_MAX: Duration = Duration::from_secs(60);
 /// How long a missing name is remembered at most: the next attempt of a delivery looks again.
 pub const LOOKUP_MISS_TTL_MAX: Duration = Duration::from_secs(5);
 
-/// What is kept of an error's text: a certificate can contain any number of names.
+/// The part of an error's text that is kept: a certificate can contain any number of names.
 pub(crate) const SEND_ERROR_CHARS_MAX: usize = 300;
 
 /// How often a synchronous answer polls its event at first; the interval doubles.

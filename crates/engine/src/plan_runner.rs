@@ -79,7 +79,7 @@ pub async fn run_plans<S: Plans>(
     }
 }
 
-/// What came of one request for a slice.
+/// The result of one request for a slice.
 enum Ran {
     /// A slice of this plan ran.
     Kept(PlanId),

@@ -15,7 +15,7 @@ use crate::tenant_sources;
 /// How many endpoints are read at a time.
 const PAGE: usize = 200;
 
-/// What is needed to use endpoints.
+/// The parts that are needed to use endpoints.
 #[derive(Debug)]
 pub(crate) struct Sending {
     /// Seals secrets and custom headers.
@@ -25,7 +25,7 @@ pub(crate) struct Sending {
     /// Signs and posts.
     pub(crate) courier: Arc<Courier>,
     limits: SenderLimits,
-    /// What `rules` and `courier` were made of.
+    /// The settings that `rules` and `courier` were made of.
     outbound: OutboundSettings,
 }
 
@@ -56,7 +56,7 @@ impl SharedSending {
         self.vault().map_or(Vec::new(), |vault| vault.key_ids().collect())
     }
 
-    /// What the sender sends with.
+    /// The client and the limits of the sender.
     pub(crate) fn setup(&self) -> Option<SenderSetup> {
         let sending = self.get().ok()?;
         Some(SenderSetup { courier: Arc::clone(&sending.courier), limits: sending.limits })

@@ -565,7 +565,7 @@ fn without_token(config: &Config) -> WithoutToken {
     }
 }
 
-/// What each source masks.
+/// The values that each source masks.
 fn redacted(config: &Config) -> impl Iterator<Item = (String, Redaction)> {
     config.templates.iter().map(|one| (one.spec.name.to_string(), one.redact.clone()))
 }

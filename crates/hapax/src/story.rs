@@ -66,7 +66,7 @@ pub(crate) fn story(event: &Event, now: Timestamp) -> Vec<Sentence> {
     story
 }
 
-/// What an operator did to the event or the delivery of the sentence before.
+/// The sentence about an operator's act on the event or the delivery of the sentence before.
 fn acted(action: &Action) -> String {
     let done = match action.action.as_str() {
         "replay" => "replayed",

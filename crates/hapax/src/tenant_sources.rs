@@ -33,10 +33,11 @@ use crate::config::{Config, SourceTemplate, secret_text_hash, units};
 /// How often a node asks for the version of the stored secrets: a change holds on every node within a second.
 const POLL_EVERY: Duration = Duration::from_millis(400);
 
-/// How often a change is decided again that met another change.
+/// How often a change is tried if another change comes between reading and writing.
 const CHANGE_TRIES: usize = 10;
 
-/// What a changed set of tenants is handed to: the routing table, and the workers that sign with the secrets.
+/// Applies a changed set of tenants to the routing table and to the workers that sign with the
+/// secrets.
 pub(crate) type Apply = Box<dyn Fn(Vec<RouteChange>, TenantVerifiers) + Send + Sync>;
 
 /// The tenants that were added at run time.
@@ -62,9 +63,9 @@ pub(crate) struct TenantRules {
 /// The pair that has each secret.
 #[derive(Debug, Clone, Default)]
 struct SecretOwners {
-    /// By the hash of the text.
+    /// Pairs by the hash of the secret's text.
     texts: HashMap<KeyHash, String>,
-    /// By the hash of the decoded key: one secret can be written in several ways.
+    /// Pairs by the hash of the decoded key: one secret can be written in several ways.
     keys: HashMap<KeyHash, String>,
 }
 
@@ -104,7 +105,7 @@ struct Served {
     texts: Vec<KeyHash>,
 }
 
-/// What an operator may know about the secrets of a pair.
+/// The facts about the secrets of a pair that an operator may see.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PairSummary {
     pub(crate) pair: SourcePair,
@@ -123,7 +124,7 @@ pub(crate) enum Refused {
     Unknown(String),
     /// Another pair or the config is in the way.
     Conflict(String),
-    /// It cannot be decided or stored now.
+    /// The change cannot be decided or stored now.
     Unavailable(String),
 }
 
@@ -444,7 +445,7 @@ impl<S: SourceSecretStore> TenantSources<S> {
         summary(&state, pair)
     }
 
-    /// Sets the secrets of a pair. This node serves it when this returns.
+    /// Sets the secrets of a pair. This node serves the pair when the call returns.
     pub(crate) async fn set(
         &self,
         pair: &SourcePair,

@@ -61,7 +61,8 @@ impl Recorded {
         Self(traffic.into_iter().map(counts).collect())
     }
 
-    /// What each source sent since then. Counters of a source that was removed and added again start at zero.
+    /// The requests of each source since then. Counters of a source that was removed and added
+    /// again start at zero.
     fn since(&self, traffic: &[Traffic], at: Timestamp) -> Vec<TrafficCount> {
         let counts = traffic.iter().map(|one| {
             let before = self.0.get(&one.source).copied().unwrap_or_default();

@@ -59,7 +59,8 @@ impl Default for Rules {
 
 impl Rules {
     /// The API that the keys belong to; "default" by default. Two APIs on one ledger need different names.
-    /// So do two routers that are nested under different paths, since each sees only the rest of the path.
+    /// Two routers that are nested under different paths need different names too, since each sees
+    /// only its own part of the path.
     pub fn realm(self, realm: impl Into<String>) -> Self {
         Self { realm: realm.into(), ..self }
     }

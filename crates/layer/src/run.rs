@@ -238,8 +238,8 @@ impl<L: Ledger> RunningRequest<'_, L> {
         ours
     }
 
-    /// It is unknown what was done, so nothing is stored and `ours` is sent. If the app finished the key in
-    /// its own transaction, the stored answer is sent instead.
+    /// Answers a request whose outcome is unknown: nothing is stored and `ours` is sent. If the app
+    /// finished the key in its own transaction, the stored answer is sent instead.
     async fn wait(self, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
         match shared.ledger.reserve(ask).await {

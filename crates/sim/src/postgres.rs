@@ -45,7 +45,7 @@ enum Following {
     Asynchronous,
 }
 
-/// What a client needs to trust a server started by [`Postgres::with_tls`].
+/// The files with which a client trusts a server started by [`Postgres::with_tls`].
 #[derive(Clone, Debug)]
 pub struct Tls {
     /// The authority's certificate, as a PEM file: `sslrootcert`.
@@ -460,7 +460,7 @@ const OWN_APPLICATION_NAME: &str = "hapax-sim";
 /// How long backends have to exit after their postmaster died.
 const ORPHANS_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The settings of every server. Those of a test follow and override them.
+/// The settings of every server. The settings of a test follow and override them.
 const SETTINGS: &[(&str, &str)] = &[
     ("listen_addresses", "127.0.0.1"),
     // The path of a socket is limited to 107 bytes, and a temporary directory may be longer.

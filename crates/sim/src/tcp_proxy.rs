@@ -50,9 +50,9 @@ pub enum Trap {
     /// `request` must be part of the execution, such as `COMMIT` or a parameter's value, since the text of a
     /// prepared statement is sent before.
     Answer {
-        /// What the client sends.
+        /// The bytes that the client sends.
         request: Vec<u8>,
-        /// What the server must have sent before the reset.
+        /// The bytes that the server must have sent before the reset.
         answer: Vec<u8>,
     },
     /// When the server has sent this many bytes on a connection since the trap was set, the client gets exactly
@@ -167,11 +167,11 @@ enum Cut {
     Reset,
 }
 
-/// What happens to a piece that was read.
+/// The action on a piece that was read.
 enum PieceAction {
     Pass,
     Swallow,
-    /// This much of it passes, and nothing after it.
+    /// This many bytes of the piece pass, and nothing after them.
     Last(usize),
     Reset,
 }
@@ -333,7 +333,7 @@ async fn flowing(network: &Network) -> Traffic {
     flows.map_or(Traffic::Forward, |traffic| *traffic)
 }
 
-/// What the server must send before the connection is reset, once the request has passed.
+/// The bytes that the server must send before the connection is reset, once the request has passed.
 type Swallowing = Mutex<Option<Vec<u8>>>;
 
 /// Watches what one client sends for the moment of a trap.

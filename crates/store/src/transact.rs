@@ -92,7 +92,8 @@ impl Committed {
 
 /// Why an attempt failed, and when to try again. Made from any error with `?`.
 ///
-/// It does not implement [`Error`] itself, because then not every error could be converted into it.
+/// `Failure` does not implement [`Error`] itself, because then not every error could be converted
+/// into it.
 #[derive(Debug)]
 pub struct Failure {
     error: String,

@@ -12,7 +12,7 @@ pub struct StormError {
     pub hint: String,
 }
 
-/// What is to blame for a [`StormError`].
+/// The cause of a [`StormError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StormErrorKind {
     /// The arguments: such a storm does not exist.

@@ -34,7 +34,7 @@ pub enum Verdict {
     Held,
     /// At least one breach was seen.
     Broken,
-    /// It could not be checked; the law's note says why.
+    /// The law could not be checked; its note says why.
     NotJudged,
 }
 
@@ -43,9 +43,9 @@ pub enum Verdict {
 pub struct Example {
     /// The sender's id of the event; `-` for a breach of no single event.
     pub event_id: String,
-    /// What the law expects.
+    /// The outcome that the law expects.
     pub expected: String,
-    /// What was seen instead.
+    /// The outcome that was seen instead.
     pub seen: String,
 }
 

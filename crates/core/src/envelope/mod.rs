@@ -96,7 +96,7 @@ pub enum Origin<'a> {
 #[derive(Debug)]
 pub struct Envelope {
     format: BodyFormat,
-    /// What a JSON body must be at the top.
+    /// The kinds of JSON value that a body may be.
     top: Top,
     form_json: Option<&'static str>,
     /// The levels from the whole body down to one event; a single one where a body is one event.
@@ -109,8 +109,8 @@ pub struct Envelope {
     tenant_from: Option<Selector>,
 }
 
-/// What a JSON body may be at the top. A number or a string is never an event: its bytes could be
-/// something else that was signed, such as a timestamp or the token of a handshake.
+/// The kinds of JSON value that a body may be. A number or a string is never an event: its bytes
+/// could be something else that was signed, such as a timestamp or the token of a handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Top {
     Object,

@@ -32,7 +32,7 @@ use crate::store::{HandlerRef, HandlerSpec, NewJob};
 pub struct Handler {
     /// Its name.
     pub name: HandlerName,
-    /// What its jobs run.
+    /// The way its jobs run.
     pub kind: HandlerKind,
     /// The event types that it wants.
     pub types: TypeFilter,
@@ -48,7 +48,7 @@ pub struct Handler {
     pub refetch: Option<Refetch>,
 }
 
-/// What a handler's jobs run.
+/// The way a handler's jobs run.
 #[derive(Debug, Clone)]
 pub enum HandlerKind {
     /// SQL statements, in the transaction that records "done".

@@ -25,7 +25,7 @@ pub trait RustHandler: fmt::Debug + Send + Sync + 'static {
 pub enum RustOutcome {
     /// The effects are committed, and the job is recorded as done.
     Committed,
-    /// It failed; nothing was committed.
+    /// The attempt failed; nothing was committed.
     Failed {
         /// Why.
         error: String,

@@ -104,7 +104,8 @@ impl Machine {
             None if holds(&self.ahead, self.start) => Guard::Hold,
             None => Guard::Stale,
             Some(current) if holds(&self.next, current) => Guard::Run,
-            // It is the current state already, also where a cycle leads back to it.
+            // The event names the current state. It is stale even if a cycle leads back to that
+            // state.
             Some(current) if target == current => Guard::Stale,
             Some(current) if holds(&self.ahead, current) => Guard::Hold,
             Some(_) => Guard::Stale,
@@ -217,7 +218,7 @@ mod tests {
 
     #[test]
     fn of_several_states_the_one_that_leads_to_the_others_is_the_earliest() {
-        // They are held in the order of arrival, which is not the order of the states.
+        // The states are held in the order of arrival, which is not the order of the transitions.
         let payout = payout();
         let check = |held: &[&str], expected: Option<&str>| {
             let found = payout.earliest(held.iter().map(|state| number_of(state)));

@@ -39,15 +39,15 @@ pub struct Preset {
     pub retries: &'static str,
     /// The window that the sender's documentation or libraries use.
     pub tolerance: &'static str,
-    /// That window, where it is wider than the default and the key is signed. With the default, requests that
-    /// the sender considers on time would be late.
+    /// The same window as a duration, where it is wider than the default and the key is signed.
+    /// With the default, requests that the sender considers on time would be late.
     pub window: Option<Duration>,
     /// Where id, type and time are.
     pub envelope: PresetEnvelope,
     /// Whether a retry is signed again with a new timestamp. False where this is not documented; late arrivals
     /// then go to review instead of being refused.
     pub signs_retries_afresh: bool,
-    /// What its guard covers, where the id is not signed.
+    /// The content that its guard covers, where the id is not signed.
     pub guard: PresetGuard,
     /// The answer that it requires.
     pub ack: Ack,
@@ -55,7 +55,8 @@ pub struct Preset {
     pub challenge: Option<Challenge>,
 }
 
-/// What the guard of a sender's events covers, where the signed content does not contain the id.
+/// The content that the guard of a sender's events covers, where the signed content does not
+/// contain the id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PresetGuard {
     /// Everything that is signed.
@@ -90,7 +91,7 @@ pub struct PresetEnvelope {
     pub form_json: Option<&'static str>,
 }
 
-/// What identifies an event among all events of its sender.
+/// The value that identifies an event among all events of its sender.
 #[derive(Debug, Clone, Copy)]
 pub enum PresetId {
     /// The sender's own id.
@@ -118,7 +119,7 @@ pub enum BodyFormat {
     /// JSON if it begins like JSON, and an urlencoded form otherwise. The content type does not decide: no sender
     /// signs it.
     JsonOrForm,
-    /// Any body. It is read as JSON if it is valid JSON.
+    /// Any body. A body that is valid JSON is read as JSON.
     Any,
 }
 

@@ -119,8 +119,8 @@ pub(super) const STANDARDWEBHOOKS: Preset = Preset {
     ..STANDARD
 };
 
-/// What Hapax sends to endpoints with `"signing":"timestamped"`. The id is not signed. While the endpoint
-/// changes to it from another form of signature, those come before.
+/// The scheme that Hapax uses for endpoints with `"signing":"timestamped"`. The id is not signed.
+/// While the endpoint changes to it from another form of signature, those come before.
 const TIMESTAMPED: ComposedSignature<'static> = ComposedSignature {
     carrier: Carrier::Pairs {
         name: "webhook-signature",
@@ -347,8 +347,9 @@ pub(super) const DROPBOX: Preset = Preset {
     recipe: Recipe::Composed(hmac_body("x-dropbox-signature", "", Encoding::Hex)),
     secret: "the app secret, used as it is",
     retries: "some, backing off (from memory)",
-    // It only announces that an account changed, with the same bytes each time. A repeat is harmless and a loss
-    // is not, so equal ones are one event only within a few seconds.
+    // A notification only announces that an account changed, with the same bytes each time. A
+    // repeat is harmless and a loss is not, so equal notifications are one event only within a few
+    // seconds.
     envelope: PresetEnvelope {
         id: PresetId::Hash { fields: &["body"], within: Some(10) },
         event_type: &[],

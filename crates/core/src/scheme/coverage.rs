@@ -4,7 +4,7 @@
 use super::recipe::{ComposedSignature, Recipe, TimeAt};
 use crate::envelope::Origin;
 
-/// What a scheme signs under one set of header names.
+/// The parts of a request that a scheme signs under one set of header names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coverage {
     body: BodyCovered,
@@ -36,13 +36,13 @@ pub enum BodyCovered {
 /// Whether a value is signed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Covered {
-    /// It is signed.
+    /// The value is signed.
     Yes,
-    /// It is signed, and a request without it is refused.
+    /// The value is signed, and a request without it is refused.
     Always,
-    /// It is absent.
+    /// The value is absent.
     Missing,
-    /// It is not signed.
+    /// The value is not signed.
     No,
 }
 

@@ -47,7 +47,7 @@ pub struct CustomScheme {
     pub prefix: Option<String>,
     /// `hex` or `base64`.
     pub encoding: Option<String>,
-    /// What is signed, such as `{timestamp}.{body}`.
+    /// The signed content, such as `{timestamp}.{body}`.
     pub content: Option<String>,
     /// The timestamp: `header:x-timestamp`, or a JSON pointer into the signed body.
     pub timestamp: Option<String>,
@@ -127,7 +127,7 @@ fn finished(hasher: digest::Context) -> [u8; 32] {
     all
 }
 
-/// What a signer adds to a request.
+/// The parts of a request that a signer adds or replaces.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Signed {
     /// Headers to set, in a readable order.

@@ -199,7 +199,7 @@ impl Status {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReviewReason {
-    /// It was signed before the window. An on-time copy promotes it.
+    /// The event was signed before the window. An on-time copy promotes it.
     Late,
     /// The same signed bytes were seen under another id.
     Replay,

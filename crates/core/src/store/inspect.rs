@@ -63,11 +63,11 @@ pub trait Inspect: Send + Sync + 'static {
     /// and [`Sample::total`] is an estimate.
     fn sample(&self, ask: SampleAsk) -> impl Future<Output = Result<Sample, StoreError>> + Send;
 
-    /// What the store occupies on its disk. The cost does not grow with the database.
+    /// The disk space that the store uses. The cost does not grow with the database.
     fn storage(&self) -> impl Future<Output = Result<StorageUse, StoreError>> + Send;
 }
 
-/// What a store occupies on its disk.
+/// The disk space that a store uses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StorageUse {
     /// The database, without a log that is written beside it.
@@ -80,7 +80,7 @@ pub struct StorageUse {
     pub tables: Vec<TableUse>,
 }
 
-/// What one table occupies.
+/// The disk space that one table uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableUse {
     /// Its name.
@@ -243,7 +243,7 @@ pub struct AttemptNote {
     pub error: Option<String>,
     /// The worker that ran it.
     pub worker: String,
-    /// What the app answered, if one did.
+    /// The app's answer, if an app answered.
     #[serde(flatten)]
     pub answer: Option<HandlerAnswer>,
 }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::StoreError;
 
-/// What is stored under an Idempotency-Key, without the answer itself.
+/// The record of an Idempotency-Key, without the stored answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRecord {
     /// The API, the caller, the method and the route.
@@ -62,8 +62,8 @@ pub struct KeyPosition {
     pub key: String,
 }
 
-/// A page of keys. It may have fewer than were asked for, or none, although more follow: one call looks at a
-/// bounded number of keys.
+/// A page of keys. A page may have fewer keys than the limit, or none, although more follow: one
+/// call reads a bounded number of keys.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KeyPage {
     /// The keys.
@@ -72,10 +72,10 @@ pub struct KeyPage {
     pub next: Option<KeyPosition>,
 }
 
-/// What became of a key that was to be deleted.
+/// The result of a request to delete a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyDeleted {
-    /// It is gone: the next request with it runs.
+    /// The key is deleted: the next request with the same key runs.
     Deleted,
     /// There is no such key.
     Unknown,

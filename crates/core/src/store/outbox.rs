@@ -74,7 +74,7 @@ pub trait Outbox: Send + Sync + 'static {
     /// truth.
     fn wait_for_deliveries(&self, at_most: Duration) -> impl Future<Output = ()> + Send;
 
-    /// Creates an endpoint. It gets messages that are published from this commit on.
+    /// Creates an endpoint. The endpoint gets messages that are published from this commit on.
     fn create_endpoint(
         &self,
         endpoint: NewEndpoint,
@@ -91,8 +91,8 @@ pub trait Outbox: Send + Sync + 'static {
         by: Action,
     ) -> impl Future<Output = Result<EndpointChanged, StoreError>> + Send;
 
-    /// Sends one delivery again, or now if it waits for its next attempt. That of a disabled endpoint is held
-    /// until the endpoint is enabled.
+    /// Sends one delivery again, or now if it waits for its next attempt. A delivery to a disabled
+    /// endpoint is held until the endpoint is enabled.
     fn replay_delivery(
         &self,
         delivery: DeliveryId,
@@ -286,31 +286,33 @@ pub struct AttemptOutcome {
 pub enum AttemptVerdict {
     /// The endpoint answered with a 2xx.
     Delivered(HandlerAnswer),
-    /// It did not.
+    /// The attempt failed, or the endpoint answered otherwise.
     Failed {
         /// Why, in words for an operator.
         error: String,
-        /// What it answered, if it did.
+        /// The endpoint's answer, if it answered.
         answer: Option<HandlerAnswer>,
         /// When to try again.
         retry: Retry,
-        /// What the failure says about the endpoint.
+        /// The state of the endpoint that the failure points to.
         says: EndpointSignal,
     },
     /// The attempt was never begun, and does not count.
     GivenBack,
 }
 
-/// What a failed attempt says about the endpoint as a whole.
+/// The state of the endpoint as a whole that a failed attempt points to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndpointSignal {
-    /// It may be failing.
+    /// The endpoint may be failing.
     Fails,
-    /// It may be failing, and no attempt may be made for this long (Retry-After with 429 or 503).
+    /// The endpoint may be failing, and no attempt may be made for this long (Retry-After with 429
+    /// or 503).
     Pauses(Duration),
-    /// It works, and refuses only this delivery.
+    /// The endpoint works, and refuses only this delivery.
     Works,
-    /// It must not be called again: the store disables it, with the attempt's error as the reason.
+    /// The endpoint must not be called again: the store disables it, with the attempt's error as
+    /// the reason.
     Disable,
     /// Nothing: the request never left this process.
     Nothing,
@@ -319,9 +321,9 @@ pub enum EndpointSignal {
 /// The answer to a replay of one delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryReplayed {
-    /// It is due now.
+    /// The delivery is due now.
     Due,
-    /// It was due or under way already.
+    /// The delivery was due or under way already.
     AlreadyOpen,
     /// Its endpoint was deleted, or its message is pruned.
     Gone,
@@ -336,7 +338,7 @@ pub enum DeliverySkipped {
     Skipped,
     /// An attempt is under way.
     Sending,
-    /// It is delivered or cancelled.
+    /// The delivery is delivered or cancelled.
     AlreadyOver,
     /// There is no such delivery.
     Unknown,

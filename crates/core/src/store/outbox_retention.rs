@@ -37,7 +37,7 @@ pub struct ExpiryAsk {
     pub limit: usize,
 }
 
-/// What one commit of expiry did.
+/// The result of one commit of expiry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expiry {
     /// The endpoints that this commit announced.
@@ -92,7 +92,7 @@ impl ExpiryAsk {
     }
 }
 
-/// What a round of expiry does about one endpoint.
+/// The step that a round of expiry takes for one endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpiryStep {
     /// Nothing.

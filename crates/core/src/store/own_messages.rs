@@ -26,7 +26,7 @@ pub trait OwnMessages: Send + Sync + 'static {
     ) -> impl Future<Output = Result<AlertsNoted, StoreError>> + Send;
 }
 
-/// What a commit of alerts did.
+/// The result of a commit of alerts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AlertsNoted {
     /// Alerts that were raised.

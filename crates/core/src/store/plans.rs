@@ -52,8 +52,8 @@ pub trait Plans: Send + Sync + 'static {
         slice: EventSlice,
     ) -> impl Future<Output = Result<Held, StoreError>> + Send;
 
-    /// Ends a plan early. What it has done stays. A plan that has ended stays as it is. `None` where there is
-    /// no such plan.
+    /// Ends a plan early. Changes that it has made stay. A plan that has ended stays as it is.
+    /// `None` where there is no such plan.
     fn cancel_plan(
         &self,
         id: PlanId,
@@ -78,7 +78,7 @@ impl fmt::Display for PlanId {
     }
 }
 
-/// What a plan does.
+/// The work of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanWork {
     /// Sends deliveries.
@@ -99,7 +99,7 @@ impl From<EventPlan> for PlanWork {
     }
 }
 
-/// What a plan does to which events.
+/// A plan over events: an act, and the events that it applies to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventPlan {
     /// What it does.
@@ -154,7 +154,7 @@ impl JobScope {
     }
 }
 
-/// What a plan does to an event.
+/// The act of a plan on each of its events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventAct {
@@ -200,7 +200,7 @@ pub struct EventSlice {
     pub work: EventPlan,
     /// The events, oldest first. There may be none: then the plan only moves on.
     pub events: Vec<PlannedEvent>,
-    /// What the slice covers.
+    /// The range of events that the slice covers.
     pub span: SliceSpan,
 }
 
@@ -224,10 +224,10 @@ pub struct PlannedEvent {
 /// The part of all events that a slice covers. Only the store knows what the numbers mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SliceSpan {
-    /// It begins after this. The plan is fenced by it: a slice that begins elsewhere than the plan stands is
-    /// not taken.
+    /// The number before the first of the slice. This number is the plan's fence: a slice that
+    /// begins elsewhere than the plan stands is not taken.
     pub after: u128,
-    /// It ends with this.
+    /// The last number of the slice.
     pub through: u128,
     /// Whether the plan ends with this slice.
     pub is_last: bool,
@@ -250,12 +250,12 @@ pub struct DeliveryPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlannedDeliveries {
-    /// Those that died in that time.
+    /// Deliveries that died in that time.
     Dead,
-    /// Those whose messages were published in that time, the delivered ones included.
+    /// Deliveries whose messages were published in that time, the delivered ones included.
     All,
-    /// Those that were never written: messages of the endpoint's tenant, published in that time, that the
-    /// endpoint wants now and has no delivery of.
+    /// Deliveries that were never written, for messages of the endpoint's tenant that were
+    /// published in that time and that the endpoint wants now.
     Missing,
 }
 
@@ -301,7 +301,7 @@ pub enum PlanCount {
 /// The answer to a new plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanCreated {
-    /// It is recorded, or was recorded before by the same request under the same id.
+    /// The plan is recorded, or was recorded before by the same request under the same id.
     Created(Box<Plan>),
     /// The id is that of a plan that another request has made.
     OtherRequest,
@@ -340,9 +340,9 @@ pub struct Plan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlanState {
-    /// It has more to do.
+    /// The plan has more to do.
     Running,
-    /// It has done everything.
+    /// The plan has done everything.
     Done,
     /// An operator cancelled it, or its endpoint was deleted.
     Cancelled,

@@ -64,11 +64,11 @@ pub struct SourceSecretsChange {
     pub version: u64,
     /// The pair.
     pub pair: SourcePair,
-    /// What to do with it.
+    /// The change to the pair.
     pub act: SourceSecretsAct,
 }
 
-/// What to do with a pair.
+/// A change to the secrets of a pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceSecretsAct {
     /// Sets its secrets; the pair may be new.

@@ -9,13 +9,14 @@ use crate::key::Tenant;
 
 /// Deleting a tenant's data, in slices that survive a restart.
 ///
-/// A deletion covers what was stored before it began. What arrives later is new and stays: stop the tenant's senders
-/// and publishers first. Deleted are endpoints with their secrets and addresses, the secrets of sources that were
-/// set at run time, bodies, headers, jobs, attempts and copies of events, and bytes, order keys, deliveries and attempts of
-/// messages. Work that is under way loses its right: its effects in this database roll back.
+/// A deletion covers data that was stored before it began. Data that arrives later stays, so stop
+/// the tenant's senders and publishers first. The deletion removes endpoints with their secrets and
+/// addresses, the secrets of sources that were set at run time, bodies, headers, jobs, attempts and
+/// copies of events, and bytes, order keys, deliveries and attempts of messages. Work that is under
+/// way loses its right: its effects in this database roll back.
 ///
-/// What must be known to recognise copies stays until its own retention: the keys and guards of events, order
-/// marks, and the ids of messages. The audit trail stays.
+/// Data that is needed to recognise copies stays until its own retention: the keys and guards of
+/// events, order marks, and the ids of messages. The audit trail stays.
 pub trait TenantDeletions: Send + Sync + 'static {
     /// Begins to delete a tenant's data, in one commit: its endpoints and secrets are gone from then on, and
     /// [`erase`](Self::erase) does the rest. While a deletion of the tenant runs, this returns it as it is.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::StoreError;
 use crate::key::SourceName;
 
-/// What a node counted for one source.
+/// The requests that a node counted for one source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficCount {
     /// The source.

@@ -375,7 +375,7 @@ fn a_tenant_in_the_body_obeys_the_rules_of_ids() {
         items[0].tenant.as_ref().map(|tenant| tenant.as_str().to_owned())
     };
     assert_eq!(tenant(r#","account":"acme""#).as_deref(), Some("acme"));
-    // And the tenant of Hapax's own messages has no events.
+    // The tenant of Hapax's own messages has no events.
     let own = r#","account":"hapax""#;
     for bad in ["", r#","account":null"#, r#","account":"""#, r#","account":1.5"#, own] {
         assert_eq!(tenant(bad), None, "{bad}");

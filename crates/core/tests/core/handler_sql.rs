@@ -224,7 +224,7 @@ proptest! {
                 }
             }
         }
-        // So that no comment at the end is removed.
+        // The suffix keeps a comment at the end from being removed.
         text.push_str(" x");
         expected.push_str(" x");
         let program = SqlProgram::parse(&text, Dialect::Sqlite).unwrap();

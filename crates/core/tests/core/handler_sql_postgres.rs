@@ -384,7 +384,7 @@ proptest! {
                     }
                 }
             }
-            // So that no comment at the end is removed.
+            // The suffix keeps a comment at the end from being removed.
             text.push_str(" x;\n");
             rewritten.push_str(" x");
             expected.push((rewritten, parameters, places));

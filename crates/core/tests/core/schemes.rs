@@ -596,7 +596,7 @@ fn a_guard_is_the_hash_of_the_signed_content_and_of_nothing_else() {
             header(&mut changed.headers, header_name, "another");
         }
         assert_eq!(guard(&source, &changed), Some(first), "{name}");
-        // Another event has another guard. So has the same event at another source.
+        // Another event has another guard. The same event at another source has another guard too.
         let at = Timestamp::from_second(1_767_225_601).expect("in range");
         let other = sample::event(name, None, &SampleId::made_up("b2", at)).expect("a sample");
         let mut another = sample(preset);

@@ -2,8 +2,8 @@
 //! similar frames cost a peer nothing and the server a little. A peer that sends far more of them
 //! than its requests, the answers or the elapsed time explain is cut off.
 //!
-//! It reads the plaintext of one connection, in any number of pieces, and buffers nine bytes at
-//! most.
+//! The counter reads the plaintext of one connection, in any number of pieces, and buffers nine
+//! bytes at most.
 
 use std::time::Instant;
 

@@ -48,7 +48,7 @@ use crate::limits::{HttpLimits, SURVEY_AGAIN};
 pub enum Drained {
     /// Every received request was answered.
     Clean,
-    /// This many connections were still busy when the drain time was over, and were cut.
+    /// Some connections were still busy when the drain time was over, and were cut.
     Cut {
         /// Their number.
         connections: usize,

@@ -2,7 +2,7 @@
 //! in front may read differently, including heads that were sent before the previous request was
 //! answered.
 //!
-//! It follows heads, bodies and chunks over the whole connection and counts the requests. It
+//! The guard follows heads, bodies and chunks over the whole connection and counts the requests. It
 //! buffers only the start of the current line, so bytes may arrive in any number of pieces. If it
 //! cannot follow, every later request on the connection is ambiguous.
 

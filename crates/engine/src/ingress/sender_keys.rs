@@ -91,10 +91,10 @@ enum Entry {
     },
 }
 
-/// Who names a key that must be fetched. Each has its own share of the fetches.
+/// The party that names a key that must be fetched. Each has its own share of the fetches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum NamedBy {
-    /// Any request. It may be forged.
+    /// Any request, possibly forged.
     Stranger,
     /// A request from an address that sent a verified one before, or any request if the key was known before.
     Sender,
@@ -118,7 +118,7 @@ impl ProvenSenders {
     }
 }
 
-/// What is to be done for a request.
+/// The next step for a request that names a key.
 enum Step {
     Use(Arc<SenderKey>),
     Wait(watch::Receiver<()>),

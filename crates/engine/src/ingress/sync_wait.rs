@@ -24,8 +24,8 @@ pub(crate) enum SyncOutcome {
     Running(KnownEvent),
 }
 
-/// Waits for jobs. It is a trait so that an ingress without sync sources needs fewer bounds on its
-/// store.
+/// Waits for jobs. `SyncWait` is a trait so that an ingress without sync sources needs fewer bounds
+/// on its store.
 pub(crate) trait SyncWait: Send + Sync {
     /// Waits for the jobs of the event of `verdict`, at most until `until`.
     fn outlast<'a>(

@@ -42,14 +42,14 @@ pub struct EndpointClient {
     connector: GuardedConnector,
 }
 
-/// What an endpoint answered.
+/// The answer of an endpoint.
 #[derive(Debug, Clone)]
 pub struct Answered {
     /// The status. Only 2xx is success.
     pub status: StatusCode,
     /// The header Retry-After as it came; see [`Answered::retry_after`].
     pub retry_after_header: Option<HeaderValue>,
-    /// What the endpoint asks for by the header `webhook-delivery`.
+    /// The request of the endpoint in the answer header `webhook-delivery`.
     pub webhook_delivery: Option<WebhookDelivery>,
     /// The first KiB of the body, as it came.
     pub body_start: Bytes,
@@ -59,7 +59,7 @@ pub struct Answered {
     pub took: Duration,
 }
 
-/// What a receiver asks for by the answer header `webhook-delivery`.
+/// The request of a receiver in the answer header `webhook-delivery`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WebhookDelivery {
     /// Disable the endpoint.
@@ -293,7 +293,7 @@ struct Tracked {
 impl Tracked {
     fn new(body: Bytes, progress: &Arc<Progress>) -> Self {
         if body.is_empty() {
-            // It is never polled, so the request counts as sent from the start.
+            // An empty body is never polled, so the request counts as sent from the start.
             progress.reach(Stage::Answer);
         }
         Self { body: Some(body).filter(|body| !body.is_empty()), progress: Arc::clone(progress) }

@@ -106,7 +106,8 @@ impl GuardRules {
         !self.allow.is_empty() && !self.ports.contains(&port)
     }
 
-    /// What `localhost` means: the loopback addresses that are allowed. DNS is never asked for it.
+    /// The addresses of `localhost`: the loopback addresses that are allowed. DNS is never asked
+    /// for it.
     pub(super) fn loopback(&self) -> Vec<IpAddr> {
         let both = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
         both.into_iter().filter(|address| self.allows(*address)).collect()

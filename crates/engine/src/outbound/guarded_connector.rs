@@ -95,8 +95,8 @@ impl Service<Uri> for GuardedConnector {
         let guard = Arc::clone(&self.0);
         let progress = PROGRESS.try_with(Arc::clone).unwrap_or_default();
         Box::pin(async move {
-            // The request has a deadline of its own. This one ends connections that the pool goes on
-            // opening after their request took another.
+            // The request has a deadline of its own. This deadline ends connections that the pool
+            // goes on opening after their request took another.
             let opening = guard.open(&to, &progress);
             match timeout(ENDPOINT_CONNECT_DEADLINE, opening).await {
                 Ok(opened) => opened.map(TokioIo::new),

@@ -60,8 +60,8 @@ pub struct Outbound {
 /// A body to send: whole, or as a stream.
 pub(crate) type Sent = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>>;
 
-/// What happens to a request whose connection was closed before a byte was written, so that no server has
-/// seen the request.
+/// The treatment of a request whose connection was closed before a byte was written, so that no
+/// server has seen the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unseen {
     /// The caller gets [`OutboundError::Unsent`].

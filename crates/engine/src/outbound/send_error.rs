@@ -18,7 +18,7 @@ use crate::limits::{ENDPOINT_ANSWER_HEAD_BYTES_MAX, SEND_ERROR_CHARS_MAX};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct SendError {
-    /// What kind of failure it was.
+    /// The kind of the failure.
     pub class: SendErrorClass,
     /// What happened, in words.
     pub text: String,
@@ -157,7 +157,7 @@ impl SendError {
     }
 }
 
-/// What is wrong with a certificate, or with TLS as a whole.
+/// The text for a certificate error, or for an error of TLS as a whole.
 fn certificate(host: &str, error: &rustls::Error) -> String {
     use CertificateError as Certificate;
     match error {

@@ -51,11 +51,11 @@ struct Course {
 /// The result of reading a client's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// It was not read to its end.
+    /// The body was not read to its end.
     Unread,
-    /// It was read to its end.
+    /// The body was read to its end.
     Ended,
-    /// It took too long.
+    /// The body took too long.
     Slow,
     /// Too many unfinished bodies are in memory already.
     Crowded,

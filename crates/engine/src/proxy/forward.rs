@@ -363,7 +363,8 @@ mod tests {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let _ = stream.read(&mut [0; 4_096]).await;
                 let _ = stream.write_all(answer.as_bytes()).await;
-                // It stays open: only its headers define where the answer ends.
+                // The connection stays open: only the answer's headers define where the answer
+                // ends.
                 tokio::spawn(async move { stream.read(&mut [0; 1]).await });
             }
         });

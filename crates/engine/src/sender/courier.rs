@@ -38,7 +38,7 @@ pub struct Courier {
 /// The result of a ping.
 #[derive(Debug, Clone)]
 pub struct Ping {
-    /// What the endpoint answered, or why it did not.
+    /// The endpoint's answer, or why there is none.
     pub verdict: AttemptVerdict,
     /// How long it took.
     pub took: Duration,
@@ -47,7 +47,7 @@ pub struct Ping {
 /// How one attempt went.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    /// What it means for the delivery.
+    /// The verdict that the store records for the delivery.
     pub(super) verdict: AttemptVerdict,
     /// How long it took.
     pub(super) took: Duration,

@@ -1,9 +1,9 @@
 //! Sending: claims due deliveries, attempts each once, and records how it ended.
 //!
-//! One loop serves all endpoints. Each round hands the outcomes of finished attempts to the store and
-//! claims the next deliveries, in one commit ([`Outbox::exchange`]). Requests run beside it, as many as
-//! there are slots and as the endpoint's window allows ([`bulkheads`]). What is sent is in [`courier`], and
-//! what an answer means in [`verdict`].
+//! One loop serves all endpoints. Each round passes the outcomes of finished attempts to the store
+//! and claims the next deliveries, in one commit ([`Outbox::exchange`]). Requests run beside it, as
+//! many as there are slots and as the endpoint's window allows ([`bulkheads`]). [`courier`] makes
+//! the requests, and [`verdict`] reads the answers.
 //!
 //! An outcome is offered to the store until the store takes it. If the process dies before that, the
 //! attempt is repeated with the same id and the same bytes; nothing here repeats an attempt by itself.
@@ -44,7 +44,7 @@ use crate::limits::{
 };
 use crate::worker::Pause;
 
-/// What a node may have under way, over all endpoints.
+/// The limits of attempts in flight on a node, over all endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SenderLimits {
     /// Attempts.
@@ -53,12 +53,12 @@ pub struct SenderLimits {
     pub in_flight_bytes_max: usize,
 }
 
-/// What a sender sends with. A reload replaces it.
+/// The client and the limits of a sender. A reload replaces them.
 #[derive(Debug, Clone)]
 pub struct SenderSetup {
     /// Signs and posts.
     pub courier: Arc<Courier>,
-    /// What may be under way.
+    /// The limits of attempts in flight.
     pub limits: SenderLimits,
 }
 
@@ -97,14 +97,15 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
         Self { store, now, node, setup, reloaded: Notify::new() }
     }
 
-    /// Replaces the setup. Attempts that are under way end with the old one.
+    /// Replaces the setup. Attempts that are under way finish with the old setup.
     pub fn reload(&self, setup: Option<SenderSetup>) {
         self.setup.store(setup.map(|setup| Arc::new(setup.into())));
         self.reloaded.notify_one();
     }
 
     /// Sends until `stop`. Then claims nothing more, and waits up to `drain` for attempts that are under
-    /// way and for the store to take their outcomes. What is cut is attempted again after its lease.
+    /// way and for the store to take their outcomes. A delivery whose attempt is cut is attempted
+    /// again after its lease.
     pub async fn run(self: Arc<Self>, drain: Duration, stop: CancellationToken) {
         let mut round = Round::new(Arc::clone(&self), stop.clone());
         let upkeep = task::spawn(Arc::clone(&self).upkeep(stop.clone()));
@@ -198,7 +199,7 @@ struct UnderWay {
     began: Instant,
 }
 
-/// What an exchange may claim.
+/// The slots and bytes that an exchange may claim.
 #[derive(Debug, Clone, Copy, Default)]
 struct Asking {
     slots: usize,
@@ -270,7 +271,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         let mut given_back = self.bulkheads.overdue(now);
         let takes_much = self.bulkheads.waiting() * 2 > slots
             || self.bulkheads.waiting_bytes() * 2 > setup.limits.in_flight_bytes_max;
-        // They may be claimed again at once, so not in every round.
+        // Claims that are given back may be claimed again at once, so this is not done in every
+        // round.
         let is_due = self.made_room_at.is_none_or(|at| now.duration_since(at) > SLOW_ATTEMPT_AGE);
         if takes_much && is_due {
             self.made_room_at = Some(now);
@@ -280,8 +282,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         count
     }
 
-    /// What another exchange may claim: nothing without a slot or bytes, or after the stop. The bytes are
-    /// shared with the exchanges that may begin beside it.
+    /// The slots and bytes that another exchange may claim: none without a free slot or free bytes,
+    /// or after the stop. The bytes are shared with the exchanges that may begin beside it.
     fn asking(&self) -> Asking {
         let Asking { slots, bytes } = self.room();
         if slots == 0 || bytes == 0 || self.stop.is_cancelled() {
@@ -344,8 +346,9 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         let Asked { outcomes, asking, answer } = match asked {
             Ok(asked) => asked,
             Err(error) => {
-                // The outcomes are gone with it: their deliveries are attempted again after their leases. What
-                // the other exchanges asked for is counted again from the next round on.
+                // The outcomes are lost with the exchange: their deliveries are attempted again
+                // after their leases. The next round counts the slots and bytes of the other
+                // exchanges from zero.
                 self.exchanges.abort_all();
                 self.exchanges = JoinSet::new();
                 self.asked = Asking::default();

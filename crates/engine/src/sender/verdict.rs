@@ -1,4 +1,4 @@
-//! What the answer of an endpoint means for its delivery. Only 2xx is success.
+//! Turns the answer of an endpoint into the verdict on its delivery. Only 2xx is success.
 
 use hapax_core::Timestamp;
 use hapax_core::job::Retry;

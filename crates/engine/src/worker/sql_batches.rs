@@ -79,7 +79,7 @@ impl Lane {
         found
     }
 
-    /// One slice, and a job that was lost before, if one is due.
+    /// Runs one slice. Also returns the claim of a job that was lost before, if one is due.
     async fn slice<S: Work>(
         &self,
         workers: &Workers<S>,
@@ -97,7 +97,7 @@ impl Lane {
             self.counts.done.increment(ran.done as u64);
             self.counts.guarded.increment(ran.guarded as u64);
             self.counts.failed.increment(ran.failed as u64);
-            // They shared a transaction: each gets an equal share of its time.
+            // The jobs shared a transaction, so each gets an equal share of its time.
             self.counts.seconds.record_many(began.elapsed() / all as u32, all);
             workers.event_waiters.notify_each(&ran.events);
         }

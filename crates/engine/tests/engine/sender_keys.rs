@@ -51,7 +51,7 @@ fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// What the server answers to a path, or to the id of a key in a body.
+/// The server's answers to a path, or to the id of a key in a body.
 #[derive(Default)]
 struct Answers {
     by_name: Mutex<HashMap<String, (u16, String)>>,

@@ -1237,7 +1237,7 @@ async fn lost_calls_neither_wait_for_others_nor_block_them() {
 
 #[tokio::test]
 async fn an_sql_job_with_a_lost_attempt_runs_alone_in_the_process() {
-    // It runs inside the store, but if it ends the process, calls in flight are lost too.
+    // The job runs inside the store, but if it ends the process, calls in flight are lost too.
     let (app, arrived, gate) = gated().await;
     let store = JobStore::new();
     let mut statements = handler(sql());

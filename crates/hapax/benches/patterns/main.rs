@@ -1,8 +1,8 @@
 //! `cargo bench --bench patterns`: the ways to charge a fee once although its event arrives more
 //! than once, on a real PostgreSQL and a real Redis, with the effects counted.
 //!
-//! It compares the patterns themselves, without HTTP and without Hapax. docs/patterns.md explains
-//! when to use which.
+//! The bench compares the patterns themselves, without HTTP and without Hapax. docs/patterns.md
+//! explains when to use which.
 
 mod app;
 mod patterns;

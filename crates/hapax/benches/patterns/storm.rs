@@ -1,6 +1,6 @@
 //! The deliveries: every event at least once, about 30 % of all deliveries are copies, and half of
-//! those follow the first one immediately, so that both are in flight together. And the faults
-//! during a run.
+//! those follow the first one immediately, so that both are in flight together. This file also
+//! injects the faults during a run.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

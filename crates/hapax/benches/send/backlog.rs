@@ -1,5 +1,5 @@
-//! What a claim costs with a thousand deliveries waiting and with a million, over as many endpoints, and what memory
-//! a server needs with the large backlog.
+//! The cost of a claim with a thousand deliveries waiting and with a million, over as many
+//! endpoints, and the memory that a server needs with the large backlog.
 //!
 //! Deliveries are claimed inside the server, so this bench opens both stores itself and makes the calls that the
 //! sender makes.
@@ -33,7 +33,7 @@ use crate::{Options, VAULT_KEY, server};
 /// Endpoints of a tenant: the most there may be. One message for it makes as many deliveries.
 const PER_TENANT: u64 = 1_000;
 
-/// What one call claims.
+/// The most deliveries that one call claims.
 const LIMIT: usize = 64;
 
 /// Calls from one store before the other has its turn; they take most of the small backlog.
@@ -48,7 +48,7 @@ const BYTES_MAX: usize = 64 << 20;
 /// How long the server runs before its memory is read.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// What was claimed from one store.
+/// The claims from one store.
 #[derive(Default)]
 pub(crate) struct Claims {
     deliveries: usize,
@@ -201,8 +201,8 @@ impl Filled {
         at_most(&mut writes, 0).await
     }
 
-    /// One turn. What a call claimed is settled by another call, outside the measured time: a call has a bounded
-    /// share of the writer, and settling would use up some of it.
+    /// One turn. Another call, outside the measured time, settles the claims: a call has a bounded
+    /// share of the writer's time, and settling would use up some of it.
     async fn claim(&self, claims: &mut Claims) -> anyhow::Result<()> {
         let ask = |limit| DeliveryAsk {
             limit,

@@ -1,7 +1,7 @@
 //! `cargo bench --bench send`: what sending costs over a client that signs, posts and stores nothing.
 //!
 //! Hapax is the real binary with full durability; the endpoint is a process of its own. Each figure compares two
-//! loads of the same run. What the figures mean is in docs/benchmarks.md.
+//! loads of the same run. docs/benchmarks.md explains the figures.
 
 mod backlog;
 mod beside;

@@ -30,7 +30,7 @@ const ID_DIGITS: usize = 20;
 const TYPE_DIGITS: usize = 4;
 const TIME_DIGITS: usize = 16;
 
-/// What stands before the time in the data of a message.
+/// The text before the time in the data of a message.
 pub(crate) const AT: &str = "\"at\":\"";
 
 /// Messages between the two of a key. When the first one fails, the second one is due before the retry.
@@ -39,7 +39,7 @@ pub(crate) const KEYS_APART: u64 = 1_000;
 /// A handler whose jobs no worker claims.
 const ONE_JOB: &str = "\n[sources.stripe.handlers.ship]\npull = true\n";
 
-/// What is published, and what the floor sends.
+/// The data of the messages that are published and that the floor sends.
 pub(crate) fn data() -> String {
     let filling = "x".repeat(DATA_BYTES - 40);
     format!("{{\"id\":\"inv_1\",\"object\":\"invoice\",\"note\":\"{filling}\"}}")

@@ -21,7 +21,7 @@ const LIMIT: u64 = 100;
 /// Seconds at the start that are not counted: both nodes learn of the backlog in them.
 const SETTLED: usize = 2;
 
-/// What arrived in each second.
+/// The arrivals of each second.
 pub(crate) struct Rate {
     seconds: Vec<u64>,
 }

@@ -147,7 +147,7 @@ async fn by_turns(
 struct SleepyApp {
     address: SocketAddr,
     calls: Arc<AtomicUsize>,
-    /// They end when dropped.
+    /// The tasks end when the set is dropped.
     _tasks: JoinSet<()>,
 }
 

@@ -83,7 +83,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
 }
 
 impl<T> QueryParams<T> {
-    /// What is wrong with a query string.
+    /// The problem with a query string.
     pub(super) fn problem(error: &QueryRejection) -> Problem {
         let text = error.body_text();
         let detail = text.strip_prefix("Failed to deserialize query string: ");

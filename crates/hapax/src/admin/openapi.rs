@@ -24,7 +24,7 @@ use super::routes::ApiRoute;
 use super::{Accepted, Created, Document, Exposition, Text};
 use crate::api;
 
-/// What a handler reads and answers, for the document.
+/// The inputs and answers of a handler, for the document.
 pub(super) struct Description {
     /// The status of a 2xx answer.
     status: &'static str,

@@ -177,7 +177,7 @@ fn of_events<S>(
 /// A plan that a request asks for.
 struct AskedPlan {
     work: PlanWork,
-    /// What the route names, for the id under an Idempotency-Key.
+    /// The name from the route, for the id under an Idempotency-Key.
     subject: String,
     key: Option<String>,
     request: KeyHash,
@@ -273,7 +273,7 @@ fn new_id() -> PlanId {
 
 /// A hash of a request as it was given: "2h" stays "2h".
 fn hash_of(asked: &impl Serialize) -> KeyHash {
-    // What was read from JSON can be written as JSON.
+    // A value that was read from JSON can be written as JSON.
     let text = serde_json::to_vec(asked).unwrap_or_default();
     KeyHash::of(b"request for a plan", [&text[..]])
 }

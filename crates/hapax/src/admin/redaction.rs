@@ -8,22 +8,22 @@ use hapax_core::json;
 use crate::api::{Body, Event};
 use crate::config::Redaction;
 
-/// What is shown instead of a value.
+/// The text that is shown instead of a value.
 const MASK: &str = "[redacted]";
 
-/// What the current configuration masks, by source.
+/// The values that the current configuration masks, by source.
 #[derive(Debug, Default)]
 pub(crate) struct Redactions(ArcSwap<HashMap<String, Redaction>>);
 
 impl Redactions {
-    /// Every configured source, and what it masks.
+    /// Every configured source, and the values that it masks.
     pub(crate) fn new(sources: impl IntoIterator<Item = (String, Redaction)>) -> Self {
         let redactions = Self::default();
         redactions.reload(sources);
         redactions
     }
 
-    /// Replaces the rules: they hold from the next request on.
+    /// Replaces the rules, from the next request on.
     pub(crate) fn reload(&self, sources: impl IntoIterator<Item = (String, Redaction)>) {
         self.0.store(sources.into_iter().collect::<HashMap<_, _>>().into());
     }
@@ -38,8 +38,8 @@ impl Redactions {
         }
     }
 
-    /// Masks the values of an event that its source names. What a source that is not configured any more had named
-    /// is unknown: everything of it is masked.
+    /// Masks the values of an event that its source names. For a source that is not configured any
+    /// more, these names are unknown, so all bodies and header values of its events are masked.
     pub(super) fn mask(&self, event: &mut Event) {
         let rules = self.0.load();
         let Some(redaction) = rules.get(&event.summary.source) else {

@@ -401,7 +401,7 @@ async fn an_array_is_no_request() {
 
 #[tokio::test]
 async fn a_path_or_query_that_is_not_understood_is_a_problem_too() {
-    // What the router refuses by itself would be plain text, in its words.
+    // If the router itself refused these requests, the answer would be its own plain text.
     let server = server(vec![event("evt_1", &[("fee", JobState::Dead)])]).await;
     for path in ["events/%FF", "jobs/%FF"] {
         let (status, problem) = server.get(&format!("/api/v1/{path}")).await;

@@ -268,7 +268,8 @@ fn a_wrong_clock_a_growing_log_and_a_store_that_cannot_write_are_reported() {
 
 #[tokio::test]
 async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
-    // Each round finds the same problem. That must be neither a new alert nor one that never ends.
+    // Each round finds the same problem. The repeated problem must not be a new alert each time,
+    // and the alert must end.
     let second = Arc::new(AtomicI64::new(0));
     let clock = Arc::clone(&second);
     let inputs = Inputs {

@@ -350,7 +350,7 @@ fn shared_database(url: &ServiceUrl, looked: Result<PgReport, PgOpenError>, foun
     }
 }
 
-/// Checks the keys of the vault. It reads the file of the key and leaves it as it is.
+/// Checks the keys of the vault. The check reads the key file and never changes it.
 fn vault(vault: &VaultSettings, found: &mut Findings) {
     let old = match vault.old.len() {
         0 => String::new(),

@@ -42,7 +42,7 @@ impl SecretKind {
         }
     }
 
-    /// What to do about a file that holds something else.
+    /// The advice for a file that holds something else.
     fn repair(self) -> &'static str {
         match self {
             Self::AdminToken | Self::DevSecret => {

@@ -13,7 +13,7 @@ use super::problem::InvalidSetting;
 /// How long something is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// At least this long.
+    /// Kept for at least this long.
     For(Duration),
     /// Never pruned.
     Forever,

@@ -39,7 +39,7 @@ pub(crate) enum VaultKeySource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VaultFile(PathBuf);
 
-/// What is known about the file without changing it.
+/// The state of the file, found without changing it.
 #[derive(Debug)]
 pub(crate) enum VaultFileState {
     /// There is no file.

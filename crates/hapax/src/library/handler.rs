@@ -19,10 +19,10 @@ use serde::de::DeserializeOwned;
 /// ([`Transact::Tx`]): a closure that runs on SQLite's one writer, or an open transaction on a PostgreSQL
 /// connection.
 ///
-/// It may be called again for the same event: after a failure, a crash or a lost lease, and within one
-/// attempt if its transaction lost a race (a deadlock). Changes that it commits through `tx` happen once.
-/// Other effects may happen again; [`Event::idempotency_key`] is the same each time. To fail, return an
-/// error. A panic, a timeout and dropping `tx` are failures too.
+/// A handler may be called again for the same event: after a failure, a crash or a lost lease, and
+/// within one attempt if its transaction lost a race (a deadlock). Changes that the handler commits
+/// through `tx` happen once. Other effects may happen again; [`Event::idempotency_key`] is the same
+/// each time. To fail, return an error. A panic, a timeout and dropping `tx` are failures too.
 pub trait Handler<S: Transact = SqliteStore>: Send + Sync + 'static {
     /// One attempt.
     fn handle(

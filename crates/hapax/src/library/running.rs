@@ -169,7 +169,7 @@ impl<S: Database> Hapax<S> {
         }
     }
 
-    /// Spawns [`Hapax::run`]. It stops at [`Running::stop`], or when the handle is dropped.
+    /// Spawns [`Hapax::run`]. The task stops at [`Running::stop`], or when the handle is dropped.
     pub fn spawn(&self) -> Running {
         let stop = CancellationToken::new();
         let (hapax, stopping) = (self.clone(), stop.clone());

@@ -37,7 +37,8 @@ const IN_FLIGHT_BYTES_DEFAULT: usize = 64 << 20;
 /// How often a rotation is tried if another change of the endpoint comes between reading and writing it.
 const CHANGE_TRIES: usize = 5;
 
-/// What an app sends with: the key that seals the secrets of endpoints, and where endpoints may be.
+/// The sending settings of an app: the key that seals the secrets of endpoints, and the addresses
+/// that endpoints may have.
 #[derive(Debug)]
 #[must_use = "give it to `Builder::sending`"]
 pub struct Sending {
@@ -63,7 +64,8 @@ pub struct Endpoint {
 pub struct AddedEndpoint {
     /// Its id.
     pub id: EndpointId,
-    /// The secret that its deliveries are signed with. It cannot be read again. `None` with a key pair.
+    /// The secret that its deliveries are signed with. The secret cannot be read again. `None` with
+    /// a key pair.
     pub secret: Option<String>,
     /// The key that receivers verify with, if deliveries are signed with a key pair.
     pub public_key: Option<String>,
@@ -147,7 +149,7 @@ impl Sending {
         self
     }
 
-    /// What may be under way at once; by default 2,048 attempts and 64 MiB.
+    /// Sets the limits of attempts in flight; by default 2,048 attempts and 64 MiB.
     pub fn limits(mut self, limits: SenderLimits) -> Self {
         self.limits = limits;
         self
@@ -206,7 +208,7 @@ impl Endpoint {
     }
 
     /// A secret of your own: `whsec_` and base64 of 24 to 64 bytes, or a private key (`whsk_`) for
-    /// [`Signing::Ed25519`]. Without it Hapax makes one.
+    /// [`Signing::Ed25519`]. Without this call Hapax makes a secret.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
         self

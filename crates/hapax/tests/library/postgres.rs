@@ -203,7 +203,7 @@ fn every_way_to_fail_rolls_back_and_is_tried_again() {
 
 #[test]
 fn a_handler_that_hangs_with_its_transaction_open_is_cut_off_and_blocks_no_other_attempt() {
-    // It has locked the row that the next attempt needs.
+    // The handler has locked the row that the next attempt needs.
     let setup = handler_fn(|event: Event, tx: PgTx| async move {
         let mut db = tx.begin().await?;
         let result = effect(&mut db, &event).await?;

@@ -86,7 +86,7 @@ async fn an_app_publishes_in_the_transaction_of_its_handler_and_its_endpoints_ge
     assert!(matches!(other, Published::Conflict { .. }), "{other:?}");
     tokio::task::block_in_place(|| sink.wait_for(2));
 
-    // What is wrong is refused, and nothing is stored.
+    // Invalid endpoints are refused, and nothing is stored.
     let refused = async |endpoint: Endpoint, part: &str| {
         let error = hapax.add_endpoint(endpoint).await.unwrap_err();
         assert!(error.to_string().contains(part), "{error}");

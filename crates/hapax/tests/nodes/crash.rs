@@ -194,7 +194,7 @@ fn a_node_that_dies_at_any_step_leaves_its_work_to_another() {
 
 #[test]
 fn a_node_stopped_between_two_statements_and_continued_later_doubles_nothing() {
-    // It stays stopped until its leases are over and the other node has done all it could.
+    // The node stays stopped until its leases are over and the other node has done all it could.
     const EVENTS: usize = 60;
     let database = Database::shared("stopped");
     let mut events = 0;

@@ -139,7 +139,7 @@ fn a_copy_at_another_node_waits_for_the_outcome_and_gets_the_stored_answer() {
 
 #[test]
 fn an_ingress_a_worker_and_an_admin_node_work_together() {
-    // None of them could do it alone: each has only one role.
+    // No node could process an event alone: each has only one role.
     const EVENTS: usize = 50;
     let database = Database::shared("roles");
     let node = |role: &str| {
@@ -285,7 +285,7 @@ fn a_server_starts_on_the_printed_schema_applied_by_hand() {
     let once = "SELECT hapax.once('refunds', 're_1')::text";
     assert_eq!(alone.execute(once), [Some("true".to_owned())]);
     assert_eq!(alone.execute(once), [Some("false".to_owned())]);
-    // It does not block a full migration later.
+    // `once` alone does not block a full migration later.
     let up = hapax(&["migrate", "up", "--database-url", &alone.url]);
     assert_eq!(up.code, 0, "{up:?}");
     assert_eq!(alone.execute(once), [Some("false".to_owned())], "a key was forgotten");

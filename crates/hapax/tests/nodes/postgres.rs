@@ -117,7 +117,8 @@ fn a_database_that_is_killed_and_comes_back_finds_its_nodes_waiting() {
     });
     for node in nodes {
         let said = node.stop();
-        // One line when it fails and one when it is back, not one for each request.
+        // A node logs one line when the database fails and one when it is back, not one for each
+        // request.
         let lines = said.lines().filter(|line| line.contains("WARN")).count();
         assert!(lines < 200, "{lines} warnings:\n{said}");
     }

@@ -35,9 +35,9 @@ impl Asked {
 pub(crate) enum Reply {
     /// Status, more headers as lines, body.
     Answer(u16, String, Vec<u8>),
-    /// It dies, and its answer is lost.
+    /// The app dies, and its answer is lost.
     Cut,
-    /// It dies in the middle of its answer.
+    /// The app dies in the middle of its answer.
     Half,
 }
 
@@ -78,7 +78,7 @@ impl Upstream {
         Self { address, seen }
     }
 
-    /// It answers each request with the number of requests so far.
+    /// An app that answers each request with the number of requests so far.
     pub(crate) fn counting() -> Self {
         let count = Mutex::new(0);
         Self::new(move |_| {

@@ -24,7 +24,7 @@ fn house() -> House {
     ))
 }
 
-/// So many dead letters, whose cause is then gone.
+/// Makes `count` dead letters and then removes their cause.
 fn with_dead_letters(house: &House, server: &Server, count: usize) -> Ledger {
     Load::events(4, &Sender::stripe(SECRET), 0..count).send_all(server.ingress);
     until("all are dead letters", || {

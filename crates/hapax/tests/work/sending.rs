@@ -447,7 +447,7 @@ fn a_plan_goes_on_after_a_sigkill_and_takes_each_delivery_once() {
             (&json!("replay"), &json!("the outage"))
         );
     }
-    // What is over stays as it is, and a plan that does not exist is not found.
+    // Cancelling a finished plan leaves it done, and a plan that does not exist is not found.
     let cancelled = server.admin_post(&format!("/api/v1/replays/{plan}/cancel"), &json!({}));
     assert_eq!(cancelled.json()["state"], "done");
     let unknown = "/api/v1/replays/01958d0e-0000-7000-8000-000000000001";

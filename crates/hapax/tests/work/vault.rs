@@ -27,7 +27,7 @@ fn reload(house: &House, server: &Server, vault: &str, expected: &str) {
     until(expected, || (server.stderr.text().matches(expected).count() > before).then_some(()));
 }
 
-/// What doctor says about the vault, and its exit code.
+/// The exit code of `hapax doctor`, and its lines about the vault.
 fn doctor(house: &House) -> (i32, String) {
     let file = house.config_file();
     let run = hapax(&["doctor", "--json", "--config", file.to_str().unwrap(), "--data-dir"])

@@ -23,15 +23,15 @@ use crate::support::{Heard, LEASE, charge, hear, rules, soon};
 
 const TIME: Duration = Duration::from_secs(30);
 
-/// What happens to a handler.
+/// The way a handler ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Well,
-    /// It dies between its commit and its answer.
+    /// The handler dies between its commit and its answer.
     DiesAfterCommit,
     /// Its effects cannot be committed.
     IsRefused,
-    /// It waits before its commit until the test lets it continue.
+    /// The handler waits before its commit until the test lets it continue.
     StandsStill,
 }
 

@@ -31,7 +31,7 @@ enum After {
     InProgress,
 }
 
-/// What the first caller gets.
+/// The answer to the first caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hears {
     Status(u16),

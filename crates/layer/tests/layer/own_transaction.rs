@@ -13,7 +13,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::support::{Api, LEASE, TestLedger, answer, charge, rules, soon};
 
-/// What the app returns after it has settled the key itself.
+/// The app's answer after it has settled the key itself.
 #[derive(Clone, Copy)]
 enum Then {
     Says(u16),
@@ -88,7 +88,7 @@ async fn an_answer_that_the_app_finished_itself_wins_over_its_response() {
         let replay = api.send(charge("k")).await;
         assert!(replay.is_replay());
         assert_eq!((replay.status, &replay.body), (201, &first.body));
-        // It was written by hand, and is checked before it is sent.
+        // The app wrote this header by hand, and the layer checks it before it is sent.
         assert_eq!(replay.header("content-type"), Some("text/plain"));
         assert_eq!(replay.header("content-length"), None);
         assert_eq!(api.effects.count(), 1);

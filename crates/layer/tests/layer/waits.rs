@@ -77,7 +77,7 @@ async fn a_retry_that_waits_for_another_process_sees_the_end_by_polling() {
     assert!(waiter.await.unwrap().is_replay());
     assert!(ended.elapsed() <= Duration::from_secs(1), "{:?}", ended.elapsed());
     first.await.unwrap();
-    // It polls, with pauses.
+    // The waiting request polls, with pauses.
     assert!(api.ledger.faults.begun(Act::Reserve) < 25);
 }
 

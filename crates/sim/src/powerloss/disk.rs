@@ -1,4 +1,4 @@
-//! What a disk may hold after a power loss.
+//! The contents that a disk may have after a power loss.
 //!
 //! The model is a file system with the weakest guarantees. A change is certain only after a sync that began when
 //! the change had ended: of a file for its bytes and size, of a directory for the names in it. Before, any 512
@@ -81,11 +81,11 @@ enum ChangeKind {
 enum Durability {
     /// The call has not returned.
     Begun,
-    /// It may be on disk.
+    /// The write may be on disk.
     Ended,
-    /// It is on disk.
+    /// The write is on disk.
     Certain,
-    /// It may be on disk, and no later sync changes that.
+    /// The write may be on disk, and no later sync makes it certain.
     Doubtful,
 }
 

@@ -32,7 +32,8 @@ pub(super) struct Health {
     blocked_until: Option<Timestamp>,
     /// Until when its attempts so far are paid for, under its rate limit.
     paid_until: Option<Timestamp>,
-    /// It was enabled, and its deliveries are spread out until then.
+    /// The end of the time over which the deliveries of an endpoint that was enabled are spread
+    /// out.
     spread_until: Option<Timestamp>,
 }
 
@@ -106,8 +107,8 @@ impl StoredEndpoint {
         }
     }
 
-    /// An operator enables it: if its circuit is open, the next delivery tries it. Those that were held are
-    /// spread out.
+    /// An operator enables it: if its circuit is open, the next delivery tries it. Deliveries that
+    /// were held are spread out.
     pub(super) fn enabled(&mut self, was_disabled: bool, now: Timestamp) {
         if was_disabled {
             self.health.spread_until = Some(later(now, RELEASE_FOR));

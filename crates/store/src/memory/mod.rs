@@ -231,7 +231,8 @@ struct Job {
     progress: Progress,
     fence: Fence,
     due: Timestamp,
-    /// The last claim. It stays known after its lease, because its worker may still report.
+    /// The last claim. The store keeps the claim after its lease, because the worker may still
+    /// report.
     taken: Option<Taken>,
     /// An operator lets this run go ahead whatever the order guard decides.
     forced: bool,

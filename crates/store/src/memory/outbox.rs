@@ -87,7 +87,8 @@ pub(super) struct Delivery {
     pub(super) fence: Fence,
     /// When a ready delivery is due, or a lease ends.
     pub(super) due: Timestamp,
-    /// The last claim. It stays known after its lease, because its sender may still report.
+    /// The last claim. The store keeps the claim after its lease, because the sender may still
+    /// report.
     taken: Option<Taken>,
     /// The last error, or why it was cancelled.
     pub(super) reason: Option<String>,

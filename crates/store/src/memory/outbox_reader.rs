@@ -127,7 +127,7 @@ impl Model {
             created_at: message.created_at,
             due_at: match delivery.phase {
                 DeliveryPhase::Ready | DeliveryPhase::Leased => Some(delivery.due),
-                // It has no time of its own.
+                // A parked delivery has no time of its own.
                 DeliveryPhase::Parked
                 | DeliveryPhase::Delivered
                 | DeliveryPhase::Dead

@@ -28,7 +28,7 @@ pub(super) struct StoredPlan {
     left: Left,
 }
 
-/// What a plan has not taken yet.
+/// The part of a plan that is left.
 #[derive(Debug)]
 enum Left {
     /// Deliveries to this endpoint.
@@ -37,7 +37,7 @@ enum Left {
     Events { from: EventNumber },
 }
 
-/// What a plan over deliveries takes.
+/// One item of a plan over deliveries: a delivery to send again, or a message to deliver.
 #[derive(Debug, Clone, Copy)]
 enum Taken {
     Delivery(DeliveryNumber),
@@ -94,7 +94,7 @@ impl Plans for MemoryStore {
 }
 
 impl Model {
-    /// What a plan of this instant takes, and how much that is. `None`: its endpoint is unknown.
+    /// The count and the items of a plan made at this instant. `None`: its endpoint is unknown.
     fn planned(&self, work: &PlanWork, now: Timestamp) -> Option<(u64, Left)> {
         match work {
             PlanWork::Deliveries(work) => {
@@ -140,7 +140,7 @@ impl Model {
             .map(|(at, _)| *at)
     }
 
-    /// What a plan over deliveries takes, oldest first.
+    /// The items of a plan over deliveries, oldest first.
     fn planned_deliveries(
         &self,
         work: &DeliveryPlan,
@@ -360,7 +360,7 @@ impl Model {
                 if delivery.finished_at.is_some_and(|at| at >= created_at)
                     && delivery.phase == DeliveryPhase::Dead
                 {
-                    // It died again since.
+                    // The delivery died again after the plan was made.
                     return false;
                 }
                 let sent = self.send_again(number, now);

@@ -1,7 +1,7 @@
-//! What a node remembers about its claims: up to which time it has seen all that was due. With it, a claim
+//! The claim hint of a node: the time up to which it has seen all due work. With the hint, a claim
 //! does not pass the dead index entries of everything that was claimed before.
 //!
-//! It is a hint and decides nothing: a slow commit or a locked row may lie before it, so a node claims
+//! The hint decides nothing: a slow commit or a locked row may lie before it, so a node claims
 //! without hints every second or so.
 
 use std::collections::BTreeMap;

@@ -91,7 +91,7 @@ pub(super) async fn slice(
 
 /// One bounded look at the events after a place.
 struct EventScan {
-    /// Those that the plan takes, oldest first.
+    /// The events that the plan takes, oldest first.
     rows: Vec<Row>,
     /// The last event that was looked at.
     through: Uuid,

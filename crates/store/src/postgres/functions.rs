@@ -69,7 +69,7 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
 const VIEWS: &[Definition] =
     definitions!["views": processed_events, arrivals, attempts, dead_letters, deliveries];
 
-/// What follows the functions, and each migration step.
+/// The SQL that runs after the functions, and after each migration step.
 pub(super) const AFTER: &str = include_str!("sql/after_functions.sql");
 
 /// All of them, with a version.
@@ -80,7 +80,7 @@ pub(super) struct FunctionSet {
 }
 
 impl FunctionSet {
-    /// What this build brings.
+    /// The functions of this build.
     pub(super) fn ours() -> Self {
         let mut text = String::new();
         for Definition { name, sql } in FUNCTIONS.iter().chain(VIEWS) {

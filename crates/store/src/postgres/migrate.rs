@@ -26,7 +26,7 @@ struct Step {
     survives: i32,
 }
 
-/// All of them, in order. What has been released is never edited.
+/// All steps, in order. A step that has been released is never edited.
 const STEPS: &[Step] = &[Step {
     number: 1,
     name: BASELINE,
@@ -37,7 +37,7 @@ const STEPS: &[Step] = &[Step {
 /// The first step. Before the first release it had other names.
 const BASELINE: &str = "baseline";
 
-/// Where steps and the version of the functions are noted.
+/// The tables that record the applied steps and the version of the functions.
 const RECORD: &str = "CREATE SCHEMA IF NOT EXISTS hapax;
 CREATE TABLE IF NOT EXISTS hapax.migration (
     number   integer PRIMARY KEY,
@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS hapax.function_version (
     at       timestamptz NOT NULL DEFAULT statement_timestamp()
 )";
 
-/// What a build brings: steps, and functions.
+/// The schema of a build: steps, and functions.
 struct Schema {
     steps: Vec<Step>,
     functions: FunctionSet,
@@ -68,13 +68,13 @@ fn note(Step { number, name, sql, survives }: &Step) -> String {
     )
 }
 
-/// Who migrates holds this lock: "hapax" in ASCII, and a number.
+/// The advisory lock that a migrating node holds: "hapax" in ASCII, and a number.
 const LOCK: i64 = 0x6861_7061_7800_0001;
 
-/// How long to wait for another node that is at it.
+/// How long to wait for another node that migrates.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// How long to wait between two looks.
+/// How long to wait between two tries to take the lock.
 const LOCK_POLL: Duration = Duration::from_millis(100);
 
 /// How a step stands in this database.
@@ -97,7 +97,7 @@ struct Taken {
     survives: i32,
 }
 
-/// What a database holds, by its own record.
+/// The steps and functions that a database has, by its own record.
 #[derive(Default)]
 struct Found {
     steps: BTreeMap<i32, Taken>,
@@ -105,13 +105,13 @@ struct Found {
     functions: Option<(i32, String)>,
 }
 
-/// What is to be applied.
+/// The steps and functions that are to be applied.
 struct Missing<'a> {
     steps: Vec<&'a Step>,
     functions: Option<&'a FunctionSet>,
 }
 
-/// What `hapax.once` needs, and nothing else.
+/// The SQL that `hapax.once` needs, and nothing else.
 pub(super) fn once() -> &'static str {
     concat!(include_str!("sql/once_key.sql"), include_str!("functions/once.sql"))
 }
@@ -206,7 +206,8 @@ impl Schema {
         all.into_values().chain([functions]).collect()
     }
 
-    /// What is to be applied, if anything; an error where the database is not one of ours.
+    /// The steps and functions that are to be applied, if any; an error where the database is not
+    /// one of Hapax.
     fn missing(&self, found: &Found) -> Result<Option<Missing<'_>>, PgOpenError> {
         for (number, taken) in &found.steps {
             if let Some(why) = self.refusal(*number, taken) {
@@ -255,8 +256,8 @@ impl Schema {
         }
     }
 
-    /// Why this version must not work with these functions. Those of a newer version do what this
-    /// one needs, or else a step of that version would say so.
+    /// Why this version must not work with these functions. Functions of a newer version do what
+    /// this version needs, unless a step of that version says otherwise.
     fn functions_refusal(&self, found: Option<&(i32, String)>) -> Option<String> {
         let (version, there) = found?;
         if *version != self.functions.version || *there == self.functions.checksum() {

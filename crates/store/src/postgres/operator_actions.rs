@@ -18,7 +18,7 @@ use super::row::{EventState, hash_of, text};
 /// An operator's decision on an event in review.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Decision<'a> {
-    /// It runs, with these jobs.
+    /// The event runs, with these jobs.
     Approve(&'a [NewJob]),
     Reject,
 }

@@ -35,7 +35,8 @@ const UNFINISHED: &str = "(e.state = hapax.event_state('review') \
          OR e.state = hapax.event_state('open') \
             AND hapax.status(j.rank) NOT IN ('discarded', 'processed', 'stale', 'ignored'))";
 
-/// What such an event has besides; it uses the indexes of open jobs.
+/// A condition that every such event meets as well. With it the query can use the indexes of open
+/// jobs.
 const UNFINISHED_JOBS: &str = "(e.state = hapax.event_state('review') \
      OR e.id IN (SELECT n.event FROM hapax.job n \
          WHERE n.state IN (hapax.job_state('ready'), hapax.job_state('leased'), \

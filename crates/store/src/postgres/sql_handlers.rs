@@ -129,7 +129,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
             }
             Ok(Ended::Lost) => {}
             Err(outage) => {
-                // This job is lost; jobs that were not begun are not.
+                // This job is lost. Jobs that were not begun are not lost.
                 left.extend(alone[begun + 1..].iter().cloned());
                 give_back(shared, &left).await?;
                 return Err(outage.into());

@@ -70,7 +70,7 @@ pub(super) async fn in_review(shared: &Shared) -> Result<Vec<(SourceName, u64)>,
     Ok(rows.iter().map(counted).collect())
 }
 
-/// What the database and each table occupy.
+/// The disk space of the database and of each table.
 pub(super) async fn storage(shared: &Shared) -> Result<StorageUse, StoreError> {
     let mut lent = shared.pools.admin.lend().await.map_err(read)?;
     let rows = lent.query(include_str!("sql/storage.sql"), &[]).await.map_err(read)?;

@@ -490,7 +490,7 @@ pub enum PgDbError {
     /// A handler's statement may not begin like this.
     #[error("{} ({})", .0, .0.hint)]
     Refused(SqlError),
-    /// It is wrong, violates a constraint, or does not match its parameters.
+    /// The statement is wrong, violates a constraint, or does not match its parameters.
     #[error("{}", error_text(.0))]
     Statement(tokio_postgres::Error),
     /// The transaction has used up its time.

@@ -1,8 +1,8 @@
 //! Idempotency-Keys in the user's own Redis: one hash per key, with a TTL. Each act is one script,
 //! and so one step of Redis.
 //!
-//! It is as durable as that Redis is configured to be: a Redis that loses a key lets its request
-//! run again. If that must not happen, use the ledger of a database.
+//! This ledger is as durable as the Redis is configured to be: a Redis that loses a key lets its
+//! request run again. If that must not happen, use the ledger of a database.
 
 use std::fmt;
 use std::time::Duration;

@@ -65,7 +65,7 @@ struct Asked {
     answer: Answer,
 }
 
-/// What memory knew about a receipt before the snapshot began.
+/// The places in memory of a receipt's key and guard before the snapshot began.
 struct Spot {
     key: KeyPlace,
     guard: Option<KeyPlace>,

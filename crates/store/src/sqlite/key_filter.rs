@@ -1,7 +1,7 @@
 //! A filter over the keys in the tree: "surely not there" without touching a page.
 //!
-//! It has no false negatives. It grows by layers, each twice as large as the one before, so that
-//! the number of keys need not be known in advance.
+//! The filter has no false negatives. It grows by layers, each twice as large as the one before, so
+//! that the number of keys need not be known in advance.
 
 /// Bits set and asked per key. With [`BITS_PER_KEY`] bits about one key in a hundred is looked up
 /// in vain.

@@ -1,8 +1,8 @@
 //! The key index: which events there are, by the hash of their key.
 //!
-//! A random key per event would dirty a page per event. So keys of fresh events are held in memory
-//! by the single writer, merged into a young tree in sorted runs, and from there moved to the large
-//! one in longer runs; an LSM in all but name, on plain tables. Its crash story:
+//! A random key per event would dirty a page per event. So the single writer holds keys of fresh
+//! events in memory, merges them into a young tree in sorted runs, and moves them from there to the
+//! large tree in longer runs. The result is an LSM tree on plain tables. Its crash story:
 //! - A key enters memory after its commit; within a batch it lives in a batch-local set.
 //! - After a commit that did not return OK all memory is dropped and reloaded from the file.
 //! - `merged_through` moves once, with the last chunk of a merge; until then a reload starts at the
@@ -205,7 +205,7 @@ impl KeyIndex {
         self.wants_to_leave_memory() || self.moving.is_some() || self.young >= self.young_max
     }
 
-    /// Whether memory is full. This is checked first: memory is the smaller space.
+    /// Whether memory is full. Memory is checked first, because it is the smaller space.
     fn wants_to_leave_memory(&self) -> bool {
         let known = self.known.read();
         known.merge.is_some() || known.fresh.len() >= self.fresh_max

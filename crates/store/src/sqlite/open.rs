@@ -133,7 +133,8 @@ impl DatabaseLocation {
         let conn = Connection::open(&self.path)?;
         // The user may have the file open for reading: a brief lock must not fail the writer.
         conn.busy_timeout(std::time::Duration::from_secs(5))?;
-        // It takes effect only on an empty file; a file of the user's keeps its page size.
+        // The setting takes effect only on an empty file; a file that the user created keeps its
+        // page size.
         conn.pragma_update(None, "page_size", PAGE_BYTES)?;
         conn.pragma_update(None, "journal_mode", "wal")?;
         conn.pragma_update(None, "synchronous", durable())?;
@@ -222,7 +223,7 @@ struct Migration {
 /// The first migration. Before the first release it had other names.
 const BASELINE: &str = "baseline";
 
-/// All of them, in order. What has been released is never edited.
+/// All migrations, in order. A migration that has been released is never edited.
 const MIGRATIONS: &[Migration] =
     &[Migration { version: 1, name: BASELINE, sql: include_str!("migrations/0001_baseline.sql") }];
 

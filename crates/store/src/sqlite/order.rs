@@ -13,10 +13,10 @@ use super::row::{HELD, micros};
 /// The mark of a resource, where an act may have read it before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum KnownMark {
-    /// It was not read in this transaction.
+    /// The mark was not read in this transaction.
     #[default]
     Unread,
-    /// It was read, and has not moved since.
+    /// The mark was read, and has not moved since.
     Read(Option<Position>),
 }
 

@@ -132,8 +132,8 @@ impl SqliteStore {
         self.writer.slice(|writer| Ok(writer.now())).await
     }
 
-    /// What a plan of this instant covers, and how much that is. `None`: its endpoint is unknown. Every query
-    /// is bounded, so that a count over very many rows takes several.
+    /// The range that a plan made at this instant covers, and the count. `None`: its endpoint is
+    /// unknown. Every query is bounded, so that a count over very many rows takes several.
     async fn count(
         &self,
         work: &PlanWork,
@@ -192,7 +192,7 @@ impl SqliteStore {
     }
 }
 
-/// What the writer found when it was asked for a slice.
+/// The writer's answer to a request for a slice.
 enum Due {
     /// The answer: no slice is due, or the plan cannot be read.
     Answered(PlanRun),
@@ -232,7 +232,7 @@ impl Writer {
             .prepare_cached(&format!("{PLAN} WHERE p.id = ?1 AND p.state = 'running'"))?
             .query_row([id.0.as_bytes()], readable)
             .optional()?;
-        // It may have been cancelled meanwhile.
+        // An operator may have cancelled the plan meanwhile.
         let Some(mut plan) = plan.flatten() else { return Ok(PlanRun::Taken(id)) };
         let PlanWork::Deliveries(work) = plan.plan.work else { return Ok(PlanRun::Taken(id)) };
         if plan.is_orphaned {
@@ -321,7 +321,7 @@ impl RunningPlan {
     }
 }
 
-/// What a plan's numbers count.
+/// The rows that a plan's numbers refer to.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Numbered {
     Messages,

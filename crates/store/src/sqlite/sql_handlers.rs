@@ -35,7 +35,7 @@ pub(super) struct SqlRunner<'a> {
     pub(super) outbox: &'a mut Outbox,
     pub(super) sandbox: &'a Sandbox,
     pub(super) now: &'a dyn Fn() -> Timestamp,
-    /// What is claimed and not settled, for the writer to give back if the database fails.
+    /// Jobs that are claimed and not settled. The writer gives them back if the database fails.
     pub(super) begun: &'a mut Vec<(JobId, Fence)>,
 }
 

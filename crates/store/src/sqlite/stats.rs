@@ -76,7 +76,7 @@ pub(super) fn in_review(conn: &Connection) -> rusqlite::Result<Vec<(SourceName, 
         .collect()
 }
 
-/// What the files of the database occupy. The size of each table would need a read of every page.
+/// The disk space of the database files. The size of each table would need a read of every page.
 pub(super) fn storage(conn: &Connection) -> rusqlite::Result<StorageUse> {
     let number = |pragma: &str| {
         let found: i64 = conn.pragma_query_value(None, pragma, |row| row.get(0))?;

@@ -95,7 +95,7 @@ struct Running {
     last_message: i64,
 }
 
-/// What a slice did: the last row that it has read, and how many it erased.
+/// The result of a slice: the last row that it has read, and how many rows it erased.
 pub(super) struct Erased {
     pub(super) reached: i64,
     pub(super) count: usize,

@@ -154,7 +154,7 @@ async fn a_copy_waits_for_the_commit_of_its_event() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_failed_sync_the_log_is_empty_and_the_epoch_one_higher() {
     // An unsynced commit may be a hole in the log now: everything synced after it would be lost
-    // with it. And the failed transaction must not reappear in the page cache.
+    // with it. The failed transaction must not reappear in the page cache either.
     let place = Place::new();
     let store = place.open();
     for n in 0..20 {

@@ -313,7 +313,7 @@ impl fmt::Debug for Db<'_> {
 /// Why a statement of a handler did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum DbError {
-    /// It is wrong, not allowed here, or violates a constraint.
+    /// The statement is wrong, not allowed here, or violates a constraint.
     #[error(transparent)]
     Statement(rusqlite::Error),
     /// The transaction has used up its time.

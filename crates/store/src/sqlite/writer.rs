@@ -926,14 +926,13 @@ impl Writer {
     /// The failed transaction may be in the log, complete but unsynced. If the file were reopened
     /// now, that transaction could reappear in the page cache alone, and its retry would be called
     /// a duplicate of an event that is not on disk. So a small commit on the same connection first
-    /// overwrites the same place in the log. Only when that is synced is the file opened again and
-    /// the index reloaded.
+    /// overwrites the same place in the log. Once that commit is synced, the file is opened again
+    /// and the index reloaded.
     ///
     /// A failed sync may also have lost unsynced commits before it, and the system reports that
-    /// only once: on disk the log would end there, whatever is synced after it. So the log is then
-    /// written over itself and synced, copied into the database file, and started over. If it were
-    /// copied without that, a power loss could leave the newer pages in the file under an older
-    /// log.
+    /// only once: on disk the log would end there, whatever is synced after it. So the writer
+    /// rewrites the log in place, syncs it, copies it into the database file, and starts a new log.
+    /// Without the rewrite, a power loss could leave newer pages in the file under an older log.
     fn recover(&mut self, waiting: &Receiver<Command>, error: &rusqlite::Error) -> ControlFlow<()> {
         let began = Instant::now();
         let cause = cause_of(error);

@@ -20,7 +20,7 @@ const TIME: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Work {
     Well,
-    /// It publishes a message as well.
+    /// The work publishes a message as well.
     Publishes,
     /// A statement is refused.
     Badly,

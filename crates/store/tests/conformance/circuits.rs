@@ -83,7 +83,7 @@ pub(crate) async fn five_failures_in_a_row_pause_an_endpoint_and_one_delivery_tr
     let probe = world.take_one().await;
     world.reported(&probe, delivered()).await;
     assert_eq!(world.endpoint(endpoint).await.failing, None);
-    // Those that were held do not all start together.
+    // Deliveries that were held do not all start together.
     let mut expected = 2;
     let mut left = 6;
     while left > 0 {

@@ -220,7 +220,8 @@ pub(crate) async fn failed_attempts_follow_the_schedule_and_then_the_delivery_is
 >(
     world: World<S>,
 ) {
-    // Neither early nor late by more than the jitter, and never once more than the schedule has.
+    // No attempt is early or late by more than the jitter, and there are no more attempts than the
+    // schedule has.
     world.add(settings()).await;
     world.send(message("m1")).await;
     for (n, wait) in [(1, 60), (2, 300)] {
@@ -510,7 +511,8 @@ pub(crate) async fn a_delivery_is_claimed_by_one_of_many_senders<S: Sending>(wor
 pub(crate) async fn an_ended_delivery_is_replayed_with_its_schedule_from_the_start<S: Sending>(
     world: World<S>,
 ) {
-    // Dead, delivered and cancelled: each is sent again, keeps its history, and voids the old right.
+    // A dead, a delivered and a cancelled delivery are replayed. Each is sent again, keeps its
+    // history, and voids the fence of its last claim.
     world.add(settings()).await;
     for id in ["dead", "delivered", "cancelled"] {
         world.send(message(id)).await;
@@ -543,7 +545,7 @@ pub(crate) async fn an_ended_delivery_is_replayed_with_its_schedule_from_the_sta
         assert_eq!(claimed(&claims), ["cancelled", "dead", "delivered"]);
         for claim in claims {
             assert_eq!(claim.attempt, n);
-            // So many failures would open the circuit of the endpoint.
+            // This many failures would open the circuit of the endpoint.
             let refused = failed_saying(Retry::Schedule, EndpointSignal::Works);
             assert_eq!(world.report(&claim, refused).await, Held::Kept);
         }

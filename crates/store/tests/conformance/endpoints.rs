@@ -153,7 +153,8 @@ pub(crate) async fn a_tenant_has_at_most_so_many_endpoints<S: Sending>(world: Wo
 }
 
 pub(crate) async fn a_disabled_endpoint_holds_its_deliveries<S: Sending>(world: World<S>) {
-    // Those that wait, that fail, that are lost and that are published meanwhile: none is sent or lost.
+    // Deliveries wait, fail, are lost or are published while the endpoint is disabled. None of them
+    // is sent, and none disappears.
     let endpoint = world.add(settings()).await;
     for id in ["waits", "fails", "lost", "arrives"] {
         world.send(message(id)).await;
@@ -255,7 +256,7 @@ pub(crate) async fn a_deleted_endpoint_cancels_its_deliveries<S: Sending>(world:
     assert_eq!(world.report(&claims[1], failed(Retry::Schedule)).await, Held::Lost);
     assert_eq!(world.delivery(claims[0].delivery).await.status, DeliveryStatus::Delivered);
     assert_eq!(world.delivery(claims[1].delivery).await.status, DeliveryStatus::Cancelled);
-    // And nothing brings it back.
+    // No later act brings the endpoint back.
     for claim in &claims {
         assert_eq!(world.replay_delivery(claim.delivery).await, DeliveryReplayed::Gone);
     }

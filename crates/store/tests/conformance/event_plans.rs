@@ -103,8 +103,8 @@ async fn accept_many<S: Sending>(world: &World<S>, prefix: &str, count: usize, h
 }
 
 pub(crate) async fn dead_letters_of_a_time_are_replayed_once<S: Sending>(world: World<S>) {
-    // What dies again while the plan runs is not taken twice. What arrived before, dies after the plan was
-    // made, or is done already stays as it is.
+    // A job that dies again while the plan runs is not taken twice. Jobs of earlier events, jobs
+    // that die after the plan was made, and done jobs stay as they are.
     world.announce([spec("fee")]).await;
     accept_many(&world, "early", 1, &["fee"]).await;
     bury_all(&world, "fee").await;
@@ -247,7 +247,7 @@ pub(crate) async fn everything_of_a_time_is_replayed_and_done_jobs_only_by_force
 pub(crate) async fn events_in_review_are_approved_or_rejected_by_a_plan<S: Sending>(
     world: World<S>,
 ) {
-    // What comes to review after the plan was made waits for a person, as before.
+    // An event that goes to review after the plan was made waits for an operator, as before.
     world.announce([spec("fee")]).await;
     for n in 0..3 {
         world.arrive_late(&format!("late{n}"), &[job("fee")]).await;

@@ -66,8 +66,8 @@ pub(crate) async fn what_is_dead_or_held_too_long_is_announced_once_and_then_can
 >(
     world: World<S>,
 ) {
-    // An operator learns of it while there is time to act. What is younger, what still waits and what was
-    // delivered stays.
+    // The expiry is announced while an operator has time to act. Younger, waiting and delivered
+    // deliveries stay.
     let dying = world.add(wanting(&["dying"])).await;
     let disabled = world.add(wanting(&["held"])).await;
     let active = world.add(wanting(&["active"])).await;
@@ -119,7 +119,7 @@ pub(crate) async fn what_is_dead_or_held_too_long_is_announced_once_and_then_can
     ] {
         assert_eq!(world.status_of(id).await, status, "{id}");
     }
-    // What expired is over, and goes with the history of its time.
+    // An expired delivery has ended, and is pruned like other deliveries of its age.
     world.enable(disabled).await;
     assert_eq!(world.deliver_all().await, ["held_young"]);
     world.pass(1);
@@ -154,8 +154,8 @@ pub(crate) async fn an_endpoint_that_was_repaired_is_announced_again<S: Sending>
 pub(crate) async fn a_delivery_is_held_since_it_was_due_or_its_endpoint_disabled<S: Sending>(
     world: World<S>,
 ) {
-    // A dead letter that is replayed to a disabled endpoint waits from then on, however old it is. And an
-    // endpoint that was enabled in between holds nothing any more.
+    // A dead letter that is replayed to a disabled endpoint waits from then on, however old it is.
+    // An endpoint that was enabled in between holds nothing any more.
     let endpoint = world.add(settings()).await;
     world.send(message("m1")).await;
     bury_all(&world).await;
@@ -197,7 +197,7 @@ pub(crate) async fn dead_deliveries_of_a_deleted_endpoint_expire_without_an_anno
 >(
     world: World<S>,
 ) {
-    // They can never be replayed, so there is nothing that an operator could do in time.
+    // These deliveries can never be replayed, so an operator could do nothing about them in time.
     let endpoint = world.add(settings()).await;
     world.send(message("m1")).await;
     bury_all(&world).await;
@@ -215,7 +215,8 @@ pub(crate) async fn what_is_parked_too_long_expires_before_the_dead_one_that_it_
 >(
     world: World<S>,
 ) {
-    // If the dead one ended first, messages of a month ago would be sent. What was parked later is sent.
+    // If the dead delivery ended first, messages of a month ago would be sent. A delivery that was
+    // parked later is sent.
     let ordered = EndpointSettings { order: EndpointOrder::Key, ..settings() };
     let endpoint = world.add(ordered).await;
     for id in ["head", "second", "third"] {

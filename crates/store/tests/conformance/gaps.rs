@@ -231,7 +231,7 @@ pub(crate) async fn a_job_at_work_or_due_is_no_gap<S: Working>(world: World<S>) 
         world.pass(86_400);
         accept(3).await;
         assert_eq!(world.do_all("fee").await, [format!("{r}3"), format!("{r}4")]);
-        // It fails: then it is a gap, and the deadline is long over.
+        // The work fails: then its number is a gap, and the deadline is long over.
         accept(6).await;
         assert!(world.claim("fee", 10).await.is_empty());
         world.pass(HOLD - 1);
@@ -390,7 +390,7 @@ pub(crate) async fn a_machine_goes_past_a_gap_in_its_own_order<S: Working>(world
 }
 
 pub(crate) async fn a_step_of_a_machine_may_be_let_run_by_an_operator<S: Working>(world: World<S>) {
-    // It runs once although no transition leads there; and jobs beyond the limit go to review on
+    // The step runs once although no transition leads there. Jobs beyond the limit go to review on
     // arrival.
     let (policy, to) = payout();
     let few = Gaps { hold_max: 1, ..gaps(OnGap::Review) };

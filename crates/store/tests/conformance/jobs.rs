@@ -275,7 +275,8 @@ pub(crate) async fn done_is_terminal_and_idempotent_under_its_fence<S: Working>(
 pub(crate) async fn failed_attempts_follow_the_schedule_and_then_the_job_dies<S: Working>(
     world: World<S>,
 ) {
-    // Neither sooner than the schedule allows, nor more often than it has steps.
+    // No attempt is sooner than the schedule allows, and there are no more attempts than it has
+    // steps.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     for (attempt, waits) in [(1, Some((47, 73))), (2, Some((239, 361))), (3, None)] {
@@ -572,7 +573,7 @@ pub(crate) async fn a_noisy_tenant_does_not_starve_the_others<S: Working>(world:
     assert_eq!(claims.len(), 10);
     let quiet = ids(&claims).iter().filter(|id| id.starts_with("quiet")).count();
     assert_eq!(quiet, 2, "{:?}", ids(&claims));
-    // And one by one.
+    // The jobs are then claimed one by one.
     for tenant in ["b", "y"] {
         world.arrive(&Sender::of(tenant, "shop"), tenant, &[job("fee")]).await;
     }
@@ -586,8 +587,8 @@ pub(crate) async fn a_noisy_tenant_does_not_starve_the_others<S: Working>(world:
 pub(crate) async fn a_lost_job_gets_its_turn_beside_a_backlog_of_others<S: Working>(
     world: World<S>,
 ) {
-    // It can only be claimed alone, and there are always several others that can be claimed
-    // together.
+    // The lost job can only be claimed alone, and there are always several others that can be
+    // claimed together.
     world.announce([spec("fee")]).await;
     world.arrive(&Sender::of("a", "shop"), "lost", &[job("fee")]).await;
     world.claim_one("fee").await;
@@ -783,7 +784,8 @@ pub(crate) async fn sql_work_is_claimed_and_done_in_one_step<S: Working>(world: 
 pub(crate) async fn sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun<S: Working>(
     world: World<S>,
 ) {
-    // It may end the process: its worker must be able to ensure that no other job runs beside it.
+    // The lost job may end the process, so its worker must be able to ensure that no other job runs
+    // beside it.
     world.announce([spec("fee")]).await;
     world.accept("lost", &[job("fee")]).await;
     world.claim_one("fee").await;

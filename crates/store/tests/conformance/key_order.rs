@@ -174,7 +174,7 @@ pub(crate) async fn a_dead_delivery_is_passed_over_where_the_endpoint_says_so<S:
     assert_eq!(world.report(&claims[0], delivered()).await, Held::Kept);
     world.deliver_one("a3").await;
     world.deliver_one("a1").await;
-    // So does the replay of a delivered one.
+    // The replay of a delivered delivery takes the last place too.
     world.send_keyed(&["a4"]).await;
     assert_eq!(world.replay_delivery(a1).await, DeliveryReplayed::Due);
     world.deliver_one("a4").await;
@@ -303,7 +303,8 @@ pub(crate) async fn order_holds_while_everything_happens_at_once<S: Sending>(wor
                                 delivered()
                             }
                         };
-                        // It ends before its outcome is recorded: the store cannot know earlier.
+                        // An attempt ends before its outcome is recorded: the store cannot know
+                        // earlier.
                         watch.under_way.remove(key_of(&claim.message));
                         ended.push(outcome(&claim, verdict));
                     }
@@ -323,7 +324,7 @@ fn key_of(message: &str) -> &str {
     message.split('_').next().expect("a key")
 }
 
-/// What the receivers of all keys have seen.
+/// The deliveries that the receivers of all keys have seen.
 #[derive(Debug, Default)]
 struct Watch {
     under_way: HashMap<String, String>,

@@ -204,8 +204,8 @@ pub(crate) async fn the_same_key_in_another_scope_is_another_key<S: Working>(wor
 }
 
 pub(crate) async fn a_waiting_request_gets_the_longest_wait<S: Working>(world: World<S>) {
-    // It becomes a Retry-After: too short and clients retry for nothing, too long and they wait for
-    // nothing.
+    // The wait becomes a Retry-After. If it is too short, clients retry in vain; if it is too long,
+    // they wait in vain.
     world.fresh("k").await;
     let left = |seconds: i64| Reservation::InProgress {
         remaining: Duration::from_secs(seconds.unsigned_abs()),
@@ -585,7 +585,7 @@ pub(crate) async fn over_the_total_only_callers_above_their_fair_share_are_refus
         world.admitted(&caller, "a", 2, ROOMY).await;
         assert_eq!(world.limited(&caller, "b", 2, ROOMY).await, Reservation::OverQuota);
     }
-    // Those of another API have their own.
+    // Callers of another API have their own quota.
     let elsewhere = Scope::new("other", "acct_16", &Method::POST, "/charges");
     for key in ["a", "b"] {
         let ask = ReserveAsk { scope: elsewhere.clone(), ..limited("", key, 2, ROOMY) };

@@ -226,7 +226,7 @@ pub(crate) async fn deliveries_are_listed_from_new_to_old_and_filtered<S: Sendin
 }
 
 pub(crate) async fn the_backlog_counts_what_is_open_and_what_is_dead<S: Sending>(world: World<S>) {
-    // What is held, delivered or cancelled must not look like work that waits.
+    // Held, delivered and cancelled deliveries must not be counted as work that waits.
     let empty = DeliveryBacklog::default();
     assert_eq!(world.store.delivery_backlog().await.expect("reads"), empty);
     let active = world.add(wanting(&["invoice.*"])).await;

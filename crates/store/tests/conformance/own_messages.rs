@@ -143,7 +143,8 @@ pub(crate) async fn a_receiver_of_own_messages_gets_none_about_itself<S: Sending
 }
 
 pub(crate) async fn what_no_endpoint_wants_is_not_stored<S: Sending>(world: World<S>) {
-    // Nor is it published later: a receiver gets what happens after it was added.
+    // A message that no endpoint wants is not published later either: a new endpoint gets messages
+    // from its creation on.
     let endpoint = world.add(wanting(&["invoice.*"])).await;
     world.add_for(own(), wanting(&["hapax.alert.*"])).await;
     world.send(message("m0")).await;
@@ -199,7 +200,7 @@ pub(crate) async fn dead_deliveries_are_published_once_an_hour_with_their_number
     while world.store.publish_deaths(1).await.expect("publishes") {}
     expected.push(dead(endpoint, 2, 10));
     assert_eq!(world.own_messages().await, expected);
-    // And by the next one that dies after the hour.
+    // The next delivery that dies after the hour is announced too.
     world.pass(5);
     bury(endpoint, "m3", "invoice.paid").await;
     world.pass(3_600);

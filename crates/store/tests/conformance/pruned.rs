@@ -1,5 +1,5 @@
-//! Pruned events stay pruned: no request of an operator brings their jobs back. And marks are
-//! pruned only when no job can need them any more.
+//! Pruned events stay pruned: no request of an operator brings their jobs back. Marks are pruned
+//! only when no job can need them any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -322,7 +322,7 @@ pub(crate) async fn a_waiting_sender_is_notified_of_new_deliveries<S: Sending>(w
     };
     tokio::time::timeout(FOREVER / 2, notified).await.expect("notified");
     assert_eq!(world.deliver_all().await, ["m2"]);
-    // And no wait is longer than it was asked for.
+    // No wait is longer than requested.
     let short = std::time::Duration::from_millis(1);
     tokio::time::timeout(FOREVER / 2, world.store.wait_for_deliveries(short)).await.expect("ends");
 }
@@ -362,7 +362,7 @@ pub(crate) async fn a_message_with_an_open_or_dead_delivery_is_not_pruned<S: Sen
         assert_eq!(world.message(id).await.deliveries.len(), 1, "{id}");
     }
     assert_eq!(world.status_of("dead").await, DeliveryStatus::Dead);
-    // What was kept can still be sent, as it was published.
+    // Messages that were kept can still be sent, as they were published.
     world.enable(held).await;
     let dead = world.delivery_of("dead").await.id;
     world.replay_delivery(dead).await;

@@ -59,7 +59,7 @@ async fn bury_all<S: Sending>(world: &World<S>) -> Vec<String> {
             return buried;
         }
         for claim in claims {
-            // So many failures in a row would pause the endpoint.
+            // This many failures in a row would pause the endpoint.
             let refused = failed_saying(Retry::Never, EndpointSignal::Works);
             assert_eq!(world.report(&claim, refused).await, Held::Kept);
             buried.push(claim.message);
@@ -72,7 +72,8 @@ fn of_type(kind: &str, id: &str) -> NewMessage {
 }
 
 pub(crate) async fn what_died_in_a_time_is_sent_again_once<S: Sending>(world: World<S>) {
-    // What dies again while the plan runs is not taken twice, and what died before, after or elsewhere stays.
+    // A delivery that dies again while the plan runs is not taken twice. Deliveries that died
+    // before or after that time, or at another endpoint, stay.
     let endpoint = world.add(wanting(&["invoice.*"])).await;
     world.add(wanting(&["other"])).await;
     world.send(message("early")).await;
@@ -92,7 +93,7 @@ pub(crate) async fn what_died_in_a_time_is_sent_again_once<S: Sending>(world: Wo
     let begun = begin(&world, work, None).await;
     assert_eq!((begun.total, begun.done, begun.state), (5, 0, PlanState::Running));
     assert_eq!(begun.created_at, world.clock.now());
-    // They die again between two slices, and with them one that is new.
+    // The replayed deliveries die again between two slices, together with a new one.
     world.pass(1);
     assert!(matches!(world.store.run_plan(2, Vec::new()).await.expect("runs"), PlanRun::Ran(_)));
     world.send(message("late")).await;
@@ -116,7 +117,8 @@ pub(crate) async fn what_died_in_a_time_is_sent_again_once<S: Sending>(world: Wo
 pub(crate) async fn everything_of_a_time_is_sent_again_the_delivered_included<S: Sending>(
     world: World<S>,
 ) {
-    // The receiver lost its database: what it got counts too. What is under way is left alone.
+    // The receiver lost its database, so delivered deliveries are sent again too. A delivery that
+    // is under way stays as it is.
     let endpoint = world.add(settings()).await;
     world.send(message("before")).await;
     assert_eq!(world.deliver_all().await, ["before"]);

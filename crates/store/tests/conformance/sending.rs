@@ -1,5 +1,5 @@
-//! What the cases of sending need: endpoints with sealed secrets, messages, and senders that claim and
-//! report, all on a [`World`] with its clock.
+//! Helpers for the cases of sending: endpoints with sealed secrets, messages, and senders that
+//! claim and report, all on a [`World`] with its clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -251,7 +251,8 @@ impl<S: Sending> World<S> {
     ) -> Exchanged {
         let mut all = self.exchange(outcomes, ask.clone()).await;
         let mut empty_in_a_row = 0;
-        // What stays due and is never claimed has an endpoint that takes no more: that ends the loop as well.
+        // A delivery can stay due and unclaimed because its endpoint takes no more. The bound on
+        // empty rounds ends the loop then.
         while empty_in_a_row < 8 {
             let left = ask.limit - all.claims.len();
             let now = self.clock.now();

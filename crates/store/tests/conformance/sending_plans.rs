@@ -119,7 +119,7 @@ enum PlanKind {
     Certain,
 }
 
-/// What has happened so far, and what must be true of it.
+/// The acts so far, and what must be true after them.
 struct History {
     kind: PlanKind,
     endpoints: Vec<EndpointId>,
@@ -215,7 +215,7 @@ impl History {
         self.delivered.get(&delivery).copied().unwrap_or_default()
     }
 
-    /// What must be true of every delivery, and the delivery as the history has it.
+    /// Checks what must be true of every delivery, and compares the delivery with the history.
     fn check(&self, one: &DeliveryDetail) -> String {
         let endpoint = self.at(one.endpoint);
         let is_delivered = one.status == DeliveryStatus::Delivered;
@@ -351,7 +351,7 @@ async fn perform<S: Sending>(world: &World<S>, history: &mut History, act: Act) 
         Act::Enable(endpoint) if !history.deleted[endpoint] => {
             world.enable(history.endpoints[endpoint]).await;
             let was_disabled = std::mem::take(&mut history.disabled[endpoint]);
-            // What it has held is spread out, and chance decides what comes first.
+            // The deliveries that the endpoint has held are spread out, in random order.
             if was_disabled && history.kind == PlanKind::Certain {
                 world.pass(ALL_WAITS);
             }

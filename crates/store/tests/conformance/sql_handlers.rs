@@ -251,8 +251,8 @@ async fn published_messages_are_recorded_with_the_effects_or_not_at_all() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_names_no_tenant_is_of_its_events_and_nonsense_is_refused() {
-    // Two tenants publish under the same id: the first must not use up the other's. And messages
-    // that cannot be delivered are refused.
+    // Two tenants publish under the same id: the first must not use up the other's. Messages that
+    // cannot be delivered are refused.
     let world = World::new(
         "INSERT INTO hapax_publish (type, data, id) VALUES ('fee', '{}', 'm1');
          INSERT INTO hapax_publish (type, data, id, tenant) VALUES ('fee', '{}', 'm2', 'named');

@@ -56,7 +56,7 @@ async fn workers_in_a_crowd_are_not_refused_and_all_work_ends() {
     check(Hands::Workers).await;
 }
 
-/// What runs the jobs.
+/// The kind of worker that runs the jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hands {
     Statements,

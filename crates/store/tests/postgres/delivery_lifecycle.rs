@@ -54,7 +54,7 @@ struct Stored {
     progress: Progress,
     is_begun: bool,
     attempts: i64,
-    /// Whether it went behind all others under its key.
+    /// Whether the delivery moved behind all others under its key.
     is_last: bool,
 }
 
@@ -223,7 +223,7 @@ async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
     }
 }
 
-/// What must stand in the row after the rules of core have decided.
+/// The row that is expected after the rules of core have decided.
 fn expected(before: &Stored, decided: &Result<DeliveryChange, DeliveryUnchanged>) -> Stored {
     let Ok(change) = decided else { return before.clone() };
     let state = PHASES.iter().find(|(phase, _)| *phase == change.phase).expect("a phase").1;

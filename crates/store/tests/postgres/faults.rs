@@ -251,7 +251,7 @@ async fn a_silent_server_blocks_neither_senders_nor_the_writer() {
     for one in sending {
         let (answer, took) = one.await.expect("no panic");
         assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
-        // Five seconds, and the rest is for a busy machine.
+        // The timeout is five seconds; the other fifteen are for a busy machine.
         assert!(took < Duration::from_secs(20), "{took:?}");
     }
     proxy.set(Traffic::Forward);

@@ -284,7 +284,7 @@ async fn a_key_that_may_be_pruned_soon_is_not_written_to_redis() {
     let soon = PgStore::open(kept_for(minute)).await.expect("opens");
     let later = PgStore::open(kept_for(24 * 60 * minute)).await.expect("opens");
     until("both are connected", async || match front.redis.command(&["CLIENT", "LIST"]).await {
-        // And the one that asks this.
+        // The list includes the connection that asks.
         RedisReply::Text(clients) => clients.iter().filter(|byte| **byte == b'\n').count() > 2,
         other => panic!("{other:?}"),
     })
@@ -352,7 +352,7 @@ async fn a_key_that_was_forgotten_is_new_again_for_memory_and_for_redis() {
     until("the entries are gone", async || front.entries().await.is_empty()).await;
     assert_eq!(asked(&node, "evt_1").await, By::Database, "its own memory");
     assert_eq!(asked(&front.node().await, "evt_2").await, By::Database, "Redis");
-    // And from then on they are duplicates again.
+    // From then on the cache answers copies again.
     assert_eq!(asked(&node, "evt_1").await, By::Cache);
     assert_eq!(asked(&node, "evt_2").await, By::Cache);
     node.close().await;

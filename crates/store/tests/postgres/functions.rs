@@ -183,7 +183,7 @@ async fn once_works_alone_and_hapax_can_be_added_later() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_is_published_with_the_commit_and_the_same_id_is_one() {
-    // A retry of the user's transaction, and one that rolls back.
+    // The user's transaction is retried, and another one rolls back.
     let mut base = Base::new("publish", spec(3)).await;
     let publish = "SELECT hapax.publish('fee.charged', '{\"amount\": 5}', 'acct_1', id => 'm1')";
     for _ in 0..3 {

@@ -440,7 +440,7 @@ async fn a_list_that_finds_little_stops_after_a_bounded_number_of_rows() {
         }
     }
     assert_eq!((found, pages), (vec!["held".to_owned()], 3));
-    // What is older than a list is asked for ends it.
+    // Rows older than `since` end the list.
     let since = Some(hapax_core::Timestamp::now() + jiff::SignedDuration::from_hours(48));
     let young = DeliveryFilter { since, ..filter };
     assert_eq!(base.store.deliveries(young).await.expect("reads").next, None);

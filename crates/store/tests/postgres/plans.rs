@@ -31,12 +31,13 @@ const TABLES: &str = "'event', 'body', 'body_20260601', 'job', 'attempt', 'copy'
                       'action', 'seen', 'mark', 'message', 'reservation', 'once_key', 'lane', \
                       'ended'";
 
-/// What the planner knows when a session makes its plans, and when the tables are filled.
+/// The statistics that the planner has when a session makes its plans, and when the tables are
+/// filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Statistics {
     /// Never analysed; the plans are made while the tables are empty.
     NoneAtFirst,
-    /// Never analysed; the plans are made once the tables are full.
+    /// The tables were never analysed, and the session makes its plans once they are full.
     None,
     /// Analysed while the tables were empty.
     Stale,

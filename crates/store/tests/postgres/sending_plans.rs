@@ -33,7 +33,8 @@ const ROWS: i64 = 20_000;
 const TABLES: [&str; 6] =
     ["message", "delivery", "delivery_attempt", "endpoint", "endpoint_state", "sending_action"];
 
-/// What the planner knows when a session makes its plans, and when the tables are filled.
+/// The statistics that the planner has when a session makes its plans, and when the tables are
+/// filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Statistics {
     /// Never analysed; the plans are made while the tables are empty.

@@ -94,7 +94,7 @@ impl Context {
         };
     }
 
-    /// What a `[` opens here.
+    /// The kind of bracket that a `[` opens here.
     fn bracket(&self) -> Bracket {
         match (self.before, self.open.last()) {
             (Before::Array, _) => Bracket::Array,

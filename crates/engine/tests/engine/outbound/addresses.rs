@@ -234,7 +234,7 @@ async fn a_connection_of_another_client_is_never_used() {
         let error = post(&guarded, &url).await.unwrap_err();
         assert_eq!(error.class, SendErrorClass::Blocked, "{error}");
     }
-    // Nor does a client under the strictest rules use what another guarded client has opened.
+    // A client under the strictest rules does not use connections of another guarded client either.
     let portal = client(open.rules().strictest(), &Names::new());
     assert_eq!(post(&portal, &sink.url()).await.unwrap_err().class, SendErrorClass::Blocked);
     assert_eq!((sink.requests().len(), sink.connections()), (1, 1));

@@ -223,7 +223,7 @@ async fn odd_headers_of_an_answer_break_nothing() {
     }
 }
 
-/// What receivers steer with.
+/// The headers with which a receiver controls its deliveries.
 #[tokio::test]
 async fn an_answer_can_ask_for_time_and_for_an_end() {
     for (header, wait, asks) in [

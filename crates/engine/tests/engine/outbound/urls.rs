@@ -11,7 +11,7 @@ use super::loopback_allowed;
 fn canonical(text: &str, expected: &str) {
     let url = EndpointUrl::parse(text, &GuardRules::default());
     assert_eq!(url.as_ref().map(EndpointUrl::as_str), Ok(expected), "{text:?}");
-    // What is stored is read back as the same URL.
+    // The stored text is read back as the same URL.
     assert_eq!(EndpointUrl::from_stored(expected).as_ref().map(EndpointUrl::as_str), Ok(expected));
 }
 

@@ -41,7 +41,7 @@ const TTL: Duration = Duration::from_secs(24 * 3_600);
 /// The largest form, in bytes.
 const FORM_BYTES_MAX: usize = 16_384;
 
-/// What the page of an action asks.
+/// The question on the page of an action.
 #[derive(Default)]
 pub(in crate::admin) struct Question {
     pub(super) title: String,
@@ -72,7 +72,7 @@ pub(super) struct Field {
     pub(super) words: &'static [&'static str],
 }
 
-/// What an action did, and the page that shows it.
+/// The result of an action, and the page that shows it.
 #[derive(Default)]
 pub(in crate::admin) struct Done {
     pub(super) page: String,
@@ -133,7 +133,7 @@ impl<S: Send + Sync> FromRequest<S> for ActionForm {
     }
 }
 
-/// What a request for an action names.
+/// The parts of a request for an action.
 pub(in crate::admin) struct Asked<S> {
     pub(super) admin: Arc<Admin<S>>,
     pub(super) caller: Caller,

@@ -46,7 +46,7 @@ pub(super) use sending::{deliveries, delivery, endpoint, endpoints, message, mes
 pub(super) use storage::{DeleteKey, duplicates, keys, storage};
 pub(super) use work::{alerts, audit, dead, handlers, source};
 
-/// What a browser may load for a page, and from where: only files of this server.
+/// The files that a browser may load for a page: only those of this server.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
      connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
@@ -115,7 +115,7 @@ impl Reader {
         Page { template, if_none_match: self.if_none_match }
     }
 
-    /// What surrounds the content of a page.
+    /// The frame around the content of a page.
     async fn frame<S: AdminStore>(&self, admin: &Admin<S>, here: &'static str) -> Frame {
         let may = |access| self.caller.as_ref().is_some_and(|caller| caller.may(access));
         Frame {
@@ -130,7 +130,7 @@ impl Reader {
     }
 }
 
-/// What surrounds the content of every page.
+/// The frame around the content of every page.
 struct Frame {
     /// The path that the admin side is served under.
     base: String,

@@ -36,7 +36,7 @@ pub(in crate::admin) struct Overview {
     first_command: Option<String>,
 }
 
-/// What waits for an operator.
+/// The work that waits for an operator.
 struct Stuck {
     dead: u64,
     review: u64,

@@ -25,7 +25,7 @@ const EVENT_FIELDS: [&str; 9] =
 /// The fields that choose the deliveries of a plan.
 const DELIVERY_FIELDS: [&str; 3] = ["status", "since", "until"];
 
-/// What a plan is about beyond the count.
+/// The note on the scope of a plan.
 const FIXED: &str = "The plan is about what matches now, and not about what comes later. Its page shows the \
      progress, and it can be cancelled.";
 
@@ -232,7 +232,7 @@ impl<S: AdminStore> PageAction<S> for CancelPlan {
 /// A plan, as pages show it.
 struct PlanRow {
     plan: Plan,
-    /// What it does, to what.
+    /// The act, and the events or deliveries that it applies to.
     what: String,
 }
 

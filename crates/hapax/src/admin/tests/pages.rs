@@ -284,7 +284,7 @@ async fn redacted_values_are_shown_only_to_tokens_that_permit_payloads() {
             assert_eq!(answer.text.contains("anna"), sees, "{path} with {token}: {}", answer.text);
             assert_eq!(answer.text.contains("[redacted]"), !sees, "{path} with {token}");
         }
-        // What a search finds would reveal a masked value letter by letter.
+        // Search results would reveal a masked value letter by letter.
         for path in ["/api/v1/events?q=anna@e", "/events?q=anna@e", "/events?source=gone&q=anna@e"]
         {
             let answer = server.browse(Method::GET, path, &more, "").await;

@@ -30,7 +30,8 @@ BEGIN
         PERFORM hapax.begin_sequence(h, j.lane, j.resource, j.position);
         RETURN 0;
     END IF;
-    -- It may have been readied as the next of its resource: the next one is readied instead.
+    -- This job may have been readied as the next of its resource. The job after it is readied
+    -- instead.
     PERFORM hapax.ready_next(h, j.lane, j.resource, at);
     RETURN 2;
 END $$;

@@ -1,5 +1,5 @@
--- The delivery that one at this place under its key must wait for; null if it is its turn. A dead one counts
--- where dead ones park their key.
+-- The earlier delivery that the delivery at of_place under of_key must wait for; null if there is
+-- none. With parks_dead, a dead delivery blocks too.
 CREATE OR REPLACE FUNCTION hapax.blocking_delivery(
     of_endpoint integer, of_key text, of_place bigint, parks_dead boolean)
 RETURNS bigint

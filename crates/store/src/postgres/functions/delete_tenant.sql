@@ -27,8 +27,8 @@ BEGIN
             delete_tenant.who, delete_tenant.reason, acted_at, at);
         gone := gone + 1;
     END LOOP;
-    -- What operators wrote about them, also about those that were deleted before. The schedule stays: an attempt
-    -- under way still ends.
+    -- Erases the text that operators wrote about the endpoints, including endpoints that were
+    -- deleted before. The schedule stays, because attempts under way still have to end.
     UPDATE hapax.endpoint x
     SET uid = NULL,
         settings = (x.settings::jsonb - 'uid' - 'description' - 'metadata' - 'header_names'

@@ -1,5 +1,6 @@
--- The place of a delivery's status in hapax_core::delivery::DeliveryStatus, the neediest first. That of a
--- message is the smallest of its deliveries. is_held: the endpoint is disabled, or its circuit is not closed.
+-- The place of a delivery's status in hapax_core::delivery::DeliveryStatus, the neediest first. The
+-- rank of a message is the smallest of its deliveries. is_held: the endpoint is disabled, or its
+-- circuit is not closed.
 CREATE OR REPLACE FUNCTION hapax.delivery_rank(
     state smallint, steps integer, is_held boolean, is_deleted boolean)
 RETURNS integer
@@ -16,5 +17,6 @@ RETURN CASE
     ELSE 5
 END;
 
--- The views call it, and a role that may read a view calls the functions in it. It reads no table.
+-- The views call this function, so a role that reads a view must be able to execute it. The function
+-- reads no table.
 GRANT EXECUTE ON FUNCTION hapax.delivery_rank(smallint, integer, boolean, boolean) TO PUBLIC;

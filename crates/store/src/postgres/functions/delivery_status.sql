@@ -13,5 +13,6 @@ RETURN CASE rank
     ELSE 'none'
 END;
 
--- The views call it, and a role that may read a view calls the functions in it. It reads no table.
+-- The views call this function, so a role that reads a view must be able to execute it. The function
+-- reads no table.
 GRANT EXECUTE ON FUNCTION hapax.delivery_status(integer) TO PUBLIC;

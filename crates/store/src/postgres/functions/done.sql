@@ -1,7 +1,8 @@
 -- Keeps: "done" once per fence, with the mark. A fence is valid until the next claim, replay or
--- rejection, also after its lease. It is not valid once the mark has passed the job: then another job
--- of its resource was applied in its place. 0 the fence is lost, 1 done now, 2 done before under this
--- fence, 3 done now and others of its resource are ready.
+-- rejection, also after its lease. It is not valid once the mark has passed the job: then another
+-- job of its resource was applied in its place. Returns 0 if the fence is lost, 1 if the job is
+-- done now, 2 if it was done before under this fence, 3 if it is done now and other jobs of its
+-- resource are ready.
 CREATE OR REPLACE FUNCTION hapax.done(
     of_job uuid, of_fence bigint, of_result text, at timestamptz,
     of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)
@@ -43,9 +44,9 @@ BEGIN
                 h.policy = hapax.order_policy('machine') AND verdict <> hapax.order_verdict('run'))
             THEN
                 IF verdict = hapax.order_verdict('stale') AND j.state = hapax.job_state('leased') THEN
-                    -- It can only be stale from now on: its resource need not wait for the end of
-                    -- the lease. In a transaction of effects this is rolled back with them, and the
-                    -- next claim records it.
+                    -- The job can only be stale from now on, so its resource need not wait for the
+                    -- end of the lease. In a transaction of effects this is rolled back with them,
+                    -- and the next claim records it.
                     PERFORM hapax.note_attempt(j, 'lost', at, overtaken);
                     UPDATE hapax.job
                     SET state = hapax.job_state('stale'), due_at = at, exclusive = false,
@@ -67,7 +68,7 @@ BEGIN
         forced = false, exclusive = false, answer_status = of_status, answer = of_answer
     WHERE job = of_job;
     IF j.state <> hapax.job_state('leased') THEN
-        -- It was recorded as lost or failed, and was only slow: one attempt has one end.
+        -- The attempt was recorded as lost or failed, and was only slow. One attempt has one end.
         DELETE FROM hapax.attempt a
         WHERE a.job = of_job AND a.run = j.run AND a.attempt = j.attempt;
     END IF;

@@ -106,7 +106,8 @@ BEGIN
         FROM (SELECT DISTINCT x.endpoint, x.key FROM unnest(key_endpoints, keys) x (endpoint, key)
               ORDER BY x.endpoint, x.key) k;
     END IF;
-    -- What they say about their endpoints. A healthy endpoint that took its deliveries needs no lock.
+    -- The effect of the outcomes on the circuits of their endpoints. A healthy endpoint that took
+    -- its deliveries needs no lock.
     FOR o IN
         WITH answers AS (
             SELECT a.circuit, a.n, endpoints[a.n] AS endpoint, signals[a.n] AS signal,

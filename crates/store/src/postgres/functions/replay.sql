@@ -20,7 +20,7 @@ DECLARE
     is_there boolean;
     changed boolean := false;
 BEGIN
-    -- Retention looks at jobs and then takes them away: no job may become ready in between.
+    -- Retention reads jobs and then deletes them: no job may become ready in between.
     PERFORM pg_advisory_xact_lock_shared(hapax.replay_lock());
     PERFORM FROM hapax.event e JOIN hapax.body b ON b.id = e.id
     WHERE e.id = of_event AND e.state = hapax.event_state('open')

@@ -10,5 +10,6 @@ RETURN CASE name
     ELSE (name || ' is no reason for review')::pg_catalog.int4
 END;
 
--- The views call it, and a role that may read a view calls the functions in it. It reads no table.
+-- The views call this function, so a role that reads a view must be able to execute it. The function
+-- reads no table.
 GRANT EXECUTE ON FUNCTION hapax.review_reason(text) TO PUBLIC;

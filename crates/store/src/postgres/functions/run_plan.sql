@@ -83,7 +83,7 @@ BEGIN
             WHERE x.message = number AND x.endpoint = p.endpoint FOR UPDATE;
             CONTINUE WHEN NOT FOUND;
             IF p.which = 'dead' THEN
-                -- It may have changed before it was locked.
+                -- The delivery may have changed before it was locked.
                 CONTINUE WHEN d.state <> hapax.delivery_state('dead') OR d.due_at >= p.until_at;
                 p.passed := number;
                 p.passed_at := d.due_at;

@@ -30,13 +30,13 @@ BEGIN
             RETURN;
         END IF;
         of_circuit := d.circuit;
-        -- The receiver has it, whatever the delivery was taken for since.
+        -- The receiver has the message, even if the attempt was recorded as lost since.
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('delivered'), due_at = at, error = NULL, took_ms = of_took,
             answer_status = of_status, answer = of_answer
         WHERE x.message = of_message AND x.endpoint = of_endpoint;
         IF d.state <> hapax.delivery_state('leased') THEN
-            -- It was recorded as lost, and was only slow.
+            -- The attempt was recorded as lost, and was only slow.
             DELETE FROM hapax.delivery_attempt a
             WHERE a.message = of_message AND a.endpoint = of_endpoint AND a.attempt = d.attempt;
         END IF;

@@ -8,5 +8,6 @@ EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
     RETURN encode(bytes, 'escape');
 END $$;
 
--- The views call it, and a role that may read a view calls the functions in it. It reads no table.
+-- The views call this function, so a role that reads a view must be able to execute it. The function
+-- reads no table.
 GRANT EXECUTE ON FUNCTION hapax.shown(bytea) TO PUBLIC;

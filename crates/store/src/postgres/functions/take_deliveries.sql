@@ -95,13 +95,15 @@ BEGIN
         IF e.keeps_order AND d.key IS NOT NULL THEN
             blocker := hapax.blocking_delivery(of_endpoint, d.key, d.place, e.parks_dead);
             IF blocker IS NULL AND d.key = ANY (busy_keys) THEN
-                -- A later one is under way: it was sent before the endpoint kept order.
+                -- A later delivery under the key is under way: it was claimed before the endpoint
+                -- kept order.
                 SELECT x.message INTO blocker FROM hapax.delivery x
                 WHERE x.endpoint + 0 = of_endpoint AND x.state = hapax.delivery_state('leased')
                   AND x.key = d.key LIMIT 1;
             END IF;
             IF blocker IS NOT NULL THEN
-                -- It may have ended or failed since: only a row that still blocks readies this one later.
+                -- The blocker may have ended since. Only a delivery that still blocks readies this
+                -- one later.
                 PERFORM FROM hapax.delivery x
                 WHERE x.message = blocker AND x.endpoint = of_endpoint
                   AND (x.state = hapax.delivery_state('leased')
@@ -112,7 +114,7 @@ BEGIN
                 IF FOUND THEN
                     parked := parked || d.message;
                 ELSE
-                    -- It is ending right now.
+                    -- Another transaction is ending the blocker now.
                     is_busy := true;
                     has_passed := true;
                 END IF;

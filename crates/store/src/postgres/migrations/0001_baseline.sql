@@ -424,8 +424,8 @@ CREATE TABLE hapax.audit (
     status  integer     NOT NULL
 );
 
--- What each source sent, on all nodes together: by the minute, after a while by the hour and by the day.
--- width and start in seconds.
+-- Counts of the requests of each source, on all nodes together: by the minute, after a while by the
+-- hour and by the day. width and start are in seconds.
 CREATE TABLE hapax.traffic (
     width    bigint NOT NULL,
     start    bigint NOT NULL,
@@ -436,12 +436,13 @@ CREATE TABLE hapax.traffic (
     PRIMARY KEY (width, start, source)
 );
 
--- What operators do to many deliveries of an endpoint, or to many events. A plan runs in slices; the commit of
--- a slice also moves its place and its counts. endpoint, which: of deliveries; which: dead, all or missing.
--- events: of events; what is done to which of them, as JSON text. until_at: never after the plan's instant,
--- created_at; asked_until as the operator gave it. rate: deliveries or events a second. next_at: when the next
--- slice is due. passed_at, passed: the place of the last delivery that was taken; last_message: where the plan
--- ends. passed_event: the last event that was looked at. state: running, done or cancelled.
+-- Plans: acts of operators on many deliveries of an endpoint, or on many events. A plan runs in
+-- slices; the commit of a slice also moves its place and its counts. endpoint, which: of
+-- deliveries; which: dead, all or missing. events: of events; what is done to which of them, as
+-- JSON text. until_at: never after the plan's instant, created_at; asked_until as the operator gave
+-- it. rate: deliveries or events a second. next_at: when the next slice is due. passed_at, passed:
+-- the place of the last delivery that was taken; last_message: where the plan ends. passed_event:
+-- the last event that was looked at. state: running, done or cancelled.
 CREATE TABLE hapax.plan (
     id           uuid PRIMARY KEY,
     endpoint     integer,
@@ -512,7 +513,7 @@ CREATE TABLE hapax.tenant_deletion (
 );
 CREATE INDEX tenant_deletion_running ON hapax.tenant_deletion (next_at) WHERE ended_at IS NULL;
 
--- Who set and deleted them.
+-- The operators who set and deleted them.
 CREATE TABLE hapax.source_secret_action (
     action bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     tenant text NOT NULL,

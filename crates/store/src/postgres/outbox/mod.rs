@@ -40,7 +40,7 @@ pub(super) use prune::{MessageRound, slice as prune_messages};
 pub(super) use publish::{Publisher, start as start_publishers};
 pub(super) use reader::ranked;
 
-/// What a node remembers about sending.
+/// The state of sending that a node keeps in memory.
 #[derive(Debug, Default)]
 pub(super) struct Sending {
     /// Notified when deliveries may be due.

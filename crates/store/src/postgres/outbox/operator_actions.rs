@@ -1,4 +1,4 @@
-//! What operators do with messages and deliveries.
+//! The acts of operators on messages and deliveries.
 
 use hapax_core::delivery::DeliveryId;
 use hapax_core::store::{Action, DeliveryReplayed, DeliverySkipped, MessageAct, MessageRef};

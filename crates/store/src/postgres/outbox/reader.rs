@@ -202,7 +202,7 @@ pub(super) async fn message(
         let number: i64 = row.get(0);
         let sql = "SELECT body FROM hapax.message WHERE message = $1";
         let bodies = lent.query(sql, &[&number]).await.map_err(read)?;
-        // It was pruned after its row was read.
+        // The message was pruned after its row was read.
         let Some(body) = bodies.first() else { continue };
         let mut of_it = Conditions::default();
         of_it.add("d.message = ?", number);

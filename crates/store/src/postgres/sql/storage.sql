@@ -1,4 +1,5 @@
--- What each table of Hapax occupies, the partitions of one table together, and the whole database.
+-- The disk space of each table of Hapax, the partitions of one table together, and of the whole
+-- database.
 SELECT coalesce(parent.relname, c.relname)::text AS name,
        sum(pg_total_relation_size(c.oid))::bigint AS bytes,
        sum(greatest(c.reltuples, 0))::bigint AS rows,

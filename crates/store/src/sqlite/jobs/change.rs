@@ -24,7 +24,7 @@ pub(in crate::sqlite) struct Reported<'a> {
     pub(super) error: Option<&'a str>,
     /// The result of a job that is done.
     pub(super) result: Option<&'a str>,
-    /// What the app answered to the attempt that ended.
+    /// The app's answer to the attempt that ended.
     pub(super) answer: Option<&'a HandlerAnswer>,
     /// The worker that claims.
     pub(super) worker: &'a str,

@@ -97,7 +97,7 @@ impl Lanes {
         }
         for job in due {
             if job.progress.alone(spec.workplace) && !claimed.is_empty() {
-                // It stays ready, for a separate claim.
+                // The job stays ready, for a separate claim.
                 self.stir(lane, at);
                 continue;
             }

@@ -55,7 +55,8 @@ impl Lanes {
                 let of = For { tenant: &tenant, event: Some(row.seq) };
                 for message in publish {
                     if let Err(refused) = outbox.publish_with(conn, message, of, now)? {
-                        // Neither "done" nor any of its messages holds: the attempt has failed.
+                        // "Done" and all messages of the job are rolled back: the attempt has
+                        // failed.
                         conn.execute_batch("ROLLBACK TO hapax_done")?;
                         let retry = Retry::Schedule;
                         return Ok(match self.fail(conn, &row, &refused, retry, answer, now)? {

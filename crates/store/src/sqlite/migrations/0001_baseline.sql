@@ -365,12 +365,13 @@ CREATE TABLE hapax_sending_action (
 CREATE INDEX hapax_sending_action_message ON hapax_sending_action (message_seq)
     WHERE message_seq IS NOT NULL;
 
--- What operators do to many deliveries of an endpoint, or to many events. A plan runs in slices; the commit of
--- a slice also moves its place and its counts. endpoint, which: of deliveries; which: dead, all or missing.
--- events: of events; what is done to which of them, as JSON. until_at: never after the plan's instant,
--- created_at; asked_until as the operator gave it. rate: deliveries or events a second. next_at: when the next
--- slice is due. passed_at, passed: the place of the last delivery or event that was taken; last: the message
--- or event where the plan ends. state: running, done or cancelled.
+-- Plans: acts of operators on many deliveries of an endpoint, or on many events. A plan runs in
+-- slices; the commit of a slice also moves its place and its counts. endpoint, which: of
+-- deliveries; which: dead, all or missing. events: of events; what is done to which of them, as
+-- JSON. until_at: never after the plan's instant, created_at; asked_until as the operator gave it.
+-- rate: deliveries or events a second. next_at: when the next slice is due. passed_at, passed: the
+-- place of the last delivery or event that was taken; last: the message or event where the plan
+-- ends. state: running, done or cancelled.
 CREATE TABLE hapax_plan (
     plan         INTEGER PRIMARY KEY,
     id           BLOB    NOT NULL UNIQUE,
@@ -425,7 +426,7 @@ CREATE TABLE hapax_tenant_deletion (
 ) WITHOUT ROWID;
 CREATE INDEX hapax_tenant_deletion_running ON hapax_tenant_deletion (tenant) WHERE ended_at IS NULL;
 
--- Who set and deleted them.
+-- The operators who set and deleted them.
 CREATE TABLE hapax_source_secret_action (
     action INTEGER PRIMARY KEY,
     tenant TEXT    NOT NULL,
@@ -436,8 +437,8 @@ CREATE TABLE hapax_source_secret_action (
     at     INTEGER NOT NULL
 );
 
--- What the running handler publishes. The writer makes messages of these rows in the same transaction, so
--- that outside of it the table is empty.
+-- Messages that the running handler publishes. The writer makes messages of these rows in the same
+-- transaction, so that the table is empty outside of it.
 CREATE TABLE hapax_staged (
     place       INTEGER PRIMARY KEY,
     type        TEXT,
@@ -448,8 +449,8 @@ CREATE TABLE hapax_staged (
     api_version TEXT
 );
 
--- INSERT INTO hapax_publish (type, data, key, tenant, id) VALUES … inside a handler. What is wrong with
--- a message is reported here, with the statement that published it; the writer checks the rest.
+-- For handlers: INSERT INTO hapax_publish (type, data, key, tenant, id) VALUES …. These checks fail
+-- the statement that publishes an invalid message; the writer makes all other checks.
 CREATE VIEW hapax_publish AS SELECT type, data, key, tenant, id, api_version FROM hapax_staged WHERE 0;
 CREATE TRIGGER hapax_publish_insert INSTEAD OF INSERT ON hapax_publish BEGIN
     SELECT RAISE(ABORT, 'hapax_publish: type and data must not be null')
@@ -490,8 +491,8 @@ CREATE TABLE hapax_audit (
     status  INTEGER NOT NULL
 );
 
--- What each source sent: by the minute, after a while by the hour and by the day. width and start in
--- seconds.
+-- Counts of the requests of each source: by the minute, after a while by the hour and by the day.
+-- width and start are in seconds.
 CREATE TABLE hapax_traffic (
     width    INTEGER NOT NULL,
     start    INTEGER NOT NULL,

@@ -22,12 +22,13 @@ pub(super) struct Health {
     pub(super) blocked_until: Option<Timestamp>,
     /// Until when its attempts so far are paid for, under its rate limit.
     pub(super) paid_until: Option<Timestamp>,
-    /// It was enabled, and its deliveries are spread out until then.
+    /// The end of the time over which the deliveries of an endpoint that was enabled are spread
+    /// out.
     pub(super) spread_until: Option<Timestamp>,
 }
 
 impl Health {
-    /// What may be claimed now.
+    /// The deliveries that may be claimed now.
     pub(super) fn admits(&self, now: Timestamp) -> Admits {
         match self.blocked_until {
             Some(until) if until > now => Admits::None,
@@ -138,7 +139,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Disables an endpoint. It comes back half-open.
+    /// Disables an endpoint. Its circuit becomes half-open.
     fn give_up(
         &mut self,
         conn: &Connection,

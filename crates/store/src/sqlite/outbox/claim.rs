@@ -103,7 +103,7 @@ impl Outbox {
         claims: &mut Claims,
     ) -> rusqlite::Result<()> {
         let Some(endpoint) = self.endpoints.get(&number) else {
-            // It was deleted: only its leases are left.
+            // The endpoint was deleted: only its leases are left.
             let lease_end = self.expire(conn, number, now)?;
             self.turns.set(number, lease_end);
             return Ok(());
@@ -198,7 +198,7 @@ impl Outbox {
         }
         self.reschedule(number);
         if claims.is_full && taken == 0 {
-            // It had no turn: the next exchange begins with it.
+            // The endpoint had no turn: the next exchange begins with it.
             self.turns.set_first(number);
         }
         Ok(())

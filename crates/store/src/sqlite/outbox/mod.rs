@@ -52,7 +52,7 @@ use turns::{NEVER, Turns};
 /// The tenant of messages that name none and belong to no event.
 pub(super) const DEFAULT_TENANT: &str = "default";
 
-/// What the writer knows of sending.
+/// The state of sending that the writer keeps in memory.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     /// Endpoints that are not deleted.

@@ -1,4 +1,5 @@
-//! What operators do to messages and deliveries, and the end of deliveries to deleted endpoints.
+//! The acts of operators on messages and deliveries, and the end of deliveries to deleted
+//! endpoints.
 
 use hapax_core::Timestamp;
 use hapax_core::delivery::{

@@ -246,8 +246,8 @@ pub(in crate::sqlite) fn count_deliveries(
     }
 }
 
-/// A count of the messages that an endpoint wants and has no delivery of. What an endpoint wants is decided
-/// here, so the messages are read in parts.
+/// A count of the messages that an endpoint wants and has no delivery of. SQL cannot decide whether
+/// an endpoint wants a message, so the messages are read in parts and decided here.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::sqlite) struct MissingScan {
     passed: i64,

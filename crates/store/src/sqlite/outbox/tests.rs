@@ -1,5 +1,5 @@
-//! What holds only for SQLite: what survives the end of the process and a failed write, and that no
-//! claim depends on the backlog.
+//! Properties of SQLite alone: which state survives the end of the process and a failed write, and
+//! that the cost of a claim does not depend on the backlog.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -566,7 +566,7 @@ async fn every_query_of_sending_uses_its_index() {
     };
     for payload in [Payload::Fat, Payload::Thin] {
         check(&due_sql(payload), "hapax_delivery_ready (endpoint=? AND due_at<?)");
-        // It sorts the few that its inner query takes from the index.
+        // The query sorts the few rows that its inner query takes from the index.
         let plan = plan_of(&least_tried_sql(payload));
         assert!(plan.contains("hapax_delivery_ready (endpoint=? AND due_at<?)"), "{plan}");
         assert!(!plan.contains("SCAN hapax_delivery") && !plan.contains("SCAN d"), "{plan}");
