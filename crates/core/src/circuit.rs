@@ -1,5 +1,5 @@
-//! The circuit of an endpoint: how failures in a row pause it, how one delivery tries it again, and when it is
-//! given up.
+//! The circuit of an endpoint: how failures in a row pause the endpoint, how one delivery tries it
+//! again, and when it is disabled.
 //!
 //! The circuit is *closed* while `open_until` is none. It is *open* until that time. From then on one
 //! delivery, the *probe*, may be claimed. The end of the probe's lease becomes the new `open_until`, so a probe
@@ -167,11 +167,12 @@ pub fn open_reason(failures: u32, error: &str) -> String {
     )
 }
 
-/// Why an endpoint is disabled that did nothing but fail.
+/// The reason shown for an endpoint that was disabled because every attempt failed.
 pub fn hopeless_reason(error: &str) -> String {
     format!("every attempt failed for 5 days; the last error: {error}")
 }
 
-/// Why the deliveries of an endpoint are held that was given up and enabled again.
+/// The reason shown for held deliveries of an endpoint that was disabled for its failures and is
+/// enabled again.
 pub const TRIED_FIRST: &str =
     "its endpoint was disabled for its failures: one delivery is sent first, to try it";

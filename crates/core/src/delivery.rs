@@ -338,7 +338,7 @@ pub fn step(
             Err(DeliveryUnchanged::AlreadyOver)
         }
 
-        // The receiver has it, whatever the delivery was taken for since.
+        // The receiver has the message, even if the attempt was recorded as lost since.
         (DeliveryAct::Delivered, Leased) => Ok(to(Delivered, now)),
         (DeliveryAct::Delivered, Ready | Parked | Dead | Cancelled) => {
             Ok(DeliveryChange { attempt: AttemptRecord::Remove, ..to(Delivered, now) })

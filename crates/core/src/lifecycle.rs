@@ -272,8 +272,8 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
             Act::Done { overtaken: Overtaken::Stale | Overtaken::NotItsTurn },
             Ready | Leased | Held | Parked | Review | Dead,
         ) => Err(Unchanged::RightLost),
-        // The effects are there, whatever the job was taken for since: a fence is good until the next
-        // claim, replay, rejection or discard.
+        // The effects are committed, even if the attempt was recorded as lost or failed since: a
+        // fence is valid until the next claim, replay, rejection or discard.
         (
             Act::Done { overtaken: Overtaken::No },
             Ready | Leased | Held | Parked | Review | Dead,

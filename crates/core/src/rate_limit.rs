@@ -18,8 +18,8 @@ pub const SLACK: Duration = Duration::from_millis(50);
 /// How long the deliveries of an endpoint are spread out after it was enabled.
 pub const RELEASE_FOR: Duration = Duration::from_secs(60);
 
-/// The rate at which that happens: what was held for days must not arrive in one second. The functions of
-/// PostgreSQL have the same numbers.
+/// The rate at which they are spread out: deliveries that were held for days must not arrive in one
+/// second. The functions of PostgreSQL have the same numbers.
 const RELEASE_RATE: RateLimit = RateLimit { count: 100, per: Per::Second };
 
 /// The highest count of a limit: a higher one limits nothing that one endpoint can take.

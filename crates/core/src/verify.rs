@@ -83,7 +83,7 @@ pub fn verify(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Veri
     verify_with_key(source, arrival, None, now)
 }
 
-/// The same with the key that was fetched for this request, if
+/// [`verify`] with the key that was fetched for this request, if
 /// [`Scheme::key_request`](crate::scheme::Scheme::key_request) asked for one.
 pub fn verify_with_key(
     source: &Source,

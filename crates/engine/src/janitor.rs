@@ -1,6 +1,7 @@
-//! Deletes finished events past their retention, ends deliveries that were given up long ago, publishes the
-//! numbers of dead deliveries that wait for it, and erases the data of deleted tenants, in small commits. While the store has other requests, the janitor pauses between commits, so that no ack waits for
-//! more than one of them.
+//! The janitor works in small commits. It deletes finished events past their retention, cancels
+//! deliveries that were dead, held or parked for too long, publishes the pending messages about
+//! dead deliveries, and erases the data of deleted tenants. While the store has other requests, the
+//! janitor pauses between commits, so that no ack waits for more than one of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;

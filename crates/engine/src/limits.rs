@@ -282,9 +282,9 @@ pub const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 /// its side: a request must not meet a connection that is being closed.
 pub const OUTBOUND_IDLE: Duration = Duration::from_secs(2);
 
-/// The same for requests that the proxy forwards with a key. There a connection that is being
-/// closed costs more: the proxy cannot know whether the app has seen the request. Gunicorn closes
-/// its side after 2 s.
+/// How long a connection may stay idle that the proxy uses for requests with a key. There a
+/// connection that is being closed costs more: the proxy cannot know whether the app has seen the
+/// request. Gunicorn closes its side after 2 s.
 pub const PASSING_IDLE: Duration = Duration::from_secs(1);
 
 /// Idle outbound connections, for each host.
@@ -440,8 +440,8 @@ pub const SENDER_KEY_FETCHES_AT_ONCE: usize = 4;
 /// months.
 pub const SENDER_KEY_FETCHES_PER_ADDRESS: u32 = 10;
 
-/// The same for all addresses together, for each host: what a sender's server can bear. Proven senders have as many
-/// of their own.
+/// Unknown keys that the requests of all addresses together may name in a minute, for each host: a
+/// load that a sender's server can bear. Proven senders have as many of their own.
 pub const SENDER_KEY_FETCHES_PER_HOST: u32 = 60;
 
 /// Addresses that are remembered as those of proven senders: more than any sender posts from in a day.

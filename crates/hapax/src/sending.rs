@@ -70,7 +70,8 @@ impl Sending {
         Self::with(config, may_create_key, None)
     }
 
-    /// The same for a reload. The client of `before` stays in use where its settings did.
+    /// [`Self::of`] for a reload. The client of `before` stays in use if its settings are
+    /// unchanged.
     fn with(config: &Config, may_create_key: bool, before: Option<&Self>) -> Result<Self, String> {
         let outbound = config.settings.outbound.clone();
         let vault = config

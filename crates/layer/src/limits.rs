@@ -22,8 +22,9 @@ pub(crate) const POLL_FIRST: Duration = Duration::from_millis(25);
 /// See [`POLL_FIRST`].
 pub(crate) const POLL_MAX: Duration = Duration::from_secs(1);
 
-/// The number of notifiers that waiting requests share. Keys that share one wake each other up for
-/// nothing; one notifier for each key would have to be removed again.
+/// The number of notifiers that waiting requests share. Requests for different keys that share a
+/// notifier wake each other up needlessly; one notifier for each key would have to be removed
+/// again.
 pub(crate) const NOTIFY_SHARDS: usize = 64;
 
 /// How often a path may be percent-encoded over itself. No client needs more than two; each round costs

@@ -206,7 +206,8 @@ pub mod limits {
     /// time.
     pub const FRONT_REST: Duration = Duration::from_millis(500);
 
-    /// The same for one that fails repeatedly: short enough that an operator sees it recover soon.
+    /// How long a Redis that fails repeatedly is not used: short enough that an operator sees it
+    /// recover soon.
     pub const FRONT_REST_MAX: Duration = Duration::from_secs(8);
 
     /// How often a failing Redis is logged.
@@ -243,10 +244,11 @@ pub mod limits {
     /// and a clock that was set back makes times differ from that order.
     pub const LIST_TIME_SLACK: SignedDuration = SignedDuration::from_hours(24);
 
-    /// Events that one look of a plan reads: about 20 ms. A look may find none that the plan takes.
+    /// Events that one query of a plan reads, in about 20 ms. The query may find none that the plan
+    /// takes.
     pub const PLAN_SCAN: usize = 2_000;
 
-    /// The same for a plan that searches bodies, which may be a MiB each.
+    /// Events that one query reads for a plan that searches bodies, which may be a MiB each.
     pub const PLAN_SEARCH: usize = 200;
 
     /// Bodies that one slice of a plan reads: they are parsed before the slice is taken.

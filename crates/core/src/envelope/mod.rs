@@ -225,8 +225,8 @@ impl Envelope {
         })
     }
 
-    /// The same for a source whose guard includes the type: the first selector with a value is the type,
-    /// and an event without a type is malformed.
+    /// The envelope for a source whose guard includes the type: the first selector with a value is
+    /// the type, and an event without a type is malformed.
     pub fn with_type_required(self) -> Self {
         Self { type_rule: TypeRule::FirstRequired, ..self }
     }

@@ -120,8 +120,8 @@ impl Coverage {
         }
     }
 
-    /// The same for a content from the config: bytes may move from a signed header into the text beside
-    /// it, so that one signature is valid for several ids.
+    /// The coverage for a content from the config: bytes may move from a signed header into the
+    /// text beside it, so that one signature is valid for several ids.
     pub(super) fn with_loose_cuts(self, content: &str) -> Self {
         Self { cuts_are_fixed: false, has_one_reading: has_one_reading(content), ..self }
     }
@@ -194,8 +194,8 @@ impl Coverage {
 }
 
 /// Whether a content from the config can be split in only one way. A timestamp that gains or loses bytes
-/// leaves the window. So one header before it, separated on both sides, has a fixed end too. A URL, or a
-/// header at another position, has not.
+/// leaves the window. So one header before it, separated on both sides, has a fixed end too. A URL,
+/// or a header at another position, has no fixed end.
 fn has_one_reading(content: &str) -> bool {
     let headers = content.matches("{header:").count();
     if content.contains("url}") {

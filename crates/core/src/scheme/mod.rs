@@ -240,7 +240,8 @@ impl Scheme {
         self.verifier.authenticate(arrival, now)
     }
 
-    /// The same with a key that was fetched for this request, where [`Scheme::key_request`] asked for one.
+    /// [`Scheme::authenticate`] with a key that was fetched for this request, where
+    /// [`Scheme::key_request`] asked for one.
     pub fn authenticate_with_key(
         &self,
         arrival: &Arrival,

@@ -26,7 +26,7 @@ pub trait OutboxRetention: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Expiry, StoreError>> + Send;
 }
 
-/// Which deliveries are given up.
+/// The limits of one commit of expiry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpiryAsk {
     /// How long a delivery stays dead, held or parked.

@@ -376,7 +376,8 @@ pub enum PlanRun {
     Idle,
 }
 
-/// How many slices a second a plan with a rate has: more would be commits for little, fewer would be bursts.
+/// How many slices a plan with a rate runs each second. More would be many commits with little in
+/// each; fewer would send in bursts.
 const SLICES_PER_SECOND: u32 = 4;
 
 /// How many deliveries or events a slice of a plan takes, and how long after it the next slice is due.

@@ -41,7 +41,7 @@ fn state(phase: DeliveryPhase, seconds: i64, progress: (u32, u32, u32)) -> Deliv
     DeliveryState { phase, progress: Progress { attempt, steps, lost }, due }
 }
 
-/// Every delivery that a rule could tell from another, in this phase.
+/// Every delivery in this phase that a rule could distinguish from another.
 fn deliveries(phase: DeliveryPhase) -> Vec<DeliveryState> {
     let mut all = Vec::new();
     for seconds in [-30, 30] {

@@ -427,7 +427,7 @@ const PHASES: [Phase; 9] = [
     Phase::Discarded,
 ];
 
-/// Every job that a rule could tell from another, in this phase.
+/// Every job in this phase that a rule could distinguish from another.
 fn jobs(phase: Phase) -> Vec<JobState> {
     let mut jobs = Vec::new();
     for seconds in [-30, 30] {

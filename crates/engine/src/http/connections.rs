@@ -42,7 +42,7 @@ pub(crate) enum ConnectionState {
     New,
     /// Waits for its next request, and an earlier one was verified.
     VerifiedIdle,
-    /// The same, but slow with a body or an answer.
+    /// An earlier request was verified, but the peer is slow with a body or an answer.
     VerifiedSlow,
 }
 

@@ -131,7 +131,7 @@ impl SenderKeys {
         Self::at(client, |url| url.to_owned())
     }
 
-    /// The same with other places for the documents: test servers.
+    /// [`Self::new`] with other places for the documents: test servers.
     #[doc(hidden)]
     pub fn at(
         client: EndpointClient,

@@ -75,7 +75,8 @@ impl EndpointClient {
         Self::with(rules, Arc::new(DnsResolver::system()), &[])
     }
 
-    /// The same with another resolver, and with further roots for the certificates of test servers.
+    /// [`Self::new`] with another resolver, and with further roots for the certificates of test
+    /// servers.
     #[doc(hidden)]
     pub fn with(
         rules: GuardRules,

@@ -1,4 +1,4 @@
-//! The URL of an endpoint, parsed once: what is stored, judged, connected to and sent is the same text.
+//! The URL of an endpoint, parsed once. The same text is stored, checked, connected to and sent.
 //!
 //! Parsers disagree about odd spellings of a URL. So a URL is brought into the canonical form of the URL
 //! standard, and every spelling that could be read in two ways is refused.

@@ -73,8 +73,9 @@ impl GuardRules {
         Self { allow, ports, proxy }
     }
 
-    /// The same way out, for endpoints that a receiving party made itself: nothing of `allow` and `ports`
-    /// holds for them. They need a client of their own, because connections are reused within a client.
+    /// The rules for endpoints that a receiving party made itself: with the same proxy, but without
+    /// `allow` and `ports`. Such endpoints need a client of their own, because connections are
+    /// reused within a client.
     pub fn strictest(&self) -> Self {
         Self { proxy: self.proxy.clone(), ..Self::default() }
     }

@@ -106,8 +106,8 @@ impl Outbound {
         Self::build(Unseen::Reported)
     }
 
-    /// The same for a proxy that passes requests on: if a connection closes before the request was
-    /// written, the request takes another.
+    /// [`Self::trusted`] for a proxy that passes requests on: if a connection closes before the
+    /// request was written, the request takes another connection.
     pub fn passing_on() -> Result<Self, OutboundTlsError> {
         Self::build(Unseen::SentAgain)
     }
@@ -160,7 +160,7 @@ impl Outbound {
         self.send_reading(request, deadline, ANSWER_BYTES_MAX).await
     }
 
-    /// The same, reading up to `bytes_max` of the answer.
+    /// [`Self::send`], but reads up to `bytes_max` of the answer.
     pub(crate) async fn send_reading(
         &self,
         request: Request<Full<Bytes>>,

@@ -1,7 +1,7 @@
 //! Why an endpoint gave no answer, in classes that programs match and words that people read.
 //!
-//! The text never contains an address that a name resolved to: the text is shown to the party that chose
-//! the name, and would otherwise tell it how our network looks from inside.
+//! The text never contains an address that a name resolved to: the text is shown to the party that
+//! chose the name, and would otherwise reveal our internal network.
 
 use std::error::Error;
 use std::fmt;

@@ -182,7 +182,7 @@ struct Round<S> {
     asked: Asking,
     /// When to ask for claims without an outcome to settle.
     ask_at: Instant,
-    /// Before this no exchange begins: the store failed.
+    /// The store failed: no exchange begins before this time.
     pause_until: Option<Instant>,
     /// How many exchanges in a row claimed nothing although something was due: its endpoints may be full,
     /// or out of this node's reach.
@@ -320,7 +320,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             limit: asking.slots,
             bytes_max: asking.bytes,
             node: Arc::clone(&self.sender.node),
-            // The same keys in every ask: a store that sees other keys looks at all endpoints again.
+            // Every exchange passes the same keys: a store that sees other keys checks all
+            // endpoints again.
             vault_keys: setup.as_ref().map(|it| Arc::clone(&it.vault_keys)).unwrap_or_default(),
             claims_ahead: true,
         };

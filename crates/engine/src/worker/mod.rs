@@ -85,7 +85,7 @@ impl LaneSpec {
 /// The sources of tenants that were added at run time: their secrets sign requests to the app.
 pub type TenantVerifiers = HashMap<(SourceName, Tenant), Arc<Source>>;
 
-/// The same, shared with every lane.
+/// [`TenantVerifiers`], shared with every lane.
 pub(crate) type SharedTenantVerifiers = Arc<ArcSwap<TenantVerifiers>>;
 
 /// A claim for an external worker.

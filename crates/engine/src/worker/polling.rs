@@ -1,5 +1,5 @@
-//! When a lane looks for work again: at a hint of the store, and by the poll. While the store fails, it
-//! looks less often.
+//! Decides when a lane claims again: at a hint of the store, and at the latest after the poll
+//! interval. While the store fails, a lane claims less often.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::limits::{GATHER, POLL_EVERY, STORE_PAUSE, STORE_PAUSE_MAX};
 /// [`POLL_EVERY`], and bounds the cost of such hints.
 const QUIET_PAUSE: Duration = Duration::from_millis(5);
 
-/// When a lane searches for work again.
+/// Decides when a lane claims again.
 pub(super) struct Polling<'a, S> {
     lane: &'a Lane,
     workers: &'a Workers<S>,
@@ -34,13 +34,13 @@ impl<'a, S: Work> Polling<'a, S> {
         Self { lane, workers, stop, quiet: 0, pause: Pause::default() }
     }
 
-    /// The store's next hint. It is asked for before each look, so that work which arrives between a look
-    /// that finds nothing and the wait after it is not missed.
+    /// The store's next hint. It is requested before each claim, so that work which arrives between
+    /// an empty claim and the wait after it is not missed.
     pub(super) fn hint(&self) -> impl Future<Output = Wake> + Send + use<'a, S> {
         self.workers.store.wait(&self.lane.handler, self.span())
     }
 
-    /// Waits until it is worth looking again.
+    /// Waits until another claim may find work.
     pub(super) async fn rest(
         &mut self,
         found: Result<Found, StoreError>,

@@ -991,7 +991,7 @@ async fn sql_with_refetch_gets_the_object_as_it_is_now_once_the_api_answers() {
     }
 }
 
-/// The job after its refetch got this answer.
+/// Runs a job whose refetch gets this answer, and returns the job afterwards.
 async fn after_one_fetch(
     answer: Response<Full<Bytes>>,
     change: impl FnOnce(&mut Refetch),

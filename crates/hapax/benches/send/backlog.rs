@@ -181,7 +181,8 @@ impl Filled {
         at_most(&mut writes, 0).await
     }
 
-    /// Messages for one tenant after the other, each of which makes [`PER_TENANT`] deliveries.
+    /// Publishes messages for one tenant after the other. Each message makes [`PER_TENANT`]
+    /// deliveries.
     async fn publish(&self, messages: u64, endpoints: u64) -> anyhow::Result<()> {
         let mut writes = JoinSet::new();
         let tenants = endpoints.div_ceil(PER_TENANT);

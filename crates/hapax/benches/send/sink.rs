@@ -46,9 +46,10 @@ pub(crate) enum Manner {
     Plain,
     /// Answers at once, and records each delivery.
     Recorded,
-    /// The same after a moment.
+    /// Answers after a moment, and records each delivery.
     Slow,
-    /// The same at once, but the first attempt of the first message of each tenth key fails.
+    /// Answers at once and records each delivery, but the first attempt of the first message of
+    /// each tenth key fails.
     TenthFails,
     /// Never answers.
     Hangs,

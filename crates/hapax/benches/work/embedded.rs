@@ -14,7 +14,7 @@ use crate::beside::NAP;
 use crate::shared::events::SECRET;
 use crate::shared::server::Server;
 
-/// Longer than a nap, and than the rest of one when the run ends.
+/// The handler's timeout: longer than its sleep of [`NAP`], also at the end of the run.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Whether the app has a handler.

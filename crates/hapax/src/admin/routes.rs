@@ -1,5 +1,5 @@
-//! The route table. A line of [`routes`] is all that the router, the authorization and the OpenAPI document
-//! need to know of a route; its handler's signature says what it reads and answers.
+//! The route table. The router, the authorization and the OpenAPI document all read the one line of
+//! a route in [`routes`]. The signature of its handler defines what the route reads and answers.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Evaluates the alert rules every few seconds and keeps the list of active alerts. [`rules`]
 //! decides which alerts are active, and [`history`] keeps the counters. This file schedules the
-//! rounds, and logs each alert once when it begins and once when it ends. After each round the store learns of the
-//! active alerts: it publishes each once for all nodes.
+//! rounds, and logs each alert once when it begins and once when it ends. After each round the
+//! active alerts are passed to the store, which publishes each once for all nodes.
 
 mod history;
 mod rules;

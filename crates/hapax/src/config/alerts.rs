@@ -21,7 +21,7 @@ pub(crate) struct Alerts {
     pub(crate) dead_letters: Option<u32>,
     /// Whether to alert when events wait for an operator's decision.
     pub(crate) review: bool,
-    /// How long a source that sent more often before has sent nothing.
+    /// How long a source may send nothing, if it sent more often before.
     pub(crate) silence: Option<Duration>,
     /// How soon a secret expires.
     pub(crate) secret_expiry: Option<Duration>,

@@ -321,7 +321,7 @@ impl ConfigReader<'_> {
     }
 
     /// Checks a source whose tenants are all added at run time, and returns how long its duplicates are
-    /// recognised. A secret that is used for nothing else stands in for theirs.
+    /// recognised. The check uses a placeholder secret instead of theirs.
     fn check_template(
         &mut self,
         section: &Section<'_>,

@@ -73,7 +73,8 @@ impl Builder<PgStore> {
         self.database(PgOptions::new(url))
     }
 
-    /// The same with more options: the number of connections, a Redis in front.
+    /// [`Self::database_url`] with more options, such as the number of connections or a Redis in
+    /// front.
     pub fn database(mut self, options: PgOptions) -> Self {
         self.database = Some(options);
         self
@@ -178,7 +179,7 @@ impl<S: Database> Source<S> {
         Self::of(SourceSpec::new(name, provider, Vec::new()))
     }
 
-    /// The same from a full spec.
+    /// A source from a full spec.
     pub fn of(spec: SourceSpec) -> Self {
         Self {
             spec,

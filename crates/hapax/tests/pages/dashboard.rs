@@ -116,7 +116,7 @@ fn walk(test: &str, server: Server, mend: impl FnOnce(), looks: Looks) {
     part(&Operator::administers);
 }
 
-/// Which pages are looked at: they look the same with every store.
+/// Which pages the test checks by their appearance, which is the same with every store.
 enum Looks {
     Everywhere,
     OnTheWay,

@@ -323,7 +323,8 @@ impl Model {
         held
     }
 
-    /// Counts under its fence whatever the delivery was taken for since: the receiver has the message.
+    /// Records a delivery as delivered under its fence, even if the attempt was recorded as lost
+    /// since: the receiver has the message.
     fn delivered(
         &mut self,
         at: DeliveryNumber,

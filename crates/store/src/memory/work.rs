@@ -410,7 +410,8 @@ impl Model {
 }
 
 impl Job {
-    /// The claim came to nothing but a look at the job: it was no attempt, and its right is void.
+    /// Voids a claim that parked or skipped the job: the claim does not count as an attempt, and
+    /// its fence is lost.
     fn uncount(&mut self) {
         self.progress = self.progress.given_back();
         self.fence = Fence(self.fence.0 + 1);
@@ -440,12 +441,13 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     text.chars().take(chars_max).collect()
 }
 
-/// Between 0 and 1: different for each attempt, the same whenever it is asked.
+/// The jitter of an attempt of a job, between 0 and 1: different for each attempt, and the same in
+/// every call for one attempt.
 pub(super) fn dice(job: JobId, attempt: u32) -> f64 {
     dice_of(job.0, attempt)
 }
 
-/// The same for anything else that is attempted.
+/// The jitter of an attempt of anything with an id, as in [`dice`].
 pub(super) fn dice_of(id: Uuid, attempt: u32) -> f64 {
     let (_, random) = id.as_u64_pair();
     let mixed = (random ^ u64::from(attempt)).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -327,7 +327,8 @@ impl ClientPool {
         Ok(self.lent(client, lent_in))
     }
 
-    /// The same for callers with their own deadline: waits as long as all connections are in use.
+    /// [`Self::lend`] for callers with their own deadline: waits as long as all connections are in
+    /// use.
     pub(super) async fn lend_in_turn(&self) -> Result<PooledClient, PgError> {
         let patient = Timeouts { wait: None, ..self.pool.timeouts() };
         let lent_in = self.generation.load(Ordering::SeqCst);

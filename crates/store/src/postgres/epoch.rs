@@ -69,7 +69,7 @@ impl EpochWatch {
             .map(|heard| heard.epoch.clone())
     }
 
-    /// The same with the seal of its entries.
+    /// The current epoch with the seal of its entries.
     pub(super) fn sealed(&self) -> Option<(Epoch, Arc<Seal>)> {
         let heard = self.0.read().expect("no panic happens under this lock");
         let heard = heard.as_ref().filter(|heard| heard.at.elapsed() < COUNTS_FOR)?;

@@ -89,11 +89,11 @@ pub(super) async fn slice(
     Ok(EventSlice { plan: plan.id, work: (**work).clone(), events, span })
 }
 
-/// One bounded look at the events after a place.
+/// One bounded read of the events after a place.
 struct EventScan {
     /// The events that the plan takes, oldest first.
     rows: Vec<Row>,
-    /// The last event that was looked at.
+    /// The last event that was read.
     through: Uuid,
     /// Whether there is none after it.
     is_last: bool,

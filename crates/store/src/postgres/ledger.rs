@@ -111,7 +111,8 @@ pub(super) fn read_reservation(row: &Row, ask: &ReserveAsk) -> Result<Reservatio
 /// Stores the answer under the fence.
 const FINISH: &str = "SELECT hapax.finish_key($1, $2, $3, $4, $5, $6, $7, $8)";
 
-/// The same within a quota: if the caller has no room for the answer, a substitute is stored.
+/// Stores the answer within a quota: if the caller has no room for the answer, a substitute is
+/// stored.
 const FINISH_WITHIN_QUOTA: &str = "\
     SELECT CASE WHEN hapax.has_room($9, $10, $11, false) \
         THEN hapax.finish_key($1, $2, $3, $4, $5, $6, $7, $8) \

@@ -24,7 +24,7 @@ pub(super) enum TlsMode {
     Require,
     /// Encrypted, with a certificate that is signed by a trusted one.
     VerifyCa,
-    /// The same, and the certificate must name this host.
+    /// Encrypted, with a certificate that is signed by a trusted one and names this host.
     VerifyFull,
 }
 

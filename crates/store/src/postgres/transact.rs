@@ -118,7 +118,7 @@ enum TxState {
     Sent,
     /// A statement failed, and why; the connection is sound.
     Failed(String),
-    /// The same, and the connection cannot be used again.
+    /// A statement failed, and why; the connection cannot be used again.
     Spoilt(String),
     /// The connection or the database is gone.
     Gone(String),

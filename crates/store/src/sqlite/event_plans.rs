@@ -58,11 +58,11 @@ pub(super) fn slice(
     Ok(EventSlice { plan: plan.plan.id, work, events, span })
 }
 
-/// One bounded look at the events after a place.
+/// One bounded read of the events after a place.
 pub(super) struct EventScan {
     /// Events that the plan takes.
     pub(super) count: usize,
-    /// The last event that was looked at.
+    /// The last event that was read.
     pub(super) through: i64,
     /// Whether there is none after it.
     pub(super) is_last: bool,

@@ -3,8 +3,8 @@
 //! The filter has no false negatives. It grows by layers, each twice as large as the one before, so
 //! that the number of keys need not be known in advance.
 
-/// Bits set and asked per key. With [`BITS_PER_KEY`] bits about one key in a hundred is looked up
-/// in vain.
+/// Bits that are set and tested for each key. With [`BITS_PER_KEY`] bits, about one unknown key in
+/// a hundred causes a lookup.
 const PROBES: u32 = 6;
 const BITS_PER_KEY: usize = 10;
 

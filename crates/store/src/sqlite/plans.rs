@@ -473,8 +473,8 @@ fn find(conn: &Connection, id: PlanId) -> rusqlite::Result<Option<Plan>> {
     Ok(found.flatten().map(|found| found.plan))
 }
 
-/// `None` if the row was changed by hand, or written by a newer version, so that it cannot be read. An error would
-/// be taken for one of the file, after which the writer starts again.
+/// `None` if the row was changed by hand, or written by a newer version, so that it cannot be read.
+/// An error would count as an error of the file, after which the writer starts again.
 fn readable(row: &Row<'_>) -> rusqlite::Result<Option<RunningPlan>> {
     match read(row) {
         Ok(plan) => Ok(Some(plan)),

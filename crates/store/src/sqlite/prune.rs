@@ -70,7 +70,7 @@ pub(super) struct PruneProgress {
     lane: i64,
     /// The walks over the keys: one for all sources with the same horizon.
     walks: BTreeMap<Vec<String>, KeyScan>,
-    /// The same for messages.
+    /// The progress over messages.
     pub(super) messages: MessageScan,
 }
 

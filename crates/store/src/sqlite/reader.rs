@@ -28,7 +28,7 @@ use crate::limits::{PAGE_MAX, READ_MAX};
 /// Connections that are open at the same time; more queries wait.
 const READERS: usize = 2;
 
-/// How many steps of SQLite's machine pass between two looks at the clock.
+/// How many steps of SQLite's virtual machine run between two checks of the clock.
 const STEPS_PER_LOOK: i32 = 10_000;
 
 #[derive(Debug)]

@@ -300,7 +300,7 @@ impl SqlRunner<'_> {
             if self.conn.is_autocommit() {
                 return Err(NotRun::Statement(format!("{}: ended the transaction", place())));
             }
-            // The last step of a statement may have gone past the deadline without a look at it.
+            // The last step of a statement may have passed the deadline unchecked.
             if confined.timed_out() {
                 return Err(timed_out(&place(), timeout));
             }
@@ -317,7 +317,7 @@ impl SqlRunner<'_> {
     }
 }
 
-/// How long it may take to look at all statements.
+/// How long the check of all statements may take.
 const CHECK_MAX: Duration = Duration::from_secs(10);
 
 /// Why the statements of each program cannot be prepared, where they cannot.
@@ -445,7 +445,8 @@ pub(super) fn is_the_users(error: &rusqlite::Error) -> bool {
     }
 }
 
-/// The same at a commit, where no memory is left for our own part of it either.
+/// Whether an error at a commit is the user's. Running out of memory is not: Hapax's own part of
+/// the commit had no memory either.
 pub(super) fn is_the_users_at_commit(error: &rusqlite::Error) -> bool {
     is_the_users(error) && error.sqlite_error_code() != Some(ErrorCode::OutOfMemory)
 }

@@ -13,8 +13,8 @@ use super::reader::{SUMMARY, summary};
 use super::row::{DEAD, HELD, LEASED, PARKED, READY, REVIEW, micros, timestamp};
 
 /// Events are numbered as they were committed, which is nearly the order in which they came: a
-/// request may overtake another, and a clock may be set back a little. Where a span begins is looked
-/// for this much earlier as well, in microseconds.
+/// request may overtake another, and a clock may be set back a little. The search for the first
+/// event of a span begins this many microseconds earlier.
 const OVERTAKEN_MICROS: i64 = 60 * 1_000_000;
 
 /// The states that are counted. Each is written out, and as its partial index has it, so that this

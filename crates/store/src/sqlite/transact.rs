@@ -218,9 +218,9 @@ impl Recorded for KeyRight {
 
 /// The user's tables, inside the transaction of [`Tx::commit`].
 ///
-/// One statement at a time, under the limits of SQL handlers: no transaction control, no PRAGMA,
-/// ATTACH or change of the schema, and of our own tables only reading (all but `hapax_reservation`)
-/// and `hapax_publish`.
+/// Runs one statement at a time, under the limits of SQL handlers: no transaction control, no
+/// PRAGMA, ATTACH or change of the schema. Statements may read Hapax's own tables except
+/// `hapax_reservation`, and may write only to `hapax_publish`.
 pub struct Db<'a> {
     conn: &'a Connection,
     confined: &'a SandboxGuard<'a>,

@@ -374,7 +374,7 @@ async fn a_state_of_a_delivery_has_the_same_number_under_its_name() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sql_and_core_decide_alike_about_every_event_of_a_circuit() {
-    // Every circuit that a rule could tell from another, and every event.
+    // Every circuit that a rule could distinguish from another, and every event.
     let url = Postgres::shared().await.create_database("circuit_rules").await;
     PgStore::migrate(&url).await.expect("migrates");
     let sql = connect(&url).await;

@@ -331,7 +331,7 @@ async fn a_delivery_that_commits_after_its_endpoint_was_deleted_is_cancelled() {
     let found = base.store.message("m1", None).await.expect("reads").remove(0);
     assert_eq!(found.deliveries[0].status, DeliveryStatus::Cancelled);
     assert!(found.deliveries[0].finished_at.is_some());
-    // Nothing of it is looked for again, unless something turns up after all.
+    // The endpoint is not checked again, unless another of its deliveries appears.
     let looked = "SELECT string_agg(orphans::text, ',') FROM hapax.endpoint";
     assert!(!base.store.cancel_orphans(10).await.expect("cancels"));
     until("every older transaction has ended", async || {
@@ -355,8 +355,8 @@ async fn a_delivery_that_commits_after_its_endpoint_was_deleted_is_cancelled() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_exchange_looks_past_many_endpoints_that_may_not_be_served() {
-    // More endpoints with deliveries that wait, or are held, than one exchange looks at: the due delivery
-    // behind them must be found soon, and the store must say that there may be more until then.
+    // More endpoints have waiting or held deliveries than one exchange checks. The due delivery
+    // behind them must be found soon, and until then the store must report that there may be more.
     let base = Base::new("many", spec(3)).await;
     base.sql
         .batch_execute(

@@ -175,7 +175,8 @@ async fn a_name_with_any_blocked_address_is_not_connected_to() {
             names.set("hook.example", &[answer]);
             let error = post(&client, "http://hook.example/").await.unwrap_err();
             assert_eq!(error.class, SendErrorClass::Blocked, "{answer:?}: {error}");
-            // The party that chose the name does not learn how our network looks from inside.
+            // The error reveals nothing about the internal network to the party that chose the
+            // name.
             assert!(!error.text.contains(blocked), "{error}");
         }
     }

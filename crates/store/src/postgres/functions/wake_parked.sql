@@ -1,5 +1,5 @@
 -- Keeps: no job stays parked at a free resource, even if the transaction that should have readied it
--- skipped it. Looks at 16 resources after this one and returns the last; none: it looked at all.
+-- skipped it. Checks 16 resources after this one and returns the last; null if it has checked all.
 CREATE OR REPLACE FUNCTION hapax.wake_parked(
     h hapax.handler, at timestamptz, INOUT of_lane integer, INOUT of_resource text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -437,12 +437,12 @@ CREATE TABLE hapax.traffic (
 );
 
 -- Plans: acts of operators on many deliveries of an endpoint, or on many events. A plan runs in
--- slices; the commit of a slice also moves its place and its counts. endpoint, which: of
--- deliveries; which: dead, all or missing. events: of events; what is done to which of them, as
--- JSON text. until_at: never after the plan's instant, created_at; asked_until as the operator gave
--- it. rate: deliveries or events a second. next_at: when the next slice is due. passed_at, passed:
--- the place of the last delivery that was taken; last_message: where the plan ends. passed_event:
--- the last event that was looked at. state: running, done or cancelled.
+-- slices; the commit of a slice also moves its place and its counts. endpoint, which: set for a
+-- plan over deliveries; which: dead, all or missing. events: set for a plan over events; its act
+-- and its filter, as JSON text. until_at: never after the plan's instant, created_at; asked_until
+-- as the operator gave it. rate: deliveries or events a second. next_at: when the next slice is
+-- due. passed_at, passed: the place of the last delivery that was taken; last_message: where the
+-- plan ends. passed_event: the last event that was read. state: running, done or cancelled.
 CREATE TABLE hapax.plan (
     id           uuid PRIMARY KEY,
     endpoint     integer,

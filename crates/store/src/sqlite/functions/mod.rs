@@ -2,9 +2,10 @@
 //!
 //! SQLite cannot interrupt a function while it runs, and the writer, which commits every ack, waits
 //! for it. The functions here return what the built-in ones return, for every input, but their cost
-//! grows with the input's length, or they look at the deadline while they work. Equal results
+//! is linear in the input's length, or they check the deadline while they work. Equal results
 //! matter: a user's index or generated column may hold what the built-in function returned. Only
-//! `jsonb_patch` differs: its binary form holds numbers and strings of JSON5 in their JSON notation.
+//! `jsonb_patch` differs: its binary form holds numbers and strings of JSON5 in their JSON
+//! notation.
 //!
 //! Built-in functions that are absent here take linear time and build at most
 //! [`super::sandbox::Sandbox`]'s bound.

@@ -199,7 +199,7 @@ fn record_history(
             note_attempt(conn, row, ended_now, "failed", reported.error, reported.answer)
         }
         History::Done => {
-            // The job's own row is about to tell of the new run.
+            // The job's own row is about to describe the new run.
             let answer = row.answer(conn)?;
             note_attempt(conn, row, Some(row.due_at), "done", None, answer.as_ref())
         }

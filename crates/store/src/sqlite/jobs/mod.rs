@@ -105,7 +105,7 @@ impl Lanes {
         self.by_lane.keys().copied().collect()
     }
 
-    /// Resets what is known of the lanes: the next claim queries each of them.
+    /// Forgets when each lane is next due, so that the next claim queries all lanes.
     pub(super) fn look_at_all(&mut self) {
         for lane in self.by_lane.values_mut() {
             lane.quiet_until = i64::MIN;

@@ -14,7 +14,7 @@ use super::{Outbox, endpoints};
 use crate::sqlite::plans::{RunningPlan, Span};
 use crate::sqlite::row::micros;
 
-/// Messages that are looked at in one query of a count.
+/// Messages that one query of a count reads.
 const COUNT_PART: usize = 10_000;
 
 impl Outbox {
@@ -121,7 +121,8 @@ impl Outbox {
         }
     }
 
-    /// Writes deliveries that were never written, at most `count`, and looks at no more than `limit` messages.
+    /// Writes deliveries that were never written, at most `count`, and reads no more than `limit`
+    /// messages.
     fn send_missing(
         &mut self,
         conn: &Connection,

@@ -21,12 +21,12 @@ use crate::sqlite::writer::Writer;
 pub(in crate::sqlite) struct MessageScan {
     /// The message that was checked last for its bytes.
     whole: i64,
-    /// The same for its id.
+    /// The message that was checked last for its id.
     narrow: i64,
     /// The horizons whose round over the bytes is over. Without it, rounds of different lengths would
     /// each begin again while the other is not over, and retention would never end.
     stripped: Option<i64>,
-    /// The same for the ids.
+    /// The horizon whose round over the ids is over.
     forgotten: Option<i64>,
 }
 

@@ -313,8 +313,8 @@ async fn an_exchange_whose_commit_failed_settles_nothing_and_frees_no_lease() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_endpoints_have_their_turn_and_a_claim_reads_no_backlog() {
-    // One endpoint has a long backlog, the others one delivery each: every one of them must be
-    // claimed within as many exchanges as it takes to hand them out, whatever waits for the first.
+    // One endpoint has a long backlog, the others one delivery each. All single deliveries must be
+    // claimed in as few exchanges as their number needs, whatever waits for the first endpoint.
     let setup = Setup::new();
     let store = setup.open();
     let first = add(&store, settings()).await;
