@@ -34,7 +34,8 @@ pub const GIVE_UP_AFTER: Duration = Duration::from_secs(5 * 86_400);
 /// do not all start together.
 pub const SLOTS_FIRST: u32 = 2;
 
-/// [`OPEN_MIN`], or what a test sets: one that restarts its receiver would wait for minutes.
+/// [`OPEN_MIN`], or the value that a test sets: a test that restarts its receiver would wait for
+/// minutes.
 fn open_min() -> Duration {
     Duration::from_millis(tuned!("circuit.open_ms", OPEN_MIN.as_millis() as u64))
 }

@@ -10,8 +10,8 @@
 //!   (SIGSTOP) until it gets a SIGCONT.
 //! - `HAPAX_FAILPOINT_HITS=FILE`: every hit appends a line with the point's name, before the process
 //!   aborts or stops, so that a test can check that its point was reached.
-//! - `HAPAX_TEST_SETTINGS="sqlite.fresh_keys=30,…"`: other values for constants, so that what happens
-//!   once in an hour happens within a test. See [`crate::tuned`].
+//! - `HAPAX_TEST_SETTINGS="sqlite.fresh_keys=30,…"`: other values for constants, so that an hourly
+//!   act happens within a test. See [`crate::tuned`].
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

@@ -1,4 +1,4 @@
-//! Messages: what is published, under which id, and the exact bytes that endpoints get.
+//! Messages: their content, their ids, and the exact bytes that endpoints get.
 //!
 //! A message is identified by its tenant and id. The [`fingerprint`](NewMessage::fingerprint) recognises
 //! another message under the same id. `data` is a slice of the publisher's own text: nothing parses and

@@ -124,7 +124,7 @@ impl Receipt {
         self.guard
     }
 
-    /// The sender's name for what happened.
+    /// The event's type, as the sender names it.
     pub fn event_type(&self) -> Option<&str> {
         self.event_type.as_deref()
     }

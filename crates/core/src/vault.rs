@@ -2,8 +2,8 @@
 //! never draws random numbers: the caller passes each nonce in.
 //!
 //! A [`Sealed`] value names the key it was sealed with. Its [`SealContext`] is authenticated with it, so a
-//! value that was moved to another endpoint, tenant or purpose does not open. For what is sealed, see
-//! [`crate::endpoint_secret`].
+//! value that was moved to another endpoint, tenant or purpose does not open.
+//! [`crate::endpoint_secret`] defines the values that are sealed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub const VAULT_KEY_BYTES: usize = 32;
 /// The bytes of a nonce.
 pub const NONCE_BYTES: usize = 12;
 
-/// Seals with the current key, and opens what the current key or an old one sealed.
+/// Seals with the current key, and opens values that the current key or an old one sealed.
 #[derive(Debug, Clone)]
 pub struct Vault {
     current: VaultKey,
@@ -94,7 +94,8 @@ pub enum VaultKeyError {
 pub struct RepeatedKey(pub KeyId);
 
 impl Vault {
-    /// A vault that seals with `current` and also opens what the `old` keys sealed. No two keys may be equal.
+    /// A vault that seals with `current` and also opens values that the `old` keys sealed. No two
+    /// keys may be equal.
     pub fn new(current: VaultKey, old: Vec<VaultKey>) -> Result<Self, RepeatedKey> {
         let mut known = vec![current.id];
         for key in &old {

@@ -230,10 +230,11 @@ pub const EXCHANGE_CLAIMS_MAX: usize = 256;
 /// The outcomes that an exchange must have to begin while the store commits another one.
 pub const EXCHANGE_BESIDE_MIN: usize = 8;
 
-/// The attempts under way at an endpoint that is new to a node: one that hangs costs no more slots.
+/// The attempts in flight at an endpoint that is new to a node: an endpoint that hangs takes no
+/// more slots.
 pub const ENDPOINT_WINDOW_START: usize = 2;
 
-/// How far that grows with successes; an endpoint's own `max_in_flight` is lower.
+/// The most attempts in flight that successes lead to; an endpoint's own `max_in_flight` is lower.
 pub const ENDPOINT_WINDOW_MAX: usize = 1_024;
 
 /// An attempt that is older than this is slow: most endpoints answer within a second.
@@ -333,8 +334,8 @@ pub const ENDPOINT_ANSWER_BODY_BYTES_MAX: usize = 16 * 1024;
 /// The head of an endpoint's answer: twice what common servers send at most.
 pub const ENDPOINT_ANSWER_HEAD_BYTES_MAX: usize = 32 * 1024;
 
-/// All bytes of an endpoint's answer, informational answers and what is read ahead included: above the
-/// other two bounds, and far below what a flood sends within the deadline.
+/// All bytes of an endpoint's answer, including informational answers and bytes that are read
+/// ahead. The bound is above the other two, and far below a flood within the deadline.
 pub const ENDPOINT_ANSWER_BYTES_MAX: usize = 128 * 1024;
 
 /// The longest a connection to an endpoint may take to open. Deliveries have deadlines of their own, and
@@ -360,7 +361,7 @@ pub const LOOKUP_CACHE_ENTRIES: u64 = 4_096;
 /// How long addresses are remembered at most, so that an endpoint can move within a minute.
 pub const LOOKUP_TTL_MAX: Duration = Duration::from_secs(60);
 
-/// How long a missing name is remembered at most: the next attempt of a delivery looks again.
+/// How long a missing name is remembered at most: the next attempt of a delivery resolves it again.
 pub const LOOKUP_MISS_TTL_MAX: Duration = Duration::from_secs(5);
 
 /// The part of an error's text that is kept: a certificate can contain any number of names.

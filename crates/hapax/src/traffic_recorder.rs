@@ -1,5 +1,5 @@
-//! Records how much each source sends: what this process counted is added to the history in the store every ten
-//! seconds. A process that is killed loses at most that much.
+//! Records how much each source sends: the counts of this process are added to the history in the
+//! store every ten seconds. A process that is killed loses at most that much.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -197,7 +197,7 @@ struct ScopedKey {
     key: IdempotencyKey,
 }
 
-/// Decides what is known before the body is read. `None`: the request has no key and needs none.
+/// Makes the decisions that do not need the body. `None`: the request has no key and needs none.
 fn admit(rules: &Rules, parts: &Parts) -> Result<Option<ScopedKey>, IdempotencyProblem> {
     if is_passed_on(&parts.method, &parts.headers) {
         return Ok(None);

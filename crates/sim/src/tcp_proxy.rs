@@ -336,7 +336,7 @@ async fn flowing(network: &Network) -> Traffic {
 /// The bytes that the server must send before the connection is reset, once the request has passed.
 type Swallowing = Mutex<Option<Vec<u8>>>;
 
-/// Watches what one client sends for the moment of a trap.
+/// Watches the bytes of one client for the moment of a trap.
 struct Requests<'a> {
     network: &'a Network,
     swallowing: &'a Swallowing,
@@ -368,7 +368,7 @@ impl Requests<'_> {
     }
 }
 
-/// Watches what the server sends to one client.
+/// Watches the bytes that the server sends to one client.
 struct Answers<'a> {
     network: &'a Network,
     swallowing: &'a Swallowing,

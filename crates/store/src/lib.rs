@@ -137,8 +137,8 @@ pub mod limits {
     /// it. One job alone has its own timeout.
     pub const SQL_SLICE_MAX: Duration = Duration::from_millis(25);
 
-    /// An endpoint whose last attempt took less may get claims before its attempts under way have ended: what
-    /// is changed about it meanwhile, such as disabling it, takes effect that much later.
+    /// An endpoint whose last attempt took less may get claims before its attempts in flight have
+    /// ended. A change meanwhile, such as disabling the endpoint, takes effect that much later.
     pub const FAST_ATTEMPT_MAX: Duration = Duration::from_millis(50);
 
     /// How long an exchange of deliveries may begin new claims: acks that arrive meanwhile wait for it.

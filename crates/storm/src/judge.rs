@@ -1,4 +1,5 @@
-//! The laws of a storm and their verdicts: a pure function of what was sent, answered and read.
+//! The laws of a storm and their verdicts: a pure function of the requests, the answers and the
+//! effects.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,11 +6,12 @@
 //! [`Store`] makes events durable, [`Work`] runs the life cycle of their jobs, [`Operate`] records the
 //! decisions of operators, and [`Inspect`] reads for them. [`Outbox`] publishes messages and delivers them,
 //! [`InspectOutbox`] reads both for operators, and [`OutboxRetention`] ends deliveries by their age.
-//! [`OwnMessages`] publishes what Hapax reports about itself. [`Plans`] repeat what operators do for many
-//! deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of tenants that are added at run time, and
-//! [`AdminRecords`] the sessions of the dashboard and the audit trail. [`TenantDeletions`] deletes
-//! what is stored for a tenant. [`TrafficHistory`] keeps counts over time. [`StoreHints`] are for pacing and logs.
-//! Idempotency-Keys have their own trait, [`crate::ledger::Ledger`]; [`KeyRecords`] reads them for operators.
+//! [`OwnMessages`] publishes messages of Hapax about itself. [`Plans`] apply an act of an operator
+//! to many deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of tenants that are
+//! added at run time, and [`AdminRecords`] the sessions of the dashboard and the audit trail.
+//! [`TenantDeletions`] deletes the data of a tenant. [`TrafficHistory`] keeps counts over time.
+//! [`StoreHints`] are for pacing and logs. Idempotency-Keys have their own trait,
+//! [`crate::ledger::Ledger`]; [`KeyRecords`] reads them for operators.
 
 mod admin_records;
 mod hints;

@@ -214,7 +214,7 @@ pub struct Exchanged {
     pub next_due: Option<Timestamp>,
 }
 
-/// The right to attempt a delivery, with what is needed for it.
+/// The right to attempt a delivery, with the data that the attempt needs.
 #[derive(Debug, Clone)]
 pub struct DeliveryClaim {
     /// The delivery.

@@ -1,5 +1,5 @@
-//! Retention of deliveries that nothing ends: what is dead, parked, or held by a
-//! disabled endpoint, for too long.
+//! Retention of deliveries that were not delivered: cancels those that were dead, parked, or held
+//! by a disabled endpoint for too long.
 
 use std::future::Future;
 use std::time::Duration;
@@ -16,10 +16,10 @@ pub trait OutboxRetention: Send + Sync + 'static {
     /// [`EXPIRED`](crate::delivery::EXPIRED). Each call is one commit and checks a bounded number of
     /// endpoints; the next call continues where this one stopped. Times follow the store's clock.
     ///
-    /// An endpoint is announced first: once, when its oldest such delivery has `ask.notice` left. Nothing of
-    /// it is cancelled earlier than `ask.notice` after that, whatever its age. The announcement is withdrawn
-    /// when nothing of the endpoint is about to expire any more. Deliveries of deleted endpoints are
-    /// cancelled without an announcement.
+    /// An endpoint is announced first: once, when its oldest such delivery has `ask.notice` left.
+    /// None of its deliveries is cancelled earlier than `ask.notice` after that, whatever its age.
+    /// The announcement is withdrawn when no delivery of the endpoint is about to expire any more.
+    /// Deliveries of deleted endpoints are cancelled without an announcement.
     fn expire_deliveries(
         &self,
         ask: ExpiryAsk,

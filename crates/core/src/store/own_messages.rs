@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::StoreError;
 use crate::own_messages::ActiveAlert;
 
-/// Publishing what has waited, and what nodes report.
+/// Publishes the messages of Hapax about itself: those that have waited, and the alerts that nodes
+/// report.
 pub trait OwnMessages: Send + Sync + 'static {
     /// Publishes the number of dead deliveries of each endpoint whose last such message is
     /// [`DEATHS_EVERY`](crate::own_messages::DEATHS_EVERY) old, of at most `limit` endpoints. The first dead delivery

@@ -1,5 +1,6 @@
-//! Plans: what an operator does to many deliveries or events at once. A plan is a row of the store. It runs
-//! in slices at a rate, shows its progress, can be cancelled, and continues after a restart.
+//! Plans: acts of an operator on many deliveries or events at once. A plan is a row of the store.
+//! It runs in slices at a rate, shows its progress, can be cancelled, and continues after a
+//! restart.
 
 use std::fmt;
 use std::future::Future;
@@ -44,9 +45,10 @@ pub trait Plans: Send + Sync + 'static {
         except: Vec<PlanId>,
     ) -> impl Future<Output = Result<PlanRun, StoreError>> + Send;
 
-    /// Does what a plan does to the events of a slice, and moves the plan past them, in one commit. Each
-    /// event is decided again in that commit: one that needs nothing any more is skipped. [`Held::Lost`] if
-    /// another node took the slice, or the plan ended: then nothing has happened.
+    /// Applies the plan's act to the events of a slice, and moves the plan past them, in one
+    /// commit. Each event is decided again in that commit: one that needs nothing any more is
+    /// skipped. [`Held::Lost`] if another node took the slice, or the plan ended: then nothing has
+    /// happened.
     fn take_slice(
         &self,
         slice: EventSlice,

@@ -42,7 +42,7 @@ pub trait TenantDeletions: Send + Sync + 'static {
 pub struct TenantDeletion {
     /// The tenant.
     pub tenant: Tenant,
-    /// When it began: what was stored until then is deleted.
+    /// When it began: data that was stored until then is deleted.
     pub began_at: Timestamp,
     /// When it was over; `None` while it runs.
     pub ended_at: Option<Timestamp>,

@@ -85,7 +85,8 @@ proptest! {
             let was_open = circuit.open_until.is_some();
             circuit = after(circuit, event, now);
             prop_assert!(circuit.number >= number);
-            // An outcome of before must not count for what the circuit is now.
+            // The outcome of an attempt from before a change must not count for the changed
+            // circuit.
             let is_open = circuit.open_until.is_some();
             prop_assert!(was_open == is_open || circuit.number > number, "{event:?}");
             number = circuit.number;

@@ -175,8 +175,8 @@ impl SenderKeys {
         }
     }
 
-    /// Decides what a request does, and starts a fetch where one is needed. A request without an address starts
-    /// none.
+    /// Decides the next step of a request, and starts a fetch where one is needed. A request
+    /// without a client address starts no fetch.
     fn step(
         self: &Arc<Self>,
         source: &Arc<Source>,

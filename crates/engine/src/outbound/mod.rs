@@ -3,8 +3,8 @@
 //! a request that a server may have seen: retries are decided where attempts are counted.
 //!
 //! The client has two kinds of pools, which never share a connection:
-//! - [`Outbound`] is *trusted*: it calls what the operator configured (HTTP handlers, refetch, proxies), at
-//!   any address.
+//! - [`Outbound`] is *trusted*: it calls addresses that the operator configured (HTTP handlers,
+//!   refetch, proxies), without restrictions.
 //! - [`EndpointClient`] is *guarded*: it calls endpoints that came through the API, at addresses that
 //!   [`GuardRules`] accept. It takes an [`EndpointUrl`] and nothing else.
 
@@ -51,7 +51,7 @@ use crate::limits::{
     ANSWER_BYTES_MAX, CONNECT_DEADLINE, OUTBOUND_IDLE, OUTBOUND_IDLE_MAX, PASSING_IDLE,
 };
 
-/// The client for what the operator configured, with its connections. Clones share them.
+/// The client for addresses that the operator configured, with its connections. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Outbound {
     client: Client<InTime<HttpsConnector<HttpConnector>>, Sent>,
@@ -100,7 +100,7 @@ pub(crate) enum OutboundError {
 pub struct OutboundTlsError(#[from] rustls::Error);
 
 impl Outbound {
-    /// A client for what the operator configured, at any address. It trusts the public certificate
+    /// A client for any address that the operator configured. It trusts the public certificate
     /// authorities.
     pub fn trusted() -> Result<Self, OutboundTlsError> {
         Self::build(Unseen::Reported)

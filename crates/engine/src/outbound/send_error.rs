@@ -41,7 +41,7 @@ pub enum SendErrorClass {
     Tls,
     /// The deadline passed, at any stage.
     Timeout,
-    /// The connection broke, or what came back is not HTTP.
+    /// The connection broke, or the answer is not HTTP.
     Broken,
     /// A connection that was kept open closed before the request was written. This says nothing about the
     /// endpoint.
@@ -189,7 +189,7 @@ pub(super) fn chain<'a>(
     std::iter::successors(Some(error), |&error| error.source())
 }
 
-/// The first cause: what wraps it repeats only that a request failed.
+/// The first cause: the errors around it repeat only that a request failed.
 pub(super) fn deepest(error: &(dyn Error + 'static)) -> String {
     let cause = chain(error).last().unwrap_or(error);
     match cause.downcast_ref::<io::Error>() {

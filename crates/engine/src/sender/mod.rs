@@ -235,8 +235,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         }
     }
 
-    /// The slots and bytes that are neither used nor asked for. A claim needs a slot, and a place to wait until
-    /// its endpoint may have another attempt.
+    /// The slots and bytes that are free: no attempt uses them, and no exchange asks for them. A
+    /// claim needs a slot, and a place to wait until its endpoint may have another attempt.
     fn room(&self) -> Asking {
         let Some(limits) = self.sender.setup.load().as_ref().map(|setup| setup.limits) else {
             return Asking::default();
@@ -293,8 +293,9 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         Asking { slots: slots.min(EXCHANGE_CLAIMS_MAX), bytes: bytes.div_ceil(exchanges.max(1)) }
     }
 
-    /// Begins an exchange if it is worth it: settles what has ended, and claims what fits. A second one
-    /// begins while the store commits the first, once it has enough to settle.
+    /// Begins an exchange if it has anything to settle or to claim: it settles the attempts that
+    /// have ended, and claims deliveries for the free slots. A second exchange begins while the
+    /// store commits the first, once there are enough outcomes to settle.
     fn exchange(&mut self) {
         let now = Instant::now();
         if self.pause_until.is_some_and(|until| now < until) {

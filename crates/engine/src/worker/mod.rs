@@ -1,6 +1,6 @@
 //! Runs the jobs of accepted events. Each handler has a lane, and each lane claims due jobs, runs
-//! them and records the outcome. This file decides what runs where. [`crate::worker::http_handler`]
-//! builds the requests to apps, and SQL runs inside the store.
+//! them and records the outcome. This file decides which jobs run in which way.
+//! [`crate::worker::http_handler`] builds the requests to apps, and SQL runs inside the store.
 //!
 //! A claim whose work began is settled, or lost with this process: nothing here repeats an attempt.
 

@@ -1,5 +1,6 @@
-//! A disabled endpoint with many held deliveries is enabled: what it sees at once, and acks in an open loop
-//! meanwhile, against a server that does not send.
+//! A disabled endpoint with many held deliveries is enabled. Measures how many deliveries it gets
+//! at once, and the latency of acks in an open loop meanwhile, compared with a server that does not
+//! send.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -22,7 +23,7 @@ use crate::{Options, server};
 /// The endpoint's `max_in_flight`.
 const LIMIT: u32 = 16;
 
-/// The acks, and what the endpoint saw.
+/// The latency of acks, and the load on the endpoint.
 pub(crate) struct Herd {
     without: Paced,
     spread: Paced,
@@ -33,7 +34,8 @@ pub(crate) struct Herd {
 }
 
 impl Herd {
-    /// The acks while the deliveries are spread out, and while the rest is drained.
+    /// The ratio of ack latency while the deliveries are spread out, and while the remaining
+    /// backlog drains.
     pub(crate) fn ratios(&self) -> [f64; 2] {
         let p99 = |side: &Paced| side.measured.latency_us(0.99);
         [&self.spread, &self.draining].map(|side| p99(side) / p99(&self.without))

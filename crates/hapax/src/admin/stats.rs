@@ -1,5 +1,5 @@
-//! The figures: what came in the last hour (or whatever `window` says), how much of it was copies,
-//! how the work went, and how each sender spaces its retries.
+//! The figures of the last hour, or of `window`: arrivals, the share of copies, the outcomes of
+//! jobs, and how each sender spaces its retries.
 //!
 //! Counted over the events that were *first* received in the window, with all of their copies, so
 //! that the numbers of one event belong together. Where these are more than we read, a sample
@@ -150,7 +150,7 @@ impl ProcessingSeconds {
     }
 }
 
-/// The smallest that is at least as large as `part` of them.
+/// The quantile: the smallest value that is at least as large as the fraction `part` of all values.
 fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
     let rank = (part * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied()

@@ -1,4 +1,4 @@
-//! Routes for what the database occupies, and for the Idempotency-Keys in it.
+//! Routes for the disk space of the database, and for the Idempotency-Keys in it.
 
 use std::sync::Arc;
 

@@ -227,7 +227,7 @@ fn a_proxy_that_moves_comes_or_goes_waits_for_a_restart_and_new_rules_do_not() {
 
 #[test]
 fn a_config_file_that_disappears_does_not_turn_a_reload_into_dev_mode() {
-    // load_text's directory is gone by now: what must not happen is dev mode's sources.
+    // load_text's directory is gone by now. The sources of dev mode must not appear.
     let config = load_text("", &|_| None, Flags::default());
     let errors = config.reload().unwrap_err().to_string();
     assert!(errors.contains("cannot read the config file"), "{errors}");

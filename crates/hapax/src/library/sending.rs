@@ -125,7 +125,7 @@ impl Sending {
         }
     }
 
-    /// Also opens what this key sealed, which the key of [`Sending::new`] replaced.
+    /// Also opens values that this key sealed, before the key of [`Sending::new`] replaced it.
     pub fn old_key(mut self, key: VaultKey) -> Self {
         self.old.push(key);
         self

@@ -261,7 +261,7 @@ fn entries_of_an_older_epoch_in_redis_are_ignored() {
 
 #[test]
 fn doctor_checks_redis_which_may_be_missing_and_never_prints_its_password() {
-    // Running, refusing the password, and not running.
+    // Doctor meets a Redis that runs, one that refuses the password, and one that does not run.
     let database = Database::shared("redis_doctor");
     let redis = wait(Redis::start());
     let house = database.house("", "");

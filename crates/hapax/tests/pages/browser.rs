@@ -1,7 +1,7 @@
 //! A real browser: chromium, driven by chromedriver over WebDriver, with a profile of its own.
 //!
-//! The client is written here, because the tests need few of WebDriver's commands. Every wait ends with
-//! what it waits for: a mutation of the page, or the next document.
+//! The client is written here, because the tests need few of WebDriver's commands. Every wait ends
+//! with an event: a mutation of the page, or the next document.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
@@ -284,7 +284,7 @@ impl Browser {
         assert!(asked > 0, "no request was recorded");
     }
 
-    /// Writes what the page looks like into a file, and returns its path.
+    /// Writes a screenshot of the page into a file, and returns its path.
     pub(crate) fn screenshot(&self, name: &str) -> Option<std::path::PathBuf> {
         use base64::prelude::{BASE64_STANDARD, Engine as _};
         let image = self.ask("GET", &format!("{}/screenshot", self.session), &Value::Null).ok()?;

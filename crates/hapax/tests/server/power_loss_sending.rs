@@ -155,7 +155,8 @@ fn a_power_loss_while_sending_loses_no_acknowledged_message() {
     let Some(run) = Run::record(SMALL) else { return };
     nothing_is_wrong(&run.judge(IMAGES), IMAGES);
 
-    // The server itself on an image: everything arrives, and what came before comes with the same bytes.
+    // Starts the server itself on an image. Every delivery arrives, and a repeated one has the same
+    // bytes as before.
     let mut draw = SeededRng::new(5);
     let cut = run.acked.values().copied().max().unwrap() + 1;
     let mut disk = run.disk.clone();

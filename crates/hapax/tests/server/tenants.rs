@@ -298,7 +298,8 @@ fn the_command_line_sets_shows_and_removes_secrets_of_a_tenant() {
     assert_ne!(tenants(&["show-secrets", "acme", "stripe"]).code, 0);
 }
 
-// A customer leaves: what was stored for it goes, a neighbour stays, and a late copy is still a copy.
+// A customer leaves: its data is deleted, another tenant's data stays, and a late copy is still
+// recognised.
 #[test]
 fn the_data_of_a_tenant_is_deleted_and_its_copies_are_still_known() {
     let house = House::new(CONFIG);

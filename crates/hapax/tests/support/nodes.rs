@@ -27,7 +27,7 @@ const SCHEMA: &str = "
 pub(crate) const ROW: &str = "[sources.stripe.handlers.fee]\nretry = [\"0s\", \"0s\", \"1s\", \"1s\"]\n\
      sql = \"INSERT INTO ledger VALUES (:event_id, 'fee', :attempt)\"\n";
 
-/// The same, and increments a balance that all jobs share.
+/// A handler that writes one row for each event, and increments a balance that all jobs share.
 pub(crate) const ROW_AND_SUM: &str = "[sources.stripe.handlers.fee]\n\
      retry = [\"0s\", \"0s\", \"1s\", \"1s\"]\nsql = \"\"\"\n\
      INSERT INTO ledger VALUES (:event_id, 'fee', :attempt);\n\

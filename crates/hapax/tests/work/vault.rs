@@ -89,7 +89,7 @@ fn the_key_of_the_vault_is_replaced_while_deliveries_go_on() {
     all_goes_on(&server);
     server.stop();
 
-    // Doctor names what has no key.
+    // Doctor names the stored values whose key is missing.
     house.configure(&config(&format!("key = \"{ONE}\"\n")));
     let (code, notes) = doctor(&house);
     assert_eq!(code, 1, "{notes}");

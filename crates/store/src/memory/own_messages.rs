@@ -62,7 +62,7 @@ impl Model {
         })
     }
 
-    /// Publishes what has become of an endpoint, if its standing has changed.
+    /// Publishes the new standing of an endpoint, if it has changed.
     pub(super) fn publish_standing(
         &mut self,
         at: EndpointNumber,

@@ -66,8 +66,8 @@ impl ClaimHints {
         self.leases
     }
 
-    /// Records how far a claim has read in each lane or endpoint, and the leases up to which time it has seen:
-    /// none, if the handler is paused.
+    /// Records how far a claim has read in each lane or endpoint, and up to which time it has ended
+    /// leases. A claim of a paused handler has ended none.
     pub(super) fn learn(
         &mut self,
         places: Vec<i32>,

@@ -211,7 +211,8 @@ impl Pools {
     }
 
     /// Closes every connection, one that is on loan when it is returned: they lead to a server that is no
-    /// longer the primary. They may take long to fail, or answer with what was lost.
+    /// longer the primary. Their statements may take long to fail, or return data that the new
+    /// primary has lost.
     pub(super) fn renew(&self) {
         for lender in self.all() {
             // The second one is for a connection that is lent in between.

@@ -20,7 +20,7 @@ use super::reader::{Conditions, filtered, lossy, stands_exactly};
 use super::row::{first_id, hash_of, past, text};
 use crate::limits::{PLAN_BYTES, PLAN_SCAN, PLAN_SEARCH};
 
-/// The events of a plan, with what its conditions need.
+/// The events of a plan, with the columns that its conditions need.
 const PLANNED: &str = "SELECT e.id, e.tenant, e.source, e.event_type, octet_length(w.body) \
      FROM hapax.body w JOIN hapax.event e ON e.id = w.id \
      LEFT JOIN LATERAL (SELECT min(hapax.rank(j.state, j.steps)) AS rank FROM hapax.job j \
@@ -131,7 +131,8 @@ async fn scan(
     asked.add("w.id = ANY (?)", ids);
     let filter = EventFilter { until: Some(until), ..work.filter.clone() };
     filtered(&mut asked, &filter);
-    // Since before the plan: what dies or goes to review later is not part of it.
+    // Only jobs that were dead or in review before the plan: a job that dies or goes to review
+    // later is not part of it.
     match filter.status {
         None => {}
         Some(status @ (Status::Dead | Status::Review)) => {
@@ -154,7 +155,7 @@ async fn scan(
         }
         Some(status) => asked.say(stands_exactly(status)),
     }
-    // One more than may be taken, to know whether there is one.
+    // Reads one event more than may be taken, to know whether more follow.
     let tail = format!("ORDER BY e.id LIMIT {}", count.saturating_add(1));
     let rows = asked.query(lent, PLANNED, &tail).await?;
     let mut scan = EventScan { rows, through, is_last };

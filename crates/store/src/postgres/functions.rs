@@ -2,9 +2,10 @@
 //!
 //! A node replaces all of them in one transaction, and only if its version is higher than the one
 //! that the database records ([`super::migrate`]). So an older node that starts later changes nothing,
-//! and a fix is a change of one file. Nodes of the version before keep calling what they know:
-//! a function whose arguments or columns change gets a new name, and the old one stays while any node
-//! may call it. The same holds for views, to which columns can only be added at the end.
+//! and a fix is a change of one file. Nodes of the previous version keep calling the functions that
+//! they know: a function whose arguments or columns change gets a new name, and the old one stays
+//! while any node may call it. The same holds for views, to which columns can only be added at the
+//! end.
 //!
 //! Locks: a job's row first, then the mark of its resource. A transaction that goes on to ready other
 //! jobs skips the locked ones, and a claim skips every locked row. A claim never waits for a lock, so a
@@ -19,7 +20,8 @@ use hapax_core::tuned;
 
 use super::migrate::checksum;
 
-/// The version of what this build brings. Raise it with the first change after a release.
+/// The version of the functions and views of this build. Raise it with the first change after a
+/// release.
 pub(super) const VERSION: i32 = 1;
 
 /// The versions that were released, with the checksum of their text. A release adds its own line.

@@ -42,7 +42,7 @@ pub(super) struct Begun {
     pub(super) set_aside: Vec<EventId>,
 }
 
-/// A claim, and what the order guard needs to know of it.
+/// A claim, and the values that the order guard needs.
 #[derive(Debug, Clone)]
 pub(super) struct Taken {
     pub(super) claim: Claim,

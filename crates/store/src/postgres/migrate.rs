@@ -59,7 +59,7 @@ struct Schema {
     functions: FunctionSet,
 }
 
-/// The note that a step was taken, and what follows every step.
+/// The SQL that records an applied step, after the SQL that follows every step.
 fn note(Step { number, name, sql, survives }: &Step) -> String {
     let checksum = checksum(sql);
     format!(
@@ -135,8 +135,8 @@ pub(super) async fn up(lender: &ClientPool) -> Result<(), PgOpenError> {
     Schema::ours().up(lender).await
 }
 
-/// Every step this binary knows of, and those it does not; then the functions, with their version as
-/// the number.
+/// Every step that this binary or the database knows, then the functions, with their version as the
+/// number.
 pub(super) async fn status(lender: &ClientPool) -> Result<Vec<MigrationStatus>, PgOpenError> {
     let mut lent = lender.lend().await.map_err(trouble)?;
     Ok(Schema::ours().status(found(&mut lent).await?))

@@ -86,8 +86,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(20);
 /// How to open a database.
 #[derive(Clone)]
 pub struct PgOptions {
-    /// `postgres://…`, or `key=value` pairs. `sslmode` and `sslrootcert` mean what they mean to
-    /// PostgreSQL's own clients.
+    /// `postgres://…`, or `key=value` pairs. `sslmode` and `sslrootcert` have the same meaning as
+    /// for PostgreSQL's own clients.
     pub url: String,
     /// The same database under the role that handlers use; `None` is the role of `url`. The role
     /// needs rights on the user's tables. Its rights on Hapax's tables are granted when a node

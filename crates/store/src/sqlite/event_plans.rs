@@ -201,7 +201,8 @@ fn condition(work: &EventPlan, span: &Span, instant: Timestamp) -> (String, Vec<
         );
         say(&unfinished, vec![Value::Integer(micros(since))]);
     }
-    // Since before the plan: what dies or goes to review later is not part of it.
+    // Only jobs that were dead or in review before the plan: a job that dies or goes to review
+    // later is not part of it.
     let was_so = |state: i64| {
         let mut said = format!(
             "EXISTS (SELECT 1 FROM hapax_job j JOIN hapax_lane l ON l.lane = j.lane

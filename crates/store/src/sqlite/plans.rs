@@ -29,8 +29,9 @@ const PLAN: &str = "SELECT p.plan, p.id, e.id, p.which, p.since_at, p.asked_unti
 /// Why a plan whose row cannot be read does not run.
 const UNREADABLE: &str = "its row cannot be read by this version";
 
-/// Times of messages and events differ from the order of their numbers by at most this, in microseconds: a
-/// clock that was set back further delays nothing, but a plan may then leave out what came in that hour.
+/// Times of messages and events differ from the order of their numbers by at most this, in
+/// microseconds: a clock that was set back further delays nothing, but a plan may then leave out
+/// rows of that hour.
 const TIME_SLACK: i64 = 3_600_000_000;
 
 impl Plans for SqliteStore {
@@ -243,7 +244,7 @@ impl Writer {
         Ok(PlanRun::Ran(id))
     }
 
-    /// Does what the plan does to each event of the slice, unless another slice was taken meanwhile.
+    /// Applies the plan's act to each event of the slice, unless another slice was taken meanwhile.
     fn take_slice(&mut self, slice: EventSlice) -> rusqlite::Result<Held> {
         let now = self.now();
         let plan: Option<RunningPlan> = self

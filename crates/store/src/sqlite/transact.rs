@@ -123,7 +123,8 @@ trait Recorded: Send + 'static {
     /// The job or reservation, as found in the database.
     type Found;
 
-    /// The job or reservation, and what its messages are published for; `None` if the right is lost.
+    /// The job or reservation, and the cause that its messages are recorded with; `None` if the
+    /// fence is lost.
     fn find(
         &self,
         conn: &Connection,
@@ -354,7 +355,7 @@ fn commit<R: Recorded>(
     let now = writer.now();
     let tx = Transaction::begin(&writer.conn)?;
     let Some((found, event)) = right.find(&writer.conn, &mut writer.lanes, now)? else {
-        // Keeps what `find` recorded, such as a stale job.
+        // Commits the rows that `find` wrote, such as a stale job.
         tx.commit()?;
         return Ok(Err(TxError::FenceLost));
     };

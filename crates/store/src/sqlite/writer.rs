@@ -139,7 +139,7 @@ impl<T> BatchResult<T> {
         Self { value, wrote: false, bytes: 0, kind: ActKind::Reservation }
     }
 
-    /// The act holds this many bytes of what it read.
+    /// Declares how many bytes the act holds.
     pub(super) fn holding(self, bytes: usize) -> Self {
         Self { bytes, ..self }
     }

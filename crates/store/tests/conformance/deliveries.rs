@@ -111,7 +111,8 @@ pub(crate) async fn an_exchange_settles_and_claims_in_one_commit<S: Sending>(wor
 }
 
 pub(crate) async fn a_late_sender_cannot_settle_a_reclaimed_delivery<S: Sending>(world: World<S>) {
-    // A sender is paused past its lease while another takes over; whatever it reports is lost.
+    // A sender is paused past its lease while another takes over. Each of its reports is then
+    // refused.
     world.add(settings()).await;
     world.send(message("m1")).await;
     let late = world.take_one().await;
@@ -585,7 +586,8 @@ pub(crate) async fn replaying_an_open_delivery_sends_it_now_or_changes_nothing<S
 }
 
 pub(crate) async fn cancelling_a_message_ends_its_open_deliveries<S: Sending>(world: World<S>) {
-    // One of each: cancelling must leave alone what has ended, and name what it changed.
+    // The message has one delivery of each kind. Cancelling must not change ended deliveries, and
+    // must name those that it changed.
     for _ in 0..4 {
         world.add(EndpointSettings { max_in_flight: 1, ..settings() }).await;
     }
@@ -616,7 +618,7 @@ pub(crate) async fn cancelling_a_message_ends_its_open_deliveries<S: Sending>(wo
     world.pass(1_000);
     let later = world.take(ALL).await;
     assert!(later.iter().all(|claim| claim.message == "m2"), "{:?}", claimed(&later));
-    // A replay of the message sends what was not delivered.
+    // A replay of the message sends its deliveries that were not delivered.
     let mut replayed = world.act_on("m1", MessageAct::Replay).await.expect("there is one");
     replayed.sort();
     let mut expected = vec![of[1].delivery, of[2].delivery, of[3].delivery];

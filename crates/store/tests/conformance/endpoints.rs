@@ -58,7 +58,7 @@ pub(crate) async fn an_endpoint_is_stored_with_every_setting<S: Sending>(world: 
 }
 
 pub(crate) async fn of_twenty_changes_of_one_version_one_wins<S: Sending>(world: World<S>) {
-    // Two operators edit the same endpoint: none may overwrite what it has not seen.
+    // Two operators edit the same endpoint. Neither may overwrite a change that it has not seen.
     let id = world.add(settings()).await;
     for _ in 0..5 {
         let seen = world.endpoint(id).await;
@@ -194,8 +194,8 @@ pub(crate) async fn a_disabled_endpoint_holds_its_deliveries<S: Sending>(world: 
 pub(crate) async fn what_an_endpoint_has_held_is_spread_out_once_it_is_enabled<S: Sending>(
     world: World<S>,
 ) {
-    // An endpoint that comes back must not get a week's messages in its first second; nor does another endpoint
-    // wait, and after a minute only its own limits count.
+    // An endpoint that is enabled again must not get a week's messages in its first second. Other
+    // endpoints do not wait, and after a minute only the endpoint's own limits count.
     let endpoint = world.add(EndpointSettings { max_in_flight: 500, ..settings() }).await;
     world.disable(endpoint).await;
     world.send_many("held", "invoice.paid", 200).await;
@@ -215,7 +215,8 @@ pub(crate) async fn what_an_endpoint_has_held_is_spread_out_once_it_is_enabled<S
 }
 
 pub(crate) async fn a_deleted_endpoint_cancels_its_deliveries<S: Sending>(world: World<S>) {
-    // Publishing races with the deletion; whatever commits later must not be sent, nor stay open.
+    // Publishing races with the deletion. A delivery that commits later must not be sent or stay
+    // open.
     let endpoint =
         world.add(EndpointSettings { max_in_flight: 2, ..wanting(&["invoice.*"]) }).await;
     world.send_many("before", "invoice.paid", 10).await;
@@ -324,7 +325,7 @@ pub(crate) async fn a_changed_address_serves_what_was_queued_before<S: Sending>(
 }
 
 pub(crate) async fn rotated_secrets_sign_the_next_claim<S: Sending>(world: World<S>) {
-    // A cached secret would sign with what was revoked: the claim after the change has the new one.
+    // A cached secret would be a revoked one: the claim after the change must have the new secret.
     let endpoint = world.add(settings()).await;
     for n in 0..5 {
         world.send(message(&format!("m{n}"))).await;

@@ -523,7 +523,7 @@ pub(crate) async fn a_job_given_back_is_uncounted<S: Working>(world: World<S>) {
 pub(crate) async fn a_hurried_event_is_due_at_once_and_nothing_else_is<S: Working>(
     world: World<S>,
 ) {
-    // The sender of a failed event retries: neither may other jobs become due, nor may a done job
+    // The sender of a failed event retries. Other jobs must not become due, and a done job must not
     // run again.
     world.announce([spec("fee"), spec("mail")]).await;
     let hurried = world.accept("evt_1", &[job("fee"), job("mail")]).await;
@@ -606,7 +606,7 @@ pub(crate) async fn a_lost_job_gets_its_turn_beside_a_backlog_of_others<S: Worki
 }
 
 pub(crate) async fn a_hopeless_job_is_buried_at_once_and_says_why<S: Working>(world: World<S>) {
-    // Its order value is missing: the job can neither run nor wait, nor vanish.
+    // The order value of a job is missing. The job cannot run or wait, and must not disappear.
     world.announce([spec("fee"), spec("mail")]).await;
     let why = "no number at /version".to_owned();
     let hopeless = NewJob { hopeless: Some(why.clone()), ..job("fee") };

@@ -19,7 +19,8 @@ pub(crate) async fn the_same_message_again_is_a_duplicate_and_other_content_is_a
 >(
     world: World<S>,
 ) {
-    // A publisher retries, then reuses the id for something else: neither may send anything more.
+    // A publisher retries, then reuses the id for other content. Neither request may send another
+    // delivery.
     world.add(settings()).await;
     let first = message("m1").with_key("acct_1").with_api_version("v1");
     let known = PublishedMessage { id: "m1".to_owned(), deliveries: 1 };
@@ -73,7 +74,8 @@ pub(crate) async fn the_same_id_of_another_tenant_is_another_message<S: Sending>
 }
 
 pub(crate) async fn of_a_thousand_publishes_of_one_id_one_wins<S: Sending>(world: World<S>) {
-    // Half of them with other content: one message and one delivery, whichever came first.
+    // Half of the publishes have other content. There must be one message and one delivery,
+    // whichever came first.
     world.add(settings()).await;
     let tasks: Vec<_> = (0..1_000)
         .map(|n| {
@@ -330,7 +332,7 @@ pub(crate) async fn a_waiting_sender_is_notified_of_new_deliveries<S: Sending>(w
 pub(crate) async fn a_message_with_an_open_or_dead_delivery_is_not_pruned<S: Sending>(
     world: World<S>,
 ) {
-    // Retention must not take what is still to be sent, or what waits for an operator.
+    // Retention must not delete messages that are still to be sent, or that wait for an operator.
     let active = world.add(wanting(&["invoice.*"])).await;
     let held = world.add(wanting(&["held.*"])).await;
     world.disable(held).await;

@@ -154,7 +154,7 @@ pub(crate) async fn everything_of_a_time_is_sent_again_the_delivered_included<S:
 }
 
 pub(crate) async fn what_an_endpoint_never_got_is_written_for_it<S: Sending>(world: World<S>) {
-    // An endpoint that was added late gets what it would have got, and nothing twice.
+    // An endpoint that was added late gets the messages that it missed, and none twice.
     let first = world.add(settings()).await;
     for n in 0..4 {
         world.send(message(&format!("m{n}"))).await;

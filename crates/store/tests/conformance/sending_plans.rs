@@ -1,7 +1,7 @@
 //! Random plans of sending: publishes, exchanges, late reports, lost leases, replays, cancels and endpoints
-//! that come and go, in any order. Every step is held against what must be true, in every store. Where
-//! nothing is left to chance (all that is due is claimed, and every wait is over when time passes), the same
-//! plan has the same history everywhere.
+//! that come and go, in any order. After every step the invariants are checked, in every store.
+//! Where nothing is left to chance (all that is due is claimed, and every wait is over when time
+//! passes), the same plan has the same history everywhere.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Deleting a tenant's data: everything that was stored for it goes, but what recognises copies.
+//! Deleting a tenant's data: all of it is deleted, except the keys that recognise copies.
 
 use hapax_core::job::Retry;
 use hapax_core::order::OrderPolicy;

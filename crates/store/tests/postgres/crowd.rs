@@ -85,8 +85,8 @@ async fn work(hands: Hands, store: &PgStore, sql: &Client) -> Result<usize, Stor
 }
 
 async fn check(hands: Hands) {
-    // Few resources, so that all transactions meet; meanwhile an operator replays finished jobs,
-    // and retention deletes what it may.
+    // There are few resources, so that all transactions meet. Meanwhile an operator replays
+    // finished jobs, and retention deletes old ones.
     let order = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
     let base = Base::new(
         if hands == Hands::Workers { "crowd_w" } else { "crowd_s" },

@@ -89,8 +89,8 @@ struct Row {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_has_the_same_number_under_its_name_in_sql_and_in_the_code() {
-    // Statements name states by a function. A name that means another number would claim what is
-    // done; a misspelt name must fail and not match nothing.
+    // Statements name states by a function. A name with a wrong number would claim done jobs. A
+    // misspelt name must be an error, and not a condition that no row meets.
     let url = Postgres::shared().await.create_database("names").await;
     PgStore::migrate(&url).await.expect("migrates");
     let sql = connect(&url).await;

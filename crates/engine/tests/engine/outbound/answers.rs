@@ -1,4 +1,4 @@
-//! What endpoints answer, and how little of it can do harm.
+//! Answers of endpoints, and that hostile answers do little harm.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -126,7 +126,7 @@ async fn flood(
     (at, written)
 }
 
-/// Far above what is read, and about what the buffers of two sockets hold.
+/// Far above the bytes that the client reads, and about as many as the buffers of two sockets hold.
 const FLOOD_BYTES_MAX: usize = 64 << 20;
 
 /// A body without an end is cut: the status counts, and the connection is closed.
@@ -187,7 +187,7 @@ async fn the_first_kibibyte_of_an_answer_is_kept() {
     }
 }
 
-/// A packed body could be a bomb, and nothing here needs what is in it.
+/// A compressed body could be a bomb, and Hapax does not need its content.
 #[tokio::test]
 async fn a_packed_answer_is_not_unpacked() {
     let packed = b"\x1f\x8b\x08\0\0\0\0\0\0\x03";

@@ -45,11 +45,11 @@ const FORM_BYTES_MAX: usize = 16_384;
 #[derive(Default)]
 pub(in crate::admin) struct Question {
     pub(super) title: String,
-    /// What the action is about, in the sender's words.
+    /// The subject of the action, in the sender's words.
     pub(super) subject: String,
     /// What would happen.
     pub(super) sentences: Vec<String>,
-    /// Fields that choose what the action is about. Another choice shows the question again.
+    /// Fields that choose the subject of the action. Another choice shows the question again.
     pub(super) choices: Vec<Field>,
     /// The button that acts; empty if there is nothing to do.
     pub(super) button: &'static str,
@@ -137,7 +137,7 @@ impl<S: Send + Sync> FromRequest<S> for ActionForm {
 pub(in crate::admin) struct Asked<S> {
     pub(super) admin: Arc<Admin<S>>,
     pub(super) caller: Caller,
-    /// The last part of the path: mostly the id of what the action is about.
+    /// The last part of the path: mostly the id of the action's subject.
     pub(super) id: String,
     pub(super) filters: Filters,
 }
@@ -300,7 +300,7 @@ async fn event_page<S: AdminStore>(admin: &Admin<S>, id: &str) -> Result<String,
     Ok(format!("/events/{}", events::find(&*admin.store, id).await?.summary.id))
 }
 
-/// What a replay does to each job.
+/// One sentence for each job about the effect of a replay.
 fn effects(replayed: &Replayed) -> Vec<String> {
     if replayed.items.is_empty() {
         return vec!["No configured handler takes this event, so nothing runs.".to_owned()];

@@ -246,7 +246,7 @@ impl PlanRow {
         self.plan.state == PlanState::Running
     }
 
-    /// The page of what it is about.
+    /// The page of the plan's endpoint.
     fn endpoint(&self) -> Option<String> {
         match &self.plan.work {
             PlannedWork::Deliveries { endpoint, .. } => Some(format!("/endpoints/{endpoint}")),

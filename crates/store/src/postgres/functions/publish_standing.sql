@@ -1,5 +1,5 @@
--- Publishes what has become of an endpoint, if it was failing, disabled or neither before and is not so any
--- more. As hapax_core::own_messages. `before`: the row before the change, whose state row is locked.
+-- Publishes the change of an endpoint between active, failing and disabled, if there is one, as
+-- hapax_core::own_messages decides. `before`: the row before the change, whose state row is locked.
 CREATE OR REPLACE FUNCTION hapax.publish_standing(before hapax.endpoint, at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -2,9 +2,9 @@
 //!
 //! [`publish`] writes messages of the API on connections of its own, so that a user's open transaction
 //! on an equal message id delays neither events nor other messages. [`exchange`] settles attempts and
-//! claims deliveries, [`endpoints`] and [`operator_actions`] change what operators may change, and
-//! [`reader`] serves their queries. [`prune`] deletes what is past its time. The rules are in `functions/`; a test compares them with
-//! [`hapax_core::delivery::step`].
+//! claims deliveries, [`endpoints`] and [`operator_actions`] carry out the acts of operators, and
+//! [`reader`] serves their queries. [`prune`] deletes messages past their retention. The rules are
+//! in `functions/`; a test compares them with [`hapax_core::delivery::step`].
 
 mod endpoints;
 mod exchange;
@@ -82,7 +82,7 @@ impl Outbox for PgStore {
         Ok(published)
     }
 
-    /// About what an exchange costs beside its outcomes and claims.
+    /// About the fixed cost of an exchange, without its outcomes and claims.
     fn outcomes_gathered_for(&self) -> Duration {
         Duration::from_millis(2)
     }

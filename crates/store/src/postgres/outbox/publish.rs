@@ -83,7 +83,7 @@ impl Publisher {
             mpsc::error::TrySendError::Full(_) => StoreError::Busy,
             mpsc::error::TrySendError::Closed(_) => StoreError::Closed,
         })?;
-        // The publishers drop what is left in the queue when the store closes.
+        // The publishers drop the messages that are left in the queue when the store closes.
         answered.await.unwrap_or(Err(StoreError::Closed))
     }
 

@@ -82,7 +82,7 @@ impl JobRow {
 }
 
 impl Lanes {
-    /// Decides what an act does to a job, and records it. Returns what has changed.
+    /// Decides the change that an act makes to a job, records it, and returns it.
     pub(in crate::sqlite) fn act(
         &mut self,
         conn: &Connection,

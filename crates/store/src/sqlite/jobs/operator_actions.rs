@@ -35,9 +35,9 @@ impl Lanes {
         Ok(changed)
     }
 
-    /// Whether a job would run, and whether that changes anything; unless it is a dry run, makes it so. `None`
-    /// if nothing can be done: a hopeless job stays dead, or is not begun, and what is not within the
-    /// scope stays as it is.
+    /// Whether a job would run, and whether that changes anything; unless it is a dry run, makes it
+    /// so. `None` if nothing can be done: a hopeless job stays dead or is not created, and a job
+    /// outside the scope stays as it is.
     pub(in crate::sqlite) fn replay(
         &mut self,
         conn: &Connection,

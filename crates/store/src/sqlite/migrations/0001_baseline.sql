@@ -366,12 +366,12 @@ CREATE INDEX hapax_sending_action_message ON hapax_sending_action (message_seq)
     WHERE message_seq IS NOT NULL;
 
 -- Plans: acts of operators on many deliveries of an endpoint, or on many events. A plan runs in
--- slices; the commit of a slice also moves its place and its counts. endpoint, which: of
--- deliveries; which: dead, all or missing. events: of events; what is done to which of them, as
--- JSON. until_at: never after the plan's instant, created_at; asked_until as the operator gave it.
--- rate: deliveries or events a second. next_at: when the next slice is due. passed_at, passed: the
--- place of the last delivery or event that was taken; last: the message or event where the plan
--- ends. state: running, done or cancelled.
+-- slices; the commit of a slice also moves its place and its counts. endpoint, which: set for a
+-- plan over deliveries; which: dead, all or missing. events: set for a plan over events; its act
+-- and its filter, as JSON. until_at: never after the plan's instant, created_at; asked_until as the
+-- operator gave it. rate: deliveries or events a second. next_at: when the next slice is due.
+-- passed_at, passed: the place of the last delivery or event that was taken; last: the message or
+-- event where the plan ends. state: running, done or cancelled.
 CREATE TABLE hapax_plan (
     plan         INTEGER PRIMARY KEY,
     id           BLOB    NOT NULL UNIQUE,

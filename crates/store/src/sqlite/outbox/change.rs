@@ -35,7 +35,8 @@ impl<'a> Reported<'a> {
 }
 
 impl Outbox {
-    /// Decides what an act does to a delivery, and records it. Returns the row as it is afterwards.
+    /// Decides the change that an act makes to a delivery, and records it. Returns the row as it is
+    /// afterwards.
     pub(super) fn act(
         &mut self,
         conn: &Connection,
@@ -88,7 +89,7 @@ impl Outbox {
         Ok(Ok(after))
     }
 
-    /// Notes in memory what has changed.
+    /// Applies the change to the state in memory.
     fn note(&mut self, before: &DeliveryRow, after: &DeliveryRow) {
         let Some(endpoint) = self.endpoints.get_mut(&after.endpoint) else { return };
         if let Some(key) = &before.key {

@@ -78,8 +78,8 @@ fn read(row: &Row<'_>) -> rusqlite::Result<(i64, Health)> {
 }
 
 impl Outbox {
-    /// Notes what the end of a claim says about its endpoint. An outcome under another number of the circuit
-    /// says nothing.
+    /// Applies the end of a claim to the circuit of its endpoint. An outcome under another number
+    /// of the circuit says nothing.
     pub(super) fn answered(
         &mut self,
         conn: &Connection,
@@ -165,7 +165,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Spreads out what an endpoint has held, which is enabled now.
+    /// Spreads out the held deliveries of an endpoint that is enabled now.
     pub(super) fn spread(
         &mut self,
         conn: &Connection,

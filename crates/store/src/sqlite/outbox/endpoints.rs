@@ -224,8 +224,8 @@ impl Outbox {
         Ok(EndpointChanged::Changed(Box::new(record)))
     }
 
-    /// Deletes all endpoints of a tenant, and erases what operators wrote about them, also about those that were
-    /// deleted before. Returns how many were there.
+    /// Deletes all endpoints of a tenant, and erases the text that operators wrote about them,
+    /// including endpoints that were deleted before. Returns how many were there.
     pub(in crate::sqlite) fn delete_of_tenant(
         &mut self,
         conn: &Connection,

@@ -159,7 +159,7 @@ impl Endpoint {
 }
 
 impl Outbox {
-    /// Loads what the last commit left, and keeps the keys of the vault.
+    /// Loads the state as of the last commit, and keeps the keys of the vault.
     pub(super) fn load(conn: &Connection, vault_keys: Arc<[KeyId]>) -> rusqlite::Result<Self> {
         let mut loaded = Self { vault_keys, woken: true, ..Self::default() };
         for (number, record) in endpoints::load(conn)? {
@@ -255,7 +255,7 @@ impl Outbox {
         }
     }
 
-    /// Reads again what an endpoint has to do.
+    /// Reads the next due time, the leases and the busy keys of an endpoint again.
     pub(super) fn refresh(&mut self, conn: &Connection, number: i64) -> rusqlite::Result<()> {
         self.leased.retain(|(_, endpoint), _| *endpoint != number);
         let next_due = next_due(conn, number)?;

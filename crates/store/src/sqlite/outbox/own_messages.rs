@@ -1,5 +1,6 @@
 //! The messages that Hapax publishes about itself, in the transactions of the changes that they are about.
-//! [`hapax_core::own_messages`] says which changes and what they contain.
+//! [`hapax_core::own_messages`] defines which changes are published, and the content of each
+//! message.
 
 use std::time::Duration;
 
@@ -66,7 +67,7 @@ impl Outbox {
         own.into_iter().flatten().any(|one| self.endpoints[one].record.settings.wants(message))
     }
 
-    /// Publishes what has become of an endpoint, if its standing has changed.
+    /// Publishes the new standing of an endpoint, if it has changed.
     pub(super) fn publish_standing(
         &mut self,
         conn: &Connection,

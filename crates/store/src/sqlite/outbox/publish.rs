@@ -127,7 +127,8 @@ impl Outbox {
         })
     }
 
-    /// Makes messages of what the running handler has staged, at the end of its transaction.
+    /// Makes messages of the rows that the running handler has staged, at the end of its
+    /// transaction.
     pub(in crate::sqlite) fn publish_staged(
         &mut self,
         conn: &Connection,

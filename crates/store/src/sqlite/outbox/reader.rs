@@ -398,7 +398,7 @@ fn read_deliveries(
     Ok(deliveries)
 }
 
-/// Reads the attempts of a delivery, and what operators did to it.
+/// Reads the attempts of a delivery, and the acts of operators on it.
 fn add_story(
     conn: &Connection,
     (seq, endpoint): (i64, i64),
