@@ -123,8 +123,8 @@ trait Recorded: Send + 'static {
     /// The job or reservation, as found in the database.
     type Found;
 
-    /// The job or reservation, and the cause that its messages are recorded with; `None` if the
-    /// fence is lost.
+    /// The job or reservation, and the tenant and event that its messages are recorded with; `None`
+    /// if the fence is lost.
     fn find(
         &self,
         conn: &Connection,

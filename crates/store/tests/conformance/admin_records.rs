@@ -27,7 +27,7 @@ pub(crate) async fn a_session_is_known_until_it_is_ended<S: AdminRecords>(store:
 pub(crate) async fn sessions_that_have_ended_are_deleted_with_the_next_one<S: AdminRecords>(
     store: Arc<S>,
 ) {
-    // A table that only grows would hold every login ever.
+    // Sessions that were never deleted would fill the table with every login.
     let now = Timestamp::now();
     store.open_session(session(1, now - Duration::from_secs(60))).await.expect("opens");
     store.open_session(session(2, now + Duration::from_secs(60))).await.expect("opens");

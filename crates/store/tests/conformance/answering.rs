@@ -16,7 +16,7 @@ use crate::ledger::{answer, ask};
 
 const TIME: Duration = Duration::from_secs(30);
 
-/// The work besides its one row.
+/// The work of an attempt, besides writing its one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Work {
     Well,
@@ -24,7 +24,7 @@ enum Work {
     Publishes,
     /// A statement is refused.
     Badly,
-    /// The code itself decides that it cannot be done.
+    /// The code itself returns an error.
     GivesUp,
 }
 
@@ -163,7 +163,7 @@ impl<S: Charging> Setup<S> {
 }
 
 async fn effects_and_answer_are_one_commit_once_per_fence<S: Charging>(setup: Setup<S>) {
-    // The same right a second time, with another answer; and a `finish` after it.
+    // The same reservation commits a second time, with another answer, and then calls `finish`.
     let reserved = setup.fresh().await;
     let kept = setup.charge(&reserved, Work::Publishes).await.expect("commits");
     assert_eq!(kept, answer("charged"));
@@ -177,8 +177,8 @@ async fn effects_and_answer_are_one_commit_once_per_fence<S: Charging>(setup: Se
 }
 
 async fn a_lost_fence_leaves_neither<S: Charging>(setup: Setup<S>) {
-    // The lease ended and another attempt runs; that attempt gave up and none runs; another attempt
-    // is done.
+    // Three cases: the lease ended and another attempt runs; that attempt gave up and none runs;
+    // another attempt is done.
     let first = setup.fresh().await;
     setup.world.pass(61);
     let second = setup.fresh().await;
@@ -200,7 +200,8 @@ async fn a_lost_fence_leaves_neither<S: Charging>(setup: Setup<S>) {
 async fn a_failed_or_dropped_transaction_leaves_neither_and_the_key_to_its_right<S: Charging>(
     setup: Setup<S>,
 ) {
-    // A refused statement, an abandoned right, an answer too large to store, an unused right.
+    // Four cases: a refused statement, an abandoned reservation, an answer too large to store, an
+    // unused reservation.
     let reserved = setup.fresh().await;
     for work in [Work::Badly, Work::GivesUp] {
         let failed = setup.charge(&reserved, work).await;

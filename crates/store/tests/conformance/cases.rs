@@ -60,7 +60,8 @@ pub(crate) async fn a_new_event_is_accepted_and_its_copy_is_a_duplicate_with_the
 }
 
 pub(crate) async fn a_thousand_copies_at_once_have_one_winner<S: Store + Inspect>(store: Arc<S>) {
-    // All of them at the same instant, on four threads: two could both find no event yet.
+    // All copies arrive at the same instant, on four threads: two of them could both find no event
+    // yet.
     let sender = Arc::new(Sender::plain());
     for round in 0..5 {
         let event_id = format!("evt_{round}");
@@ -246,7 +247,8 @@ pub(crate) async fn a_derived_key_with_another_body_goes_to_review_under_a_key_o
 pub(crate) async fn equal_derived_keys_are_one_event_only_within_their_span<S: Store + Inspect>(
     store: Arc<S>,
 ) {
-    // Copies on both sides of a span's edge are one event; the same notice later is another.
+    // Copies on both sides of a span's edge are one event; the same notification later is another
+    // event.
     let sender = Sender::derived(Some(Duration::from_secs(600)));
     let notice = r#"{"type":"t","resource":"r"}"#;
     let at = |seconds| sender.ingest_at(notice, after(seconds), after(seconds));

@@ -19,7 +19,7 @@ fn patient() -> EndpointSettings {
 }
 
 impl<S: Sending> World<S> {
-    /// An endpoint with so many messages, named `m0`, `m1`, …, five of which have failed.
+    /// An endpoint with this many messages, named `m0`, `m1`, …, five of which have failed.
     async fn failing(&self, settings: EndpointSettings, messages: usize) -> EndpointId {
         let endpoint = self.add(settings).await;
         for n in 0..messages {
@@ -46,7 +46,8 @@ pub(crate) async fn five_failures_in_a_row_pause_an_endpoint_and_one_delivery_tr
 >(
     world: World<S>,
 ) {
-    // An attempt that began before the circuit opened ends after it: it must neither close nor extend it.
+    // An attempt that began before the circuit opened ends after it opened. The attempt must not
+    // close the circuit or keep it open for longer.
     let endpoint = world.add(patient()).await;
     let other = world.add(wanting(&["other"])).await;
     for n in 0..7 {
@@ -178,7 +179,7 @@ pub(crate) async fn an_endpoint_that_asks_for_it_is_disabled_and_comes_back_with
 }
 
 pub(crate) async fn days_of_nothing_but_failures_disable_an_endpoint<S: Sending>(world: World<S>) {
-    // A success in between starts the days again. An endpoint may opt out.
+    // A success in between restarts the count of days. An endpoint may opt out.
     for auto_disable in [true, false] {
         let settings = EndpointSettings { auto_disable, ..wanting(&["invoice.*"]) };
         let settings = EndpointSettings { retry: vec![Duration::ZERO; 400], ..settings };

@@ -15,7 +15,7 @@ use crate::harness::{LEASE, World, failed, ids, job, placed, spec, with_gaps};
 
 const HOUR: i64 = 3_600;
 
-/// The same file, opened again.
+/// Opens the same file again.
 async fn restarted(world: World<SqliteStore>) -> World<SqliteStore> {
     let World { store, clock, place } = world;
     store.close().await;
@@ -38,7 +38,7 @@ async fn after_a_step(world: World<SqliteStore>, restart: bool) -> World<SqliteS
 
 #[tokio::test]
 async fn a_retry_waits_no_longer_than_planned_after_the_clock_was_set_back() {
-    // One retry by the schedule, and one that must wait longer than any schedule.
+    // One retry is due by the schedule, and another must wait longer than any schedule.
     for restart in [false, true] {
         let world = World::on_disk();
         world.announce([spec("fee")]).await;

@@ -74,7 +74,8 @@ pub(crate) async fn a_delivered_message_keeps_the_attempt_and_is_never_claimed_a
 }
 
 pub(crate) async fn an_exchange_settles_and_claims_in_one_commit<S: Sending>(world: World<S>) {
-    // A mixed batch: each outcome has its own answer, and one that is lost spoils none of the others.
+    // A batch mixes outcomes. Each has its own answer, and one with a lost fence does not affect
+    // the others.
     world.add(settings()).await;
     for id in ["m1", "m2", "m3", "m4"] {
         world.send(message(id)).await;
@@ -260,7 +261,7 @@ pub(crate) async fn failed_attempts_follow_the_schedule_and_then_the_delivery_is
 pub(crate) async fn the_first_attempt_waits_where_the_schedule_says_so<S: Sending>(
     world: World<S>,
 ) {
-    // A schedule that begins with a wait must not be taken for one that begins at once.
+    // A schedule that begins with a wait must not be treated like one that begins at once.
     let retry = vec![Duration::from_secs(100), Duration::ZERO];
     world.add(EndpointSettings { retry, ..settings() }).await;
     world.send(message("m1")).await;
@@ -321,7 +322,8 @@ pub(crate) async fn an_attempt_that_was_never_sent_uses_no_step<S: Sending>(worl
 pub(crate) async fn a_delivery_that_can_never_be_sent_is_seen_and_ends<S: Sending>(
     world: World<S>,
 ) {
-    // A damaged secret: no request ever leaves. It must not be retried for ever and look as if it waited.
+    // With a damaged secret no request ever leaves. The delivery must not be retried for ever and
+    // look as if it waited.
     world.add(settings()).await;
     world.send(message("m1")).await;
     for n in 1..=23 {
@@ -346,7 +348,7 @@ pub(crate) async fn a_delivery_that_can_never_be_sent_is_seen_and_ends<S: Sendin
 pub(crate) async fn a_delivery_given_back_is_uncounted_and_due_at_once<S: Sending>(
     world: World<S>,
 ) {
-    // Restarts one after the other must not use up attempts, nor leave a right behind.
+    // Several restarts must not use up attempts or leave a valid fence behind.
     world.add(settings()).await;
     world.send(message("m1")).await;
     let mut fences = HashSet::new();
@@ -382,7 +384,8 @@ pub(crate) async fn an_error_has_the_same_bound_on_every_store<S: Sending>(world
 }
 
 pub(crate) async fn a_backlog_of_one_endpoint_does_not_delay_another<S: Sending>(world: World<S>) {
-    // A thousand wait for one endpoint before the single delivery of the other is published.
+    // A thousand deliveries wait for one endpoint before the single delivery of the other is
+    // published.
     let busy = EndpointSettings { max_in_flight: 2_000, ..wanting(&["busy"]) };
     world.add(busy).await;
     let quiet = world.add(wanting(&["quiet"])).await;
@@ -396,7 +399,8 @@ pub(crate) async fn a_backlog_of_one_endpoint_does_not_delay_another<S: Sending>
         assert_eq!(of_quiet.len(), 1, "round {round}: {:?}", claimed(&claims));
         assert_eq!(world.report(of_quiet[0], delivered()).await, Held::Kept);
     }
-    // Also where an exchange takes a single one: its turn comes next, or the one after.
+    // The same holds if an exchange claims a single delivery: the quiet endpoint has its turn next,
+    // or the one after.
     world.send(NewMessage { r#type: "quiet".to_owned(), ..message("last") }).await;
     let mut turns = Vec::new();
     for _ in 0..2 {
@@ -408,7 +412,7 @@ pub(crate) async fn a_backlog_of_one_endpoint_does_not_delay_another<S: Sending>
 pub(crate) async fn an_endpoint_has_at_most_so_many_attempts_under_way<S: Sending>(
     world: World<S>,
 ) {
-    // Twenty senders ask at once, for ten each.
+    // Twenty senders each ask for ten deliveries at the same time.
     let endpoint = world.add(EndpointSettings { max_in_flight: 3, ..settings() }).await;
     world.send_many("m", "invoice.paid", 40).await;
     let tasks: Vec<_> = (0..20)
@@ -426,11 +430,11 @@ pub(crate) async fn an_endpoint_has_at_most_so_many_attempts_under_way<S: Sendin
     assert_eq!(claims.len(), 3);
     let unique: HashSet<_> = claims.iter().map(|claim| claim.delivery).collect();
     assert_eq!(unique.len(), 3, "one delivery was claimed twice");
-    // One ends, and one begins; in one exchange.
+    // One attempt ends and another begins in one exchange.
     let ended = claims.remove(0);
     let exchanged = world.exchange(vec![outcome(&ended, delivered())], ask(10)).await;
     assert_eq!(exchanged.claims.len(), 1);
-    // The bound is the endpoint's at the claim, and an expired lease frees its place.
+    // The endpoint's bound at the time of the claim counts, and an expired lease frees its slot.
     world.set(endpoint, EndpointSettings { max_in_flight: 5, ..settings() }).await;
     assert_eq!(world.take(10).await.len(), 2);
     world.pass(LEASE + 2);
@@ -438,8 +442,8 @@ pub(crate) async fn an_endpoint_has_at_most_so_many_attempts_under_way<S: Sendin
 }
 
 pub(crate) async fn a_rate_limit_bounds_how_many_attempts_begin<S: Sending>(world: World<S>) {
-    // Ten a minute, with everything due at once: one every six seconds. Another endpoint is not limited, and
-    // time without deliveries is not saved up.
+    // The limit is ten a minute, and all deliveries are due at once: one is sent every six seconds.
+    // Another endpoint is not limited, and time without deliveries is not saved up.
     let limited = EndpointSettings {
         rate_limit: Some("10/m".parse().expect("a rate")),
         max_in_flight: 100,
@@ -465,7 +469,7 @@ pub(crate) async fn a_rate_limit_bounds_how_many_attempts_begin<S: Sending>(worl
     assert_eq!(begun, [0, 6, 12, 18, 24]);
     world.pass(1_000);
     assert_eq!(world.take(ALL).await.len(), 1, "nothing was saved up");
-    // Without the limit, all of them.
+    // Without the limit, all of them are sent.
     world.set(endpoint, EndpointSettings { rate_limit: None, ..limited }).await;
     assert_eq!(world.take(ALL).await.len(), 14);
 }
@@ -473,7 +477,7 @@ pub(crate) async fn a_rate_limit_bounds_how_many_attempts_begin<S: Sending>(worl
 pub(crate) async fn an_exchange_takes_about_as_many_bytes_as_it_asks_for<S: Sending>(
     world: World<S>,
 ) {
-    // One body larger than the bound must still be sent, and alone.
+    // A body larger than the bound must still be sent, alone.
     world.add(settings()).await;
     for id in ["m1", "m2", "m3"] {
         world.send(message(id)).await;
@@ -486,7 +490,7 @@ pub(crate) async fn an_exchange_takes_about_as_many_bytes_as_it_asks_for<S: Send
 }
 
 pub(crate) async fn a_delivery_is_claimed_by_one_of_many_senders<S: Sending>(world: World<S>) {
-    // Fifty senders over two hundred deliveries: none twice, none left out.
+    // Fifty senders claim two hundred deliveries: none is claimed twice, and none is left out.
     world.add(EndpointSettings { max_in_flight: 1_000, ..settings() }).await;
     world.send_many("m", "invoice.paid", 200).await;
     let tasks: Vec<_> = (0..50)
@@ -540,7 +544,7 @@ pub(crate) async fn an_ended_delivery_is_replayed_with_its_schedule_from_the_sta
             assert_eq!(world.report(claim, verdict).await, Held::Lost, "{}", claim.message);
         }
     }
-    // All three steps are left, and attempts go on counting.
+    // All three steps of the schedule are left, and attempts are counted from where they were.
     for (n, wait) in [(2, 72), (3, 360), (4, 0)] {
         let claims = world.take(ALL).await;
         assert_eq!(claimed(&claims), ["cancelled", "dead", "delivered"]);
@@ -564,7 +568,8 @@ pub(crate) async fn an_ended_delivery_is_replayed_with_its_schedule_from_the_sta
 pub(crate) async fn replaying_an_open_delivery_sends_it_now_or_changes_nothing<S: Sending>(
     world: World<S>,
 ) {
-    // Impatience must neither begin a second attempt beside the first nor give back a step.
+    // A replay of an open delivery must not begin a second attempt beside the first, and must not
+    // restore a step of the schedule.
     world.add(settings()).await;
     world.send(message("m1")).await;
     let id = world.delivery_of("m1").await.id;

@@ -89,7 +89,8 @@ pub(crate) async fn of_twenty_changes_of_one_version_one_wins<S: Sending>(world:
 }
 
 pub(crate) async fn a_uid_names_one_endpoint_of_its_tenant<S: Sending>(world: World<S>) {
-    // Twenty create it at once; a deleted endpoint must not keep the name.
+    // Twenty requests create an endpoint with the same uid at once. A deleted endpoint must not
+    // keep its uid.
     let tenant = Tenant::default();
     let tasks: Vec<_> = (0..20)
         .map(|_| {
@@ -116,7 +117,7 @@ pub(crate) async fn a_uid_names_one_endpoint_of_its_tenant<S: Sending>(world: Wo
     };
     assert_eq!(world.change(other.id, rename(other.version)).await, EndpointChanged::UidTaken);
     assert_eq!(world.endpoint(other.id).await, other, "nothing changed");
-    // Its own name is not taken, and nameless endpoints do not collide.
+    // An endpoint may keep its own uid, and endpoints without a uid do not conflict.
     world.set(winner, EndpointSettings { max_in_flight: 2, ..named("billing") }).await;
     for _ in 0..2 {
         world.add(settings()).await;
@@ -128,7 +129,8 @@ pub(crate) async fn a_uid_names_one_endpoint_of_its_tenant<S: Sending>(world: Wo
 }
 
 pub(crate) async fn a_tenant_has_at_most_so_many_endpoints<S: Sending>(world: World<S>) {
-    // All at once: the bound must hold although none of them has seen the others.
+    // All endpoints are created at once: the bound must hold although no request has seen the
+    // others.
     let tenant = Tenant::default();
     let tasks: Vec<_> = (0..ENDPOINTS_PER_TENANT_MAX + 8)
         .map(|_| {
@@ -180,14 +182,15 @@ pub(crate) async fn a_disabled_endpoint_holds_its_deliveries<S: Sending>(world: 
         assert_eq!(held.reason.as_deref(), Some("it is being moved"), "{id}");
     }
     assert_eq!(world.status_of("arrives").await, DeliveryStatus::Delivered);
-    // A replay does not get around it.
+    // A replay does not send to a disabled endpoint.
     let id = world.delivery_of("waits").await.id;
     world.replay_delivery(id).await;
     assert!(world.take(ALL).await.is_empty());
     world.enable(endpoint).await;
     assert_eq!(world.endpoint(endpoint).await.disabled, None);
     assert_eq!(world.deliver_all().await, ["fails", "later", "lost", "waits"]);
-    // Being held used no step: the one that failed once has two attempts left, and used one of them.
+    // A held delivery uses no step: the one that failed once had two attempts left, and has used
+    // one of them.
     assert_eq!(world.delivery_of("fails").await.attempt, 2);
 }
 
@@ -200,7 +203,7 @@ pub(crate) async fn what_an_endpoint_has_held_is_spread_out_once_it_is_enabled<S
     world.disable(endpoint).await;
     world.send_many("held", "invoice.paid", 200).await;
     world.enable(endpoint).await;
-    // A claim may run ahead by 50 ms of the 100 a second.
+    // A claim may run ahead of the 100 a second by 50 ms.
     for second in 0..3 {
         let exchanged = world.exchange(Vec::new(), ask(ALL)).await;
         assert_eq!(exchanged.claims.len(), 6, "in second {second}");
@@ -280,7 +283,7 @@ pub(crate) async fn a_delivery_that_fails_after_its_endpoint_was_deleted_is_canc
 >(
     world: World<S>,
 ) {
-    // The failure, and the loss, come between the deletion and the janitor.
+    // The attempts fail and are lost after the deletion and before the janitor runs.
     let endpoint = world.add(settings()).await;
     world.send(message("fails")).await;
     world.send(message("lost")).await;

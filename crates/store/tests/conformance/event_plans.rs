@@ -258,7 +258,8 @@ pub(crate) async fn events_in_review_are_approved_or_rejected_by_a_plan<S: Sendi
     assert_eq!(begun.total, 3);
     world.pass(1);
     world.arrive_late("later", &[job("fee")]).await;
-    // One is decided by a person, and one promoted by an on-time copy, after the slice was read.
+    // After the slice was read, an operator decides one event, and an on-time copy promotes
+    // another.
     let slice = next(&world, 10, &["fee"]).await.expect("is due");
     let copy = world.arrive(&Sender::plain(), "late1", &[job("fee")]).await;
     assert!(matches!(copy, Verdict::Accepted(_)), "{copy:?}");
@@ -271,7 +272,7 @@ pub(crate) async fn events_in_review_are_approved_or_rejected_by_a_plan<S: Sendi
     assert_eq!(ran, ["late0", "late1", "late2", "plain0"]);
     assert_eq!(world.event("late0").await.actions[0].action, "approve");
     assert!(world.event("late1").await.actions.is_empty());
-    // The rest is rejected.
+    // The remaining events are rejected.
     world.pass(1);
     let begun = begin(&world, plan_of(EventAct::Reject, EventFilter::default()), None).await;
     assert_eq!(begun.total, 1);
@@ -325,7 +326,7 @@ pub(crate) async fn dead_letters_are_discarded_by_a_plan_of_one_handler_or_all<S
         assert_eq!(world.job(&format!("e{n}"), "mail").await.phase, Phase::Dead);
     }
     assert_eq!(count(&world, work).await, 0);
-    // Their status is "discarded" now, and they have a dead letter all the same.
+    // The status of these events is "discarded" now, although each still has a dead letter.
     assert_eq!(world.event("e0").await.summary.status, Status::Discarded);
     assert_eq!(count(&world, plan_of(EventAct::Discard, EventFilter::default())).await, 3);
     assert_eq!(count(&world, plan_of(REPLAY, dead())).await, 3);
@@ -338,8 +339,9 @@ pub(crate) async fn dead_letters_are_discarded_by_a_plan_of_one_handler_or_all<S
 pub(crate) async fn a_plan_leaves_jobs_alone_that_ended_after_it_was_made<S: Sending>(
     world: World<S>,
 ) {
-    // Each event has a dead letter when the plan is made, so the event is part of the plan. Its other job dies, or
-    // is done, before the slice is taken; and one more dies between the reading of the slice and its commit.
+    // Each event has a dead letter when the plan is made, so the event is part of the plan. Its
+    // other job dies, or is done, before the slice is taken. One more job dies after the slice was
+    // read and before it is committed.
     world.announce([spec("fee"), spec("mail"), spec("post")]).await;
     let acts = [EventAct::Discard, REPLAY, EventAct::Replay { force: true }];
     for (n, act) in acts.into_iter().enumerate() {
@@ -363,7 +365,7 @@ pub(crate) async fn a_plan_leaves_jobs_alone_that_ended_after_it_was_made<S: Sen
         assert_eq!(world.job(&name, "fee").await.phase, fee, "{act:?}");
         assert_eq!(world.job(&name, "mail").await.phase, Phase::Dead, "{act:?}");
         assert_eq!(world.job(&name, "post").await.phase, Phase::Done, "{act:?}");
-        // For the next act.
+        // Time passes before the next act.
         world.pass(1);
         world.do_all("fee").await;
         begin(&world, plan_of(EventAct::Discard, EventFilter::default()), None).await;
@@ -372,7 +374,7 @@ pub(crate) async fn a_plan_leaves_jobs_alone_that_ended_after_it_was_made<S: Sen
 }
 
 pub(crate) async fn a_plan_takes_what_its_filter_names<S: Sending>(world: World<S>) {
-    // Each filter alone, with events beside it that it leaves out.
+    // Each filter is tested alone, with other events that it leaves out.
     world.announce([spec("fee")]).await;
     accept_many(&world, "dead", 2, &["fee"]).await;
     bury_all(&world, "fee").await;

@@ -17,7 +17,7 @@ use crate::sending::{ALL, Sending, delivered, failed, message, settings, wanting
 const KEPT: i64 = 86_400;
 const NOTICE: i64 = 3_600;
 
-/// One round, in slices of at most `limit`.
+/// Runs one round of expiry, in slices of at most `limit`.
 async fn expire<S: Sending>(world: &World<S>, limit: usize) -> Expiry {
     let seconds = |count: i64| Duration::from_secs(count.unsigned_abs());
     let ask = ExpiryAsk { kept: seconds(KEPT), notice: seconds(NOTICE), limit };
@@ -131,7 +131,7 @@ pub(crate) async fn what_is_dead_or_held_too_long_is_announced_once_and_then_can
 }
 
 pub(crate) async fn an_endpoint_that_was_repaired_is_announced_again<S: Sending>(world: World<S>) {
-    // The announcement of a year ago does not hold for the next dead letters: they are announced again.
+    // An announcement of a year ago does not cover the next dead letters: they are announced again.
     let endpoint = world.add(settings()).await;
     world.send(message("m1")).await;
     bury_all(&world).await;
@@ -176,7 +176,8 @@ pub(crate) async fn a_delivery_is_held_since_it_was_due_or_its_endpoint_disabled
 pub(crate) async fn a_request_that_got_through_counts_although_its_delivery_expired<S: Sending>(
     world: World<S>,
 ) {
-    // The sender hung for a day: the receiver has the message, and must not be said to lack it.
+    // The sender hung for a day. The receiver has the message, so the delivery must not be shown as
+    // cancelled.
     let endpoint = world.add(settings()).await;
     world.send(message("m1")).await;
     let claim = world.take_one().await;

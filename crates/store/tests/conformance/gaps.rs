@@ -28,7 +28,7 @@ fn nth(n: i64) -> NewJob {
     placed("fee", "acct", n)
 }
 
-/// A payout's life, as a policy and as what makes a job of each state.
+/// The states of a payout: the order policy, and a function that makes a job for a state.
 fn payout() -> (OrderPolicy, impl Fn(&str) -> NewJob) {
     let allow = ["pending -> charged", "charged -> paid", "charged -> failed", "failed -> charged"];
     let machine = Arc::new(Machine::parse(Some("pending"), &allow).expect("a machine"));
@@ -138,8 +138,8 @@ pub(crate) async fn a_rejected_job_never_runs_unless_forced<S: Working>(world: W
 pub(crate) async fn a_late_number_leaves_jobs_in_review_to_the_operator<S: Working>(
     world: World<S>,
 ) {
-    // The missing number arrives after all, while the next one is in review: it must neither run
-    // before the decision nor be lost, and later numbers wait.
+    // The missing number arrives while the next one is in review. It must not run before the
+    // decision or be lost, and later numbers wait.
     world.announce([with_gaps("fee", FROM_ONE, gaps(OnGap::Review))]).await;
     let second = world.accept("n2", &[nth(2)]).await;
     assert!(world.claim("fee", 10).await.is_empty());
@@ -312,7 +312,7 @@ pub(crate) async fn a_forced_job_keeps_its_resource_and_moves_no_mark_back<S: Wo
     assert_eq!(forced.event.resource.as_deref(), Some("po_1"));
     world.accept("v7", &[version(7)]).await;
     assert!(world.claim("fee", 10).await.is_empty(), "it holds its resource");
-    // A failure does not make it stale again.
+    // A failure does not make the forced job stale again.
     assert_eq!(world.settle(&forced, failed(Retry::Schedule)).await, Settlement::Recorded);
     assert_eq!(world.do_all("fee").await, ["v7"]);
     world.pass(100);
@@ -340,7 +340,7 @@ pub(crate) async fn a_worker_that_lost_its_lease_cannot_settle_what_was_passed<S
     world.pass(100);
     assert_eq!(world.do_all("fee").await, [""; 0]);
     assert_eq!(world.phase("a1").await, Phase::Stale);
-    // The mark did not pass these: their workers were only slow.
+    // The mark did not pass these jobs: their workers were only slow.
     let slow = at_work("b1", "b").await;
     world.pass(LEASE);
     world.accept("b0", &[placed("fee", "b", 0)]).await;
@@ -350,7 +350,8 @@ pub(crate) async fn a_worker_that_lost_its_lease_cannot_settle_what_was_passed<S
 }
 
 pub(crate) async fn a_machine_runs_allowed_steps_and_nothing_else<S: Working>(world: World<S>) {
-    // The states arrive backwards, one twice, one from behind; and the transitions contain a cycle.
+    // The states arrive backwards, one of them twice, and one belongs before the current state. The
+    // transitions contain a cycle.
     let (policy, to) = payout();
     world.announce([ordered("fee", policy)]).await;
     let arrive = async |id: &str, state: &str| {
@@ -411,7 +412,7 @@ pub(crate) async fn a_step_of_a_machine_may_be_let_run_by_an_operator<S: Working
 pub(crate) async fn a_machine_that_moved_on_does_not_take_a_late_worker_s_word<S: Working>(
     world: World<S>,
 ) {
-    // After it lost its lease, another step was taken from the same state.
+    // After the job lost its lease, another transition was applied from the same state.
     let (policy, to) = payout();
     world.announce([ordered("fee", policy)]).await;
     for state in ["pending", "charged"] {
@@ -452,7 +453,7 @@ pub(crate) async fn sql_work_keeps_to_deadlines_and_decisions_too<S: Working>(wo
     assert_eq!(world.approve(ninth).await, Reviewed::Decided);
     run_sql(&world, "fee").await;
     assert_eq!(world.phase("n9").await, Phase::Done);
-    // Forced below the mark.
+    // The approved job runs below the mark.
     assert_eq!(world.approve(eighth).await, Reviewed::Decided);
     run_sql(&world, "fee").await;
     assert_eq!(world.phase("n8").await, Phase::Done);
@@ -475,7 +476,7 @@ pub(crate) async fn an_event_discarded_for_one_handler_is_kept_while_another_nee
     assert_eq!(world.reject(id).await, Reviewed::Decided);
     let horizon = Horizon { events_before: after(86_400), ..Horizon::forever() };
     let prune = async || {
-        // A second round within the day may be needed for the rest.
+        // A second round within the day may be needed for the remaining rows.
         for _ in 0..3 {
             world.store.prune(horizon.clone(), 100).await.expect("prunes");
         }
@@ -491,7 +492,8 @@ pub(crate) async fn an_event_discarded_for_one_handler_is_kept_while_another_nee
 }
 
 pub(crate) async fn a_hopeless_job_is_not_run_by_a_replay<S: Working>(world: World<S>) {
-    // Its place in the order is unknown: without one it would run before its predecessors.
+    // The job's place in the order is unknown: without a place it would run before its
+    // predecessors.
     let (policy, _) = payout();
     world.announce([ordered("fee", policy)]).await;
     let hopeless = NewJob { hopeless: Some("no such state".to_owned()), ..job("fee") };

@@ -33,7 +33,8 @@ fn under(sender: &Sender, id: &str, body: &str, signed: Timestamp) -> Ingest {
 pub(crate) async fn a_suspected_replay_leaves_its_id_to_the_event_that_it_belongs_to<S: Working>(
     world: World<S>,
 ) {
-    // A's captured body arrives under the id that B will have or has. B must run, in any order.
+    // The captured body of event A arrives under the id that event B will have or has. B must run,
+    // whichever arrives first.
     world.announce([spec("fee")]).await;
     for (place, sender) in [Sender::signing_again(), Sender::guarded()].iter().enumerate() {
         for forged_first in [true, false] {
@@ -85,7 +86,7 @@ pub(crate) async fn forged_copies_beside_the_genuine_event_never_keep_it_from_ru
 >(
     world: World<S>,
 ) {
-    // All at the same instant: copies of A under B's id, B, and copies of B.
+    // Copies of A under B's id, B, and copies of B arrive at the same instant.
     world.announce([spec("fee")]).await;
     let sender = Sender::signing_again();
     for round in 0..20 {
@@ -120,7 +121,8 @@ pub(crate) async fn forged_copies_beside_the_genuine_event_never_keep_it_from_ru
 }
 
 pub(crate) async fn signed_content_is_one_event_under_any_derived_key<S: Working>(world: World<S>) {
-    // Every unsigned part is changed: other bytes under the same key, other keys.
+    // Every unsigned part is changed, so that other bytes arrive under the same key, and the same
+    // bytes under other keys.
     world.announce([spec("fee")]).await;
     let (store, sender, fee) = (&*world.store, Sender::one_time_token(), [job("fee")]);
     let arrive = |token, id, unsigned| one(store, sender.ingest_token(token, id, unsigned, &fee));
@@ -144,7 +146,7 @@ pub(crate) async fn signed_content_is_one_event_under_any_derived_key<S: Working
 }
 
 pub(crate) async fn of_many_ids_at_once_one_has_the_guard<S: Working>(world: World<S>) {
-    // All at the same instant, each under another id.
+    // All copies arrive at the same instant, each under another id.
     let (given, derived) = (Sender::signing_again(), Sender::one_time_token());
     for round in 0..5 {
         let mut ingests = Vec::new();
@@ -181,7 +183,7 @@ pub(crate) async fn of_many_ids_at_once_one_has_the_guard<S: Working>(world: Wor
 pub(crate) async fn a_suspected_replay_waits_for_review_however_often_it_comes<S: Working>(
     world: World<S>,
 ) {
-    // Late and replayed at once; then the copies arrive on time, signed again.
+    // An event is late and a replay at the same time. Then copies arrive on time, signed again.
     world.announce([spec("fee")]).await;
     let (sender, fee) = (Sender::signing_again(), [job("fee")]);
     let arrive = |id, query, signed, now| {
@@ -245,7 +247,7 @@ pub(crate) async fn content_that_ran_promotes_no_late_event_of_another_id<S: Wor
     let replay = arrive("d2", after(3_600), after(3_600)).await;
     assert!(is_copy_of(&replay, late.id()), "{replay:?}");
     assert_eq!(world.do_all("fee").await, ["d1"]);
-    // Its own retry, signed again, is on time.
+    // The retry of the late event, signed again, is on time.
     let retry = arrive("d2", after(3_601), after(3_601)).await;
     assert!(matches!(&retry, Verdict::Accepted(id) if *id == late.id()), "{retry:?}");
     assert_eq!(world.do_all("fee").await, ["d2"]);

@@ -183,7 +183,7 @@ impl Sender {
         })
     }
 
-    /// The same without a signed time.
+    /// As [`Sender::signing_again`], but without a signed time.
     pub(crate) fn signing_no_time() -> Self {
         Self::build(|spec, scheme| {
             spec.envelope.event_id = Some(IdSpec::Selector("header:x-id".into()));
@@ -301,7 +301,7 @@ impl Sender {
         self.ingest_for(body, signed, now, &[])
     }
 
-    /// With the same jobs for each event of the body.
+    /// An ingest request with the same jobs for each event of the body.
     pub(crate) fn ingest_for(
         &self,
         body: &str,

@@ -83,7 +83,7 @@ pub(crate) async fn a_duplicate_gets_the_outcome_of_the_work<S: Working>(world: 
 }
 
 pub(crate) async fn a_result_is_a_line_not_a_document<S: Working>(world: World<S>) {
-    // Letters of several bytes: the cut must not be in the middle of one.
+    // The result has letters of several bytes: the cut must not be in the middle of one.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     world.settle(&world.claim_one("fee").await, done(&"ß".repeat(1_000))).await;
@@ -172,8 +172,8 @@ pub(crate) async fn the_first_attempt_waits_as_well_where_the_schedule_says_so<S
 
 pub(crate) async fn jobs_that_came_together_do_not_begin_together<S: Working>(world: World<S>) {
     // Thirty jobs at the same instant, of a handler that waits before its first attempt: all at
-    // once they would overload an app that was given time to settle. A hopeless job waits for
-    // nothing.
+    // once they would overload an app that was given time to settle. A hopeless job is dead at
+    // once, without a wait.
     let mut patient = spec("fee");
     patient.policy.retry = vec![Duration::from_secs(1_000)];
     world.announce([patient]).await;
@@ -225,8 +225,8 @@ pub(crate) async fn a_late_worker_cannot_settle_a_reclaimed_job<S: Working>(worl
 }
 
 pub(crate) async fn a_slow_worker_is_still_done_until_the_next_claim<S: Working>(world: World<S>) {
-    // Its effects are there. A timeout of the caller, or an expired lease, must not run them a
-    // second time.
+    // The effects of the attempt are committed. A timeout of the caller, or an expired lease, must
+    // not run them a second time.
     world.announce([spec("fee")]).await;
     for id in ["expired", "failed"] {
         world.accept(id, &[job("fee")]).await;
@@ -326,7 +326,8 @@ pub(crate) async fn an_error_and_a_result_have_the_same_bound_on_every_store<S: 
 }
 
 pub(crate) async fn a_failure_may_set_the_next_attempt_or_forbid_it<S: Working>(world: World<S>) {
-    // An app that asks for an hour must get it, and so must one that asks for a second.
+    // An app that asks for a retry in an hour must get one then, and likewise an app that asks for
+    // a second.
     world.announce([spec("fee")]).await;
     for id in ["exact", "least", "never"] {
         world.accept(id, &[job("fee")]).await;
@@ -371,7 +372,7 @@ pub(crate) async fn an_expired_lease_is_claimable_again_and_counted_as_lost<S: W
 }
 
 pub(crate) async fn a_job_that_was_lost_is_claimed_alone_from_then_on<S: Working>(world: World<S>) {
-    // One of three killed the process. Whichever it was, it must not harm the others again.
+    // One of three jobs killed the process. Whichever it was, it must not harm the others again.
     world.announce([spec("fee")]).await;
     for id in ["a", "b", "c"] {
         world.accept(id, &[job("fee")]).await;
@@ -404,7 +405,7 @@ pub(crate) async fn a_job_that_was_lost_is_claimed_alone_from_then_on<S: Working
 pub(crate) async fn jobs_that_were_lost_together_do_not_come_due_together<S: Working>(
     world: World<S>,
 ) {
-    // The poisonous one among them must not run beside the same others at the same instant again.
+    // The poisonous job must not run beside the same other jobs at the same instant again.
     const JOBS: usize = 32;
     world.announce([spec("fee")]).await;
     for n in 0..JOBS {
@@ -413,7 +414,8 @@ pub(crate) async fn jobs_that_were_lost_together_do_not_come_due_together<S: Wor
     assert_eq!(world.claim("fee", JOBS).await.len(), JOBS);
     world.pass(LEASE);
     assert!(world.claim("fee", JOBS).await.is_empty(), "they back off");
-    // In the middle of their backoff: all on one side once in two thousand million runs.
+    // At the middle of their backoff some jobs are due and some are not, except in one of two
+    // thousand million runs.
     world.pass(1);
     let mut due = 0;
     while !world.claim("fee", JOBS).await.is_empty() {
@@ -467,7 +469,7 @@ pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(
             let claims = world.claim(&name, 10).await;
             assert_eq!(claims.len(), 3, "{name}, attempt {attempt}");
             assert!(claims.iter().all(|claim| !claim.alone && claim.attempt == attempt));
-            // The lease, then the longest backoff and its jitter.
+            // The time of the lease, the longest backoff and its jitter passes.
             world.pass(LEASE + 400);
         }
         for claim in world.claim(&name, 10).await {
@@ -624,7 +626,7 @@ fn message(id: &str) -> NewMessage {
 }
 
 pub(crate) async fn messages_are_published_with_done_or_not_at_all<S: Working>(world: World<S>) {
-    // A worker that lost its fence must not publish its messages, nor may a retry publish them
+    // A worker that lost its fence must not publish its messages, and a retry must not publish them
     // twice.
     world.announce([spec("fee")]).await;
     for id in ["evt_1", "evt_2"] {
@@ -656,7 +658,7 @@ pub(crate) async fn messages_are_published_with_done_or_not_at_all<S: Working>(w
 }
 
 pub(crate) async fn a_message_that_names_no_tenant_is_of_its_events<S: Working>(world: World<S>) {
-    // Two tenants' events publish under the same id: neither may use up the other's.
+    // Events of two tenants publish under the same message id: neither may use up the other's id.
     world.announce([spec("fee")]).await;
     for tenant in ["acme", "globex"] {
         world.arrive(&Sender::of(tenant, "shop"), tenant, &[job("fee")]).await;
@@ -684,7 +686,8 @@ pub(crate) async fn a_waiting_worker_is_notified_of_new_jobs<S: Working>(world: 
         tokio::join!(world.arrival("fee"), world.accept("evt_1", &fee));
     };
     tokio::time::timeout(crate::harness::FOREVER, notified).await.expect("notified");
-    // The hint was asked for, and the event came while the worker still looked for other work.
+    // The worker requested the hint, and the event arrived while the worker was still claiming
+    // other work.
     let fee_handler = handler("fee");
     let hint = world.store.wait(&fee_handler, FOREVER..=FOREVER);
     world.accept("evt_2", &fee).await;
@@ -694,7 +697,7 @@ pub(crate) async fn a_waiting_worker_is_notified_of_new_jobs<S: Working>(world: 
 }
 
 pub(crate) async fn jobs_are_listed_from_new_to_old_and_filtered<S: Working>(world: World<S>) {
-    // None may be skipped or shown twice where one page ends and the next begins.
+    // No job may be skipped or shown twice where one page ends and the next begins.
     world.announce([spec("fee"), spec("mail")]).await;
     for n in 0..7 {
         let tenant = if n % 2 == 0 { "even" } else { "odd" };
@@ -765,7 +768,7 @@ pub(crate) async fn run_sql<S: Working>(world: &World<S>, name: &str) -> usize {
 }
 
 pub(crate) async fn sql_work_is_claimed_and_done_in_one_step<S: Working>(world: World<S>) {
-    // More jobs than one call takes, of several tenants, and copies in between.
+    // There are more jobs than one call takes, of several tenants, and copies in between.
     world.announce([spec("fee")]).await;
     for n in 0..50 {
         let sender = Sender::of(["a", "b", "c"][n % 3], "shop");
@@ -829,8 +832,8 @@ pub(crate) async fn events_that_sql_work_ended_are_named<S: Working>(world: Worl
 pub(crate) async fn a_claimed_job_is_run_by_itself_under_its_fence_and_once<S: Working>(
     world: World<S>,
 ) {
-    // Its worker was paused past its lease while it fetched the object, and another one claimed the
-    // job.
+    // The worker was paused past its lease while it fetched the object, and another worker claimed
+    // the job.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let late = world.claim_one("fee").await;
@@ -860,7 +863,7 @@ pub(crate) async fn a_claimed_job_is_run_by_itself_under_its_fence_and_once<S: W
 }
 
 pub(crate) async fn the_answer_of_the_app_is_kept_with_its_attempt<S: Working>(world: World<S>) {
-    // Failed, done, forced to run again, and done before its answer arrived.
+    // The job fails, is done, is forced to run again, and is done before its answer arrives.
     world.announce([spec("fee")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
     let said = |status, body: &str| Some(HandlerAnswer { status, body: body.into() });
@@ -921,7 +924,8 @@ pub(crate) async fn a_job_that_the_app_completed_is_done_although_its_answer_say
 }
 
 pub(crate) async fn a_request_that_was_never_sent_uses_no_step<S: Working>(world: World<S>) {
-    // More often than the schedule has steps; then each of its steps is still there.
+    // Requests that never left occur more often than the schedule has steps. Afterwards all steps
+    // of the schedule are left.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let mut waits = Vec::new();

@@ -87,7 +87,8 @@ pub(crate) async fn one_delivery_of_a_key_is_sent_at_a_time_and_in_order<S: Send
 }
 
 pub(crate) async fn a_failing_delivery_blocks_only_its_own_key<S: Sending>(world: World<S>) {
-    // The head fails, is lost and is given back; nothing of its key may overtake it.
+    // The first delivery of a key fails, is lost and is given back. No later delivery of the key
+    // may overtake it.
     world.add(ordered(OnDead::Park)).await;
     world.send_keyed(&["a1", "a2", "b1", "b2"]).await;
     let head = |claims: Vec<DeliveryClaim>| {
@@ -100,7 +101,7 @@ pub(crate) async fn a_failing_delivery_blocks_only_its_own_key<S: Sending>(world
     assert_eq!(world.report(&b1, delivered()).await, Held::Kept);
     assert_eq!(claimed(&world.take(ALL).await), ["b2"], "a1 waits a minute, and a2 for a1");
     assert_eq!(world.statuses(&["a1", "a2"]).await, ["failed", "parked"]);
-    // Its lease ends, and so does that of b2.
+    // The leases of a1 and b2 end.
     world.pass(72);
     let lost = head(world.take(ALL).await);
     world.pass(LEASE + 2);
@@ -125,7 +126,7 @@ pub(crate) async fn a_dead_delivery_parks_its_key_until_an_operator_decides<S: S
     assert_eq!(world.report(&claim, failed(Retry::Never)).await, Held::Kept);
     assert!(world.take(ALL).await.is_empty(), "the dead one blocks its key");
     assert_eq!(world.statuses(&["a1", "a2", "a3"]).await, ["dead", "parked", "parked"]);
-    // Published after it died.
+    // These messages are published after it died.
     world.send_keyed(&["a4", "b1"]).await;
     world.deliver_one("b1").await;
     // A replay is sent before those that wait for it.
@@ -136,7 +137,7 @@ pub(crate) async fn a_dead_delivery_parks_its_key_until_an_operator_decides<S: S
     assert_eq!(world.skip(a1).await, DeliverySkipped::Sending);
     assert_eq!(world.report(&claim, failed(Retry::Never)).await, Held::Kept);
     assert!(world.take(ALL).await.is_empty());
-    // An operator gives it up.
+    // An operator skips the dead delivery.
     assert_eq!(world.skip(a1).await, DeliverySkipped::Skipped);
     let skipped = world.delivery_of("a1").await;
     assert_eq!(skipped.status, DeliveryStatus::Cancelled);
@@ -149,7 +150,7 @@ pub(crate) async fn a_dead_delivery_parks_its_key_until_an_operator_decides<S: S
     assert_eq!(world.skip(a4).await, DeliverySkipped::Skipped);
     world.deliver_one("a3").await;
     assert!(world.take(ALL).await.is_empty());
-    // While it is disabled, a parked delivery is held.
+    // While the endpoint is disabled, a parked delivery is held.
     world.send_keyed(&["c1", "c2"]).await;
     let c1 = world.take_one().await;
     world.disable(endpoint).await;
@@ -167,7 +168,7 @@ pub(crate) async fn a_dead_delivery_is_passed_over_where_the_endpoint_says_so<S:
     let claim = world.take_one().await;
     let claims = world.exchange(vec![outcome(&claim, failed(Retry::Never))], ask(ALL)).await.claims;
     assert_eq!(claimed(&claims), ["a2"], "in the commit that made it dead");
-    // Later ones were sent, so a replay takes the last place.
+    // Later deliveries were sent, so a replay takes the last place.
     let a1 = world.delivery_of("a1").await.id;
     assert_eq!(world.replay_delivery(a1).await, DeliveryReplayed::Due);
     assert!(world.take(ALL).await.is_empty(), "a2 is under way");
@@ -184,7 +185,8 @@ pub(crate) async fn a_dead_delivery_is_passed_over_where_the_endpoint_says_so<S:
 pub(crate) async fn cancelling_a_message_lets_the_next_one_of_its_key_go<S: Sending>(
     world: World<S>,
 ) {
-    // The one that waits, the one that is sent, and a late report of it.
+    // One message is cancelled while its delivery waits, one while it is sent. Its sender reports
+    // late.
     world.add(ordered(OnDead::Park)).await;
     world.send_keyed(&["a1", "a2", "a3", "a4"]).await;
     let a1 = world.take_one().await;
@@ -219,10 +221,11 @@ pub(crate) async fn a_changed_order_holds_for_what_waits_already<S: Sending>(wor
     world.set(endpoint, EndpointSettings { on_dead: OnDead::Skip, ..settings.clone() }).await;
     let next = world.take_one().await;
     assert_eq!(next.message, "m1");
-    // No order: everything may go.
+    // The endpoint keeps no order: every delivery may be claimed.
     world.set(endpoint, EndpointSettings { order: EndpointOrder::None, ..settings.clone() }).await;
     assert_eq!(world.take(ALL).await.len() as u64, many - 2);
-    // Order again, with all of them under way: a new message waits for them.
+    // The endpoint keeps order again while all deliveries are under way: a new message waits for
+    // them.
     world.set(endpoint, EndpointSettings { on_dead: OnDead::Skip, ..settings }).await;
     world.send(keyed("last", "a")).await;
     assert!(world.take(ALL).await.is_empty());
@@ -234,7 +237,8 @@ pub(crate) async fn a_changed_order_holds_for_what_waits_already<S: Sending>(wor
 pub(crate) async fn order_that_begins_during_a_later_attempt_blocks_no_key<S: Sending>(
     world: World<S>,
 ) {
-    // The earlier delivery is parked behind the later one. If that one fails or is lost, neither ends.
+    // The earlier delivery is parked behind the later one. If the later one fails or is lost, both
+    // stay open.
     for (is_lost, ids) in [(false, ["a1", "a2"]), (true, ["b1", "b2"])] {
         let unordered = EndpointSettings { order: EndpointOrder::None, ..settings() };
         let endpoint = world.add(unordered).await;

@@ -1,4 +1,4 @@
-//! Idempotency-Keys: one request runs, every other one gets the right answer, and an old right is
+//! Idempotency-Keys: one request runs, every other one gets the right answer, and an old fence is
 //! void.
 
 use std::collections::HashSet;
@@ -103,7 +103,8 @@ fn only_fresh(reservations: &[Reservation]) -> &Reserved {
     fresh.expect("one runs")
 }
 
-/// In an order that every store keeps: names may be moved, the values of one name may not.
+/// The headers of an answer in an order that every store keeps: names may be moved, the values of
+/// one name may not.
 fn by_name(answer: &StoredAnswer) -> StoredAnswer {
     let mut answer = answer.clone();
     answer.headers.sort_by(|one, other| one.0.cmp(&other.0));
@@ -190,7 +191,7 @@ pub(crate) async fn another_request_under_the_same_key_is_a_mismatch_whatever_be
 }
 
 pub(crate) async fn the_same_key_in_another_scope_is_another_key<S: Working>(world: World<S>) {
-    // Two accounts that count their requests from one.
+    // Two accounts number their requests from one.
     let reserved = world.fresh("1").await;
     assert_eq!(world.finish(&reserved, "ours").await, Held::Kept);
     let theirs = ReserveAsk { scope: scope("acct_2"), ..ask("1", "request") };
@@ -237,7 +238,7 @@ pub(crate) async fn a_lease_that_ran_out_is_taken_over_and_the_old_right_is_void
 }
 
 pub(crate) async fn of_fifty_that_find_a_lease_over_one_takes_it<S: Working>(world: World<S>) {
-    // No insert decides here: all of them see the same old row.
+    // No insert decides this race: all requests see the same old row.
     for n in 0..4 {
         let key = format!("k{n}");
         let first = world.fresh(&key).await;
@@ -258,8 +259,8 @@ pub(crate) async fn a_late_answer_counts_while_no_other_attempt_runs<S: Working>
 }
 
 pub(crate) async fn a_late_answer_beside_a_takeover_has_one_winner<S: Working>(world: World<S>) {
-    // Both find an expired lease. If both succeeded, the work would be done twice, or its answer
-    // would be lost.
+    // Two requests find an expired lease. If both succeeded, the work would be done twice, or its
+    // answer would be lost.
     for n in 0..20 {
         let key = format!("k{n}");
         let first = world.fresh(&key).await;
@@ -279,7 +280,7 @@ pub(crate) async fn a_late_answer_beside_a_takeover_has_one_winner<S: Working>(w
 }
 
 pub(crate) async fn an_answer_is_kept_once_per_fence<S: Working>(world: World<S>) {
-    // The same call again, as after an answer that was lost, and one with another answer.
+    // The same call is repeated, as after a lost answer, and then another call has another answer.
     let reserved = world.fresh("k").await;
     assert_eq!(world.finish(&reserved, "first").await, Held::Kept);
     assert_eq!(world.finish(&reserved, "first").await, Held::Lost);
@@ -292,7 +293,7 @@ pub(crate) async fn an_answer_is_kept_once_per_fence<S: Working>(world: World<S>
 pub(crate) async fn an_abandoned_key_is_free_and_a_finished_one_cannot_be_abandoned<S: Working>(
     world: World<S>,
 ) {
-    // Twice, and by a request that abandoned it long ago while another one runs.
+    // A key is abandoned twice, and once more by the same old request while another one runs.
     let first = world.fresh("k").await;
     for _ in 0..2 {
         world.store.abandon(&first).await.expect("abandons");
@@ -350,8 +351,9 @@ pub(crate) async fn a_key_past_its_ttl_is_as_good_as_new<S: Working>(world: Worl
 pub(crate) async fn pruning_forgets_what_is_past_its_ttl_and_nothing_else<S: Working>(
     world: World<S>,
 ) {
-    // More keys than one slice takes; one that is leased for longer than it is kept, and one that
-    // was answered late. The attempt shows whether a key was deleted: a remaining row counts on.
+    // There are more keys than one slice takes. One is leased for longer than its TTL, and one was
+    // answered late. The attempt number shows whether a key was deleted: a row that remains
+    // continues its count.
     let short = |key: &str, lease: u64| ReserveAsk {
         lease: Duration::from_secs(lease),
         ttl: Duration::from_secs(20),
@@ -371,8 +373,8 @@ pub(crate) async fn pruning_forgets_what_is_past_its_ttl_and_nothing_else<S: Wor
     }
     world.prune_keys(2).await;
     for n in 0..7 {
-        // Past its lease, but not past its TTL: if it were deleted, the next would be a first
-        // attempt.
+        // The key is past its lease, but not past its TTL. If it were deleted, the next attempt
+        // would be a first one.
         let reservation =
             world.store.reserve(short(&format!("dead{n}"), 10)).await.expect("reserves");
         assert!(
@@ -400,7 +402,7 @@ pub(crate) async fn pruning_forgets_what_is_past_its_ttl_and_nothing_else<S: Wor
 
 pub(crate) async fn no_fence_comes_twice<S: Working>(world: World<S>) {
     // Some ends of a reservation delete its row, others keep it: a fence that depends on the row
-    // would be issued again, and an old right would be valid.
+    // would be issued again, and an old reservation would be valid.
     let mut fences = HashSet::new();
     for _ in 0..3 {
         let given_up = world.fresh("k").await;
@@ -476,7 +478,7 @@ pub(crate) async fn a_caller_keeps_as_many_keys_as_its_quota_says_and_known_ones
 pub(crate) async fn of_fifty_new_keys_at_once_as_many_run_as_there_is_room_for<S: Working>(
     world: World<S>,
 ) {
-    // Each of them, checking alone, would find room.
+    // Each request, checked alone, would find room.
     let together = Arc::new(Barrier::new(50));
     let tasks: Vec<_> = (0..50)
         .map(|n| {
@@ -508,8 +510,8 @@ pub(crate) async fn of_fifty_new_keys_at_once_as_many_run_as_there_is_room_for<S
 }
 
 pub(crate) async fn whatever_ends_a_key_gives_its_place_back<S: Working>(world: World<S>) {
-    // Each end in turn, more often than the quota allows: a place that is not freed, or freed
-    // twice, shows.
+    // Each way to end a reservation is used in turn, more often than the quota allows, so that a
+    // place that is not freed, or freed twice, shows.
     for round in 0..4 {
         let key = |what: &str| format!("{what}{round}");
         let given_up = world.admitted("acct_1", &key("given up"), 2, ROOMY).await;
@@ -542,7 +544,7 @@ pub(crate) async fn a_caller_with_too_many_bytes_keeps_no_more_answers_and_nothi
     world: World<S>,
 ) {
     let large = "x".repeat(600);
-    // Both are admitted while there is room; so is a third.
+    // All three are admitted while there is room.
     let one = world.admitted("acct_1", "k1", 100, 1_000).await;
     let two = world.admitted("acct_1", "k2", 100, 1_000).await;
     let three = world.admitted("acct_1", "k3", 100, 1_000).await;
@@ -573,13 +575,13 @@ pub(crate) async fn a_caller_with_too_many_bytes_keeps_no_more_answers_and_nothi
 pub(crate) async fn over_the_total_only_callers_above_their_fair_share_are_refused<S: Working>(
     world: World<S>,
 ) {
-    // Two keys each, so 32 in all: sixteen callers fill it.
+    // Each caller may have two keys, and all together 32: sixteen callers use up the total.
     for n in 0..16 {
         for key in ["a", "b"] {
             world.admitted(&format!("acct_{n}"), key, 2, ROOMY).await;
         }
     }
-    // The next may have one, and no second: 32 among seventeen is less than two.
+    // The next caller may have one key and no second: 32 divided by seventeen is less than two.
     for n in 16..20 {
         let caller = format!("acct_{n}");
         world.admitted(&caller, "a", 2, ROOMY).await;
@@ -592,13 +594,14 @@ pub(crate) async fn over_the_total_only_callers_above_their_fair_share_are_refus
         let reservation = world.store.reserve(ask).await.expect("reserves");
         assert!(matches!(reservation, Reservation::Fresh(_)), "{reservation:?}");
     }
-    // With many callers not even that: new callers cannot fill it either, however many there are.
+    // Twelve more callers get one key each. The next one gets none: new callers cannot fill the
+    // store either, however many there are.
     for n in 20..32 {
         world.admitted(&format!("acct_{n}"), "a", 2, ROOMY).await;
     }
     let reservation = world.limited("acct_32", "a", 2, ROOMY).await;
     assert_eq!(reservation, Reservation::OverQuota, "32 among 33 is less than one");
-    // Once it is empty again, each caller has its full quota.
+    // Once the store is empty again, each caller has its full quota.
     world.pass(KEPT);
     world.prune_keys(100).await;
     for key in ["a", "b"] {

@@ -1,4 +1,4 @@
-//! Random plans with Idempotency-Keys: reservations, answers, abandoned keys, old rights, time and
+//! Random plans with Idempotency-Keys: reservations, answers, abandoned keys, old fences, time and
 //! retention in any order give the same results in every store.
 
 use std::sync::{Arc, OnceLock};
@@ -18,10 +18,10 @@ enum Act {
         request: u8,
         lease: u64,
         ttl: u64,
-        /// Of keys, and of bytes; sometimes none.
+        /// The quota of keys and of bytes, if any.
         quota: Option<(u64, u64)>,
     },
-    /// By the request that reserved, however long ago.
+    /// The request that reserved the key finishes it, however long ago it reserved.
     Finish {
         right: usize,
         body: u8,
@@ -57,7 +57,7 @@ fn plan() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act(), 1..60)
 }
 
-/// Runs the plan; fences are recorded by how many came before.
+/// Runs the plan. Fences are recorded by their order, because their numbers differ between stores.
 async fn live<S: Working>(
     mut world: World<S>,
     plan: &[Act],

@@ -84,7 +84,8 @@ on_every_store! {
     the_audit_trail_is_read_from_new_to_old_in_pages,
 }
 
-/// The same for cases about jobs and sending, which need a clock: each gets its own world.
+/// Runs each case about jobs and sending on every store. These cases need a clock, so each gets its
+/// own world.
 macro_rules! on_every_working_store {
     ($($about:ident { $($case:ident),* $(,)? })*) => {
         mod memory_at_work {

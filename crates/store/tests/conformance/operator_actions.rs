@@ -62,7 +62,7 @@ pub(crate) async fn approving_beside_on_time_copies_writes_the_jobs_once<S: Work
 }
 
 pub(crate) async fn rejecting_beside_on_time_copies_has_one_winner<S: Working>(world: World<S>) {
-    // An operator rejects it while on-time copies arrive: a rejected event must not run after all.
+    // An operator rejects a late event while on-time copies arrive: a rejected event must not run.
     world.announce([spec("fee")]).await;
     for round in 0..20 {
         let name = format!("evt_{round}");
@@ -150,7 +150,7 @@ pub(crate) async fn replaying_a_done_job_does_nothing_without_force<S: Working>(
     assert_eq!(replayed, [ReplayEffect::AlreadyApplied]);
     assert!(world.claim("fee", 10).await.is_empty());
     assert_eq!(world.job("evt_1", "fee").await, before);
-    // An operator forces it.
+    // An operator forces the replay.
     let replayed = world.replay(id, &[job("fee")], Replay::Force).await;
     assert_eq!(replayed, [ReplayEffect::WouldRun]);
     assert_eq!(world.settle(&first, done("the old right")).await, Settlement::Lost);
@@ -172,8 +172,8 @@ pub(crate) async fn replaying_a_done_job_does_nothing_without_force<S: Working>(
 pub(crate) async fn replaying_a_dead_job_runs_it_again_with_a_fresh_schedule<S: Working>(
     world: World<S>,
 ) {
-    // With the old count of steps it would die again at its first failure; with the old attempt
-    // numbers two attempts would have one name.
+    // With the old count of steps the replayed job would die again at its first failure. With the
+    // old attempt numbers two attempts would have one number.
     world.announce([spec("fee")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
     let first = world.claim_one("fee").await;
@@ -220,7 +220,7 @@ pub(crate) async fn a_job_that_was_lost_still_comes_alone_when_it_is_replayed<S:
 }
 
 pub(crate) async fn replaying_an_open_job_leaves_it_as_it_is<S: Working>(world: World<S>) {
-    // A replay beside a running worker must not take its right away.
+    // A replay beside a running worker must not void the worker's fence.
     world.announce([spec("fee")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
     let open = [ReplayEffect::AlreadyOpen];
@@ -260,7 +260,8 @@ pub(crate) async fn replaying_a_job_that_waits_for_its_next_attempt_runs_it_now<
 }
 
 pub(crate) async fn a_handler_added_later_gets_a_job_by_replay<S: Working>(world: World<S>) {
-    // Only for the new handler, and only one job however often it is requested.
+    // The replay creates a job only for the new handler, and only one, however often it is
+    // requested.
     world.announce([spec("fee"), spec("mail")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
     let ignored = world.accept("evt_2", &[]).await;
@@ -280,7 +281,7 @@ pub(crate) async fn a_handler_added_later_gets_a_job_by_replay<S: Working>(world
 pub(crate) async fn a_dry_run_says_what_would_happen_and_changes_nothing<S: Working>(
     world: World<S>,
 ) {
-    // A dry run must change nothing, with force as well.
+    // A dry run must change nothing, even with force.
     world.announce([spec("fee"), spec("mail"), spec("log")]).await;
     let id = world.accept("evt_1", &[job("fee"), job("mail")]).await;
     world.settle(&world.claim_one("fee").await, done("once")).await;
@@ -322,8 +323,8 @@ async fn is_pruned<S: Working>(world: &World<S>, id: &str) -> bool {
 pub(crate) async fn a_dead_letter_is_discarded_by_an_operator_and_can_then_be_pruned<S: Working>(
     world: World<S>,
 ) {
-    // One of two handlers, then the rest; open and done jobs must not change, and the right of the
-    // last attempt is void.
+    // The dead letter of one handler is discarded, then the others. Open and done jobs must not
+    // change, and the fence of the last attempt is void.
     world.announce([spec("fee"), spec("mail"), spec("log")]).await;
     let all = [job("fee"), job("mail"), job("log")];
     let id = world.accept("evt_1", &all).await;
@@ -431,8 +432,8 @@ pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Worki
 }
 
 pub(crate) async fn pruning_takes_ranges_and_leaves_what_lies_between<S: Working>(world: World<S>) {
-    // Every third event is unfinished, every fourth of another source. A deletion by ranges must
-    // not take a neighbour, and a late copy must still get each final status.
+    // Every third event is unfinished, and every fourth belongs to another source. A deletion by
+    // ranges must not take a neighbour, and a late copy must still get each final status.
     let other = HandlerRef { source: SourceName::new("other"), handler: HandlerName::new("fee") };
     world.announce([spec("fee"), HandlerSpec { handler: other, ..spec("fee") }]).await;
     let (shop, other) = (Sender::plain(), Sender::of("default", "other"));
@@ -525,7 +526,7 @@ pub(crate) async fn a_paused_handler_claims_nothing_and_loses_nothing<S: Working
         let job = world.job(id, "fee").await;
         assert_eq!((job.progress.attempt, job.progress.lost), (attempts, 0), "{id}");
     }
-    // A restart of the node.
+    // The node restarts.
     world.announce([spec("fee"), spec("mail")]).await;
     assert!(world.claim("fee", 10).await.is_empty());
     let resume = async || {

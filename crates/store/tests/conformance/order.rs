@@ -39,7 +39,7 @@ pub(crate) async fn latest_makes_older_versions_stale_and_lets_ties_and_gaps_run
 }
 
 pub(crate) async fn the_mark_moves_only_with_done<S: Working>(world: World<S>) {
-    // A newer one that failed, was lost or died has applied nothing: the older one must run.
+    // A newer version that failed, was lost or died has applied nothing: the older one must run.
     world.announce([ordered("fee", LATEST)]).await;
     for (how, resource) in ["failed", "lost", "dead"].into_iter().zip(["r1", "r2", "r3"]) {
         world.accept(&format!("new_{how}"), &[placed("fee", resource, 2)]).await;
@@ -87,11 +87,11 @@ pub(crate) async fn one_at_a_time_per_resource_while_others_go_on<S: Working>(wo
     assert_eq!(world.event("a2").await.summary.status, Status::Received);
     assert!(world.claim("fee", 10).await.is_empty());
     assert_eq!(world.settle(&claims[0], done("a1")).await, Settlement::Recorded);
-    // In the step that settled the first.
+    // The commit that settled the first job readied this one.
     assert_eq!(world.job("a2", "fee").await.phase, Phase::Ready);
     let second = world.claim_one("fee").await;
     assert_eq!(ids(std::slice::from_ref(&second)), ["a2"]);
-    // A failure frees the resource as well, and so does a claim that is given back.
+    // A failure frees the resource as well, and a claim that is given back does too.
     assert_eq!(world.settle(&second, failed(Retry::Schedule)).await, Settlement::Recorded);
     let third = world.claim_one("fee").await;
     assert_eq!(ids(std::slice::from_ref(&third)), ["a3"]);
@@ -278,7 +278,7 @@ pub(crate) async fn a_failing_or_dead_number_is_a_gap<S: Working>(world: World<S
 pub(crate) async fn a_job_at_or_below_the_mark_is_stale_unless_an_operator_forces_it<S: Working>(
     world: World<S>,
 ) {
-    // A second event with a number that was applied, and a replay of it.
+    // A second event has a number that was applied, and is replayed.
     world.announce([ordered("fee", FROM_ONE)]).await;
     let place = |n| placed("fee", "acct", n);
     for n in 1..=3 {
@@ -318,8 +318,8 @@ pub(crate) async fn a_dead_job_that_was_overtaken_is_stale_when_replayed<S: Work
 pub(crate) async fn a_sequence_without_a_start_begins_with_what_is_claimed_first<S: Working>(
     world: World<S>,
 ) {
-    // Its first number fails: the second must not count as the first, and the first must not become
-    // stale.
+    // The first number of a sequence fails. The second must not count as the first, and the first
+    // must not become stale.
     world.announce([ordered("fee", FROM_FIRST)]).await;
     world.accept("n5", &[placed("fee", "acct", 5)]).await;
     let first = world.claim_one("fee").await;
@@ -336,7 +336,8 @@ pub(crate) async fn a_sequence_without_a_start_begins_with_what_is_claimed_first
 pub(crate) async fn a_claimed_job_has_its_resource_for_itself_and_moves_its_mark<S: Working>(
     world: World<S>,
 ) {
-    // While it fetches the current object, newer and older versions of the same payout arrive.
+    // While the worker fetches the current object, newer and older versions of the same payout
+    // arrive.
     world.announce([ordered("fee", LATEST)]).await;
     world.accept("v2", &[placed("fee", "po_1", 2)]).await;
     let claim = world.claim_one("fee").await;
@@ -366,8 +367,8 @@ async fn overtaken<S: Working>(world: &World<S>) -> Claim {
 pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothing<S: Working>(
     world: World<S>,
 ) {
-    // A slow worker's lease ended, a newer version was claimed, and the slow one is done after all.
-    // The older job that was claimed in between must not undo it, nor delay the next one.
+    // A slow worker's lease ended, an older version was claimed, and then the slow worker reports
+    // "done". The older job that was claimed in between must not undo it or delay the next job.
     let older = overtaken(&world).await;
     assert_eq!(run_claimed(&world, &older).await, Ran::Guarded);
     assert_eq!(world.event("v4").await.summary.status, Status::Stale);

@@ -43,7 +43,7 @@ async fn deliveries<S: Sending>(world: &World<S>, filter: DeliveryFilter) -> Vec
 }
 
 pub(crate) async fn messages_are_listed_from_new_to_old_and_filtered<S: Sending>(world: World<S>) {
-    // Seven over four pages, with statuses that only their deliveries have.
+    // Seven messages fill four pages. Their statuses follow from their deliveries alone.
     let endpoint = world.add(wanting(&["invoice.*"])).await;
     world.add(wanting(&["invoice.*"])).await;
     world.add_for(Tenant::new("acme"), settings()).await;
@@ -108,7 +108,8 @@ pub(crate) async fn messages_are_listed_from_new_to_old_and_filtered<S: Sending>
 pub(crate) async fn a_message_is_read_with_its_deliveries_and_their_attempts<S: Sending>(
     world: World<S>,
 ) {
-    // The whole story of one message: lost once, failed once, then delivered; and another endpoint's.
+    // One message has a delivery that is lost once, fails once and is then delivered, and another
+    // delivery to a second endpoint.
     let first = world.add(settings()).await;
     let second = world.add(settings()).await;
     world.send(message("m1").with_key("acct_1")).await;
@@ -166,7 +167,7 @@ pub(crate) async fn a_message_is_read_with_its_deliveries_and_their_attempts<S: 
 pub(crate) async fn deliveries_are_listed_from_new_to_old_and_filtered<S: Sending>(
     world: World<S>,
 ) {
-    // Each filter alone, over several pages.
+    // Each filter is tested alone, over several pages.
     let invoices = world.add(wanting(&["invoice.*"])).await;
     let orders = world.add(wanting(&["order.*"])).await;
     world.add_for(Tenant::new("acme"), settings()).await;

@@ -1,4 +1,5 @@
-//! The messages that Hapax publishes about itself: which changes, once each, and never about their receivers.
+//! The messages that Hapax publishes about itself: each change is published once, and never about
+//! an endpoint that receives them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,8 +79,8 @@ fn about(kind: &str, endpoint: EndpointId, more: Value) -> (String, Value) {
 pub(crate) async fn the_trouble_of_an_endpoint_is_published_with_the_change<S: Sending>(
     world: World<S>,
 ) {
-    // Each trouble has one beginning and one end: a probe that fails is no second trouble, and an endpoint that
-    // was enabled is not well before a delivery has shown it.
+    // Each failure is published once at its beginning and once at its end. A probe that fails is
+    // not a second failure, and an enabled endpoint has recovered only after a successful delivery.
     world.add_for(own(), wanting(&["hapax.endpoint.*"])).await;
     let endpoint = world.add(patient(&["invoice.*"])).await;
     for n in 0..9 {
@@ -125,7 +126,8 @@ pub(crate) async fn the_trouble_of_an_endpoint_is_published_with_the_change<S: S
 }
 
 pub(crate) async fn a_receiver_of_own_messages_gets_none_about_itself<S: Sending>(world: World<S>) {
-    // A failing receiver that got messages about its own failures would never come to rest.
+    // A failing receiver that got messages about its own failures would cause new messages without
+    // end.
     let receiver = world.add_for(own(), wanting(&[])).await;
     let endpoint = world.add(wanting(&["invoice.*"])).await;
     world.disable(endpoint).await;
@@ -235,7 +237,7 @@ pub(crate) async fn deliveries_that_expire_soon_are_published_once_for_each_endp
     for _ in 0..3 {
         world.store.expire_deliveries(ask_expiry()).await.expect("expires");
     }
-    // Two hours are left, and the announcement must stand for three.
+    // Two hours are left, and the announcement must be visible for three.
     let times = json!({"since": after(0), "cancelled_from": after(25 * 3_600)});
     let expected = vec![about("hapax.delivery.expiring", endpoint, times)];
     assert_eq!(world.own_messages().await, expected);
@@ -246,7 +248,8 @@ fn alert(subject: &str, text: &str) -> ActiveAlert {
 }
 
 pub(crate) async fn an_alert_is_published_once_for_all_nodes<S: Sending>(world: World<S>) {
-    // Twenty nodes see the same problem at the same time; it comes and goes; all of them restart.
+    // Twenty nodes see the same problem at the same time. The problem comes and goes, and all nodes
+    // restart.
     let quiet = Duration::from_secs(300);
     world.add_for(own(), wanting(&["hapax.alert.*"])).await;
     let note = async |alerts: Vec<ActiveAlert>| {

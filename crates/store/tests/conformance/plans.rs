@@ -127,7 +127,8 @@ proptest! {
 }
 
 proptest! {
-    // Fewer: each step is a round trip or two, and each restart a handful of connections.
+    // Fewer plans than for the other stores: each step is a round trip or two, and each restart
+    // opens a handful of connections.
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]

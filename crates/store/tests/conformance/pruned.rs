@@ -16,15 +16,15 @@ use crate::harness::{
     Replay, Sender, Working, World, after, done, failed, job, ordered, placed, spec,
 };
 
-/// Bodies and messages of the first 500 seconds go; keys stay.
+/// Bodies and messages of the first 500 seconds are pruned; keys stay.
 fn bodies_go() -> Horizon {
     let (events_before, message_ids_before) = (after(500), after(500));
     Horizon { events_before, message_ids_before, ..Horizon::forever() }
 }
 
 pub(crate) async fn replay_of_a_pruned_event_does_nothing<S: Working>(world: World<S>) {
-    // Its body is deleted: a job of it would run without one, under the idempotency key of the
-    // first.
+    // The event's body is deleted: a job would run without a body, under the idempotency key of the
+    // first job.
     world.announce([spec("fee"), spec("mail")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
     assert_eq!(world.do_all("fee").await, ["evt_1"]);
@@ -150,7 +150,8 @@ pub(crate) async fn a_mark_is_forgotten_once_no_older_event_can_arrive_or_be_rep
 }
 
 pub(crate) async fn a_mark_stays_while_anything_older_is_unfinished<S: Working>(world: World<S>) {
-    // A dead letter and an event in review are of any age, and older than what was applied.
+    // A dead letter and an event in review may be of any age, and hold an older version than the
+    // applied one.
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     let dead = world.accept("dead", &[placed("fee", "died", 1)]).await;
     world.settle(&world.claim_one("fee").await, failed(Retry::Never)).await;
@@ -222,8 +223,8 @@ pub(crate) async fn a_mark_stays_where_the_next_event_needs_it_or_keys_are_kept_
 }
 
 pub(crate) async fn messages_go_with_the_history_of_their_time<S: Working>(world: World<S>) {
-    // The event that published one stays, because another of its handlers failed: the message must
-    // not stay with it, and a younger one must stay.
+    // The event that published a message stays, because another of its handlers failed. The message
+    // must be pruned all the same, and a younger message must stay.
     world.announce([spec("fee"), spec("mail")]).await;
     let publish = async |event: &str, message: &str| {
         world.accept(event, &[job("fee"), job("mail")]).await;

@@ -25,7 +25,7 @@ pub(crate) async fn the_same_message_again_is_a_duplicate_and_other_content_is_a
     let first = message("m1").with_key("acct_1").with_api_version("v1");
     let known = PublishedMessage { id: "m1".to_owned(), deliveries: 1 };
     assert_eq!(world.publish(first.clone()).await, Published::Accepted(known.clone()));
-    // An endpoint that came later changes nothing of the answer.
+    // An endpoint that is added later does not change the answer.
     world.add(settings()).await;
     assert_eq!(world.publish(first.clone()).await, Published::Duplicate(known));
     let others = [
@@ -52,7 +52,7 @@ pub(crate) async fn the_same_message_again_is_a_duplicate_and_other_content_is_a
 }
 
 pub(crate) async fn the_same_id_of_another_tenant_is_another_message<S: Sending>(world: World<S>) {
-    // Two tenants number their messages alike: neither may get, or use up, the other's.
+    // Two tenants use the same message ids: neither may get, or use up, the other's.
     let acme = world.add_for(Tenant::new("acme"), settings()).await;
     let globex = world.add_for(Tenant::new("globex"), settings()).await;
     assert_eq!(world.send(message("m1").with_tenant("acme")).await, 1);
@@ -123,7 +123,7 @@ pub(crate) async fn a_message_without_an_id_gets_one_that_no_other_has<S: Sendin
 pub(crate) async fn the_endpoints_that_want_a_message_when_it_is_published_get_it<S: Sending>(
     world: World<S>,
 ) {
-    // Later changes of types, and later endpoints, must neither add nor take away a delivery.
+    // Later changes of types, and later endpoints, must not add or remove a delivery.
     let invoices = world.add(wanting(&["invoice.*"])).await;
     let orders = world.add(wanting(&["order.*", "shipment.sent"])).await;
     let pinned =
@@ -155,7 +155,7 @@ pub(crate) async fn the_endpoints_that_want_a_message_when_it_is_published_get_i
     expected.sort();
     assert_eq!(got, expected);
     assert!(got.iter().all(|(endpoint, _)| *endpoint != elsewhere && *endpoint != gone));
-    // Nothing can receive it: that is said, and the message is kept.
+    // No endpoint receives this message: the answer reports that, and the message is kept.
     let unheard = world.message("m5").await.summary;
     assert_eq!((unheard.deliveries, unheard.status), (0, MessageStatus(None)));
     assert!(matches!(
@@ -165,7 +165,8 @@ pub(crate) async fn the_endpoints_that_want_a_message_when_it_is_published_get_i
 }
 
 pub(crate) async fn an_endpoint_gets_the_bytes_that_were_published<S: Sending>(world: World<S>) {
-    // Numbers that no parser holds, key order, spaces and any script: one changed byte breaks the signature.
+    // The data has numbers that no parser holds exactly, keys in an unusual order, spaces and
+    // letters of any script. One changed byte would break the signature.
     let fat = world.add(settings()).await;
     let thin = world.add(EndpointSettings { payload: Payload::Thin, ..settings() }).await;
     let data = [
@@ -211,7 +212,8 @@ pub(crate) async fn an_endpoint_gets_the_bytes_that_were_published<S: Sending>(w
 pub(crate) async fn messages_of_one_key_are_numbered_in_the_order_of_their_commits<S: Sending>(
     world: World<S>,
 ) {
-    // Fifty at once: no number twice, none smaller than one that was published before.
+    // Fifty messages are published at once: no number is used twice, and none is smaller than that
+    // of an earlier message.
     let number = async |id: &str| world.message(id).await.summary.sequence;
     world.send(message("first").with_key("acct_1")).await;
     let tasks: Vec<_> = (0..50)
@@ -307,7 +309,8 @@ pub(crate) async fn messages_of_a_job_go_to_the_tenant_of_its_event<S: Sending>(
 }
 
 pub(crate) async fn a_waiting_sender_is_notified_of_new_deliveries<S: Sending>(world: World<S>) {
-    // A sender that waits for the hint alone must not miss a message, also not one of a job.
+    // A sender that waits only for the hint must not miss a message, including one that a job
+    // publishes.
     world.add(settings()).await;
     let notified = async {
         tokio::join!(world.store.wait_for_deliveries(FOREVER), world.send(message("m1")));
@@ -379,7 +382,8 @@ pub(crate) async fn a_message_with_an_open_or_dead_delivery_is_not_pruned<S: Sen
 pub(crate) async fn a_job_that_publishes_other_content_under_a_used_id_fails<S: Sending>(
     world: World<S>,
 ) {
-    // A handler reuses an id by mistake: nothing may be dropped in silence, and nothing published in part.
+    // A handler reuses a message id by mistake. No message may be dropped silently, and none
+    // published in part.
     world.add(settings()).await;
     world.announce([spec("fee")]).await;
     world.send(message("used")).await;

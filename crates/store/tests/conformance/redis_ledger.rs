@@ -145,7 +145,7 @@ async fn a_finish_after_the_lease_counts_until_the_key_is_reserved_again() {
     let redis = Redis::start().await;
     let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
     let slow = fresh(&ledger, ask("late", 1, SHORT)).await;
-    // The same lease, begun later: once it is over, so is the first.
+    // This lease is as long and began later: once it is over, the first one is over too.
     fresh(&ledger, ask("clock", 1, SHORT)).await;
     fresh_at_last(&ledger, ask("clock", 1, SHORT)).await;
     assert_eq!(ledger.finish(&slow, &created()).await.unwrap(), Held::Kept);
@@ -161,7 +161,7 @@ async fn a_key_past_its_ttl_is_as_good_as_new() {
     let reserved = fresh(&ledger, brief(1)).await;
     assert_eq!(ledger.finish(&reserved, &created()).await.unwrap(), Held::Kept);
     let until = Instant::now() + FOREVER;
-    // Another request under the same key: refused for as long as the first is known.
+    // Another request under the same key is refused for as long as the first is known.
     loop {
         match ledger.reserve(brief(2)).await.unwrap() {
             Reservation::Fresh(again) => break assert_eq!(again.attempt, 1),
@@ -178,7 +178,7 @@ async fn a_key_is_not_forgotten_while_its_request_may_run() {
     let redis = Redis::start().await;
     let ledger = RedisLedger::connect(&redis.url()).await.unwrap();
     fresh(&ledger, ReserveAsk { ttl: SHORT, ..ask("k", 1, LONG) }).await;
-    // The same time, begun later: once it is over, so is that ttl.
+    // This lease lasts as long as the TTL and began later: once it is over, the TTL is over too.
     fresh(&ledger, ask("clock", 1, SHORT)).await;
     fresh_at_last(&ledger, ask("clock", 1, SHORT)).await;
     let reservation = ledger.reserve(ask("k", 1, LONG)).await.unwrap();
@@ -215,7 +215,7 @@ fn limited(caller: &str, key: &str, keys: u64, bytes: u64) -> ReserveAsk {
     ReserveAsk { scope, quota: Some(Quota { keys, bytes }), ..ask(key, 1, LONG) }
 }
 
-// With a check outside the script, the last place would be given to several.
+// With a check outside the script, several requests would get the last place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_caller_keeps_as_many_keys_as_its_quota_says_whatever_ends_them() {
     let redis = Redis::start().await;
@@ -279,7 +279,7 @@ async fn bytes_and_fair_shares_hold_in_redis_too() {
     }
     let reservation = ledger.reserve(limited("a", "k4", 100, 1_000)).await.unwrap();
     assert_eq!(reservation, Reservation::OverQuota);
-    // Two keys each, so 32 in all.
+    // Each caller may have two keys, and all together 32.
     redis.flush_all().await;
     for n in 0..16 {
         for key in ["a", "b"] {

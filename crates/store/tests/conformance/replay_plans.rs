@@ -1,4 +1,4 @@
-//! Plans of operators: many deliveries sent again in slices, each once.
+//! Plans of operators: many deliveries are sent again in slices, each once.
 
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::EndpointId;
@@ -48,11 +48,11 @@ async fn run<S: Sending>(world: &World<S>, limit: usize) -> PlanRun {
     panic!("the plan never ends");
 }
 
-/// Fails every delivery that is due for the last time; the messages, sorted.
+/// Fails every due delivery for the last time, and returns the ids of their messages, sorted.
 async fn bury_all<S: Sending>(world: &World<S>) -> Vec<String> {
     let mut buried = Vec::new();
     loop {
-        // An endpoint has only so many attempts at once.
+        // An endpoint has a limited number of attempts in flight.
         let claims = world.take(ALL).await;
         if claims.is_empty() {
             buried.sort();
@@ -196,7 +196,7 @@ pub(crate) async fn what_an_endpoint_never_got_is_written_for_it<S: Sending>(wor
 }
 
 pub(crate) async fn a_plan_with_a_rate_runs_in_time<S: Sending>(world: World<S>) {
-    // The endpoint has just recovered: everything at once would end it again.
+    // The endpoint has just recovered: all deliveries at once would overload it again.
     let endpoint = world.add(settings()).await;
     for n in 0..30 {
         world.send(message(&format!("m{n}"))).await;
@@ -213,7 +213,7 @@ pub(crate) async fn a_plan_with_a_rate_runs_in_time<S: Sending>(world: World<S>)
         world.pass(1);
         run(&world, 100).await;
         let now = done().await;
-        // A second's worth may be left over from before.
+        // The deliveries of one second may be left over from before.
         assert!((10 * second..=10 * (second + 1) + 2).contains(&now), "{now} after {second} s");
     }
     world.pass(3);
@@ -239,7 +239,8 @@ pub(crate) async fn a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one<S: Se
     assert_eq!(run(&world, 2).await, PlanRun::Idle);
     assert_eq!(plan(&world, first.id).await, cancelled);
     assert_eq!(world.deliver_all().await.len(), 2);
-    // The rest is still dead, and another plan takes it; until its endpoint is gone.
+    // The remaining deliveries are still dead, and another plan takes them until the endpoint is
+    // deleted.
     let second = begin(&world, work, None).await;
     assert_eq!(second.total, 4);
     let new = NewPlan { id: second.id, work: work.into(), rate: None, request: REQUEST };

@@ -201,7 +201,7 @@ impl<S: Sending> World<S> {
         self.store.publish(message).await.expect("publishes")
     }
 
-    /// Publishes a new message; the number of its deliveries.
+    /// Publishes a new message, and returns the number of its deliveries.
     pub(crate) async fn send(&self, message: NewMessage) -> u64 {
         match self.publish(message).await {
             Published::Accepted(published) => published.deliveries,
@@ -281,7 +281,7 @@ impl<S: Sending> World<S> {
         self.exchange(vec![outcome(claim, verdict)], ask(0)).await.settled.remove(0)
     }
 
-    /// Delivers all that is due; the messages, sorted.
+    /// Delivers all due deliveries, and returns the ids of their messages, sorted.
     pub(crate) async fn deliver_all(&self) -> Vec<String> {
         let mut messages = Vec::new();
         loop {

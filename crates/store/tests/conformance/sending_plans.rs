@@ -1,7 +1,7 @@
 //! Random plans of sending: publishes, exchanges, late reports, lost leases, replays, cancels and endpoints
 //! that come and go, in any order. After every step the invariants are checked, in every store.
-//! Where nothing is left to chance (all that is due is claimed, and every wait is over when time
-//! passes), the same plan has the same history everywhere.
+//! If nothing is random (every due delivery is claimed, and every wait is over when time passes),
+//! the same plan has the same history everywhere.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -110,12 +110,12 @@ fn plan() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act(), 1..50)
 }
 
-/// How much of a plan is left to chance.
+/// How much of a plan depends on chance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum PlanKind {
     /// Claims are bounded, and waits may be under way.
     Any,
-    /// All that is due is claimed, and no wait outlasts a pass of time.
+    /// Every due delivery is claimed, and no wait outlasts a pass of time.
     Certain,
 }
 
@@ -149,7 +149,8 @@ impl History {
             (EndpointOrder::Key, OnDead::Park),
         ];
         for (types, (order, on_dead)) in kinds.into_iter().zip(orders) {
-            // No waits between attempts: there jitter would make every store's history its own.
+            // There are no waits between attempts: with their jitter each store would have its own
+            // history.
             let retry = vec![Duration::ZERO; 3];
             let settings =
                 EndpointSettings { retry, max_in_flight, order, on_dead, ..wanting(types) };
@@ -249,7 +250,8 @@ impl History {
             | DeliveryStatus::Held
             | DeliveryStatus::Parked
             | DeliveryStatus::Delivered => one.reason.as_deref(),
-            // The text of a cancel is each store's own, and the others may have none.
+            // The reason of a cancel is each store's own text, and the other statuses may have
+            // none.
             DeliveryStatus::Cancelled | DeliveryStatus::Sending | DeliveryStatus::Waiting => None,
         };
         let (status, attempt, ended) = (one.status, one.attempt, one.finished_at);
@@ -369,7 +371,7 @@ async fn perform<S: Sending>(world: &World<S>, history: &mut History, act: Act) 
     }
 }
 
-/// Lives through the plan, then lets everything go well until nothing is left to do.
+/// Runs the plan, then lets every attempt succeed until nothing is left to do.
 async fn live<S: Sending>(world: World<S>, kind: PlanKind, plan: &[Act]) -> Vec<String> {
     let mut history = History::begin(&world, kind).await;
     for act in plan {
@@ -425,7 +427,7 @@ proptest! {
         runtime().block_on(live(World::in_memory(), PlanKind::Any, &plan));
     }
 
-    // The ids differ, and with them the dice: a history that is left to chance would differ too.
+    // The ids differ, and the jitter with them: a history that depends on chance would differ too.
     #[test]
     fn random_sending_has_the_same_story_twice_in_memory(plan in plan()) {
         let runtime = runtime();
@@ -453,7 +455,7 @@ proptest! {
     }
 }
 
-/// One for all plans: the server in the background belongs to it.
+/// One runtime for all plans: the server in the background belongs to it.
 fn one_runtime() -> &'static tokio::runtime::Runtime {
     static ONE: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
     ONE.get_or_init(runtime)

@@ -119,7 +119,7 @@ async fn every_event_takes_effect_once_and_returns_its_result() {
     assert_eq!(event.summary.status, Status::Processed);
     assert_eq!(event.summary.result.as_deref(), Some("fee 50"));
     assert_eq!(event.jobs[0].attempts.len(), 1);
-    // A copy now gets its outcome.
+    // A copy now gets the outcome of the event.
     let again = world.store.ingest(Sender::plain().ingest(&body("evt_007"))).await;
     let again = again.expect("answers").remove(0);
     let hapax_core::store::Verdict::Duplicate(known) = again else { panic!("{again:?}") };
@@ -127,7 +127,7 @@ async fn every_event_takes_effect_once_and_returns_its_result() {
     world.store.close().await;
 }
 
-/// One of 64 fails in its own way; the others must take effect once, and it not at all.
+/// One of 64 jobs fails in its own way. The others must take effect once, and this one not at all.
 async fn one_bad_among_good(sql: &str, error: &str) {
     one_bad_among_good_within(crate::harness::FOREVER, sql, error).await;
 }
@@ -197,8 +197,8 @@ async fn a_slow_statement_is_cut_off() {
         "{LEDGER} WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n \
          WHERE x < iif(:event_id = 'bad', 1000000000, 1)) SELECT count(*) FROM n"
     );
-    // Long enough for the good ones, and short, because those before the bad one wait for it
-    // repeatedly.
+    // The timeout is long enough for the good jobs, and short, because jobs before the bad one wait
+    // for it repeatedly.
     one_bad_among_good_within(Duration::from_millis(200), &sql, "timed out").await;
 }
 
@@ -357,7 +357,7 @@ async fn a_statement_with_the_text_of_a_hapax_statement_is_limited_too() {
     let mut world = World::new(publish).await;
     world.accept("evt_1", None).await;
     assert_eq!(world.run().await.done, 1);
-    // With the publish the store has used this very text.
+    // To publish, the store has used exactly this text.
     let theft = SqlProgram::parse("DELETE FROM hapax_staged", Dialect::Sqlite).expect("parses");
     world.program = Arc::new(theft);
     world.accept("evt_2", None).await;
@@ -367,7 +367,7 @@ async fn a_statement_with_the_text_of_a_hapax_statement_is_limited_too() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claimed_job_has_the_current_object_and_its_effects_commit_with_done() {
-    // The event says 10000, the current object has another value; a job without refetch has no
+    // The event contains 10000, and the current object another value. A job without refetch has no
     // object.
     let world = World::new(
         "INSERT INTO ledger VALUES (:event_id, :current ->> '$.amount');
@@ -398,8 +398,8 @@ async fn a_claimed_job_has_the_current_object_and_its_effects_commit_with_done()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_statement_costs_those_before_it_its_timeout_only_once() {
-    // The last of a batch is slow. If each of the others were given back for lack of time, every
-    // round would end one job and block the writer for the whole timeout.
+    // The last job of a batch is slow. If each of the others were given back for lack of time,
+    // every round would end one job and block the writer for the whole timeout.
     const SLOW: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n
                             WHERE :event_id = 'evt_slow') SELECT max(i) FROM n;
                         INSERT INTO ledger SELECT :event_id, 1";
@@ -409,7 +409,7 @@ async fn a_slow_statement_costs_those_before_it_its_timeout_only_once() {
         world.accept(&format!("evt_{n:02}"), None).await;
     }
     world.accept("evt_slow", None).await;
-    // The slow one is found in the first round, and is in no batch after that.
+    // The slow job is found in the first round, and is in no batch after that.
     let first = world.run().await;
     assert_eq!(first.failed, 1, "{first:?}");
     assert_eq!(world.event("evt_slow").await.jobs[0].phase, Phase::Dead);
@@ -439,7 +439,7 @@ async fn a_claimed_job_that_fails_is_an_attempt_and_leaves_nothing_behind() {
     assert_eq!((job.phase, job.progress.steps, job.attempts.len()), (Phase::Ready, 1, 1));
     assert!(job.error.is_some_and(|error| error.contains("CHECK")));
     assert!(world.rows("SELECT event_id FROM ledger").is_empty());
-    // Its fence is used up, and the next claim's is not.
+    // The fence of this claim is used up, and that of the next claim is not.
     assert_eq!(world.store.run_claimed(run(&claim, "1")).await.expect("runs"), Ran::Lost);
     let next = world.store.claim(ask).await.expect("claims").remove(0);
     assert_eq!(world.store.run_claimed(run(&claim, "1")).await.expect("runs"), Ran::Lost);
@@ -449,9 +449,10 @@ async fn a_claimed_job_that_fails_is_an_attempt_and_leaves_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_under_a_used_id_is_one_message_or_fails_its_attempt_alone() {
-    // Events of one batch publish under an id that is used, one of them with other content. It must
-    // undo its own effects and nothing else. Another attempt publishes and fails: its retry publishes
-    // the same id, and must not be taken for a copy of the message that was rolled back.
+    // Events of one batch publish under an id that is used, one of them with other content. The job
+    // with other content must undo its own effects and nothing else. Another attempt publishes and
+    // fails. Its retry publishes the same id, and must not count as a copy of the message that was
+    // rolled back.
     let world = World::with(
         &format!(
             "{LEDGER} INSERT INTO hapax_publish (type, data, id)

@@ -38,7 +38,8 @@ fn seconds_after(at: Timestamp, seconds: i64) -> Timestamp {
 }
 
 pub(crate) async fn each_lane_says_how_far_behind_it_is<S: Working>(world: World<S>) {
-    // Every phase at once, over two tenants, beside a handler that has finished everything.
+    // One handler has jobs of two tenants in every phase, and another handler has finished
+    // everything.
     world
         .announce([
             spec("fee"),
@@ -110,7 +111,7 @@ pub(crate) async fn an_expired_lease_is_work_that_is_due<S: Working>(world: Worl
 }
 
 pub(crate) async fn counting_a_backlog_stops_at_the_cap<S: Working>(world: World<S>) {
-    // More than the limit, over several tenants: their numbers must not add up beyond it.
+    // There are more jobs than the limit, over several tenants: the sum must not exceed it.
     world.announce([spec("fee")]).await;
     let now = world.clock.now();
     for (tenant, batches) in [("a", 6), ("b", 6)] {
@@ -133,7 +134,8 @@ async fn unfinished<S: Working>(world: &World<S>, filter: EventFilter) -> Vec<St
 }
 
 pub(crate) async fn unfinished_events_came_before_and_have_not_ended<S: Working>(world: World<S>) {
-    // One event in every status there is: dead and in review are not finished, stale and ignored are.
+    // There is one event in each status. Dead events and events in review are unfinished; stale and
+    // ignored ones are finished.
     world
         .announce([
             spec("fee"),
@@ -169,7 +171,7 @@ pub(crate) async fn unfinished_events_came_before_and_have_not_ended<S: Working>
     assert_eq!(unfinished(&world, before(edge)).await, open);
     let all = unfinished(&world, EventFilter::default()).await;
     assert_eq!(all.len(), 12, "{all:?}");
-    // Beside the other conditions, `until` among them.
+    // The status is combined with the other conditions, including `until`.
     let both = |status| EventFilter { status: Some(status), ..before(edge) };
     assert_eq!(unfinished(&world, both(Status::Dead)).await, ["dead"]);
     assert_eq!(unfinished(&world, both(Status::Processed)).await, [""; 0]);
@@ -209,8 +211,8 @@ async fn sample<S: Working>(world: &World<S>, since: Timestamp, limit: usize) ->
 pub(crate) async fn a_sample_holds_all_of_a_span_with_how_often_and_when_each_came<S: Working>(
     world: World<S>,
 ) {
-    // An event just before the span, one exactly at its edge, copies long after, and a clock that
-    // was set back in between.
+    // One event lies just before the span, one exactly at its edge, copies arrive long after, and a
+    // clock was set back in between.
     world.announce([spec("fee")]).await;
     let empty = sample(&world, Timestamp::UNIX_EPOCH, 10).await;
     assert_eq!(empty, Sample { total: 0, events: Vec::new() });
@@ -243,7 +245,8 @@ pub(crate) async fn a_sample_holds_all_of_a_span_with_how_often_and_when_each_ca
 }
 
 pub(crate) async fn a_large_span_is_sampled_evenly<S: Working>(world: World<S>) {
-    // Only the newest, or only the oldest, would describe a moment and not the span.
+    // A sample of only the newest or only the oldest events would describe a moment and not the
+    // span.
     let noon = world.clock.now();
     for n in 0..100 {
         world.accept(&format!("evt_{n:03}"), &[]).await;
@@ -261,7 +264,7 @@ pub(crate) async fn a_large_span_is_sampled_evenly<S: Working>(world: World<S>) 
 pub(crate) async fn events_that_wait_for_a_decision_are_counted_by_source<S: Working>(
     world: World<S>,
 ) {
-    // Some are decided, in both ways; accepted ones do not count.
+    // Some events are approved and some rejected; accepted ones do not count.
     world.announce([spec("fee")]).await;
     assert_eq!(world.store.in_review().await.expect("reads"), []);
     let mut late = Vec::new();
@@ -315,7 +318,8 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
     let all = read(None, 100 * 365 * DAY).await;
     assert_eq!((all[0].new, all[0].copies, all[0].rejected), (16, 32, 4), "{all:?}");
 
-    // Of three days ago: kept by the hour. Of 100 days ago: kept by the day. Of three years ago: not kept.
+    // Counts of three days ago are kept by the hour. Counts of 100 days ago are kept by the day.
+    // Counts of three years ago are not kept.
     let old = [(3 * DAY, 100), (3 * DAY + 60, 100), (100 * DAY, 1_000), (1_098 * DAY, 5_000)];
     record(old.map(|(age, new)| count("a", at(age), new)).to_vec()).await;
     for _ in 0..3 {

@@ -35,7 +35,7 @@ impl<S: Sending> World<S> {
             if deletion.ended_at.is_some() {
                 return deletion;
             }
-            // Another transaction of the database's own may be open.
+            // A transaction of the database itself may be open.
             self.pass(1);
         }
         panic!("the deletion never ends");
@@ -62,7 +62,8 @@ impl<S: Sending> World<S> {
 pub(crate) async fn a_deleted_tenant_loses_everything_but_what_recognises_copies<S: Sending>(
     world: World<S>,
 ) {
-    // Events and deliveries in every state, work under way, and a neighbour that must notice nothing.
+    // The tenant has events and deliveries in every state, and work under way. The data of another
+    // tenant must not change.
     world.announce([spec("fee")]).await;
     let sender = Sender::of("acme", "shop");
     let arrive = async |id: &str| match world.arrive(&sender, id, &[job("fee")]).await {

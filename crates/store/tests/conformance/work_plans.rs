@@ -19,7 +19,7 @@ use crate::harness::{
     LEASE, Replay, Sender, Working, World, done, failed, job, ordered, placed, spec, with_gaps,
 };
 
-/// All handlers; and the one whose claims leave a store no choice.
+/// All handlers, and the handler whose claims leave a store no choice.
 const EVERY: &[&str] = &["plain", "latest", "sequence", "going", "machine"];
 const PLAIN: &[&str] = &["plain"];
 
@@ -31,7 +31,7 @@ enum Act {
         handler: usize,
         limit: usize,
     },
-    /// By the worker that claimed, however long ago.
+    /// The worker that claimed settles the job, however long ago it claimed.
     Settle {
         claim: usize,
         outcome: Ending,
@@ -82,7 +82,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// No waits between attempts: with jitter every store would give other results.
+/// There are no waits between attempts: with their jitter every store would give other results.
 fn eager(spec: HandlerSpec) -> HandlerSpec {
     let mut eager = spec;
     eager.policy.retry = vec![Duration::ZERO; 4];
@@ -138,7 +138,7 @@ impl Story {
         }
     }
 
-    /// The claim that many claims ago.
+    /// The claim that was made this many claims ago.
     fn claim(&self, ago: usize) -> Option<Claim> {
         self.claims.iter().rev().nth(ago).cloned()
     }
@@ -298,9 +298,9 @@ async fn live<S: Working>(
     story.log
 }
 
-/// The plan in two forms in which the jitter of lost attempts decides nothing: with several events
-/// but no time in which a lease could end; and with a single event, whose leases and backoffs are
-/// both over at each pass.
+/// The plan in two forms in which the jitter of lost attempts decides nothing. One has several
+/// events, but no time in which a lease could end. The other has a single event, whose leases and
+/// backoffs are both over at each pass.
 fn without_chance(plan: &[Act]) -> [Vec<Act>; 2] {
     let still = |act: &Act| !matches!(act, Act::Pass { .. });
     let of_one = |act: &Act| match *act {
