@@ -54,7 +54,7 @@ where
     start_with_peer(limits, tls, move |request, _peer| answer(request)).await
 }
 
-/// The same for an `answer` that uses the connection.
+/// A server whose `answer` uses the connection.
 async fn start_with_peer<A, F>(
     limits: HttpLimits,
     tls: Option<Arc<rustls::ServerConfig>>,
@@ -202,7 +202,7 @@ async fn a_head_over_the_limit_is_431_and_the_connection_ends() {
 
 #[tokio::test]
 async fn requests_that_two_parsers_could_read_differently_are_400_and_the_connection_ends() {
-    // Each contains a second request that only one of the two readings would find.
+    // Each head contains a second request that only one of the two readings would find.
     let hidden = "GET /hidden HTTP/1.1\r\nhost: a\r\n\r\n";
     let corpus = [
         (
@@ -427,7 +427,7 @@ async fn beyond_the_limit_a_connection_waits_while_all_others_run_requests() {
     .await;
     let mut second = Wire::connect(server.address).await;
     second.write(GET).await;
-    // Long enough for a loop that would accept the second one.
+    // A loop that would accept the second connection has enough time here.
     for _ in 0..1_000 {
         tokio::task::yield_now().await;
     }
@@ -677,7 +677,7 @@ where
 
 #[tokio::test]
 async fn frames_without_progress_end_an_http_2_connection() {
-    // Each costs the peer a few bytes and no stream, so no limit of streams counts them.
+    // Each frame costs the peer a few bytes and no stream, so no limit of streams counts it.
     let frame = |kind: u8, stream: u8, payload: &[u8]| {
         let mut frame = vec![0, 0, payload.len() as u8, kind, 0, 0, 0, 0, stream];
         frame.extend_from_slice(payload);

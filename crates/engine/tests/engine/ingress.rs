@@ -379,7 +379,7 @@ async fn a_body_at_the_limit_is_accepted_and_one_byte_more_is_413() {
     let heard = wire.answer().await;
     assert_eq!((heard.status, heard.header("connection")), (413, Some("close")));
     assert_eq!(wire.rest().await, b"");
-    // The same without a length: only reading it shows that it is too long.
+    // Bodies without a declared length: only reading such a body shows that it is too long.
     for (bytes, status) in [(bytes_max, 200), (bytes_max + 1, 413)] {
         let mut wire = server.wire().await;
         wire.write(chunked(&server, &sized(bytes))).await;
@@ -442,7 +442,7 @@ async fn a_slow_body_is_408_however_steadily_it_arrives() {
 async fn unfinished_bodies_share_a_bounded_memory() {
     let mut with = setup("crowded");
     with.body.unfinished_bytes_max = 200_000;
-    // All of them are new, and cannot be dropped yet.
+    // All bodies are new, and cannot be dropped yet.
     with.body.left_alone = Duration::from_secs(3600);
     let server = with.start().await;
     let request = server.signed(&" ".repeat(150_000));
@@ -477,7 +477,7 @@ async fn when_memory_is_short_the_slowest_body_is_dropped_and_not_the_newest() {
     let server = with.start().await;
     let body = json!({ "id": "evt_1", "type": "a", "pad": " ".repeat(150_000) }).to_string();
     let request = server.signed(&body);
-    // All but its last byte has arrived, and nothing more will.
+    // All of the body except its last byte has arrived, and the last byte never will.
     let mut slow = server.wire().await;
     slow.write(&request[..request.len() - 1]).await;
     within(async {
@@ -527,8 +527,8 @@ async fn a_length_that_is_only_declared_takes_no_memory() {
 
 #[tokio::test]
 async fn connections_are_counted_for_the_client_that_a_trusted_proxy_names() {
-    // One client behind the proxy holds all slots but one; the other's connection, though older,
-    // stays.
+    // One client behind the proxy holds all slots but one. The connection of the other client is
+    // older and stays all the same.
     let mut with = setup("shares");
     with.connections_max = 4;
     with.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
@@ -609,7 +609,8 @@ async fn a_late_event_is_refused_and_an_unknown_one_is_counted_separately() {
 
 #[tokio::test]
 async fn a_late_copy_of_a_notice_on_the_other_side_of_an_edge_is_not_counted_as_lost() {
-    // Its derived key has changed by now: the event is known under the key of the previous span.
+    // The derived key of the copy has changed by now: the event is known under the key of the
+    // previous span.
     let server = setup("late_notice").start().await;
     let secret = ActiveSecret::forever(Secret::new(SECRET));
     let mut spec = SourceSpec::new("late_notice", "stripe", vec![secret]);
@@ -684,8 +685,8 @@ async fn when_the_store_cannot_write_no_event_is_accepted() {
 }
 
 /// Sends an event whose commit waits, and hangs up. hyper drops the answer's future as soon as it
-/// sees the connection end. There is one slot only, so the next connection shows that it has.
-/// Returns the permits for which commits wait.
+/// sees the connection end. There is one slot only, so the next connection shows that the future
+/// was dropped. Returns the permits for which commits wait.
 async fn hang_up_during_the_commit(name: &'static str) -> (TestServer, Arc<Semaphore>) {
     let mut with = setup(name);
     with.connections_max = 1;

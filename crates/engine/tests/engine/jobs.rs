@@ -20,7 +20,7 @@ use crate::support::within;
 /// The model in memory, behind faults.
 pub(crate) type TestStore = FaultyStore<MemoryStore>;
 
-/// A store, and what a test needs to fill and read it.
+/// A store, with helpers to fill and read it.
 #[derive(Clone)]
 pub(crate) struct JobStore {
     pub(crate) faults: Arc<TestStore>,
@@ -48,7 +48,7 @@ impl JobStore {
         Self::with(|store| store)
     }
 
-    /// The same with changed hints.
+    /// A store with changed hints.
     pub(crate) fn with(change: impl FnOnce(TestStore) -> TestStore) -> Self {
         let clock = Arc::new(AtomicI64::new(Timestamp::now().as_second()));
         let seconds = Arc::clone(&clock);

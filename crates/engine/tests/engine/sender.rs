@@ -30,11 +30,12 @@ use uuid::Uuid;
 
 use crate::support::within;
 
-/// Deliveries by endpoint. Claims go over the endpoints in turn, each with at most `per_endpoint` at once.
+/// Deliveries by endpoint. A store whose claims take the endpoints in turn, each with at most
+/// `per_endpoint` attempts at once.
 struct TestOutbox {
     state: Mutex<State>,
     changed: Notify,
-    /// An exchange takes one before it begins.
+    /// An exchange takes a permit before it begins.
     permits: Semaphore,
 }
 
@@ -371,7 +372,7 @@ async fn endpoints_that_hang_do_not_delay_the_others() {
     }
     let running = start(&store, 256, MANY_BYTES, Duration::ZERO);
     store.until(|state| state.delivered.len() == 20 * 50).await;
-    // Nothing was delivered because an attempt of another endpoint had ended.
+    // No delivery had to wait for an attempt of another endpoint to end.
     assert!(store.state().failed.is_empty());
     for n in 0..50 {
         let [_, _, most] = sink.requests(&format!("hang{n}"));
@@ -449,7 +450,7 @@ async fn outcomes_are_kept_until_the_store_takes_them_and_nothing_is_sent_twice(
     store.publish(&vault(), sink.at, "hang", 2, 10);
     let running = start(&store, 64, MANY_BYTES, DRAIN);
     sink.until_open(2).await;
-    // The store is away when the attempts end.
+    // The store fails when the attempts end.
     store.state().failures = 3;
     sink.seen.released.notify_waiters();
     store.until(|state| state.delivered.len() == 2).await;

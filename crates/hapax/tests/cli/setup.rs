@@ -122,7 +122,7 @@ fn a_certificate_with_its_key_is_accepted_and_a_file_without_one_is_not() {
 
 #[test]
 fn sql_once_prints_a_migration_that_needs_no_other_table_of_hapax() {
-    // A user of it has no other table of Hapax: a reference to one would fail there.
+    // A user of `hapax.once` alone has no other table of Hapax, so a reference to one would fail.
     let run = hapax(&["sql", "once"]).run();
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.stdout.contains("CREATE OR REPLACE FUNCTION hapax.once("), "{run:?}");
@@ -186,7 +186,7 @@ fn every_provider_shows_a_block_that_check_config_takes() {
             assert_ne!(provider[fact].as_str(), Some(""), "{name} lacks {fact}");
         }
         let block = provider["config"].as_str().unwrap();
-        // Only unset or missing values may be wrong with it.
+        // The file may have no other problems than unset or missing values.
         let file =
             write(&dir, "hapax.toml", &format!("public_url = \"https://a.example\"\n{block}"));
         let run = hapax(&["check-config", "--config", &file]).in_dir(dir.path()).run();
@@ -247,7 +247,8 @@ fn a_data_directory_that_cannot_be_made_fails_the_doctor_and_ends_a_start_alike(
     assert!(run.stdout.contains("fail  data dir"), "{run:?}");
     let config =
         write(&dir, "hapax.toml", "listen = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"");
-    // The same exit code in dev mode and with a config: the config is right, the directory is not.
+    // The exit code is the same in dev mode and with a config: the config is right, the directory
+    // is not.
     let args =
         ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--data-dir", &data_dir];
     for start in [&["serve"][..], &["serve", "--config", &config]] {

@@ -26,7 +26,7 @@ fn storm(to: &str, args: &[&str]) -> Run {
     run
 }
 
-/// The same with `--json`, and the laws by name; the summary has its own entry.
+/// Runs a storm with `--json`, and returns the laws by name; the summary has its own entry.
 fn judged(to: &str, args: &[&str]) -> (Run, Value) {
     let run = storm(to, &[args, &["--json"]].concat());
     let mut laws = json!({});
@@ -75,7 +75,8 @@ fn an_endpoint_that_is_right_passes_in_any_order() {
         assert_eq!(laws["stale_refused"]["verdict"], "held");
         assert_eq!(laws["forged_refused"]["verdict"], "held");
         let summary = &laws["summary"];
-        // 12 events 4 times, 12 late, 12 forged in each of three ways, and 10 once more and once late.
+        // 12 events are sent 4 times, 12 late, 12 forged in each of three ways, and 10 once more
+        // and once late.
         assert_eq!(summary["answers"], json!({ "200": 58, "401": 58 }));
         assert_eq!(summary["effects"], json!({ "before": 0, "after": 12 }));
         assert!(summary["ack_ms"]["p99"].as_f64() >= summary["ack_ms"]["p50"].as_f64());
@@ -85,7 +86,7 @@ fn an_endpoint_that_is_right_passes_in_any_order() {
 
 #[test]
 fn a_handler_that_checks_and_then_acts_is_caught_with_the_events_it_doubled() {
-    // The bug that the product is about; its endpoint answers 200 to everything.
+    // This is the bug that Hapax prevents; the endpoint answers 200 to everything.
     let (endpoint, laws) = check(Flaw::ChecksThenActs, &[], &["one_effect"]);
     let law = &laws["one_effect"];
     assert_eq!(law["breaches"], 12);
@@ -100,7 +101,7 @@ fn a_handler_that_checks_and_then_acts_is_caught_with_the_events_it_doubled() {
 
 #[test]
 fn lost_events_are_missed_by_name() {
-    // Events are acked and forgotten: only the effects show it.
+    // Events are acked and dropped: only the effects show it.
     let (endpoint, laws) = check(Flaw::Loses, &["--seed", "5"], &["one_effect"]);
     let (effects, named) = (endpoint.effects(), named(&laws["one_effect"]));
     assert!(!named.is_empty() && named.iter().all(|id| !effects.contains(id)), "{laws}");
@@ -112,7 +113,7 @@ fn an_endpoint_that_accepts_forged_events_is_caught_by_each_kind() {
     let (_, laws) =
         check(Flaw::TakesForged, &HOSTILE, &["forged_refused", "one_effect", "stale_refused"]);
     assert_eq!(laws["forged_refused"]["breaches"], 36);
-    // Late ones, and three kinds of forged ones: the changed byte is not in the id.
+    // Late events and three kinds of forged events had effects: the changed byte is not in the id.
     assert_eq!(laws["one_effect"]["breaches"], 48);
 }
 
@@ -194,7 +195,7 @@ fn a_count_of_effects_is_enough_and_a_command_can_return_it() {
         let (run, laws) = judged(&to, &["--events", "5", "--effects-cmd", probe]);
         assert_eq!((run.code, &laws["one_effect"]["verdict"]), (0, &json!("held")), "{run:?}");
     }
-    // Too few and too many: 12 lines become 17, then 22.
+    // The probe counts too few effects, then too many: 12 lines become 17, then 22.
     let wrong = [(format!("expr $({count}) / 2"), "2"), (format!("expr $({count}) '*' 2"), "10")];
     for (probe, seen) in wrong {
         let args = ["--events", "5", "--settle", "2s", "--effects-cmd", &probe];
@@ -309,7 +310,7 @@ fn a_storm_that_cannot_be_is_no_verdict() {
         assert!(run.stderr.contains("cannot read effects"), "{run:?}");
     }
     assert!(endpoint.came().is_empty(), "without a probe that works nothing is sent");
-    // A probe that dies during the storm.
+    // The probe dies during the storm.
     let once = format!("mkdir '{}/once' && echo 0", dir.path().display());
     let run = storm(&endpoint.url(), &["--events", "2", "--effects-cmd", &once]);
     assert_eq!(run.code, 3, "{run:?}");

@@ -1,5 +1,5 @@
 //! Runs the real binary in a controlled environment.
-#![allow(dead_code)] // Each test file uses its part of it.
+#![allow(dead_code)] // Each test file uses a part of this module.
 
 use std::io::Write as _;
 use std::path::Path;

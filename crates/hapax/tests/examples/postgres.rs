@@ -57,7 +57,7 @@ impl Language {
         std::fs::read_to_string(self.example().join(file)).unwrap()
     }
 
-    /// The program that runs it, or why it cannot run here.
+    /// The program that runs the app, or why the app cannot run here.
     fn program(self) -> Result<Program, String> {
         match self {
             Self::Python => Ok(Program {
@@ -74,7 +74,7 @@ impl Language {
     }
 }
 
-/// Installed once for all tests.
+/// The packages are installed once for all tests.
 fn node_packages() -> Result<PathBuf, String> {
     static INSTALLED: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("payout-fee-postgres-node");
@@ -91,21 +91,21 @@ struct Stage {
     /// As the superuser.
     database: String,
     role: String,
-    /// As the app's own role.
+    /// The URL of the database for the app's own role.
     app_database: String,
     app: SocketAddr,
 }
 
 impl Stage {
-    /// With the schema that the example's README creates. `None` if the language is not installed
-    /// here; the skip was printed.
+    /// Prepares a database with the schema that the example's README creates. `None` if the
+    /// language is not installed here; the skip was printed.
     fn set(test: &str, language: Language) -> Option<Self> {
         let stage = Self::bare(test, language)?;
         stage.migrate();
         Some(stage)
     }
 
-    /// The same with an empty database.
+    /// Prepares an empty database.
     fn bare(test: &str, language: Language) -> Option<Self> {
         match language.program() {
             Ok(program) => Some(Self::with(language, program)),
@@ -206,7 +206,7 @@ impl Stage {
         fees
     }
 
-    /// One fee and one message for each of these payouts, and nothing else.
+    /// Checks that there are one fee and one message for each of these payouts, and nothing else.
     #[track_caller]
     fn charged_once_each(&self, payouts: impl IntoIterator<Item = String>) {
         let once: BTreeMap<String, usize> = payouts.into_iter().map(|id| (id, 1)).collect();
@@ -541,8 +541,8 @@ fn a_node_script_without_a_server_charges_each_fee_once() {
 }
 
 fn without_a_server(test: &str, language: Language) {
-    // hapax.once alone, in a database without the other tables of Hapax: the same payout many times
-    // at once, then killed at each step and run again.
+    // `hapax.once` alone, in a database without the other tables of Hapax: the same payout runs
+    // many times at once, is killed at each step, and runs again.
     const AT_ONCE: usize = 6;
     let Some(stage) = Stage::bare(test, language) else { return };
     let printed = crate::common::hapax(&["sql", "once"]).run();

@@ -104,8 +104,8 @@ fn an_app_that_dies_at_any_step_charges_each_key_once() {
         assert_eq!(app.wait().signal(), Some(9), "{step}");
         let is_committed = step == "after commit";
         assert_eq!(stage.charges().contains_key(&key), is_committed, "{step}");
-        // After its commit the answer is stored; before it the outcome is unknown, and the error
-        // says so.
+        // After the app's commit the answer is stored. Before the commit the outcome is unknown,
+        // and the error says so.
         match is_committed {
             true => assert_eq!(first.status, 201, "{first:?}"),
             false => assert_eq!(problem(&first), "unknown_outcome"),

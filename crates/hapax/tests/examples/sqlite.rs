@@ -82,7 +82,7 @@ fn fees(database: &Path) -> Option<Vec<(String, i64, i64)>> {
     Some(rows.map(Result::unwrap).collect())
 }
 
-/// One fee for each payout and each the right one, beside the README's.
+/// Checks that each payout has one fee, and the right one, besides the payout of the README.
 #[track_caller]
 fn check_fees(mut found: Vec<(String, i64, i64)>) {
     let mut expected: Vec<_> = (0..PAYOUTS)
@@ -154,7 +154,8 @@ impl Drop for Worker {
 
 #[test]
 fn the_payout_fee_as_a_python_pull_worker_charges_each_fee_once() {
-    // The worker dies with claims it has not completed, and the server under another worker.
+    // One worker dies with claims that it has not completed, and the server dies while another
+    // worker runs.
     let test = "the_payout_fee_as_a_python_pull_worker_charges_each_fee_once";
     let python = Command::new("python3").args(["-c", "import sqlite3"]).output();
     if !python.is_ok_and(|ran| ran.status.success()) {

@@ -103,7 +103,7 @@ fn wait_for(database: &Database, id: &str, status: &str) {
     });
 }
 
-/// One row and one step of the balance.
+/// Writes one row and increments the balance.
 async fn effect(db: &mut PgDb, event: &Event) -> Result<String, Failure> {
     let attempt = i32::try_from(event.attempt)?;
     db.execute("INSERT INTO ledger VALUES ($1, 'rust', $2)", &[&&*event.event_id, &attempt])
@@ -149,7 +149,7 @@ fn fifty_copies_at_once_on_two_nodes_have_one_effect_and_its_result_is_returned(
 
 #[test]
 fn a_panic_is_a_failed_attempt_wherever_it_happens() {
-    // First outside the transaction, then inside it, after a write.
+    // The handler panics first outside the transaction, then inside it, after a write.
     let setup = handler_fn(|event: Event, tx: PgTx| async move {
         assert!(event.attempt != 1, "outside");
         let mut db = tx.begin().await?;
@@ -167,8 +167,9 @@ fn a_panic_is_a_failed_attempt_wherever_it_happens() {
 
 #[test]
 fn every_way_to_fail_rolls_back_and_is_tried_again() {
-    // An error after effects and a message; an SQL error that is ignored; a constraint that is
-    // deferred to the commit; and finally the ordinary work.
+    // The attempts end with an error after effects and a message, with an SQL error that is
+    // ignored, with a constraint that is deferred to the commit, and finally with the ordinary
+    // work.
     let setup = handler_fn(|event: Event, tx: PgTx| async move {
         let mut db = tx.begin().await?;
         let result = effect(&mut db, &event).await?;
@@ -382,7 +383,8 @@ fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_an_effect() {
 
 #[test]
 fn a_node_killed_beside_another_neither_loses_nor_doubles_an_effect() {
-    // kill -9 while both work on the same jobs, repeatedly; the other node continues.
+    // A node is killed with SIGKILL, repeatedly, while both work on the same jobs; the other node
+    // continues.
     const EVENTS: usize = 150;
     const BLOWS: usize = 3;
     let database = Database::shared("rust_killed");
@@ -403,8 +405,8 @@ fn a_node_killed_beside_another_neither_loses_nor_doubles_an_effect() {
 
 #[test]
 fn a_node_stopped_past_its_lease_cannot_commit_a_job_that_another_has_done() {
-    // SIGSTOP with the effect written and the transaction open. The other node does the job; then
-    // the first continues and commits.
+    // A node gets a SIGSTOP with the effect written and the transaction open. The other node does
+    // the job; then the first continues and commits.
     let dir = TempDir::new().unwrap();
     let go = dir.path().join("go");
     let waits_for = (WAITS_FOR, go.to_str().unwrap());

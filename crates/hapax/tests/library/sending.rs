@@ -77,7 +77,7 @@ async fn an_app_publishes_in_the_transaction_of_its_handler_and_its_endpoints_ge
     );
     assert_eq!(ledger.effects().get("evt_1"), Some(&1));
 
-    // On its own, and the same again.
+    // A message is published on its own, and then again.
     let alone = hapax.publish(message("fee.refunded", "m1")).await.unwrap();
     assert!(matches!(alone, Published::Accepted(_)), "{alone:?}");
     let again = hapax.publish(message("fee.refunded", "m1")).await.unwrap();
@@ -110,7 +110,7 @@ async fn an_app_publishes_in_the_transaction_of_its_handler_and_its_endpoints_ge
     let secret = added.secret.unwrap();
     assert!(got[2].id() == "m3" && got[2].verifies(&secret));
 
-    // Another kind of signature, beside the old one for a while.
+    // The endpoint changes to another kind of signature; the old one is sent too for a while.
     let hour = Duration::from_secs(3_600);
     let rotated = hapax.rotate_endpoint(added.id, hour, Some(Signing::Ed25519)).await.unwrap();
     assert!(rotated.id == added.id && rotated.secret.is_none());

@@ -27,7 +27,7 @@ use tower::ServiceExt as _;
 
 const SECRET: &str = "whsec_library";
 const AT_ONCE: [Duration; 3] = [Duration::ZERO; 3];
-/// The transaction timeout in tests about it.
+/// The transaction timeout in tests about timeouts.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// An app with one source and its ledger.
@@ -39,12 +39,12 @@ struct App {
 }
 
 impl App {
-    /// With long transaction timeouts, for a busy machine.
+    /// An app with long transaction timeouts, for a busy machine.
     async fn with(setup: HandlerSetup) -> Self {
         Self::hurried(setup.transaction_timeout(FOREVER)).await
     }
 
-    /// With the timeout of the setup.
+    /// An app with the timeout of the setup.
     async fn hurried(setup: HandlerSetup) -> Self {
         Self::made(setup, |builder, directory| builder.data_dir(directory)).await
     }
@@ -106,7 +106,7 @@ pub(crate) async fn ask(router: Router, request: &Request) -> (u16, Value) {
     (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
 }
 
-/// One row and one step of the balance.
+/// Writes one row and increments the balance.
 fn effect(db: &hapax::Db<'_>, event_id: &str, attempt: u32) -> Result<Option<String>, Failure> {
     db.execute("INSERT INTO ledger VALUES (?1, 'rust', ?2)", (event_id, attempt))?;
     db.execute("UPDATE account SET balance = balance + 1", [])?;
@@ -144,7 +144,8 @@ async fn fifty_copies_at_once_have_one_effect_and_its_result_is_returned() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_is_a_failed_attempt_wherever_it_happens() {
-    // First outside the transaction, then inside it, on the writer, after a write.
+    // The handler panics first outside the transaction, then inside it, on the writer, after a
+    // write.
     let setup = handler_fn(|event: Event, tx: Tx| async move {
         assert!(event.attempt != 1, "outside");
         let committed = tx.commit(move |db| {
@@ -539,10 +540,10 @@ async fn the_router_works_at_any_path_and_verifies_the_raw_body() {
     check("another", "/api/v2/webhooks/acme/square", 200).await;
     check(SECRET, "/api/v2/webhooks/acme/square", 401).await;
     check(SECRET, "/api/v2/webhooks/stripe", 404).await;
-    // Signed for another path.
+    // The request was signed for another path.
     let elsewhere = Sender::new("square", SECRET, "/webhooks/square").request(body("e2"));
     assert_eq!(ask(app.clone(), &elsewhere.to("/api/v2/webhooks/square")).await.0, 401);
-    // One more byte in the body, although the JSON means the same.
+    // The body has one more byte, although the JSON has the same meaning.
     let request = Sender::new("square", SECRET, "/api/v2/webhooks/square").request(body("e3"));
     let padded = request.clone().body(body("e3") + " ");
     assert_eq!(ask(app.clone(), &padded).await.0, 401);
@@ -628,8 +629,8 @@ async fn app_to_be_paused() {
 
 #[test]
 fn an_app_stopped_past_its_lease_commits_each_effect_once_when_it_continues() {
-    // Stopped in the middle of an attempt until timeout and lease are long over. When it continues,
-    // the attempt, its timeout, the renewal and the next claim race.
+    // The process is stopped in the middle of an attempt until timeout and lease are long over.
+    // When it continues, the attempt, its timeout, the renewal and the next claim race.
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::at(&dir.path().join("hapax.db"));
     ledger.execute(ledger::SCHEMA);

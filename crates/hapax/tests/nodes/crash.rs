@@ -12,7 +12,7 @@ use crate::support::nodes::{Database, SECRET, Senders, wait};
 use crate::support::{House, Sender, Server, Wire, until};
 use serde_json::{Value, json};
 
-/// Short, so that a brief stop of a node is longer than its leases.
+/// A short lease, so that a brief stop of a node is longer than its leases.
 const LEASE: Duration = Duration::from_secs(1);
 
 fn short(handler: &str) -> String {
@@ -351,8 +351,8 @@ fn pull_workers_whose_nodes_die_and_stop_complete_each_job_once() {
 
 #[test]
 fn a_transaction_of_a_user_that_stays_open_delays_only_the_job_it_has_claimed() {
-    // The transaction has completed one job and written rows that the handlers of others write too.
-    // It does not commit for as long as those others work.
+    // The transaction has completed one job and written rows that the handlers of other jobs write
+    // too. It does not commit while those handlers run.
     const EVENTS: usize = 200;
     let database = Database::shared("open");
     let handlers = format!("[sources.stripe.handlers.mine]\npull = true\n{}", sql_handler());

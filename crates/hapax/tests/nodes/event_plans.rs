@@ -5,7 +5,7 @@ use crate::support::nodes::{Database, SECRET};
 use crate::support::{Sender, Server, until};
 use serde_json::{Value, json};
 
-/// One attempt; fails while the ledger is not there.
+/// A handler with one attempt, which fails while the ledger does not exist.
 const FEE: &str = "[sources.stripe.handlers.fee]\nretry = [\"0s\"]\n\
      sql = \"INSERT INTO ledger VALUES (:event_id, 'fee', :attempt)\"\n";
 

@@ -62,7 +62,7 @@ fn the_same_copies_to_all_at_once(count: usize) {
     database.all_processed(&nodes[0].1, EVENTS);
     database.is_once_each(EVENTS);
     assert_eq!(database.number("SELECT balance FROM account"), EVENTS as i64);
-    // Long after, every node answers the same for each event.
+    // Afterwards every node gives the same answer for each event.
     for (_, node) in &nodes {
         for (event, request) in requests.iter().enumerate() {
             let answer = node.ask(request);
@@ -91,7 +91,8 @@ fn fifty_copies_of_each_event_to_four_nodes_at_once_have_one_effect() {
 
 #[test]
 fn a_copy_at_another_node_waits_for_the_outcome_and_gets_the_stored_answer() {
-    // The copy arrives while node A works on the event: node B gets no notification when that ends.
+    // The copy arrives while node A works on the event. Node B gets no notification when that work
+    // ends.
     let (go, gate) = std::sync::mpsc::channel::<()>();
     let gate = std::sync::Mutex::new(gate);
     let app = App::new(move |_| {
@@ -130,7 +131,7 @@ fn a_copy_at_another_node_waits_for_the_outcome_and_gets_the_stored_answer() {
         }
     });
     assert_eq!(app.calls().len(), 1);
-    // Later too, from either node.
+    // Later copies get the same answer from either node.
     for (_, node) in [&a, &b] {
         assert_eq!(node.ask(&request).json()["status"], "processed");
     }
@@ -153,7 +154,7 @@ fn an_ingress_a_worker_and_an_admin_node_work_together() {
     ingress.ingress = address(&said);
     let senders = Senders::to([&ingress]);
     senders.send(4, 0..EVENTS, || ());
-    // Accepted, and no worker runs yet.
+    // The events are accepted, and no worker runs yet.
     assert_eq!(database.number("SELECT count(*) FROM hapax.event"), EVENTS as i64);
     assert!(database.effects().is_empty());
     let (_worker_house, worker, said) = node("worker");

@@ -25,7 +25,7 @@ use crate::support::{Answer, House, Sender, Server, Wire, own_address, post, unt
 const EVENTS: usize = 8;
 
 /// How long a proxy keeps an answer: shorter than the test, so that keys expire during it, and
-/// longer than any request of it.
+/// longer than any of its requests.
 const TTL: Duration = Duration::from_secs(15);
 
 /// The number of clients that replay the newest events.
@@ -295,7 +295,7 @@ impl Stage {
     }
 
     fn load(&self, load: Feature, name: &str) {
-        // Odd ones first, so that order has gaps to wait for.
+        // Odd numbers come first, so that order has gaps to wait for.
         let numbers =
             (1..=EVENTS).filter(|n| n % 2 == 1).chain((1..=EVENTS).filter(|n| n % 2 == 0));
         let old: Vec<String> = self.keys.lock().unwrap().keys().take(OLD_KEYS).cloned().collect();
@@ -336,9 +336,9 @@ impl Stage {
         assert_eq!(copy.id(), first.id(), "{name}: a copy has another id");
     }
 
-    /// An operator's approval and an on-time copy: both release the event, once. Every other time a
-    /// second operator rejects it at the same moment: then it runs only if the rejection came too
-    /// late.
+    /// An operator's approval and an on-time copy both release the event, which runs once. Every
+    /// other time a second operator rejects the event at the same moment: then it runs only if the
+    /// rejection came too late.
     fn reviewed(&self, id: &str, on_time: &[u8], n: usize) -> Runs {
         let refuses = n.is_multiple_of(2);
         std::thread::scope(|scope| {
@@ -374,7 +374,7 @@ impl Stage {
             let known: Vec<String> =
                 self.accepted.lock().unwrap().iter().rev().take(40).cloned().collect();
             match disturbance {
-                // By several clients at once, because an event is read first and replayed
+                // Several clients replay at once, because an event is read first and replayed
                 // afterwards.
                 Replay => std::thread::scope(|scope| {
                     for _ in 0..REPLAYS_AT_ONCE {
@@ -390,7 +390,7 @@ impl Stage {
                 Reload => {
                     for node in &self.nodes {
                         let node = node.lock().unwrap();
-                        // There is none while it is being restarted.
+                        // There is no server while the node is being restarted.
                         if let Some(server) = &node.server {
                             server.signal("HUP");
                         }

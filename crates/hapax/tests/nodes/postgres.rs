@@ -14,7 +14,7 @@ const HANDLER: &str = "[sources.stripe.handlers.fee]\ntimeout = \"1s\"\nlease = 
      sql = \"INSERT INTO ledger VALUES (:event_id, 'fee', :attempt)\"\n";
 
 /// How long a node may take after the database is back: the documentation promises five seconds,
-/// and the rest is for a busy machine.
+/// and a busy machine needs more.
 const BACK: Duration = Duration::from_secs(60);
 
 /// Two nodes on one database.
@@ -64,7 +64,7 @@ fn under_load(
     senders.one_id_each(events);
     database.all_processed(&nodes[0], events + blows);
     database.is_once_each(events + blows);
-    // Every acked event is there, under the acked id.
+    // Every acked event is in the database, under the acked id.
     for node in nodes {
         assert_eq!(node.events("source=stripe").len(), events + blows);
     }
@@ -72,7 +72,8 @@ fn under_load(
 
 #[test]
 fn sessions_that_are_ended_or_crash_under_load_cost_nothing_but_time() {
-    // By an administrator, and by SIGKILL: then PostgreSQL ends all sessions and recovers.
+    // Sessions are ended by an administrator, and by SIGKILL: then PostgreSQL ends all sessions and
+    // recovers.
     let server = wait(Postgres::start());
     let database = Database::on(&server, "sessions");
     let (_houses, nodes) = two(&database.url);
@@ -126,8 +127,8 @@ fn a_database_that_is_killed_and_comes_back_finds_its_nodes_waiting() {
 
 #[test]
 fn nodes_follow_a_synchronous_standby_that_is_promoted_under_load() {
-    // The old primary dies during the load. Every acked event is on the new one, and facts that the
-    // nodes cached in the old epoch are no longer used.
+    // The old primary dies during the load. Every acked event is on the new primary, and entries
+    // that the nodes cached in the old epoch are no longer used.
     let primary = wait(Postgres::start());
     if !primary.can_have_standby() {
         return crate::support::skip(
@@ -161,7 +162,7 @@ fn nodes_follow_a_synchronous_standby_that_is_promoted_under_load() {
     database.is_once_each(EVENTS + 1);
 }
 
-/// The URL of a database on two servers, of which the one that accepts writes is wanted.
+/// The URL of a database on two servers that asks for the one that accepts writes.
 fn on_either(one: u16, other: u16, name: &str) -> String {
     format!(
         "postgres://postgres@127.0.0.1:{one},127.0.0.1:{other}/{name}?target_session_attrs=read-write"
@@ -314,8 +315,8 @@ fn an_asynchronous_standby_that_is_promoted_under_load_loses_what_it_never_got_a
 
 #[test]
 fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
-    // Its machine is gone without closing connections: packets vanish, connections open and never
-    // answer.
+    // The primary's machine disappears without closing connections: packets vanish, connections
+    // open and never answer.
     let primary = wait(Postgres::start());
     if !primary.can_have_standby() {
         return crate::support::skip(
@@ -343,7 +344,7 @@ fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
 
 #[test]
 fn a_pooler_in_transaction_mode_is_refused_in_words_that_help() {
-    // Settings, prepared statements and locks of a session would be on changing servers.
+    // Settings, prepared statements and locks of a session would be on changing server sessions.
     if !PgBouncer::is_installed() {
         return crate::support::skip("a pooler in transaction mode", "no pgbouncer here");
     }
@@ -396,8 +397,8 @@ fn is_silent(what: &str, said: &str) {
 
 #[test]
 fn a_password_is_never_printed() {
-    // In the config, the environment and the flags; with a server that runs, is down or refuses,
-    // and with invalid URLs.
+    // The password is in the config, the environment and the flags, with a server that runs, is
+    // down or refuses, and with invalid URLs.
     let server = wait(Postgres::start());
     let database = Database::on(&server, "canary");
     let host = format!("127.0.0.1:{}", server.port());
@@ -429,7 +430,7 @@ fn a_password_is_never_printed() {
     let stdout = node.stdout.clone();
     is_silent("the log", &node.stop());
     is_silent("stdout", &stdout.text());
-    // No server, at the start and for each command.
+    // No server is reachable, at the start and for each command.
     let (code, said) = house.fail();
     assert_eq!(code, Some(3), "{said}");
     is_silent("a start without a database", &said);
@@ -458,7 +459,7 @@ fn a_password_is_never_printed() {
 
 #[test]
 fn doctor_checks_the_database_that_nodes_share() {
-    // Not the embedded database, which is not used there; and it changes nothing.
+    // Doctor does not check the embedded database, which is not used here, and changes nothing.
     let database = Database::empty("doctor");
     let house = database.house("", "");
     let doctor = |url: Option<&str>| {
@@ -491,12 +492,12 @@ fn doctor_checks_the_database_that_nodes_share() {
     assert!(findings.iter().all(|finding| finding["check"] != "data dir"), "{findings:?}");
     let there = "SELECT count(*) FROM pg_namespace WHERE nspname = 'hapax'";
     assert_eq!(database.number(there), 0, "it changed something");
-    // With a server on it.
+    // Doctor runs beside a server on the same database.
     let node = house.start();
     let (_, findings) = doctor(None);
     assert_eq!(of(&findings, "schema").0, "ok", "{findings:?}");
     node.stop();
-    // Tables that no node of this version accepts: neither command may report success.
+    // No node of this version accepts these tables, so neither command may report success.
     database.execute("UPDATE hapax.migration SET checksum = 'x' || checksum WHERE number = 1");
     let (code, findings) = doctor(None);
     assert_eq!((code, of(&findings, "schema").0.as_str()), (1, "fail"));

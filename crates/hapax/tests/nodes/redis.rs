@@ -10,8 +10,8 @@ use crate::support::{House, Sender, Server, until};
 use hapax_core::{EventKey, SourceName, Tenant};
 use hapax_sim::{Redis, RedisReply};
 
-/// An answer that took longer has waited for Redis; far longer than any answer takes on a busy
-/// machine.
+/// The longest time of an answer: far longer than any answer takes on a busy machine, so a longer
+/// one has waited for Redis.
 const ACK_MAX: Duration = Duration::from_secs(10);
 
 /// A node with this Redis in front.

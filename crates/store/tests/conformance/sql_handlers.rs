@@ -71,7 +71,7 @@ impl World {
         self.store.run_sql(ask).await.expect("runs")
     }
 
-    /// Runs until nothing is due.
+    /// Runs jobs until none is due.
     async fn drain(&self) -> SqlRan {
         let mut all = SqlRan::default();
         for _ in 0..1_000 {

@@ -65,7 +65,7 @@ enum Hands {
 
 const STATEMENT: &str = "INSERT INTO ledger VALUES (:event_id, 'sql')";
 
-/// Runs the due jobs; returns how many there were.
+/// Runs the due jobs, and returns how many there were.
 async fn work(hands: Hands, store: &PgStore, sql: &Client) -> Result<usize, StoreError> {
     if hands == Hands::Statements {
         let ran = store.run_sql(asked(STATEMENT, Duration::from_secs(30))).await?;

@@ -1,5 +1,5 @@
-//! The rules of a delivery's life stand twice: in `hapax_core::delivery`, and in the SQL functions. Here
-//! both decide about every act in every phase, and must agree on every column.
+//! The rules of a delivery's life exist twice: in `hapax_core::delivery`, and in the SQL functions.
+//! Here both decide about every act in every phase, and must agree on every column.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ const PROGRESS: [Progress; 7] = [
     Progress { attempt: 3, steps: 2, lost: 1 },
     Progress { attempt: 9, steps: 0, lost: 6 },
     Progress { attempt: 40, steps: 0, lost: 30 },
-    // The last attempt that may be unsent without a step, and one after it.
+    // The last unsent attempt that uses no step, and the one after it.
     Progress { attempt: 21, steps: 1, lost: 0 },
     Progress { attempt: 24, steps: 1, lost: 2 },
 ];
@@ -73,8 +73,8 @@ fn retries() -> [Retry; 6] {
     ]
 }
 
-/// Puts the delivery into this state. The earlier one under its key is under way if `is_blocked`, and has
-/// ended otherwise.
+/// Puts the delivery into this state. The earlier delivery under its key is under way if
+/// `is_blocked`, and has ended otherwise.
 async fn put(
     sql: &Client,
     phase: DeliveryPhase,
@@ -102,7 +102,7 @@ async fn put(
     .await
     .expect("puts");
     if !matches!(phase, DeliveryPhase::Leased | DeliveryPhase::Delivered) {
-        // The record that a slow attempt takes back.
+        // The record that is deleted when a slow attempt reports.
         sql.execute(
             "INSERT INTO hapax.delivery_attempt (message, endpoint, attempt, started_at, error, node)
              SELECT message, endpoint, attempt, started_at, 'lost', 'n' FROM hapax.delivery
@@ -140,7 +140,7 @@ async fn stored(sql: &Client) -> Stored {
     }
 }
 
-/// Does the act in SQL, and returns whether its answer says that it holds.
+/// Runs the act in SQL, and returns whether it was accepted.
 async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
     let settle = async |verdict: i32, how: i32, wait: i64| -> bool {
         let row = sql
@@ -278,7 +278,8 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
                         && phase == DeliveryPhase::Leased
                         && due <= now
                     {
-                        // An exchange ends this lease first; the case of its end is compared by itself.
+                        // An exchange ends this lease first; the end of a lease is a case of its
+                        // own.
                         continue;
                     }
                     let is_blocked = match one {
@@ -323,7 +324,7 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_act_under_another_fence_changes_nothing() {
-    // A fence that was never given out is guessed: also that of a delivery which was never claimed.
+    // A sender guesses a fence that was never issued, also for a delivery that was never claimed.
     let url = Postgres::shared().await.create_database("delivery_fence").await;
     PgStore::migrate(&url).await.expect("migrates");
     let sql = connect(&url).await;
@@ -360,7 +361,8 @@ async fn an_act_under_another_fence_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_of_a_delivery_has_the_same_number_under_its_name() {
-    // Statements name states by a function; a misspelt name must fail and not match nothing.
+    // Statements name states by a function. A misspelt name must be an error, and not a condition
+    // that no row meets.
     let url = Postgres::shared().await.create_database("delivery_names").await;
     PgStore::migrate(&url).await.expect("migrates");
     let sql = connect(&url).await;

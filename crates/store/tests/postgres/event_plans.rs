@@ -85,8 +85,8 @@ async fn a_slice_ends_before_an_event_that_a_users_transaction_holds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_message_with_an_early_time_and_a_late_number_hides_no_others_from_a_plan() {
-    // Its transaction was open for long before it published: its number is the highest, and its time lies
-    // before that of all others.
+    // The transaction of one message was open for long before it published. The number of the
+    // message is the highest, and its time is the earliest.
     let base = Base::new("late_numbers", spec(1)).await;
     let endpoint = add(&base.store, settings()).await;
     for id in ["m0", "m1", "m2", "long"] {

@@ -29,7 +29,7 @@ async fn open(url: &str) -> PgStore {
     PgStore::open(PgOptions::new(url)).await.expect("opens")
 }
 
-/// With one connection for each kind of work, so that a leaked connection is noticed.
+/// Opens a store with one connection for each kind of work, so that a leaked connection is noticed.
 async fn open_narrow(url: &str) -> PgStore {
     let pools =
         PoolSizes { ingest: 1, work: 1, handlers: 1, ledger: 1, publish: 1, send: 1, admin: 1 };
@@ -98,8 +98,9 @@ impl Blocked {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_nul_in_a_request_does_not_harm_the_others_of_its_batch() {
-    // Text in PostgreSQL cannot contain a NUL: in a header or a resource it could fail the whole
-    // batch, and anywhere break a view. (Ids and types with control characters are refused before.)
+    // Text in PostgreSQL cannot contain a NUL. In a header or a resource a NUL could fail the whole
+    // batch, and in any column it could break a view. (Ids and types with control characters are
+    // refused before.)
     let url = pg_database().await;
     let store = open_narrow(&url).await;
     let blocked = Blocked::on(&url).await;
@@ -130,7 +131,7 @@ async fn a_nul_in_a_request_does_not_harm_the_others_of_its_batch() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_the_database_refuses_fails_alone() {
-    // A tenant's name that no text column accepts, in the middle of a batch of good ones.
+    // In the middle of a batch, one tenant's name is not accepted by any text column.
     let url = pg_database().await;
     let store = open_narrow(&url).await;
     let blocked = Blocked::on(&url).await;
@@ -171,7 +172,7 @@ async fn dropping_a_future_at_any_poll_leaves_nothing_open() {
     }
     let verdicts = store.ingest(Sender::plain().ingest(&body("last"))).await.expect("ingests");
     assert!(matches!(verdicts[..], [Verdict::Accepted(_)]), "{verdicts:?}");
-    // Committed, not inside a transaction that was left open: other sessions see it.
+    // The event is committed, not inside a transaction that was left open: other sessions see it.
     let last = "SELECT count(*) FROM hapax.event WHERE event_id = 'last'";
     assert_eq!(number(&url, last).await, 1);
     let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
@@ -183,7 +184,7 @@ async fn dropping_a_future_at_any_poll_leaves_nothing_open() {
     store.close().await;
 }
 
-/// Polls this often, each time after a wake-up, and then drops the future.
+/// Polls the future this many times, each time after a wake-up, and then drops it.
 async fn poll_and_drop<T>(mut future: Pin<Box<dyn Future<Output = T> + Send + '_>>, polls: usize) {
     let mut left = polls;
     std::future::poll_fn(move |cx| {
@@ -229,8 +230,9 @@ async fn a_connection_cut_after_the_statement_was_sent_is_an_error_and_the_retry
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_server_blocks_neither_senders_nor_the_writer() {
-    // Its connections stay open and nothing is answered. A slow claim may take long. Requests that were sent,
-    // and requests that wait for the one writer, must get their error sooner.
+    // The connections of a dead server stay open and nothing is answered. A slow claim may take
+    // long. Requests that were sent, and requests that wait for the one writer, must get their
+    // error sooner.
     let url = pg_database().await;
     let server = Postgres::shared().await;
     let proxy = TcpProxy::to_port(server.port()).await;
@@ -265,8 +267,8 @@ async fn a_silent_server_blocks_neither_senders_nor_the_writer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_waits_for_a_key_delays_no_other_event() {
-    // Another client's open transaction holds one key. Too few requests for a second commit queue
-    // behind the commit that waits for it, and yet they must not wait as long as it does.
+    // Another client's open transaction holds one key. A few requests, too few for a second commit,
+    // queue behind the commit that waits for the key. They must not wait as long as that commit.
     const WAITING: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                            AND application_name = 'hapax-ingest' AND wait_event_type = 'Lock'";
     let url = pg_database().await;
@@ -341,7 +343,7 @@ async fn after_the_postmaster_was_killed_and_is_back_the_store_works_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_and_a_read_only_database_are_refused() {
-    // Connected to the wrong one of two servers, a node would answer 503 for ever, or worse.
+    // Connected to the wrong one of two servers, a node would answer 503 for ever.
     let server = Postgres::start().await;
     let url = server.create_database("primary").await;
     open(&url).await.close().await;
@@ -382,7 +384,7 @@ async fn a_read_only_database_is_reported_and_used_again_once_it_accepts_writes(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_does_not_sync_is_refused() {
-    // It would report "committed" for data that a power cut loses.
+    // Such a server would report "committed" for data that a power cut loses.
     let server = Postgres::with_settings(&[("fsync", "off")]).await;
     refused(PgStore::open(PgOptions::new(server.url())).await, "fsync");
 }
@@ -437,7 +439,7 @@ async fn tls_is_spoken_and_the_server_is_checked_as_far_as_asked() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_nodes_that_get_the_same_copies_at_once_accept_each_event_once() {
-    // No node knows of the other: only the unique key prevents two acceptances.
+    // The nodes do not know each other: only the unique key prevents two acceptances.
     let url = pg_database().await;
     let nodes = [Arc::new(open(&url).await), Arc::new(open(&url).await)];
     let sending: Vec<_> = (0..128)
@@ -446,7 +448,7 @@ async fn two_nodes_that_get_the_same_copies_at_once_accept_each_event_once() {
             tokio::spawn(async move {
                 let mut accepted = Vec::new();
                 for event in 0..50 {
-                    // Each starts at another event, so that they meet at all of them.
+                    // Each task starts at another event, so that the tasks meet at every event.
                     let name = format!("evt_{}", (event + n) % 50);
                     let ingest = Sender::plain().ingest(&body(&name));
                     let verdicts = node.ingest(ingest).await.expect("ingests");
@@ -520,8 +522,8 @@ async fn memory_is_dropped_when_the_database_is_in_another_epoch() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schema_recreated_under_a_node_costs_one_request_at_most() {
-    // Its statements were prepared with types that no longer exist: a connection that keeps them
-    // would refuse every batch.
+    // The statements of the connection were prepared with types that no longer exist: with these
+    // statements it would refuse every batch.
     let url = pg_database().await;
     let store = open_narrow(&url).await;
     store.ingest(Sender::plain().ingest(&body("before"))).await.expect("ingests");
@@ -682,14 +684,14 @@ async fn a_database_from_before_the_first_release_is_refused_and_stays_as_it_is(
     let tables = "SELECT count(*) FROM pg_class c WHERE c.relkind = 'r' \
                   AND c.relnamespace = 'hapax'::regnamespace";
     assert_eq!(number(&url, tables).await, 2, "it changed something");
-    // The remedy that the message names.
+    // This is the remedy that the error names.
     Postgres::execute_at(&url, "DROP SCHEMA hapax CASCADE").await;
     open(&url).await.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_continues_when_a_newer_version_changes_tables_and_functions() {
-    // Its connections hold statements that were prepared for the old ones.
+    // The store's connections hold statements that were prepared for the old tables.
     let url = pg_database().await;
     let store = open_narrow(&url).await;
     store.announce(vec![spec("fee")]).await.expect("announces");

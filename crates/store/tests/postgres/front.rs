@@ -1,6 +1,6 @@
-//! Redis in front of PostgreSQL, as an enemy: flushed, paused, killed, wrong, from another time. To
-//! see which of the two answered, events are deleted from the database directly: then only a cache
-//! still reports a duplicate, and the database accepts the event again.
+//! A hostile Redis in front of PostgreSQL: flushed, paused, killed, with wrong or outdated entries.
+//! To see which of the two answered, events are deleted from the database directly: then only a
+//! cache still reports a duplicate, and the database accepts the event again.
 
 #[allow(dead_code)]
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -65,14 +65,14 @@ impl Front {
         name
     }
 
-    /// Accepts an event and waits until Redis has an entry of it. A node writes it once, and not at
-    /// all during the pause after a slow answer: then another node does.
+    /// Accepts an event and waits until Redis has an entry of it. A node writes the entry once, and
+    /// not at all during the pause after a slow answer: then another node writes it.
     async fn cached(&self, id: &str) {
         let name = name_of(id);
         until("the entry is written", async || {
             let node = self.node().await;
             asked(&node, id).await;
-            // Later entries are written after it.
+            // Later entries are written after this one.
             self.speaks(&node).await;
             node.close().await;
             self.entries().await.contains(&name)
@@ -160,7 +160,7 @@ async fn a_hit_is_answered_without_the_database_and_a_flushed_one_by_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_body_under_a_known_key_is_not_answered_by_redis() {
-    // The conflict would never be noticed.
+    // If Redis answered, the conflict would never be noticed.
     let front = Front::new().await;
     front.cached("evt_1").await;
     let other = front.node().await;
@@ -171,8 +171,8 @@ async fn another_body_under_a_known_key_is_not_answered_by_redis() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forged_entry_is_ignored() {
-    // A valid entry under another event's name, truncated, longer, huge, of another type, and one
-    // that nodes of another database wrote with their own key.
+    // Redis holds a valid entry under another event's name, entries that are truncated, too long,
+    // huge or of another type, and one that nodes of another database wrote with their own key.
     let front = Front::new().await;
     let (mine, name) = (front.only_in_redis("mine").await, front.only_in_redis("evt_1").await);
     let (of_mine, genuine) = (front.get(&mine).await, front.get(&name).await);
@@ -199,7 +199,7 @@ async fn a_forged_entry_is_ignored() {
     front.redis.command(&[b"RPUSH".as_slice(), &name, b"x"]).await;
     front.forget().await;
     assert_eq!(asked(&front.node().await, "evt_1").await, By::Database, "a list");
-    // The genuine entry counts, or all of this would show nothing.
+    // The genuine entry is accepted; otherwise the cases above would prove nothing.
     front.forget().await;
     front.redis.command(&[b"DEL".as_slice(), &name]).await;
     front.plant(&name, &genuine).await;
@@ -208,8 +208,8 @@ async fn a_forged_entry_is_ignored() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_entry_of_an_earlier_epoch_is_ignored_also_from_an_old_snapshot() {
-    // A failover lost the event; Redis still has it, and after a restart has it again from its
-    // file.
+    // A failover lost the event. Redis still has its entry, and loads it from its file after a
+    // restart.
     let front = Front::new().await;
     let name = front.only_in_redis("evt_1").await;
     let genuine = front.get(&name).await;
@@ -221,7 +221,7 @@ async fn an_entry_of_an_earlier_epoch_is_ignored_also_from_an_old_snapshot() {
     front.redis.kill().await;
     front.redis.start_again().await;
     front.plant(&name, &genuine).await;
-    // The node that ran all along notices it within a second, and has dropped its memory.
+    // The node that kept running notices the failover within a second and drops its memory.
     until("accepted again", async || {
         let by = asked(&running, "evt_1").await;
         if by == By::Cache {
@@ -245,7 +245,8 @@ async fn a_redis_that_hangs_costs_a_bounded_moment_and_comes_back() {
     }
     let took = began.elapsed();
     front.redis.resume().await;
-    // Each alone may wait 15 ms for Redis; a hundred that wait for a connection would take minutes.
+    // Each event may wait 15 ms for Redis; a hundred events that wait for a connection would take
+    // minutes.
     assert!(took < Duration::from_secs(60), "a hundred events took {took:?}");
     front.speaks(&node).await;
     front.redis.kill().await;
@@ -258,7 +259,7 @@ async fn a_redis_that_hangs_costs_a_bounded_moment_and_comes_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_without_memory_or_rights_changes_no_answer() {
-    // It refuses every write, or requires a password that the node does not have.
+    // Redis refuses every write, or requires a password that the node does not have.
     let url = pg_database().await;
     for settings in [[("maxmemory", "1")], [("requirepass", "secret")]] {
         let redis = Redis::with_settings(&settings).await;
@@ -300,7 +301,8 @@ async fn a_key_that_may_be_pruned_soon_is_not_written_to_redis() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_an_operator_replays_is_not_reported_as_finished() {
-    // A forced replay on one node: another node would report the old result for hours.
+    // One node runs a forced replay. Without care another node would report the old result for
+    // hours.
     let front = Front::new().await;
     let node = front.node().await;
     node.announce(vec![spec("fee")]).await.expect("announces");

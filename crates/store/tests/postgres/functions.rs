@@ -32,7 +32,7 @@ async fn complete(sql: &Client, claim: &Claim) -> Result<(), String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn effects_beside_a_lost_fence_roll_back() {
-    // A zombie: its job was claimed again while it slept, and it continues inside its transaction.
+    // A paused worker's job was claimed again, and the worker continues inside its transaction.
     let mut base = Base::new("zombie", spec(3)).await;
     let zombie = claimed(&base).await;
     let failed = Outcome::Failed {
@@ -103,7 +103,7 @@ async fn a_failure_follows_the_schedule_or_says_when_and_knows_its_fence() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn once_has_one_winner_among_sixteen_and_a_loser_inherits_from_a_rollback() {
-    // All at the same instant; then the winner rolls back while fifteen wait for it.
+    // All calls are made at the same instant; then the winner rolls back while fifteen wait for it.
     let base = Base::new("once", spec(3)).await;
     let barrier = Arc::new(Barrier::new(16));
     let mut tasks = Vec::new();
@@ -169,7 +169,7 @@ async fn keys_are_distinguished_and_invalid_arguments_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn once_works_alone_and_hapax_can_be_added_later() {
-    // An empty database, the migration run twice, then a node that applies its own.
+    // The migration runs twice in an empty database, and then a node applies its own.
     let url = hapax_sim::Postgres::shared().await.create_database("once_alone").await;
     let sql = connect(&url).await;
     for _ in 0..2 {
@@ -213,8 +213,8 @@ async fn a_message_is_published_with_the_commit_and_the_same_id_is_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_of_an_app_belongs_to_the_event_it_completes_and_to_no_other() {
-    // Before and after the completion, inside savepoints; then the same session uses what it has
-    // seen, and tries to add a message to an event that is not its own.
+    // Messages are published before and after the completion, inside savepoints. Then the same
+    // session tries to add a message to another event with the values that it has seen.
     let base = Base::new("publish_story", spec(3)).await;
     for id in ["evt_1", "evt_2", "evt_3"] {
         base.accept(id, None).await;
@@ -247,7 +247,7 @@ async fn a_message_of_an_app_belongs_to_the_event_it_completes_and_to_no_other()
     assert_eq!(messages_of(0).await, "before also_before after");
 
     base.sql.batch_execute(&publish("later")).await.expect("publishes");
-    // A value that was valid in its own transaction, then one that is made up for another event.
+    // First a value that was valid in its own transaction, then a forged value for another event.
     for (id, word) in [
         ("old_word", &word),
         ("made_up", &word.replace(&claims[0].job.0.to_string(), &claims[1].job.0.to_string())),
@@ -276,7 +276,7 @@ async fn a_message_of_an_app_belongs_to_the_event_it_completes_and_to_no_other()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
-    // Another request under the same key, a crash, and the late return of the crashed one.
+    // Another request comes under the same key, the first one crashes, and returns late.
     let base = Base::new("reserve", spec(3)).await;
     let reserve = async |key: &str, print: &str, lease: &str| {
         base.one(&format!(
@@ -318,7 +318,8 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
     assert_eq!(reserve("crashed", "one", "60s").await, "fresh", "the key is free");
     assert_eq!(finish("crashed", &second).await, Err("XH001".into()), "no fence comes twice");
 
-    // Every replay would return an answer that is too large to store.
+    // An answer that is too large to store must be refused, because every replay would have to
+    // return it.
     assert_eq!(reserve("large", "one", "60s").await, "fresh");
     let (large, scope) = (fence("large").await, "acme POST /charges");
     for (headers, body, expected) in [
@@ -351,7 +352,7 @@ async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_that_may_only_execute_cannot_guess_the_fence_of_another() {
-    // It knows the ids of events, from which those of jobs follow, and old fences.
+    // An attacker knows old fences and the ids of events, from which the ids of jobs follow.
     let base = Base::new("guess", spec(3)).await;
     base.accept_many(64).await;
     let claims = base.claim(64).await;
@@ -368,7 +369,7 @@ async fn a_role_that_may_only_execute_cannot_guess_the_fence_of_another() {
             );
         }
     }
-    // The next claim of the same job has a larger one, at no fixed distance, that JSON can
+    // The next claim of the same job has a larger fence, at no fixed distance, that JSON can
     // represent.
     let mut gaps = std::collections::BTreeSet::new();
     let mut last = claims[0].fence.0;
@@ -380,7 +381,7 @@ async fn a_role_that_may_only_execute_cannot_guess_the_fence_of_another() {
         last = next;
     }
     assert!(gaps.len() == 20 && gaps.iter().max() > Some(&(1 << 30)), "{gaps:?}");
-    // Near the end of the numbers the steps get smaller: ten thousand claims are still below it.
+    // Near the largest number the steps get smaller: ten thousand claims still stay below it.
     let many = "WITH RECURSIVE f (n, fence) AS (
             SELECT 1, hapax.next_fence(0)
             UNION ALL SELECT n + 1, hapax.next_fence(fence) FROM f WHERE n < 10000)
@@ -400,7 +401,7 @@ async fn a_role_that_may_only_execute_cannot_guess_the_fence_of_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_that_may_only_execute_can_do_its_work_and_nothing_else() {
-    // It creates functions where those of Hapax might look for theirs.
+    // The role creates functions in schemas that the functions of Hapax might search.
     let base = Base::new("role", spec(3)).await;
     let claim = claimed(&base).await;
     let role = format!("app_{}", claim.job.0.simple());

@@ -47,8 +47,8 @@ async fn every_event_takes_effect_once_on_whichever_node() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_bad_event_among_many_fails_alone() {
-    // It is in the middle of a batch. The other effects must be there once, and the error must name
-    // the statement and its position.
+    // The bad job is in the middle of a batch. The other effects must be there once, and the error
+    // must name the statement and its position.
     let base = Base::new("sql_bad", spec(1)).await;
     base.accept_many(40).await;
     let sql = "INSERT INTO ledger VALUES (:event_id, 'x');\n\
@@ -120,7 +120,7 @@ async fn no_trick_ends_the_transaction_early() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_of_a_handler_s_session_are_undone() {
-    // The next handler must find neither its settings nor its locks, tables or role; and the
+    // The next handler must not find the settings, locks, tables or role of the first, and the
     // settings of Hapax are restored.
     let base = Base::new("sql_session", spec(1)).await;
     for n in 0..6 {
@@ -266,7 +266,7 @@ async fn a_role_of_its_own_keeps_handlers_from_our_tables() {
     let unguarded = "DO $$ BEGIN PERFORM set_config('hapax.in_' || 'handler', 'off', true);
                      PERFORM public.wipe(); END $$";
     let drop = "DO $$ BEGIN EXECUTE 'DROP TABLE ' || 'hapax.event CASCADE'; END $$";
-    // Under this one the detour fails for another reason: the schema is not even searched.
+    // Under this role the detour fails for another reason: the schema is not even searched.
     let detours = [&DETOURS[..5], &[unguarded, drop]].concat();
     no_detour_reaches_our_tables(&base, &detours).await;
     let sight = PgStore::look_as(&base.url, &handlers_url).await.expect("looks");
@@ -304,8 +304,8 @@ async fn a_statement_that_takes_too_long_is_a_failed_attempt() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
-    // Its server process is killed in the middle of its statements: that must use no step of its
-    // schedule, and nothing of it may stay.
+    // The server process of a job is killed in the middle of its statements. This must use no step
+    // of the schedule, and no effect may stay.
     let base = Base::new("sql_killed", spec(3)).await;
     base.accept("evt_1", None).await;
     let store = Arc::clone(&base.store);
@@ -369,8 +369,8 @@ async fn run_all(store: &PgStore, url: &str, sql: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn order_is_kept_under_the_lock_of_the_mark() {
-    // Shuffled versions of few resources, run by two nodes at once: the last write of each must be
-    // the newest, with no guard in the statements.
+    // Two nodes run shuffled versions of few resources at once. The last write to each resource
+    // must be the newest version, with no guard in the statements.
     let rule = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
     let base = Base::new("sql_order", ordered(rule.clone())).await;
     let other = Base::node(&base.url, ordered(rule)).await;
@@ -448,7 +448,7 @@ async fn a_message_of_a_handler_belongs_to_its_event() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_table_does_not_stop_a_handler() {
-    // Its prepared statement does not match the table any more.
+    // The prepared statement of the handler does not match the table any more.
     let base = Base::new("sql_alter", spec(1)).await;
     let sql = "INSERT INTO ledger VALUES (:event_id, '') RETURNING *";
     base.accept("evt_1", None).await;

@@ -80,8 +80,8 @@ async fn two_nodes_have_one_winner_for_a_new_key_and_for_one_whose_lease_is_over
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_vanishes_during_a_reservation_is_reserved() {
-    // Another transaction's row blocks the insert and is gone before it can be read. If "in
-    // progress" were answered, a client would wait for an attempt that does not exist.
+    // Another transaction's row blocks the insert and is gone before it can be read. With the
+    // answer "in progress" a client would wait for an attempt that does not exist.
     let base = Base::new("ledger_vanish", spec(1)).await;
     base.sql
         .batch_execute(
@@ -258,9 +258,9 @@ async fn begun(store: &Arc<PgStore>, reserved: &Reserved) -> PgDb<KeyRight> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_that_loses_its_key_commits_nothing() {
-    // Its effects are written when its lease ends: one key is taken over by another attempt, one is
-    // finished by another client, one is abandoned, and two transactions under one fence both try
-    // to commit.
+    // Each transaction has written its effects when its lease ends. One key is then taken over by
+    // another attempt, one is finished by another client, one is abandoned, and two transactions
+    // under one fence both try to commit.
     let base = Base::new("answer_middle", spec(1)).await;
     let lost = |ended: Result<StoredAnswer, TxError>| {
         assert!(matches!(ended, Err(TxError::FenceLost)), "{ended:?}");
@@ -294,7 +294,7 @@ async fn a_transaction_that_loses_its_key_commits_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_transaction_that_is_dropped_is_rolled_back_and_its_connection_serves_others() {
-    // More of them than there are connections.
+    // More transactions are dropped than there are connections.
     let base = Base::new("answer_dropped", spec(1)).await;
     let reserved = fresh(&base.store, "k").await;
     for _ in 0..9 {
@@ -369,7 +369,7 @@ async fn counted_and_true(base: &Base) -> (String, String) {
     (base.one(counted).await, base.one(is_there).await)
 }
 
-/// Serializable transactions may have to be retried: as if they were rolled back.
+/// Serializable transactions may have to be retried; such an error counts as a rollback.
 fn done_or_to_be_tried_again<T>(outcome: Result<T, tokio_postgres::Error>) {
     if let Err(error) = outcome {
         let code = error.code().map(|code| code.code().to_owned());
@@ -413,7 +413,7 @@ async fn the_counts_of_a_quota_are_right_with_any_mix_of_writers() {
                             done_or_to_be_tried_again(
                                 theirs.execute(finish, &[&scope, &key, &fence]).await,
                             );
-                            // Others continue while it is open.
+                            // Other requests continue while the transaction is open.
                             let beside = limited(&caller, &format!("{key}-beside"), 1_000_000);
                             let reservation = store.reserve(beside).await.expect("reserves");
                             assert!(
@@ -440,7 +440,7 @@ async fn the_counts_of_a_quota_are_right_with_any_mix_of_writers() {
     let (counted, is_there) = counted_and_true(&base).await;
     assert_eq!(counted, is_there);
     assert!(counted.starts_with("api ") && counted.contains("api/acct_3 "), "{counted}");
-    // One row for each is left, and none after all keys are deleted.
+    // One row is left for each caller, and none after all keys are deleted.
     assert_eq!(base.one("SELECT count(*)::text FROM hapax.key_usage").await, "5");
     let past = "UPDATE hapax.reservation SET expires_at = '-infinity', leased_until = '-infinity'";
     base.sql.execute(past, &[]).await.expect("updates");
@@ -500,7 +500,7 @@ async fn many_keys_share_a_commit_and_each_gets_its_own_answer() {
                     Reservation::Fresh(reserved) => {
                         let held = store.finish(&reserved, &answer(&key)).await.expect("finishes");
                         assert_eq!(held, Held::Kept, "{key}");
-                        // The right was used.
+                        // The fence was used.
                         let held = store.finish(&reserved, &answer("late")).await.expect("answers");
                         assert_eq!(held, Held::Lost, "{key}");
                         1

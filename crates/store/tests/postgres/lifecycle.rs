@@ -42,7 +42,7 @@ const OTHER_PROGRESS: [Progress; 6] = [
     Progress { attempt: 3, steps: 2, lost: 1 },
     Progress { attempt: 9, steps: 0, lost: 5 },
     Progress { attempt: 9, steps: 0, lost: 6 },
-    // The last attempt that may be unsent without a step, and one after it.
+    // The last unsent attempt that uses no step, and the one after it.
     Progress { attempt: 21, steps: 1, lost: 0 },
     Progress { attempt: 24, steps: 1, lost: 2 },
 ];
@@ -222,7 +222,7 @@ impl Subject {
         let now = noon();
         match act {
             Act::Claim { .. } | Act::LeaseEnded { .. } | Act::HoldEnded { .. } => {
-                // A claim of none only ends leases and holds.
+                // A claim of zero jobs only ends leases and holds.
                 let wanted = i32::from(matches!(act, Act::Claim { .. }));
                 let claim = "SELECT count(*) FROM hapax.claim($1, $3, 'new', true, NULL, NULL, NULL, \
                              NULL, NULL, NULL, $2)";
@@ -451,7 +451,7 @@ fn acts<'a>(
         }
     }
     match from.phase {
-        // A claim also ends leases, and holds of a resource at rest.
+        // A claim also ends leases, and holds of a resource without a leased job.
         Phase::Leased if is_over => acts.push(Act::LeaseEnded { workplace: spec.workplace }),
         Phase::Held if is_over && !is_busy => {
             let go = spec.order.as_ref().is_some_and(|rule| rule.gaps.on_gap == OnGap::Go);
@@ -498,13 +498,13 @@ fn cases(subject: &Subject) -> Vec<Case<'_>> {
     let mut cases = Vec::new();
     for (phase, _) in PHASES {
         let has_place = subject.place.is_some();
-        // `on_gap` and the workplace matter to these two only.
+        // `on_gap` and the workplace matter only to these two acts.
         let goes = subject.spec.workplace == Workplace::Called;
         if goes && !matches!(phase, Phase::Held | Phase::Leased) {
             continue;
         }
         let with_force: &[bool] = if has_place { &[false, true] } else { &[false] };
-        // One job of a resource at a time; only a claim checks the others.
+        // A resource has one leased job at a time, and only a claim checks the others.
         let with_busy: &[bool] =
             if has_place && phase == Phase::Ready { &[false, true] } else { &[false] };
         for due in [earlier(30), later(30)] {
@@ -518,7 +518,7 @@ fn cases(subject: &Subject) -> Vec<Case<'_>> {
                             continue;
                         }
                         cases.push(Case { from, act, mark, is_busy });
-                        // The number of attempts matters to these only.
+                        // The number of attempts matters only to these acts.
                         if mark.is_none()
                             && matches!(
                                 act,
@@ -552,7 +552,7 @@ async fn difference(sql: &mut Client, subject: &Subject, case: Case<'_>) -> Opti
     let found = subject.look(&open).await;
     let (mut after, mut expected) = (found.job, expected(&before, decided, subject));
     if after.fence > FENCE && expected.fence > FENCE {
-        // The increment is random.
+        // The increment of the fence is random.
         after.fence = expected.fence;
     }
     if matches!(case.act, Act::LeaseEnded { .. }) && after.state == number(Phase::Ready) {

@@ -145,7 +145,7 @@ impl Base {
         run(&self.store, sql, Duration::from_secs(30)).await
     }
 
-    /// Runs until nothing is due.
+    /// Runs jobs until none is due.
     async fn drain(&self, sql: &str) -> (usize, usize, usize) {
         let (mut done, mut guarded, mut failed) = (0, 0, 0);
         for _ in 0..1_000 {

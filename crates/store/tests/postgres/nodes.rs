@@ -17,8 +17,8 @@ async fn verdict(store: &impl Store, ingest: Ingest) -> Verdict {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn equal_notices_on_both_sides_of_an_edge_are_one_event_on_two_nodes() {
-    // The clocks of two nodes differ, so that one notice has a key of each span, at the same
-    // instant: neither node can see what the other has not committed yet.
+    // The clocks of two nodes differ, so that one notification has a key in each span at the same
+    // instant. Neither node can see an uncommitted row of the other.
     let base = Base::new("edge_race", spec(3)).await;
     let other = Base::node(&base.url, spec(3)).await;
     let sender = Sender::derived(Some(Duration::from_secs(600)));
@@ -71,7 +71,7 @@ async fn a_notice_at_an_edge_waits_for_both_neighbours() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_signature_under_many_ids_is_accepted_once_on_two_nodes() {
-    // Captured once, sent to both nodes at once under different ids.
+    // A captured request is sent to both nodes at once, under different ids.
     let base = Base::new("guard_race", spec(3)).await;
     let other = Base::node(&base.url, spec(3)).await;
     let (given, derived) = (Sender::signing_again(), Sender::one_time_token());
@@ -104,8 +104,8 @@ async fn one_signature_under_many_ids_is_accepted_once_on_two_nodes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_retry_storm_on_another_node_counts_every_copy_and_keeps_conflicts() {
-    // Copies of events that this node never saw, among them conflicts and new events: a lookup before
-    // the insert must not take one for another, and no count may be lost.
+    // A node gets copies of events that it never saw, with conflicts and new events among them. A
+    // lookup before the insert must not confuse them, and no count may be lost.
     let base = Base::new("retry_storm", spec(3)).await;
     let other = Base::node(&base.url, spec(3)).await;
     let sender = Sender::plain();

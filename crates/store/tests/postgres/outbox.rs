@@ -47,7 +47,8 @@ fn publishing(
     tokio::spawn(async move { store.publish(message).await })
 }
 
-/// Claims and delivers until nothing is due; the ids of the messages, in the order of their claims.
+/// Claims and delivers until nothing is due. Returns the ids of the messages, in the order of their
+/// claims.
 pub(crate) async fn deliver_all(store: &PgStore) -> Vec<String> {
     let mut arrived = Vec::new();
     loop {
@@ -64,8 +65,8 @@ pub(crate) async fn deliver_all(store: &PgStore) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_nodes_share_the_bound_of_an_endpoint() {
-    // Both nodes claim at the same instant, again and again: a count that one of them makes before the
-    // other commits would let in twice as many.
+    // Both nodes claim at the same instant, again and again. A count that one node makes before the
+    // other commits would admit twice as many.
     let base = Base::new("share", spec(3)).await;
     let other = Base::node(&base.url, spec(3)).await;
     for _ in 0..3 {
@@ -119,7 +120,8 @@ async fn a_message_is_published_with_the_user_s_commit_or_not_at_all() {
     base.one("SELECT hapax.publish('t', '2', id => 'again')").await;
     assert_eq!(deliver_all(&base.store).await, ["again"]);
     late.commit().await.expect("commits");
-    // Its time lies before that of deliveries that this node has claimed, so only a full check finds it.
+    // The time of the late delivery lies before that of deliveries that this node has claimed, so
+    // only a full check finds it.
     crate::until("the late one is claimed", async || match &*deliver_all(&base.store).await {
         [] => false,
         claimed => {
@@ -168,8 +170,8 @@ async fn the_api_and_hapax_publish_agree_on_what_the_same_message_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_user_s_open_transaction_delays_only_publishers_of_its_id_or_key() {
-    // It holds an id and a key for longer than any publisher waits. Everything else must go on: messages
-    // that came in the same batch, and events.
+    // The transaction holds an id and a key for longer than any publisher waits. Messages of the
+    // same batch, and events, must not wait for it.
     let base = Base::new("held", spec(3)).await;
     add(&base.store, settings()).await;
     let mut sql = connect(&base.url).await;
@@ -316,7 +318,7 @@ async fn endpoints_that_change_under_load_lose_no_delivery() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_delivery_that_commits_after_its_endpoint_was_deleted_is_cancelled() {
-    // The user's transaction saw the endpoint, and commits after the janitor was there.
+    // The user's transaction saw the endpoint, and commits after the janitor has run.
     let base = Base::new("orphan", spec(3)).await;
     let endpoint = add(&base.store, settings()).await;
     let mut sql = connect(&base.url).await;
@@ -348,7 +350,7 @@ async fn a_delivery_that_commits_after_its_endpoint_was_deleted_is_cancelled() {
     assert!(!base.store.cancel_orphans(10).await.expect("cancels"));
     let found = base.store.message("m1", None).await.expect("reads").remove(0);
     assert!(found.deliveries[0].finished_at.is_some());
-    // Its secrets are gone with it.
+    // The secrets of a deleted endpoint are deleted with it.
     let sealed = "SELECT concat(octet_length(secrets), headers, key_ids) FROM hapax.endpoint";
     assert_eq!(base.one(sealed).await, "0{}");
 }
@@ -448,8 +450,8 @@ async fn a_list_that_finds_little_stops_after_a_bounded_number_of_rows() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_nodes_share_the_rate_limit_of_an_endpoint() {
-    // Both ask as often as they can, on the database's own clock. However the machine is loaded, both together
-    // must never begin more than the limit and its slack allow.
+    // Both nodes claim as often as they can, on the database's own clock. Under any load, both
+    // together must never begin more attempts than the limit and its slack allow.
     let base = Base::new("rate", spec(3)).await;
     let other = Base::node(&base.url, spec(3)).await;
     let rate_limit = Some("100/s".parse().expect("a rate"));

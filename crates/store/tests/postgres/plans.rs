@@ -35,13 +35,13 @@ const TABLES: &str = "'event', 'body', 'body_20260601', 'job', 'attempt', 'copy'
 /// filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Statistics {
-    /// Never analysed; the plans are made while the tables are empty.
+    /// The tables were never analysed, and the session makes its plans while they are empty.
     NoneAtFirst,
     /// The tables were never analysed, and the session makes its plans once they are full.
     None,
-    /// Analysed while the tables were empty.
+    /// The tables were analysed while they were empty.
     Stale,
-    /// Analysed when the tables were full.
+    /// The tables were analysed when they were full.
     Full,
 }
 
@@ -232,7 +232,7 @@ async fn gone(stores: Vec<Arc<PgStore>>, user: &Client) {
     .await;
 }
 
-/// Every act of the hot paths, on two nodes: neither knows the other's events from memory.
+/// Runs every act of the hot paths on two nodes. Neither knows the other's events from memory.
 async fn round(one: &Arc<PgStore>, other: &Arc<PgStore>, user: &Client, name: &str) {
     ingest(one, other, name).await;
     work(one, user, name).await;
@@ -267,7 +267,7 @@ async fn ingest(one: &PgStore, other: &PgStore, name: &str) {
     for node in [one, other] {
         node.ingest(Sender::of_several().ingest(&many)).await.expect("ingests");
     }
-    // Arrivals that need the function.
+    // These arrivals need the function for ingest.
     let late =
         plain.ingest_for(&body(&format!("{name}_late")), noon(), after(7_200), &[job("fee")]);
     let verdicts = one.ingest(late).await.expect("ingests");
@@ -298,7 +298,7 @@ async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
     store.give_back(vec![(back.job, back.fence)]).await.expect("gives back");
     let failed = Outcome::Failed { error: "closed".into(), retry: Retry::Schedule, answer: None };
     store.settle(failing.job, failing.fence, failed).await.expect("settles");
-    // One job that an app completes in its own transaction, and one of a Rust handler.
+    // An app completes one job in its own transaction, and a Rust handler completes another.
     let (theirs, rust) = (claims.remove(0), claims.remove(0));
     let lease = Duration::from_secs(30);
     store.renew(theirs.job, theirs.fence, lease).await.expect("renews");
@@ -323,7 +323,7 @@ async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
         };
         store.replay(ask).await.expect("replays");
     }
-    // The rest in handlers' own transactions, including jobs with an order.
+    // The remaining jobs run in handlers' own transactions, including jobs with an order.
     run(store, "INSERT INTO ledger VALUES (:event_id, 'sql')", lease).await;
     let mut ask = crate::asked("INSERT INTO ledger VALUES (:event_id, 'sql')", lease);
     ask.claim.handler = ordered_handler();

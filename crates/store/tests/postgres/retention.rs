@@ -36,8 +36,8 @@ async fn days_are_made(base: &Base, least: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expired_keys_are_deleted_and_valid_ones_stay() {
-    // More keys than one slice takes, a reservation whose lease outlives its ttl, and keys of
-    // `once` without an end.
+    // There are more keys than one slice takes, a reservation whose lease outlives its TTL, and
+    // keys of `once` without an end.
     let base = Base::new("keys_gone", spec(1)).await;
     base.sql
         .batch_execute(
@@ -62,8 +62,8 @@ async fn expired_keys_are_deleted_and_valid_ones_stay() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slice_over_messages_reads_only_its_own_part_of_them() {
-    // Many old messages wait for an operator, and those that may go lie behind them: a slice that began at
-    // the oldest message again would read all of the dead ones each time.
+    // Many old messages wait for an operator, and messages that may be deleted come after them. A
+    // slice that began at the oldest message again would read all of the dead ones each time.
     const MOST: i64 = 10;
     let base = Base::new("message_slices", spec(1)).await;
     base.sql
@@ -108,8 +108,8 @@ async fn a_slice_over_messages_reads_only_its_own_part_of_them() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_messages_are_deleted_with_the_history_and_new_ones_stay() {
-    // The id of a message makes a second publish have no effect: it must not be deleted before its
-    // time.
+    // The stored id of a message makes a second publish a duplicate, so it must not be deleted
+    // before its time.
     let base = Base::new("messages_gone", spec(1)).await;
     base.sql
         .batch_execute(
@@ -145,8 +145,8 @@ async fn an_interrupted_removal_does_not_block_that_of_an_older_day() {
         .sql
         .batch_execute("ALTER TABLE hapax.body DETACH PARTITION hapax.body_20260602 CONCURRENTLY");
     let cut_off = async {
-        // In its second half, which waits for readers: in the first half it may wait for the node
-        // that creates the days ahead.
+        // The removal must be in its second half, which waits for readers. In its first half it may
+        // wait for the node that creates the days ahead.
         let second_half = "SELECT FROM pg_inherits WHERE inhdetachpending";
         until("it waits for the reader", async || {
             !other.query(second_half, &[]).await.expect("asks").is_empty()

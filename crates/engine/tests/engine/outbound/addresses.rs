@@ -1,4 +1,4 @@
-//! The guard: which addresses endpoints may be at, and that no name leads anywhere else.
+//! The guard: the addresses that endpoints may have, and that no name leads to any other.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use tokio::task::JoinSet;
 use super::{Canary, NO_CONTENT, Names, Sink, client, loopback_allowed, post};
 use crate::support::within;
 
-/// Every address of the list of attacks: one or more of each range, its first and its last where the range
-/// is easily missed by one.
+/// Addresses that must be blocked: one or more of each range, and its first and last where an
+/// off-by-one error is likely.
 const BLOCKED: &[&str] = &[
     // This host and loopback.
     "0.0.0.0",
@@ -76,7 +76,8 @@ const BLOCKED: &[&str] = &[
     "3ffe::1",
     "4000::1",
     "e000::1",
-    // IPv6 with one: mapped, compatible, NAT64 (well-known and local), 6to4, Teredo, ISATAP.
+    // IPv6 with an IPv4 address inside: mapped, compatible, NAT64 (well-known and local), 6to4,
+    // Teredo, ISATAP.
     "::ffff:127.0.0.1",
     "::ffff:169.254.169.254",
     "::ffff:10.0.0.1",
@@ -96,7 +97,7 @@ const BLOCKED: &[&str] = &[
     "fe80::5efe:808:808",
 ];
 
-/// Public neighbours of those ranges, and carriers of public addresses.
+/// Public neighbours of those ranges, and IPv6 addresses with a public IPv4 address inside.
 const PUBLIC: &[&str] = &[
     "1.1.1.1",
     "8.8.8.8",
@@ -143,7 +144,7 @@ fn the_ranges_that_are_not_public_end_where_they_should() {
     }
 }
 
-/// As the URL itself, on every port that endpoints may use.
+/// The blocked address is in the URL itself, on every port that endpoints may use.
 #[tokio::test]
 async fn a_blocked_address_in_a_url_is_not_connected_to() {
     let client = client(GuardRules::default(), &Names::new());
@@ -162,7 +163,8 @@ async fn a_blocked_address_in_a_url_is_not_connected_to() {
     }
 }
 
-/// As the answer of a name server: alone, before and after a public address, and between two.
+/// The blocked address is the answer of a name server: alone, before and after a public address,
+/// and between two.
 #[tokio::test]
 async fn a_name_with_any_blocked_address_is_not_connected_to() {
     let names = Names::new();
@@ -206,7 +208,7 @@ async fn a_name_that_changes_its_address_is_judged_by_the_address_that_is_used()
     canary.saw_nothing().await;
 }
 
-/// An answer that names a blocked place must not be followed.
+/// A redirect to a blocked address must not be followed.
 #[tokio::test]
 async fn a_redirect_is_an_answer_and_is_not_followed() {
     let canary = Canary::new().await;
@@ -278,7 +280,7 @@ async fn allowed_nets_and_ports_are_checked_for_each_address() {
     let client = client(loopback_allowed(), &names);
     let port = sink.port();
     assert_eq!(post(&client, &format!("http://in.example:{port}/")).await.unwrap().status, 204);
-    // One address on a port that it may not have blocks the name, as one blocked address does.
+    // An address on a port that is not allowed blocks the whole name, as a blocked address does.
     for host in ["out.example", "mixed.example", "inside.example", "8.8.8.8"] {
         let error = post(&client, &format!("http://{host}:{port}/")).await.unwrap_err();
         assert_eq!(error.class, SendErrorClass::Blocked, "{host}: {error}");
@@ -286,7 +288,7 @@ async fn allowed_nets_and_ports_are_checked_for_each_address() {
     assert_eq!(sink.connections(), 1);
 }
 
-/// The reasons that a person reads when no connection was made.
+/// The reasons that are shown when no connection was made.
 #[tokio::test]
 async fn a_failure_before_the_connection_has_its_class_and_its_reason() {
     let names = Names::one("refused.example", &["127.0.0.1"]);
@@ -357,7 +359,7 @@ fn chain(query: &Message, last: IpAddr) -> Message {
     answer
 }
 
-/// At the end of a chain of aliases, through real DNS.
+/// The blocked address is at the end of a chain of aliases, through real DNS.
 #[tokio::test]
 async fn a_chain_of_aliases_is_judged_by_its_last_address() {
     let mut sink = Sink::answering(NO_CONTENT).await;
@@ -402,7 +404,7 @@ async fn a_forbidden_port_of_a_name_is_refused_at_creation_where_its_addresses_a
     check("http://inside.example:6379/", true).await;
     check("http://public.example:6379/", false).await;
     check("http://mixed.example:6379/", false).await;
-    // The name may come into being later.
+    // The name may be created later.
     check("http://unknown.example:6379/", true).await;
     let before = names.lookups();
     check("https://public.example/", true).await;

@@ -32,7 +32,7 @@ async fn post_within(client: &EndpointClient, url: &str, deadline: Duration) -> 
     within(client.post(&url, HeaderMap::new(), body, deadline)).await.unwrap_err()
 }
 
-/// The plain case: what arrives is what was given, and the connection is used again.
+/// The plain case: the delivery arrives unchanged, and the connection is used again.
 #[tokio::test]
 async fn a_delivery_arrives_once_and_as_given() {
     let mut sink = Sink::answering(NO_CONTENT).await;
@@ -145,7 +145,7 @@ async fn an_endless_body_is_read_to_a_bound() {
     }
 }
 
-/// Heads without an end, in every way: one header, many headers, many informational answers.
+/// Endless heads of each kind: one header, many headers, many informational answers.
 #[tokio::test]
 async fn an_endless_head_is_a_broken_answer() {
     let floods: [(&str, &[u8]); 4] = [
@@ -245,7 +245,7 @@ async fn an_answer_can_ask_for_time_and_for_an_end() {
     }
 }
 
-/// Answers that end early or are something else.
+/// Answers that end early or are not HTTP.
 #[tokio::test]
 async fn half_an_answer_is_a_broken_one() {
     for (answer, text) in [
@@ -309,7 +309,8 @@ impl Resolve for Silent {
     }
 }
 
-/// The same deadline at every other stage, and whether the request can have arrived by then.
+/// The deadline passes at every other stage; the error names the stage and whether the request can
+/// have arrived.
 #[tokio::test]
 async fn a_timeout_names_its_stage_and_whether_the_request_can_have_arrived() {
     let dropped = Arc::new(Semaphore::new(0));
@@ -318,10 +319,11 @@ async fn a_timeout_names_its_stage_and_whether_the_request_can_have_arrived() {
     let error = post_within(&lookup, "http://hook.example/", SHORT).await;
     assert_eq!(error.text, "the name was not resolved within 300ms");
     assert_eq!((error.class, error.may_have_arrived), (SendErrorClass::Timeout, false));
-    // A lookup that goes on without its delivery would pile up.
+    // Lookups that continued without their deliveries would pile up.
     let _ = within(dropped.acquire()).await.unwrap();
 
-    // Accepted by the system and never read: the handshake hangs, a plain request is written.
+    // The system accepts the connection and nothing reads it: a TLS handshake hangs, and a plain
+    // request is written.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let at = listener.local_addr().unwrap();
     let error = post_within(&open_client(), &format!("https://{at}/"), SHORT).await;

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::{Canary, NO_CONTENT, Names, Sink, client, post, read_request};
 
-/// A proxy that answers each CONNECT with `answer`, and then with `NO_CONTENT` to what comes through.
+/// A proxy that answers each CONNECT with `answer`, and then each request with `NO_CONTENT`.
 struct Proxy {
     port: u16,
     requests: mpsc::UnboundedReceiver<String>,
@@ -45,7 +45,8 @@ impl Proxy {
     }
 }
 
-/// A proxy that resolved the name itself could be led inside, so it must be asked for an address.
+/// A proxy that resolved the name itself could connect to an internal address, so Hapax sends it an
+/// address.
 #[tokio::test]
 async fn a_proxy_is_asked_for_the_judged_address_and_the_host_stays_the_name() {
     let mut proxy = Proxy::answering("HTTP/1.1 200 Connection established\r\n\r\n").await;
@@ -59,7 +60,7 @@ async fn a_proxy_is_asked_for_the_judged_address_and_the_host_stays_the_name() {
     assert!(requests[1].contains("\r\nhost: hook.example\r\n"), "{}", requests[1]);
 }
 
-/// Through the proxy the rules are the same: it may reach more of the inside than Hapax does.
+/// The same rules hold through the proxy: it may reach more internal addresses than Hapax does.
 #[tokio::test]
 async fn a_proxy_is_not_asked_for_a_blocked_address() {
     let canary = Canary::new().await;

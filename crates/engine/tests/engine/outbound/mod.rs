@@ -1,5 +1,5 @@
-//! The guarded client, attacked from both sides: by the URLs and names of endpoints, and by what servers
-//! answer. Traffic goes to loopback only; test resolvers map names to it.
+//! The guarded client, attacked from both sides: by the URLs and names of endpoints, and by the
+//! answers of servers. Traffic goes to loopback only; test resolvers map names to it.
 
 mod addresses;
 mod answers;
@@ -26,10 +26,10 @@ use tokio::task::JoinSet;
 
 use crate::support::within;
 
-/// Far beyond what any exchange here takes. Tests of deadlines use shorter ones.
+/// Far longer than any exchange here takes. Tests of deadlines use shorter ones.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The answer of a server that has nothing to say.
+/// An answer without a body.
 const NO_CONTENT: &str = "HTTP/1.1 204 No Content\r\n\r\n";
 
 /// Rules under which the sinks of these tests can be called.

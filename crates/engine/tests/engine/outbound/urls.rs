@@ -150,7 +150,7 @@ fn a_url_that_can_be_read_in_two_ways_is_refused_with_its_reason() {
     let label = "a".repeat(64);
     assert!(matches!(refused(&format!("https://{label}.example/")), P::Invalid(_)));
     assert_eq!(refused(&format!("https://example.com/{}", "a".repeat(3_000))), P::TooLong);
-    // Percent-encoding makes it longer than what was given.
+    // Percent-encoding makes the URL longer than the given text.
     assert_eq!(refused(&format!("https://example.com/{}", "\u{e9}".repeat(800))), P::TooLong);
 }
 
@@ -173,7 +173,7 @@ fn a_port_is_refused_unless_it_is_configured_or_nets_are_allowed() {
     assert!(EndpointUrl::parse("http://localhost:9000/", &loopback_allowed()).is_ok());
     assert!(EndpointUrl::parse("http://8.8.8.8:9000/", &loopback_allowed()).is_err());
     assert!(EndpointUrl::parse("http://10.0.0.1/", &loopback_allowed()).is_err());
-    // A receiving party's own endpoints get nothing of what the operator allows.
+    // The operator's exceptions do not apply to a receiving party's own endpoints.
     assert!(EndpointUrl::parse("http://127.0.0.1/", &loopback_allowed().strictest()).is_err());
 }
 
@@ -190,7 +190,7 @@ fn header(name: &str, value: &str, expected: Result<(), HeaderProblem>) {
     assert_eq!(parsed.map(drop), expected, "{name:?}: {value:?}");
 }
 
-/// Tries to end the header and begin another, and to set what Hapax or the connection sets.
+/// Tries to end the header and begin another, and to set headers that Hapax or the connection sets.
 #[test]
 fn custom_headers_cannot_change_how_a_delivery_is_read() {
     use HeaderProblem as P;
@@ -255,7 +255,7 @@ fn custom_headers_cannot_change_how_a_delivery_is_read() {
     assert!(matches!(CustomHeaders::parse([("x".repeat(129).as_str(), "v")]), Err(P::Name(_))));
 }
 
-/// Tries to replace a header that Hapax has set already, and looks for a value in what is printed.
+/// Tries to replace a header that Hapax has set already, and searches the debug output for a value.
 #[test]
 fn custom_headers_replace_nothing_and_are_not_printed() {
     let custom = CustomHeaders::parse([("user-agent", "s3cret"), ("x-team", "s3cret")]).unwrap();
