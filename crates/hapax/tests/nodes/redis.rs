@@ -83,8 +83,7 @@ fn words(said: &str) -> usize {
 
 #[test]
 fn a_redis_that_is_emptied_ten_times_a_second_changes_no_answer() {
-    // An entry that one node has just written is gone before another node reads it, or while it
-    // does.
+    // An entry that one node has just written disappears before or while another node reads it.
     const EVENTS: usize = 600;
     let database = Database::shared("flushed");
     let redis = wait(Redis::start());
@@ -99,7 +98,7 @@ fn a_redis_that_is_emptied_ten_times_a_second_changes_no_answer() {
                 std::thread::park_timeout(Duration::from_millis(100));
             }
         });
-        // Everything twice, so that most events are duplicates that Redis may or may not know.
+        // All events are sent twice, so that most are duplicates that Redis may or may not know.
         senders.send(6, 0..EVENTS, || ());
         senders.send(6, 0..EVENTS, || ());
         done.store(true, Ordering::Relaxed);
@@ -169,8 +168,8 @@ fn a_redis_that_stops_or_dies_under_load_delays_no_answer_for_long() {
 
 #[test]
 fn forged_entries_in_redis_are_ignored() {
-    // Another event's entry under this key, random bytes, a truncated entry; for known events and
-    // for one that never arrived.
+    // Redis returns another event's entry under this key, random bytes or a truncated entry, for
+    // known events and for one that never arrived.
     const EVENTS: usize = 8;
     let database = Database::shared("planted");
     let redis = wait(Redis::start());

@@ -62,7 +62,7 @@ fn of_tenants_on_two_nodes_that_ask_for_one_secret_at_once_one_gets_it() {
             asking.into_iter().map(|one| one.join().unwrap()).collect()
         });
         assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 1, "{statuses:?}");
-        // A node that meets changes again and again may ask to retry.
+        // A node whose change conflicts again and again may ask the client to retry.
         assert!(statuses.iter().all(|status| [200, 409, 503].contains(status)), "{statuses:?}");
     }
     let recorded = "SELECT count(*) FROM hapax.source_secret_action WHERE what = 'set'";

@@ -28,7 +28,8 @@ const ARGUMENTS: [&str; 9] = [
     "--disable-dev-shm-usage",
 ];
 
-/// A page that does not fit its window, text without contrast, fields without a label, foreign elements.
+/// Finds a page that does not fit its window, text without contrast, fields without a label, and
+/// foreign elements.
 const FLAWS: &str = include_str!("flaws.js");
 
 /// Keys as WebDriver names them.
@@ -176,7 +177,7 @@ impl Browser {
         });
     }
 
-    /// Writes into the field that a CSS selector names, instead of its content.
+    /// Replaces the content of the field that a CSS selector names.
     #[track_caller]
     pub(crate) fn fill(&self, css: &str, text: &str) {
         let element = self.element("css selector", css);
@@ -252,8 +253,8 @@ impl Browser {
         assert_eq!(flaws, json!([]), "{}", self.path());
     }
 
-    /// Checks what happened since the last check: the console has no entry (reports of the content security
-    /// policy appear there too), and every request went to the server.
+    /// Checks that since the last check the console has no entry (reports of the content security
+    /// policy appear there too), and that every request went to the server.
     #[track_caller]
     pub(crate) fn is_quiet(&self) {
         let entries = self.command("/se/log", &json!({ "type": "browser" }));

@@ -146,7 +146,8 @@ impl Operator {
         assert_eq!(cookie, "", "a script can read the session");
     }
 
-    /// The empty overview shows the first event without being loaded again, and so does its page each copy.
+    /// The empty overview shows the first event without being loaded again. The page of the event
+    /// shows each copy in the same way.
     fn sees_the_first_event_come(&self) {
         let browser = &self.browser;
         browser.open("/");
@@ -218,7 +219,8 @@ impl Operator {
         browser.shows(&["evt_page_3", "What happened"]);
     }
 
-    /// Every field that a sender controls is shown as text, and what is invisible is named.
+    /// Every field that a sender controls is shown as text, and invisible characters are shown by
+    /// name.
     fn reads_hostile_text(&self) {
         let browser = &self.browser;
         let attacks = [
@@ -233,7 +235,7 @@ impl Operator {
         ];
         let deep = format!("{}1{}", "[".repeat(60), "]".repeat(60));
         for (n, attack) in attacks.iter().enumerate() {
-            // An id with control characters is refused at the door.
+            // An id with control characters is refused on arrival.
             let name: String = attack.chars().filter(|c| !c.is_control()).collect();
             let id = format!("{n}{name}");
             let object = json!({ (*attack): attack });
@@ -268,7 +270,7 @@ impl Operator {
         browser.looks(1200, "light");
     }
 
-    /// From the list to the replay with its dry run, without a pointer.
+    /// The operator goes from the list to the replay with its dry run without a mouse.
     fn replays_by_keyboard(&self) {
         let browser = &self.browser;
         browser.open("/events?type=payout.paid&q=evt_first");
@@ -311,9 +313,9 @@ impl Operator {
 
         let left = self.api("/api/v1/events?status=dead&limit=500").json();
         let left = left["items"].as_array().unwrap().len();
-        // A plan that is cancelled at once may not have taken one yet.
+        // A plan that is cancelled at once may not have taken any event yet.
         assert!((1..=DEAD).contains(&left), "{left} of {DEAD} are left");
-        // One is left for the pages without script.
+        // One dead letter is left for the pages without script.
         browser.open("/events?status=dead&q=evt_plan");
         browser.follow("Replay all that match…");
         browser.follow("Replay");
@@ -368,7 +370,7 @@ impl Operator {
         browser.allow_scripts(true);
     }
 
-    /// An endpoint with an address, a description and an answer that try to be more than text.
+    /// The address, the description and the answer of an endpoint contain markup.
     fn sends(&self) {
         let browser = &self.browser;
         let sink = Sink::new(|_, _| "500 X".to_owned());
@@ -406,7 +408,7 @@ impl Operator {
         assert_eq!(browser.script("return window.hit ?? null"), Value::Null, "a script ran");
     }
 
-    /// Every list and one page of each kind, narrow and dark, wide and light.
+    /// Opens every list and one page of each kind, narrow and dark, wide and light.
     fn looks_at_every_page(&self) {
         let browser = &self.browser;
         browser.open("/");

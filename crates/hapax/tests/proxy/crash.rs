@@ -12,7 +12,8 @@ use crate::support::{Answer, House, until};
 
 const SIGABRT: i32 = 6;
 
-/// Long enough for a restart on a busy machine, so that some retries arrive before its end.
+/// The lease: long enough for a restart on a busy machine, so that some retries arrive before its
+/// end.
 const LEASE: Duration = Duration::from_secs(6);
 
 /// The pause between two attempts of a client that was asked to retry.

@@ -10,7 +10,7 @@ use crate::support::charges::{Charge, api, is_replay, problem, proxy, start};
 use crate::support::upstream::{self, Reply, Upstream};
 use crate::support::{Answer, House, Wire, until};
 
-/// Short enough to wait for.
+/// The lease: short enough to wait for its end.
 const LEASE: Duration = Duration::from_secs(2);
 
 /// The pause between two attempts of a client that was asked to retry.
@@ -57,7 +57,7 @@ fn an_app_that_is_down_frees_its_keys_at_once() {
 #[test]
 fn an_unknown_host_and_a_failed_handshake_free_the_key() {
     let app = Upstream::counting();
-    // TLS to a server that does not support it.
+    // The proxy uses TLS to a server that does not support it.
     let tls = format!("https://{}", app.address);
     for nowhere in ["http://no-such-host.invalid", &tls] {
         let (_house, server, at) = start(nowhere, "");
@@ -81,7 +81,8 @@ fn a_handshake_that_hangs_times_out_and_frees_the_key() {
 
 #[test]
 fn an_app_that_is_cut_after_its_work_keeps_the_key_busy_until_the_lease_ends() {
-    // Each way to lose an answer: the outcome is unknown to the proxy, and the work was done.
+    // The answer is lost in each possible way: the outcome is unknown to the proxy, and the work
+    // was done.
     let ways: [fn() -> Reply; 5] = [
         || Reply::Cut,
         || Reply::Half,
@@ -299,7 +300,7 @@ fn no_client_can_forge_hapax_headers_by_another_spelling() {
         assert_eq!(asked.header("x-account-id"), Some("acct_1"));
     }
     assert_eq!(app.effects()[0].header("idempotency-key"), Some("key-1"));
-    // Two values of the header that scopes the key: the app may use the other one.
+    // The header that scopes the key has two values: the app may use the other one.
     let twice = "x-account-id: acct_2\r\n";
     assert_eq!(Charge { headers: twice, ..Charge::with_key("key-2") }.send(at).status, 400);
     assert_eq!(app.effects().len(), 2);
@@ -335,11 +336,12 @@ fn a_connection_header_cannot_hide_from_the_app_what_the_key_is_scoped_by() {
             assert_eq!(refused, (400, "connection_header".into()), "{charge:?}");
         }
     }
-    // In a second line, after a harmless one.
+    // The forbidden name is in a second line, after a harmless one.
     let second = "connection: close\r\nconnection: x-account-id\r\n";
     assert_eq!(Charge { headers: second, ..Charge::with_key("key-1") }.send(at).status, 400);
     assert!(app.effects().is_empty());
-    // Nothing was reserved, and headers that are only about the connection may still be named.
+    // No key was reserved, and `connection` may still name headers that are only about the
+    // connection.
     let own = "connection: close, x-mine\r\nx-mine: 1\r\n";
     assert_eq!(Charge { headers: own, ..Charge::with_key("key-1") }.send(at).status, 201);
     assert_eq!(app.effects()[0].header("x-mine"), None);
@@ -364,8 +366,8 @@ fn head(stream: &mut TcpStream) -> String {
 
 #[test]
 fn without_a_key_bodies_of_any_size_pass_through_as_they_come() {
-    // Far larger than any body with a key. Each side sends its second half only after the other has
-    // seen the first: a proxy that buffers the whole body would wait for ever.
+    // The body is far larger than any body with a key may be. Each side sends its second half only
+    // after the other has seen the first: a proxy that buffers the whole body would wait for ever.
     const HALF: usize = 8 << 20;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at_app = listener.local_addr().unwrap();

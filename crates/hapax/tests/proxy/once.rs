@@ -136,7 +136,7 @@ fn a_key_means_one_request_of_one_account() {
     assert!(!refused.text().contains("charge 1"), "the first answer is disclosed: {refused:?}");
     assert_eq!(Charge { target: "/charges?dry=1", ..first.clone() }.send(at).status, 409);
     assert_eq!(app.effects().len(), 1);
-    // Another account, another path, another method: another entry.
+    // The same key of another account, on another path or with another method is another entry.
     let elsewhere = [
         Charge { account: Some("acct_2"), ..other.clone() },
         Charge { target: "/refunds", ..other.clone() },
@@ -148,7 +148,7 @@ fn a_key_means_one_request_of_one_account() {
         assert!(is_replay(&charge.send(at)));
     }
     assert_eq!(app.effects().len(), 4);
-    // The status of the IETF draft, applied by a reload.
+    // A reload sets the status of the IETF draft.
     house.configure(&proxy(
         &app.url(),
         "mismatch_status = 422\nfingerprint_ignore = [\"/client_ts\"]",
@@ -188,8 +188,8 @@ fn a_route_that_needs_a_key_refuses_requests_without_a_valid_one() {
 
 #[test]
 fn a_route_needs_its_key_however_its_path_is_spelled() {
-    // The app resolves a spelling that the proxy does not, or the reverse: either way a charge
-    // without a key.
+    // If the app resolved a spelling that the proxy does not, or the reverse, there would be a
+    // charge without a key.
     const SPELLINGS: [&str; 19] = [
         "//charges",
         "/CHARGES",
@@ -324,7 +324,7 @@ fn a_claim_names_the_caller_only_where_its_signature_holds() {
         |line: &str| Charge { headers: line, account: None, ..Charge::with_key("key-1") }.send(at);
     let good = signed(HS256, r#"{"sub":"u1","exp":4102444800}"#, secret);
     assert_eq!(charge(&good).status, 201);
-    // Another token of the same caller.
+    // This is another token of the same caller.
     assert!(is_replay(&charge(&signed(HS256, r#"{"sub":"u1","exp":4102444801}"#, secret))));
     let none = r#"{"alg":"none"}"#;
     let unsigned = signed(none, r#"{"sub":"u1"}"#, secret);
@@ -368,7 +368,7 @@ fn a_caller_that_floods_with_new_keys_gets_429_and_the_others_are_served() {
         Charge { account: Some(account), ..Charge::with_key(key) }.send(at)
     };
     let keys: Vec<String> = (0..30).map(|n| format!("key-{n}")).collect();
-    // All at once, so that a check without a lock would admit too many.
+    // All requests are sent at once, so that a check without a lock would admit too many.
     let answers: Vec<_> = std::thread::scope(|scope| {
         let clients: Vec<_> =
             keys.iter().map(|key| (key, scope.spawn(|| of("acct_1", key)))).collect();
@@ -385,7 +385,7 @@ fn a_caller_that_floods_with_new_keys_gets_429_and_the_others_are_served() {
         assert_eq!(answer.header("retry-after"), Some("60"), "{answer:?}");
     }
     assert_eq!(app.effects().len(), 5);
-    // A retry of a known key is never refused, and neither is another caller.
+    // A retry of a known key is never refused, and other callers are not refused either.
     for (key, first) in &done {
         let again = of("acct_1", key);
         assert!(is_replay(&again) && kept(&again) == kept(first), "{again:?}");
@@ -429,7 +429,7 @@ fn answers_outlive_a_restart() {
     let server = house.start();
     let replay = Charge::with_key("key-1").send(api(&server));
     assert!(is_replay(&replay) && kept(&replay) == kept(&first), "{replay:?}");
-    // Also after a SIGKILL.
+    // The same holds after a SIGKILL.
     server.kill();
     let server = house.start();
     let replay = Charge::with_key("key-1").send(api(&server));
@@ -469,8 +469,9 @@ fn neither_a_client_that_hangs_up_nor_a_shutdown_interrupts_a_request() {
 
 #[test]
 fn a_shutdown_that_ends_before_a_long_request_leaves_its_key_in_progress() {
-    // The app takes longer than the drain time. Whether it did its work is unknown, so the key must
-    // stay in progress over the restart: if it ran again at once, it would be charged twice.
+    // The app takes longer than the drain time. Whether the app did its work is unknown, so the key
+    // must stay in progress over the restart: if the request ran again at once, the client would be
+    // charged twice.
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let app = Upstream::new(move |_| {
@@ -515,7 +516,7 @@ fn a_reload_applies_a_new_upstream_and_names_what_needs_a_restart() {
     let said = server.stderr.text();
     assert!(said.contains("proxies.api.listen changed; restart the server to apply it"), "{said}");
     assert!(said.contains("proxies.more changed"), "{said}");
-    // The same listener with the stored answers, and the new app for new requests.
+    // The listener and the stored answers stay, and new requests go to the new app.
     assert!(is_replay(&Charge::with_key("key-1").send(at)));
     assert_eq!(Charge::with_key("key-2").send(at).status, 201);
     assert_eq!((old.effects().len(), new.effects().len()), (1, 1));

@@ -48,7 +48,7 @@ fn fifty_copies_over_two_nodes_are_one_charge() {
         }
         assert_eq!(app.effects().len(), round);
     }
-    // A killed node takes no stored answer with it.
+    // No stored answer is lost with a killed node.
     let [gone, left] = servers;
     gone.kill();
     assert!(is_replay(&Charge::with_key("key-1").send(api(&left))));

@@ -111,7 +111,7 @@ fn behind_a_local_reverse_proxy_the_admin_side_is_closed_without_the_token() {
     }
     let said = server.stop();
     assert!(!said.contains(token), "{said}");
-    // The same token after a restart, and a new one after the file was removed.
+    // After a restart the token is the same; after the file was removed it is a new one.
     let server = house.start();
     assert_eq!(std::fs::read_to_string(&file).unwrap().trim_end(), token);
     std::fs::remove_file(&file).unwrap();
@@ -125,7 +125,7 @@ fn behind_a_local_reverse_proxy_the_admin_side_is_closed_without_the_token() {
 
 #[test]
 fn an_open_admin_side_is_open_to_local_requests_only() {
-    // Both ways to open it: `admin_open`, and dev mode.
+    // Both ways to need no token: `admin_open`, and dev mode.
     for house in [House::new(&format!("admin_open = true\n{}", stripe())), House::without_config()]
     {
         let server = house.start();
@@ -165,7 +165,7 @@ fn admin_answers_are_not_cached_and_not_sniffed() {
 
 #[test]
 fn only_its_owner_can_read_the_data_directory() {
-    // Also files that existed before, created with the usual mask.
+    // Files that existed before, created with the usual mask, are restricted too.
     use std::os::unix::fs::PermissionsExt as _;
     let house = House::new(&format!("admin_open = false\n{}", stripe()));
     let data = house.database().parent().unwrap().to_owned();
@@ -286,7 +286,7 @@ fn the_event_list_filters_pages_and_refuses_bad_parameters() {
     assert_eq!(count("since=2100-01-01T00:00:00Z"), 0);
     assert_eq!(count("until=2100-01-01T00:00:00Z"), 7);
 
-    // Page by page, each event exactly once, newest first.
+    // The pages show each event exactly once, newest first.
     let (mut seen, mut cursor) = (Vec::new(), String::new());
     loop {
         let page = server.admin_get(&format!("/api/v1/events?limit=2{cursor}")).json();
@@ -367,7 +367,7 @@ fn metrics_have_the_documented_names_and_contain_no_tenant_and_no_id() {
     assert!(server.metric("hapax_store_batch_size_count", &[]) >= 3.0);
     let text = server.admin_get("/metrics").text();
     assert!(!text.contains("acme") && !text.contains("evt_") && !text.contains("tenant"), "{text}");
-    // Beyond the limit of failures.
+    // These requests exceed the limit of failures.
     let limited = House::new(&stripe().replace("\"off\"", "\"1/m\""));
     let server = limited.start();
     let statuses: Vec<u16> = (0..3)
@@ -392,7 +392,7 @@ fn every_decision_is_a_json_line_with_the_documented_fields() {
     let conflict = server.ask(sender.request(r#"{"id":"evt_1","type":"payout.paid"}"#).bytes());
     let late = server.ask(sender.request_at(event("evt_2"), now() - 86_400).bytes());
     let forged = server.ask(sender.request(event("evt_3")).body("{}").bytes());
-    // A forged log line, smuggled in an id.
+    // The id contains a forged log line.
     let forger = "evt\u{2028}{\\\"decision\\\":\\\"accepted\\\"}\u{202e}";
     let body = format!(r#"{{"id":"{forger}","type":"payout.paid"}}"#);
     assert_eq!(server.ask(sender.request(body).bytes()).status, 200);
@@ -476,7 +476,7 @@ fn no_secret_token_or_body_is_ever_printed() {
             for item in list.json()["items"].as_array().into_iter().flatten() {
                 let path = format!("/api/v1/events/{}", item["id"].as_str().unwrap());
                 let mut detail = server.admin_get_with(&path, &headers).json();
-                // The body belongs there.
+                // The body may be in this answer.
                 detail.as_object_mut().unwrap().remove("body");
                 shown += &detail.to_string();
             }

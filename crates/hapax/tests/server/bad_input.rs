@@ -27,7 +27,7 @@ fn start() -> TestedServer {
     start_with("")
 }
 
-/// The same with these lines at the top of its config.
+/// Starts a server with these lines at the top of its config.
 fn start_with(keys: &str) -> TestedServer {
     let house = House::new(&format!(
         "max_body = \"64KiB\"\n{keys}\
@@ -53,7 +53,7 @@ impl TestedServer {
         self.refused(what, status, wire);
     }
 
-    /// The same for a request that was already sent.
+    /// Checks a request that was already sent: it must be refused with `status` and store nothing.
     #[track_caller]
     fn refused(&self, what: &str, status: u16, mut wire: Wire) {
         let answer = wire.try_answer().unwrap_or_else(|| panic!("{what}: no answer"));
@@ -119,7 +119,7 @@ fn a_signature_that_is_not_exactly_right_is_401() {
     let spaced = event("evt_never_stored").replace(":{", ": {");
     tested.refuses("the same JSON in other bytes", 401, good.clone().body(spaced).bytes());
 
-    // Two header lines, both forged, must not become one that is right.
+    // Two forged header lines must not be combined into a valid one.
     let forged = good.clone().instead("stripe-signature", &format!("{time},v1={}", "0".repeat(64)));
     let twice = forged.clone().with("stripe-signature", &format!("{time},v1={}", "1".repeat(64)));
     tested.refuses("a forged one, twice", 401, twice.bytes());
@@ -373,7 +373,7 @@ fn a_head_or_body_that_drips_is_cut_off() {
     assert!(heard.contains("application/problem+json"), "{heard}");
     tested.stands("a dripping body");
 
-    // A head that is cut off and a body that is cut off: no request was received.
+    // The head or the body is cut off: no request was received.
     let good = tested.good().bytes();
     for length in [1, 20, good.len() / 2, good.len() - 1] {
         let mut wire = tested.server.wire();

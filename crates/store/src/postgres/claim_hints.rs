@@ -12,7 +12,8 @@ use hapax_core::Timestamp;
 /// How often a node checks everything that may be due, whatever the hints are.
 const LOOK_AT_ALL: Duration = Duration::from_secs(1);
 
-/// The longest time between two such checks: one that waited for a lock says nothing about the next one.
+/// The longest time between two such checks: a check that was slow because of a lock does not mean
+/// that the next one is.
 const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(5);
 
 /// The most lanes or endpoints with a hint: as many as one claim reads.

@@ -37,7 +37,7 @@ const LEND_MAX: Duration = Duration::from_secs(5);
 pub(super) struct StatementTimeouts {
     /// The statement timeout on the server.
     statement: Duration,
-    /// Its part for waiting for a lock.
+    /// The part of the timeout for waiting for a lock.
     lock: Duration,
     /// How much longer than the server this node waits for an answer before it closes the
     /// connection.
@@ -45,7 +45,7 @@ pub(super) struct StatementTimeouts {
 }
 
 impl StatementTimeouts {
-    /// All of them are short: well below the shortest lease.
+    /// All these timeouts are well below the shortest lease.
     pub(super) const WORK: Self = Self {
         statement: Duration::from_secs(10),
         lock: Duration::from_secs(5),
@@ -61,7 +61,8 @@ impl StatementTimeouts {
         grace: Duration::from_millis(500),
     };
 
-    /// A batch of messages: one that must wait for another transaction leaves it soon.
+    /// For a batch of messages. A message that must wait for another transaction leaves the batch
+    /// soon.
     const PUBLISH: Self = Self { lock: PUBLISH_BATCH_LOCK_MAX, ..Self::INGEST };
 
     /// A message that waits alone for another transaction.
@@ -76,7 +77,7 @@ impl StatementTimeouts {
     }
 }
 
-/// How often a statement is retried that lost a deadlock or a serialization race.
+/// How often a statement is tried if it loses a deadlock or a serialization race.
 const TRIES: u32 = 5;
 
 /// Why a database could not be opened. No error contains a password.
@@ -159,7 +160,7 @@ pub(super) struct Pools {
     pub(super) admin: ClientPool,
     /// Operators' queries over sending.
     pub(super) outbox_reads: ClientPool,
-    /// Only for the epoch: however busy the others are, the node knows whether the database
+    /// For the epoch only: however busy the other pools are, the node knows whether the database
     /// answers.
     pub(super) watch: ClientPool,
 }
@@ -210,12 +211,12 @@ impl Pools {
         })
     }
 
-    /// Closes every connection, one that is on loan when it is returned: they lead to a server that is no
-    /// longer the primary. Their statements may take long to fail, or return data that the new
-    /// primary has lost.
+    /// Closes every connection, a lent one when it is returned: the connections lead to a server
+    /// that is no longer the primary. Their statements may take long to fail, or return data that
+    /// the new primary has lost.
     pub(super) fn renew(&self) {
         for lender in self.all() {
-            // The second one is for a connection that is lent in between.
+            // The second increment is for a connection that is lent in between.
             lender.generation.fetch_add(1, Ordering::SeqCst);
             drop(lender.pool.retain(|_, _| false));
             lender.generation.fetch_add(1, Ordering::SeqCst);
@@ -249,7 +250,7 @@ impl Pools {
 pub(super) struct ClientPool {
     pool: Pool,
     timeouts: StatementTimeouts,
-    /// Raised when all connections must be closed.
+    /// A number that is raised when all connections must be closed.
     generation: Arc<AtomicU64>,
 }
 

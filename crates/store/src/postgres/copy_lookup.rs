@@ -1,10 +1,10 @@
 //! Answers copies during a retry storm: one statement that only reads looks up all requests that wait,
-//! and the writers of [`super::group_commit`] go on with new events. A request that is anything but plain
-//! copies goes on to them.
+//! and the writers of [`super::group_commit`] go on with new events. A request with anything but
+//! plain copies is passed on to the writers.
 //!
 //! A lookup finds nothing for a new event, and costs a statement. So requests come here only while a good
-//! part of the last ones were copies. A lookup reads what is committed, on a server whose epoch was
-//! confirmed before and after it, as memory demands.
+//! part of the last ones were copies. A lookup reads committed rows, on a server whose epoch was
+//! confirmed before and after it, because memory stores the result.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};

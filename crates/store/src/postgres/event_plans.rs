@@ -100,7 +100,7 @@ struct EventScan {
 }
 
 impl EventScan {
-    /// Keeps only so many: the look ended with the last of them.
+    /// Keeps only the first `count` events: the read then ends with the last of them.
     fn cut(&mut self, count: usize) {
         if count < self.rows.len() {
             self.rows.truncate(count);

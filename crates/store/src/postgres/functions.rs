@@ -126,7 +126,7 @@ END $version$;
 
 #[cfg(test)]
 impl FunctionSet {
-    /// A set of another version, which is ours with this text after it.
+    /// A set of another version: this build's functions, followed by this text.
     pub(super) fn with(version: i32, more: &str) -> Self {
         Self { version, text: format!("{}\n{more}", Self::ours().text) }
     }
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn every_file_of_a_function_or_view_is_applied() {
-        // A file that stands in no list would be edited without any effect.
+        // A file that is in no list could be edited without any effect.
         for (folder, listed) in [("functions", FUNCTIONS), ("views", VIEWS)] {
             let path = format!("{}/src/postgres/{folder}", env!("CARGO_MANIFEST_DIR"));
             let mut files: Vec<String> = std::fs::read_dir(path)
