@@ -43,7 +43,7 @@ fn open_min() -> Duration {
 /// The circuit of one endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Circuit {
-    /// Raised whenever the circuit opens, closes or is probed.
+    /// A number that is raised whenever the circuit opens, closes or is probed.
     pub number: i64,
     /// Failures in a row.
     pub failures: u32,

@@ -113,8 +113,8 @@ impl Phase {
     }
 }
 
-/// Lost attempts alone that bury a job: enough to survive a few bad restarts, few enough that a
-/// poisonous event does not grind for hours.
+/// How many lost attempts of a job that ran alone make it a dead letter: enough to survive a few
+/// bad restarts, and few enough that a poisonous event does not kill the process for hours.
 pub const LOST_ALONE_MAX: u32 = 5;
 
 /// The back-off after the first lost attempt; it doubles with each further one.

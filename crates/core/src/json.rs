@@ -676,7 +676,8 @@ mod tests {
         fn every_value_of_a_document_is_found_as_serde_json_finds_it(json in any_json(), pretty: bool) {
             let text = if pretty { serde_json::to_string_pretty(&json) } else { serde_json::to_string(&json) };
             let text = text.expect("writes");
-            // Parsed again, since serde_json may round a float that it wrote; this parser never does.
+            // The text is parsed again, since serde_json may round a float that it wrote; this
+            // parser never does.
             let json: serde_json::Value = serde_json::from_str(&text).expect("reads");
             let mut all = Vec::new();
             every_pointer(&json, "", &mut all);

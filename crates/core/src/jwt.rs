@@ -63,7 +63,7 @@ pub enum JwtKeysError {
 /// Why a token is refused. For the log only: the client does not get the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum JwtError {
-    /// Not three parts of strict base64url, or not JSON in them.
+    /// The token does not have three parts of strict base64url, or they are not JSON.
     #[error("the token is not well-formed")]
     Malformed,
     /// No configured key has that name and algorithm.

@@ -28,10 +28,10 @@ pub struct IdempotencyKey(Box<str>);
 /// Why a header holds no key. The message never quotes the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// Nothing between the quotes, or nothing at all.
+    /// The key is empty, with or without quotes.
     #[error("the Idempotency-Key is empty")]
     Empty,
-    /// Longer than the bound.
+    /// The key is longer than the bound.
     #[error("the Idempotency-Key is longer than {IDEMPOTENCY_KEY_BYTES_MAX} bytes")]
     TooLong,
     /// Bytes that are not printable ASCII.
@@ -548,7 +548,7 @@ mod tests {
         // A pointer inside another one ignores the outer value.
         let nested = print(None, r#"{"a":{"b":1}}"#, &["/a", "/a/b"]);
         assert_eq!(nested, print(None, r#"{"a":{"b":[2]}}"#, &["/a/b", "/a"]));
-        // Not JSON: every byte counts.
+        // This body is not JSON: every byte counts.
         assert_ne!(print(None, "a=1&ts=1", &["/ts"]), print(None, "a=1&ts=2", &["/ts"]));
     }
 

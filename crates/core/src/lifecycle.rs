@@ -81,7 +81,7 @@ pub enum Act<'a> {
     Hurry,
     /// An operator runs the job again.
     Replay {
-        /// Also a job that has ended, and without asking the order rule.
+        /// Whether a job that has ended runs too, and the order rule is skipped.
         force: bool,
         /// Whether the order mark has passed the job.
         is_behind: bool,

@@ -63,7 +63,8 @@ impl RateLimit {
         (self.per.micros() / i64::from(self.count)).max(1)
     }
 
-    /// How many attempts may begin at `now`, given until when the earlier ones are paid for.
+    /// How many attempts may begin at `now`, given the time until which earlier attempts are paid
+    /// for.
     pub fn allowed(self, paid_until: Option<Timestamp>, now: Timestamp) -> u32 {
         let ahead =
             paid_until.map_or(0, |until| (until.as_microsecond() - now.as_microsecond()).max(0));
@@ -72,7 +73,7 @@ impl RateLimit {
         u32::try_from((room / interval).max(0)).unwrap_or(u32::MAX)
     }
 
-    /// Until when the attempts are paid for once so many more begin at `now`.
+    /// The time until which attempts are paid for, once `more` further ones begin at `now`.
     pub fn paid_until(self, paid_until: Option<Timestamp>, now: Timestamp, more: u32) -> Timestamp {
         let from = paid_until.map_or(now, |until| until.max(now)).as_microsecond();
         let paid = from.saturating_add(self.interval_us().saturating_mul(i64::from(more)));
@@ -91,7 +92,7 @@ pub fn limit_at(
     own.into_iter().chain(release).max_by_key(|limit| limit.interval_us())
 }
 
-/// When the next attempt may begin, given until when the earlier ones are paid for.
+/// When the next attempt may begin, given the time until which earlier attempts are paid for.
 pub fn next_at(paid_until: Timestamp) -> Timestamp {
     Timestamp::from_microsecond(paid_until.as_microsecond() - slack_us()).unwrap_or(paid_until)
 }

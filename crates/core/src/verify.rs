@@ -47,7 +47,7 @@ pub enum Refusal {
         /// Seconds between signing and arrival.
         age_seconds: i64,
     },
-    /// Signed too far in the future.
+    /// The request was signed too far in the future.
     #[error("future: signed {ahead_seconds} s ahead of this machine's clock")]
     Future {
         /// Seconds between now and the signed timestamp.

@@ -67,7 +67,8 @@ async fn serve(
     config: Config,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
 ) -> anyhow::Result<()> {
-    // Registered first: a signal during the start must not kill the process while the store opens.
+    // Signals are registered first: a signal during the start must not kill the process while the
+    // store opens.
     let signals = Signals::new()?;
     match &config.settings.database_url {
         None => {

@@ -265,7 +265,7 @@ fn paused(job: &Job) -> Option<String> {
     ))
 }
 
-/// Where a published message went, and how far it came.
+/// The sentence about the endpoint and the status of a delivery.
 fn arrived(delivery: &PublishedDelivery) -> Sentence {
     let at = delivery.finished_at;
     let is_bad = matches!(delivery.status, DeliveryStatus::Dead | DeliveryStatus::Failed);

@@ -227,7 +227,8 @@ impl TenantRules {
                 label(pair)
             )));
         }
-        // Here they would be the secret itself, which is never meant.
+        // Here `env:` and `file:` would be part of the secret itself, which the operator cannot
+        // mean.
         let from_config = |one: &ActiveSecret| {
             let text = one.secret.expose();
             text.starts_with("env:") || text.starts_with("file:")

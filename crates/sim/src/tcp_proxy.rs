@@ -27,7 +27,7 @@ pub struct TcpProxy {
     accepting: JoinHandle<()>,
 }
 
-/// How all connections are treated, until it is changed.
+/// The treatment of all connections, until the next change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// Everything passes.
@@ -61,7 +61,7 @@ pub enum Trap {
 }
 
 impl TcpProxy {
-    /// In front of an engine on this port of 127.0.0.1.
+    /// A proxy in front of an engine on this port of 127.0.0.1.
     ///
     /// # Panics
     /// When no port is free.

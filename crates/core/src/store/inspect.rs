@@ -181,7 +181,7 @@ pub struct JobFilter {
     pub phase: Option<Phase>,
     /// Older than this: the end of the previous page.
     pub before: Option<Cursor>,
-    /// At most this many.
+    /// The most jobs to return.
     pub limit: usize,
 }
 
@@ -275,23 +275,23 @@ pub struct EventFilter {
     pub tenant: Option<Tenant>,
     /// Of this source.
     pub source: Option<SourceName>,
-    /// Of exactly this type.
+    /// Only events of exactly this type.
     pub event_type: Option<String>,
     /// In this status.
     pub status: Option<Status>,
     /// Whose sender's id, our id or body contains this text.
     pub text: Option<String>,
-    /// Received at or after.
+    /// Only events that were received at or after this time.
     pub since: Option<Timestamp>,
     /// Received before.
     pub until: Option<Timestamp>,
-    /// Received before this and not finished: the status is not [final](Status::is_final). Dead events
-    /// and events in review are not finished.
+    /// Only events that were received before this time and are not finished: the status is not
+    /// [final](Status::is_final). Dead events and events in review are not finished.
     pub unfinished_since: Option<Timestamp>,
     /// Older than this: the end of the previous page.
     #[serde(skip)]
     pub before: Option<Cursor>,
-    /// At most this many.
+    /// The most events to return.
     #[serde(skip)]
     pub limit: usize,
 }

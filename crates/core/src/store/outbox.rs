@@ -189,7 +189,7 @@ pub struct PublishedMessage {
 /// What to claim.
 #[derive(Debug, Clone)]
 pub struct DeliveryAsk {
-    /// At most this many.
+    /// The most deliveries to claim.
     pub limit: usize,
     /// With at most about this many bytes of bodies; one delivery may exceed it.
     pub bytes_max: usize,
@@ -369,7 +369,7 @@ pub struct EndpointFilter {
     pub tenant: Option<Tenant>,
     /// Older than this: the end of the previous page.
     pub before: Option<Cursor>,
-    /// At most this many.
+    /// The most endpoints to return.
     pub limit: usize,
 }
 
@@ -390,7 +390,7 @@ pub struct MessageFilter {
     pub until: Option<Timestamp>,
     /// Older than this: the end of the previous page.
     pub before: Option<Cursor>,
-    /// At most this many.
+    /// The most messages to return.
     pub limit: usize,
 }
 
@@ -413,7 +413,7 @@ pub struct DeliveryFilter {
     pub until: Option<Timestamp>,
     /// Older than this: the end of the previous page.
     pub before: Option<Cursor>,
-    /// At most this many.
+    /// The most deliveries to return.
     pub limit: usize,
 }
 

@@ -261,7 +261,7 @@ impl Drop for ConnectionClosing {
     }
 }
 
-/// Long enough not to spin, short enough not to delay a client.
+/// The pause after a failed accept: long enough not to spin, short enough not to delay a client.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 
 fn is_about_one_peer(error: &io::Error) -> bool {

@@ -77,8 +77,8 @@ impl FailureLimit {
         })
     }
 
-    /// Forgets addresses that were quiet. Called every second: between two calls at most as many
-    /// are added as requests are answered.
+    /// Forgets addresses that were quiet. Is called every second: between two calls at most one
+    /// entry is added for each answered request.
     pub(crate) fn tend(&self) {
         self.limiter.retain_recent();
         let is_crowded = self.limiter.len() >= self.addresses_max;

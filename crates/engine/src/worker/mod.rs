@@ -267,7 +267,7 @@ enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
-    /// Less than the limit.
+    /// Some jobs, but fewer than the limit.
     Some,
     /// As much as the limit: there is likely more.
     Full,

@@ -33,7 +33,7 @@ impl Lane {
             }
             let hint = polling.hint();
             let limit = permits.len();
-            // Not cancelled: a claimed job must be started or given back.
+            // The claim is not cancelled at a stop: a claimed job must be started or given back.
             let claimed = workers.store.claim(self.ask(workers, limit)).await;
             let found = match claimed {
                 Err(error) => Err(error),

@@ -343,7 +343,8 @@ async fn an_app_that_times_out_or_is_not_running_is_a_short_error() {
     let found = store.until(job, |job| job.phase == Phase::Dead).await;
     assert_eq!(found.error.as_deref(), Some("timed out after 50ms"));
     assert_eq!(found.progress.attempt, 3);
-    // Fewer are possible: on a busy machine the timeout may pass before the app gets the call.
+    // The app may see fewer calls: on a busy machine the timeout may pass before the app gets the
+    // call.
     assert!(app.calls().len() <= 3, "{:?}", app.calls());
 
     // A port that is never assigned by chance.
@@ -469,7 +470,7 @@ async fn a_job_that_the_app_completed_itself_is_done_whatever_its_answer_was() {
     running.stopped().await;
     let found = store.job(job).await;
     assert_eq!((found.phase, found.error), (Phase::Done, None));
-    // Once: the answer is stored with the done job.
+    // The job is settled once: the answer is stored with the done job.
     assert_eq!(store.faults.begun(Act::Settle), 1);
 }
 
@@ -723,8 +724,8 @@ async fn a_sync_source_answers_with_the_result_of_the_work_and_repeats_it_to_cop
 
 #[tokio::test]
 async fn at_a_sync_source_a_copy_of_a_pruned_event_is_answered_at_once() {
-    // There is nothing left to read and nothing to wait for: the timeout is far longer than the
-    // test.
+    // The event has no body and no open job, so the copy must not wait: the timeout is far longer
+    // than the test.
     let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
     let mut sync_source = SyncSource::open(&app, Duration::from_secs(3_600)).await;
     let id = sync_source.send().await.json()["id"].clone();

@@ -20,7 +20,7 @@ use crate::shared::report::Table;
 use crate::sink::{Manner, Sink};
 use crate::{LONG, Options, server};
 
-/// One of so many endpoints hangs.
+/// One of this many endpoints hangs.
 const HANGING_OF: u64 = 20;
 
 /// Endpoints that are added at once.

@@ -28,7 +28,7 @@ use crate::shared::server::Server;
 
 const ANSWER_BYTES: usize = 1024;
 
-/// Longer than any backlog of a run takes: then something is stuck.
+/// Longer than any backlog of a run takes: after this time a delivery is stuck.
 const STUCK: Duration = Duration::from_secs(600);
 
 const POLL: Duration = Duration::from_millis(5);
@@ -190,7 +190,8 @@ impl State {
         is_ok
     }
 
-    /// One line for each delivery so far. Forgets them, and which messages have failed.
+    /// One line for each delivery so far. Clears the list of deliveries, and the list of messages
+    /// that have failed.
     fn take_arrivals(&self) -> String {
         lock(&self.failed).clear();
         let mut text = String::new();

@@ -11,7 +11,7 @@ use rusqlite::{Connection, OpenFlags};
 pub(crate) const CHARGE: &str = "\n[sources.stripe.handlers.charge-fee]\n\
      sql = \"INSERT INTO ledger (event_id, fee) VALUES (:event_id, 5)\"\n";
 
-/// Longer than any backlog of a run takes: then a job is stuck.
+/// Longer than any backlog of a run takes: after this time a job is stuck.
 const STUCK: Duration = Duration::from_secs(600);
 
 const POLL: Duration = Duration::from_millis(5);

@@ -86,8 +86,8 @@ async fn claim_within<S: Store + Work>(
             return Ok(Vec::new());
         }
         let asked_at = Instant::now();
-        // Asked for before the claim, so that a job which arrives meanwhile ends the wait.
-        // The expected due time may be too early, so it does not shorten the poll.
+        // The hint is requested before the claim, so that a job which arrives meanwhile ends the
+        // wait. The expected due time may be too early, so it does not shorten the poll.
         let poll = POLL.min(until.saturating_duration_since(asked_at));
         let hint = admin.store.wait(&handler, poll..=poll);
         let claims = claim_or_give_back(admin, ask.clone()).await?;

@@ -1,8 +1,8 @@
 //! The figures of the last hour, or of `window`: arrivals, the share of copies, the outcomes of
 //! jobs, and how each sender spaces its retries.
 //!
-//! Counted over the events that were *first* received in the window, with all of their copies, so
-//! that the numbers of one event belong together. Where these are more than we read, a sample
+//! The figures count the events that were *first* received in the window, with all of their copies,
+//! so that the numbers of one event belong together. Where these are more than we read, a sample
 //! speaks for all, and the answer says so.
 
 use std::collections::BTreeMap;
@@ -68,7 +68,7 @@ pub(super) async fn stats<S: AdminStore>(
     }
 }
 
-/// For how many events each one of the sample speaks.
+/// How many events each event of the sample stands for.
 fn scale(sample: &Sample) -> f64 {
     match sample.is_partial() {
         true => sample.total as f64 / sample.events.len().max(1) as f64,

@@ -49,7 +49,8 @@ pub(crate) struct Proxy {
 /// How the caller that owns a key is identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CallerIdentity {
-    /// Not configured: by the Authorization header; requests without one share their keys.
+    /// The scope is not configured: callers are distinguished by the Authorization header, and
+    /// requests without one share their keys.
     Default,
     /// By the value of a header, which is required.
     Header(HeaderName),

@@ -134,7 +134,7 @@ impl ConfigReader<'_> {
         let mut settings = Settings::default();
         self.apply_file(&root, &mut settings);
         self.apply_overrides(flags, &mut settings, |_| true);
-        // Also if the URL is invalid, so that its error is not repeated for each statement.
+        // This holds for an invalid URL too, so that its error is not repeated for each statement.
         if self.set_at(&root, flags, "database_url").is_some() {
             self.dialect = Dialect::Postgres;
         }

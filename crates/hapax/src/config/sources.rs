@@ -150,9 +150,9 @@ pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
 /// The secrets that were read, to report pairs that share one.
 #[derive(Default)]
 struct SeenSecrets {
-    /// By the hash of the text.
+    /// Pairs by the hash of the secret's text.
     texts: HashMap<KeyHash, String>,
-    /// By the hash of the decoded key.
+    /// Pairs by the hash of the decoded key.
     keys: HashMap<KeyHash, String>,
 }
 

@@ -510,7 +510,8 @@ fn ordinary_traffic_of_every_sender_is_neither_lost_nor_held() {
         expect("retry", &first, &copy);
         let other = signer.sign(signer.sample("b2", None), now(), "sig-2");
         expect("second event", &other, &["accepted"]);
-        // Signed again a little later: it is the same event if the sender's id is the same.
+        // The sample is signed again a little later: it is the same event if the sender's id is the
+        // same.
         let again = signer.sign(signer.sample("a1", None), now() - 7, "sig-3");
         let is_plivo = name == "plivo";
         expect("retry signed again", &again, if is_plivo { &["accepted"] } else { &copy });

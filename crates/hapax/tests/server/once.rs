@@ -290,7 +290,7 @@ fn tables_of_the_user_in_the_same_file_stay_untouched() {
     drop(users);
     let server = house.start();
     server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
-    // Also while the server runs.
+    // The rows can be read while the server runs, too.
     let rows_now = rows(&house.database());
     assert_eq!(rows_now.get("evt_1"), Some(&1), "{rows_now:?}");
     server.stop();

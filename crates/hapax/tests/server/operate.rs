@@ -193,7 +193,7 @@ fn an_event_in_review_runs_once_approved_and_never_once_rejected() {
     assert_eq!(run.stdout.lines().count(), 2, "{run:?}");
     assert_eq!(post(&server, "/events/evt_good/replay", &json!({ "force": true })).status, 409);
 
-    // Both at once: an operator and an on-time copy.
+    // An operator approves the event while an on-time copy arrives.
     std::thread::scope(|scope| {
         for _person in 0..2 {
             scope.spawn(|| {
@@ -353,8 +353,8 @@ fn a_token_that_is_taken_out_of_the_config_is_refused_after_the_reload() {
 
 #[test]
 fn statistics_and_alerts_report_copies_forgeries_and_dead_letters() {
-    // Through the command line and the API: events that arrived five times, forged requests, and a
-    // dead letter.
+    // The command line and the API show events that arrived five times, forged requests, and a dead
+    // letter.
     let house = House::new(&stripe(
         "[sources.stripe.handlers.fee]\nsql = \"SELECT 'done'\"\n\
          [sources.stripe.handlers.broken]\nretry = [\"0s\"]\ntypes = [\"never.*\"]\n\
@@ -551,7 +551,8 @@ fn events_in_review_raise_an_alert_and_only_they_are_approved() {
 
 #[test]
 fn one_old_request_sent_forty_times_is_no_evidence_about_the_clock() {
-    // Refused as late and unknown each time: one event may be lost, and the clock is right.
+    // The same request is refused as late and unknown each time. One event may be lost, and the
+    // clock is right.
     let house = House::new(&stripe("").replace("late = \"review\"", "late = \"reject\""));
     let server = house.start();
     let to = format!("http://{}/webhooks/stripe", server.ingress);

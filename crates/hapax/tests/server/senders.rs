@@ -173,7 +173,7 @@ fn a_late_event_waits_for_review_and_an_on_time_copy_takes_it_out() {
     assert_eq!(waiting.len(), 1);
     assert_eq!((&waiting[0]["id"], &waiting[0]["review"]), (&first.id().into(), &"late".into()));
 
-    // Many on-time copies at once: one of them releases the event from review.
+    // Many on-time copies arrive at once: one of them releases the event from review.
     let decisions: Vec<String> = std::thread::scope(|scope| {
         let copies: Vec<_> =
             (0..8).map(|_| scope.spawn(|| server.ask(slack.request(body).bytes()))).collect();

@@ -51,7 +51,7 @@ fn hold(server: &Server, hostile: &Hostile) -> TcpStream {
 
 #[test]
 fn five_thousand_connections_that_wait_do_not_keep_signed_requests_from_their_answer() {
-    // More connections than slots, of every kind at once.
+    // There are more connections than slots, of every kind at once.
     const HELD: usize = 5_000;
     let granted = rlimit::increase_nofile_limit(HELD as u64 + 512).unwrap_or(0);
     if granted < HELD as u64 + 512 {

@@ -200,7 +200,7 @@ fn many_events_are_approved_rejected_and_discarded_by_one_command() {
     };
     let asked = json!({"source": "stripe", "since": "1h"});
     assert_eq!(again(&asked).json()["id"], again(&asked).json()["id"]);
-    // Another request under the key makes no plan and names none.
+    // Another request under the key makes no plan, and its answer names none.
     let plans = || server.admin_get("/api/v1/replays").json()["items"].as_array().map(Vec::len);
     let before = plans();
     let other = again(&json!({"source": "stripe", "since": "2h"}));

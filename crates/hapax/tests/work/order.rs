@@ -57,8 +57,8 @@ fn called(app: &App) -> Vec<String> {
 
 #[test]
 fn a_thousand_resources_with_shuffled_versions_and_copies_end_in_the_newest_state() {
-    // Every version twice, both copies somewhere among six thousand requests on sixteen
-    // connections; a handler that overwrites; and a second handler with the opposite order.
+    // Every version is sent twice, both copies somewhere among six thousand requests on sixteen
+    // connections. One handler overwrites its row, and a second handler has the opposite order.
     const RESOURCES: usize = 1_000;
     const VERSIONS: usize = 3;
     let handler = |name: &str, by: &str| {

@@ -30,7 +30,8 @@ pub(super) struct Health {
     slots: Option<u32>,
     /// The endpoint asked for a pause.
     blocked_until: Option<Timestamp>,
-    /// Until when its attempts so far are paid for, under its rate limit.
+    /// The time until which its attempts are paid for under its rate limit; see
+    /// [`hapax_core::rate_limit`].
     paid_until: Option<Timestamp>,
     /// The end of the time over which the deliveries of an endpoint that was enabled are spread
     /// out.

@@ -630,7 +630,8 @@ impl Model {
         }
         let changed = stored.record.clone();
         self.publish_standing(at, before, now);
-        // Another order, or another meaning of dead ones.
+        // The change may have ended the endpoint's order, or the blocking of a key by a dead
+        // delivery.
         self.wake_parked(now);
         EndpointChanged::Changed(Box::new(changed))
     }

@@ -389,7 +389,7 @@ impl Model {
         self.jobs.values().filter(waiting).filter_map(Job::due_at).min()
     }
 
-    /// Ends a job, and lets the next of its resource go.
+    /// Ends a job, and readies the next job of its resource.
     pub(super) fn close(&mut self, at: JobNumber, end: Phase, now: Timestamp) {
         assert!(!end.is_open(), "a job ends done, stale, dead or discarded");
         self.job_mut(at).finished_at = Some(now);

@@ -296,7 +296,7 @@ fn run_alone(shared: &Arc<Shared>, act: Act) {
     });
 }
 
-/// One statement for all acts; the outcomes in their order.
+/// Runs one statement for all acts, and returns the outcomes in their order.
 async fn write(shared: &Shared, batch: &[Act]) -> Result<Vec<Outcome>, PgError> {
     let (mut answers, mut asks) = (Vec::new(), Vec::new());
     for act in batch {

@@ -226,7 +226,7 @@ async fn run(shared: &Shared, limit: usize, except: &[PlanId]) -> Result<PlanRun
         }
     });
     match ran.await {
-        // Of this plan alone. Any other error is one of the database.
+        // The error concerns this plan alone. Any other error is one of the database.
         Err(error @ PgError::Sql(_)) => Ok(PlanRun::Failed(id, error.to_string())),
         ran => ran,
     }

@@ -134,8 +134,8 @@ mod tests {
 
     #[test]
     fn only_a_sealed_value_is_read_back() {
-        // Every single byte changed, every truncation, another key, another epoch, another cache
-        // key.
+        // The test changes every single byte, truncates at every length, and uses another key,
+        // another epoch and another cache key.
         let seal = Seal::new(b"the database's key", b"epoch 1");
         let ended = entry(Status::Processed, Some("created fee 123"));
         let value = ended.sealed(&seal, &key(1));

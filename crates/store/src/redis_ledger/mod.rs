@@ -159,7 +159,7 @@ fn damaged() -> StoreError {
     StoreError::Read("the stored value of a key in Redis is damaged".into())
 }
 
-/// At least one: Redis accepts no TTL of zero.
+/// Milliseconds, at least one: Redis accepts no TTL of zero.
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 48)
 }

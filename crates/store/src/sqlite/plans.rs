@@ -275,7 +275,7 @@ impl Writer {
 pub(super) struct RunningPlan {
     number: i64,
     pub(super) plan: Plan,
-    /// Of a plan over deliveries; 0 otherwise.
+    /// The endpoint of a plan over deliveries; 0 otherwise.
     pub(super) endpoint: i64,
     is_orphaned: bool,
     next_at: i64,

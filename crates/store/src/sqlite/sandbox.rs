@@ -120,7 +120,7 @@ impl Deadline {
         at != u64::MAX && micros_since(self.began) > at
     }
 
-    /// An error after the deadline.
+    /// Returns an error after the deadline.
     pub(super) fn check(&self) -> rusqlite::Result<()> {
         if self.has_passed() {
             let interrupted = ffi::Error::new(ffi::SQLITE_INTERRUPT);

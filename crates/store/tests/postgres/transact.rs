@@ -395,7 +395,7 @@ async fn a_timeout_is_a_failure_wherever_the_time_was_spent() {
     let (claim, _) = base.right().await;
     // Long enough to begin and to write a row on a busy machine.
     let short = Duration::from_secs(2);
-    // In a statement: the server cuts it off.
+    // The time ends inside a statement: the server cuts it off.
     let mut db = begun(base.store.right(&claim, short), &claim).await;
     let error = db.execute("SELECT pg_sleep(30)", &[]).await.expect_err("too slow");
     assert!(matches!(error, PgDbError::TimedOut(_)), "{error:?}");

@@ -237,7 +237,7 @@ struct PlanRow {
 }
 
 impl PlanRow {
-    /// How many deliveries or events it is past.
+    /// How many deliveries or events the plan has taken or skipped.
     fn taken(&self) -> u64 {
         self.plan.done + self.plan.skipped
     }

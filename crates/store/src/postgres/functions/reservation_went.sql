@@ -1,4 +1,5 @@
--- Many at once, when the janitor deletes them.
+-- Subtracts deleted reservations from the counts of their owners. One call covers all rows of a
+-- statement, because the janitor deletes many at once.
 CREATE OR REPLACE FUNCTION hapax.reservation_went() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

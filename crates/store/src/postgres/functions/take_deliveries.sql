@@ -37,7 +37,7 @@ BEGIN
     is_busy := false;
     SELECT x.max_in_flight, x.lease, x.is_thin, x.keeps_order, x.parks_dead, s.unpark_from,
         s.open_until, s.circuit, s.rate_at, s.leased_from, least(x.max_in_flight, s.slots) AS slots,
-        -- Until spread_until at most 100 a second.
+        -- Until spread_until the endpoint gets at most 100 deliveries a second.
         greatest(x.rate_interval, CASE WHEN s.spread_until > at THEN 10000 END) AS rate_interval INTO e
     FROM hapax.endpoint x JOIN hapax.endpoint_state s ON s.endpoint = x.endpoint
     WHERE x.endpoint = of_endpoint AND x.disabled_at IS NULL AND x.deleted_at IS NULL

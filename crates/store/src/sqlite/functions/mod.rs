@@ -61,7 +61,8 @@ impl Adder<'_> {
         arguments: i32,
         function: fn(&Context<'_>, &Tools) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<()> {
-        // As the built-in ones: usable in indexes, generated columns and CHECK constraints.
+        // Like the built-in functions, these can be used in indexes, generated columns and CHECK
+        // constraints.
         let flags = FunctionFlags::SQLITE_UTF8
             | FunctionFlags::SQLITE_DETERMINISTIC
             | FunctionFlags::SQLITE_INNOCUOUS

@@ -20,7 +20,8 @@ use crate::sqlite::row::{micros, timestamp};
 pub(super) struct Health {
     pub(super) circuit: Circuit,
     pub(super) blocked_until: Option<Timestamp>,
-    /// Until when its attempts so far are paid for, under its rate limit.
+    /// The time until which its attempts are paid for under its rate limit; see
+    /// [`hapax_core::rate_limit`].
     pub(super) paid_until: Option<Timestamp>,
     /// The end of the time over which the deliveries of an endpoint that was enabled are spread
     /// out.
