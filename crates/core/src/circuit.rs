@@ -74,7 +74,7 @@ pub enum CircuitEvent {
     Fails,
     /// A claim ended and says nothing about the endpoint: it was given back, or its request never left.
     Nothing,
-    /// The endpoint is disabled for its failures, or because it asked for it.
+    /// The endpoint is disabled for its failures, or because its answer asked for that.
     GivenUp,
     /// An operator enables the endpoint.
     Enabled,

@@ -1,4 +1,5 @@
-//! Endpoints: where messages may go, which ones, and how.
+//! Endpoints: the addresses that messages are sent to, the types that each one wants, and its
+//! settings.
 //!
 //! An endpoint belongs to a tenant. Its settings can change at any time and hold for the next claim on
 //! every node. Secrets and the values of custom headers are sealed before they reach a store; the types
@@ -247,7 +248,7 @@ impl EndpointRecord {
         self.disabled.as_ref().map(|disabled| disabled.reason.as_str()).or(self.failing.as_deref())
     }
 
-    /// The subject of messages about it.
+    /// The endpoint as the subject of messages about it.
     pub fn subject(&self) -> EndpointSubject {
         EndpointSubject { id: self.id, tenant: self.tenant.clone() }
     }

@@ -143,7 +143,7 @@ mod tests {
         ] {
             assert_eq!(left(&[name], "x-account-id"), Vec::<String>::new(), "{name}");
         }
-        // A header that only has such a name stays, unless another spelling of it is there too.
+        // A header with such a name stays, unless another spelling of it is present too.
         assert_eq!(left(&["api_key", "x-plain"], ""), ["api_key", "x-plain"]);
         assert_eq!(left(&["api_key", "api-key"], ""), ["api-key"]);
         assert_eq!(left(&["x_api_key", "x-api_key"], ""), Vec::<String>::new());

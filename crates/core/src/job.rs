@@ -256,7 +256,7 @@ impl Progress {
     }
 }
 
-/// The wait after so many attempts without a verdict.
+/// The wait after this many attempts without a verdict.
 fn backoff(attempts: u32, dice: f64) -> Duration {
     let doubled = LOST_BACKOFF.saturating_mul(1 << attempts.saturating_sub(1).min(16));
     jittered(doubled.min(LOST_BACKOFF_MAX), dice)

@@ -132,7 +132,7 @@ impl ActiveAlert {
         self.message(ALERT_RAISED)
     }
 
-    /// The message that it is not active any more.
+    /// The message that the alert is not active any more.
     pub fn cleared(&self) -> NewMessage {
         self.message(ALERT_CLEARED)
     }
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn every_trouble_of_an_endpoint_begins_with_one_message_and_ends_with_one() {
-        // A receiver that counts troubles must not be left with one that never ends.
+        // For a receiver that counts failures, each published failure must have a published end.
         use EndpointStanding::{Active, Deleted, Disabled, Failing};
         let subject = EndpointSubject { id: EndpointId(Uuid::nil()), tenant: Tenant::default() };
         let check = |before, after, expected: Option<&str>| {

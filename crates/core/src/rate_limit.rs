@@ -22,7 +22,7 @@ pub const RELEASE_FOR: Duration = Duration::from_secs(60);
 /// second. The functions of PostgreSQL have the same numbers.
 const RELEASE_RATE: RateLimit = RateLimit { count: 100, per: Per::Second };
 
-/// The highest count of a limit: a higher one limits nothing that one endpoint can take.
+/// The highest count of a limit: one endpoint cannot take more deliveries anyway.
 const COUNT_MAX: u32 = 100_000;
 
 /// A number of attempts in a second, minute or hour, such as `100/s`.

@@ -21,7 +21,7 @@ pub struct SourceSpec {
     pub name: SourceName,
     /// A preset's name, or `custom`.
     pub provider: String,
-    /// A request is accepted if any of these signed it.
+    /// The secrets. A request is accepted if any of them signed it.
     pub secrets: Vec<ActiveSecret>,
     /// Parameters that some schemes need beside a secret: `webhook_id`, `cert_pem`, `jwks`, `key` and so on.
     pub params: BTreeMap<String, String>,

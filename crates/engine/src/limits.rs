@@ -403,7 +403,8 @@ pub const PLAN_BATCH: usize = 200;
 /// The pause between two such commits, so that acks go first.
 pub const PLAN_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long a node leaves a plan alone whose slice another node took: that node goes on with it.
+/// How long a node leaves a plan alone after another node took a slice of it: that node continues
+/// the plan.
 pub const PLAN_TAKEN_PAUSE: Duration = Duration::from_millis(250);
 
 /// The longest time that a node leaves a plan alone whose slices fail: the cause may end at any time.

@@ -93,7 +93,8 @@ enum Ran {
     Nothing,
 }
 
-/// Runs one slice. One over events is taken here, with the jobs that the configuration has for them.
+/// Runs one slice. A slice over events is taken here, with the jobs that the configuration has for
+/// them.
 async fn run_slice<S: Plans>(
     store: &S,
     jobs_for: Option<&JobsFor>,

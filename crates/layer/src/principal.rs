@@ -271,7 +271,7 @@ mod tests {
         claim("sub", &token(r#"{"sub":"user_1"}"#).replacen("Bearer", "bearer", 1), Ok("user_1"));
         let padded = base64::prelude::BASE64_URL_SAFE.encode(r#"{"sub":"user_12"}"#);
         claim("sub", &format!("Bearer a.{padded}.c"), Ok("user_12"));
-        // A parser that takes the first and one that takes the last see two callers.
+        // A parser that takes the first value and one that takes the last see two callers.
         claim("sub", &token(r#"{"sub":"user_1","sub":"user_2"}"#), Err(PrincipalError::Missing));
         claim("sub", &token(r#"{"sub":""}"#), Err(PrincipalError::Missing));
         claim("sub", &token(r#"{"sub":null}"#), Err(PrincipalError::Missing));

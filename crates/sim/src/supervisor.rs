@@ -204,7 +204,8 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| !matches!(state, "Z" | "X"))
 }
 
-/// State and parent. The name before them may contain parentheses, so the last one ends it.
+/// State and parent. The process name before these fields may contain parentheses, so the last
+/// parenthesis ends it.
 fn stat(pid: u32) -> Option<(&'static str, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();

@@ -51,8 +51,9 @@ pub mod limits {
     /// Receipts in one commit: a larger batch saves no more and only delays the answer.
     pub const BATCH_RECEIPTS_MAX: usize = 512;
 
-    /// Requests that are worth a commit beside one that runs. A commit costs the shared database as
-    /// much as the rows of several requests, so fewer requests wait for the next commit instead.
+    /// How many waiting requests justify a commit while another commit runs. A commit costs the
+    /// shared database as much as the rows of several requests, so fewer requests wait for the next
+    /// commit instead.
     pub const WORTH_A_COMMIT: usize = 100;
 
     /// How long a request with an event waits for its commit in a shared database, the queue
@@ -147,7 +148,8 @@ pub mod limits {
     /// Leases that are ended at a time: a few milliseconds of the writer's time.
     pub const EXPIRED_AT_ONCE: usize = 500;
 
-    /// Deliveries that a claim parks at one endpoint, beside those that it takes: the same bound of its time.
+    /// The most deliveries that a claim parks at one endpoint, besides those that it takes: this
+    /// also bounds its time.
     pub const PARKED_AT_ONCE: usize = 256;
 
     /// Parked deliveries that a claim readies after the order of their endpoint was changed.
@@ -180,7 +182,8 @@ pub mod limits {
     /// of one of them: the others wait as long.
     pub const PUBLISH_BATCH_LOCK_MAX: Duration = Duration::from_millis(50);
 
-    /// How long that one message waits then, alone. After that its publisher should retry.
+    /// How long the message that had to wait then waits alone. After that its publisher should
+    /// retry.
     pub const PUBLISH_ALONE_LOCK_MAX: Duration = Duration::from_secs(5);
 
     /// How long a sender waits at most before it looks for deliveries: other nodes and users' transactions

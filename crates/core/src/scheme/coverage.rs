@@ -244,7 +244,7 @@ mod tests {
         check("{header:x-id}.{timestamp}{body}", false);
         check("{header:x-id}.{timestamp}.{body}.", false);
         check("{header:x-id}.{timestamp}.{body}.{timestamp}", false);
-        // A header elsewhere, or several, or none of what follows it.
+        // A header at another position, several headers, or a header without the parts after it.
         check("{timestamp}.{header:x-id}.{body}", false);
         check("{body}.{header:x-id}", false);
         check("{header:x-id}.{header:x-kind}.{timestamp}.{body}", false);

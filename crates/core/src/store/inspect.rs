@@ -72,7 +72,8 @@ pub trait Inspect: Send + Sync + 'static {
 pub struct StorageUse {
     /// The database, without a log that is written beside it.
     pub database_bytes: u64,
-    /// The part of it that deleted rows left free for new ones; `None` if that is not known.
+    /// The part of this space that deleted rows left free for new ones; `None` if that is not
+    /// known.
     pub free_bytes: Option<u64>,
     /// The log of writes that are not yet in the database file; `None` if the database keeps it elsewhere.
     pub log_bytes: Option<u64>,
@@ -148,7 +149,7 @@ pub struct SampleAsk {
 pub struct Sample {
     /// How many there are. Exact where `events` holds all of them.
     pub total: u64,
-    /// All of them, or some.
+    /// All events of the span, or a sample of them.
     pub events: Vec<SampledEvent>,
 }
 

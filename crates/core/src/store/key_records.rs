@@ -42,7 +42,8 @@ impl KeyFilter {
         self.scope.is_some() || self.key.is_some()
     }
 
-    /// How many keys a database reads for one page: one more than the page has says whether others follow.
+    /// How many keys a database reads for one page: one more than the page has, to know whether
+    /// others follow.
     pub fn read_max(&self) -> usize {
         if self.is_selective() { KEYS_SCANNED_MAX } else { self.limit.saturating_add(1) }
     }
@@ -98,5 +99,5 @@ pub trait KeyRecords: Send + Sync + 'static {
     ) -> impl Future<Output = Result<KeyDeleted, StoreError>> + Send;
 }
 
-/// The most keys that one call of [`KeyRecords::keys`] looks at where a filter leaves some out.
+/// The most keys that one call of [`KeyRecords::keys`] reads if a filter leaves some out.
 pub const KEYS_SCANNED_MAX: usize = 20_000;

@@ -49,9 +49,10 @@ pub trait Operate: Send + Sync + 'static {
         by: Action,
     ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
 
-    /// Pauses a handler: from then on no node claims a job of it, a restart included. Jobs are written as
-    /// before. An attempt that was claimed before ends as usual. While the handler is paused no attempt is
-    /// counted, no job is lost, and no held job goes to review or past its gap.
+    /// Pauses a handler: from then on no node claims a job of it, even after a restart. Jobs are
+    /// written as before. An attempt that was claimed before ends as usual. While the handler is
+    /// paused no attempt is counted, no job is lost, and no held job goes to review or past its
+    /// gap.
     fn pause_handler(
         &self,
         handler: HandlerRef,

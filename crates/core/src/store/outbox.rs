@@ -106,8 +106,9 @@ pub trait Outbox: Send + Sync + 'static {
         by: Action,
     ) -> impl Future<Output = Result<DeliverySkipped, StoreError>> + Send;
 
-    /// Cancels the open deliveries of a message, or replays those that are not delivered; the ids of the
-    /// changed ones. Deliveries to deleted endpoints are never replayed. `None` where there is no such message.
+    /// Cancels the open deliveries of a message, or replays those that are not delivered. Returns
+    /// the ids of the changed deliveries. Deliveries to deleted endpoints are never replayed.
+    /// `None` where there is no such message.
     fn change_message(
         &self,
         message: MessageRef,
@@ -356,9 +357,10 @@ pub struct MessageRef {
 /// An operator's act on all deliveries of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageAct {
-    /// Cancels those that are open.
+    /// Cancels open deliveries.
     Cancel,
-    /// Sends those again that have ended without being delivered, and makes those that wait due now.
+    /// Sends deliveries again that have ended without being delivered, and makes waiting ones due
+    /// now.
     Replay,
 }
 

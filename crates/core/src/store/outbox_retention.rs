@@ -31,7 +31,7 @@ pub trait OutboxRetention: Send + Sync + 'static {
 pub struct ExpiryAsk {
     /// How long a delivery stays dead, held or parked.
     pub kept: Duration,
-    /// How long before the first of them ends its endpoint is announced.
+    /// How long an endpoint is announced before the first of its deliveries is cancelled.
     pub notice: Duration,
     /// At most this many endpoints are checked, and at most this many deliveries cancelled.
     pub limit: usize,

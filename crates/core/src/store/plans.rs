@@ -108,8 +108,9 @@ pub struct EventPlan {
     pub act: EventAct,
     /// Only the jobs of this handler, where the act is about jobs. `None`: all of them.
     pub handler: Option<HandlerName>,
-    /// Which events, and none that arrived after the plan. With the status `dead` it takes every event with
-    /// a dead letter, whatever the status of its other jobs.
+    /// Which events the plan takes. Events that arrived after the plan are not taken. With the
+    /// status `dead` it takes every event with a dead letter, whatever the status of its other
+    /// jobs.
     pub filter: EventFilter,
 }
 
@@ -392,7 +393,7 @@ pub fn plan_slice(rate: Option<u32>, limit: usize) -> (usize, std::time::Duratio
     (count, slice_wait(Some(rate), count))
 }
 
-/// How long after a slice with so many deliveries or events the next slice is due.
+/// How long after a slice with this many deliveries or events the next slice is due.
 pub fn slice_wait(rate: Option<u32>, taken: usize) -> std::time::Duration {
     let Some(rate) = rate else { return std::time::Duration::ZERO };
     let nanos = (taken as u64).saturating_mul(1_000_000_000) / u64::from(rate.max(1));

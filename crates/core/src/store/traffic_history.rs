@@ -50,8 +50,9 @@ pub struct TrafficPoint {
 
 /// The history of traffic.
 pub trait TrafficHistory: Send + Sync + 'static {
-    /// Adds counts to those of all nodes. After an error they may have been added or not. The same act merges
-    /// a bounded number of old counts ([`MERGES`]) and deletes those older than [`TRAFFIC_KEPT`].
+    /// Adds the counts of this node to those of all nodes. After an error they may have been added
+    /// or not. The same act merges a bounded number of old counts ([`MERGES`]) and deletes those
+    /// older than [`TRAFFIC_KEPT`].
     fn record_traffic(
         &self,
         counts: Vec<TrafficCount>,
@@ -67,8 +68,8 @@ pub trait TrafficHistory: Send + Sync + 'static {
 /// The length of a count as it is recorded, in seconds.
 pub const MINUTE_SECONDS: i64 = 60;
 
-/// Counts of one length that are merged into a longer one once they are older than so many seconds: minutes
-/// into hours after 48 hours, hours into days after 90 days.
+/// Which counts are merged into longer ones, and after how many seconds: minutes into hours after
+/// 48 hours, hours into days after 90 days.
 pub const MERGES: [(i64, i64, i64); 2] = [(60, 3_600, 48 * 3_600), (3_600, 86_400, 90 * 86_400)];
 
 /// How long the counts of a day are kept, in seconds: two years.

@@ -94,7 +94,7 @@ pub trait Work: Send + Sync + 'static {
     /// A crash leaves effects and "done" together, or neither of them and the job leased.
     fn run_claimed(&self, run: SqlRun) -> impl Future<Output = Result<Ran, StoreError>> + Send;
 
-    /// Makes those jobs of an event due now that wait for their next attempt. At a sync source, the
+    /// Makes the jobs of an event that wait for their next attempt due now. At a sync source, the
     /// sender's next copy is the next attempt.
     ///
     /// One commit. If it is lost in a crash, the jobs run at their scheduled time.
@@ -326,7 +326,8 @@ pub struct SqlRun {
 pub enum Ran {
     /// The effects are committed.
     Done,
-    /// The order rule stopped it: a newer version was applied meanwhile, or its predecessor is missing.
+    /// The order rule stopped the job: a newer version was applied meanwhile, or its predecessor is
+    /// missing.
     Guarded,
     /// The attempt failed, which is recorded. Holds the reason.
     Failed(String),

@@ -31,7 +31,8 @@ pub(crate) struct ConnectionActivity {
     answered: AtomicUsize,
     /// The time at which a part of an answer was last sent, in microseconds after `opened`.
     taken_us: AtomicU64,
-    /// The time since which requests have been running, or none, in microseconds after `opened`.
+    /// The time since which requests have been running, or since which none has, in microseconds
+    /// after `opened`.
     changed_us: AtomicU64,
     /// The time since which the peer has left bytes unread, in microseconds after `opened`; 0 while
     /// it reads.

@@ -407,7 +407,7 @@ impl<S: Store + StoreHints> Ingress<S> {
     }
 
     fn witness(&self, witness: Witness) {
-        // Under load a piece of evidence may be dropped: there is enough of it.
+        // Under load a measurement of the clock may be dropped: there are enough others.
         if let Ok(mut clock) = self.clock.try_lock() {
             clock.note(witness);
         }

@@ -278,7 +278,8 @@ fn unanswered(error: legacy::Error) -> SendError {
     let canceled = chain(&error)
         .filter_map(|error| error.downcast_ref::<hyper::Error>())
         .any(hyper::Error::is_canceled);
-    // Without a failure of our connector, no connection means that one of the pool was already closed.
+    // If the connector did not fail and there is no connection, a connection of the pool was
+    // already closed.
     match canceled || error.is_connect() {
         true => SendError::never_sent(),
         false => SendError::broken(&error),

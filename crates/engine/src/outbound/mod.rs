@@ -200,8 +200,8 @@ pub(crate) async fn next(body: &mut Incoming) -> Result<Option<Bytes>, OutboundE
     Ok(None)
 }
 
-/// A connector with a deadline for all of it, from the name lookup to the end of the handshake:
-/// at this limit nothing was sent.
+/// A connector with one deadline from the name lookup to the end of the handshake. When this
+/// deadline passes, nothing was sent.
 #[derive(Debug, Clone)]
 struct InTime<C> {
     connector: C,

@@ -429,7 +429,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_split_cookie_header_is_forwarded_as_one() {
-        // HTTP/2 may split it: an app that reads one header would see half of it.
+        // HTTP/2 may split the cookie header: an app that reads one header would see a part of the
+        // cookies.
         let mut request = charge(false);
         for crumb in ["session=1", "theme=dark"] {
             request.headers_mut().append(COOKIE, HeaderValue::from_static(crumb));

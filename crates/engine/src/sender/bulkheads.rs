@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// Bulkheads with so many waiting claims of one endpoint.
+    /// Bulkheads with this many waiting claims of one endpoint.
     fn waiting(count: usize, now: Instant) -> Bulkheads {
         let mut bulkheads = Bulkheads::default();
         (0..count).for_each(|_| bulkheads.add(claim(1), now));

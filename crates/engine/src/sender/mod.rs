@@ -166,7 +166,7 @@ struct Round<S> {
     in_flight: JoinSet<(AttemptOutcome, Ending)>,
     /// Each attempt under way.
     under_way: HashMap<task::Id, UnderWay>,
-    /// The bytes of all of them.
+    /// The bytes of all attempts under way.
     under_way_bytes: usize,
     /// The claims that wait for their endpoint.
     bulkheads: Bulkheads,
@@ -174,7 +174,7 @@ struct Round<S> {
     made_room_at: Option<Instant>,
     /// Outcomes that no exchange has taken yet.
     outcomes: Vec<AttemptOutcome>,
-    /// Until then they may wait for others.
+    /// The time until which outcomes may wait for further ones.
     gather_until: Option<Instant>,
     /// Exchanges that the store has not answered yet.
     exchanges: JoinSet<Asked>,
@@ -249,8 +249,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         }
     }
 
-    /// Begins the claims that may begin now, and gives those back that have waited for too long or take the
-    /// room of others. Returns how many were begun.
+    /// Begins the claims that may begin now. Gives claims back that have waited for too long or
+    /// take the room of others. Returns how many were begun.
     fn begin_waiting(&mut self) -> usize {
         if self.bulkheads.waiting() == 0 {
             return 0;
@@ -336,7 +336,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         });
     }
 
-    /// Whether there are outcomes to settle, and waiting for more of them is not worth it.
+    /// Whether there are outcomes to settle and no reason to wait for more.
     fn has_gathered(&self, now: Instant) -> bool {
         let is_over = self.gather_until.is_none_or(|until| until <= now);
         !self.outcomes.is_empty() && (is_over || self.outcomes.len() >= self.in_flight.len())
@@ -383,7 +383,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
                 true => self.give_back(&claim),
             }
         }
-        // Where no claim could begin, another exchange at once would find no other ones.
+        // If no claim could begin, an immediate further exchange would return the same claims.
         let has_begun = self.begin_waiting() > 0;
         let is_full = is_full && has_begun;
         let wait = match is_full {

@@ -103,8 +103,8 @@ impl Lane {
         }
         if ran.failed > 0 && self.lines.admit((workers.now)()) {
             let (lane, failed) = (&*self.name, ran.failed);
-            // Without the reason: a database quotes values in its errors, and those come from the
-            // sender.
+            // The line leaves out the reason: a database quotes values in its errors, and those
+            // come from the sender.
             warn!(
                 lane,
                 "attempts of {lane} failed ({failed}): `hapax events list --status failed` and \

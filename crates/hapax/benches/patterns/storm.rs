@@ -62,7 +62,7 @@ impl Fault {
     }
 }
 
-/// The same deliveries for every run.
+/// The deliveries, which are the same in every run.
 pub(crate) struct Storm {
     pub(crate) events: u32,
     deliveries: Arc<[i64]>,

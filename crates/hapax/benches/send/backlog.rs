@@ -239,7 +239,7 @@ fn tenant(n: u64) -> Tenant {
     Tenant::new(format!("tenant-{n}"))
 }
 
-/// Waits until at most so many writes are under way.
+/// Waits until at most this many writes are under way.
 pub(crate) async fn at_most(
     writes: &mut JoinSet<anyhow::Result<()>>,
     count: usize,

@@ -46,7 +46,7 @@ const LOAD: [Column; 9] = [
     column("peak MiB", 1),
 ];
 
-/// A column of this name, whose numbers have so many decimals.
+/// A column of this name, whose numbers have this many decimals.
 pub(crate) const fn column(name: &'static str, decimals: usize) -> Column {
     Column { name, decimals }
 }

@@ -134,7 +134,7 @@ pub(super) async fn rotate<S: AdminStore>(
 ) -> Result<Json<Endpoint>, Problem> {
     let overlap = asked.overlap.map_or(OVERLAP, |Span(overlap)| overlap);
     let random = random();
-    // The same secret for every try: the one that is committed is shown.
+    // Every try uses the same secret, so that the committed one is shown.
     let new = |signing| signing_secret(signing, asked.secret.as_deref(), &random);
     let record = update(&admin, &caller, &id, |admin, vault, record| {
         let secret = new(asked.signing.unwrap_or(record.settings.signing))?;

@@ -14,7 +14,7 @@ use super::problem::Problem;
 use super::{Admin, AdminStore};
 use crate::api::{History, HistoryPoint, HistoryQuery, Span};
 
-/// The span where none is asked for.
+/// The span if the request names none.
 const SPAN_DEFAULT: Duration = Duration::from_secs(86_400);
 
 /// The most steps of one answer.

@@ -21,10 +21,11 @@ use super::problem::Problem;
 use super::{Admin, AdminStore};
 use crate::api::{Alert, Figures, List, ProcessingSeconds, Span, Stats, StatsQuery};
 
-/// The window where none is asked for.
+/// The window if the request names none.
 const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
 
-/// Events that are read; of more, so many are a sample. A good tenth of a second of one reader.
+/// The most events that are read. If there are more, this many are read as a sample. A good tenth
+/// of a second of one reader.
 const EVENTS_MAX: usize = 10_000;
 
 pub(super) async fn stats<S: AdminStore>(
@@ -76,7 +77,7 @@ fn scale(sample: &Sample) -> f64 {
     }
 }
 
-/// The figures of every source that had anything.
+/// The figures of every source that had events or failed verifications.
 fn by_source(sample: &Sample, failed: &BTreeMap<SourceName, u64>) -> BTreeMap<String, Figures> {
     let mut events: BTreeMap<&str, Vec<&SampledEvent>> = BTreeMap::new();
     for event in &sample.events {
@@ -116,7 +117,7 @@ fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// Of the events whose work was tried, those for which it is done.
+/// The share of events whose jobs are done, of all events whose jobs were attempted.
 fn success_rate(events: &[&SampledEvent]) -> Option<f64> {
     let (mut done, mut tried) = (0, 0);
     for event in events {

@@ -38,8 +38,8 @@ const ROUND_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 /// The time after which an alert is cleared for all nodes. An alert that comes and goes is then one alert.
 const QUIET: Duration = Duration::from_secs(5 * 60);
 
-/// The most alerts of one name that are published one by one; one more stands for all others. A problem of a
-/// thousand tenants must not be a thousand messages.
+/// The most alerts of one name that are published one by one; one more message stands for all
+/// others. A problem of a thousand tenants must not be a thousand messages.
 const PUBLISHED_PER_NAME_MAX: usize = 20;
 
 /// The part of the configuration that alerts depend on. A reload replaces it.

@@ -345,7 +345,7 @@ impl ConfigReader<'_> {
             "write more than the time for which clients retry, such as \"72h\"",
         );
         judge(
-            // The one that is set.
+            // The entry that is set.
             if ttl_entry.is_some() { &ttl_entry } else { &lease_entry },
             ttl < lease,
             "the ttl is shorter than the lease",

@@ -55,7 +55,7 @@ fn every_example_in_the_file_that_init_writes_is_valid_once_uncommented() {
         .filter(|line| !line.contains("hash =") && !line.contains("tenant_from ="))
         // Instead of `sql`.
         .filter(|line| !line.contains("sql_file ="))
-        // Stripe takes none, and a header that names the caller has nothing to verify.
+        // Stripe takes no parameters, and a header that names the caller has nothing to verify.
         .filter(|line| !line.contains("params =") && !line.contains("jwks ="))
         .filter(|line| !line.contains("jwt_key ="))
         .filter(|line| !line.contains("\"/etc/hapax/") && *line != "# [tls]")
@@ -207,7 +207,8 @@ fn a_proxy_has_a_default_for_all_but_where_it_stands() {
     let [ttl, lease, wait]: [Duration; 3] = spans;
     assert_eq!((ttl.as_secs(), lease.as_secs(), wait.as_secs()), (72 * 3_600, 60, 0));
     assert_eq!((&api.scope, api.mismatch_status.as_u16()), (&CallerIdentity::Default, 409));
-    // A warning: a token that changes between two attempts would make them two requests.
+    // The config is loaded with a warning: a token that changes between two attempts would make
+    // them two requests.
     assert!(config.warnings.iter().any(|it| it.contains("proxies.api: no `scope`")));
 }
 

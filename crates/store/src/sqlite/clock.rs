@@ -18,11 +18,11 @@ use crate::limits::{CLOCK_STEP_MIN, ENDPOINTS_CHECKED_AT_ONCE, PULLED_IN_AT_ONCE
 pub(super) struct ClockWatch {
     /// The latest time since the last step of the clock.
     latest: i64,
-    /// Set while there may be waits to shorten: the reservation that was checked last.
+    /// The reservation that was checked last, while there may be waits to shorten.
     pulling: Option<i64>,
     /// Whether a job may wait for too long. A check reads all waiting jobs.
     jobs_wait: bool,
-    /// Set while a delivery may wait for too long: the endpoint that was checked last.
+    /// The endpoint that was checked last, while a delivery may wait for too long.
     endpoint: Option<i64>,
 }
 

@@ -397,7 +397,7 @@ fn go_on(
         let source = event.key.source.as_str();
         sources.binary_search_by(|one| one.as_str().cmp(source)).is_ok()
     };
-    // The events that were left before.
+    // The events that earlier slices have left.
     let again: Vec<i64> = walk.held.range(walk.held_passed + 1..).take(limit).copied().collect();
     let mut looked = Vec::with_capacity(again.len());
     for seq in &again {

@@ -35,7 +35,7 @@ pub enum PostgresType {
 }
 
 impl SqlParameter {
-    /// All of them, in the order in which messages list them.
+    /// All parameters, in the order in which error messages list them.
     pub const ALL: [Self; 12] = [
         Self::Tenant,
         Self::Source,

@@ -112,7 +112,7 @@ impl Filters {
     }
 }
 
-/// The body of a form with at most so many bytes, and its fields.
+/// The body of a form with at most this many bytes, and its fields.
 pub(super) async fn form<S: Send + Sync>(
     request: Request,
     state: &S,

@@ -87,7 +87,7 @@ impl IntoResponse for SeeOther {
     }
 }
 
-/// The reader of a page, and what every page shows of it.
+/// The reader of a page, and the facts about the reader that every page shows.
 pub(super) struct Reader {
     caller: Option<Caller>,
     if_none_match: Option<HeaderValue>,

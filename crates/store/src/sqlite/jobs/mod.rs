@@ -229,7 +229,7 @@ impl Lanes {
         self.handlers.get(&name).is_some_and(|handler| self.lanes.contains_key(&(pair, *handler)))
     }
 
-    /// Whether so many new lanes can be numbered: a job's id has a fixed number of bits for the
+    /// Whether this many new lanes can be numbered: a job's id has a fixed number of bits for the
     /// lane.
     pub(super) fn has_room_for(&self, lanes: usize) -> bool {
         let last = self.last_lane.saturating_add(i64::try_from(lanes).unwrap_or(i64::MAX));

@@ -178,7 +178,7 @@ impl Outbox {
         write(conn, number, endpoint)
     }
 
-    /// Notes that so many attempts at an endpoint with a rate limit begin.
+    /// Records that this many attempts begin at an endpoint with a rate limit.
     pub(super) fn spend(
         &mut self,
         conn: &Connection,
