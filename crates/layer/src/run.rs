@@ -269,7 +269,7 @@ fn may_pass(error: &StoreError) -> bool {
     }
 }
 
-/// Frees the key. If that fails, the end of its lease frees it.
+/// Frees the key. If the call fails, the key is free when its lease ends.
 async fn abandon<L: Ledger>(shared: &Shared<L>, reserved: &Reserved) {
     if let Err(error) = shared.ledger.abandon(reserved).await {
         tracing::warn!(%error, "cannot free an Idempotency-Key; it stays in progress until its lease ends");

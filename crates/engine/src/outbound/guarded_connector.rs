@@ -48,8 +48,8 @@ tokio::task_local! {
     pub(super) static PROGRESS: Arc<Progress>;
 }
 
-/// How far a request got. Never goes back: a connection that is opened in the background, while the
-/// request takes another one from the pool, must not make a request look unsent.
+/// How far a request got. The stage only increases: a connection that is opened in the background,
+/// while the request takes another one from the pool, must not make a request look unsent.
 #[derive(Debug, Default)]
 pub(super) struct Progress(AtomicU8);
 

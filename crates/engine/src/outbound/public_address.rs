@@ -70,8 +70,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     unicast && !special && public_inside
 }
 
-/// 64:ff9b::/96, by which networks without IPv4 reach it. The local-use prefix 64:ff9b:1::/48 leads into
-/// networks of its operator and is never public.
+/// The NAT64 prefix 64:ff9b::/96, by which networks without IPv4 reach IPv4 addresses. The
+/// local-use prefix 64:ff9b:1::/48 leads into networks of its operator and is never public.
 fn nat64(address: Ipv6Addr) -> Option<Ipv4Addr> {
     match address.segments() {
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(joined(high, low)),

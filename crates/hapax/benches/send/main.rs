@@ -1,4 +1,5 @@
-//! `cargo bench --bench send`: what sending costs over a client that signs, posts and stores nothing.
+//! `cargo bench --bench send`: the cost of sending, compared with a client that signs, posts and
+//! stores nothing.
 //!
 //! Hapax is the real binary with full durability; the endpoint is a process of its own. Each figure compares two
 //! loads of the same run. docs/benchmarks.md explains the figures.

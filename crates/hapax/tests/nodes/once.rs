@@ -18,7 +18,7 @@ fn start(database: &Database, count: usize, handlers: &str) -> Vec<(House, Serve
     houses.into_iter().zip(started).collect()
 }
 
-/// A house and its running server.
+/// Starts a server, and returns it with its config and directory.
 fn begun(house: House) -> (House, Server) {
     let server = house.start();
     (house, server)

@@ -192,7 +192,7 @@ impl Operate for PgStore {
 }
 
 impl PgStore {
-    /// Does one act to its end.
+    /// Runs one act to its end, even if the caller's future is dropped.
     pub(super) async fn act<T, F>(
         &self,
         act: impl FnOnce(Arc<Shared>) -> F + Send + 'static,
