@@ -279,7 +279,7 @@ pub struct DeliveryChange {
     pub place: KeyPlace,
 }
 
-/// What is written to the list of attempts. The attempt that delivered stands in the delivery's row.
+/// The change to the list of attempts. The attempt that delivered is in the delivery's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptRecord {
     /// Nothing.

@@ -193,7 +193,8 @@ pub enum ErrorText {
     Reported,
 }
 
-/// What is written to the history of attempts. A later record of the same attempt replaces the earlier.
+/// The change to the history of attempts. A later record of the same attempt replaces the earlier
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum History {
     /// Nothing.

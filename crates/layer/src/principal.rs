@@ -40,7 +40,8 @@ pub enum Principal {
     /// By a claim of a JWT whose signature is not checked. Use it only behind a component that verifies
     /// tokens: a replay never reaches the app.
     UnverifiedJwt(String),
-    /// By a function of the app, for instance from what its authentication left in the extensions.
+    /// By a function of the app, which may read values that its authentication put into the
+    /// extensions.
     Custom(Arc<PrincipalFn>),
     /// All requests belong to one caller, and share their keys.
     Shared,

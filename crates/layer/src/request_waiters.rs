@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use crate::limits::NOTIFY_SHARDS;
 
-/// A notifier for every key. Keys with the same hash share one.
+/// A notifier for every key. Keys with the same hash share a notifier.
 pub(crate) struct RequestWaiters {
     shards: [Notify; NOTIFY_SHARDS],
     hasher: RandomState,

@@ -3,8 +3,8 @@
 //! nothing.
 //!
 //! Every outcome settles the key. If the work was done, the answer is stored. If it certainly was not, the
-//! key is freed. If that is unknown (an error, a panic, an interrupted answer), nothing is written, and the
-//! key stays in progress until its lease ends.
+//! key is freed. If it is unknown whether the work was done (an error, a panic, an interrupted
+//! answer), nothing is written, and the key stays in progress until its lease ends.
 
 use std::future::poll_fn;
 use std::time::Duration;

@@ -180,7 +180,7 @@ pub struct JobFilter {
     pub handler: Option<HandlerName>,
     /// In this phase.
     pub phase: Option<Phase>,
-    /// Older than this: the end of the previous page.
+    /// Only entries older than this: the end of the previous page.
     pub before: Option<Cursor>,
     /// The most jobs to return.
     pub limit: usize,
@@ -289,7 +289,7 @@ pub struct EventFilter {
     /// Only events that were received before this time and are not finished: the status is not
     /// [final](Status::is_final). Dead events and events in review are not finished.
     pub unfinished_since: Option<Timestamp>,
-    /// Older than this: the end of the previous page.
+    /// Only entries older than this: the end of the previous page.
     #[serde(skip)]
     pub before: Option<Cursor>,
     /// The most events to return.

@@ -369,7 +369,7 @@ pub enum MessageAct {
 pub struct EndpointFilter {
     /// Of this tenant.
     pub tenant: Option<Tenant>,
-    /// Older than this: the end of the previous page.
+    /// Only entries older than this: the end of the previous page.
     pub before: Option<Cursor>,
     /// The most endpoints to return.
     pub limit: usize,
@@ -390,7 +390,7 @@ pub struct MessageFilter {
     pub since: Option<Timestamp>,
     /// Published before.
     pub until: Option<Timestamp>,
-    /// Older than this: the end of the previous page.
+    /// Only entries older than this: the end of the previous page.
     pub before: Option<Cursor>,
     /// The most messages to return.
     pub limit: usize,
@@ -413,7 +413,7 @@ pub struct DeliveryFilter {
     pub since: Option<Timestamp>,
     /// Published before.
     pub until: Option<Timestamp>,
-    /// Older than this: the end of the previous page.
+    /// Only entries older than this: the end of the previous page.
     pub before: Option<Cursor>,
     /// The most deliveries to return.
     pub limit: usize,

@@ -1,4 +1,5 @@
-//! Properties of the circuit of an endpoint: it opens for failures in a row, and it never stays shut.
+//! Properties of the circuit of an endpoint: failures in a row open it, and it never stays open for
+//! ever.
 
 use std::time::Duration;
 
@@ -58,7 +59,7 @@ fn only_days_without_any_success_are_hopeless() {
     assert!(circuit.is_hopeless(noon() + days));
     let works = after(circuit, CircuitEvent::Works { max_in_flight: 1 }, noon() + days);
     assert!(!works.is_hopeless(noon() + days));
-    // Two failures in a year are no reason.
+    // Two failures in a year must not disable the endpoint.
     let rarely = after(Circuit::default(), CircuitEvent::Fails, noon());
     assert!(!after(rarely, CircuitEvent::Fails, noon() + days).is_hopeless(noon() + days));
 }

@@ -1,5 +1,5 @@
-//! Properties of the life of a delivery: whatever happens to it, it is sent, dead or cancelled in the end,
-//! and never forgotten.
+//! Properties of the life of a delivery: after any acts it ends as delivered, dead or cancelled,
+//! and is never lost.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -77,7 +77,7 @@ fn acts(policy: &Policy) -> Vec<(&'static str, DeliveryAct<'_>)> {
     acts
 }
 
-/// Whether a claim can be counted: the number of attempts has an end like every number.
+/// Whether a claim can be counted: the number of attempts must not overflow.
 fn countable(delivery: &DeliveryState, act: &DeliveryAct<'_>) -> bool {
     delivery.progress.attempt < u32::MAX || !matches!(act, DeliveryAct::Claim { .. })
 }
@@ -148,7 +148,7 @@ fn a_late_delivered_counts_and_a_late_failed_does_not() {
 
 #[test]
 fn an_attempt_that_was_never_sent_uses_no_step_and_backs_off() {
-    // An hour without a free socket, at the last step of the schedule.
+    // The node has no free socket for an hour, at the last step of the schedule.
     let policy = three_attempts();
     let mut delivery = state(DeliveryPhase::Ready, 0, (2, 2, 0));
     let mut waits = Vec::new();
@@ -169,7 +169,8 @@ fn an_attempt_that_was_never_sent_uses_no_step_and_backs_off() {
 
 #[test]
 fn a_request_that_can_never_leave_becomes_a_dead_letter() {
-    // A damaged secret: no attempt is ever sent. Losses in between count neither way.
+    // With a damaged secret no attempt is ever sent. Lost attempts in between do not change the
+    // count of unsent ones.
     let policy = three_attempts();
     let mut delivery = state(DeliveryPhase::Ready, 0, (0, 0, 0));
     let mut steps = Vec::new();
@@ -220,7 +221,7 @@ fn a_replay_begins_the_schedule_again_and_goes_on_counting_attempts() {
         let record = if moves { AttemptRecord::Delivered } else { AttemptRecord::Keep };
         assert_eq!(change.attempt, record, "the attempt that delivered stays in the history");
     }
-    // Only the dead one that a key waits for keeps its place.
+    // Only a dead delivery that its key waits for keeps its place.
     for (phase, parks_key) in PHASES.into_iter().flat_map(|phase| [(phase, false), (phase, true)]) {
         let delivery = state(phase, -30, (7, 3, 2));
         let replayed = step(&delivery, &DeliveryAct::Replay { parks_key }, noon(), 0.5);
@@ -300,7 +301,7 @@ proptest! {
             prop_assert!(change.phase != DeliveryPhase::Dead || may_use, "{what}: buried");
             delivery = after(&delivery, &change);
         }
-        // From wherever it is: once it is sent and answered, it is delivered.
+        // From any phase, a delivery that is sent and answered with a 2xx is delivered.
         if !delivery.phase.is_open() {
             let replay = step(&delivery, &REPLAY, now, 0.5).expect("it has ended");
             delivery = after(&delivery, &replay);

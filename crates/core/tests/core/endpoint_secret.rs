@@ -1,4 +1,5 @@
-//! The secrets of endpoints: what is signed verifies, also while secrets are rotated, and nothing is printed.
+//! The secrets of endpoints: signatures verify, also while secrets are rotated, and no secret is
+//! printed.
 
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ fn timestamped(byte: u8) -> SigningSecret {
     SigningSecret::generate(Signing::Timestamped, &[byte; 32])
 }
 
-/// Whether a receiver with this one secret accepts what was signed.
+/// Whether a receiver with this one secret accepts the signature.
 fn accepts(provider: &str, receiver: &SigningSecret, value: HeaderValue, now: Timestamp) -> bool {
     let text = receiver.public_key().or_else(|| receiver.expose().map(|text| text.to_string()));
     let secret = ActiveSecret::forever(Secret::new(text.expect("a key to verify with")));
@@ -106,7 +107,8 @@ fn a_timestamped_signature_is_one_that_the_libraries_of_stripe_accept() {
 
 #[test]
 fn a_receiver_of_the_old_and_one_of_the_new_kind_verify_every_delivery_of_the_overlap() {
-    // The header carries signatures of different forms; no verifier may stumble over those of the others.
+    // The header carries signatures of different forms; no verifier may fail because of the other
+    // forms.
     let now = at(1_767_225_600);
     let all = [secret(1), key_pair(2), timestamped(3)];
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
@@ -200,7 +202,7 @@ fn a_fourth_active_secret_is_refused_until_one_has_ended() {
 
 #[test]
 fn an_overlap_of_zero_ends_every_earlier_secret_now() {
-    // A leaked secret must not sign once more, also not one that a rotation before had left active.
+    // A leaked secret must not sign again, even if an earlier rotation had left it active.
     let now = at(1_767_225_600);
     let two = EndpointSecrets::new(secret(1)).rotate(secret(2), HOUR, now).expect("rotated");
     let revoked = two.rotate(secret(3), Duration::ZERO, now).expect("revoked");
@@ -210,7 +212,7 @@ fn an_overlap_of_zero_ends_every_earlier_secret_now() {
 
 #[test]
 fn a_rotation_that_makes_no_sense_changes_nothing() {
-    // The same secret twice, and overlaps that no clock can represent.
+    // The test adds the same secret twice, and overlaps that no clock can represent.
     let now = at(1_767_225_600);
     let two = EndpointSecrets::new(secret(1)).rotate(secret(2), HOUR, now).expect("rotated");
     for active in [secret(1), secret(2)] {
@@ -222,7 +224,7 @@ fn a_rotation_that_makes_no_sense_changes_nothing() {
     }
     let last = two.rotate(secret(3), HOUR, Timestamp::MAX);
     assert_eq!(last, Err(RotateError::OverlapTooLong));
-    // A secret that has ended is as good as a new one.
+    // A secret that has ended may be used again as a new one.
     assert!(two.rotate(secret(1), HOUR, now + HOUR).is_ok());
 }
 
@@ -243,7 +245,7 @@ fn a_secret_of_ones_own_has_the_form_of_the_standard_and_errors_do_not_quote_it(
     };
     check(&of(24), Ok(&of(24)));
     check(&of(64), Ok(&of(64)));
-    // Shown with its padding: some verifiers decode nothing else.
+    // The secret is shown with its padding, because some verifiers decode nothing else.
     check(of(32).trim_end_matches('='), Ok(&of(32)));
     check(&of(23), Err(SigningSecretError::Length(23)));
     check(&of(65), Err(SigningSecretError::Length(65)));
@@ -290,7 +292,8 @@ fn stored_secrets_of_another_form_are_refused() {
     let two = EndpointSecrets::new(secret(1)).rotate(secret(2), HOUR, now).expect("rotated");
     let bytes = two.to_bytes();
     assert_eq!(EndpointSecrets::from_bytes(&bytes).as_ref(), Ok(&two));
-    // The cut after the newest secret is a shorter list; what is stored is authenticated as a whole.
+    // The cut after the newest secret is a valid, shorter list; the vault authenticates the stored
+    // bytes as a whole.
     let newest_only = 1 + 16 + 2 + 32;
     for cut in (0..bytes.len()).filter(|cut| *cut != newest_only) {
         assert_eq!(EndpointSecrets::from_bytes(&bytes[..cut]), Err(UnknownSecretsForm), "{cut}");

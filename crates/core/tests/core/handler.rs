@@ -100,7 +100,7 @@ fn a_job_carries_its_place_in_the_order() {
     };
     check(r#"{"data":{"id":"po_1"},"at":7}"#, "po_1", 7);
     check(r#"{"at":-7,"data":{"id":12345678901234567890}}"#, "12345678901234567890", -7);
-    // Neighbouring integers that are equal as floats.
+    // Neighbouring integers would be equal as floats.
     check(r#"{"data":{"id":"x"},"at":9007199254740993}"#, "x", 9_007_199_254_740_993);
     check(r#"{"data":{"id":"x"},"at":9223372036854775807}"#, "x", i64::MAX);
     check(r#"{"data":{"id":"x"},"at":-9223372036854775808}"#, "x", i64::MIN);

@@ -1,5 +1,5 @@
-//! The parser of the user's SQL for SQLite: what is a parameter, what only looks like one, and what is refused
-//! with which message.
+//! The parser of the user's SQL for SQLite: which text is a parameter, which only looks like one,
+//! and which is refused with which message.
 
 use hapax_core::handler::{Dialect, SqlParameter, SqlProgram};
 use proptest::prelude::*;

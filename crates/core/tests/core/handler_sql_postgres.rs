@@ -71,7 +71,7 @@ fn a_parameter_right_after_a_word_does_not_become_part_of_it() {
 
 #[test]
 fn each_parameter_has_its_postgres_type() {
-    // With a wrong type the first job fails, or worse, the value is cast.
+    // With a wrong type the first job would fail, or the value would be cast silently.
     let typed: Vec<_> = SqlParameter::ALL.map(|it| (it.name(), it.postgres_type().name())).into();
     let others: Vec<_> = typed.iter().filter(|(_, kind)| *kind != "text").copied().collect();
     let times = PostgresType::Timestamptz.name();
@@ -138,7 +138,8 @@ fn text_that_only_looks_like_a_parameter_stays_unchanged() {
     ] {
         check(&format!("SELECT {inert} , :id"), &[&format!("SELECT {inert} , $1 {{id}}")]);
     }
-    // A backslash has no meaning in an ordinary string, nor in one that only follows an E.
+    // A backslash has no meaning in an ordinary string, also if an E stands before it as a separate
+    // word.
     check("SELECT 'a\\', :id", &["SELECT 'a\\', $1 {id}"]);
     check("SELECT nameE'a\\', :id", &["SELECT nameE'a\\', $1 {id}"]);
     check("SELECT U&'a\\', :id", &["SELECT U&'a\\', $1 {id}"]);
@@ -277,7 +278,7 @@ fn the_body_of_a_do_is_never_touched_and_a_parameter_beside_it_is_refused() {
 
 #[test]
 fn a_program_without_a_statement_or_without_an_end_is_refused() {
-    // The database would read on into the next statement, or stop where the parser does not.
+    // The database and the parser would disagree about the end of the statement.
     for empty in ["¶", "¶ \n", "¶;;", "¶-- SELECT 1", "¶/* SELECT 1 /* */ */;"] {
         refused(empty, &["there is no statement"]);
     }
@@ -295,7 +296,8 @@ fn a_program_without_a_statement_or_without_an_end_is_refused() {
 
 #[test]
 fn a_position_in_the_database_s_text_maps_back_to_the_user_s_text() {
-    // Parameters shorter and longer than their numbers, letters of several bytes, several lines.
+    // The text has parameters shorter and longer than their numbers, letters of several bytes, and
+    // several lines.
     let text = "SELECT 1;\n  SELECT 'é',\n    :idempotency_key, nowhere,\n :id -- x\n , there";
     let program = parse(text).unwrap();
     let statement = &program.statements[1];

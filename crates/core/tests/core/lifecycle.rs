@@ -64,7 +64,7 @@ struct Life {
 }
 
 impl Life {
-    /// Lives through `ends`, and checks each step on the way.
+    /// Runs attempts with these ends, and checks each step.
     fn live(policy: &Policy, ends: &[End]) -> Self {
         let mut life = Self { progress: Progress::default(), buried: false };
         let mut now = noon();
@@ -156,7 +156,8 @@ proptest! {
         prop_assert_eq!(scheduled.is_some(), policy.retry.len() > 1);
         prop_assert_eq!(due(Retry::In(asked)), scheduled.map(|_| asked));
         prop_assert_eq!(due(Retry::NotBefore(asked)), scheduled.map(|wait| wait.max(asked)));
-        // Nothing was sent: again after about a second, whatever the schedule has left.
+        // Nothing was sent, so the job is due again after about a second, whatever the schedule has
+        // left.
         let unsent = due(Retry::Unsent).map(|wait| wait.as_secs_f64());
         prop_assert!(unsent.is_some_and(|wait| (0.8..=1.2).contains(&wait)), "{:?}", unsent);
     }
@@ -326,7 +327,7 @@ fn phase() -> impl Strategy<Value = Phase> {
     ])
 }
 
-/// The same numbers twice over, in any order.
+/// Each number twice, in any order.
 trait ShuffledTwice {
     fn prop_shuffle_twice(self) -> BoxedStrategy<Vec<i64>>;
 }
@@ -366,7 +367,8 @@ fn a_lost_job_backs_off_further_each_time() {
 
 #[test]
 fn an_idempotency_key_changes_with_a_forced_run_and_with_nothing_else() {
-    // The receiver deduplicates by it: equal for the same effect, different for another.
+    // The receiver deduplicates by the idempotency key: it must be equal for the same effect and
+    // different for another.
     let event = EventId(Uuid::now_v7());
     let (fee, mail) = (HandlerName::new("charge-fee"), HandlerName::new("mail"));
     assert_eq!(idempotency_key(event, &fee, 1), idempotency_key(event, &fee, 1));
@@ -484,7 +486,7 @@ fn a_right_is_void_after_every_act_that_gives_the_job_to_another() {
                 !change.new_run || job.phase.is_over(),
                 "{what}: only an ended job gets a new run"
             );
-            // A job that leaves its lease frees the resource, and so does one that is done after all.
+            // A job that leaves its lease frees the resource, and a late "done" does too.
             if job.phase == Phase::Leased || change.phase == Phase::Done {
                 assert_ne!(change.turn, Turn::Keep, "{what}");
             }

@@ -1,4 +1,4 @@
-//! Secrets that operators set at run time: what is refused, and what is sealed.
+//! Secrets that operators set at run time: which values are refused, and the bytes that are sealed.
 
 use hapax_core::Timestamp;
 use hapax_core::limits::{SOURCE_SECRET_BYTES_MAX, SOURCE_SECRETS_MAX};

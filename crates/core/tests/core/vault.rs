@@ -123,7 +123,7 @@ fn the_vault_prints_neither_keys_nor_plaintexts() {
 
 #[test]
 fn a_value_of_a_newer_version_is_not_reported_as_damaged() {
-    // During an upgrade a node may read what a newer one wrote.
+    // During an upgrade a node may read values that a newer node wrote.
     let tenant = Tenant::default();
     let sealed = vault(1, &[]).seal(&SealContext::endpoint_secrets(&tenant, "e1"), b"plain", NONCE);
     let mut bytes = sealed.as_bytes().to_vec();
@@ -134,8 +134,8 @@ fn a_value_of_a_newer_version_is_not_reported_as_damaged() {
 
 #[test]
 fn a_stored_value_of_this_format_stays_readable() {
-    // Sealed by the first version of this format, and by another implementation of the cipher. If
-    // this test fails, stored secrets could no longer be opened.
+    // The value was sealed by the first version of this format, and by another implementation of
+    // the cipher. If this test fails, stored secrets could no longer be opened.
     let stored =
         "0177bdb8ec0f7165ba0909090909090909090909095dbb8fa2ea196cfdd5d72f2efe2e9bb3e110302241";
     let tenant = Tenant::new("acme");

@@ -1,6 +1,6 @@
 //! Counts HTTP/2 frames without progress. PRIORITY, PING, SETTINGS, WINDOW_UPDATE, empty DATA and
-//! similar frames cost a peer nothing and the server a little. A peer that sends far more of them
-//! than its requests, the answers or the elapsed time explain is cut off.
+//! similar frames cost a peer nothing and the server a little. A peer is cut off if it sends far
+//! more of these frames than its requests, the answers and the elapsed time justify.
 //!
 //! The counter reads the plaintext of one connection, in any number of pieces, and buffers nine
 //! bytes at most.

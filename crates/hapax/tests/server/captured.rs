@@ -390,7 +390,7 @@ fn id_header(preset: &Preset) -> Option<&'static str> {
 #[test]
 fn a_captured_request_under_the_id_of_another_event_does_not_block_that_event() {
     // A's request arrives under the id of B: before B, after B, or at the same moment. If ids in
-    // headers are signed, it is a forgery and is refused.
+    // headers are signed, the request is a forgery and is refused.
     let signers: Vec<Signer> = Signer::all()
         .into_iter()
         .filter(|signer| signer.signs_something() && signer.preset.guard != PresetGuard::Off)
@@ -515,7 +515,7 @@ fn ordinary_traffic_of_every_sender_is_neither_lost_nor_held() {
         let again = signer.sign(signer.sample("a1", None), now() - 7, "sig-3");
         let is_plivo = name == "plivo";
         expect("retry signed again", &again, if is_plivo { &["accepted"] } else { &copy });
-        // The same content again under another id, if the id is not part of the content.
+        // The same content arrives again under another id, if the id is not part of the content.
         let id_header = match signer.preset.envelope.id {
             PresetId::Selector(selector) => Some(selector),
             PresetId::FirstOf(selectors) => selectors.first().copied(),

@@ -247,7 +247,7 @@ fn a_failing_sync_is_503_for_every_request_until_it_works_again() {
             scope.spawn(move || {
                 for event_id in part {
                     is_refused_for_now(&server.ask(sender.event(event_id)));
-                    // Its copy must be refused too.
+                    // The copy of a refused event must be refused too.
                     is_refused_for_now(&server.ask(sender.event(event_id)));
                 }
             });

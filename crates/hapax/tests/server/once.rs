@@ -140,7 +140,7 @@ fn a_sigkill_at_any_moment_loses_nothing_that_was_acked_and_doubles_nothing() {
     let house = house();
     let sender = Sender::stripe(SECRET);
     let mut acked: HashMap<String, String> = HashMap::new();
-    // Not secret, only different each time: the moment of the SIGKILL.
+    // The moment of the SIGKILL is random: not secret, only different each time.
     let mut dice = std::process::id() as u64 | 1;
     for round in 0..ROUNDS {
         let server = house.start();

@@ -39,7 +39,8 @@ const SOURCES: [(&str, &str); 3] =
 pub(crate) const SMALL: &str =
     "sqlite.checkpoint_pages=30,sqlite.log_pages=80,sqlite.fresh_keys=25,sqlite.young_keys=60";
 
-/// The same without checkpoints on another thread, which would meet the faults too.
+/// Merges and moves of keys happen many times, without checkpoints on another thread, which would
+/// meet the faults too.
 const SMALL_KEYS: &str = "sqlite.fresh_keys=25,sqlite.young_keys=60";
 
 /// Images per recording, unless the environment says otherwise.
@@ -174,8 +175,8 @@ impl Run {
         Some(run)
     }
 
-    /// The answers in the recording. A client that has its answer proves that it was sent, so none
-    /// may be missing.
+    /// The answers in the recording. A client that has its answer proves that the answer was sent,
+    /// so the recording must contain every answer.
     fn read_answers(&self, ids: &BTreeMap<String, String>) -> Vec<Answered> {
         let mut answered = Vec::new();
         for (at, step) in self.recording.steps().iter().enumerate() {
@@ -249,8 +250,8 @@ impl Run {
                 let (wrong, next, recovery) = (&wrong, &next, &recovery);
                 scope.spawn(move || {
                     let mut draw = SeededRng::new((seed * 2 + part) as u64);
-                    // Some cuts right after an answer, where the promise is newest; some in the
-                    // recovery from a fault; the others anywhere, also before the first answer.
+                    // Some cuts are right after an answer, some in the recovery from a fault, and
+                    // the others anywhere, also before the first answer.
                     let mut cuts: Vec<usize> = (0..images / 2)
                         .map(|n| match n % 3 {
                             0 => self.answered[draw.below(self.answered.len())].at + 1,
@@ -337,8 +338,8 @@ impl Run {
         Ok(())
     }
 
-    /// Sends every event again, twice. An answered event is a duplicate under its id. Any other is
-    /// accepted or a duplicate, and then a duplicate.
+    /// Sends every event again, twice. An answered event is a duplicate under its id. Any other
+    /// event is accepted or a duplicate the first time, and a duplicate the second time.
     async fn check_copies(&self, store: &SqliteStore, cut: usize) -> Result<(), String> {
         let mut answered = BTreeMap::new();
         for one in self.answered.iter().filter(|one| one.at < cut) {
@@ -566,8 +567,8 @@ fn without_syncs_the_test_detects_lost_answers() {
 
 #[test]
 fn a_power_loss_after_a_failed_sync_loses_nothing_that_was_answered() {
-    // Claims and copies are committed without a sync. The failed sync was theirs too, and no later
-    // one writes them.
+    // Claims and copies are committed without a sync. The failed sync was also the sync of these
+    // commits, and no later sync writes them.
     let Some(run) = Run::record(SMALL_KEYS, Some("fdatasync:error=EIO:when=9+17")) else { return };
     assert!(run.faults().len() > 3, "hardly any sync failed");
     nothing_is_wrong(&run.judge(images()), images());

@@ -33,7 +33,7 @@ fn a_secret_is_rotated_without_a_gap() {
     let (old, new) = (Sender::stripe(OLD), Sender::stripe(NEW));
     assert_eq!(server.ask(new.event("evt_too_early")).status, 401);
 
-    // Traffic under the old secret must not notice anything while it is valid.
+    // Requests signed with the old secret must be accepted without a gap while it is valid.
     let done = AtomicBool::new(false);
     let sent = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -151,7 +151,7 @@ fn a_changed_secret_file_is_read_without_a_signal() {
     std::fs::write(&file, format!("{OLD}\n")).unwrap();
     let server = house.start();
     server.ask(Sender::stripe(OLD).event("evt_1")).is("accepted");
-    // As an orchestrator does it: a new file is renamed over the old one.
+    // An orchestrator replaces a file in this way: a new file is renamed over the old one.
     let next = house.path().join("secret.next");
     std::fs::write(&next, NEW).unwrap();
     std::fs::rename(&next, &file).unwrap();

@@ -336,8 +336,8 @@ fn an_event_without_an_id_is_known_by_its_stable_fields() {
     assert_eq!(waiting[0]["review"], "conflict");
 }
 
-// The server has no way out: nothing may be decided about a request whose key cannot be fetched, and a forged
-// address is refused without trying.
+// The server cannot connect to the Internet. A request whose key cannot be fetched must not be
+// decided, and a forged address is refused without a fetch.
 #[test]
 fn without_the_key_of_its_sender_a_request_gets_a_503_and_with_a_forged_address_a_401() {
     let closed = hapax_sim::free_port();

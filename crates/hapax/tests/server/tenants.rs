@@ -52,7 +52,7 @@ fn a_tenant_is_served_from_its_put_until_its_delete_and_after_restarts() {
     assert_eq!((&shown["active"], &shown["secrets"]), (&json!(true), &json!([{"until": null}])));
     ask(&server, "acme", ACME, "evt_1").is("accepted");
     ask(&server, "acme", ACME, "evt_1").is("duplicate");
-    // The event is the tenant's, and the configured tenant is served as before.
+    // The event belongs to the new tenant, and the configured tenant is served as before.
     assert_eq!(server.events("tenant=acme").len(), 1);
     assert_eq!(ask(&server, "acme", CONFIGURED, "evt_2").status, 401);
     server.ask(Sender::stripe(CONFIGURED).event("evt_1")).is("accepted");
@@ -78,7 +78,7 @@ fn a_tenant_is_served_from_its_put_until_its_delete_and_after_restarts() {
     ask(&server, "acme", "whsec_next", "evt_3").is("duplicate");
     let github = Sender::new("github", GLOBEX, "/webhooks/globex/github");
     server.ask(github.request("{}").bytes()).is("accepted");
-    // A handler of a source that has no tenant in the config runs for it.
+    // A handler of a source without tenants in the config runs for the new tenant.
     let claim = json!({"source": "github", "handler": "note", "limit": 1});
     let claimed = server.admin_post("/api/v1/claims", &claim).json();
     assert_eq!(claimed["items"][0]["event"]["tenant"], "globex", "{claimed}");
@@ -164,7 +164,7 @@ fn bad_secrets_get_a_clear_problem_and_change_nothing() {
     ask(&server, "acme", ACME, "evt_1").is("accepted");
     assert_eq!(ask(&server, "acme", "a1", "evt_2").status, 401);
     assert_eq!(ask(&server, "globex", ACME, "evt_2").status, 404);
-    // Its own secret again is no conflict with itself.
+    // A pair may set its own secret again.
     set(&server, "acme", "stripe", json!([{"value": "a1"}, {"value": ACME}]));
     ask(&server, "acme", "a1", "evt_3").is("accepted");
 }
@@ -216,7 +216,8 @@ fn a_tenant_whose_secrets_cannot_be_opened_gets_a_503_and_never_a_401() {
     let shown = server.admin_get(&path("acme", "stripe")).json();
     assert_eq!((&shown["active"], &shown["secrets"]), (&json!(false), &json!([])), "{shown}");
     assert!(shown["reason"].as_str().unwrap().contains("vault key"), "{shown}");
-    // Another tenant could get the same secret: nothing is set until the key is back or the secrets are gone.
+    // Another tenant could get the same secret, so nothing is set until the key is back or the
+    // secrets are deleted.
     let refused = put(&server, "globex", "stripe", json!([{"value": GLOBEX}]));
     assert_eq!(refused.status, 503, "{refused:?}");
     assert!(refused.json()["detail"].as_str().unwrap().contains("acme/stripe"), "{refused:?}");
@@ -248,12 +249,13 @@ fn a_reload_keeps_tenants_and_the_config_wins_where_it_declares_the_same_pair() 
     ask(&server, "acme", "whsec_in_the_file", "evt_1").is("accepted");
     assert_eq!(ask(&server, "acme", ACME, "evt_2").status, 401);
     ask(&server, "globex", GLOBEX, "evt_1").is("accepted");
-    // The config takes the secret of a tenant for another pair: that tenant must not be served beside it.
+    // The config uses the secret of a tenant for another pair: that tenant must not be served any
+    // more.
     reload(&format!("{CONFIG}[sources.stripe.tenants.initech]\nsecrets = [\"{GLOBEX}\"]\n"));
     ask(&server, "initech", GLOBEX, "evt_1").is("accepted");
     assert_eq!(ask(&server, "globex", GLOBEX, "evt_2").status, 503);
     ask(&server, "acme", ACME, "evt_3").is("accepted");
-    // A source that is gone is gone for its tenants as well, and back with it.
+    // When a source is removed, its tenants are not served; when it is back, they are served again.
     reload("[sources.github]\nprovider = \"github\"\nsecrets = [\"another\"]\n");
     assert_eq!(ask(&server, "acme", ACME, "evt_4").status, 404);
     reload(CONFIG);

@@ -38,7 +38,7 @@ impl App {
         Self::saying(move |call| (answer(call), String::new()))
     }
 
-    /// The same with a body.
+    /// An app whose `answer` also returns a body.
     pub(crate) fn saying(answer: impl Fn(&Call) -> (u16, String) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

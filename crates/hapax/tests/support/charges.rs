@@ -40,7 +40,7 @@ impl<'c> Charge<'c> {
         .into_bytes()
     }
 
-    /// Sends it on a new connection.
+    /// Sends the charge on a new connection.
     pub(crate) fn send(&self, to: SocketAddr) -> Answer {
         self.try_send(to).expect("an answer")
     }
@@ -67,7 +67,7 @@ pub(crate) fn api(server: &Server) -> SocketAddr {
     at.unwrap().parse().unwrap()
 }
 
-/// A server with such a proxy, and the proxy's address.
+/// Starts a server with such a proxy, and returns it with the proxy's address.
 pub(crate) fn start(upstream: &str, keys: &str) -> (House, Server, SocketAddr) {
     let house = House::new(&proxy(upstream, keys));
     let server = house.start();

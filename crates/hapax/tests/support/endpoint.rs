@@ -26,7 +26,7 @@ pub(crate) enum Flaw {
     TakesForged,
     /// Does not check the time.
     TakesStale,
-    /// The same, and forgets events that are older than the window.
+    /// Does not check the time, and forgets events that are older than the window.
     ForgetsWithTheWindow,
     /// Returns an error now and then.
     Breaks,

@@ -1,4 +1,5 @@
-//! Senders as they are: each event is sent until it is acked, and now and then once more.
+//! Clients that behave like real senders: each event is sent until it is acked, and now and then
+//! once more.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};

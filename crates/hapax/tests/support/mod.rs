@@ -67,8 +67,8 @@ pub(crate) struct House {
 }
 
 impl House {
-    /// With this config, free ports and a separate data directory. `DIR` in the text is the test's
-    /// directory. Keys before the first table are top-level keys of the config.
+    /// A server with this config, free ports and a separate data directory. `DIR` in the text is
+    /// the test's directory. Keys before the first table are top-level keys of the config.
     pub(crate) fn new(config: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = dir.path().join("data");
@@ -121,7 +121,7 @@ impl House {
         self.data_dir.join("hapax.db")
     }
 
-    /// Without a config file: dev mode.
+    /// A server without a config file: dev mode.
     pub(crate) fn without_config() -> Self {
         let house = Self::new("");
         std::fs::remove_file(house.config_file()).unwrap();
@@ -191,13 +191,14 @@ impl House {
         self.start_with(&[])
     }
 
-    /// The same with more environment variables, for this start only.
+    /// Starts the server with more environment variables, for this start only.
     pub(crate) fn start_with(&self, env: &[(&str, &str)]) -> Server {
         let server = self.spawn_with(env);
         Self::ready(server).unwrap_or_else(|why| panic!("the server did not start: {why}"))
     }
 
-    /// The same under another program such as strace, which must leave the server the direct child.
+    /// Starts the server under another program such as strace. The server must be the direct child
+    /// of this process.
     pub(crate) fn start_under(
         &self,
         runner: &[String],
@@ -274,7 +275,7 @@ impl Server {
         self.admin_get_with(path, &format!("host: {}\r\n", self.admin))
     }
 
-    /// The same with exactly these headers.
+    /// `GET` on the admin side with exactly these headers.
     pub(crate) fn admin_get_with(&self, path: &str, headers: &str) -> Answer {
         let mut wire = Wire::connect(self.admin);
         wire.write(format!("GET {path} HTTP/1.1\r\n{headers}\r\n"));
@@ -345,7 +346,8 @@ impl Server {
         assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
     }
 
-    /// Whether it is stopped (SIGSTOP), from the field after its name, which may contain anything.
+    /// Whether the process is stopped (SIGSTOP). The state follows the process name, which may
+    /// contain any character.
     pub(crate) fn stands_still(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
@@ -498,8 +500,8 @@ pub(crate) fn skip(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
-/// The same for rights that a machine may refuse, such as tracing and mounting. CI must have them:
-/// a guarantee that is never tested there is no guarantee.
+/// Prints that a test cannot run because this machine refuses a right, such as tracing or mounting.
+/// CI must have them: a guarantee that is never tested there is no guarantee.
 #[track_caller]
 pub(crate) fn cannot_run(test: &str, why: &str) {
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{test} cannot run in CI: {why}");

@@ -1,4 +1,4 @@
-//! Several servers on one PostgreSQL: the database with a user's ledger, the houses that share it,
+//! Several servers on one PostgreSQL: the database with a user's ledger, the nodes that share it,
 //! and senders that try node after node until each event is acked.
 //!
 //! The ledger has no unique constraint, so a second effect is a second row.
@@ -45,19 +45,19 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// On the server of this test binary, which no test may damage.
+    /// A database on the shared server of this test binary, which no test may damage.
     pub(crate) fn shared(label: &str) -> Self {
         let database = Self::empty(label);
         database.execute(SCHEMA);
         database
     }
 
-    /// The same without the user's tables.
+    /// A database without the user's tables.
     pub(crate) fn empty(label: &str) -> Self {
         Self { url: wait(async { Postgres::shared().await.create_database(label).await }) }
     }
 
-    /// On a server that belongs to the test.
+    /// A database on a server that belongs to the test.
     pub(crate) fn on(server: &Postgres, label: &str) -> Self {
         let database = Self { url: wait(server.create_database(label)) };
         database.execute(SCHEMA);

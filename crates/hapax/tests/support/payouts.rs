@@ -7,7 +7,7 @@ use serde_json::json;
 use super::Sender;
 use super::load::Load;
 
-/// These payouts, each `copies` times on as many connections.
+/// A load of these payouts, each `copies` times on as many connections.
 pub(crate) fn payouts(secret: &str, payouts: Range<usize>, copies: usize) -> Load {
     let payout = |n: usize| {
         let body = json!({

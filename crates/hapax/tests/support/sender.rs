@@ -26,7 +26,7 @@ pub(crate) fn now() -> i64 {
     Timestamp::now().as_second()
 }
 
-/// The same with its fraction.
+/// The current Unix time with its fraction of a second.
 pub(crate) fn now_exact() -> f64 {
     Timestamp::now().as_microsecond() as f64 / 1e6
 }
@@ -56,12 +56,12 @@ impl Sender {
         self.request_at(body, now())
     }
 
-    /// The same, signed at that second.
+    /// A request with this body, signed at that second.
     pub(crate) fn request_at(&self, body: impl AsRef<[u8]>, second: i64) -> Request {
         self.request_with(body, second, &[])
     }
 
-    /// The same with headers that may be signed.
+    /// A request with headers that may be signed.
     pub(crate) fn request_with(
         &self,
         body: impl AsRef<[u8]>,

@@ -34,7 +34,7 @@ impl Got {
         self.verifies_as("standard", secret)
     }
 
-    /// The same for a receiver that expects this kind of signature.
+    /// Checks the signature as a receiver that expects this kind of signature.
     pub(crate) fn verifies_as(&self, signing: &str, secret: &str) -> bool {
         let secrets = vec![ActiveSecret::forever(Secret::new(secret))];
         let mut spec = SourceSpec::new("sink", "standardwebhooks", secrets);

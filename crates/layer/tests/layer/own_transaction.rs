@@ -175,7 +175,7 @@ async fn a_late_run_cannot_settle_the_key_of_a_running_successor() {
         first_gate.add_permits(1);
         let late = soon(first).await.unwrap();
         match settle {
-            // Its answer is not the one that is stored.
+            // The run's own answer is not the one that is stored.
             None => {
                 assert_eq!((late.status, late.outcome), (409, Some(IdempotencyOutcome::InProgress)))
             }

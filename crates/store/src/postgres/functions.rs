@@ -43,7 +43,8 @@ macro_rules! definitions {
     };
 }
 
-/// In this order: the first ones have bodies that PostgreSQL resolves when they are created.
+/// All functions, in the order of creation: the bodies of the first ones are resolved by PostgreSQL
+/// when they are created.
 const FUNCTIONS: &[Definition] = definitions!["functions":
     event_state, job_state, order_policy, order_verdict, review_reason, workplace,
     delivery_state, delivery_rank, delivery_status, delivery_id, is_over, commit_slack, replay_lock,

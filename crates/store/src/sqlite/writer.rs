@@ -304,7 +304,8 @@ impl WriterHandle {
     pub(super) async fn close(&self) {
         let (closed, wait) = oneshot::channel();
         let commands = self.sender.commands.clone();
-        // A full queue is worked off first, so this may wait: not on the runtime's own threads.
+        // If the queue is full, this call waits until there is room, so it must not run on the
+        // runtime's own threads.
         let asked =
             tokio::task::spawn_blocking(move || commands.send(Command::Close(closed)).is_ok());
         if asked.await.unwrap_or(false) {

@@ -300,7 +300,7 @@ pub(crate) async fn order_holds_while_everything_happens_at_once<S: Sending>(wor
                         let mut watch = watch.lock().expect("a lock");
                         watch.begins(&claim.message);
                         let verdict = match (rounds + task) % 5 {
-                            // A circuit that opens is another case.
+                            // The failure must not open the circuit, which is another case.
                             0 => failed_saying(Retry::Schedule, EndpointSignal::Works),
                             _fine => {
                                 watch.over.push(claim.message.clone());

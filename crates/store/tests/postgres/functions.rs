@@ -256,8 +256,8 @@ async fn a_message_of_an_app_belongs_to_the_event_it_completes_and_to_no_other()
         base.sql.batch_execute(&set).await.expect("publishes");
     }
     assert_eq!(messages_of(0).await, "before also_before after");
-    // A completion that was rolled back has no effect on later messages, and one that counts claims
-    // no message of an earlier transaction.
+    // A completion that was rolled back has no effect on later messages. A committed completion
+    // does not take over messages of an earlier transaction.
     let steps =
         ["BEGIN".into(), "SAVEPOINT s".into(), done(1), "ROLLBACK TO s".into(), publish("orphan")];
     base.sql.batch_execute(&format!("{}; COMMIT", steps.join(";"))).await.expect("works");
