@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn only_the_waiters_of_an_event_are_woken() {
-        // Every other waiter that wakes reads a whole event for nothing.
+        // Every other waiter that wakes up needlessly reads a whole event.
         let event_waiters = EventWaiters::default();
         let [ended, other] = [1, 2].map(|n| EventId(Uuid::from_u128(n)));
         let (theirs, others) = (event_waiters.wait_for(ended), event_waiters.wait_for(other));

@@ -15,8 +15,8 @@ pub(crate) const PARKED: i64 = 6;
 pub(crate) const REVIEW: i64 = 7;
 pub(crate) const DISCARDED: i64 = 8;
 
-/// A job's phase from its column. An unknown number counts as dead, so that an operator looks at
-/// it.
+/// A job's phase from its column. An unknown number counts as dead, so that it is shown to an
+/// operator.
 pub(crate) fn phase_of(state: i64) -> Phase {
     match state {
         READY => Phase::Ready,
@@ -140,8 +140,8 @@ mod tests {
 
     #[test]
     fn the_comment_beside_a_state_of_sqlite_is_its_name() {
-        // The numbers stand in the text, because partial indexes match nothing else. A number without
-        // a name, or with the wrong one, misleads its reader.
+        // The statements contain the numbers, because partial indexes match nothing else. A number
+        // without a name, or with the wrong one, misleads its reader.
         let mut seen = 0;
         check(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src/sqlite")), &mut seen);
         assert!(seen > 40, "only {seen} were found");

@@ -69,13 +69,15 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
         }
     }
 
-    /// Counts a copy of this event. Returns true when so many wait that they should be flushed now.
+    /// Counts a copy of this event. Returns true when enough copies wait that they should be
+    /// flushed now.
     pub(crate) fn note(&self, event: K, via: &ArrivalInfo) -> bool {
         let place = self.dice.hash_one(event) as usize % SHARDS;
         let mut shard = self.shards[place].lock().expect("no panic happens under this lock");
         let waiting = shard.entry(event).or_insert_with(|| {
             self.events.fetch_add(1, Ordering::Relaxed);
-            // Most events in a retry storm arrive once more: room for one.
+            // The list has room for one copy, because most events in a retry storm arrive once
+            // more.
             Waiting { newest: Vec::with_capacity(1), ..Waiting::default() }
         });
         waiting.count += 1;
@@ -104,7 +106,8 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
         let mut all = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock().expect("no panic happens under this lock");
-            // Counted before they move: no copy may seem to be written in between.
+            // The copies are counted before they are moved, so that none seems to be written in
+            // between.
             self.taken.fetch_add(shard.len(), Ordering::AcqRel);
             self.events.fetch_sub(shard.len(), Ordering::AcqRel);
             all.extend(shard.drain());

@@ -186,8 +186,8 @@ pub mod limits {
     /// retry.
     pub const PUBLISH_ALONE_LOCK_MAX: Duration = Duration::from_secs(5);
 
-    /// How long a sender waits at most before it looks for deliveries: other nodes and users' transactions
-    /// publish without notifying it.
+    /// How long a sender waits at most before it claims deliveries: other nodes and users'
+    /// transactions publish without notifying it.
     pub const DELIVERY_POLL_EVERY: Duration = Duration::from_millis(250);
 
     /// Prepared statements of a Rust handler that one connection keeps: more than a handler has. It
@@ -243,8 +243,9 @@ pub mod limits {
     /// How long one page of such a list reads on SQLite.
     pub const LIST_READ_MAX: Duration = Duration::from_millis(50);
 
-    /// A list that is asked for a time ends this long before it. Rows are read in the order of their numbers,
-    /// and a clock that was set back makes times differ from that order.
+    /// A list with a lower bound on time reads rows until this long before that bound. Rows are
+    /// read in the order of their numbers, and a clock that was set back makes times differ from
+    /// that order.
     pub const LIST_TIME_SLACK: SignedDuration = SignedDuration::from_hours(24);
 
     /// Events that one query of a plan reads, in about 20 ms. The query may find none that the plan
@@ -257,11 +258,12 @@ pub mod limits {
     /// Bodies that one slice of a plan reads: they are parsed before the slice is taken.
     pub const PLAN_BYTES: usize = 4 << 20;
 
-    /// With more lanes than this a plan on SQLite reads all events in their order: asking each lane for its
-    /// dead letters would take longer.
+    /// With more lanes than this a plan on SQLite reads all events in their order: a query of each
+    /// lane for its dead letters would take longer.
     pub const PLAN_LANES_MAX: usize = 1_000;
 
-    /// A smaller step back of the clock delays waiting jobs by no more than that, and is ignored.
+    /// The largest step back of the clock that is ignored: it delays waiting jobs by no more than
+    /// that.
     pub const CLOCK_STEP_MIN: Duration = Duration::from_secs(1);
 
     /// Due times that are corrected between two batches of acks after the clock was set back: a few

@@ -17,7 +17,7 @@ use crate::limits::BodyLimits;
 pub(crate) enum BodyFault {
     /// Larger than the limit.
     TooLarge,
-    /// Past its deadline, or slower than the lowest rate.
+    /// The body is past its deadline, or slower than the lowest rate.
     Slow,
     /// Memory for unfinished bodies is short, and this is the slowest of them.
     Crowded,
@@ -25,7 +25,7 @@ pub(crate) enum BodyFault {
     Broken,
 }
 
-/// Reads `body` to its end. `held` counts the memory that it takes meanwhile.
+/// Reads `body` to its end. `held` counts the memory that the unfinished body takes.
 pub(crate) async fn read<B>(
     mut body: B,
     limits: &BodyLimits,

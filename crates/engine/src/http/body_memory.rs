@@ -1,6 +1,6 @@
 //! The memory that unfinished bodies share. Only received bytes count. When memory is short, the
 //! slowest bodies are dropped, not the newest one. Bodies of a client that holds more than half of
-//! the memory go first.
+//! the memory are dropped first.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -287,7 +287,7 @@ mod tests {
         let (oldest, next) = (body(&memory, 1, 30), body(&memory, 1, 30));
         let newcomer = body(&memory, 1, 60);
         assert!(gave_way(&oldest) && !gave_way(&next) && !gave_way(&newcomer));
-        // Its memory is free, and is not freed twice.
+        // The memory of the dropped body is free, and is not freed twice.
         drop(oldest);
         assert!(memory.0.pool().used == 90);
     }

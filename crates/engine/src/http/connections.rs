@@ -118,7 +118,7 @@ impl Connections {
         while closed < wanted
             && let Some(Candidate { open, state }) = self.next.pop()
         {
-            // Its state may have changed since the survey.
+            // The state of the connection may have changed since the survey.
             let is_due = open.activity.state(now).is_some_and(|now| now <= state);
             if is_due && !open.activity.is_gone() {
                 open.activity.goes();
@@ -138,9 +138,9 @@ impl Connections {
     /// Finds the connections to close next: the worst state first, then the address with the most
     /// connections of that sort (verified or not), then the one that has waited longest.
     ///
-    /// An address that holds a large part of all slots crowds. Its new connections may be closed at
-    /// once; if they are reopened as soon as they are closed, they would otherwise always be new.
-    /// Connections of other addresses then have their full time for a head or a body.
+    /// An address that holds a large part of all slots is crowding. Its new connections may be
+    /// closed at once; if they are reopened as soon as they are closed, they would otherwise always
+    /// be new. Connections of other addresses then have their full time for a head or a body.
     fn survey(&mut self, now: Instant) {
         self.forget_ended();
         self.surveyed_at = Some(now);
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn new_connections_of_a_crowding_address_are_closed_and_others_keep_their_time() {
-        // Reopened as soon as they are closed, the connections of one address are always new.
+        // Connections of one address that are reopened as soon as they are closed are always new.
         let crowd = CROWD_MIN + 8;
         let mut flights = vec![activity("192.0.2.9")];
         flights.extend((0..crowd).map(|_| activity("192.0.2.1")));

@@ -216,8 +216,7 @@ struct Server<A> {
     streams: Streams,
 }
 
-/// Accepts until it succeeds: when the machine runs out of file descriptors, the loop must survive
-/// that.
+/// Retries until a connection is accepted: the loop must survive a lack of file descriptors.
 async fn accept(
     listener: &TcpListener,
     connections: &mut Connections,
@@ -528,8 +527,8 @@ async fn drive<A, C>(
         }
     }
     connection.as_mut().close_gracefully();
-    // On a shutdown the end of the drain comes first or at the same time; for an idle connection
-    // this is the bound.
+    // On a shutdown the drain ends first or at the same time. For an idle connection this deadline
+    // is the bound.
     match timeout(server.limits.drain, connection).await {
         Ok(ended) => log_end(ended, peer),
         Err(_) => debug!(%peer, "the connection did not end in time and was cut"),

@@ -37,8 +37,8 @@ pub(crate) enum Alarm {
     OutsideWindow { in_a_row: usize },
 }
 
-/// Distinct events: an event that is sent repeatedly counts once. The queue or a retry of one
-/// sender proves nothing; half of this many events does.
+/// Distinct events: an event that is sent repeatedly counts once. Events that one sender queued or
+/// retried prove nothing; half of this many events do.
 const WITNESSES_MIN: usize = 32;
 const WITNESSES_MAX: usize = 64;
 
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn one_old_request_sent_again_and_again_raises_no_alarm() {
-        // Beside it are a few events on time, as on any day.
+        // A few other events are on time, as on any day.
         let mut watch = ClockWatch::default();
         for nth in 0..3 {
             watch.note(inside(nth, 1));

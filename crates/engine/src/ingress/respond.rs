@@ -215,8 +215,8 @@ pub(crate) fn refused(
     answer
 }
 
-/// The decisions about the events of one request. A conflict is answered like a duplicate: the
-/// operator learns of it, the sender must not.
+/// The decisions about the events of one request. A conflict is answered like a duplicate: it is
+/// shown to the operator, and must not be visible to the sender.
 pub(crate) fn decided(verdicts: &[Verdict], ack: Ack, request_id: RequestId) -> Answer {
     let overall = overall(verdicts);
     let status = match (overall, ack) {

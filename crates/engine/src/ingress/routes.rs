@@ -1,5 +1,5 @@
 //! The routing table: the source of each path, with that source's limits, counters and log budget.
-//! A reload builds a new table and swaps it in. Requests look nothing up by name after that.
+//! A reload builds a new table and swaps it in. After that, requests look nothing up by name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct RoutesSpec {
 }
 
 impl RoutesSpec {
-    /// These sources, with the defaults for everything else.
+    /// A table of these sources, with the defaults for everything else.
     pub fn new(sources: Vec<RouteSpec>) -> Self {
         Self {
             public_url: "http://localhost".to_owned(),
@@ -176,7 +176,7 @@ impl Routes {
         })
     }
 
-    /// Changes some pairs. Traffic of a pair that is served before and after is counted on.
+    /// Changes some pairs. Counters of a pair that is served before and after continue.
     pub fn change(&mut self, changes: Vec<RouteChange>) {
         for change in changes {
             match change {

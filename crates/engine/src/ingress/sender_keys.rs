@@ -9,7 +9,8 @@
 //!   strangers cannot use those up. An address is a proven sender after a request of it was verified.
 //! - A fetch that failed is not repeated for a while, and failed names never displace known keys.
 //!
-//! A key that cannot be had is never the request's fault: the sender gets a 503 and retries.
+//! If a key cannot be fetched, the request is not refused as invalid: the sender gets a 503 and
+//! retries.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -44,7 +45,7 @@ pub struct SenderKeys {
     entries: Mutex<HashMap<KeyHash, Entry>>,
     /// Fetches of unknown keys by client address.
     by_address: FailureLimit,
-    /// Fetches by host and by who named the key. Schemes know only a few hosts.
+    /// Fetches by host and by the party that named the key. Schemes know only a few hosts.
     by_host: Mutex<HashMap<(String, NamedBy), EventLimit>>,
     proven: Mutex<ProvenSenders>,
     waiters: Semaphore,

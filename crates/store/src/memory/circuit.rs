@@ -19,7 +19,7 @@ const FIVE_DAYS: Duration = Duration::from_secs(5 * 86_400);
 /// How an endpoint has answered lately.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// Claims carry it; another one is given out whenever the circuit opens, closes or is probed.
+    /// The number that claims carry. It changes whenever the circuit opens, closes or is probed.
     pub(super) number: u64,
     failures: u32,
     failing_since: Option<Timestamp>,
@@ -39,7 +39,7 @@ pub(super) struct Health {
 }
 
 impl StoredEndpoint {
-    /// How many attempts may be under way now, as far as its answers go.
+    /// How many attempts may be under way now, as far as the circuit decides.
     pub(super) fn slots(&self, now: Timestamp) -> u32 {
         let Health { open_until, slots, blocked_until, .. } = self.health;
         let is_shut = |until: Option<Timestamp>| until.is_some_and(|until| until > now);
@@ -69,7 +69,8 @@ impl StoredEndpoint {
         self.health.open_until.max(self.health.blocked_until).max(paid)
     }
 
-    /// A delivery is claimed: if the circuit is not closed, nothing else is until its lease ends.
+    /// Records the claim of a delivery. If the circuit is not closed, no other delivery is claimed
+    /// until the lease of this one ends.
     pub(super) fn claimed(&mut self, lease_end: Timestamp, now: Timestamp) -> u64 {
         if let Some(limit) = self.limit_at(now) {
             self.health.paid_until = Some(limit.paid_until(self.health.paid_until, now, 1));

@@ -1,4 +1,4 @@
-//! Which events there are: one per key, and how a second arrival under the same key is decided.
+//! Stores one event per key, and decides about a second arrival under the same key.
 
 use hapax_core::job::{Fence, JobId, Phase, Progress, jittered};
 use hapax_core::store::{

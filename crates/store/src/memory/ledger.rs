@@ -26,7 +26,7 @@ pub(super) struct Kept {
     ttl: Duration,
     expires_at: Timestamp,
     answer: Option<StoredAnswer>,
-    /// Whether it counts for the quota of its caller.
+    /// Whether the key counts for the quota of its caller.
     is_counted: bool,
 }
 
@@ -169,7 +169,7 @@ impl Kept {
         self.expires_at <= now && (self.answer.is_some() || self.leased_until <= now)
     }
 
-    /// Whether it still waits for the answer of this right.
+    /// Whether the key still waits for the answer of this reservation.
     fn is_open(&self, reserved: &Reserved) -> bool {
         self.fence == reserved.fence && self.answer.is_none()
     }

@@ -2,11 +2,12 @@
 //! everything when dropped, so it is for tests and for reading.
 //!
 //! One lock stands for the transaction: everything that happens while it is held is one commit.
-//! Start with [`ingest`] (which events there are), then [`work`] (the life of their jobs), then
+//! Start with [`ingest`] (how events are stored), then [`work`] (the life of their jobs), then
 //! [`order`] (which job may run now), [`operator_actions`] (decisions of operators) and [`reader`]
-//! (queries). [`outbox`] sends messages to endpoints, [`outbox_reader`] has its queries, and
-//! [`outbox_retention`] ends its old deliveries, and [`plans`] send many of them again. [`ledger`] and
-//! [`source_secrets`] are independent: the Idempotency-Keys of a user's API, and the secrets of tenants.
+//! (queries). [`outbox`] sends messages to endpoints, [`outbox_reader`] has its queries,
+//! [`outbox_retention`] ends old deliveries, and [`plans`] run acts on many deliveries or events.
+//! [`ledger`] and [`source_secrets`] are independent: the Idempotency-Keys of a user's API, and the
+//! secrets of tenants.
 
 mod admin_records;
 mod circuit;

@@ -1,5 +1,5 @@
-//! Decisions of operators: replay, approve, reject; and retention, which deletes what needs no
-//! decision any more.
+//! Decisions of operators: replay, approve, reject; and retention, which deletes events that need
+//! no decision any more.
 
 use std::collections::hash_map::Entry;
 

@@ -114,8 +114,8 @@ impl Model {
         self.marks.retain(|resource, _| !old.contains(resource));
     }
 
-    /// Moves the mark after the job's effects were applied: older versions no longer count, and
-    /// jobs that waited for exactly this one go on.
+    /// Moves the mark after the job's effects were applied: older versions become stale, and jobs
+    /// that waited for exactly this one are ready.
     pub(super) fn move_mark(&mut self, at: JobNumber, now: Timestamp) {
         let job = &self.jobs[&at];
         let (Some(place), Some(resource)) = (&job.place, job.resource()) else { return };
@@ -168,8 +168,9 @@ impl Model {
         job.error = Some(why.to_owned());
     }
 
-    /// Sends jobs held past the deadline to review, or past the gap. Not while a job of the same
-    /// tenant is due: it may fill the gap. Nor while another job of the resource is leased.
+    /// Sends jobs held past the deadline to review, or past the gap. This waits while a job of the
+    /// same tenant is due, because it may fill the gap, and while another job of the resource is
+    /// leased.
     pub(super) fn judge_gaps(&mut self, handler: &HandlerRef, now: Timestamp) {
         let Some(rule) = self.order_of(handler) else { return };
         let is_due = |job: &Job| job.handler == *handler && job.due <= now;

@@ -32,7 +32,7 @@ pub(super) type MessageNumber = u64;
 pub(super) type DeliveryNumber = u64;
 pub(super) type EndpointNumber = u64;
 
-/// Why a delivery was cancelled that no operator cancelled.
+/// The reason of a delivery that was cancelled without an operator.
 const ENDPOINT_DELETED: &str = "its endpoint was deleted";
 
 /// A message, as it was published.
@@ -126,7 +126,7 @@ impl Outbox for MemoryStore {
     }
 
     async fn wait_for_deliveries(&self, at_most: Duration) {
-        // The hint and the end of the wait have the same answer.
+        // The hint and the end of the wait give the same answer.
         let _ = tokio::time::timeout(at_most, self.deliveries_due.notified()).await;
     }
 
@@ -376,7 +376,7 @@ impl Model {
         Held::Kept
     }
 
-    /// As if it had not been claimed; but the right is void, and settles nothing any more.
+    /// Undoes the claim; its fence is void and settles nothing any more.
     fn give_delivery_back(&mut self, at: DeliveryNumber, now: Timestamp) -> Held {
         let delivery = self.delivery_mut(at);
         if delivery.phase != DeliveryPhase::Leased {
@@ -389,8 +389,8 @@ impl Model {
         Held::Kept
     }
 
-    /// Ends the leases that ran out, whatever became of their endpoints. A delivery is lost as often as it
-    /// takes: a request cannot end this process.
+    /// Ends the leases that ran out, also those of disabled and deleted endpoints. A delivery may
+    /// be lost any number of times: a request cannot end this process.
     fn lose_expired_deliveries(&mut self, now: Timestamp) {
         let expired = |delivery: &&mut Delivery| {
             delivery.phase == DeliveryPhase::Leased && delivery.due <= now
@@ -453,7 +453,7 @@ impl Model {
             .min_by_key(|(at, delivery)| {
                 let last = self.endpoint_turns.get(&delivery.endpoint).copied().unwrap_or_default();
                 let endpoint = &self.endpoints[&delivery.endpoint].record;
-                // The least tried one tries an endpoint that failed.
+                // The delivery with the fewest attempts tries an endpoint that failed.
                 let tried = match endpoint.failing {
                     Some(_) => delivery.progress.attempt,
                     None => 0,

@@ -19,7 +19,7 @@ use super::outbox::{DeliveryNumber, EndpointNumber, MessageNumber};
 use super::reader::fits;
 use super::{EventNumber, Job, MemoryStore, Model, ReviewState};
 
-/// A plan, with what it has not taken yet.
+/// A plan, with the part that it has not taken yet.
 #[derive(Debug)]
 pub(super) struct StoredPlan {
     plan: Plan,

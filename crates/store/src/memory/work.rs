@@ -27,8 +27,9 @@ pub(super) struct Begun {
 }
 
 impl Model {
-    /// Takes due jobs of one handler, tenant by tenant in turn. Either several that were never
-    /// lost, or a single one that was: should it end the process again, it ends nothing else.
+    /// Takes due jobs of one handler, tenant by tenant in turn. Takes either several jobs that were
+    /// never lost, or a single one that was: if that job ends the process again, no other attempt
+    /// is lost.
     pub(super) fn claim(&mut self, ask: &ClaimAsk, now: Timestamp) -> Begun {
         let mut begun = Begun::default();
         let Some(spec) = self.handlers.get(&ask.handler).cloned() else { return begun };
@@ -274,8 +275,9 @@ impl Model {
         }
     }
 
-    /// Counts under its fence even when the lease is over or the attempt was recorded as failed: the
-    /// effects are there. Only a newer claim, a replay or a decision of the order guard voids the fence.
+    /// Records "done" under the fence even when the lease is over or the attempt was recorded as
+    /// failed: the effects are committed. Only a newer claim, a replay or a decision of the order
+    /// guard voids the fence.
     fn done(
         &mut self,
         at: JobNumber,
@@ -350,7 +352,7 @@ impl Model {
         Held::Kept
     }
 
-    /// As if it had not been claimed; but the right is void, and settles nothing any more.
+    /// Undoes the claim; its fence is void and settles nothing any more.
     pub(super) fn give_back(&mut self, job: JobId, fence: Fence, now: Timestamp) {
         if let Some(at) = self.leased_under(job, fence) {
             let job = self.job_mut(at);
@@ -374,7 +376,7 @@ impl Model {
         }
         let waiting = |job: &&Job| match job.phase {
             Phase::Ready | Phase::Leased => job.handler == *handler,
-            // Nothing happens to it before the one at work has ended.
+            // The job waits until the running job of its resource has ended.
             Phase::Held => {
                 job.handler == *handler
                     && !job.resource().is_some_and(|resource| self.is_busy(&resource))

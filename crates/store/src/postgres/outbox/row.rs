@@ -78,7 +78,8 @@ pub(super) fn place_of(id: DeliveryId) -> (i64, i32) {
     (message as i64, endpoint as i32)
 }
 
-/// A delivery's phase from its column. An unknown number counts as dead, so that an operator looks at it.
+/// A delivery's phase from its column. An unknown number counts as dead, so that it is shown to an
+/// operator.
 pub(super) fn phase_of(state: i16) -> DeliveryPhase {
     match state {
         0 => DeliveryPhase::Ready,

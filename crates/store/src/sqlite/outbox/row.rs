@@ -15,8 +15,8 @@ pub(super) const DEAD: i64 = 3;
 pub(super) const CANCELLED: i64 = 4;
 pub(super) const PARKED: i64 = 5;
 
-/// A delivery's phase from its column. An unknown number counts as dead, so that an operator looks at
-/// it.
+/// A delivery's phase from its column. An unknown number counts as dead, so that it is shown to an
+/// operator.
 pub(super) fn phase_of(state: i64) -> DeliveryPhase {
     match state {
         READY => DeliveryPhase::Ready,
