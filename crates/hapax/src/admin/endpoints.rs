@@ -237,7 +237,8 @@ async fn act<S: AdminStore>(
     Ok(Json(record.into()))
 }
 
-/// Changes an endpoint. If another change comes between, `edit` decides again with what is there then.
+/// Changes an endpoint. If another change comes between, `edit` decides again with the endpoint as
+/// it is then.
 async fn update<S: AdminStore>(
     admin: &Admin<S>,
     caller: &Caller,
@@ -279,7 +280,7 @@ fn record_of(changed: EndpointChanged) -> Result<EndpointRecord, Problem> {
     }
 }
 
-/// The settings and sealed values after the change that is asked for.
+/// The settings and sealed values after the requested change.
 fn changed(
     vault: &Vault,
     tenant: &Tenant,
@@ -334,7 +335,7 @@ fn tenant(asked: Option<&str>) -> Result<Tenant, Problem> {
     }
 }
 
-/// The canonical form of the URL, if endpoints may be there as far as that can be known now.
+/// The canonical form of the URL, if the rules allow it as far as they can be checked now.
 async fn checked_url<S: AdminStore>(admin: &Admin<S>, url: &str) -> Result<String, Problem> {
     let sending = sending(admin)?;
     let url = EndpointUrl::parse(url, &sending.rules).map_err(|error| refused("url", &error))?;

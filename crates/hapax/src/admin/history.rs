@@ -20,7 +20,7 @@ const SPAN_DEFAULT: Duration = Duration::from_secs(86_400);
 /// The most steps of one answer.
 const STEPS_MAX: u64 = 1_500;
 
-/// The steps of an answer where no step is asked for.
+/// The number of steps in an answer if the request names none.
 const STEPS_DEFAULT: u64 = 60;
 
 /// `GET /api/v1/history`.

@@ -182,7 +182,7 @@ async fn host_header(mut request: Request) -> Request {
     request
 }
 
-/// Adds headers to every answer: it must not be cached, nor its content type guessed.
+/// Adds headers to every answer: it must not be cached, and its content type must not be guessed.
 async fn response_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
@@ -199,7 +199,7 @@ impl<T: Serialize> IntoResponse for Created<T> {
     }
 }
 
-/// An answer to something that is done later: 202.
+/// An answer to a request whose work is done later: 202.
 struct Accepted<T>(T);
 
 impl<T: Serialize> IntoResponse for Accepted<T> {

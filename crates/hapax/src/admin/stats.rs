@@ -2,8 +2,8 @@
 //! jobs, and how each sender spaces its retries.
 //!
 //! The figures count the events that were *first* received in the window, with all of their copies,
-//! so that the numbers of one event belong together. Where these are more than we read, a sample
-//! speaks for all, and the answer says so.
+//! so that the numbers of one event belong together. If there are more events than are read, the
+//! figures come from a sample, and the answer says so.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use crate::api::{Alert, Figures, List, ProcessingSeconds, Span, Stats, StatsQuer
 /// The window if the request names none.
 const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
 
-/// The most events that are read. If there are more, this many are read as a sample. A good tenth
-/// of a second of one reader.
+/// The most events that are read. If there are more, this many are read as a sample. Reading them
+/// takes one reader a little more than a tenth of a second.
 const EVENTS_MAX: usize = 10_000;
 
 pub(super) async fn stats<S: AdminStore>(

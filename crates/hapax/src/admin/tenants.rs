@@ -68,7 +68,8 @@ pub(super) async fn delete<S: AdminStore>(
     Ok(Json(Deleted { deleted: true }))
 }
 
-/// How long a request erases before it leaves the rest to the janitor: a small tenant is gone with the answer.
+/// How long a request erases before it leaves the rest to the janitor. The data of a small tenant
+/// is erased before the answer.
 const ERASE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Events or messages that are erased in one commit.

@@ -344,7 +344,7 @@ async fn every_action_is_recorded_with_the_name_of_its_token() {
 
 #[tokio::test]
 async fn an_event_shows_the_attempts_of_all_its_jobs_in_their_order() {
-    // One look must show which handler ran when, without going from job to job.
+    // One answer must show which handler ran when, without a query for each job.
     let both = event("evt_1", &[("fee", JobState::Ready), ("mail", JobState::Ready)]);
     let signed = both.event.clone();
     let server = server(vec![both]).await;
@@ -589,7 +589,8 @@ async fn a_failed_attempt_says_when_to_try_again() {
 
 #[tokio::test]
 async fn an_attempt_may_fail_without_an_error_text() {
-    // A worker that has no error at hand must not be refused: its job would wait out the lease.
+    // A worker that reports no error text must not be refused: its job would wait for the end of
+    // the lease.
     let server = server(vec![event("evt_1", &[("fee", JobState::Ready)])]).await;
     let ask = json!({ "source": "stripe", "handler": "fee" });
     let (_, claimed) = server.post("/api/v1/claims", ask).await;

@@ -75,7 +75,7 @@ pub(crate) struct Inputs {
     pub(crate) clock_offset_seconds: Box<dyn Fn() -> Option<i64> + Send + Sync>,
     /// The handlers that are configured now.
     pub(crate) known: Box<dyn Fn() -> Vec<HandlerRef> + Send + Sync>,
-    /// When the secrets of tenants end that were added at run time.
+    /// When the secrets of tenants that were added at run time end.
     pub(crate) tenant_secrets: Box<dyn Fn() -> Vec<SecretEnds> + Send + Sync>,
     /// The write-ahead log, where the store has one.
     pub(crate) log: Option<PathBuf>,

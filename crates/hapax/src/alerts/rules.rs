@@ -18,8 +18,8 @@ use crate::statements::Unprepared;
 /// The recent span whose rate of duplicates is compared with the usual rate.
 const SPIKE_NOW: Duration = Duration::from_secs(5 * 60);
 
-/// The span before it that defines the usual rate. A whole day, because some hours of a sender are
-/// worse than others.
+/// The span before it that defines the usual rate. The span is a whole day, because some hours of a
+/// sender have more duplicates than others.
 const SPIKE_BEFORE: Duration = Duration::from_secs(24 * 3_600);
 
 /// Fewer duplicates than this are never a spike.

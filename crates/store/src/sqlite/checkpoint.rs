@@ -15,14 +15,14 @@ use rusqlite::Connection;
 #[derive(Debug)]
 pub(super) struct Checkpointer {
     ask: Option<SyncSender<()>>,
-    /// Set from a request until the end of its round.
+    /// Is true from a request until the end of its round.
     busy: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Checkpointer {
     pub(super) fn start(conn: Connection) -> std::io::Result<Self> {
-        // At most one request waits: a second one changes nothing.
+        // At most one request waits; a second request has no further effect.
         let (ask, asked) = sync_channel(1);
         let busy = Arc::new(AtomicBool::new(false));
         let working = Arc::clone(&busy);

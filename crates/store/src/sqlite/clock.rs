@@ -75,7 +75,7 @@ pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// The same for the deliveries of some endpoints.
+/// Pulls in the waits of deliveries to some endpoints.
 fn tend_deliveries(writer: &mut Writer, now: i64) -> rusqlite::Result<()> {
     let Some(after) = writer.clock_watch.endpoint else { return Ok(()) };
     let numbers = writer.outbox.numbers_after(after, ENDPOINTS_CHECKED_AT_ONCE);

@@ -1,8 +1,8 @@
 //! Answers copies of committed events without the writer: a few threads read the events of waiting
-//! requests, many in one snapshot. A request that is anything but plain copies goes on to the writer,
-//! which decides it.
+//! requests, many in one snapshot. A request with anything but plain copies is passed to the
+//! writer, which decides it.
 //!
-//! A snapshot holds only what was committed, and a commit becomes visible after its sync. So a copy is
+//! A snapshot holds only committed rows, and a commit becomes visible after its sync. So a copy is
 //! answered only as a duplicate of an event that is on the disk. While writing fails, nothing is
 //! answered here.
 
@@ -28,7 +28,8 @@ use crate::recent::{Moment, Recent};
 /// Threads that read. A second one starts when many requests wait.
 const THREADS: usize = 2;
 
-/// Requests that are worth a second thread: a thread that wakes up costs as much as several lookups.
+/// How many waiting requests justify a second thread: waking a thread costs as much as several
+/// lookups.
 const WORTH_A_THREAD: usize = 32;
 
 /// Requests that share a snapshot. A longer snapshot would delay the first answers.
@@ -124,7 +125,7 @@ impl CopyAnswers {
         }
     }
 
-    /// Ends the threads. Requests that wait go to the writer, and so does every later one.
+    /// Ends the threads. Waiting requests and every later one are passed to the writer.
     pub(super) fn close(&self) {
         self.queue.close();
         for thread in self.threads().drain(..) {
@@ -146,8 +147,8 @@ impl Drop for CopyAnswers {
 }
 
 impl Line {
-    /// Whether a thread should start to read. A lone thread takes any request. Beside another one it
-    /// waits for enough requests, because the other one will take them when it is done.
+    /// Whether a thread should start to read. A lone thread takes any request. While another thread
+    /// reads, this one waits for enough requests, because the other will take them when it is done.
     fn is_worth_it(&self) -> bool {
         self.waiting.len() >= if self.at_work == 0 { 1 } else { WORTH_A_THREAD }
     }
@@ -184,7 +185,8 @@ impl Queue {
 
     /// Answers the requests that are nothing but plain copies, and passes the others to the writer.
     fn answer(&self, conn: &Connection, batch: Vec<Asked>) {
-        // Before the snapshot: whatever memory knows now, the snapshot holds.
+        // This is read before the snapshot, so that the snapshot holds all keys that memory knows
+        // now.
         let receipts = batch.iter().flat_map(|asked| &asked.ingest.receipts);
         let spots: Vec<Spot> = receipts.map(|receipt| self.spot(receipt)).collect();
         let read = self.shared.health.check().is_ok().then(|| read(conn, &batch, &spots));

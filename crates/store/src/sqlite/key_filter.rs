@@ -1,4 +1,4 @@
-//! A filter over the keys in the tree: "surely not there" without touching a page.
+//! A filter over the keys in the tree: it answers "certainly not there" without reading a page.
 //!
 //! The filter has no false negatives. It grows by layers, each twice as large as the one before, so
 //! that the number of keys need not be known in advance.
@@ -48,7 +48,7 @@ impl Filter {
 
 impl Layer {
     fn for_keys(keys: usize) -> Self {
-        // Whole cache lines: all probes of a key fall into one.
+        // The filter consists of whole cache lines: all probes of a key fall into one line.
         let lines = (keys * BITS_PER_KEY).div_ceil(512).next_power_of_two();
         Self { words: vec![0; lines * 8].into(), keys: 0, keys_max: lines * 512 / BITS_PER_KEY }
     }

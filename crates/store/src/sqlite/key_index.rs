@@ -1,4 +1,4 @@
-//! The key index: which events there are, by the hash of their key.
+//! The key index: the number of each event, by the hash of its key.
 //!
 //! A random key per event would dirty a page per event. So the single writer holds keys of fresh
 //! events in memory, merges them into a young tree in sorted runs, and moves them from there to the
@@ -104,8 +104,8 @@ struct Moved {
 const LOWEST: KeyHash = KeyHash([0; 16]);
 const HIGHEST: KeyHash = KeyHash([0xff; 16]);
 
-/// A running merge: its keys in order. All of them can be found here until the last one is in the
-/// tree.
+/// A running merge: its keys in order. All keys of the merge can be found here until the last one
+/// is in the tree.
 #[derive(Debug)]
 struct Merge {
     keys: Vec<(KeyHash, i64)>,
@@ -223,7 +223,7 @@ impl KeyIndex {
     }
 
     /// Removes a key from tree and memory in one step, within the transaction that is open on
-    /// `conn`. Not during a merge: it would bring the key back.
+    /// `conn`. This must not run during a merge, which would bring the key back.
     pub(super) fn forget(&mut self, conn: &Connection, hash: &KeyHash) -> rusqlite::Result<()> {
         debug_assert!(!self.is_merging(), "no key is forgotten during a merge");
         conn.prepare_cached("DELETE FROM hapax_key WHERE hash = ?1")?.execute([&hash.0[..]])?;
@@ -278,7 +278,7 @@ impl KeyIndex {
         let merge = Merge::of(keys);
         let mut known = self.known.write();
         known.merge = Some(merge);
-        // Cleared, not taken: the map keeps its capacity for the next keys.
+        // The map is cleared and not taken, so that it keeps its capacity for the next keys.
         known.fresh.clear();
         self.merged = 0;
     }

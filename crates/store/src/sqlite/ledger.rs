@@ -190,7 +190,7 @@ fn counted(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(u64::try_from(row.get::<_, i64>(column)?).unwrap_or_default())
 }
 
-/// Whether the key still waits for the answer of this right.
+/// Whether the key still waits for the answer of this reservation.
 pub(super) fn is_open(conn: &Connection, reserved: &Reserved) -> rusqlite::Result<bool> {
     conn.prepare_cached(
         "SELECT 1 FROM hapax_reservation
@@ -339,7 +339,8 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn waiting_acts_share_one_commit_and_are_answered_after_it() {
         // A commit for each act would be a sync for each, and a tenth of the rate. The same key is
-        // reserved twice in the batch: the second answer must not report what is not on disk yet.
+        // reserved twice in the batch: the second answer must not report a reservation that is not
+        // on disk yet.
         let place = Place::new();
         let store = place.open();
         let commits = Arc::new(AtomicUsize::new(0));
@@ -385,8 +386,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn replays_of_large_answers_do_not_keep_a_batch_waiting() {
-        // A storm of retries: read in one batch, five hundred answers of a megabyte would be in
-        // memory at once, and every ack would wait behind them.
+        // In a storm of retries, one batch would read five hundred answers of a megabyte into
+        // memory at once, and every ack would wait for them.
         let place = Place::new();
         let store = place.open();
         let large = StoredAnswer { body: vec![0; 1 << 20].into(), ..answer() };
@@ -420,8 +421,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_commit_that_failed_reserved_and_finished_nothing() {
-        // If "fresh" were answered for a commit that is on no disk, two attempts would run under
-        // one fence.
+        // If "fresh" were answered before the commit is on disk, two attempts could run under one
+        // fence.
         let place = Place::new();
         let store = place.open();
         let first = fresh(&store, "first").await;
@@ -431,8 +432,8 @@ mod tests {
         });
         let failed = store.reserve(ask("second")).await;
         assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
-        // Until writing works again the reservation is refused; afterwards the right is still
-        // there.
+        // Until writing works again reservations are refused; afterwards the first one is still
+        // valid.
         let deadline = tokio::time::timeout(crate::harness::FOREVER, async {
             while store.writable().is_err() {
                 tokio::task::yield_now().await;

@@ -16,7 +16,7 @@ pub(super) struct Plot {
     pub(super) step_minutes: u64,
 }
 
-/// One step. The parts of a bar stand on each other.
+/// One step. The parts of a bar are stacked.
 pub(super) struct Bar {
     pub(super) x: u64,
     pub(super) width: u64,

@@ -16,7 +16,7 @@ use crate::api::{
     DeleteKeyRequest, EventSummary, EventsQuery, Figures, Key, KeysQuery, StatsQuery, Storage,
 };
 
-/// How many of the newest events the page of duplicates looks at.
+/// How many of the newest events the page of duplicates reads.
 const NEWEST: usize = 500;
 
 #[derive(Template)]

@@ -99,7 +99,7 @@ pub(super) fn pretty(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<O
 }
 
 fn patched(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<Option<Vec<u8>>> {
-    // In this order: if the target is NULL, SQLite never reads the patch.
+    // The target is read first: if it is NULL, SQLite never reads the patch.
     let Some(target) = minified(context.get_raw(0), tools)? else { return Ok(None) };
     let Some(patch) = minified(context.get_raw(1), tools)? else { return Ok(None) };
     merge(&target, &patch, &mut tools.work()).map(Some)

@@ -23,7 +23,7 @@ impl Both {
         Self { plain: Connection::open_in_memory().expect("opens"), ours }
     }
 
-    /// Both return the same: type, bytes and error, and both or neither are JSON to the next one.
+    /// Checks that both functions return the same type, bytes and error, and the same JSON subtype.
     fn check(&self, call: &str, arguments: &[Argument]) {
         let sql = format!("SELECT typeof({call}), CAST({call} AS BLOB), json_array({call})");
         let run = |conn: &Connection| {
@@ -59,7 +59,8 @@ impl rusqlite::ToSql for Argument {
     }
 }
 
-/// Few letters, so that most needles are found, and the bytes that mean something.
+/// The text has few different letters, so that most needles are found, and the bytes with a special
+/// meaning.
 fn text(alphabet: &'static [&'static [u8]]) -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(prop::sample::select(alphabet), 0..9).prop_map(|parts| parts.concat())
 }
@@ -225,7 +226,8 @@ fn nothing_is_nested_deeper_than_in_sqlite() {
 
 #[test]
 fn each_function_has_the_flags_of_the_built_in_one() {
-    // Without them an index over an expression, a generated column or a CHECK could not be used.
+    // Without these flags an index over an expression, a generated column or a CHECK could not be
+    // used.
     let list = "SELECT name || '/' || narg, max(flags & ?1) FROM pragma_function_list
                 WHERE narg >= 0 GROUP BY 1";
     let wanted = FunctionFlags::SQLITE_DETERMINISTIC | FunctionFlags::SQLITE_INNOCUOUS;
@@ -238,10 +240,10 @@ fn each_function_has_the_flags_of_the_built_in_one() {
     assert_eq!(flags(&both.ours), flags(&both.plain));
 }
 
-/// The longest body of the default configuration, and what an attacker would fill it with.
+/// The longest body of the default configuration, filled as an attacker would fill it.
 const LONG: usize = 1 << 20;
 
-/// How long the built-in function takes is a matter of minutes.
+/// The built-in function takes minutes.
 const SLOW: &[&str] = &[
     "SELECT length(replace(:a, substr(:a, 1, 500000) || 'b', 'x'))",
     "SELECT instr(:a, substr(:a, 1, 500000) || 'b')",

@@ -18,7 +18,8 @@ pub(super) fn instr(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<Op
     let in_bytes = matches!((first, second), (ValueRef::Blob(_), ValueRef::Blob(_)));
     let Some(&start) = needle.first() else { return Ok(Some(1)) };
     let found = if !in_bytes && is_continuation(start) {
-        // The middle of a character is found only where the haystack begins with it.
+        // A needle that begins in the middle of a character is found only at the start of the
+        // haystack.
         haystack.starts_with(&needle).then_some(0)
     } else {
         memmem::find(&haystack, &needle)
@@ -103,7 +104,8 @@ fn trimmed(
     Ok(Some(Text(rest.to_vec())))
 }
 
-/// The characters to trim. In malformed text one can begin like another: the first named counts.
+/// The characters to trim. In malformed text one character can begin like another: the first in the
+/// set counts.
 struct CharacterSet<'a> {
     order: HashMap<&'a [u8], usize>,
     lengths: BTreeSet<usize>,
@@ -123,7 +125,7 @@ impl<'a> CharacterSet<'a> {
         Ok(set)
     }
 
-    /// The length of the character that stands where `at` looks.
+    /// The length of the character at `at`.
     fn first_in<'t>(&self, at: impl Fn(usize) -> Option<&'t [u8]>) -> Option<usize> {
         let found = self.lengths.iter().filter_map(|&length| {
             let place = self.order.get(at(length)?)?;

@@ -1,4 +1,4 @@
-//! Applies to a job's row what [`hapax_core::lifecycle::step`] decided about it. Every change of a job
+//! Applies the decision of [`hapax_core::lifecycle::step`] to a job's row. Every change of a job
 //! goes through here.
 
 use hapax_core::Timestamp;

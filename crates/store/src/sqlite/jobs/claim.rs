@@ -25,7 +25,7 @@ pub(in crate::sqlite) struct Asked<'a> {
 impl Lanes {
     /// Claims up to `limit` due jobs of a handler, over its tenants in turn. Each claim increments
     /// the attempt and gets a new fence, committed before the work. With `guard` the order is
-    /// decided here; without, in the work's own transaction.
+    /// decided here; without it, in the work's own transaction.
     pub(in crate::sqlite) fn claim(
         &mut self,
         conn: &Connection,

@@ -33,11 +33,11 @@ use super::row::{DEAD, Dice, LANE_BITS, READY, micros, timestamp};
 /// Lanes that are checked for the next due time before an estimate is good enough.
 const LANES_ASKED_MAX: usize = 16;
 
-/// The error for an event that would need one lane too many.
+/// The error for an event that needs a lane beyond the bound.
 pub(super) const NO_LANE_LEFT: &str = "there are four million pairs of tenant and handler, and no \
                                        more can be numbered";
 
-/// The lanes of this database, and what the node knows of their handlers.
+/// The lanes of this database, and the handlers that this node has announced.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     handlers: HashMap<HandlerRef, i64>,
@@ -357,7 +357,7 @@ fn forgets_marks(spec: &HandlerSpec) -> bool {
 
 /// When the first job of a lane is due after `after`, its first lease ends or its first deadline
 /// passes. A deadline that has passed counts only while no job of its resource is leased: until
-/// then nothing happens to it.
+/// then the held job stays held.
 fn next_in(conn: &Connection, lane: i64, after: i64, now: i64) -> rusqlite::Result<Option<i64>> {
     conn.prepare_cached(&format!(
         "SELECT min(due_at) FROM (

@@ -35,9 +35,9 @@ impl Lanes {
         Ok(changed)
     }
 
-    /// Whether a job would run, and whether that changes anything; unless it is a dry run, makes it
-    /// so. `None` if nothing can be done: a hopeless job stays dead or is not created, and a job
-    /// outside the scope stays as it is.
+    /// Decides whether a replay runs a job, and whether that changes anything. Applies the change
+    /// unless it is a dry run. `None` if nothing can be done: a hopeless job stays dead or is not
+    /// created, and a job outside the scope stays as it is.
     pub(in crate::sqlite) fn replay(
         &mut self,
         conn: &Connection,
@@ -112,7 +112,7 @@ impl Lanes {
 impl JobRow {
     /// Whether an act of that scope may change it.
     fn is_within(&self, scope: JobScope) -> bool {
-        // The row says in `due_at` since when it has ended.
+        // `due_at` of an ended job is the time at which it ended.
         scope.holds(self.as_state().phase, timestamp(self.due_at))
     }
 }

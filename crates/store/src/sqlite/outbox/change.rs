@@ -1,4 +1,4 @@
-//! Applies to a delivery's row what [`hapax_core::delivery::step`] decided about it. Every change of a
+//! Applies the decision of [`hapax_core::delivery::step`] to a delivery's row. Every change of a
 //! delivery goes through here.
 
 use hapax_core::Timestamp;
