@@ -45,8 +45,8 @@ pub(super) fn mark(
         .optional()
 }
 
-/// Begins a sequence that has no first number with the number that is claimed first. It is
-/// committed with the claim: if this number fails, no other is taken for the first.
+/// Begins a sequence that has no first number with the number that is claimed first. The first
+/// number is committed with the claim: if it fails, no other number becomes the first.
 pub(super) fn begin(
     conn: &Connection,
     lane: i64,
@@ -356,8 +356,8 @@ pub(super) fn ready_next_if_free(
 }
 
 /// Readies jobs after a job of this resource has ended: those that the mark admits, and the first
-/// parked one. They are decided again when they are claimed. The next claim judges jobs held past
-/// the deadline.
+/// parked one. Their order is decided again when they are claimed. The next claim judges jobs held
+/// past the deadline.
 pub(super) fn ready_next(
     conn: &Connection,
     lanes: &mut Lanes,

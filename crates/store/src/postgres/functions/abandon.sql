@@ -1,6 +1,6 @@
--- Keeps: the record of what an earlier attempt may have done. Nothing was done under this fence, so the
--- key is free. A key that was reserved before returns to the state that its last attempt left, under a
--- fence that no attempt holds.
+-- Keeps: the record that an earlier attempt may have done its work. Nothing was done under this
+-- fence, so the key is free. A key that was reserved before returns to the state that its last
+-- attempt left, under a fence that no attempt holds.
 CREATE OR REPLACE FUNCTION hapax.abandon(scope text, key text, fence bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

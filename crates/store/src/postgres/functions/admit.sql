@@ -1,7 +1,7 @@
--- Keeps: order, and one job at a time per resource. Decides about a due job whose row is locked: 0
--- if it may be leased now; otherwise it is parked (1), or stale or held (2), when this returns. For
--- 0 the mark's row is locked until the lease is committed, so no other transaction leases the
--- resource meanwhile.
+-- Keeps: order, and one job at a time per resource. Decides about a due job whose row is locked.
+-- Returns 0 if the job may be leased now, 1 if it is parked, 2 if it is stale or held. For 0 the
+-- mark's row is locked until the lease is committed, so no other transaction leases the resource
+-- meanwhile.
 CREATE OR REPLACE FUNCTION hapax.admit(h hapax.handler, j hapax.job, at timestamptz) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,8 +1,8 @@
 -- Keeps: many reservations and answers of Idempotency-Keys in one commit, each decided as if it came alone.
--- Answers first, because retries of the same key may wait for them. `n` counts from 1, answers before asks.
--- kept: the answer was stored under its fence. outcome: as of hapax.reserve_key, or 'later' for a stored
--- answer beyond `bytes_max`, which is read alone. A key that another transaction has locked fails the batch
--- after `lock_ms`.
+-- Answers are written first, because retries of the same key may wait for them. `n` counts from 1,
+-- answers before asks. kept: the answer was stored under its fence. outcome: as of
+-- hapax.reserve_key, or 'later' for a stored answer beyond `bytes_max`, which is read alone. A key
+-- that another transaction has locked fails the batch after `lock_ms`.
 CREATE OR REPLACE FUNCTION hapax.batch_keys(
     answers hapax.key_answer[], asks hapax.key_ask[], instead hapax.key_answer, bytes_max bigint,
     lock_ms integer, now_at timestamptz

@@ -1,5 +1,5 @@
--- Keeps: a sequence without a first number begins with the number that is claimed first. It is
--- committed with the claim: if this number fails, no other is taken for the first.
+-- Keeps: a sequence without a first number begins with the number that is claimed first. The first
+-- number is committed with the claim: if it fails, no other number becomes the first.
 CREATE OR REPLACE FUNCTION hapax.begin_sequence(h hapax.handler, of_lane integer, of_resource text, first bigint)
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -21,7 +21,8 @@ BEGIN
     IF act = 0 THEN
         PERFORM hapax.endpoint_lock(x.tenant) FROM hapax.endpoint x WHERE x.id = of_id;
     END IF;
-    -- Before the endpoint, as everywhere: no claim parks or leases a delivery while it changes.
+    -- The state row is locked before the endpoint, as everywhere: no claim parks or leases a
+    -- delivery while the endpoint changes.
     PERFORM FROM hapax.endpoint_state s
     WHERE s.endpoint = (SELECT x.endpoint FROM hapax.endpoint x WHERE x.id = of_id)
     FOR UPDATE;
@@ -54,7 +55,7 @@ BEGIN
             rate_interval = of_interval, version = x.version + 1
         WHERE x.endpoint = e.endpoint RETURNING x.* INTO e;
     ELSIF act = 3 THEN
-        -- The row stays, because deliveries name it; its secrets go.
+        -- The row stays, because deliveries name it; its secrets are deleted.
         UPDATE hapax.endpoint x
         SET deleted_at = at, deleted_in = pg_current_xact_id(), orphans = true, secrets = '', headers = NULL, key_ids = '{}', version = x.version + 1
         WHERE x.endpoint = e.endpoint;

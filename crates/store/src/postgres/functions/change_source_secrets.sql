@@ -1,8 +1,8 @@
 -- Changes the sealed secrets of one (tenant, source) pair. act: 0 set, 1 replace the sealed value and nothing
 -- else, 2 delete. Returns 0 changed, 1 the set has another version, 2 there is no such pair, 3 there are as
 -- many pairs as there may be.
--- Keeps: a change holds only for the version that it was decided by. The row of the version is locked first,
--- so changes of several nodes come one after the other.
+-- Keeps: a change is applied only to the version of the set that it was decided for. The row of the
+-- version is locked first, so changes of several nodes come one after the other.
 CREATE OR REPLACE FUNCTION hapax.change_source_secrets(
     old_version bigint, of_tenant text, of_source text, act integer, of_secrets bytea, who text,
     reason text, acted_at timestamptz, most bigint)

@@ -22,8 +22,8 @@ RETURNS TABLE (
     seen_until timestamptz[], leases_until timestamptz)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
--- A plan that was made while the tables were small must do for large ones too. The functions that this
--- one calls make their plans under the same settings.
+-- A plan that was made while the tables were small must work for large ones too. The functions that
+-- this one calls make their plans under the same settings.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
@@ -49,7 +49,7 @@ BEGIN
     set_aside := '{}';
     look_lane := seen_lane;
     look_resource := seen_resource;
-    -- Before the handler is read: a pause that was answered is seen.
+    -- This comes before the handler is read, so that a pause that was answered is seen.
     is_pausing := NOT pg_try_advisory_xact_lock_shared(hapax.pause_lock(), of_handler);
     SELECT * INTO h FROM hapax.handler WHERE handler = of_handler;
     IF NOT FOUND THEN

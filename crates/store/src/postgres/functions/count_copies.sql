@@ -1,7 +1,7 @@
 -- Keeps: the newest few copies of each event as rows, and the number of the others. Most copies cost one
--- row and no lock on another. A deferred write: a crash may lose the last copies, so no request waits for
--- the disk. `many` are events with copies that are only counted, `crowded` those that may have too many
--- rows now.
+-- row and no lock on another. This is a deferred write: no request waits for the disk, and a crash
+-- may lose the last copies. `many` are events with copies that are only counted, `crowded` those
+-- that may have too many rows now.
 CREATE OR REPLACE FUNCTION hapax.count_copies(
     copies hapax.copied[], many uuid[], counts bigint[], crowded uuid[], keep integer
 ) RETURNS void

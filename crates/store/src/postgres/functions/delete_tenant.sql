@@ -1,5 +1,5 @@
--- Begins to delete what is stored for a tenant, or returns the deletion that is under way. Its endpoints and the
--- secrets of its sources are gone with this commit; hapax.erase does the rest.
+-- Begins to delete the data of a tenant, or returns the deletion that is under way. Its endpoints
+-- and the secrets of its sources are deleted with this commit; hapax.erase deletes the other data.
 -- Keeps: one deletion of a tenant at a time. The lock of the tenant's endpoints decides.
 CREATE OR REPLACE FUNCTION hapax.delete_tenant(
     of_tenant text, who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL)
@@ -43,7 +43,7 @@ BEGIN
     INSERT INTO hapax.tenant_deletion AS x
         (tenant, began_at, began_in, next_at, last_message, endpoints, who, reason)
     VALUES (of_tenant, at, pg_current_xact_id(), at,
-            -- Also those of transactions that are still open.
+            -- The sequence also covers messages of transactions that are still open.
             (SELECT CASE WHEN n.is_called THEN n.last_value ELSE 0 END FROM hapax.message_number n), gone, delete_tenant.who,
             delete_tenant.reason)
     ON CONFLICT (tenant) DO UPDATE

@@ -1,5 +1,6 @@
--- Keeps: all of these are done, in the transaction of their effects. Returns how many were not, because
--- their fence is lost or they were done before: then the transaction must not commit.
+-- Keeps: all these jobs are recorded as done, in the transaction of their effects. Returns how many
+-- were not recorded, because their fence is lost or they were done before. Unless that is 0, the
+-- transaction must not commit.
 CREATE OR REPLACE FUNCTION hapax.done_all(
     jobs uuid[], fences bigint[], results text[], now_at timestamptz DEFAULT NULL)
 RETURNS integer

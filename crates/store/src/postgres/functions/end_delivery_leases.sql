@@ -18,7 +18,8 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     LOOP
         PERFORM hapax.lose_delivery(d, random(), at);
-        -- An earlier one under its key may be parked behind it: the endpoint kept no order when it was sent.
+        -- An earlier delivery under the key may be parked behind this one: the endpoint kept no
+        -- order when this one was sent.
         IF d.key IS NOT NULL THEN
             PERFORM hapax.ready_next_delivery(d.endpoint, d.key, at);
         END IF;

@@ -10,7 +10,7 @@ BEGIN
         PERFORM hapax.to_review(j.job, 'its predecessor did not arrive in time', at);
         RETURN;
     ELSIF h.policy <> hapax.order_policy('sequence') THEN
-        -- The state that leads to most of the others goes first, as if an operator had forced it.
+        -- The state that leads to most of the others runs first, as if an operator had forced it.
         UPDATE hapax.job SET state = hapax.job_state('ready'), due_at = at, forced = true
         WHERE job = (
             SELECT w.job FROM hapax.job w

@@ -40,7 +40,7 @@ BEGIN
     ELSIF d.is_last_pass THEN
         d.ended_at := at;
     ELSE
-        -- Once more from the start, when the open transactions have had a moment to end.
+        -- The next pass begins from the start, once the open transactions have had a moment to end.
         d.phase := 0;
         d.is_last_pass := NULL;
         d.passed_source := '';

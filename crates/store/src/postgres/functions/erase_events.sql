@@ -2,9 +2,10 @@
 -- the deletion with its new position. An unfinished event counts as discarded. The narrow row stays, with the key
 -- and the guard. An event with a job that another transaction has locked is left for another pass.
 --
--- Covered is an event whose transaction began before the deletion's: received_at is the clock of a node. xmin of
--- its body says so, because a body is never updated. The numbers of transactions mean nothing after a restore or
--- after two billion others, so an event that came more than an hour before is always covered, and one that came
+-- The deletion covers an event whose transaction began before that of the deletion. received_at
+-- cannot tell, because it is the clock of a node; xmin of the body can, because a body is never
+-- updated. The numbers of transactions mean nothing after a restore or after two billion others, so
+-- an event that was received more than an hour before is always covered, and one that was received
 -- more than an hour later never.
 CREATE OR REPLACE FUNCTION hapax.erase_events(
     INOUT d hapax.tenant_deletion, most integer, OUT hashes uuid[])
@@ -39,7 +40,7 @@ BEGIN
         (array_agg(r.id ORDER BY r.id DESC))[1], count(*)
     INTO events, last_read, seen
     FROM (
-        -- As one range of event_source.
+        -- The condition is one range of event_source.
         SELECT e.id,
             e.tenant = d.tenant AND e.received_at <= d.began_at + interval '1 hour'
             AND (SELECT e.received_at < d.began_at - interval '1 hour'

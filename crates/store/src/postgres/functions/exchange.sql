@@ -1,10 +1,10 @@
 -- Keeps: attempts are settled under their fences, and new ones are counted before their requests, in one
--- commit. Outcomes first, sorted by delivery, so that a report at the end of a lease still counts; then
--- the leases that ended; then up to `wanted` claims, over the endpoints in turn from the one after
--- after_endpoint. The arrays describe outcomes: see hapax.settle_attempt and, for
--- signals and pauses, hapax.note_answer. vault_keys: the keys that this
--- node holds. The last row has no delivery: it returns which outcomes were recorded, when something is
--- next due, where the next turn begins, and up to which times this call has read.
+-- commit. Outcomes are recorded first, sorted by delivery, so that a report at the end of a lease
+-- still counts. Then expired leases are ended. Then up to `wanted` deliveries are claimed, over the
+-- endpoints in turn from the one after after_endpoint. The arrays describe outcomes: see
+-- hapax.settle_attempt and, for signals and pauses, hapax.note_answer. vault_keys: the keys that
+-- this node holds. The last row has no delivery: it returns which outcomes were recorded, when
+-- something is next due, where the next turn begins, and up to which times this call has read.
 --
 -- known_endpoints (sorted), known_since and leases_since: as the lanes of hapax.claim. Claimed deliveries
 -- leave dead entries in the indexes, and without a hint every call would pass all of them.
@@ -21,8 +21,8 @@ RETURNS TABLE (
     endpoints_seen integer[], seen_until timestamptz[], leases_until timestamptz)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
--- A plan that was made while the tables were small must do for large ones too. The functions that this
--- one calls make their plans under the same settings.
+-- A plan that was made while the tables were small must work for large ones too. The functions that
+-- this one calls make their plans under the same settings.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
@@ -129,7 +129,7 @@ BEGIN
     leases := hapax.end_delivery_leases(leases_since, at);
     leases_until := leases.ended_until;
     IF leases.ended > 0 THEN
-        -- A lost delivery is due from a time on that may be long ago.
+        -- The due time of a lost delivery may be long ago.
         known_endpoints := NULL;
     END IF;
     IF leases.has_more THEN

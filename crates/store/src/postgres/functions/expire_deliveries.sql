@@ -1,8 +1,9 @@
 -- Keeps: no delivery stays dead, held or parked for longer than kept_us, and none is cancelled for its age before its
 -- endpoint was announced for notice_us. As hapax_core::store::ExpiryTimes decides. Checks at most `most`
 -- endpoints with numbers above `after`, and cancels at most `most` deliveries.
--- A row for each endpoint that was announced (cancelled is null) or of which deliveries were cancelled. If the
--- round goes on, a last row without an id has the number with which the next call begins.
+-- Returns a row for each endpoint that was announced (cancelled is null) or of which deliveries
+-- were cancelled. If the round goes on, a last row without an id has the number with which the next
+-- call begins.
 CREATE OR REPLACE FUNCTION hapax.expire_deliveries(
     after integer, kept_us bigint, notice_us bigint, most integer, now_at timestamptz DEFAULT NULL)
 RETURNS TABLE (endpoint integer, id uuid, tenant text, oldest timestamptz, cancelled integer)
@@ -46,7 +47,8 @@ BEGIN
              ORDER BY x.endpoint LIMIT 1)) n;
         EXIT WHEN passed IS NULL;
         looked := looked + 1;
-        -- Locked, so that two nodes do not both announce it, and that it is not enabled meanwhile.
+        -- The endpoint is locked, so that two nodes do not both announce it, and no operator
+        -- enables it meanwhile.
         SELECT x.id, x.tenant, x.disabled_at, x.deleted_at, x.expiry_announced_at INTO e
         FROM hapax.endpoint x WHERE x.endpoint = passed FOR NO KEY UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
@@ -85,7 +87,8 @@ BEGIN
         CONTINUE WHEN (since < cancel_before) IS NOT TRUE
             OR e.deleted_at IS NULL AND e.expiry_announced_at > announced_by;
         gone := 0;
-        -- Parked ones first: the end of the dead one that they wait for would send them.
+        -- Parked deliveries are cancelled first: the end of the dead one that they wait for would
+        -- send them.
         FOR d IN
             SELECT o.* FROM (
                 SELECT x.* FROM hapax.delivery x

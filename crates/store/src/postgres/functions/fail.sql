@@ -1,4 +1,5 @@
--- A verdict: one step of the job's schedule, or exactly `retry_in`.
+-- Records a failed attempt: the retry follows the job's schedule, or comes after exactly
+-- `retry_in`.
 CREATE OR REPLACE FUNCTION hapax.fail(job uuid, fence bigint, error text, retry_in interval DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -1,6 +1,6 @@
 -- Keeps: a key until its source's horizon, and every guard until its own. Deletes events that were
--- stripped and whose key is past it; `bounds` are the first ids after the horizons. Returns the
--- deleted keys.
+-- stripped and whose key is past its horizon; `bounds` are the first ids after the horizons.
+-- Returns the deleted keys.
 CREATE OR REPLACE FUNCTION hapax.forget(
     sources text[], bounds uuid[], befores timestamptz[], most integer, now_at timestamptz
 ) RETURNS SETOF uuid
@@ -22,14 +22,14 @@ BEGIN
     ripe := ARRAY(
         SELECT old.id FROM unnest(sources, bounds, befores) AS h (source, bound, before),
         LATERAL (
-            -- As one range of event_source: for `source =` and `id <` the planner may read all events
-            -- by their ids instead.
+            -- The condition is one range of event_source: for `source =` and `id <` the planner may
+            -- read all events by their ids instead.
             SELECT e.id FROM hapax.event e
             WHERE e.received_at < h.before
               AND (e.source, e.id) >= (h.source, '00000000-0000-0000-0000-000000000000')
               AND (e.source, e.id) < (h.source, h.bound)
               AND (SELECT true FROM hapax.body b WHERE b.id = e.id) IS NULL
-              -- Its body may be in a partition whose removal was cut off.
+              -- The event's body may be in a partition whose removal was cut off.
               AND (SELECT true FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)
                    LIMIT 1) IS NULL
               AND (e.guard IS NULL OR e.guard_until IS NULL OR e.guard_until <= moment)

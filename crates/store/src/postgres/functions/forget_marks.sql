@@ -1,14 +1,14 @@
 -- Keeps: the mark of a resource until no event can need it. Deletes marks that have not moved since
 -- their source's `befores`, at most `most`, and checks as many lanes. In a sequence or a machine the
--- next event needs the mark, whenever that event arrives: those stay. A locked mark is skipped. Returns
--- the last lane that is finished, as its handler and tenant; null: all lanes are.
+-- next event needs the mark, whenever that event arrives: those stay. A locked mark is skipped.
+-- Returns the last finished lane, as its handler and tenant; null if all lanes are finished.
 CREATE OR REPLACE FUNCTION hapax.forget_marks(
     sources text[], befores timestamptz[], after_handler integer, after_tenant text, most integer,
     OUT last_handler integer, OUT last_tenant text
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
--- A plan that was made while the tables were small must do for large ones too.
+-- A plan that was made while the tables were small must work for large ones too.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $$
@@ -35,7 +35,7 @@ BEGIN
               AND x.tenant > CASE h.handler WHEN after_handler THEN after_tenant ELSE '' END
             ORDER BY x.tenant LIMIT room
         LOOP
-            -- By their place: a join could read every mark of the lane.
+            -- Marks are found by their place: a join could read every mark of the lane.
             DELETE FROM hapax.mark m WHERE m.ctid = ANY (ARRAY(
                 SELECT o.ctid FROM hapax.mark o
                 WHERE o.lane = l.lane AND o.moved_at < h.before

@@ -1,4 +1,4 @@
--- Gives back claims whose work never began: as if they had not been made, but their right is void.
+-- Gives back claims whose work never began: the attempt is not counted, and the fence is void.
 CREATE OR REPLACE FUNCTION hapax.give_back(jobs uuid[], fences bigint[], now_at timestamptz DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

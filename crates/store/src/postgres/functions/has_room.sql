@@ -6,7 +6,7 @@ RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    -- More than concurrent transactions can add.
+    -- This margin is more than concurrent transactions can add.
     margin_keys CONSTANT bigint := 1000;
     margin_bytes CONSTANT bigint := least(64 * 1048576, has_room.max_bytes / 2);
     own record;

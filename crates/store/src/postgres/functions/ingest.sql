@@ -21,8 +21,9 @@ DECLARE
     decided smallint;
     decided_id uuid;
 BEGIN
-    -- The same notice on both sides of a span's edge has two keys, so no constraint decides between
-    -- them: a transaction that reads a neighbouring key must not miss one that is writing it.
+    -- The same notification on both sides of a span's edge has two keys, so no constraint decides
+    -- between them. A transaction that reads a neighbouring key must not miss another that is
+    -- writing it.
     PERFORM pg_advisory_xact_lock(l.lock) FROM (
         SELECT DISTINCT
             ('x' || encode(substr(uuid_send(one_of.hash), 1, 8), 'hex'))::bit(64)::bigint AS lock
@@ -101,7 +102,8 @@ BEGIN
                 END IF;
                 EXIT;
             ELSIF r.other_hash IS NOT NULL THEN
-                -- A derived key may be too coarse: stored under a separate key, for review.
+                -- A derived key may be too coarse, so the event is stored under a separate key, for
+                -- review.
                 key_hash := r.other_hash;
                 key_event_id := r.other_event_id;
                 SELECT e.id INTO decided_id FROM hapax.event e WHERE e.hash = r.other_hash;
@@ -153,8 +155,9 @@ BEGIN
             RAISE EXCEPTION 'an event was never to be had' USING ERRCODE = 'serialization_failure';
         END IF;
         IF decided IN (1, 2, 4) AND r.guard IS NOT NULL AND holder IS NULL THEN
-            -- The signed content of a copy: captured and sent under another id, it is a replay as well.
-            -- The lock keeps retention from deleting the event in between.
+            -- The signed content of a copy is stored too: if it is captured and sent under another
+            -- id, that is a replay as well. The lock keeps retention from deleting the event in
+            -- between.
             INSERT INTO hapax.seen (hash, event, until)
             SELECT r.guard, e.id, moment + r.guard_us * interval '1 microsecond'
             FROM hapax.event e WHERE e.id = decided_id FOR KEY SHARE

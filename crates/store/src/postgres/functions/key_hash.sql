@@ -1,7 +1,8 @@
 -- The first 16 bytes of a SHA-256 over length-prefixed parts, as hapax_core::KeyHash::of: the first part
 -- is the kind.
 CREATE OR REPLACE FUNCTION hapax.key_hash(VARIADIC parts bytea[]) RETURNS uuid
--- Not in SQL: such a function is parsed and planned at each call, which costs ten times as much.
+-- The function is not written in SQL: it would be parsed and planned at each call, which costs ten
+-- times as much.
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     part bytea;

@@ -5,7 +5,7 @@ CREATE OR REPLACE FUNCTION hapax.lane_of(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
-    -- Read first: a failed insert would still use up a number.
+    -- The row is read first: a failed insert would still use up a number.
     LOOP
         SELECT h.handler INTO lane_of.handler FROM hapax.handler h
         WHERE h.source = of_source AND h.name = of_name;

@@ -26,7 +26,7 @@ BEGIN
     WHERE x.handler = of_handler AND x.state = hapax.job_state('leased')
       AND x.due_at >= coalesce(leases_since, '-infinity')
     ORDER BY x.due_at LIMIT 1;
-    -- Nothing happens to a held one before the one at work has ended.
+    -- A held job stays held until the running job of its resource has ended.
     FOR due, current_lane, busy_resource IN
         SELECT x.due_at, x.lane, x.resource FROM hapax.job x
         WHERE x.handler = of_handler AND x.state = hapax.job_state('held') ORDER BY x.due_at LIMIT 64

@@ -12,7 +12,7 @@ DECLARE
 BEGIN
     raised := 0;
     cleared := 0;
-    -- In one order on every node, since each row is locked until the commit.
+    -- Rows are written in one order on every node, since each is locked until the commit.
     FOR a IN
         SELECT * FROM unnest(subjects, datas, keys) x (subject, data, key) ORDER BY x.subject
     LOOP

@@ -1,7 +1,7 @@
--- Keeps: the circuit of an endpoint follows its answers, in the commit that settles them. An outcome under
--- another number than the circuit's says nothing. signal: 0 it works, 1 it fails, 2 it fails and asks for a
--- pause (microseconds), 3 it asks to be disabled, 4 nothing. Locks the endpoint's state, then the endpoint. A
--- change of its standing is published.
+-- Keeps: the circuit of an endpoint follows its answers, in the commit that settles them. An
+-- outcome under another number than the circuit's is ignored. signal: 0 the endpoint works, 1 it
+-- fails, 2 it fails and asks for a pause (microseconds), 3 it asks to be disabled, 4 nothing is
+-- known. Locks the endpoint's state, then the endpoint. A change of its standing is published.
 CREATE OR REPLACE FUNCTION hapax.note_answer(
     of_endpoint integer, number bigint, signal integer, pause bigint, error text, at timestamptz)
 RETURNS void

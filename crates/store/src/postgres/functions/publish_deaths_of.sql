@@ -1,5 +1,5 @@
--- Keeps: one message an hour about dead deliveries of an endpoint. Publishes how many died since the last one.
--- Locks the endpoint's state.
+-- Keeps: one message an hour about dead deliveries of an endpoint. Publishes how many deliveries
+-- died since the last message. Locks the endpoint's state.
 CREATE OR REPLACE FUNCTION hapax.publish_deaths_of(of_endpoint integer, at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

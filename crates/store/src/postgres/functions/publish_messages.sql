@@ -1,6 +1,7 @@
--- Publishes messages of the API in one commit. A row for each, in any order: its place in the arrays, and
--- the answer of hapax.write_message. A message that must wait for another transaction fails all of them once
--- the session's lock_timeout ends: the caller then publishes each alone.
+-- Publishes messages of the API in one commit. Returns a row for each message, in any order: its
+-- place in the arrays, and the answer of hapax.write_message. A message that must wait for another
+-- transaction fails all of them once the session's lock_timeout ends: the caller then publishes
+-- each alone.
 CREATE OR REPLACE FUNCTION hapax.publish_messages(
     tenants text[], ids text[], types text[], datas text[], thins text[], keys text[],
     versions text[], now_at timestamptz DEFAULT NULL)
@@ -11,7 +12,7 @@ DECLARE
     m record;
     written record;
 BEGIN
-    -- Keys and ids in one order everywhere, since each is locked until the commit.
+    -- Keys and ids are taken in one order everywhere, since each is locked until the commit.
     FOR m IN
         SELECT * FROM unnest(tenants, ids, types, datas, thins, keys, versions) WITH ORDINALITY
             x (tenant, id, type, data, thin, key, api_version, n)

@@ -1,6 +1,7 @@
 -- The rank of a job's state among the statuses of its event: the event has the lowest rank of all
 -- its jobs. 0 review, 1 discarded, 2 dead, 3 failed, 4 held, 5 processing, 6 received, 7 processed,
--- 8 stale. Not STRICT, so that PostgreSQL can inline it: a call would cost more than the row.
+-- 8 stale. The function is not STRICT, so that PostgreSQL can inline it: a call would cost more
+-- than the row.
 CREATE OR REPLACE FUNCTION hapax.rank(state smallint, steps integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE state

@@ -1,9 +1,9 @@
--- Runs again the jobs of an event that may run again, or returns what would happen. One row for
--- each of `lanes`: 0 it runs (a job that waits for its next attempt is due now), 1 it is done and
--- stays so, 2 a newer version was applied, 3 it is open as it is, 4 an operator rejected it; null
--- if nothing can be done. An event that waits for review, was rejected there or is pruned has
--- nothing to run again: then there are no rows. ended_before: a job that ended or died at that time
--- or later stays as it is. adds_jobs: whether a handler without a job gets one.
+-- Runs again the jobs of an event that may run again, or returns the effect that a replay would
+-- have. One row for each of `lanes`: 0 it runs (a job that waits for its next attempt is due now),
+-- 1 it is done and stays so, 2 a newer version was applied, 3 it is open as it is, 4 an operator
+-- rejected it; null if nothing can be done. An event that waits for review, was rejected there or
+-- is pruned has nothing to run again: then there are no rows. ended_before: a job that ended or
+-- died at that time or later stays as it is. adds_jobs: whether a handler without a job gets one.
 CREATE OR REPLACE FUNCTION hapax.replay(
     of_event uuid, lanes integer[], resources text[], places bigint[], hopeless text[],
     force boolean, dry_run boolean, who text, reason text, acted_at timestamptz,
@@ -24,7 +24,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared(hapax.replay_lock());
     PERFORM FROM hapax.event e JOIN hapax.body b ON b.id = e.id
     WHERE e.id = of_event AND e.state = hapax.event_state('open')
-    -- Compatible with ingest: a copy of the event does not wait for the end of a plan's slice.
+    -- This lock is compatible with that of ingest: a copy of the event does not wait for the end of
+    -- a plan's slice.
     FOR NO KEY UPDATE OF e;
     IF NOT FOUND THEN
         RETURN;
@@ -63,7 +64,7 @@ BEGIN
                 UPDATE hapax.job SET forced = true WHERE job = hapax.job_id(of_event, n.lane);
             END IF;
         ELSIF effect = 2 AND j.state = hapax.job_state('dead') THEN
-            -- A newer version was applied while it was dead: it needs no decision any more.
+            -- A newer version was applied while the job was dead: it needs no decision any more.
             UPDATE hapax.job SET state = hapax.job_state('stale'), due_at = at WHERE job = j.job;
         ELSIF effect = 0 AND j.state = hapax.job_state('ready') THEN
             UPDATE hapax.job SET due_at = at WHERE job = j.job;

@@ -18,14 +18,15 @@ BEGIN
     FOR round IN 1 .. 100 LOOP
         SELECT x.* INTO r FROM hapax.reservation x
         WHERE x.scope = reserve_key.scope AND x.key = reserve_key.key;
-        -- Not the statement's own time: it may have waited for a lock.
+        -- The current time is used, not that of the statement, which may have waited for a lock.
         at := coalesce(reserve_key.now_at, clock_timestamp());
         -- An abandoned key has a row, and counts as new.
         IF reserve_key.owner IS NOT NULL AND coalesce(r.attempt, 0) = 0
             AND NOT hapax.has_room(reserve_key.owner, reserve_key.max_keys, reserve_key.max_bytes,
                                    true)
         THEN
-            -- A copy has taken the last place in between: the key is known then.
+            -- A copy of the request may have taken the last place in between: then the key is
+            -- known.
             CONTINUE WHEN EXISTS (
                 SELECT FROM hapax.reservation x
                 WHERE x.scope = reserve_key.scope AND x.key = reserve_key.key AND x.attempt > 0);

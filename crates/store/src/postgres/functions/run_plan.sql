@@ -1,6 +1,7 @@
 -- Keeps: a plan takes each delivery once. The slice, its place and its counts are one commit, under the lock of
 -- the plan's row, so that no two nodes run the same plan at once. Takes at most `most` deliveries.
--- False if the plan is not due, or has ended, or another node is at it. Plans over events: hapax.take_slice.
+-- False if the plan is not due, or has ended, or another node runs it. Plans over events:
+-- hapax.take_slice.
 CREATE OR REPLACE FUNCTION hapax.run_plan(
     of_plan uuid, most integer, now_at timestamptz DEFAULT NULL)
 RETURNS boolean
@@ -62,7 +63,7 @@ BEGIN
             is_over := false;
             EXIT;
         END IF;
-        -- Locked, so that retention does not take its bytes meanwhile.
+        -- The message is locked, so that retention does not delete its bytes meanwhile.
         SELECT x.tenant, x.type, x.key, x.api_version, x.created_at INTO m FROM hapax.message x
         WHERE x.message = number AND x.body IS NOT NULL FOR SHARE;
         CONTINUE WHEN NOT FOUND;

@@ -1,6 +1,7 @@
--- Sends a delivery again whose row is locked, or now if it waits. Whether anything changed: one that is due
--- or under way, or waits for another, stays as it is. A delivery that had ended goes behind all others under its key,
--- whose lock is held, unless it is the dead one that those wait for (parks_key).
+-- Sends a delivery again whose row is locked, or now if it waits. Returns whether anything changed:
+-- a delivery that is due or under way, or waits for another, stays as it is. A delivery that had
+-- ended goes behind all others under its key, whose lock is held, unless it is the dead one that
+-- those wait for (parks_key).
 CREATE OR REPLACE FUNCTION hapax.send_again(
     d hapax.delivery, parks_key boolean, at timestamptz)
 RETURNS boolean

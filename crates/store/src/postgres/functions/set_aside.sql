@@ -1,6 +1,6 @@
 -- In the transaction of the work, under the lock of its mark: records a job that must not run as stale
--- or held. It is not an attempt: the claim is not counted, and its right is void. False: the fence is
--- lost.
+-- or held. This is not an attempt: the claim is not counted, and its fence is void. False: the
+-- fence is lost.
 CREATE OR REPLACE FUNCTION hapax.set_aside(
     of_job uuid, of_fence bigint, to_hold boolean, now_at timestamptz DEFAULT NULL)
 RETURNS boolean

@@ -1,7 +1,7 @@
 -- Keeps: "done" and the messages in one commit. `messages` are {tenant, id, type, data, thin, key,
--- api_version}, data and thin as JSON text; one that names no tenant is of its event's, so that no tenant
--- can use up another's ids. If an id was used before with other content, neither "done" nor any message
--- holds: the attempt has failed.
+-- api_version}, data and thin as JSON text; a message that names no tenant belongs to the tenant of
+-- its event, so that no tenant can use up another's ids. If an id was used before with other
+-- content, "done" and all messages are rolled back: the attempt has failed.
 CREATE OR REPLACE FUNCTION hapax.settle(
     of_job uuid, of_fence bigint, of_result text, messages jsonb, now_at timestamptz DEFAULT NULL,
     of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)
@@ -17,7 +17,7 @@ BEGIN
     BEGIN
         settled := hapax.done(of_job, of_fence, of_result, at, of_status, of_answer);
         IF settled IN (1, 3) THEN
-            -- Keys in one order everywhere, since each is locked until the commit.
+            -- Keys are taken in one order everywhere, since each is locked until the commit.
             PERFORM hapax.publish_or_raise(
                 coalesce(m ->> 'tenant', e.tenant),
                 coalesce(m ->> 'id', 'msg_' || replace(gen_random_uuid()::text, '-', '')),

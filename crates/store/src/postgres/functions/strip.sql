@@ -12,8 +12,8 @@ CREATE OR REPLACE FUNCTION hapax.strip(
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
--- A plan that was made while the tables were small must do for large ones too. The functions that this
--- one calls make their plans under the same settings.
+-- A plan that was made while the tables were small must work for large ones too. The functions that
+-- this one calls make their plans under the same settings.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $$
@@ -60,7 +60,7 @@ BEGIN
     IF unusual IS NOT NULL THEN
         PERFORM hapax.note_ended(unusual, unfinished);
     END IF;
-    -- Finished events side by side are one run.
+    -- Finished events that are adjacent form one run.
     FOR run IN
         SELECT array_agg(n.id ORDER BY n.id) AS events FROM (
             SELECT m.id, m.is_left, count(*) FILTER (WHERE m.is_left) OVER (ORDER BY m.id) AS number

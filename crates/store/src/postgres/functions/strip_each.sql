@@ -1,4 +1,4 @@
--- Takes body, jobs and history of these events, which other events lie between.
+-- Deletes body, jobs and history of these events, between which other events lie.
 CREATE OR REPLACE FUNCTION hapax.strip_each(events uuid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

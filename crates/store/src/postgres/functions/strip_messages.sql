@@ -29,7 +29,8 @@ BEGIN
                       hapax.delivery_state('delivered'), hapax.delivery_state('cancelled')))
             LIMIT 1) IS NULL
         ORDER BY m.message FOR UPDATE SKIP LOCKED) o;
-    -- Locked, so that no replay begins meanwhile; one that began first keeps its message.
+    -- The rows are locked, so that no replay begins meanwhile; a replay that began first keeps its
+    -- message.
     SELECT coalesce(array_agg(m), '{}') INTO old FROM unnest(old) m
     WHERE m NOT IN (
         SELECT l.message FROM (

@@ -3,8 +3,9 @@
 -- `first`, one of them may have more. The lock of endpoint_state comes before the count: the attempts
 -- under way are then all visible. An endpoint that another node claims from is skipped.
 -- Keeps also: at an endpoint that keeps order, one attempt at a time under each key, at the earliest delivery
--- that has not ended. Due ones that must wait are parked, up to 256 beside those that are leased, and only
--- while the row of the delivery that they wait for is locked here: its end then finds them parked.
+-- that has not ended. Due deliveries that must wait are parked, up to 256 besides those that are
+-- leased, and only while the row of the delivery that they wait for is locked here: the end of that
+-- delivery then finds them parked.
 -- Keeps also: the rate limit, by hapax_core::rate_limit. next_at: when it lets another attempt begin.
 -- Keeps also: no leased delivery of the endpoint has a lower message than endpoint_state.leased_from, so
 -- that the count does not pass the dead index entries of all earlier leases. Only a holder of that row's lock
@@ -56,7 +57,7 @@ BEGIN
     WHERE x.endpoint + 0 = of_endpoint AND x.state = hapax.delivery_state('leased')
       AND x.message >= e.leased_from;
     IF e.rate_interval > 0 THEN
-        -- How far the attempts so far run ahead, and how many more may.
+        -- How far the attempts so far run ahead, and how many more may begin.
         free := least(free, greatest(0, (e.rate_interval + 50000 - greatest(0,
             coalesce(EXTRACT(epoch FROM e.rate_at - at) * 1000000, 0)::bigint)) / e.rate_interval));
         next_at := hapax.rate_next_at(e.rate_at);
@@ -65,8 +66,8 @@ BEGIN
         RETURN;
     END IF;
     IF e.open_until IS NOT NULL THEN
-        -- One delivery tries the endpoint: the least tried of those that are due longest, so that one that
-        -- always fails does not keep the circuit open.
+        -- One delivery tries the endpoint: of those that are due longest, the one with the fewest
+        -- attempts, so that a delivery that always fails does not keep the circuit open.
         free := least(free, 1);
         SELECT min(c.attempt) INTO least_tried FROM (
             SELECT x.attempt FROM hapax.delivery x
@@ -141,7 +142,7 @@ BEGIN
         WHERE x.endpoint = of_endpoint RETURNING hapax.rate_next_at(x.rate_at) INTO next_at;
     END IF;
     lowest_leased := least(lowest_leased, (SELECT min(t) FROM unnest(taken) t));
-    -- Not with every claim: the row would be written for each of them.
+    -- This is not done with every claim, because each would write the row.
     IF lowest_leased < e.leased_from OR lowest_leased > e.leased_from + 1000 THEN
         UPDATE hapax.endpoint_state x SET leased_from = lowest_leased WHERE x.endpoint = of_endpoint;
     END IF;

@@ -1,8 +1,8 @@
 -- Keeps: a plan takes each event once. The acts on the events of a slice, the plan's place and its counts are
--- one commit. The plan is fenced by its place: held is false if the slice does not begin there, or the plan
--- has ended, or another node is at it; then nothing has happened. act: replay, approve, reject or discard.
--- Jobs that ended, died or went to review after the plan was made stay as they are. Only a replay for one
--- handler writes a job that an event never had.
+-- one commit. The plan is fenced by its place: held is false if the slice does not begin there, or
+-- the plan has ended, or another node runs it; then nothing has changed. act: replay, approve,
+-- reject or discard. Jobs that ended, died or went to review after the plan was made stay as they
+-- are. Only a replay for one handler writes a job that an event never had.
 -- job_counts: how many of lanes, resources, places and hopeless belong to each event. changed: the hashes of
 -- the events that something happened to.
 --
@@ -69,7 +69,7 @@ BEGIN
         state = CASE WHEN is_last AND NOT is_blocked THEN 'done' ELSE 'running' END,
         ended_at = CASE WHEN is_last AND NOT is_blocked THEN at END,
         next_at = CASE
-            -- After the wait for the lock, which may have been a second as well.
+            -- This comes after the wait for the lock, which may have taken a second.
             WHEN is_blocked THEN coalesce(now_at, clock_timestamp()) + interval '1 second'
             WHEN p.rate IS NULL THEN at
             ELSE greatest(p.next_at, at - interval '1 second')

@@ -8,7 +8,8 @@ BEGIN
     IF FOUND THEN
         RETURN true;
     END IF;
-    -- Read first: inserting a row that another transaction is changing would wait for that transaction.
+    -- The row is read first: inserting a row that another transaction is changing would wait for
+    -- that transaction.
     PERFORM FROM hapax.mark m WHERE m.lane = of_lane AND m.resource = of_resource;
     IF FOUND OR NOT pg_try_advisory_xact_lock(hashtextextended(of_resource, of_lane)) THEN
         RETURN false;

@@ -1,5 +1,5 @@
--- Whether an endpoint with these types and this version gets a message. As hapax.write_message decides when a
--- message is published.
+-- Whether an endpoint with these types and this version gets a message. The rule is that of
+-- hapax.write_message.
 CREATE OR REPLACE FUNCTION hapax.wants_message(
     of_types text[], of_api_version text, message_type text, message_version text)
 RETURNS boolean

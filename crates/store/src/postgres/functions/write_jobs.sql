@@ -12,7 +12,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     CROSS JOIN LATERAL (
         SELECT CASE WHEN n.hopeless IS NULL THEN hapax.job_state('ready')
                     ELSE hapax.job_state('dead') END::smallint) s (state)
-    -- Row by row: a join may start with the handlers, and would then read all lanes of one.
+    -- The lanes are read row by row: a join may start with the handlers, and would then read all
+    -- lanes of one.
     CROSS JOIN LATERAL (SELECT x.handler FROM hapax.lane x WHERE x.lane = n.lane LIMIT 1) l
     CROSS JOIN LATERAL (SELECT x.retry FROM hapax.handler x WHERE x.handler = l.handler LIMIT 1) h
     ON CONFLICT (job) DO NOTHING;

@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION hapax.write_message(
     of_version text, of_event uuid, at timestamptz, OUT verdict integer, OUT deliveries integer)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
--- Planned once in a session, and so that the plan does for large tables too.
+-- The statement is planned once in a session, in a way that works for large tables too.
 SET enable_seqscan = off
 SET plan_cache_mode = force_generic_plan
 AS $$
@@ -44,7 +44,7 @@ BEGIN
         EXIT WHEN FOUND;
         SELECT m.fingerprint, m.deliveries INTO known FROM hapax.message m
         WHERE m.id = of_id AND m.tenant = of_tenant;
-        -- If it is not there, retention has just deleted it.
+        -- If the message is missing, retention has just deleted it.
         IF FOUND THEN
             verdict := CASE WHEN known.fingerprint = print THEN 2 ELSE 3 END;
             deliveries := known.deliveries;
