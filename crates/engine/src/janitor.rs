@@ -123,7 +123,8 @@ impl<S: Work + StoreHints + OutboxRetention + OwnMessages + TenantDeletions> Jan
         let horizon = retention.horizon((self.now)());
         self.in_slices(late, || self.store.prune(horizon.clone(), PRUNE_BATCH)).await?;
         self.in_slices(late, || self.store.publish_deaths(PRUNE_BATCH)).await?;
-        // The deletion of a large tenant takes hours. The next round follows at once and goes on with it.
+        // The deletion of a large tenant takes hours. The next round starts at once and continues
+        // the work.
         let until = Instant::now() + self.rest();
         let erase = || async { Ok(self.store.erase(PRUNE_BATCH).await? && Instant::now() < until) };
         self.in_slices(late, erase).await?;

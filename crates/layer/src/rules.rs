@@ -334,7 +334,7 @@ mod tests {
         check("POST /charges", "/..;/charges;a", true);
         check("POST /v1/*", "/v1/", true);
         check("POST /v1/*", "/x/..;/V1//charges", true);
-        // The patterns are also matched as a server reads them that resolves nothing.
+        // Paths are also matched unresolved, as a server that resolves nothing reads them.
         check("POST /accounts/*/charges", "/accounts/../charges", true);
         check("POST /accounts/*/charges", "/accounts//charges", true);
         check("POST /accounts/*/charges", "/accounts/;x/charges", true);

@@ -58,7 +58,7 @@ impl Growth {
         table
     }
 
-    /// The same without the difference of the machine's speed at the two times.
+    /// The ratio of end to beginning, corrected for the change of the machine's speed.
     fn ratio_to_floor(&self) -> f64 {
         self.ratio() * self.floor_first.per_second() / self.floor_last.per_second()
     }

@@ -1,6 +1,6 @@
 //! A retry storm: every known event arrives once more. Each engine accepts events first, then gets all
-//! of them again, then again after a restart, when nothing is in memory. Last, new events arrive beside
-//! a storm.
+//! of them again, then again after a restart, when nothing is in memory. Finally, new events arrive
+//! beside a storm.
 //!
 //! Copies are recorded after their answers. So the CPU time and the bytes of a load count until the
 //! servers are idle again.
@@ -137,7 +137,7 @@ async fn again(
     load::run(&[server], known, Load::Again, CONNECTIONS, length, None).await
 }
 
-/// Runs a load, waits until its copies are recorded, and counts what it cost.
+/// Runs a load, waits until its copies are recorded, and measures its cost.
 async fn cost(
     engine: &Engine,
     hapax: &Server,

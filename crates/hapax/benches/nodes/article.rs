@@ -1,7 +1,7 @@
 //! The pattern of articles: axum, a pool of 32, verification, then one `INSERT … ON CONFLICT DO
-//! NOTHING` for each request. Once as articles write it, with sqlx, and once with the driver of
-//! Hapax, as fast as the pattern allows. Both have prepared statements, one autocommit statement,
-//! the body as bytes, and Hapax's own verification.
+//! NOTHING` for each request. One variant uses sqlx, as articles do, and one the driver of Hapax,
+//! as fast as the pattern allows. Both use prepared statements, one autocommit statement, the body
+//! as bytes, and Hapax's own verification.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl Connections {
         })
     }
 
-    /// The number of rows inserted: 0 if the event was there.
+    /// The number of rows inserted: 0 if the event was known.
     async fn insert(
         &self,
         event_id: &str,

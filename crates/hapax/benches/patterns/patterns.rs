@@ -21,7 +21,7 @@ const OUTCOME_MS: u64 = 3_600_000;
 /// How long the second request waits for the first's outcome.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// How often it polls, at first and at most.
+/// The first and the longest interval at which it polls.
 const LOOK: Duration = Duration::from_millis(2);
 const LOOK_MAX: Duration = Duration::from_millis(20);
 
@@ -220,8 +220,8 @@ async fn state_machine(app: &App, event: i64) -> Result<Answer, Failed> {
     Ok(Answer::Charged)
 }
 
-/// Read without a lock; the update succeeds only for the version that was read, otherwise read
-/// again.
+/// The payout is read without a lock. The update succeeds only for the version that was read;
+/// otherwise the payout is read again.
 async fn optimistic_version(app: &App, event: i64) -> Result<Answer, Failed> {
     let mut client = app.database().await?;
     let look = client.prepare_cached("SELECT state, version FROM payouts WHERE id = $1").await?;

@@ -1,5 +1,6 @@
-//! Endpoints that never answer, beside others: how long a delivery takes from its publication until it arrives at
-//! one of the others, against a run without those that hang. Both runs of a pair have a fresh server.
+//! Some endpoints never answer. Measures how long a delivery to another endpoint takes from its
+//! publication to its arrival, compared with a run without endpoints that hang. Both runs of a pair
+//! have a fresh server.
 
 use std::cell::RefCell;
 use std::path::Path;

@@ -112,7 +112,7 @@ pub(crate) async fn measure(options: &Options, directory: &Path) -> anyhow::Resu
     all.ok_or_else(|| anyhow::anyhow!("no rounds"))
 }
 
-/// Of the whole seconds in which the deliveries were spread out.
+/// The most arrivals in one of the whole seconds in which the deliveries were spread out.
 fn most_in_a_second(arrivals: &[Arrival]) -> u64 {
     let first = arrivals.iter().map(|arrival| arrival.arrived_us).min().unwrap_or(0);
     let seconds = usize::try_from(RELEASE_FOR.as_secs()).unwrap_or(0).saturating_sub(1);

@@ -34,8 +34,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Deliveries in flight: of the endpoint in Hapax, and of the client that is the floor.
 const IN_FLIGHT: usize = 64;
 
-/// How many slices long the loads are that wait for timeouts or count whole seconds: with the default, longer than
-/// the timeout of an endpoint.
+/// The length, in slices, of loads that wait for timeouts or count whole seconds: with the default,
+/// longer than the timeout of an endpoint.
 const LONG: f64 = 4.0;
 
 /// Seals the secrets of the endpoints. The claims of a large backlog are measured in this process, so the key is

@@ -1,5 +1,6 @@
 //! Strict order per key: a backlog of two messages under each key, of which a tenth fails at first, drained to an
-//! endpoint with order and to one without. The endpoint with order is checked for it.
+//! endpoint with order and to one without. The order of arrivals at the endpoint with order is
+//! checked.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
 //! Publishing by API with one matching endpoint, against ingest with one job each: both write one row of content
-//! and one of work, sync, and answer. Neither does the work: the endpoint's gate is closed, and no worker claims the
-//! job.
+//! and one of work, sync, and answer. The work itself is not done: the endpoint's gate is closed,
+//! and no worker claims the job.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -231,7 +231,7 @@ pub(crate) fn unix_us() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// What the connections of one slice share.
+/// The state that the connections of one slice share.
 struct Slice {
     messages: Rc<RefCell<Messages>>,
     left: Cell<u64>,

@@ -1,5 +1,5 @@
-//! The rate limit of an endpoint that two nodes on PostgreSQL share: what arrives in each second while a backlog
-//! waits.
+//! The rate limit of an endpoint that two nodes on PostgreSQL share: the arrivals of each second
+//! while a backlog waits.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::{IN_FLIGHT, LONG, Options, server};
 /// The limit of the endpoint, in a second.
 const LIMIT: u64 = 100;
 
-/// Seconds at the start that are not counted: both nodes learn of the backlog in them.
+/// Seconds at the start that are not counted: both nodes find the backlog in this time.
 const SETTLED: usize = 2;
 
 /// The arrivals of each second.
@@ -59,7 +59,7 @@ pub(crate) async fn measure(
     let settings = json!({ "max_in_flight": IN_FLIGHT, "rate_limit": limit, "timeout": "60s" });
     sink.add(&one, Manner::Recorded, settings).await?;
     let measured = (options.seconds * LONG).ceil() as usize * options.rounds.max(1);
-    // One second more at either end: the last one is not whole.
+    // One second more at each end, because the last one is not whole.
     let messages = LIMIT * (measured + SETTLED + 1) as u64;
     let published = Rc::new(RefCell::new(Messages::default()));
     for node in [&one, &two] {

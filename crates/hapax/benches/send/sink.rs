@@ -81,7 +81,7 @@ pub(crate) struct Arrival {
     pub(crate) is_ok: bool,
 }
 
-/// What the endpoint's connections share.
+/// The state that the endpoint's connections share.
 struct State {
     gate: watch::Sender<bool>,
     delivered: AtomicU64,
@@ -138,7 +138,7 @@ async fn answer(state: Arc<State>, request: Request<Received>) -> Response<Full<
             let Ok(body) = body.collect().await else {
                 return failed(StatusCode::BAD_REQUEST);
             };
-            // The sender never goes away: the state holds it.
+            // The channel never closes, because the state holds its sender.
             let _ = state.gate.subscribe().wait_for(|is_open| *is_open).await;
             let is_ok = match manner {
                 Manner::Plain => true,
@@ -275,7 +275,7 @@ impl Sink {
         self.add(hapax, Manner::Plain, settings).await.map(drop)
     }
 
-    /// Adds an endpoint of that manner with these settings to Hapax; its id.
+    /// Adds an endpoint of that manner with these settings to Hapax, and returns its id.
     pub(crate) async fn add(
         &self,
         hapax: &Server,
@@ -322,7 +322,8 @@ async fn has_open_deliveries(hapax: &Server) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// One request on a connection of its own; the body of its answer, which must be a 2xx.
+/// Sends one request on a connection of its own, and returns the body of its answer, which must be
+/// a 2xx.
 pub(crate) async fn ask(
     to: SocketAddr,
     method: &str,

@@ -45,7 +45,7 @@ impl Events {
         Self::laid_out(Layout::new(""), copies_of)
     }
 
-    /// The same, each with its own Idempotency-Key.
+    /// Events of which the first `copies_of` are repeated, each with its own Idempotency-Key.
     pub(crate) fn with_keys(copies_of: u64) -> Self {
         let header = format!("idempotency-key: key_{}\r\n", "0".repeat(ID_DIGITS));
         Self::laid_out(Layout::new(&header), copies_of)
@@ -63,7 +63,7 @@ impl Events {
         }
     }
 
-    /// Further events: the first one follows the last one of these.
+    /// Further events, numbered from the last of these on.
     pub(crate) fn further(&self) -> Self {
         Self { next: self.next, ..Self::laid_out(self.layout.clone(), 1) }
     }

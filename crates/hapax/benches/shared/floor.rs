@@ -1,5 +1,6 @@
 //! The floor: the cost of receiving a webhook over HTTP and verifying it, and nothing else. The
-//! same loop and the same `verify` as Hapax, in a separate process, with the same allocator.
+//! floor uses the same loop and the same `verify` as Hapax, in a separate process, with the same
+//! allocator.
 
 use std::io::Write as _;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The load of real senders: an open loop. Requests are sent at planned instants, whatever the
 //! answers do, and latency counts from the planned instant. A server that stops for a while is late
-//! for all requests of that time, and so is a generator that falls behind.
+//! for all requests of that time; a generator that falls behind counts in the same way.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -187,7 +187,7 @@ struct Road<R> {
     to: SocketAddr,
     requests: Rc<RefCell<R>>,
     decision: Option<&'static [u8]>,
-    /// In turn: a server closes a connection that is idle for long.
+    /// Connections are used in turn, because a server closes one that is idle for long.
     free: RefCell<VecDeque<Connection>>,
     waiting: RefCell<VecDeque<Planned>>,
     latencies_us: RefCell<Vec<u32>>,

@@ -1,5 +1,5 @@
-//! The report of a bench: tables with one format, then the figures that Hapax is held to. Printed as text,
-//! or as JSON with the same names.
+//! The report of a bench: tables with one format, then the figures that Hapax is held to. The
+//! report is printed as text, or as JSON with the same names.
 //!
 //! A table of loads compares every row with the floor of its own run, because rates change from one hour to
 //! the next and their ratios hardly do.

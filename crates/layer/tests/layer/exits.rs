@@ -230,7 +230,7 @@ async fn an_answer_that_does_not_end_is_streamed_before_its_lease_is_over() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// After work that took nearly all of its lease, a pause in the answer would end it.
+// After work that took nearly all of its lease, a pause in the answer would outlast the lease.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_begins_late_may_still_end() {
     let api = Api::new(rules(), |effects, _| async move {

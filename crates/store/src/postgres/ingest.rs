@@ -48,7 +48,7 @@ struct Group<'a> {
 enum IngestStatement {
     /// The single statement for most receipts.
     Short,
-    /// The function for the others.
+    /// The other receipts are decided by the function.
     Long,
 }
 
@@ -266,7 +266,7 @@ async fn ask_once(
     Ok(row_verdicts)
 }
 
-/// Turns row verdicts into verdicts, and keeps the cache up to date.
+/// Converts the verdicts of rows, and keeps the cache up to date.
 struct Outcome<'a> {
     shared: &'a Shared,
     epoch: Option<Epoch>,
@@ -423,7 +423,7 @@ impl Outcome<'_> {
                 receipt,
                 Recent {
                     body_hash: existing.body_hash,
-                    // Committed with this event or with another one.
+                    // The signed content was committed with this event or with another one.
                     guard: receipt.guard().map(|guard| guard.hash),
                     known: existing.known.clone(),
                     review: existing.event_state.waiting,

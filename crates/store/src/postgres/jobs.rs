@@ -29,9 +29,9 @@ use super::row;
 /// Where order is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Guarded {
-    /// In the claim, which leases the resource with the job.
+    /// The order is decided in the claim, which leases the resource with the job.
     ByTheClaim,
-    /// In the work's own transaction, under the lock of the mark.
+    /// The order is decided in the work's own transaction, under the lock of the mark.
     InTheWork,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Taken {
     pub(super) damaged: bool,
 }
 
-/// Announces these handlers to the database; from then on they are this node's.
+/// Announces these handlers to the database. From then on this node claims their jobs.
 pub(super) async fn announce(shared: &Shared, specs: Vec<HandlerSpec>) -> Result<(), PgError> {
     let mut numbered = Vec::with_capacity(specs.len());
     for spec in specs {
@@ -222,7 +222,7 @@ pub(super) async fn claimed(
 pub(super) enum ClaimState {
     Leased,
     Done,
-    /// Lost, failed or set aside: it no longer runs under this claim.
+    /// The job was lost, failed or set aside: it no longer runs under this claim.
     Over,
 }
 
@@ -463,7 +463,8 @@ pub(super) fn data_without_nul(data: &MessageData) -> Box<RawValue> {
     let mut text = String::with_capacity(data.as_str().len());
     let mut rest = data.as_str();
     while let Some(at) = rest.find('\\') {
-        // An escape is a backslash and what follows it, so that a second backslash begins none.
+        // An escape is a backslash with the character after it, so that a second backslash begins
+        // no escape.
         let end = match rest.as_bytes()[at + 1] {
             b'u' => at + 6,
             _one_letter => at + 2,

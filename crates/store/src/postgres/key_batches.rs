@@ -234,7 +234,7 @@ async fn keep_committing(shared: Arc<Shared>) {
 
 /// Commits a batch, or each act alone if the database refuses the batch.
 async fn commit(shared: &Arc<Shared>, mut batch: Vec<Act>) {
-    // Stable: of two acts on one key, the first is decided first.
+    // The sort is stable: of two acts on one key, the first is decided first.
     batch.sort_by(|one, other| one.place().cmp(&other.place()));
     failpoint!("idem.before_commit");
     match retried(|| write(shared, &batch)).await {
@@ -257,8 +257,8 @@ async fn commit(shared: &Arc<Shared>, mut batch: Vec<Act>) {
     }
 }
 
-/// Whether the database has rolled the batch back because of other transactions or its time: one act may be
-/// the cause, and the others must not fail with it.
+/// Whether the database has rolled the batch back because of other transactions or a timeout: one
+/// act may be the cause, and the others must not fail with it.
 fn is_rolled_back(error: &PgError) -> bool {
     error.is_race()
         || matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED))

@@ -2,9 +2,9 @@
 //! run to its end even if its caller stops waiting. The functions decide (`functions/reserve_key.sql` and its neighbours); users' own
 //! transactions call the same functions.
 //!
-//! These calls have their own connections, because clients of an API wait for them. However many
-//! there are, claims and renewals of workers must not wait behind them, nor they behind a busy
-//! handler.
+//! These calls have their own connections, because clients of an API wait for them. Claims and
+//! renewals of workers must not wait for these calls, however many there are, and these calls must
+//! not wait for a busy handler.
 
 use std::time::Duration;
 
@@ -87,7 +87,8 @@ pub(super) fn read_reservation(row: &Row, ask: &ReserveAsk) -> Result<Reservatio
         }
         "replay" => {
             let status: i32 = row.get("status");
-            // As text: the database's JSON may hold numbers that ours cannot.
+            // The headers are read as text: the database's JSON may hold numbers that this
+            // program's JSON cannot.
             let headers: Option<&str> = row.get("headers");
             let headers = headers.and_then(|text| serde_json::from_str(text).ok());
             let body: Option<Vec<u8>> = row.get("body");
@@ -103,7 +104,7 @@ pub(super) fn read_reservation(row: &Row, ask: &ReserveAsk) -> Result<Reservatio
         }
         "mismatch" => Reservation::Mismatch,
         "over_quota" => Reservation::OverQuota,
-        // A version of the function that we do not know: its result is not used.
+        // Another version of the function returned this outcome: it is not used.
         _ => return Err(PgError::Gone),
     })
 }
@@ -190,7 +191,7 @@ pub(super) async fn finish_within(
     }
 }
 
-/// Whether the key still waits for the answer of this right, as this transaction sees it.
+/// Whether the key still waits for the answer of this reservation, as this transaction sees it.
 pub(super) async fn is_open(client: &Object, reserved: &Reserved) -> Result<bool, NotRun> {
     let Reserved { scope, key, fence, .. } = reserved;
     let ask = "SELECT hapax.is_reserved($1, $2, $3)";
@@ -199,7 +200,7 @@ pub(super) async fn is_open(client: &Object, reserved: &Reserved) -> Result<bool
     Ok(row.map_err(|error| sql_handlers::ours(error.into()))?.get(0))
 }
 
-/// Whether exactly this answer is stored under this right.
+/// Whether exactly this answer is stored under this fence.
 pub(super) async fn is_kept(
     shared: &Shared,
     reserved: &Reserved,

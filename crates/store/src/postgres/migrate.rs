@@ -1,9 +1,9 @@
-//! The schema `hapax`, brought forward: tables in small numbered steps, functions and views by version.
+//! Migrates the schema `hapax`: tables in small numbered steps, functions and views by version.
 //!
 //! Each step is one transaction together with the record that it was applied, so that an
-//! interrupted step is simply applied again. One node at a time; the others wait for it, for a
-//! while. A step names the oldest version of the tables whose binaries survive it: nodes of the
-//! version before keep running, and also start, while the first ones are replaced.
+//! interrupted step is simply applied again. One node migrates at a time; the others wait for it
+//! for a bounded time. A step names the oldest version of the tables whose binaries survive it:
+//! nodes of the version before keep running, and also start, while the first ones are replaced.
 //!
 //! After the steps come the functions and views ([`super::functions`]), all in one transaction with
 //! their version. A node whose version is not higher leaves them as they are.
@@ -86,7 +86,7 @@ pub struct MigrationStatus {
     pub name: String,
     /// Whether it has been taken.
     pub applied: bool,
-    /// Why no node of this version would start on it.
+    /// Why no node of this version would start on this database.
     pub refused: Option<String>,
 }
 
@@ -154,7 +154,7 @@ impl Schema {
         }
         lock(&mut lent).await?;
         let outcome = self.up_locked(&mut lent).await;
-        // The lock goes with the session, should this not get through.
+        // If this fails, the lock is released with the session.
         let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&LOCK]).await;
         outcome.and(unlocked.map(drop).map_err(trouble))
     }
@@ -328,7 +328,7 @@ fn trouble(error: PgError) -> PgOpenError {
     PgOpenError::Migrate(said(&error))
 }
 
-/// In full: a migration contains no value from outside that must stay secret.
+/// The error is shown in full: a migration contains no value from outside that must stay secret.
 fn said(error: &PgError) -> String {
     match error {
         PgError::Sql(sql) => match sql.as_db_error() {
@@ -355,7 +355,7 @@ mod tests {
         Postgres::execute_at(url, sql).await.remove(0).unwrap_or_default()
     }
 
-    /// A build that brings functions of this version; `hapax.spoken` says which.
+    /// A build with functions of this version; the function `hapax.spoken` returns the version.
     fn build(version: i32) -> Schema {
         let spoken = format!(
             "CREATE OR REPLACE FUNCTION hapax.spoken() RETURNS integer LANGUAGE sql \
@@ -380,7 +380,8 @@ mod tests {
         let functions = status.last().expect("functions");
         assert_eq!((functions.number, functions.applied), (3, true), "{functions:?}");
         assert_eq!(functions.refused, None);
-        // Even if it had looked before the newer one replaced them.
+        // This holds even if the old node read the version before the newer one replaced the
+        // functions.
         let replaced = apply(&mut lent, "functions", &build(2).functions.script()).await;
         let error = replaced.expect_err("refused").to_string();
         assert!(error.contains("version 2 or a higher one"), "{error}");
@@ -389,7 +390,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn functions_of_another_build_with_the_same_version_are_refused() {
-        // Each of the two builds would take the other's functions for its own.
+        // Each of the two builds would treat the other's functions as its own.
         let url = Postgres::shared().await.create_database("same_version").await;
         let lender = pool(&url);
         build(1).up(&lender).await.expect("starts");

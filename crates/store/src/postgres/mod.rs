@@ -357,7 +357,7 @@ impl StoreHints for PgStore {
         self.shared.to_the_end(look).await
     }
 
-    /// As many as there are connections to run on.
+    /// As many as there are connections.
     fn sql_batches_max(&self) -> usize {
         self.shared.pools.handlers.lendable()
     }
@@ -424,8 +424,8 @@ impl PgStore {
         let all: Option<Vec<_>> =
             ingest.receipts.iter().map(|receipt| self.shared.recent.get(receipt)).collect();
         let all = all?;
-        // Checked again: if the epoch has changed, the entries just read may belong to the one
-        // before.
+        // The epoch is checked again: if it has changed, the entries just read may belong to the
+        // previous one.
         if self.shared.epoch.confirmed()? != epoch || self.shared.closing.is_cancelled() {
             return None;
         }
@@ -451,7 +451,7 @@ impl PgStore {
         if !entries.iter().zip(&ingest.receipts).all(same) {
             return None;
         }
-        // Checked again: the answer may date from before a failover.
+        // The epoch is checked again: the answer may date from before a failover.
         if self.shared.epoch.confirmed()? != epoch || self.shared.closing.is_cancelled() {
             return None;
         }

@@ -102,8 +102,8 @@ async fn drop_days(lent: &mut PooledClient, before: Timestamp) -> Result<bool, P
         if day.attached && day.is_needed(lent).await? {
             continue;
         }
-        // Waits for the table's users and blocks none of them. If interrupted, it is finished the
-        // next time.
+        // This statement waits for the table's users and blocks none of them. If interrupted, it is
+        // finished the next time.
         if day.attached {
             day.alter(lent, "DETACH", "CONCURRENTLY").await?;
         }
@@ -126,7 +126,7 @@ impl Day {
     /// Whether the body of an event is there: then it is unfinished, or retention has yet to check it.
     async fn is_needed(&self, lent: &mut PooledClient) -> Result<bool, PgError> {
         let name = &self.name;
-        // By the index: the table may be full of deleted rows.
+        // The query uses the index, because the table may be full of deleted rows.
         let sql = format!("SELECT id FROM hapax.{name} ORDER BY id LIMIT 1");
         Ok(!lent.query(&sql, &[]).await?.is_empty())
     }
@@ -160,7 +160,7 @@ async fn old_days(lent: &mut PooledClient, before: Timestamp) -> Result<Vec<Day>
         is_due.then(|| Day { name, from: first_id(from), to: first_id(to), attached, leaving })
     };
     let mut days: Vec<Day> = rows.iter().filter_map(day).collect();
-    // One at a time: while a removal is unfinished, the server begins no other.
+    // Days are removed one at a time: while a removal is unfinished, the server begins no other.
     days.sort_by_key(|day| !day.leaving);
     Ok(days)
 }

@@ -114,7 +114,8 @@ fn rate_column(rate: Option<u32>) -> Option<i32> {
     rate.map(|rate| i32::try_from(rate.max(1)).unwrap_or(i32::MAX))
 }
 
-/// Counting may take several statements. The instant is fixed before it, and the row is one commit after it.
+/// Counting may take several statements. The plan's instant is fixed before the count, and the
+/// plan's row is committed after it.
 async fn create_of_events(
     shared: &Shared,
     plan: &NewPlan,

@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn only_the_star_of_a_glob_is_special_in_its_pattern() {
-        // `_` is common in types, and a letter of its own to LIKE.
+        // `_` is common in types, and a wildcard in LIKE.
         let check = |glob: &str, expected: &str| assert_eq!(like(glob), expected);
         check("invoice.*", "invoice.%");
         check("order_paid", "order\\_paid");

@@ -44,7 +44,7 @@ async fn expire(shared: &Shared, ask: ExpiryAsk) -> Result<Expiry, PgError> {
             }),
         }
     }
-    // Each node has its own position: one that repeats the work of another finds nothing to do.
+    // Each node has its own position: a node that repeats the work of another finds nothing to do.
     shared.sending.expired_up_to.store(reached, Ordering::Relaxed);
     Ok(expiry)
 }

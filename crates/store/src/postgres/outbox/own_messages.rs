@@ -1,5 +1,5 @@
-//! The messages that Hapax publishes about itself. Most are published by the functions of the changes that they
-//! are about; here are those that wait, and the alerts of this node.
+//! The messages that Hapax publishes about itself. Most messages are published by the functions
+//! that make the change. This file publishes those that had to wait, and the alerts of this node.
 
 use std::time::Duration;
 

@@ -28,7 +28,7 @@ pub(in crate::postgres) struct Publisher {
     waiting: Mutex<mpsc::Receiver<Waiting>>,
 }
 
-/// A message, and who waits for its answer.
+/// A message, and the caller that waits for its answer.
 #[derive(Debug)]
 struct Waiting {
     row: MessageRow,
@@ -155,7 +155,8 @@ async fn publish_batch(shared: &Arc<Shared>, batch: Vec<Waiting>) {
     }
 }
 
-/// Publishes one message. If it must wait for another transaction, it does so beside this queue.
+/// Publishes one message. A message that must wait for another transaction waits outside this
+/// queue.
 async fn publish_alone(shared: &Arc<Shared>, waiting: Waiting, has_waited: bool) {
     let alone = [&waiting.row];
     if !has_waited {
@@ -182,7 +183,7 @@ fn must_wait(error: &PgError) -> bool {
     error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
-/// Writes messages in one commit; the answers in their order.
+/// Writes messages in one commit, and returns the answers in their order.
 async fn write(
     shared: &Shared,
     pool: &ClientPool,

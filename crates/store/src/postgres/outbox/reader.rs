@@ -47,7 +47,7 @@ const DETAIL: &str = "SELECT d.message, d.endpoint, d.state, d.steps, d.attempt,
      e.disabled_at IS NOT NULL, coalesce(e.disabled_reason, e.failing), e.deleted_at IS NOT NULL, \
      e.failing IS NOT NULL";
 
-/// The rows that are not restricted to what a list may read.
+/// All rows, without the bound on the rows that a list may read.
 const ALL_DELIVERIES: &str = "hapax.delivery";
 
 /// The statuses in the order of `hapax.delivery_rank`.
@@ -62,7 +62,7 @@ const RANKED: [DeliveryStatus; 8] = [
     DeliveryStatus::Cancelled,
 ];
 
-/// A page from rows that were read with one too many.
+/// A page from rows of which one more was read than the page holds.
 fn page<T>(mut rows: Vec<(u128, T)>, limit: usize) -> Page<T> {
     let more = rows.len() > limit;
     rows.truncate(limit);
@@ -335,7 +335,7 @@ pub(super) async fn delivery(
     asked.add("d.endpoint = ?", endpoint);
     let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
     let found = read_deliveries(&mut lent, ALL_DELIVERIES, &asked, "").await?;
-    // The same place in another message's time is another id.
+    // The same message and endpoint with another time are another id.
     Ok(found.into_iter().map(|(_, detail)| detail).find(|detail| detail.id == id))
 }
 
@@ -376,7 +376,7 @@ async fn read_deliveries(
         rows.iter().filter_map(detail).collect();
     for (place, delivery) in &mut deliveries {
         let (message, endpoint) = *place;
-        // One without an endpoint is about all deliveries of the message.
+        // An action without an endpoint is about all deliveries of the message.
         let of_it = actions.iter().filter(|row| {
             row.get::<_, i64>(0) == message
                 && row.get::<_, Option<i32>>(1).is_none_or(|named| named == endpoint)
@@ -384,7 +384,7 @@ async fn read_deliveries(
         delivery.actions = of_it.map(action).collect();
         let of_it = notes.iter().filter(|row| (row.get(0), row.get(1)) == *place);
         let mut attempts: Vec<DeliveryAttempt> = of_it.map(attempt).collect();
-        // The one that delivered stands in the row itself, and is the last.
+        // The attempt that delivered is in the delivery's row, and is the last.
         attempts.append(&mut delivery.attempts);
         delivery.attempts = attempts;
     }
@@ -450,7 +450,7 @@ fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
         reason,
         attempt: count(row.get(4)),
         created_at: row.get(16),
-        // A parked one has no time of its own.
+        // A parked delivery has no time of its own.
         due_at: (phase.is_open() && phase != DeliveryPhase::Parked).then_some(at),
         finished_at: (!phase.is_open()).then_some(at),
         attempts: delivered.into_iter().collect(),
@@ -459,7 +459,7 @@ fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
     Some(((row.get(0), row.get(1)), detail))
 }
 
-/// The backlog, in one statement. An endpoint is looked at once, however many deliveries wait for it.
+/// The backlog, in one statement. Each endpoint is read once, however many deliveries wait for it.
 pub(super) async fn backlog(shared: &Shared) -> Result<DeliveryBacklog, StoreError> {
     let most = i64::try_from(LANE_COUNT_MAX).unwrap_or(i64::MAX);
     let asked = async {
