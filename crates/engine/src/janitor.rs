@@ -160,7 +160,7 @@ impl<S: Work + StoreHints + OutboxRetention + OwnMessages + TenantDeletions> Jan
     }
 }
 
-/// Logs and counts what one commit of expiry did.
+/// Logs and counts the result of one commit of expiry.
 fn report(expiry: &Expiry, ask: &ExpiryAsk) {
     for notice in &expiry.announced {
         let (endpoint, tenant, since) = (notice.endpoint, &notice.tenant, notice.oldest);

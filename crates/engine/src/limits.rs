@@ -79,11 +79,11 @@ pub const SLOW_AFTER: Duration = Duration::from_secs(2);
 /// are replaced in this time.
 pub const NEW_FOR: Duration = Duration::from_millis(250);
 
-/// An address crowds if it holds more than one in this many of all slots, and at least
+/// An address is crowding if it holds more than one in this many of all slots, and at least
 /// [`CROWD_MIN`]. A provider sends from many addresses, a flood from few.
 pub const CROWD_SHARE: usize = 8;
 
-/// An address with fewer connections than this never crowds, however few slots there are.
+/// An address with fewer connections than this is never crowding, however few slots there are.
 pub const CROWD_MIN: usize = 16;
 
 /// While more than one in this many connections is new, further connections wait for them, and no
@@ -254,8 +254,9 @@ pub const ORPHANS_PER_COMMIT: usize = 500;
 /// that cannot be claimed now.
 pub const SENDER_PAUSE_MIN: Duration = Duration::from_millis(5);
 
-/// How often that pause doubles while exchanges claim nothing although something is due: up to 320 ms. A
-/// delivery is rarely later for it, and a store with many endpoints that cannot be called is left alone.
+/// How often that pause doubles while exchanges claim nothing although something is due: up to 320
+/// ms. The pause rarely delays a delivery, and spares a store with many endpoints that cannot be
+/// called.
 pub const SENDER_PAUSE_DOUBLINGS: u32 = 6;
 
 /// The first pause after the store failed; it doubles with each failure in a row.
@@ -305,8 +306,8 @@ pub const KEYED_MAX: usize = 4_096;
 /// How much of an app's answer is read; the rest is dropped with its connection.
 pub const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
-/// The longest Retry-After that is honoured: a wrong clock on the other side must not delay a job
-/// for ever.
+/// The longest Retry-After that is honoured: a wrong clock of the app must not delay a job for
+/// ever.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// How much of an error answer is stored: enough for the error message, not for a whole page.
@@ -331,7 +332,7 @@ pub const CUSTOM_HEADERS_BYTES_MAX: usize = 4_096;
 /// A longer body closes its connection.
 pub const ENDPOINT_ANSWER_BODY_BYTES_MAX: usize = 16 * 1024;
 
-/// The head of an endpoint's answer: twice what common servers send at most.
+/// The head of an endpoint's answer: twice the most that common servers send.
 pub const ENDPOINT_ANSWER_HEAD_BYTES_MAX: usize = 32 * 1024;
 
 /// All bytes of an endpoint's answer, including informational answers and bytes that are read
@@ -345,8 +346,8 @@ pub const ENDPOINT_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 /// How long the addresses of a new endpoint's name are looked up: the operator waits for the answer.
 pub const ENDPOINT_CHECK_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Connections to one endpoint's host that wait for their next request: as many as a sink gets deliveries
-/// at once, so that a burst need not open connections for each delivery.
+/// Idle connections to one endpoint's host: as many as a busy endpoint gets deliveries at once, so
+/// that a burst need not open a connection for each delivery.
 pub const ENDPOINT_IDLE_MAX: usize = 256;
 
 /// Addresses of one name that are tried: more would only fill the deadline.
@@ -391,7 +392,8 @@ pub const PRUNE_BATCH: usize = 1_000;
 /// There is no pause while the store has no other request.
 pub const PRUNE_PAUSE: Duration = Duration::from_millis(5);
 
-/// An endpoint is announced this part of the retention of deliveries before the first of them is cancelled.
+/// The fraction of the retention of deliveries by which an endpoint is announced before its first
+/// delivery is cancelled.
 pub const EXPIRY_NOTICE_PART: u32 = 10;
 
 /// The longest such time: enough for an operator to come back from a weekend.

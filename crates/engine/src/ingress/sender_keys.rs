@@ -5,8 +5,9 @@
 //! Requests name keys before anything about them is proven. So every bound here must hold against forged names:
 //! - A key is fetched by one task, however many requests wait for it.
 //! - Each client address, and each host, has a rate of fetches. Known keys need no fetch and are never limited.
-//! - Keys that were known before, and keys that proven senders name, have fetches of their own. Forged names of
-//!   strangers cannot use those up. An address is a proven sender after a request of it was verified.
+//! - Keys that were known before, and keys that proven senders name, have fetches of their own.
+//!   Forged names of unproven addresses cannot use these fetches up. An address is a proven sender
+//!   after a request of it was verified.
 //! - A fetch that failed is not repeated for a while, and failed names never displace known keys.
 //!
 //! If a key cannot be fetched, the request is not refused as invalid: the sender gets a 503 and
@@ -292,12 +293,13 @@ impl SenderKeys {
         });
     }
 
-    /// Fetches a known key again. If that fails, the known one is used until it is too old.
+    /// Fetches a known key again. If the fetch fails, the known key is used until it is too old.
     fn spawn_refresh(self: &Arc<Self>, source: &Arc<Source>, asked: &KeyRequest, now: Timestamp) {
         let (keys, source, asked) = (Arc::clone(self), Arc::clone(source), asked.clone());
         self.tasks.spawn(async move {
             match keys.fetch(&source, &asked, now).await {
-                // An entry that had to make room, or is being fetched since, is left alone.
+                // An entry that was removed to make room, or that is being fetched again, stays as
+                // it is.
                 Ok(key) => {
                     if let Some(entry @ Entry::Known { .. }) = keys.entries().get_mut(&asked.id) {
                         *entry = Entry::known(key, now);
@@ -424,8 +426,8 @@ fn host(url: &str) -> &str {
     rest.split('/').next().unwrap_or_default()
 }
 
-/// Makes room for one entry. Failed names go first, so that forged ones displace no known key; then the key that
-/// was fetched the longest time ago. A fetch under way stays.
+/// Makes room for one entry. Failed names are removed first, so that forged ones displace no known
+/// key; then the key that was fetched the longest time ago. A fetch under way stays.
 fn make_room(entries: &mut HashMap<KeyHash, Entry>) {
     if entries.len() < SENDER_KEYS_MAX {
         return;

@@ -101,8 +101,8 @@ impl EndpointClient {
         self.connector.rules()
     }
 
-    /// Checks a new endpoint as far as it can be known: its address or port, and where the rules depend on it,
-    /// the addresses that its name has now. Every connection is checked again.
+    /// Checks a new endpoint as far as possible: its address or port, and, where the rules depend
+    /// on them, the addresses that its name has now. Every connection is checked again.
     pub async fn check(&self, url: &EndpointUrl) -> Result<(), UrlProblem> {
         let blocked = |why| UrlProblem::Blocked { host: url.host().to_owned(), why };
         url.check(self.rules()).map_err(blocked)?;

@@ -89,7 +89,7 @@ pub(super) enum UrlHost<'a> {
 }
 
 impl EndpointUrl {
-    /// Reads the URL of a new endpoint and checks what can be checked without DNS: its form, an address
+    /// Reads the URL of a new endpoint and makes all checks that need no DNS: its form, an address
     /// in it, and its port. The addresses of a name are checked at each connection.
     pub fn parse(text: &str, rules: &GuardRules) -> Result<Self, UrlProblem> {
         let url = Self::from_stored(text)?;
@@ -149,7 +149,7 @@ impl EndpointUrl {
         }
     }
 
-    /// Checks what can be checked without DNS.
+    /// Makes all checks that need no DNS.
     pub(super) fn check(&self, rules: &GuardRules) -> Result<(), Blocked> {
         let port = self.port();
         match host_of(&self.uri).ok_or(Blocked::Address)? {
@@ -200,7 +200,7 @@ pub(super) fn host_of(uri: &Uri) -> Option<UrlHost<'_>> {
     }
 }
 
-/// The last checks, on what the parser understood.
+/// The last checks, on the parsed URL.
 fn canonical(mut url: Url) -> Result<EndpointUrl, UrlProblem> {
     if !url.username().is_empty() || url.password().is_some() {
         return Err(UrlProblem::User);

@@ -199,7 +199,7 @@ pub(super) fn is_open(conn: &Connection, reserved: &Reserved) -> rusqlite::Resul
     .exists((reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0))
 }
 
-/// Stores the answer, if the right still holds.
+/// Stores the answer, if the fence still holds.
 pub(super) fn finish(
     conn: &Connection,
     reserved: &Reserved,
@@ -338,9 +338,9 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn waiting_acts_share_one_commit_and_are_answered_after_it() {
-        // A commit for each act would be a sync for each, and a tenth of the rate. The same key is
-        // reserved twice in the batch: the second answer must not report a reservation that is not
-        // on disk yet.
+        // With a commit for each act there would be a sync for each, and a tenth of the rate. The
+        // same key is reserved twice in the batch: the second answer must not report a reservation
+        // that is not on disk yet.
         let place = Place::new();
         let store = place.open();
         let commits = Arc::new(AtomicUsize::new(0));

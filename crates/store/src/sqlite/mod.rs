@@ -111,9 +111,9 @@ struct Shared {
     deliveries: Notify,
 }
 
-/// Whether the writer commits new events at the moment. Copies are cheaper than new events, and a retry
-/// storm would take nearly all of the machine from them. So a copy that arrives during such a commit is
-/// answered when it ends.
+/// Whether the writer commits new events at the moment. Copies are cheaper than new events, so a
+/// retry storm would leave new events almost no share of the machine. So a copy that arrives during
+/// such a commit is answered when it ends.
 #[derive(Debug, Default)]
 struct NewEvents {
     are_written: AtomicBool,
@@ -123,7 +123,8 @@ struct NewEvents {
 impl NewEvents {
     /// Waits for the commit of new events that is in progress, if there is one, but not for a slow disk.
     async fn go_first(&self) {
-        // Before the check: a commit that ends in between is not missed.
+        // The notification is requested before the check, so that a commit that ends in between is
+        // not missed.
         let ended = self.ended.notified();
         if self.are_written.load(Ordering::Acquire) {
             let _ = tokio::time::timeout(COPY_WAIT_MAX, ended).await;
@@ -287,7 +288,7 @@ impl Inspect for SqliteStore {
         if self.shared.copies.are_written() {
             return;
         }
-        // In pieces, so that acks wait for one of them at most.
+        // The copies are written in pieces, so that acks wait for one piece at most.
         let flush = async {
             let mut until = None;
             loop {

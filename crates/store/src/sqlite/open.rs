@@ -142,7 +142,7 @@ impl DatabaseLocation {
         conn.pragma_update(None, "cache_size", -8_192)?;
         conn.pragma_update(None, "temp_store", "memory")?;
         stable_plans(&conn)?;
-        // More than there are statements of Hapax, and room for those of handlers.
+        // The cache holds all statements of Hapax, and has room for those of handlers.
         conn.set_prepared_statement_cache_capacity(192);
         Ok(conn)
     }
@@ -196,13 +196,14 @@ impl DatabaseLocation {
     }
 }
 
-/// A plan never depends on the values that a statement is given. Otherwise SQLite looks at them when it plans,
-/// and plans the statement again for each new `LIMIT`.
+/// A plan never depends on the values that a statement is given. Otherwise SQLite reads these
+/// values when it plans, and plans the statement again for each new `LIMIT`.
 fn stable_plans(conn: &Connection) -> rusqlite::Result<()> {
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(|_| ())
 }
 
-/// How a commit is synced. The test of power loss must fail without any sync, so it can turn it off.
+/// How a commit is synced. The test of power loss must fail if nothing is synced, so a test can
+/// turn syncs off.
 pub(super) fn durable() -> &'static str {
     if tuned!("sqlite.unsynced", false) { "off" } else { "full" }
 }
@@ -401,7 +402,8 @@ mod tests {
 
     #[test]
     fn a_migration_that_fails_leaves_the_database_as_it_was() {
-        // Half of it has run when it fails: the version before must still open the file.
+        // The migration fails when half of it has run: the previous version must still open the
+        // file.
         let directory = tempfile::tempdir().expect("a directory");
         let location = DatabaseLocation::own(directory.path()).expect("ours");
         let mut conn = location.writer().expect("opens");

@@ -98,8 +98,8 @@ pub(super) fn guard(
     Ok(policy.decide(mark(conn, job.lane, &place.resource)?, place.position))
 }
 
-/// Limits the held jobs of a resource after a job was held. Beyond the most that may wait, the
-/// newest goes to review; in a machine, where no state is newer by itself, the job just held does.
+/// Limits the held jobs of a resource after a job was held. If too many jobs wait, the newest goes
+/// to review. In a machine, whose states have no order by age, the job just held goes to review.
 pub(super) fn limit_held(
     conn: &Connection,
     lanes: &mut Lanes,
@@ -137,7 +137,7 @@ pub(super) fn limit_held(
 /// others.
 const JUDGED_MAX: usize = 64;
 
-/// Sends jobs held past their deadline to review, or lets the handler go on without the missing
+/// Sends jobs held past their deadline to review, or lets the handler continue without the missing
 /// one. Returns true if any was readied.
 pub(super) fn judge(
     conn: &Connection,
@@ -154,7 +154,7 @@ pub(super) fn judge(
                 let review = lanes.act(conn, &job, &ended, Reported::default(), now)?;
                 assert!(review.is_ok(), "only held jobs are read here");
             }
-            // One gap at a time: the next one is judged when this job has run.
+            // One gap is judged at a time: the next one when this job has run.
             (OnGap::Go, Some(place)) if gone.insert(place.resource.clone()) => {
                 go_past_the_gap(conn, lanes, lane, &place.resource, &rule.policy, now)?;
             }
@@ -249,7 +249,7 @@ fn wake(
 }
 
 /// Readies all jobs of a lane that the handler's current order does not hold back: an earlier
-/// configuration set them aside. They are decided again when they are claimed.
+/// configuration set them aside. Their order is decided again when they are claimed.
 pub(super) fn let_go(
     conn: &Connection,
     lanes: &mut Lanes,

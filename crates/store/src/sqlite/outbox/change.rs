@@ -78,7 +78,7 @@ impl Outbox {
             _over => drop(self.leased.remove(&place)),
         }
         self.note(row, &after);
-        // An attempt that ends in any way may have kept an earlier delivery waiting: the endpoint kept no
+        // Any attempt that ends may have kept an earlier delivery waiting, if the endpoint kept no
         // order when it began.
         let ends = row.phase == DeliveryPhase::Leased
             || !change.phase.is_open()

@@ -37,7 +37,8 @@ impl Health {
         }
     }
 
-    /// From when on anything may be claimed, in microseconds. `own`: the endpoint's rate limit.
+    /// The time from which a delivery may be claimed, in microseconds. `own`: the endpoint's rate
+    /// limit.
     pub(super) fn admits_from(&self, own: Option<RateLimit>) -> i64 {
         let Self { circuit, blocked_until, paid_until, spread_until } = self;
         let paid = match own {
@@ -48,7 +49,7 @@ impl Health {
     }
 }
 
-/// The endpoints whose circuit is not as it was at first.
+/// The endpoints whose circuit is not in its initial state.
 pub(super) fn load(conn: &Connection) -> rusqlite::Result<Vec<(i64, Health)>> {
     conn.prepare(
         "SELECT endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until,
@@ -80,7 +81,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<(i64, Health)> {
 
 impl Outbox {
     /// Applies the end of a claim to the circuit of its endpoint. An outcome under another number
-    /// of the circuit says nothing.
+    /// of the circuit is ignored.
     pub(super) fn answered(
         &mut self,
         conn: &Connection,

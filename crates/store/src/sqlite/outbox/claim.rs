@@ -1,4 +1,5 @@
-//! Claiming: endpoints in turn, each at most so many at once, and a bounded share of the writer's time.
+//! Claiming: endpoints in turn, each with a bounded number of attempts in flight, within a bounded
+//! share of the writer's time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use crate::sqlite::row::{micros, timestamp};
 /// The error of a delivery whose message has lost its bytes.
 const NO_BYTES: &str = "the bytes of this message are not in the database any more";
 
-/// How long an endpoint rests whose due deliveries cannot be claimed, in microseconds.
+/// How long an endpoint is skipped whose due deliveries cannot be claimed, in microseconds.
 const REST: i64 = 1_000_000;
 
 /// A delivery that is due.
@@ -139,7 +140,7 @@ impl Outbox {
             let mut parked_before = 0;
             while taken < most {
                 let Some(due) = due_now.pop_front() else {
-                    // Where some were parked, those behind them may have their turn.
+                    // If some deliveries were parked, later ones may have their turn.
                     if parked == parked_before || parked >= PARKED_AT_ONCE {
                         break;
                     }
@@ -268,8 +269,8 @@ fn due_for(
     Ok(found)
 }
 
-/// The least tried of the deliveries that are due longest, so that a delivery that always fails does not keep
-/// the circuit open.
+/// Of the deliveries that are due longest, the one with the fewest attempts, so that a delivery
+/// that always fails does not keep the circuit open.
 fn least_tried(
     conn: &Connection,
     number: i64,

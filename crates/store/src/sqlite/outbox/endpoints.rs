@@ -236,7 +236,7 @@ impl Outbox {
         for number in &numbers {
             self.delete(conn, *number, by)?;
         }
-        // The schedule stays: an attempt under way still ends.
+        // The schedule stays, because an attempt under way still has to end.
         conn.prepare_cached(
             "UPDATE hapax_endpoint
              SET uid = NULL, settings = json_remove(json_set(settings, '$.url', 'erased:'),

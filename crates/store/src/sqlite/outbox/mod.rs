@@ -1,10 +1,10 @@
 //! Sending on SQLite: messages, the endpoints that get them, and their deliveries.
 //!
-//! The writer knows every endpoint in memory: what it wants, how many of its deliveries are under way,
-//! and when the next one is due ([`turns`]). A claim therefore reads only rows that it takes, whatever
-//! waits behind them. All of it is loaded from the indexes at a start and after a failed write, so that
-//! nothing of a transaction that was undone stays. The pure life cycle in [`hapax_core::delivery`]
-//! decides; [`change`] is the only place that records it.
+//! The writer keeps every endpoint in memory: the types that it wants, how many of its deliveries
+//! are under way, and when the next one is due ([`turns`]). A claim therefore reads only rows that
+//! it takes, whatever waits behind them. This state is loaded from the indexes at a start and after
+//! a failed write, so that it contains no change that was rolled back. The pure life cycle in
+//! [`hapax_core::delivery`] decides; [`change`] is the only place that records it.
 
 mod change;
 mod circuit;
@@ -121,7 +121,7 @@ impl Endpoint {
         }
     }
 
-    /// Puts the changed endpoint in the place of this one. Its deliveries stay.
+    /// Replaces this endpoint by the changed one. Its deliveries stay.
     fn replace(&mut self, record: EndpointRecord) {
         let Self { record: new, target, policy, .. } = Self::new(record);
         (self.record, self.target, self.policy) = (new, target, policy);

@@ -102,7 +102,7 @@ impl Outbox {
         for row in DeliveryRow::of_message(conn, named.seq)? {
             let (act, why) = match act {
                 MessageAct::Cancel => (DeliveryAct::Cancel, Some(cancelled.as_str())),
-                // The endpoint has it, or will never get it.
+                // The delivery was delivered or cancelled.
                 MessageAct::Replay
                     if row.phase == DeliveryPhase::Delivered
                         || !self.endpoints.contains_key(&row.endpoint) =>

@@ -72,7 +72,8 @@ pub(super) fn parked_sql() -> String {
 }
 
 impl Outbox {
-    /// Whether it is a delivery's turn. At an endpoint that keeps no order it always is.
+    /// Whether it is a delivery's turn. At an endpoint that keeps no order it is always the turn of
+    /// a delivery.
     pub(super) fn turn(&self, conn: &Connection, row: &DeliveryRow) -> rusqlite::Result<KeyTurn> {
         let (Some(key), Some(place)) = (&row.key, row.place) else { return Ok(KeyTurn::Now) };
         let endpoint = self.endpoints.get(&row.endpoint);

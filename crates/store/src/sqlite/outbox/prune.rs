@@ -54,7 +54,7 @@ pub(in crate::sqlite) fn slice(
     };
     let more_narrow = writer.broom.messages.forgotten != Some(ids_before) && {
         let more = forget(writer, ids_before, limit)?;
-        // Rows that the other round has yet to strip are for the next one.
+        // Rows that the other round has yet to strip are left to the next round.
         let is_over = !more && !more_whole;
         writer.broom.messages.forgotten = is_over.then_some(ids_before);
         more
@@ -93,8 +93,8 @@ fn strip(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<boo
 }
 
 impl Outbox {
-    /// Takes bytes, deliveries and order keys of up to `limit` messages of a tenant between these two, in the open
-    /// transaction.
+    /// Deletes bytes, deliveries and order keys of up to `limit` messages of a tenant between these
+    /// two, in the open transaction.
     pub(in crate::sqlite) fn erase(
         &mut self,
         conn: &Connection,
@@ -115,7 +115,7 @@ impl Outbox {
             for (table, column) in HISTORY {
                 let delete = format!("DELETE FROM {table} WHERE {column} = ?1");
                 let deleted = conn.prepare_cached(&delete)?.execute([seq])?;
-                // Retention has taken the bytes of the others.
+                // Retention has deleted the bytes of the other messages.
                 count += if table == "hapax_message_body" { deleted } else { 0 };
             }
             conn.prepare_cached("UPDATE hapax_message SET key = NULL WHERE seq = ?1")?
@@ -123,7 +123,7 @@ impl Outbox {
         }
         // Also of endpoints that were deleted since.
         self.leased.clear();
-        // An endpoint that was added since may have got some of them.
+        // An endpoint that was added since may have got some of these messages.
         for number in self.of_tenant.get(tenant).cloned().unwrap_or_default() {
             self.refresh(conn, number)?;
         }

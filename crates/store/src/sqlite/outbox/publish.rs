@@ -30,7 +30,7 @@ impl Outbox {
         of: For<'_>,
         now: Timestamp,
     ) -> rusqlite::Result<Published> {
-        // As it is stored, so that the bytes name the same time.
+        // The time is rounded as it is stored, so that the bytes name the same time.
         let now = timestamp(micros(now));
         let tenant = match &message.tenant {
             Some(tenant) => Tenant::new(tenant),

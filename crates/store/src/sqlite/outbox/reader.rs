@@ -176,7 +176,7 @@ pub(super) fn messages(
     conditions.add_number("m.created_at < ?", filter.until.map(micros));
     conditions.add_number("m.seq < ?", filter.before.map(number));
     if let Some(MessageStatus(status)) = filter.status {
-        // Where an index can narrow it down, it does.
+        // The condition uses an index where one exists.
         let among = match status {
             Some(DeliveryStatus::Dead) => Some("state = 3 /* dead */"),
             Some(DeliveryStatus::Failed) => Some("state = 0 /* ready */ AND steps > 0"),
@@ -328,7 +328,8 @@ pub(super) fn deliveries(
         index_of(filter.status),
         conditions.sql
     );
-    // Row by row, so that the list can stop after a while, whatever the filter drops.
+    // Rows are read one by one, so that the list can stop after a while, however many rows the
+    // filter drops.
     let mut statement = conn.prepare_cached(&sql)?;
     let mut rows = statement.query(params_from_iter(conditions.values))?;
     let (mut found, mut last, mut next) = (Vec::new(), None, None);
@@ -355,7 +356,7 @@ pub(super) fn deliveries(
     Ok(Page { items: found.into_iter().map(|(_, delivery)| delivery).collect(), next })
 }
 
-/// The conditions of a filter that no index helps with.
+/// The conditions of a filter for which there is no index.
 fn fits(filter: &DeliveryFilter, delivery: &DeliveryDetail) -> bool {
     filter.tenant.as_ref().is_none_or(|tenant| delivery.tenant == tenant.as_str())
         && filter.status.is_none_or(|status| delivery.status == status)
@@ -405,7 +406,7 @@ fn add_story(
     delivery: &mut DeliveryDetail,
 ) -> rusqlite::Result<()> {
     let mut attempts = attempts(conn, seq, endpoint)?;
-    // The one that delivered stands in the row itself, and is the last.
+    // The attempt that delivered is in the delivery's row, and is the last.
     attempts.append(&mut delivery.attempts);
     delivery.attempts = attempts;
     delivery.actions = actions(conn, seq, endpoint)?;
@@ -464,7 +465,7 @@ fn detail(row: &Row<'_>) -> rusqlite::Result<((i64, i64), DeliveryDetail)> {
         reason,
         attempt: row.get(4)?,
         created_at: timestamp(created_at),
-        // A parked one has no time of its own.
+        // A parked delivery has no time of its own.
         due_at: (phase.is_open() && phase != DeliveryPhase::Parked).then_some(due_at),
         finished_at: (!phase.is_open()).then_some(due_at),
         attempts,

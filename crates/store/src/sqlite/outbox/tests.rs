@@ -206,8 +206,9 @@ async fn an_endpoint_with_a_rate_limit_gets_no_claims_ahead() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_process_loses_no_message_and_its_attempts_are_lost_ones() {
-    // Killed with one message delivered, one under way and one that waits: each must be found as it
-    // was, and the one under way must be claimed again under its own id, not after its lease.
+    // The process is killed with one message delivered, one under way and one that waits. Each must
+    // be found as it was, and the one under way must be claimed again under its own id, not after
+    // its lease.
     let setup = Setup::new();
     let store = setup.open();
     add(&store, EndpointSettings { max_in_flight: 2, ..settings() }).await;
@@ -252,8 +253,8 @@ async fn a_killed_process_loses_no_message_and_its_attempts_are_lost_ones() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_publish_whose_commit_failed_leaves_nothing_and_its_retry_is_delivered_once() {
-    // The naive outbox keeps the id or the due time in memory, and calls the retry a duplicate, or
-    // claims a delivery that is not on disk.
+    // A naive outbox would keep the id or the due time in memory, and would call the retry a
+    // duplicate, or claim a delivery that is not on disk.
     let setup = Setup::new();
     let store = setup.open();
     add(&store, settings()).await;
@@ -274,8 +275,8 @@ async fn a_publish_whose_commit_failed_leaves_nothing_and_its_retry_is_delivered
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exchange_whose_commit_failed_settles_nothing_and_frees_no_lease() {
-    // The batch that fails settles one delivery and claims the next. Neither may hold, no delivery
-    // may be claimed twice at once, and the outcome that is offered again counts once.
+    // The batch that fails settles one delivery and claims the next. Both must be rolled back, no
+    // delivery may be claimed twice at once, and the outcome that is offered again counts once.
     let setup = Setup::new();
     let store = Arc::new(setup.open());
     add(&store, EndpointSettings { max_in_flight: 1, ..settings() }).await;
@@ -445,7 +446,8 @@ async fn a_clock_that_was_set_back_delays_no_delivery() {
     }
     setup.clock.pass(-3_600);
     assert!(claim(&store, 10).await.is_empty());
-    // The longest wait with its jitter, and the back-off after a lost attempt.
+    // The time of the longest wait with its jitter, and of the back-off after a lost attempt,
+    // passes.
     setup.clock.pass(90);
     let lost = exchange(&store, Vec::new(), 10).await;
     let mut due: Vec<_> = lost.claims.iter().map(|claim| claim.message.clone()).collect();

@@ -1,5 +1,6 @@
-//! Whose turn it is: the endpoints that have something to do now, in turn, and the others by the time
-//! at which they will. No poll and no task per endpoint, and nothing that grows with the backlog.
+//! The turns of endpoints: those that have something to do now, in turn, and the others by the time
+//! at which they will. There is no poll or task for each endpoint, and no state that grows with the
+//! backlog.
 
 use std::collections::{BTreeSet, HashMap};
 
