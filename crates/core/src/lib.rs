@@ -4,6 +4,7 @@
 //! callers pass those in. Start with [`mod@verify`], the only function that makes a [`Receipt`], then
 //! [`store`], the traits that every database implements.
 
+pub mod alert_board;
 pub mod arrival;
 pub mod circuit;
 pub mod delivery;

@@ -16,7 +16,7 @@ use hapax::Database;
 use hapax_core::handler::{Handler, HandlerKind};
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
-use hapax_core::store::{AdminRecords, KeyRecords, TrafficHistory};
+use hapax_core::store::{AdminRecords, AlertRecords, KeyRecords, TrafficHistory};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
@@ -33,6 +33,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
+use uuid::Uuid;
 
 use crate::admin::{self, Admin, Authorizer, Redactions, Site, WithoutToken};
 use crate::alerts::{self, AlertMonitor, Inputs};
@@ -44,7 +45,7 @@ use crate::resealing::Resealer;
 use crate::sending::{self, SharedSending};
 use crate::telemetry;
 use crate::tenant_sources::{TenantRules, TenantSources};
-use crate::traffic_recorder;
+use crate::traffic_recorder::TrafficRecorder;
 
 /// How often files with secrets are checked for changes.
 const FILES_CHECKED_EVERY: Duration = Duration::from_secs(1);
@@ -96,9 +97,20 @@ fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
     options
 }
 
+/// The stores that a server runs on.
+trait ServerStore:
+    Database + Ledger + KeyRecords + TrafficHistory + AdminRecords + AlertRecords
+{
+}
+
+impl<S: Database + Ledger + KeyRecords + TrafficHistory + AdminRecords + AlertRecords> ServerStore
+    for S
+{
+}
+
 /// Runs the server on its store, from the first listener to the last commit. Parts for other roles are built
 /// but not started: the admin side of one node answers for handlers that another node runs.
-async fn serve_on<S: Database + Ledger + KeyRecords + TrafficHistory + AdminRecords>(
+async fn serve_on<S: ServerStore>(
     store: Arc<S>,
     mut config: Config,
     metrics: metrics_exporter_prometheus::PrometheusHandle,
@@ -182,12 +194,20 @@ async fn serve_on<S: Database + Ledger + KeyRecords + TrafficHistory + AdminReco
         Arc::clone(&tenants),
         Arc::clone(&now),
     ));
+    // A process that starts again is another node: it counts from zero.
+    let node = Uuid::now_v7();
+    let traffic = Arc::new(TrafficRecorder::new(
+        node,
+        {
+            let ingress = Arc::clone(&ingress);
+            Box::new(move || ingress.traffic())
+        },
+        Arc::clone(&now),
+    ));
     let watch = Arc::new(AlertMonitor::new(
         Inputs {
-            traffic: {
-                let ingress = Arc::clone(&ingress);
-                Box::new(move || ingress.traffic())
-            },
+            node,
+            traffic: Arc::clone(&traffic),
             clock_offset_seconds: {
                 let ingress = Arc::clone(&ingress);
                 Box::new(move || ingress.clock_offset_seconds())
@@ -287,9 +307,8 @@ async fn serve_on<S: Database + Ledger + KeyRecords + TrafficHistory + AdminReco
         tokio::spawn(async move { watch.run(store, stop).await })
     };
     let traffic_task = {
-        let (ingress, store) = (Arc::clone(&ingress), Arc::clone(&store));
-        let (now, stop) = (Arc::clone(&now), stop_background.clone());
-        tokio::spawn(traffic_recorder::run(store, move || ingress.traffic(), now, stop))
+        let (store, stop) = (Arc::clone(&store), stop_background.clone());
+        tokio::spawn(async move { traffic.run(store, stop).await })
     };
     let tenants_task = {
         let (tenants, stop) = (Arc::clone(&tenants), stop_background.clone());
@@ -689,7 +708,7 @@ struct Reloadable<S> {
     known_sources: Arc<ArcSwap<HashSet<SourceName>>>,
 }
 
-impl<S: Database + Ledger + KeyRecords + TrafficHistory + AdminRecords> Reloadable<S> {
+impl<S: ServerStore> Reloadable<S> {
     /// Reloads on SIGHUP and when a secret's file changes; returns on SIGTERM or SIGINT.
     async fn watch(
         &mut self,

@@ -11,14 +11,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use hapax_core::EventKey;
+use hapax_core::alert_board::{AlertReport, AlertsNoted, StoredAlert};
 use hapax_core::delivery::DeliveryId;
 use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint};
 use hapax_core::job::{Fence, HandlerName, JobId};
 use hapax_core::ledger::{Ledger, Reservation, ReserveAsk, Reserved, StoredAnswer};
-use hapax_core::own_messages::ActiveAlert;
 use hapax_core::store::*;
 use hapax_core::{SourceName, Tenant};
 use tokio::sync::{Notify, Semaphore};
+use uuid::Uuid;
 
 /// The reason of every failure that a test plans without an error of its own.
 pub const PLANNED: &str = "planned by the test";
@@ -333,7 +334,12 @@ acts! {
     }
     OwnMessages {
         PublishDeaths: publish_deaths(limit: usize) -> bool;
-        NoteAlerts: note_alerts(active: Vec<ActiveAlert>, quiet: Duration) -> AlertsNoted;
+    }
+    AlertRecords {
+        HoldAlertLease: hold_alert_lease(node: Uuid, lease: Duration) -> bool;
+        NoteAlerts: note_alerts(report: AlertReport) -> AlertsNoted;
+        ListAlerts: alerts() -> Vec<StoredAlert>;
+        SilenceAlert: silence_alert(ask: SilenceAsk) -> Option<StoredAlert>;
     }
     Plans {
         CountPlan: count_plan(work: PlanWork) -> PlanCount;
@@ -361,8 +367,9 @@ acts! {
         Abandon: abandon(reserved: &Reserved) -> ();
     }
     TrafficHistory {
-        RecordTraffic: record_traffic(counts: Vec<TrafficCount>) -> ();
+        RecordTraffic: record_traffic(node: Uuid, counts: Vec<TrafficCount>) -> ();
         Traffic: traffic(ask: TrafficAsk) -> Vec<TrafficPoint>;
+        TrafficBySource: traffic_by_source(ask: TrafficAsk) -> Vec<TrafficCount>;
     }
     KeyRecords {
         ListKeys: keys(filter: KeyFilter) -> KeyPage;

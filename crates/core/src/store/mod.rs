@@ -9,11 +9,12 @@
 //! [`OwnMessages`] publishes messages of Hapax about itself. [`Plans`] apply an act of an operator
 //! to many deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of tenants that are
 //! added at run time, and [`AdminRecords`] the sessions of the dashboard and the audit trail.
-//! [`TenantDeletions`] deletes the data of a tenant. [`TrafficHistory`] keeps counts over time.
-//! [`StoreHints`] are for pacing and logs. Idempotency-Keys have their own trait,
+//! [`TenantDeletions`] deletes the data of a tenant. [`TrafficHistory`] keeps counts over time, and
+//! [`AlertRecords`] the alerts. [`StoreHints`] are for pacing and logs. Idempotency-Keys have their own trait,
 //! [`crate::ledger::Ledger`]; [`KeyRecords`] reads them for operators.
 
 mod admin_records;
+mod alert_records;
 mod hints;
 mod ingest;
 mod inspect;
@@ -34,6 +35,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 pub use admin_records::*;
+pub use alert_records::*;
 pub use hints::*;
 pub use ingest::*;
 pub use inspect::*;

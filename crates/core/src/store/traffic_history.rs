@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use uuid::Uuid;
 
 use super::StoreError;
 use crate::key::SourceName;
 
-/// The requests that a node counted for one source.
+/// What a node counted for one source in one minute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficCount {
     /// The source.
     pub source: SourceName,
-    /// When it was counted. It is kept to the minute.
+    /// The minute: any time in it.
     pub at: Timestamp,
     /// Arrivals of new events.
     pub new: u64,
@@ -50,11 +51,13 @@ pub struct TrafficPoint {
 
 /// The history of traffic.
 pub trait TrafficHistory: Send + Sync + 'static {
-    /// Adds the counts of this node to those of all nodes. After an error they may have been added
-    /// or not. The same act merges a bounded number of old counts ([`MERGES`]) and deletes those
-    /// older than [`TRAFFIC_KEPT`].
+    /// Writes what `node`, a process that is named only once, has counted in whole minutes. A count replaces the one
+    /// that the node wrote for the same minute and source, so an act that is repeated counts nothing twice. The same
+    /// act merges a bounded number of old counts ([`NODES_MERGED_AFTER`], [`MERGES`]) and deletes those older than
+    /// [`TRAFFIC_KEPT`].
     fn record_traffic(
         &self,
+        node: Uuid,
         counts: Vec<TrafficCount>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
@@ -63,13 +66,23 @@ pub trait TrafficHistory: Send + Sync + 'static {
         &self,
         ask: TrafficAsk,
     ) -> impl Future<Output = Result<Vec<TrafficPoint>, StoreError>> + Send;
+
+    /// The same for each source: a count for each step and source that has one, in the order of time.
+    fn traffic_by_source(
+        &self,
+        ask: TrafficAsk,
+    ) -> impl Future<Output = Result<Vec<TrafficCount>, StoreError>> + Send;
 }
 
 /// The length of a count as it is recorded, in seconds.
 pub const MINUTE_SECONDS: i64 = 60;
 
-/// Which counts are merged into longer ones, and after how many seconds: minutes into hours after
-/// 48 hours, hours into days after 90 days.
+/// The counts of all nodes for a minute are merged once they are older than so many seconds. No node writes a
+/// minute any more that is this old.
+pub const NODES_MERGED_AFTER: i64 = 2 * 3_600;
+
+/// Counts of one length that are merged into a longer one once they are older than so many seconds: minutes
+/// into hours after 48 hours, hours into days after 90 days.
 pub const MERGES: [(i64, i64, i64); 2] = [(60, 3_600, 48 * 3_600), (3_600, 86_400, 90 * 86_400)];
 
 /// How long the counts of a day are kept, in seconds: two years.

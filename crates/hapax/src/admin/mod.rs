@@ -39,8 +39,9 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hapax_core::ledger::Ledger;
 use hapax_core::store::{
-    AdminRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, KeyRecords, Operate,
-    Outbox, OwnMessages, Plans, SourceSecretStore, Store, TenantDeletions, TrafficHistory, Work,
+    AdminRecords, AlertRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, KeyRecords,
+    Operate, Outbox, OwnMessages, Plans, SourceSecretStore, Store, TenantDeletions, TrafficHistory,
+    Work,
 };
 use hapax_engine::{JobsFor, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -84,6 +85,7 @@ pub(crate) trait AdminStore:
     + KeyRecords
     + TrafficHistory
     + AdminRecords
+    + AlertRecords
     + SourceSecretStore
     + TenantDeletions
 {
@@ -102,6 +104,7 @@ impl<S> AdminStore for S where
         + KeyRecords
         + TrafficHistory
         + AdminRecords
+        + AlertRecords
         + SourceSecretStore
         + TenantDeletions
 {

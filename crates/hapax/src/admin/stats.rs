@@ -39,7 +39,7 @@ pub(super) async fn stats<S: AdminStore>(
     let since = ago((admin.now)(), Span(window));
     admin.store.flush_copies().await;
     let sample = admin.store.sample(SampleAsk { since, limit: EVENTS_MAX }).await?;
-    let (failed, failed_since) = admin.watch.failed_within(window);
+    let (failed, failed_since) = admin.watch.failed_within(&*admin.store, window).await?;
     let by_source = by_source(&sample, &failed);
     let sampled = sample.is_partial();
     let mut paused_handlers = PausedHandlers::of(&*admin.store).await?.into_list();
@@ -181,8 +181,7 @@ fn gaps_seconds(events: &[&SampledEvent]) -> Vec<f64> {
 
 /// `GET /api/v1/alerts`.
 pub(super) async fn alerts<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Json<List<Alert>> {
-    let alerts = admin.watch.alerts(&*admin.store).await;
-    Json(List::whole(alerts.into_iter().map(Alert::from).collect()))
+    Json(List::whole(admin.watch.alerts(&*admin.store).await))
 }
 
 #[cfg(test)]

@@ -23,12 +23,14 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
+use uuid::Uuid;
 
 use super::{Admin, Authorizer, Redactions, WithoutToken, router};
 use crate::alerts::{AlertMonitor, AlertRules, Inputs};
 use crate::config::{Permission, Redaction};
 use crate::sending::SharedSending;
 use crate::tenant_sources::{TenantRules, TenantSources};
+use crate::traffic_recorder::TrafficRecorder;
 
 /// An event to store, with its jobs and the phase in which each of them is.
 struct NewEvent {
@@ -237,15 +239,20 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         }),
         watch: Arc::new(AlertMonitor::new(
             Inputs {
-                traffic: Box::new(|| {
-                    let traffic = |source: &str, failed_verifications| Traffic {
-                        source: SourceName::new(source),
-                        new: 0,
-                        copies: 0,
-                        failed_verifications,
-                    };
-                    vec![traffic("quiet", 0), traffic("stripe", 7)]
-                }),
+                node: Uuid::from_u128(1),
+                traffic: Arc::new(TrafficRecorder::new(
+                    Uuid::from_u128(1),
+                    Box::new(|| {
+                        let traffic = |source: &str, failed_verifications| Traffic {
+                            source: SourceName::new(source),
+                            new: 0,
+                            copies: 0,
+                            failed_verifications,
+                        };
+                        vec![traffic("quiet", 0), traffic("stripe", 7)]
+                    }),
+                    Arc::new(noon),
+                )),
                 clock_offset_seconds: Box::new(|| Some(-90)),
                 known: Box::new(Vec::new),
                 tenant_secrets: Box::new(Vec::new),
@@ -742,7 +749,7 @@ async fn statistics_are_those_of_events_that_first_came_in_the_window() {
     assert_eq!((&stripe["received"], &stripe["unique"]), (&json!(7), &json!(3)), "{stripe}");
     assert_eq!(stripe["success_rate"], json!(2.0 / 3.0));
     assert_eq!(stripe["failed_verifications"], 7);
-    assert_eq!(stripe["failed_verifications_since"], noon().to_string());
+    assert_eq!(stripe["failed_verifications_since"], "2026-03-01T11:00:00Z");
     assert_eq!(stripe["processing_seconds"], json!({ "avg": 3.0, "p50": 2.0, "p99": 4.0 }));
     assert_eq!(stripe["copies_per_event"], json!(7.0 / 3.0));
     assert_eq!(stripe["gaps_seconds"], json!([20.0, 60.0]));

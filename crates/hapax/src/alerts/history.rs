@@ -1,5 +1,4 @@
-//! The counters of each source over the last day, sampled every few seconds. The counters belong to
-//! this process and start from zero after a restart, so every answer names the time it starts at.
+//! The counters of each source over the last day, sampled every few seconds.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -1,33 +1,43 @@
-//! Evaluates the alert rules every few seconds and keeps the list of active alerts. [`rules`]
-//! decides which alerts are active, and [`history`] keeps the counters. This file schedules the
-//! rounds, and logs each alert once when it begins and once when it ends. After each round the
-//! active alerts are passed to the store, which publishes each once for all nodes.
+//! Looks for problems every few seconds, and reports them to the store, which keeps one alert for each subject over
+//! all nodes and restarts ([`hapax_core::alert_board`]). [`rules`] decides what is a problem.
+//!
+//! Problems of this process (its clock, its configuration) are found by every node. Problems in the data of all nodes
+//! are found by one node at a time, which holds a lease: [`traffic`] reads what all nodes have counted, and [`history`]
+//! keeps it. The node whose report raises or clears an alert logs it. While the store cannot be written to, a node
+//! lists and logs what it has found itself.
 
 mod history;
 mod rules;
 #[cfg(test)]
 mod tests;
+mod traffic;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use hapax_core::alert_board::{AlertReport, JUDGE, StoredAlert};
 use hapax_core::own_messages::ActiveAlert;
-use hapax_core::store::{HandlerRef, Inspect, LaneState, OwnMessages, PausedHandler, Store};
-use hapax_core::{SourceName, Timestamp};
-use hapax_engine::{Now, Traffic};
+use hapax_core::store::{
+    AlertRecords, HandlerRef, Inspect, LaneState, PausedHandler, Store, StoreError, TrafficAsk,
+    TrafficHistory,
+};
+use hapax_core::{SourceName, Timestamp, tuned};
+use hapax_engine::Now;
 use jiff::SignedDuration;
 use metrics::gauge;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
-use self::history::History;
 pub(crate) use self::rules::SecretEnds;
-use self::rules::{About, Finding, Observations, judge};
+use self::rules::{About, Finding, Observations, judge, judge_node};
+use self::traffic::MergedTraffic;
 use crate::api::{self, Severity};
 use crate::config::{ALERT_NAMES, Alerts, Config};
 use crate::statements::{Statements, Unprepared};
+use crate::traffic_recorder::TrafficRecorder;
 
 /// The time between two rounds.
 const ROUND_EVERY: Duration = Duration::from_secs(10);
@@ -35,12 +45,23 @@ const ROUND_EVERY: Duration = Duration::from_secs(10);
 /// A request for the alerts starts a round too, unless the last one is younger than this.
 const ROUND_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 
+/// How long a node judges the data of all nodes if it is not heard of any more. Three rounds, so that a slow one
+/// changes nothing.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// A round for a request relies on a lease that was renewed within this time.
+const LEASE_TRUSTED: SignedDuration = SignedDuration::from_secs(15);
+
+/// The time after the first look after which another one raises an alert. Rounds for requests must not count as a
+/// second look.
+const RAISE_AFTER: Duration = Duration::from_secs(5);
+
 /// The time after which an alert is cleared for all nodes. An alert that comes and goes is then one alert.
 const QUIET: Duration = Duration::from_secs(5 * 60);
 
-/// The most alerts of one name that are published one by one; one more message stands for all
-/// others. A problem of a thousand tenants must not be a thousand messages.
-const PUBLISHED_PER_NAME_MAX: usize = 20;
+/// The most alerts of one name; one more stands for all others. A problem of a thousand tenants must not be a
+/// thousand messages.
+const PER_NAME_MAX: usize = 20;
 
 /// The part of the configuration that alerts depend on. A reload replaces it.
 #[derive(Debug, Clone, Default)]
@@ -69,8 +90,10 @@ impl AlertRules {
 
 /// The inputs of the rules, apart from the store.
 pub(crate) struct Inputs {
-    /// The counters of every source since the process started.
-    pub(crate) traffic: Box<dyn Fn() -> Vec<Traffic> + Send + Sync>,
+    /// Names this process, and only this one.
+    pub(crate) node: Uuid,
+    /// What this process has counted, which is recorded before the counts of all nodes are read.
+    pub(crate) traffic: Arc<TrafficRecorder>,
     /// How far this machine's clock is ahead of the times that senders sign.
     pub(crate) clock_offset_seconds: Box<dyn Fn() -> Option<i64> + Send + Sync>,
     /// The handlers that are configured now.
@@ -83,23 +106,12 @@ pub(crate) struct Inputs {
     pub(crate) now: Now,
 }
 
-/// An active alert.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Alert {
-    about: About,
-    severity: Severity,
-    since: Timestamp,
-    message: String,
-}
+/// The acts and reads of a store that alerts need.
+pub(crate) trait AlertStore: Store + Inspect + AlertRecords + TrafficHistory {}
 
-impl From<Alert> for api::Alert {
-    fn from(Alert { about, severity, since, message }: Alert) -> Self {
-        let About { name, source, tenant, lane } = about;
-        Self { name: name.to_owned(), source, tenant, lane, severity, since, message }
-    }
-}
+impl<S: Store + Inspect + AlertRecords + TrafficHistory> AlertStore for S {}
 
-/// Evaluates the rules, and keeps the active alerts.
+/// Looks for problems, and lists the alerts.
 pub(crate) struct AlertMonitor {
     inputs: Inputs,
     kept: Mutex<Kept>,
@@ -109,28 +121,61 @@ pub(crate) struct AlertMonitor {
 
 struct Kept {
     rules: AlertRules,
-    history: History,
+    /// When this node last asked for the lease of the judge, and whether it got it.
+    lease: Option<(Timestamp, bool)>,
+    /// What the judge knows of the traffic of all nodes.
+    merged: MergedTraffic,
     /// The state of each handler's jobs, from the last successful query.
     lanes: Vec<LaneState>,
     paused: Vec<PausedHandler>,
     in_review: Vec<(SourceName, u64)>,
-    board: BTreeMap<About, Alert>,
+    /// The alerts of all nodes, as the store listed them last.
+    listed: Vec<api::Alert>,
+    /// What was found while the store could not record it, with the first look.
+    unrecorded: BTreeMap<About, Alert>,
     last_round: Option<Timestamp>,
     /// Handlers whose SQL the database refused; `None` until the database was asked.
     unprepared: Option<Vec<Unprepared>>,
 }
 
+/// A problem with its first look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Alert {
+    about: About,
+    severity: Severity,
+    since: Timestamp,
+    message: String,
+}
+
+/// What one round has found.
+struct Found {
+    /// In the data of all nodes, if this node is their judge.
+    judged: Option<Vec<Finding>>,
+    /// Of this process.
+    own: Vec<Finding>,
+}
+
+/// Why a round runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Round {
+    /// Its time has come.
+    Due,
+    /// A request asks for the alerts.
+    Asked,
+}
+
 impl AlertMonitor {
-    /// No alert is active, and all counters are zero.
+    /// Nothing was found yet.
     pub(crate) fn new(inputs: Inputs, rules: AlertRules) -> Self {
-        let history = History::new((inputs.now)());
         let kept = Kept {
             rules,
-            history,
+            lease: None,
+            merged: MergedTraffic::new((inputs.now)()),
             lanes: Vec::new(),
             paused: Vec::new(),
             in_review: Vec::new(),
-            board: BTreeMap::new(),
+            listed: Vec::new(),
+            unrecorded: BTreeMap::new(),
             last_round: None,
             unprepared: None,
         };
@@ -145,100 +190,147 @@ impl AlertMonitor {
     }
 
     /// Runs a round every few seconds, until `stop`.
-    pub(crate) async fn run<S: Store + Inspect + OwnMessages>(
-        &self,
-        store: Arc<S>,
-        stop: CancellationToken,
-    ) {
-        let mut beats = interval(ROUND_EVERY);
+    pub(crate) async fn run<S: AlertStore>(&self, store: Arc<S>, stop: CancellationToken) {
+        let every = tuned!("alerts.every_ms", ROUND_EVERY.as_millis() as u64);
+        let mut beats = interval(Duration::from_millis(every));
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while stop.run_until_cancelled(beats.tick()).await.is_some() {
-            let round = async {
-                self.run_round(&*store).await;
-                self.publish(&*store).await;
-            };
-            stop.run_until_cancelled(round).await;
+            stop.run_until_cancelled(self.round(&*store, Round::Due)).await;
         }
     }
 
-    /// Lets the store publish alerts that are new, and those that are over.
-    async fn publish<S: OwnMessages>(&self, store: &S) {
-        let active = published(&self.kept().board);
-        if let Err(error) = store.note_alerts(active, QUIET).await {
-            // The next round tries again. A store that cannot write is an alert itself.
-            tracing::debug!(%error, "publishing alerts: {error}");
-        }
+    /// The active alerts of all nodes, the most severe first and those that are silenced last.
+    pub(crate) async fn alerts<S: AlertStore>(&self, store: &S) -> Vec<api::Alert> {
+        self.round(store, Round::Asked).await;
+        self.listed()
     }
 
-    /// The active alerts, the most severe first.
-    pub(crate) async fn alerts<S: Store + Inspect>(&self, store: &S) -> Vec<Alert> {
-        self.run_round(store).await;
-        let mut alerts: Vec<Alert> = self.kept().board.values().cloned().collect();
-        alerts.sort_by(|a, b| b.severity.cmp(&a.severity).then(a.since.cmp(&b.since)));
+    fn listed(&self) -> Vec<api::Alert> {
+        let kept = self.kept();
+        let mut alerts = kept.listed.clone();
+        let known: BTreeSet<String> = alerts.iter().map(|alert| alert.id.clone()).collect();
+        let unrecorded = kept.unrecorded.values().map(Alert::shown);
+        alerts.extend(unrecorded.filter(|alert| !known.contains(&alert.id)));
+        alerts.sort_by(|a, b| {
+            let silenced = a.silenced.is_some().cmp(&b.silenced.is_some());
+            silenced.then(b.severity.cmp(&a.severity)).then(a.since.cmp(&b.since))
+        });
         alerts
     }
 
-    /// The failed verifications of each source in the last `span`, and the time from which they
-    /// were counted. The process may be younger than `span`.
-    pub(crate) fn failed_within(&self, span: Duration) -> (BTreeMap<SourceName, u64>, Timestamp) {
-        let (traffic, now) = ((self.inputs.traffic)(), (self.inputs.now)());
-        let kept = self.kept();
-        // Every source is sampled at the same moments, so any source name gives the same time.
-        let (_, since) = kept.history.at(history::earlier(now, span), &SourceName::new(""));
-        let of_source = |one: Traffic| {
-            let (counts, _) = kept.history.within(span, now, &one);
-            (one.source, counts.failed)
-        };
-        (traffic.into_iter().map(of_source).collect(), since)
+    /// The failed verifications of each configured source in the last `span`, over all nodes, and the time from which
+    /// they are counted: the beginning of a minute.
+    pub(crate) async fn failed_within<S: AlertStore>(
+        &self,
+        store: &S,
+        span: Duration,
+    ) -> Result<(BTreeMap<SourceName, u64>, Timestamp), StoreError> {
+        self.inputs.traffic.record(store).await;
+        let now = (self.inputs.now)();
+        let from = traffic::minute_of(history::earlier(now, span));
+        // One step for all of it.
+        let step = Duration::from_secs(i64::MAX.unsigned_abs());
+        let ask = TrafficAsk { source: None, from, to: Timestamp::MAX, step };
+        let mut failed: BTreeMap<SourceName, u64> =
+            self.inputs.traffic.sources().into_iter().map(|source| (source, 0)).collect();
+        for count in store.traffic_by_source(ask).await? {
+            *failed.entry(count.source).or_default() += count.rejected;
+        }
+        Ok((failed, from))
     }
 
-    async fn run_round<S: Store + Inspect>(&self, store: &S) {
+    async fn round<S: AlertStore>(&self, store: &S, why: Round) {
         let _turn = self.turn.lock().await;
         let now = (self.inputs.now)();
         let last_round = self.kept().last_round;
-        if last_round.is_some_and(|at| now.duration_since(at).abs() < ROUND_AGAIN) {
+        let is_young = last_round.is_some_and(|at| now.duration_since(at).abs() < ROUND_AGAIN);
+        if why == Round::Asked && is_young {
             return;
         }
-        let lanes = match store.lanes().await {
-            Ok(lanes) => Some(lanes),
-            Err(error) => {
-                tracing::debug!(%error, "reading the state of the handlers: {error}");
-                None
-            }
-        };
-        let paused = match store.paused_handlers().await {
-            Ok(paused) => Some(paused),
-            Err(error) => {
-                tracing::debug!(%error, "reading which handlers are paused: {error}");
-                None
-            }
-        };
-        let in_review = match store.in_review().await {
-            Ok(in_review) => Some(in_review),
-            Err(error) => {
-                tracing::debug!(%error, "counting events in review: {error}");
-                None
-            }
-        };
+        let is_judge = self.is_judge(store, now, why).await;
+        if is_judge {
+            self.observe(store, now).await;
+        }
         self.check_statements().await;
-        let traffic = (self.inputs.traffic)();
+        let found = self.find(store, now, is_judge);
+        self.kept().last_round = Some(now);
+        match self.report(store, &found, now, why).await {
+            Ok(()) => self.forget_unrecorded(&found),
+            Err(error) => {
+                tracing::debug!(%error, "recording the alerts: {error}");
+                self.keep_unrecorded(&found, now);
+            }
+        }
+        // The metric of an alert that never occurred is zero, not absent.
+        let listed = self.listed();
+        for name in ALERT_NAMES {
+            let is_counted = |alert: &&api::Alert| alert.name == name && alert.silenced.is_none();
+            let count = listed.iter().filter(is_counted).count();
+            gauge!("hapax_alerts", "name" => name).set(count as f64);
+        }
+    }
+
+    /// Whether this node judges the data of all nodes.
+    async fn is_judge<S: AlertStore>(&self, store: &S, now: Timestamp, why: Round) -> bool {
+        let known = self.kept().lease;
+        if let Some((at, holds)) = known
+            && why == Round::Asked
+            && now.duration_since(at).abs() < LEASE_TRUSTED
+        {
+            return holds;
+        }
+        let lease = tuned!("alerts.lease_ms", LEASE.as_millis() as u64);
+        let lease = Duration::from_millis(lease);
+        let holds = match store.hold_alert_lease(self.inputs.node, lease).await {
+            Ok(holds) => holds,
+            Err(error) => {
+                tracing::debug!(%error, "asking for the lease of the judge of alerts: {error}");
+                // On a store that cannot be written to, the last judge still lists what it finds.
+                known.is_some_and(|(_, holds)| holds)
+            }
+        };
+        self.kept().lease = Some((now, holds));
+        holds
+    }
+
+    /// Reads the data of all nodes. If the store cannot be read, the last known values stay, so that no alert ends
+    /// because of a failed query.
+    async fn observe<S: AlertStore>(&self, store: &S, now: Timestamp) {
+        match store.lanes().await {
+            Ok(lanes) => self.kept().lanes = lanes,
+            Err(error) => tracing::debug!(%error, "reading the state of the handlers: {error}"),
+        }
+        match store.paused_handlers().await {
+            Ok(paused) => self.kept().paused = paused,
+            Err(error) => tracing::debug!(%error, "reading which handlers are paused: {error}"),
+        }
+        match store.in_review().await {
+            Ok(in_review) => self.kept().in_review = in_review,
+            Err(error) => tracing::debug!(%error, "counting events in review: {error}"),
+        }
+        self.inputs.traffic.record(store).await;
+        let ask = self.kept().merged.ask();
+        match store.traffic_by_source(ask).await {
+            Ok(counts) => self.kept().merged.take(counts, &self.inputs.traffic.sources(), now),
+            Err(error) => tracing::debug!(%error, "reading the traffic of all nodes: {error}"),
+        }
+    }
+
+    fn find<S: AlertStore>(&self, store: &S, now: Timestamp, is_judge: bool) -> Found {
         let log = self.inputs.log.as_ref().and_then(|log| std::fs::metadata(log).ok());
         let known = (self.inputs.known)();
         let mut secrets = (self.inputs.tenant_secrets)();
         let mut guard = self.kept();
         let kept = &mut *guard;
-        kept.last_round = Some(now);
-        // If the store cannot be read, the last known values stay, so that no alert ends because of
-        // a failed query.
-        kept.lanes = lanes.unwrap_or_else(|| std::mem::take(&mut kept.lanes));
-        kept.paused = paused.unwrap_or_else(|| std::mem::take(&mut kept.paused));
-        kept.in_review = in_review.unwrap_or_else(|| std::mem::take(&mut kept.in_review));
-        kept.history.note(now, &traffic);
+        if !is_judge {
+            // The next time it begins with what all nodes have counted until then.
+            kept.merged = MergedTraffic::new(now);
+        }
         secrets.extend(kept.rules.secrets.iter().cloned());
         let observed = Observations {
             now,
-            history: &kept.history,
-            traffic: &traffic,
+            history: kept.merged.history(),
+            traffic: kept.merged.current(),
             lanes: &kept.lanes,
             in_review: &kept.in_review,
             known: &known,
@@ -249,8 +341,93 @@ impl AlertMonitor {
             log_bytes: log.map(|log| log.len()),
             unprepared: kept.unprepared.as_deref().unwrap_or_default(),
         };
-        let found = judge(&observed, &kept.rules.alerts);
-        post(&mut kept.board, found, now);
+        let alerts = &kept.rules.alerts;
+        Found {
+            judged: is_judge.then(|| judge(&observed, alerts)),
+            own: judge_node(&observed, alerts),
+        }
+    }
+
+    /// Lets the store record what was found, and lists the alerts of all nodes. A round for a request records only
+    /// what is new or over: the times of the looks are not worth a commit for each request.
+    async fn report<S: AlertStore>(
+        &self,
+        store: &S,
+        found: &Found,
+        now: Timestamp,
+        why: Round,
+    ) -> Result<(), StoreError> {
+        let mut rows = store.alerts().await?;
+        let since = |subject: &str| {
+            rows.iter().find(|row| row.alert.subject == subject).map_or(now, |row| row.since)
+        };
+        let judged = found.judged.as_deref().map(|found| reported(found, since));
+        let own = reported(&found.own, since);
+        let node = self.inputs.node;
+        let subjects = |alerts: &[ActiveAlert]| -> BTreeSet<String> {
+            alerts.iter().map(|alert| alert.subject.clone()).collect()
+        };
+        let stored = |reporter: Uuid| -> BTreeSet<String> {
+            let its = rows.iter().filter(|row| row.reporter == reporter);
+            its.map(|row| row.alert.subject.clone()).collect()
+        };
+        let is_same = judged.as_deref().is_none_or(|judged| subjects(judged) == stored(JUDGE))
+            && subjects(&own) == stored(node);
+        let fresh: Vec<ActiveAlert> = judged.iter().flatten().chain(&own).cloned().collect();
+        if why == Round::Due || !is_same {
+            let report = AlertReport {
+                node,
+                judged,
+                own,
+                raise_after: Duration::from_millis(tuned!(
+                    "alerts.raise_after_ms",
+                    RAISE_AFTER.as_millis() as u64
+                )),
+                clear_after: Duration::from_millis(tuned!(
+                    "alerts.quiet_ms",
+                    QUIET.as_millis() as u64
+                )),
+            };
+            let noted = store.note_alerts(report).await?;
+            noted.raised.iter().filter_map(content).for_each(|alert| say_begun(&alert));
+            noted.cleared.iter().filter_map(content).for_each(|alert| say_over(&alert));
+            rows = store.alerts().await?;
+        }
+        // What this node has just found is more recent than what the store has.
+        for alert in fresh {
+            if let Some(row) = rows.iter_mut().find(|row| row.alert.subject == alert.subject) {
+                row.alert = alert;
+            }
+        }
+        self.kept().listed = rows.iter().filter_map(shown).collect();
+        Ok(())
+    }
+
+    /// The store has recorded everything that was found.
+    fn forget_unrecorded(&self, found: &Found) {
+        let unrecorded = std::mem::take(&mut self.kept().unrecorded);
+        let found: BTreeSet<&About> = found.all().map(|finding| &finding.about).collect();
+        for alert in unrecorded.into_values().filter(|alert| !found.contains(&alert.about)) {
+            say_over(&alert.shown());
+        }
+    }
+
+    /// The store could not record what was found: this node lists and logs it.
+    fn keep_unrecorded(&self, found: &Found, now: Timestamp) {
+        let mut kept = self.kept();
+        let known: BTreeSet<String> = kept.listed.iter().map(|alert| alert.id.clone()).collect();
+        let mut before = std::mem::take(&mut kept.unrecorded);
+        for Finding { about, severity, message } in found.all().cloned() {
+            let since = before.remove(&about).map(|alert| alert.since);
+            let is_new = since.is_none();
+            let alert = Alert { about, severity, since: since.unwrap_or(now), message };
+            let shown = alert.shown();
+            if is_new && !known.contains(&shown.id) {
+                say_begun(&shown);
+            }
+            kept.unrecorded.insert(alert.about.clone(), alert);
+        }
+        before.into_values().for_each(|alert| say_over(&alert.shown()));
     }
 
     /// Lets the database prepare the handlers' SQL: once, and in every round while some of it fails.
@@ -274,69 +451,113 @@ impl AlertMonitor {
     }
 }
 
-/// The alerts as the store publishes them. Of each name the oldest keep their own messages.
-fn published(board: &BTreeMap<About, Alert>) -> Vec<ActiveAlert> {
-    let mut active = Vec::new();
+impl Found {
+    fn all(&self) -> impl Iterator<Item = &Finding> {
+        self.judged.iter().flatten().chain(&self.own)
+    }
+}
+
+/// The problems as the store records them. Of each name the oldest have their own alerts, and one more stands for all
+/// others. `since`: the first look that found a subject.
+fn reported(found: &[Finding], since: impl Fn(&str) -> Timestamp) -> Vec<ActiveAlert> {
+    let mut reported = Vec::new();
     for name in ALERT_NAMES {
-        let mut alerts: Vec<&Alert> =
-            board.values().filter(|alert| alert.about.name == name).collect();
+        let of_name = found.iter().filter(|finding| finding.about.name == name);
+        let mut alerts: Vec<Alert> = of_name
+            .map(|Finding { about, severity, message }| Alert {
+                about: about.clone(),
+                severity: *severity,
+                since: since(&about.subject()),
+                message: message.clone(),
+            })
+            .collect();
         alerts.sort_by(|a, b| a.since.cmp(&b.since).then(a.about.cmp(&b.about)));
-        let shown = alerts.len().min(PUBLISHED_PER_NAME_MAX);
-        active.extend(alerts[..shown].iter().map(|alert| alert.published()));
-        let more = &alerts[shown..];
-        active.extend(more.iter().max_by_key(|alert| alert.severity).map(|worst| {
+        let more = alerts.split_off(alerts.len().min(PER_NAME_MAX));
+        reported.extend(alerts.iter().map(Alert::active));
+        reported.extend(more.iter().max_by_key(|alert| alert.severity).map(|worst| {
+            let subject = format!("[\"more\",\"{name}\"]");
             let message = format!(
-                "{} more alerts of this kind are active: see `hapax alerts`. One of them: {}",
+                "{} more alerts of this kind are active. One of them: {}",
                 more.len(),
                 worst.message
             );
             let about = About { name, source: None, tenant: None, lane: None };
-            let summary = Alert { about, message, ..(*worst).clone() };
-            ActiveAlert { subject: format!("[\"more\",\"{name}\"]"), ..summary.published() }
+            let since = since(&subject);
+            Alert { about, message, since, severity: worst.severity }.active_as(subject)
         }));
     }
-    active
+    reported
+}
+
+impl About {
+    /// How all nodes spell the subject. It has no time in it: another node finds the same problem a few seconds
+    /// earlier or later.
+    fn subject(&self) -> String {
+        let Self { name, source, tenant, lane } = self;
+        serde_json::json!([name, source, tenant, lane]).to_string()
+    }
 }
 
 impl Alert {
-    /// The subject has no time in it: another node finds the same problem a few seconds earlier or later.
-    fn published(&self) -> ActiveAlert {
-        let About { name, source, tenant, lane } = &self.about;
-        let subject = serde_json::json!([name, source, tenant, lane]).to_string();
-        let data = serde_json::to_value(api::Alert::from(self.clone())).expect("an alert is JSON");
-        ActiveAlert { subject, data: data.into() }
+    fn active(&self) -> ActiveAlert {
+        self.active_as(self.about.subject())
+    }
+
+    fn active_as(&self, subject: String) -> ActiveAlert {
+        let alert = ActiveAlert { subject, data: serde_json::Value::Null.into() };
+        let content = api::Alert { id: alert.key(), ..self.content() };
+        let data = serde_json::to_value(content).expect("an alert is JSON");
+        ActiveAlert { data: data.into(), ..alert }
+    }
+
+    /// The alert as the API shows it while the store cannot record it.
+    fn shown(&self) -> api::Alert {
+        api::Alert { id: self.active().key(), notified: Some(false), ..self.content() }
+    }
+
+    fn content(&self) -> api::Alert {
+        let About { name, source, tenant, lane } = self.about.clone();
+        api::Alert {
+            id: String::new(),
+            name: name.to_owned(),
+            source,
+            tenant,
+            lane,
+            severity: self.severity,
+            since: self.since,
+            message: self.message.clone(),
+            notified: None,
+            silenced: None,
+        }
     }
 }
 
-/// Adds new alerts to the board, removes alerts that are over, and logs both.
-fn post(board: &mut BTreeMap<About, Alert>, found: Vec<Finding>, now: Timestamp) {
-    let mut before = std::mem::take(board);
-    for Finding { about, severity, message } in found {
-        let since = match before.remove(&about) {
-            Some(alert) => alert.since,
-            None => {
-                say_begun(&about, severity, &message);
-                now
-            }
-        };
-        board.insert(about.clone(), Alert { about, severity, since, message });
-    }
-    for alert in before.into_values() {
-        let About { name, source, tenant, lane } = &alert.about;
-        tracing::info!(alert = name, source, tenant, lane, "cleared: {}", alert.message);
-    }
-    // The metric of an alert that never occurred is zero, not absent.
-    for name in ALERT_NAMES {
-        let count = board.keys().filter(|about| about.name == name).count();
-        gauge!("hapax_alerts", "name" => name).set(count as f64);
-    }
+/// A stored alert as the API shows it.
+pub(crate) fn shown(row: &StoredAlert) -> Option<api::Alert> {
+    Some(api::Alert {
+        id: row.alert.key(),
+        since: row.since,
+        notified: Some(row.is_published),
+        silenced: row.silence.clone().map(api::AlertSilence::from),
+        ..content(&row.alert)?
+    })
 }
 
-fn say_begun(about: &About, severity: Severity, message: &str) {
-    let About { name, source, tenant, lane } = about;
-    match severity {
+/// `None` if another version of Hapax wrote it and this one cannot read it.
+fn content(alert: &ActiveAlert) -> Option<api::Alert> {
+    serde_json::from_str(alert.data.as_str()).ok()
+}
+
+fn say_begun(alert: &api::Alert) {
+    let api::Alert { name, source, tenant, lane, message, .. } = alert;
+    match alert.severity {
         Severity::Info => tracing::info!(alert = name, source, tenant, lane, "{message}"),
         Severity::Warning => tracing::warn!(alert = name, source, tenant, lane, "{message}"),
         Severity::Critical => tracing::error!(alert = name, source, tenant, lane, "{message}"),
     }
+}
+
+fn say_over(alert: &api::Alert) {
+    let api::Alert { name, source, tenant, lane, message, .. } = alert;
+    tracing::info!(alert = name, source, tenant, lane, "cleared: {message}");
 }

@@ -85,7 +85,7 @@ pub(super) struct Observations<'a> {
     pub(super) unprepared: &'a [Unprepared],
 }
 
-/// All problems that exist now.
+/// The problems in the data of all nodes.
 pub(super) fn judge(observed: &Observations<'_>, alerts: &Alerts) -> Vec<Finding> {
     let mut found = Vec::new();
     for traffic in observed.traffic {
@@ -98,6 +98,12 @@ pub(super) fn judge(observed: &Observations<'_>, alerts: &Alerts) -> Vec<Finding
         found.extend(dead_letters(alerts, lane));
     }
     found.extend(review(observed, alerts));
+    found
+}
+
+/// The problems of this process: its configuration, its clock, its way to the store.
+pub(super) fn judge_node(observed: &Observations<'_>, alerts: &Alerts) -> Vec<Finding> {
+    let mut found = Vec::new();
     found.extend(observed.secrets.iter().filter_map(|ends| secret_expiry(observed, alerts, ends)));
     found.extend(clock_skew(observed, alerts));
     found.extend(log_growth(observed, alerts));

@@ -5,8 +5,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use hapax_core::job::HandlerName;
 use hapax_core::{SourceName, Timestamp};
+use hapax_engine::Traffic;
+use hapax_sim::{Act, FaultyStore};
 use hapax_store::MemoryStore;
 
+use super::history::History;
 use super::*;
 
 fn at(second: i64) -> Timestamp {
@@ -80,7 +83,9 @@ impl Scene {
             log_bytes: self.log_bytes,
             unprepared: &self.unprepared,
         };
-        judge(&observed, &self.alerts)
+        let mut found = judge(&observed, &self.alerts);
+        found.extend(judge_node(&observed, &self.alerts));
+        found
     }
 
     fn names(&self) -> Vec<&'static str> {
@@ -266,39 +271,118 @@ fn a_wrong_clock_a_growing_log_and_a_store_that_cannot_write_are_reported() {
     scene.check("store", Severity::Critical, "the disk is full", |alerts| alerts.store = false);
 }
 
+/// A monitor on a store whose clock stands at the same second as its own.
+struct Monitored {
+    monitor: AlertMonitor,
+    second: Arc<AtomicI64>,
+    counters: Arc<std::sync::Mutex<Vec<Traffic>>>,
+}
+
+impl Monitored {
+    fn new(node: u128, second: &Arc<AtomicI64>, rules: AlertRules) -> Self {
+        let clock = Arc::clone(second);
+        let now: Now = Arc::new(move || at(clock.load(Ordering::SeqCst)));
+        let counters: Arc<std::sync::Mutex<Vec<Traffic>>> = Arc::default();
+        let read = Arc::clone(&counters);
+        let traffic = Box::new(move || read.lock().unwrap().clone());
+        let node = Uuid::from_u128(node);
+        let inputs = Inputs {
+            node,
+            traffic: Arc::new(TrafficRecorder::new(node, traffic, Arc::clone(&now))),
+            clock_offset_seconds: Box::new(|| None),
+            known: Box::new(Vec::new),
+            tenant_secrets: Box::new(Vec::new),
+            log: None,
+            now,
+        };
+        Self { monitor: AlertMonitor::new(inputs, rules), second: Arc::clone(second), counters }
+    }
+
+    fn count(&self, traffic: Traffic) {
+        *self.counters.lock().unwrap() = vec![traffic];
+    }
+
+    /// The alerts after this second's round, with their beginning in seconds.
+    async fn round(&self, store: &impl AlertStore, second: i64) -> Vec<(String, i64)> {
+        self.second.store(second, Ordering::SeqCst);
+        self.monitor.round(store, Round::Due).await;
+        let since = |alert: &api::Alert| alert.since.duration_since(at(0)).as_secs();
+        self.monitor.listed().iter().map(|alert| (alert.name.clone(), since(alert))).collect()
+    }
+}
+
+fn store_at(second: &Arc<AtomicI64>) -> MemoryStore {
+    let clock = Arc::clone(second);
+    MemoryStore::with_clock(Arc::new(move || at(clock.load(Ordering::SeqCst))))
+}
+
+fn named(name: &str, since: i64) -> Vec<(String, i64)> {
+    vec![(name.to_owned(), since)]
+}
+
+fn rules_with(until: Option<i64>) -> AlertRules {
+    AlertRules { secrets: vec![ends(&[until])], ..AlertRules::default() }
+}
+
 #[tokio::test]
 async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
     // Each round finds the same problem. The repeated problem must not be a new alert each time,
     // and the alert must end.
     let second = Arc::new(AtomicI64::new(0));
-    let clock = Arc::clone(&second);
-    let inputs = Inputs {
-        traffic: Box::new(Vec::new),
-        clock_offset_seconds: Box::new(|| None),
-        known: Box::new(Vec::new),
-        tenant_secrets: Box::new(Vec::new),
-        log: None,
-        now: Arc::new(move || at(clock.load(Ordering::SeqCst))),
-    };
-    let rules =
-        |until: Option<i64>| AlertRules { secrets: vec![ends(&[until])], ..AlertRules::default() };
-    let watch = AlertMonitor::new(inputs, rules(Some(0)));
-    let store = MemoryStore::new();
-    let alerts = async |later: i64| {
-        second.store(later, Ordering::SeqCst);
-        let alerts = watch.alerts(&store).await;
-        alerts.into_iter().map(|alert| (alert.about.name, alert.since)).collect::<Vec<_>>()
-    };
+    let (watch, store) = (Monitored::new(1, &second, rules_with(Some(0))), store_at(&second));
     for later in [0, 10, 20] {
-        assert_eq!(alerts(later).await, [("secret_expiry", at(0))]);
+        assert_eq!(watch.round(&store, later).await, named("secret_expiry", 0));
     }
-    watch.reload(rules(None));
-    assert_eq!(alerts(30).await, []);
-    watch.reload(rules(Some(0)));
-    assert_eq!(alerts(40).await, [("secret_expiry", at(40))]);
+    watch.monitor.reload(rules_with(None));
+    assert_eq!(watch.round(&store, 30).await, []);
+    watch.monitor.reload(rules_with(Some(0)));
+    assert_eq!(watch.round(&store, 40).await, named("secret_expiry", 0), "not cleared yet");
+    watch.monitor.reload(rules_with(None));
+    assert_eq!(watch.round(&store, 341).await, []);
+    watch.monitor.reload(rules_with(Some(0)));
+    assert_eq!(watch.round(&store, 350).await, named("secret_expiry", 350));
     let off = Alerts { secret_expiry: None, ..Alerts::default() };
-    watch.reload(AlertRules { alerts: off, ..rules(Some(0)) });
-    assert_eq!(alerts(50).await, []);
+    watch.monitor.reload(AlertRules { alerts: off, ..rules_with(Some(0)) });
+    assert_eq!(watch.round(&store, 360).await, []);
+}
+
+#[tokio::test]
+async fn one_node_judges_what_all_have_counted_and_another_takes_over() {
+    // Each node alone has too few failed verifications; the judge dies; its successor has counted nothing itself.
+    let second = Arc::new(AtomicI64::new(0));
+    let store = store_at(&second);
+    let [first, other, last] =
+        [1, 2, 3].map(|node| Monitored::new(node, &second, AlertRules::default()));
+    first.count(traffic(5, 0, 12));
+    other.count(traffic(5, 0, 8));
+    last.count(traffic(0, 0, 0));
+    assert_eq!(first.round(&store, 10).await, []);
+    other.monitor.inputs.traffic.record(&store).await;
+    assert_eq!(first.round(&store, 20).await, named("failed_verifications", 20));
+    assert_eq!(other.round(&store, 21).await, named("failed_verifications", 20));
+    assert_eq!(last.round(&store, 22).await, named("failed_verifications", 20));
+    // The first node is gone. Its last look counts until its lease ends, and the minute is then over.
+    assert_eq!(last.round(&store, 40).await, named("failed_verifications", 20));
+    assert_eq!(last.round(&store, 51).await, named("failed_verifications", 20), "the successor");
+    assert_eq!(first.round(&store, 55).await, named("failed_verifications", 20));
+    assert!(!first.monitor.kept().lease.unwrap().1, "only one judges");
+    assert_eq!(last.round(&store, 130).await, []);
+}
+
+#[tokio::test]
+async fn what_the_store_cannot_record_is_listed_by_the_node() {
+    let second = Arc::new(AtomicI64::new(0));
+    let watch = Monitored::new(1, &second, rules_with(Some(0)));
+    let store = FaultyStore::new(store_at(&second));
+    store.fail(Act::NoteAlerts, StoreError::Unavailable("the disk is full".into()));
+    for later in [0, 10] {
+        assert_eq!(watch.round(&store, later).await, named("secret_expiry", 0));
+        assert_eq!(watch.monitor.listed()[0].notified, Some(false));
+    }
+    store.heal(Act::NoteAlerts);
+    assert_eq!(watch.round(&store, 20).await, named("secret_expiry", 20));
+    store.fail(Act::NoteAlerts, StoreError::Unavailable("the disk is full".into()));
+    assert_eq!(watch.round(&store, 30).await, named("secret_expiry", 20));
 }
 
 #[test]
@@ -335,19 +419,21 @@ fn of_many_alerts_of_one_name_the_oldest_are_published_one_by_one() {
         severity: Severity::Info,
         message: format!("a secret of t{tenant:03} expires"),
     };
-    let subjects = |board: &BTreeMap<About, Alert>| -> Vec<String> {
-        published(board).into_iter().map(|alert| alert.subject).collect()
-    };
-    let mut board = BTreeMap::new();
-    post(&mut board, (500..520).map(finding).collect(), at(0));
-    let first = subjects(&board);
-    assert_eq!(first.len(), PUBLISHED_PER_NAME_MAX);
+    let found: Vec<Finding> = (500..520).map(finding).collect();
+    let first: Vec<String> =
+        reported(&found, |_| at(0)).into_iter().map(|alert| alert.subject).collect();
+    assert_eq!(first.len(), PER_NAME_MAX);
     assert_eq!(first[0], r#"["secret_expiry","stripe","t500",null]"#);
-    post(&mut board, (0..1_000).map(finding).collect(), at(10));
-    let all = subjects(&board);
-    assert_eq!(all[..PUBLISHED_PER_NAME_MAX], first);
-    assert_eq!(all[PUBLISHED_PER_NAME_MAX..], [r#"["more","secret_expiry"]"#]);
-    let summary = published(&board).pop().unwrap();
+    let found: Vec<Finding> = (0..1_000).map(finding).collect();
+    let since = |subject: &str| match first.iter().any(|one| one == subject) {
+        true => at(0),
+        false => at(10),
+    };
+    let mut all = reported(&found, since);
+    let summary = all.pop().unwrap();
+    let subjects: Vec<String> = all.into_iter().map(|alert| alert.subject).collect();
+    assert_eq!(subjects, first);
+    assert_eq!(summary.subject, r#"["more","secret_expiry"]"#);
     let data: serde_json::Value = serde_json::from_str(summary.data.as_str()).unwrap();
     assert_eq!(data["name"], "secret_expiry");
     assert!(data["message"].as_str().unwrap().starts_with("980 more alerts"), "{data}");

@@ -46,8 +46,8 @@ pub(crate) use replay::{
     ReplayJobsRequest, Replayed,
 };
 pub(crate) use stats::{
-    Alert, Figures, History, HistoryPoint, HistoryQuery, ProcessingSeconds, Severity, Stats,
-    StatsQuery,
+    Alert, AlertSilence, Figures, History, HistoryPoint, HistoryQuery, ProcessingSeconds, Severity,
+    Stats, StatsQuery,
 };
 pub(crate) use storage::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, Storage};
 pub(crate) use tenants::{

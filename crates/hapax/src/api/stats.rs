@@ -26,7 +26,7 @@ pub(crate) struct Stats {
     pub(crate) since: Timestamp,
     /// Whether the counts are estimates from some of many events.
     pub(crate) sampled: bool,
-    /// When the server began to count failed verifications: it may have started within the window.
+    /// The time from which failed verifications are counted: the beginning of a minute.
     pub(crate) failed_verifications_since: Timestamp,
     #[serde(flatten)]
     pub(crate) figures: Figures,
@@ -54,8 +54,8 @@ pub(crate) struct Figures {
     /// Of the events whose jobs were attempted, the share whose jobs are done.
     #[schema(required)]
     pub(crate) success_rate: Option<f64>,
-    /// Requests whose signature was missing or wrong, or whose signed time was outside the window, as this
-    /// process counted them.
+    /// Requests whose signature was missing or wrong, or whose signed time was outside the window, over all
+    /// nodes.
     pub(crate) failed_verifications: u64,
     pub(crate) processing_seconds: ProcessingSeconds,
     /// `received` / `unique`: how often an event arrives, including the first time.
@@ -79,6 +79,9 @@ pub(crate) struct ProcessingSeconds {
 /// A condition that needs attention, and since when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Alert {
+    /// Names the alert as long as it is active, for `POST /api/v1/alerts/{id}/silence`.
+    #[serde(default)]
+    pub(crate) id: String,
     /// The key of `[alerts]` in the config.
     pub(crate) name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,6 +94,28 @@ pub(crate) struct Alert {
     pub(crate) severity: Severity,
     pub(crate) since: Timestamp,
     pub(crate) message: String,
+    /// Whether a message that it is raised was published to endpoints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) notified: Option<bool>,
+    /// Until when and why nobody is notified of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) silenced: Option<AlertSilence>,
+}
+
+/// The silence of an alert.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct AlertSilence {
+    pub(crate) until: Timestamp,
+    pub(crate) reason: String,
+    /// The name of the token that was used.
+    pub(crate) who: String,
+}
+
+impl From<hapax_core::alert_board::Silence> for AlertSilence {
+    fn from(silence: hapax_core::alert_board::Silence) -> Self {
+        let hapax_core::alert_board::Silence { until, reason, who } = silence;
+        Self { until, reason, who }
+    }
 }
 
 /// How urgent an alert is.

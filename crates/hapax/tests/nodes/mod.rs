@@ -1,5 +1,6 @@
 //! Several nodes on one PostgreSQL, with and without Redis.
 
+mod alerts;
 mod crash;
 mod event_plans;
 mod once;

@@ -361,7 +361,8 @@ fn statistics_and_alerts_report_copies_forgeries_and_dead_letters() {
          sql = \"SELECT json('{')\"\n\
          [alerts]\nfailed_verifications = \"3/h\"\n",
     ));
-    let server = house.start();
+    let soon = "alerts.every_ms=50,alerts.raise_after_ms=100,alerts.quiet_ms=200";
+    let server = house.start_with(&[("HAPAX_TEST_SETTINGS", soon)]);
     assert_eq!(command(&server, &["alerts"]).code, 0);
     let (sender, forger) = (Sender::stripe(SECRET), Sender::stripe("whsec_of_somebody_else"));
     for copy in 0..5 {
@@ -408,12 +409,14 @@ fn statistics_and_alerts_report_copies_forgeries_and_dead_letters() {
     let run = command(&server, &["alerts"]);
     assert_eq!(run.code, 1, "{run:?}");
     assert!(run.stdout.contains("stripe/broken has 1 dead letter"), "{run:?}");
+    server.stderr.wait_for("stripe/broken has 1 dead letter");
 
     // A reload applies the new thresholds and keeps the counts.
     house.configure(&stripe("[alerts]\ndead_letters = \"off\"\n"));
     server.signal("HUP");
     server.stderr.wait_for("reloaded configuration");
     until("the alert is gone", || alert("dead_letters").is_none().then_some(()));
+    server.stderr.wait_for("cleared: stripe/broken has 1 dead letter");
     assert_eq!(stats("")["failed_verifications"], 3);
     let log = server.stop();
     let lines = |part: &str| log.lines().filter(|line| line.contains(part)).count();

@@ -10,6 +10,7 @@
 //! secrets of tenants.
 
 mod admin_records;
+mod alert_records;
 mod circuit;
 mod ingest;
 mod ledger;
@@ -170,8 +171,8 @@ struct Model {
     expiry_announced: HashMap<EndpointNumber, Timestamp>,
     /// Dead deliveries of each endpoint that are not published yet.
     deaths: BTreeMap<EndpointNumber, own_messages::Deaths>,
-    /// The alerts that nodes reported, by subject.
-    alerts: BTreeMap<String, own_messages::StoredAlert>,
+    /// The alerts that nodes reported.
+    alerts: alert_records::Alerts,
     /// The plans of operators, oldest first.
     plans: Vec<plans::StoredPlan>,
     /// The secrets of tenants that are added at run time.

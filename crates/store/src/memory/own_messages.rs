@@ -1,12 +1,9 @@
 //! The messages that Hapax publishes about itself, in the commits of the changes that they are about.
 
-use std::time::Duration;
-
 use hapax_core::delivery::EndpointStanding;
-use hapax_core::limits::ALERTS_CLEARED_MAX;
 use hapax_core::message::OWN_TENANT;
-use hapax_core::own_messages::{ActiveAlert, DEATHS_EVERY};
-use hapax_core::store::{AlertsNoted, NewMessage, OwnMessages, StoreError};
+use hapax_core::own_messages::{ALERT_RAISED, DEATHS_EVERY};
+use hapax_core::store::{NewMessage, OwnMessages, StoreError};
 use hapax_core::{Tenant, Timestamp};
 
 use super::outbox::EndpointNumber;
@@ -21,28 +18,11 @@ pub(super) struct Deaths {
     published_at: Option<Timestamp>,
 }
 
-/// An alert that a node reported.
-#[derive(Debug)]
-pub(super) struct StoredAlert {
-    alert: ActiveAlert,
-    seen_at: Timestamp,
-}
-
 impl OwnMessages for MemoryStore {
     async fn publish_deaths(&self, limit: usize) -> Result<bool, StoreError> {
         let more = self.model().publish_due_deaths(limit, self.now());
         self.hint_deliveries();
         Ok(more)
-    }
-
-    async fn note_alerts(
-        &self,
-        active: Vec<ActiveAlert>,
-        quiet: Duration,
-    ) -> Result<AlertsNoted, StoreError> {
-        let noted = self.model().note_alerts(active, quiet, self.now());
-        self.hint_deliveries();
-        Ok(noted)
     }
 }
 
@@ -52,6 +32,11 @@ impl Model {
         if let Some(message) = message.filter(|message| self.is_wanted(message)) {
             self.publish(None, &Tenant::new(OWN_TENANT), message, now);
         }
+    }
+
+    /// Whether an endpoint wants the message that an alert is raised.
+    pub(super) fn wants_alerts(&self) -> bool {
+        self.is_wanted(&NewMessage::new(ALERT_RAISED, serde_json::Value::Null))
     }
 
     fn is_wanted(&self, message: &NewMessage) -> bool {
@@ -106,33 +91,5 @@ impl Model {
         let endpoints: Vec<EndpointNumber> = self.deaths.keys().copied().collect();
         let due = endpoints.into_iter().filter(|at| self.publish_deaths_of(*at, now));
         due.take(limit).count() == limit
-    }
-
-    fn note_alerts(
-        &mut self,
-        active: Vec<ActiveAlert>,
-        quiet: Duration,
-        now: Timestamp,
-    ) -> AlertsNoted {
-        let mut noted = AlertsNoted::default();
-        for alert in active {
-            if let Some(known) = self.alerts.get_mut(&alert.subject) {
-                known.seen_at = now;
-                continue;
-            }
-            noted.raised += 1;
-            self.publish_own(Some(alert.raised()), now);
-            self.alerts.insert(alert.subject.clone(), StoredAlert { alert, seen_at: now });
-        }
-        let is_over = |stored: &StoredAlert| later(stored.seen_at, quiet) < now;
-        let over = self.alerts.iter().filter(|(_, stored)| is_over(stored));
-        let over: Vec<String> =
-            over.map(|(subject, _)| subject.clone()).take(ALERTS_CLEARED_MAX).collect();
-        for subject in over {
-            let stored = self.alerts.remove(&subject).expect("a subject that was just found");
-            noted.cleared += 1;
-            self.publish_own(Some(stored.alert.cleared()), now);
-        }
-        noted
     }
 }

@@ -58,15 +58,15 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     finish, finish_key, first_fence, fold_usage, forget, forget_marks, forget_messages, give_back,
     guard, has_room, hold, hurry, ingest, is_held, is_reserved, judge_circuit, key_hash, key_lock,
     lane_of, lease_jobs, lock_marks, lose, lose_delivery, make_partition, message_fingerprint,
-    next_due, next_fence, note_alerts, note_answer, note_attempt, note_death, note_delivery_attempt,
+    next_due, next_fence, note_answer, note_attempt, note_death, note_delivery_attempt,
     note_ended, once,
     pause_lock, plan_bounds, prepare_marks, publish, publish_deaths, publish_deaths_of, publish_messages,
     publish_or_raise, publish_own, publish_standing, ready_next,
     ready_next_delivery, refuse_handler, renew, replay, replay_delivery, reservation_came,
     reservation_changed, reservation_went, reserve, reserve_key, run_plan, seal_of, send_again,
-    set_aside, set_paused, settle, settle_attempt, shown, shut_out_replays, skip_delivery, strip, strip_each,
+    set_aside, set_paused, settle, settle_attempt, shown, shut_out_replays, silence_alert, skip_delivery, strip, strip_each,
     strip_messages, strip_run, take_any, take_deliveries, take_in_order, take_slice, tend_usage, to_review,
-    try_mark, unpark, wake_parked, wants_message, wants_own, worked_for, works_for, write_jobs, write_message,
+    try_mark, unpark, wake_parked, wants_message, wants_own, worked_for, works_for, write_alerts, write_jobs, write_message,
 ];
 
 const VIEWS: &[Definition] =

@@ -38,6 +38,7 @@ mod transaction;
 mod work;
 mod writer;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,6 +95,16 @@ pub struct SqliteStore {
     readers: Readers,
     shared: Arc<Shared>,
     path: PathBuf,
+    clock: ReadClock,
+}
+
+/// The clock of reads that depend on the time.
+struct ReadClock(Clock);
+
+impl fmt::Debug for ReadClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadClock")
+    }
 }
 
 /// State shared by the writer and the store's methods.
@@ -159,10 +170,11 @@ impl SqliteStore {
             deliveries: Notify::new(),
         });
         let path = place.path().to_owned();
+        let clock = ReadClock(Arc::clone(&options.clock));
         let writer = WriterHandle::start(Arc::clone(&place), Arc::clone(&shared), options.clock)?;
         let copy_answers = CopyAnswers::start(&place, &shared, writer.sender())?;
         let readers = Readers::open(place)?;
-        Ok(Self { writer, copy_answers, readers, shared, path })
+        Ok(Self { writer, copy_answers, readers, shared, path, clock })
     }
 
     /// Prepares the statements of each program against the database at `file`, as a handler would

@@ -2,6 +2,7 @@
 //! model in memory, on SQLite and on PostgreSQL. New semantics begin here, as a failing case.
 
 mod admin_records;
+mod alert_records;
 mod answering;
 mod cases;
 mod circuits;
@@ -358,7 +359,14 @@ on_every_working_store! {
         what_no_endpoint_wants_is_not_stored,
         dead_deliveries_are_published_once_an_hour_with_their_number,
         deliveries_that_expire_soon_are_published_once_for_each_endpoint,
-        an_alert_is_published_once_for_all_nodes,
+    }
+    alert_records {
+        an_alert_is_raised_once_and_cleared_once_for_all_nodes,
+        a_problem_of_one_look_is_no_alert,
+        one_node_at_a_time_judges_the_data_of_all,
+        a_node_ends_its_own_alerts_and_those_of_a_dead_one_are_listed_no_more,
+        a_silenced_alert_is_published_when_its_silence_ends,
+        an_alert_that_no_endpoint_wants_is_published_once_one_does,
     }
     replay_plans {
         what_died_in_a_time_is_sent_again_once,

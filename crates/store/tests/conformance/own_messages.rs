@@ -1,31 +1,27 @@
 //! The messages that Hapax publishes about itself: each change is published once, and never about
 //! an endpoint that receives them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Tenant;
 use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointSettings};
 use hapax_core::job::Retry;
 use hapax_core::message::OWN_TENANT;
-use hapax_core::own_messages::ActiveAlert;
 use hapax_core::store::{
-    AlertsNoted, AttemptVerdict, DeliveryClaim, EndpointSignal, ExpiryAsk, Held, MessageFilter,
-    NewMessage,
+    AttemptVerdict, DeliveryClaim, EndpointSignal, ExpiryAsk, Held, MessageFilter, NewMessage,
 };
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
 
 use crate::harness::{World, after};
 use crate::sending::{ALL, REFUSED, Sending, delivered, failed, failed_saying, message, wanting};
 
-fn own() -> Tenant {
+pub(crate) fn own() -> Tenant {
     Tenant::new(OWN_TENANT)
 }
 
 impl<S: Sending> World<S> {
     /// All messages of Hapax about itself so far, oldest first: their types and contents.
-    async fn own_messages(&self) -> Vec<(String, Value)> {
+    pub(crate) async fn own_messages(&self) -> Vec<(String, Value)> {
         let filter = MessageFilter { tenant: Some(own()), limit: 500, ..MessageFilter::default() };
         let mut found = self.store.messages(filter).await.expect("reads").items;
         found.reverse();
@@ -240,45 +236,5 @@ pub(crate) async fn deliveries_that_expire_soon_are_published_once_for_each_endp
     // Two hours are left, and the announcement must be visible for three.
     let times = json!({"since": after(0), "cancelled_from": after(25 * 3_600)});
     let expected = vec![about("hapax.delivery.expiring", endpoint, times)];
-    assert_eq!(world.own_messages().await, expected);
-}
-
-fn alert(subject: &str, text: &str) -> ActiveAlert {
-    ActiveAlert { subject: subject.to_owned(), data: json!({"message": text}).into() }
-}
-
-pub(crate) async fn an_alert_is_published_once_for_all_nodes<S: Sending>(world: World<S>) {
-    // Twenty nodes see the same problem at the same time. The problem comes and goes, and all nodes
-    // restart.
-    let quiet = Duration::from_secs(300);
-    world.add_for(own(), wanting(&["hapax.alert.*"])).await;
-    let note = async |alerts: Vec<ActiveAlert>| {
-        world.store.note_alerts(alerts, quiet).await.expect("notes")
-    };
-    let nothing = AlertsNoted::default();
-    assert_eq!(note(Vec::new()).await, nothing);
-    let mut nodes = JoinSet::new();
-    for _ in 0..20 {
-        let store = Arc::clone(&world.store);
-        let alerts = vec![alert("b", "seen"), alert("a", "seen")];
-        nodes.spawn(async move { store.note_alerts(alerts, quiet).await.expect("notes") });
-    }
-    let noted = nodes.join_all().await;
-    assert_eq!(noted.iter().map(|noted| noted.raised).sum::<usize>(), 2);
-    let raised = |text: &str| ("hapax.alert.raised".to_owned(), json!({"message": text}));
-    let cleared = |text: &str| ("hapax.alert.cleared".to_owned(), json!({"message": text}));
-    let mut expected = vec![raised("seen"), raised("seen")];
-    assert_eq!(world.own_messages().await, expected);
-    world.pass(200);
-    assert_eq!(note(vec![alert("a", "again")]).await, nothing, "it goes on");
-    world.pass(100);
-    assert_eq!(note(Vec::new()).await, nothing, "not quiet for long enough");
-    world.pass(1);
-    assert_eq!(note(Vec::new()).await, AlertsNoted { cleared: 1, ..nothing });
-    expected.push(cleared("seen"));
-    assert_eq!(world.own_messages().await, expected);
-    world.pass(1_000);
-    assert_eq!(note(vec![alert("b", "new")]).await, AlertsNoted { raised: 1, cleared: 1 });
-    expected.extend([raised("new"), cleared("seen")]);
     assert_eq!(world.own_messages().await, expected);
 }

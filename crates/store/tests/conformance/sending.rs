@@ -14,10 +14,10 @@ use hapax_core::handler::TypeFilter;
 use hapax_core::job::Retry;
 use hapax_core::message::MessageData;
 use hapax_core::store::{
-    AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryDetail, DeliveryFilter,
-    DeliveryReplayed, EndpointSignal, Exchanged, HandlerAnswer, Held, InspectOutbox, MessageAct,
-    MessageDetail, MessageRef, NewMessage, Outbox, OutboxRetention, OwnMessages, Plans, Published,
-    SourceSecretStore, TenantDeletions,
+    AlertRecords, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryDetail,
+    DeliveryFilter, DeliveryReplayed, EndpointSignal, Exchanged, HandlerAnswer, Held,
+    InspectOutbox, MessageAct, MessageDetail, MessageRef, NewMessage, Outbox, OutboxRetention,
+    OwnMessages, Plans, Published, SourceSecretStore, TenantDeletions,
 };
 use hapax_core::vault::{KeyId, SealContext, Vault, VaultKey};
 use uuid::Uuid;
@@ -27,6 +27,7 @@ use crate::harness::{Working, World};
 /// A store that also sends.
 pub(crate) trait Sending:
     Working
+    + AlertRecords
     + Outbox
     + InspectOutbox
     + OutboxRetention
@@ -38,6 +39,7 @@ pub(crate) trait Sending:
 }
 impl<S> Sending for S where
     S: Working
+        + AlertRecords
         + Outbox
         + InspectOutbox
         + OutboxRetention

@@ -11,6 +11,7 @@ use hapax_core::store::{
     Verdict,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
+use uuid::Uuid;
 
 use crate::harness::{
     LEASE, Sender, Working, World, body, done, failed, handler, job, ordered, placed, spec,
@@ -309,14 +310,34 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
         };
         world.store.traffic(ask).await.expect("reads")
     };
-    let record = async |counts| world.store.record_traffic(counts).await.expect("records");
-    record(vec![count("a", at(0), 1), count("b", at(0), 10)]).await;
-    record(vec![count("a", at(0), 1), count("a", at(60), 4)]).await;
+    let record_as = async |node: u128, counts| {
+        let recorded = world.store.record_traffic(Uuid::from_u128(node), counts).await;
+        recorded.expect("records");
+    };
+    let record = async |counts| record_as(1, counts).await;
+    for repeated in 0..2 {
+        // A node repeats what it wrote, and replaces it by more.
+        record(vec![count("a", at(0), repeated), count("b", at(0), 10)]).await;
+        record_as(2, vec![count("a", at(0), 1), count("a", at(60), 4)]).await;
+    }
     let news = |points: Vec<TrafficPoint>| points.iter().map(|point| point.new).collect::<Vec<_>>();
     assert_eq!(news(read(Some("a"), 60).await), [4, 2]);
     assert_eq!(news(read(None, 60).await), [4, 12]);
     let all = read(None, 100 * 365 * DAY).await;
     assert_eq!((all[0].new, all[0].copies, all[0].rejected), (16, 32, 4), "{all:?}");
+
+    let ask = TrafficAsk {
+        source: None,
+        from: at(DAY),
+        to: now + Duration::from_secs(1),
+        step: Duration::from_secs(60),
+    };
+    let of_each = world.store.traffic_by_source(ask.clone()).await.expect("reads");
+    let of_each: Vec<_> = of_each.iter().map(|one| (one.source.as_str(), one.new)).collect();
+    assert_eq!(of_each, [("a", 4), ("a", 2), ("b", 10)]);
+    let ask = TrafficAsk { source: Some(SourceName::new("b")), ..ask };
+    let of_one = world.store.traffic_by_source(ask).await.expect("reads");
+    assert_eq!(of_one, [count("b", at(0), 10)]);
 
     // Counts of three days ago are kept by the hour. Counts of 100 days ago are kept by the day.
     // Counts of three years ago are not kept.

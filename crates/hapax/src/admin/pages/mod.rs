@@ -124,7 +124,10 @@ impl Reader {
             session: self.caller.as_ref().is_some_and(|caller| caller.session().is_some()),
             may_operate: may(Access::Operate),
             may_administer: may(Access::Admin),
-            alerts: admin.watch.alerts(&*admin.store).await.len(),
+            alerts: {
+                let alerts = admin.watch.alerts(&*admin.store).await;
+                alerts.iter().filter(|alert| alert.silenced.is_none()).count()
+            },
             here,
         }
     }

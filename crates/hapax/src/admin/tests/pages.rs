@@ -325,7 +325,13 @@ async fn the_overview_plots_what_was_recorded() {
         copies: 2,
         rejected: 1,
     };
-    server.store.faults.inner().record_traffic(vec![count]).await.unwrap();
+    server
+        .store
+        .faults
+        .inner()
+        .record_traffic(uuid::Uuid::from_u128(7), vec![count])
+        .await
+        .unwrap();
     let page = server.page("/").await.text;
     assert!(page.contains("<svg") && page.contains("3 new, 2 copies, 1 rejected"), "{page}");
     let too_many = server.page("/api/v1/history?from=365d&step=1m").await;

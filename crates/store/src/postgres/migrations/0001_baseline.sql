@@ -294,15 +294,33 @@ CREATE TABLE hapax.endpoint_state (
 ) WITH (fillfactor = 50);
 CREATE INDEX endpoint_deaths ON hapax.endpoint_state (deaths_published_at) WHERE deaths > 0;
 
--- Keeps: an alert is raised once, however many nodes report it. data, key: the content and the order key of the
--- messages about it. seen_at: when a node last reported it.
+-- Keeps: one row for each subject of an alert. key: its id, and the order key of the messages about it. data: the
+-- content of those messages, as of the last look. reporter: the node that found it last; the nil id is the judge of
+-- all nodes. state: 0 pending, 1 raised, 2 cleared. found: the last look of the reporter found it. published: the
+-- message that it is raised was published. since, seen_at: the first and the last look that found it.
 CREATE TABLE hapax.alert (
     subject   text PRIMARY KEY,
+    key       text NOT NULL UNIQUE,
     data      text NOT NULL,
-    key       text NOT NULL,
-    raised_at timestamptz NOT NULL,
-    seen_at   timestamptz NOT NULL
-);
+    reporter  uuid NOT NULL,
+    state     smallint NOT NULL,
+    found     boolean NOT NULL,
+    published boolean NOT NULL,
+    since     timestamptz NOT NULL,
+    seen_at   timestamptz NOT NULL,
+    silenced_until timestamptz,
+    silence_reason text,
+    silenced_by    text
+) WITH (fillfactor = 50);
+
+-- Keeps: reports follow each other (version), and one node at a time judges the data of all nodes.
+CREATE TABLE hapax.alert_board (
+    one         boolean PRIMARY KEY DEFAULT true CHECK (one),
+    version     bigint NOT NULL DEFAULT 0,
+    judge       uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
+    judge_until timestamptz NOT NULL DEFAULT '-infinity'
+) WITH (fillfactor = 50);
+INSERT INTO hapax.alert_board DEFAULT VALUES;
 
 -- Keeps: one message per tenant and id, recorded with the commit that publishes it or not at all.
 -- fingerprint: recognises other content under the same id. body and thin: the bytes that endpoints get,
@@ -430,11 +448,14 @@ CREATE TABLE hapax.traffic (
     width    bigint NOT NULL,
     start    bigint NOT NULL,
     source   text   NOT NULL,
+    node     uuid   NOT NULL,
     new      bigint NOT NULL,
     copies   bigint NOT NULL,
     rejected bigint NOT NULL,
-    PRIMARY KEY (width, start, source)
+    PRIMARY KEY (width, start, source, node)
 );
+CREATE INDEX traffic_nodes ON hapax.traffic (start)
+    WHERE width = 60 AND node <> '00000000-0000-0000-0000-000000000000';
 
 -- Plans: acts of operators on many deliveries of an endpoint, or on many events. A plan runs in
 -- slices; the commit of a slice also moves its place and its counts. endpoint, which: set for a

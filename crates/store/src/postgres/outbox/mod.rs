@@ -6,6 +6,7 @@
 //! [`reader`] serves their queries. [`prune`] deletes messages past their retention. The rules are
 //! in `functions/`; a test compares them with [`hapax_core::delivery::step`].
 
+mod alert_records;
 mod endpoints;
 mod exchange;
 mod expire;

@@ -260,12 +260,22 @@ CREATE TABLE hapax_endpoint_state (
 );
 CREATE INDEX hapax_endpoint_deaths ON hapax_endpoint_state (deaths_published_at) WHERE deaths > 0;
 
--- Keeps: an alert is raised once. data: the content of its messages. seen_at: when it was last reported.
+-- Keeps: one row for each subject of an alert. data: the content of its messages, as of the last look.
+-- reporter: the process that found it last; all zeros is the judge of all nodes. state: 0 pending, 1 raised,
+-- 2 cleared. found: the last look of the reporter found it. published: the message that it is raised was published.
+-- since, seen_at: the first and the last look that found it.
 CREATE TABLE hapax_alert (
     subject   TEXT PRIMARY KEY,
     data      TEXT NOT NULL,
-    raised_at INTEGER NOT NULL,
-    seen_at   INTEGER NOT NULL
+    reporter  BLOB NOT NULL,
+    state     INTEGER NOT NULL,
+    found     INTEGER NOT NULL,
+    published INTEGER NOT NULL,
+    since     INTEGER NOT NULL,
+    seen_at   INTEGER NOT NULL,
+    silenced_until INTEGER,
+    silence_reason TEXT,
+    silenced_by    TEXT
 ) WITHOUT ROWID;
 
 -- The narrow row of a message, which stays as long as its id must be known.
@@ -497,11 +507,14 @@ CREATE TABLE hapax_traffic (
     width    INTEGER NOT NULL,
     start    INTEGER NOT NULL,
     source   TEXT    NOT NULL,
+    node     BLOB    NOT NULL,
     new      INTEGER NOT NULL,
     copies   INTEGER NOT NULL,
     rejected INTEGER NOT NULL,
-    PRIMARY KEY (width, start, source)
+    PRIMARY KEY (width, start, source, node)
 ) WITHOUT ROWID;
+CREATE INDEX hapax_traffic_nodes ON hapax_traffic (start)
+    WHERE width = 60 AND node <> x'00000000000000000000000000000000';
 
 -- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned. The answer
 -- moves expires_at by its whole TTL; status is null until then. owner (the caller, 'api/acct_1') and

@@ -6,6 +6,7 @@
 //! a failed write, so that it contains no change that was rolled back. The pure life cycle in
 //! [`hapax_core::delivery`] decides; [`change`] is the only place that records it.
 
+mod alert_records;
 mod change;
 mod circuit;
 mod claim;
@@ -35,6 +36,7 @@ use hapax_core::store::DeliveryTarget;
 use hapax_core::vault::KeyId;
 use hapax_core::{Tenant, Timestamp};
 use rusqlite::Connection;
+use uuid::Uuid;
 
 pub(super) use plans::{MissingScan, count_deliveries, endpoint_number};
 pub(super) use prune::{MessageScan, slice as prune_slice};
@@ -73,6 +75,8 @@ pub(super) struct Outbox {
     last_message: i64,
     /// The last endpoint that this round of expiry has checked.
     expired_up_to: i64,
+    /// The node that judges alerts, and until when in microseconds.
+    alert_judge: Option<(Uuid, i64)>,
     /// For the jitter of waits.
     dice: Dice,
     /// Whether a delivery is due of which a waiting sender has not been notified.

@@ -2,15 +2,12 @@
 //! [`hapax_core::own_messages`] defines which changes are published, and the content of each
 //! message.
 
-use std::time::Duration;
-
 use hapax_core::delivery::EndpointStanding;
-use hapax_core::limits::ALERTS_CLEARED_MAX;
-use hapax_core::message::{MessageData, OWN_TENANT};
-use hapax_core::own_messages::{ActiveAlert, DEATHS_EVERY};
-use hapax_core::store::{AlertsNoted, NewMessage, OwnMessages, Published, StoreError};
+use hapax_core::message::OWN_TENANT;
+use hapax_core::own_messages::{ALERT_RAISED, DEATHS_EVERY};
+use hapax_core::store::{NewMessage, OwnMessages, Published, StoreError};
 use hapax_core::{Tenant, Timestamp};
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::Connection;
 
 use super::Outbox;
 use super::publish::For;
@@ -24,21 +21,6 @@ impl OwnMessages for SqliteStore {
                 writer.in_transaction(|writer| {
                     let now = writer.now();
                     writer.outbox.publish_due_deaths(&writer.conn, limit, now)
-                })
-            })
-            .await
-    }
-
-    async fn note_alerts(
-        &self,
-        active: Vec<ActiveAlert>,
-        quiet: Duration,
-    ) -> Result<AlertsNoted, StoreError> {
-        self.writer
-            .behind(move |writer| {
-                writer.in_transaction(|writer| {
-                    let now = writer.now();
-                    writer.outbox.note_alerts(&writer.conn, &active, quiet, now)
                 })
             })
             .await
@@ -60,6 +42,11 @@ impl Outbox {
         let published = self.publish(conn, &message, For { tenant: &tenant, event: None }, now)?;
         assert!(matches!(published, Published::Accepted(_)), "its id is new");
         Ok(())
+    }
+
+    /// Whether an endpoint wants the message that an alert is raised.
+    pub(super) fn wants_alerts(&self) -> bool {
+        self.is_wanted(&NewMessage::new(ALERT_RAISED, serde_json::Value::Null))
     }
 
     fn is_wanted(&self, message: &NewMessage) -> bool {
@@ -150,58 +137,9 @@ impl Outbox {
         }
         Ok(due.len() == limit)
     }
-
-    fn note_alerts(
-        &mut self,
-        conn: &Connection,
-        active: &[ActiveAlert],
-        quiet: Duration,
-        now: Timestamp,
-    ) -> rusqlite::Result<AlertsNoted> {
-        let mut noted = AlertsNoted::default();
-        for alert in active {
-            let inserted = conn
-                .prepare_cached(
-                    "INSERT INTO hapax_alert (subject, data, raised_at, seen_at)
-                     VALUES (?1, ?2, ?3, ?3) ON CONFLICT (subject) DO NOTHING",
-                )?
-                .execute((&alert.subject, alert.data.as_str(), micros(now)))?;
-            if inserted > 0 {
-                noted.raised += 1;
-                self.publish_own(conn, Some(alert.raised()), now)?;
-            } else {
-                conn.prepare_cached("UPDATE hapax_alert SET seen_at = ?2 WHERE subject = ?1")?
-                    .execute((&alert.subject, micros(now)))?;
-            }
-        }
-        while noted.cleared < ALERTS_CLEARED_MAX
-            && let Some(over) = next_over(conn, before(now, quiet))?
-        {
-            noted.cleared += 1;
-            conn.prepare_cached("DELETE FROM hapax_alert WHERE subject = ?1")?
-                .execute([&over.subject])?;
-            self.publish_own(conn, Some(over.cleared()), now)?;
-        }
-        Ok(noted)
-    }
-}
-
-/// An alert that was last reported before this.
-fn next_over(conn: &Connection, before: i64) -> rusqlite::Result<Option<ActiveAlert>> {
-    conn.prepare_cached("SELECT subject, data FROM hapax_alert WHERE seen_at < ?1 LIMIT 1")?
-        .query_row([before], |row| {
-            let data: String = row.get(1)?;
-            let data = MessageData::parse(data).expect("it was JSON when it was written");
-            Ok(ActiveAlert { subject: row.get(0)?, data })
-        })
-        .optional()
 }
 
 /// A message about dead deliveries that was published at or before this is old enough for another one.
 fn published_before(now: Timestamp) -> i64 {
-    before(now, DEATHS_EVERY)
-}
-
-fn before(now: Timestamp, span: Duration) -> i64 {
-    micros(now).saturating_sub(i64::try_from(span.as_micros()).unwrap_or(i64::MAX))
+    micros(now).saturating_sub(i64::try_from(DEATHS_EVERY.as_micros()).unwrap_or(i64::MAX))
 }

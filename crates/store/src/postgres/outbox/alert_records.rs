@@ -1,0 +1,188 @@
+//! The stored alerts. A report is decided here and written by one statement, which changes nothing if another
+//! report came between reading and writing, or if the lease of the judge has ended.
+
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::alert_board::{
+    AlertChanges, AlertMoment, AlertReport, AlertState, AlertsNoted, Silence, StoredAlert, note,
+};
+use hapax_core::message::MessageData;
+use hapax_core::own_messages::{ALERT_RAISED, ActiveAlert};
+use hapax_core::store::{AlertRecords, SilenceAsk, StoreError};
+use serde_json::json;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::postgres::connect::{PgError, retried};
+use crate::postgres::jobs::only;
+use crate::postgres::reader::read;
+use crate::postgres::row::text;
+use crate::postgres::{PgStore, Shared};
+
+/// How often a report is decided again because another one was written first. Every report of every node that
+/// is written in between is one try.
+const TRIES: usize = 30;
+
+impl AlertRecords for PgStore {
+    async fn hold_alert_lease(&self, node: Uuid, lease: Duration) -> Result<bool, StoreError> {
+        self.act(move |shared| async move {
+            let mut lent = shared.pools.admin.lend().await?;
+            let sql = "UPDATE hapax.alert_board \
+                       SET judge = $1, judge_until = coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond' \
+                       WHERE judge = $1 OR judge_until <= coalesce($3, clock_timestamp()) RETURNING 1";
+            Ok(!lent.query(sql, &[&node, &micros(lease), &shared.now()]).await?.is_empty())
+        })
+        .await
+    }
+
+    async fn note_alerts(&self, report: AlertReport) -> Result<AlertsNoted, StoreError> {
+        let noted = self.act(move |shared| async move {
+            for _ in 0..TRIES {
+                let board = board(&shared).await?;
+                let moment = AlertMoment {
+                    now: board.now,
+                    holds_lease: board.judge == Some(report.node),
+                    is_wanted: board.is_wanted,
+                };
+                let changes = note(board.rows, report.clone(), moment);
+                let node = changes.noted.judged.then_some(report.node);
+                if retried(|| write(&shared, board.version, node, &changes)).await? {
+                    return Ok(Some(changes.noted));
+                }
+            }
+            Ok(None)
+        });
+        noted.await?.ok_or(StoreError::Busy)
+    }
+
+    async fn alerts(&self) -> Result<Vec<StoredAlert>, StoreError> {
+        let Board { mut rows, now, .. } = board(&self.shared).await.map_err(read)?;
+        rows.retain(|row| row.is_listed(now));
+        rows.iter_mut().for_each(|row| hide_ended(row, now));
+        Ok(rows)
+    }
+
+    async fn silence_alert(&self, ask: SilenceAsk) -> Result<Option<StoredAlert>, StoreError> {
+        self.act(move |shared| async move {
+            let SilenceAsk { id, span, reason, who } = &ask;
+            let (reason, who) = (text(reason), text(who));
+            let mut lent = shared.pools.admin.lend().await?;
+            let sql = "SELECT hapax.silence_alert($1, $2, $3, $4, $5)";
+            let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+                [id, &micros(*span), &reason, &who, &shared.now()];
+            let rows = lent.query(sql, &values).await?;
+            if !only(&rows)?.get::<_, bool>(0) {
+                return Ok(None);
+            }
+            drop(lent);
+            let Board { rows, now, .. } = board(&shared).await?;
+            let found = rows.into_iter().find(|row| row.alert.key() == *id);
+            Ok(found.map(|mut row| {
+                hide_ended(&mut row, now);
+                row
+            }))
+        })
+        .await
+    }
+}
+
+/// All of the stored alerts, at one moment.
+struct Board {
+    version: i64,
+    judge: Option<Uuid>,
+    is_wanted: bool,
+    now: Timestamp,
+    rows: Vec<StoredAlert>,
+}
+
+async fn board(shared: &Shared) -> Result<Board, PgError> {
+    let mut lent = shared.pools.admin.lend().await?;
+    let rows = lent
+        .query(
+            "SELECT b.version, CASE WHEN b.judge_until > t.now THEN b.judge END, hapax.wants_own($2), t.now, \
+                    a.subject, a.data, a.reporter, a.state, a.found, a.published, a.since, a.seen_at, \
+                    a.silenced_until, a.silence_reason, a.silenced_by \
+             FROM hapax.alert_board b \
+             CROSS JOIN (SELECT coalesce($1, clock_timestamp()) AS now) t \
+             LEFT JOIN hapax.alert a ON true ORDER BY a.subject",
+            &[&shared.now(), &ALERT_RAISED],
+        )
+        .await?;
+    let first = only(&rows)?;
+    Ok(Board {
+        version: first.get(0),
+        judge: first.get(1),
+        is_wanted: first.get(2),
+        now: first.get(3),
+        rows: rows.iter().filter_map(stored).collect(),
+    })
+}
+
+/// `None` for the row of an empty board.
+fn stored(row: &Row) -> Option<StoredAlert> {
+    let subject: Option<String> = row.get(4);
+    let until: Option<Timestamp> = row.get(12);
+    Some(StoredAlert {
+        alert: ActiveAlert {
+            subject: subject?,
+            data: MessageData::parse(row.get::<_, String>(5))
+                .expect("it was JSON when it was written"),
+        },
+        reporter: row.get(6),
+        state: AlertState::from_code(row.get(7)).expect("a state that was written"),
+        is_found: row.get(8),
+        is_published: row.get(9),
+        since: row.get(10),
+        seen_at: row.get(11),
+        silence: until.map(|until| Silence { until, reason: row.get(13), who: row.get(14) }),
+    })
+}
+
+/// Whether the changes were written. `node`: the judge whose findings they contain.
+async fn write(
+    shared: &Shared,
+    version: i64,
+    node: Option<Uuid>,
+    changes: &AlertChanges,
+) -> Result<bool, PgError> {
+    let row = |row: &StoredAlert| {
+        let silence = row.silence.as_ref();
+        json!({
+            "subject": row.alert.subject,
+            "key": row.alert.key(),
+            "data": row.alert.data.as_str(),
+            "reporter": row.reporter,
+            "state": row.state.code(),
+            "found": row.is_found,
+            "published": row.is_published,
+            "since": row.since,
+            "seen_at": row.seen_at,
+            "silenced_until": silence.map(|silence| silence.until),
+            "silence_reason": silence.map(|silence| &silence.reason),
+            "silenced_by": silence.map(|silence| &silence.who),
+        })
+    };
+    let rows = serde_json::Value::from_iter(changes.written.iter().map(row)).to_string();
+    let published = &changes.published;
+    let types: Vec<&str> = published.iter().map(|message| message.r#type.as_str()).collect();
+    let datas: Vec<&str> = published.iter().map(|message| message.data.as_str()).collect();
+    let keys: Vec<Option<&str>> = published.iter().map(|message| message.key.as_deref()).collect();
+    let mut lent = shared.pools.admin.lend().await?;
+    let sql = "SELECT hapax.write_alerts($1, $2, $3, $4, $5, $6, $7, $8)";
+    let written = lent
+        .query(
+            sql,
+            &[&version, &node, &rows, &changes.deleted, &types, &datas, &keys, &shared.now()],
+        )
+        .await?;
+    Ok(only(&written)?.get(0))
+}
+
+fn hide_ended(row: &mut StoredAlert, now: Timestamp) {
+    row.silence.take_if(|silence| silence.until <= now);
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
+}
