@@ -76,7 +76,7 @@ pub struct EndpointSecrets {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct EarlierSecret {
     secret: SigningSecret,
-    /// From this instant on it does not sign.
+    /// The instant from which the secret does not sign.
     until: Timestamp,
 }
 

@@ -280,7 +280,7 @@ impl Key {
             _other => return Ok(None),
         };
         let key = Self { kid: jwk.kid, only, material };
-        // Its `alg` is one that the key does not support.
+        // The key names an `alg` that it does not support.
         if only.is_some_and(|only| !key.supports(only)) {
             return Err(JwtKeysError::BadKey);
         }

@@ -32,7 +32,7 @@ impl fmt::Debug for Secret {
 pub struct ActiveSecret {
     /// The secret.
     pub secret: Secret,
-    /// From this instant on it verifies nothing. `None`: it never expires.
+    /// The instant from which the secret verifies nothing. `None`: it never expires.
     pub until: Option<Timestamp>,
 }
 

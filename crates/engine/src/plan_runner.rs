@@ -66,7 +66,7 @@ pub async fn run_plans<S: Plans>(
                     }
                     Ran::NotBefore(at) => match Duration::try_from(at.duration_since(now())) {
                         Ok(wait) if !wait.is_zero() => wait.clamp(PLAN_PAUSE, POLL_EVERY),
-                        // By the clock of the database it is not due yet.
+                        // By the clock of the database the plan is not due yet.
                         Ok(_) | Err(_) => PLAN_TAKEN_PAUSE,
                     },
                     Ran::Nothing => POLL_EVERY,

@@ -185,7 +185,7 @@ async fn serve_on<S: ServerStore>(
             })
         },
     ));
-    // Before the first request: an unknown tenant would get a 404.
+    // Tenants are read before the first request: an unknown tenant would get a 404.
     tenants.refresh().await.context("reading the secrets of tenants")?;
     let sender = Arc::new(Sender::new(Arc::clone(&store), Arc::clone(&now), sending.setup()));
     let resealer = Arc::new(Resealer::new(
@@ -702,7 +702,7 @@ struct Reloadable<S> {
     watch: Arc<AlertMonitor>,
     authorizer: Arc<Authorizer>,
     redactions: Arc<Redactions>,
-    /// Of the public side and of the admin side.
+    /// The certificates of the public side and of the admin side.
     certificates: Vec<Arc<Certificate>>,
     public_address: SocketAddr,
     known_sources: Arc<ArcSwap<HashSet<SourceName>>>,

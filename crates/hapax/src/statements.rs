@@ -22,7 +22,7 @@ pub(crate) struct Statements {
 enum Target {
     /// The file, which may not exist yet.
     Sqlite(PathBuf),
-    /// With the role of handlers.
+    /// The URL of the database, with the role of handlers.
     Postgres(ServiceUrl),
 }
 

@@ -383,7 +383,7 @@ impl State {
                         label(other)
                     )));
                 }
-                // Their secrets are compared with others before they are used.
+                // The secrets of these pairs are compared with others before they are used.
                 PairState::Unavailable { is_opened: true, .. } | PairState::Unused(_) => {}
             }
         }

@@ -29,7 +29,8 @@ pub const BODY_BYTES_DEFAULT: usize = 1 << 20;
 pub struct Rules {
     pub(crate) realm: String,
     pub(crate) required: Vec<RoutePattern>,
-    /// `None`: by the Authorization header; requests without one share one caller.
+    /// How a request identifies its caller. `None`: by the Authorization header; requests without
+    /// one are one caller.
     pub(crate) principal: Option<Principal>,
     pub(crate) ttl: Duration,
     pub(crate) lease: Duration,

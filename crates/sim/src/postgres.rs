@@ -439,7 +439,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // At once, and not only when the watchdog finds it.
+        // The server is ended at once, and not only when the watchdog finds it.
         if let Some(mut postmaster) = self.postmaster.get_mut().take() {
             supervisor::signal(postmaster.id(), Signal::CONT);
             supervisor::signal(postmaster.id(), Signal::QUIT);

@@ -14,7 +14,7 @@ use crate::supervisor::{self, Supervisor};
 
 /// A running or killed Redis that saves nothing by itself. Dropping it ends it.
 pub struct Redis {
-    // Before the supervisor, as in `Postgres`.
+    // This field is dropped before the supervisor, as in `Postgres`.
     child: Mutex<Option<Child>>,
     supervisor: Supervisor,
     settings: Vec<(String, String)>,

@@ -6,7 +6,7 @@ use hapax_core::ledger::StoredAnswer;
 use http::StatusCode;
 use serde_json::{Map, Value};
 
-/// As an array of pairs, which keeps order and repeats.
+/// Headers as an array of pairs, which keeps order and repeated names.
 pub(crate) fn as_pairs(headers: &[(String, String)]) -> Value {
     let pair = |(name, value): &(String, String)| Value::from(vec![name.as_str(), value.as_str()]);
     headers.iter().map(pair).collect()

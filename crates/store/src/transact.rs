@@ -103,11 +103,11 @@ pub struct Failure {
 /// How an attempt without a commit ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    /// With a verdict: it uses a step of the schedule.
+    /// The attempt failed with a verdict: it uses a step of the schedule.
     Failed(Retry),
     /// A race against other transactions was lost: an immediate retry may succeed.
     Raced,
-    /// Without a verdict: the fence or the database was lost.
+    /// The attempt ended without a verdict: the fence or the database was lost.
     Lost,
 }
 

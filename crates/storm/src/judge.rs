@@ -67,9 +67,9 @@ pub(crate) enum Effects {
     Lost(String),
     Read {
         before: EffectCounts,
-        /// After the storm, settled.
+        /// The effects after the storm, once they have settled.
         after: EffectCounts,
-        /// After the replay, settled.
+        /// The effects after the replay, once they have settled.
         last: EffectCounts,
     },
 }

@@ -98,7 +98,7 @@ async fn a_sound_endpoint_keeps_every_law() {
 
 #[tokio::test]
 async fn an_endpoint_that_acts_on_every_copy_breaks_the_law_of_one_effect() {
-    // It answers 200 to everything: only the ledger gives it away.
+    // The endpoint answers 200 to everything: only the ledger shows the flaw.
     let report = run(Endpoint::Naive).await;
     assert_eq!(report.verdict(), Verdict::Broken);
     assert_eq!(verdict(&report, "answered"), Verdict::Held);

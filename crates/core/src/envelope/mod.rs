@@ -448,7 +448,7 @@ impl Envelope {
         let tenant = match &self.tenant_from {
             Some(selector) => match view.find(selector)? {
                 Some(found) => match id_text(selector, &found)? {
-                    // Its messages would go to the operator's endpoints.
+                    // Messages of this tenant would be sent to the operator's endpoints.
                     name if name == OWN_TENANT => {
                         return malformed(format!("{}: {}", selector.text(), own_tenant_fault()));
                     }

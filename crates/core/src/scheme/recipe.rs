@@ -16,7 +16,7 @@ pub enum Recipe {
         prefix: &'static str,
         /// The scheme for secrets with the prefix.
         with: &'static Recipe,
-        /// The scheme for all others.
+        /// The scheme for all other requests.
         without: &'static Recipe,
     },
     /// A parameter of the source selects one of several schemes.

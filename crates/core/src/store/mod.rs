@@ -73,8 +73,8 @@ pub enum StoreError {
 
 /// The error that made a store fail, or a reason as text.
 ///
-/// It is not an error itself but dereferences to one, so that [`Error::source`] of a [`StoreError`]
-/// is the database's own error, with its code.
+/// `Cause` is not an error itself but dereferences to one, so that [`Error::source`] of a
+/// [`StoreError`] is the database's own error, with its code.
 #[derive(Debug, Clone)]
 pub struct Cause(Arc<dyn Error + Send + Sync>);
 

@@ -380,11 +380,11 @@ pub struct EndpointFilter {
 pub struct MessageFilter {
     /// Of this tenant.
     pub tenant: Option<Tenant>,
-    /// Of exactly this type.
+    /// Only messages of exactly this type.
     pub message_type: Option<String>,
-    /// With exactly this key.
+    /// Only messages with exactly this key.
     pub key: Option<String>,
-    /// In this status; `Some(MessageStatus(None))` finds messages without deliveries.
+    /// Only messages in this status; `Some(MessageStatus(None))` finds messages without deliveries.
     pub status: Option<MessageStatus>,
     /// Published at or after.
     pub since: Option<Timestamp>,
@@ -401,13 +401,13 @@ pub struct MessageFilter {
 pub struct DeliveryFilter {
     /// To this endpoint.
     pub endpoint: Option<EndpointId>,
-    /// Of the message with this id.
+    /// Only deliveries of the message with this id.
     pub message: Option<String>,
     /// Of this tenant.
     pub tenant: Option<Tenant>,
     /// In this status.
     pub status: Option<DeliveryStatus>,
-    /// Of messages with exactly this key.
+    /// Only deliveries of messages with exactly this key.
     pub key: Option<String>,
     /// Published at or after.
     pub since: Option<Timestamp>,

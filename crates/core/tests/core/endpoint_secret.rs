@@ -144,7 +144,7 @@ fn a_public_key_of_another_endpoint_does_not_verify_and_neither_does_a_shared_se
     for provider in ["standardwebhooks", "svix"] {
         assert!(accepts(provider, &key_pair(1), value.clone(), now));
         assert!(!accepts(provider, &key_pair(2), value.clone(), now));
-        // Of the same bytes.
+        // This shared secret has the same bytes as the key pair.
         assert!(!accepts(provider, &secret(1), value.clone(), now));
     }
 }

@@ -72,7 +72,7 @@ impl BodyMemory {
         Self(Arc::new(Memory { bytes_max, window, pool: Mutex::default() }))
     }
 
-    /// For the body of a request of this client. It holds no memory yet.
+    /// A holder of memory for the body of a request of this client. It holds no memory yet.
     pub(crate) fn hold(&self, client: IpAddr) -> Held {
         Held { memory: Arc::clone(&self.0), client: party(client), entry: None, bytes: 0 }
     }

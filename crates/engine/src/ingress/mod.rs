@@ -81,7 +81,7 @@ pub struct Ingress<S> {
 }
 
 impl<S: Store + StoreHints + Work + Inspect> Ingress<S> {
-    /// Enables sync sources. Without this they are answered like any other source.
+    /// Enables sync sources. Without this call, sync sources are answered like any other source.
     pub fn with_sync(mut self) -> Self {
         let looking =
             StoreSyncWait { store: self.store.clone(), event_waiters: self.event_waiters.clone() };

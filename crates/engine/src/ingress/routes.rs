@@ -64,10 +64,10 @@ pub struct RouteSpec {
 /// When a sender gets its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AnswerMode {
-    /// As soon as the event is durable.
+    /// The sender is answered as soon as the event is durable.
     #[default]
     Async,
-    /// When its jobs have ended, or after `timeout`.
+    /// The sender is answered when the event's jobs have ended, or after `timeout`.
     Sync {
         /// `sync_timeout`: counted from the request's head.
         timeout: Duration,

@@ -149,7 +149,7 @@ impl Guard {
                 judged.push(address);
             }
         }
-        // Only `localhost` can have none, where loopback is not allowed.
+        // Only `localhost` can have no address here, if loopback is not allowed.
         if judged.is_empty() { Err(blocked(Blocked::Address)) } else { Ok(alternating(judged)) }
     }
 

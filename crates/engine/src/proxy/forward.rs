@@ -129,7 +129,7 @@ impl Way {
         if let Some(host) = &host {
             headers.insert(HOST, host.clone());
         }
-        // Without it hyper treats the body of a GET as absent.
+        // Without this header hyper treats the body of a GET as absent.
         if head.headers.contains_key(TRANSFER_ENCODING) && !is_empty {
             headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }

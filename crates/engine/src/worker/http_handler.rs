@@ -294,7 +294,7 @@ pub(crate) fn said_no(status: StatusCode) -> String {
     }
 }
 
-/// By the schedule, or later if the app asks for it.
+/// When a failed attempt is repeated: by the schedule, or later if the app asks for it.
 pub(crate) fn when_again(heard: &Heard, now: Timestamp) -> Retry {
     let asks_for_time =
         matches!(heard.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);

@@ -269,7 +269,7 @@ enum Found {
     Nothing,
     /// Some jobs, but fewer than the limit.
     Some,
-    /// As much as the limit: there is likely more.
+    /// As many jobs as the limit: there are likely more.
     Full,
 }
 

@@ -1205,7 +1205,7 @@ async fn a_job_with_a_lost_attempt_runs_alone_in_the_process() {
     store.hurry(lost).await;
     store.until(lost, |job| job.phase == Phase::Leased).await;
     let after = [put(HANDLER, "evt_3").await, put("second", "evt_4").await];
-    // Its claim is renewed while it waits for the attempts in flight.
+    // The claim of the lost job is renewed while it waits for the attempts in flight.
     within(store.faults.until(|faults| faults.begun(Act::Renew) >= 4)).await;
     assert!(code.begun.lock().unwrap().iter().all(|body| *body != "lost"), "it did not wait");
     code.gate.add_permits(100);
@@ -1256,7 +1256,7 @@ async fn an_sql_job_with_a_lost_attempt_runs_alone_in_the_process() {
         store.hurry(*job).await;
     }
     let after = store.put("second", event(SOURCE, "evt_4", "", "{}")).await;
-    // Its claim is renewed while it waits for the call in flight.
+    // The claim of the lost job is renewed while it waits for the call in flight.
     within(store.faults.until(|faults| faults.begun(Act::Renew) >= 2)).await;
     for (job, phase) in [(lost[0], Phase::Leased), (lost[1], Phase::Ready), (call, Phase::Leased)] {
         assert_eq!(store.job(job).await.phase, phase, "it did not wait");

@@ -211,7 +211,7 @@ pub(crate) async fn measure(options: &Options, directory: &Path) -> anyhow::Resu
     Ok(all)
 }
 
-/// One after the other, so that they do not share the machine.
+/// The loads run one after the other, so that they do not share the machine.
 async fn compare(
     options: &Options,
     what: &'static str,

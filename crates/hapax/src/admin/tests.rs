@@ -47,7 +47,7 @@ enum JobState {
     /// The first attempt failed, and the next is an hour away.
     Failed,
     Dead,
-    /// It ended at this time.
+    /// The job ended at this time.
     Done(Timestamp),
 }
 

@@ -48,7 +48,7 @@ pub(crate) struct ConfiguredSource {
 /// A source without the secrets of a tenant: a tenant that is added at run time gets a pair like it.
 #[derive(Debug, Clone)]
 pub(crate) struct SourceTemplate {
-    /// Without secrets, and of the default tenant.
+    /// The spec of the source for the default tenant, without secrets.
     pub(crate) spec: SourceSpec,
     /// As in [`ConfiguredSource`].
     pub(crate) rate_limit: Option<Rate>,
@@ -67,7 +67,7 @@ pub(crate) struct SourceTemplate {
 /// Values that are masked where events are shown.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Redaction {
-    /// In a JSON body.
+    /// The values in a JSON body.
     pub(crate) pointers: Vec<Pointer>,
     /// Names of headers.
     pub(crate) headers: Vec<String>,

@@ -272,7 +272,7 @@ impl fmt::Debug for AddedEndpoint {
 }
 
 impl<S: Database> Hapax<S> {
-    /// Adds an endpoint. It gets messages that are published from now on.
+    /// Adds an endpoint. The endpoint gets messages that are published from now on.
     pub async fn add_endpoint(&self, endpoint: Endpoint) -> Result<AddedEndpoint, SendingError> {
         let sending = self.sending.as_ref().ok_or(SendingError::NotConfigured)?;
         let invalid = |why: &dyn fmt::Display| SendingError::Invalid(why.to_string());

@@ -123,7 +123,7 @@ impl Request {
         self
     }
 
-    /// With another body under the same headers.
+    /// The request with another body under the same headers.
     pub(crate) fn body(mut self, body: impl AsRef<[u8]>) -> Self {
         self.body = body.as_ref().to_vec();
         self

@@ -162,11 +162,11 @@ fn an_event_that_kills_the_process_does_not_harm_other_events() {
             assert!(died > 1, "it was not among others: {done:?}");
         }
     }
-    // Its job runs last now, after the longest backoff.
+    // The poisonous job runs last now, after the longest backoff.
     assert!(!ledger.effects().contains_key(POISON));
     assert_eq!(done.last(), Some(&(EVENTS - 1)), "{done:?}");
     assert!(hits(&hit_file, "worker.mid_handler") >= EVENTS - 1 + done.len());
-    // After its cause is removed it is done too.
+    // After the cause is removed, the poisonous job is done too.
     let server = house.start();
     all_processed(&server, &ledger, EVENTS);
     server.stop();

@@ -106,7 +106,7 @@ fn a_killed_server_goes_on_with_a_plan_over_events_and_takes_each_once() {
 
 #[test]
 fn a_crash_at_each_step_of_a_plan_over_events_takes_each_event_once() {
-    // Before a slice is taken, and after it was committed.
+    // The server aborts before a slice is taken, or after it was committed.
     const DEAD: usize = 12;
     for point in ["plans.before_slice", "plans.after_slice"] {
         let house = house();

@@ -412,8 +412,8 @@ fn a_pull_workers_lease_outlives_the_server_and_its_completion_counts_after_a_re
 
 #[test]
 fn a_hundred_resources_with_shuffled_versions_end_in_their_newest_state() {
-    // Four versions of each, in a random order, over eight connections. A handler that overwrites
-    // is safe only if an older version never runs after a newer one.
+    // Four versions of each resource are sent, in a random order, over eight connections. A handler
+    // that overwrites is safe only if an older version never runs after a newer one.
     const RESOURCES: usize = 100;
     const VERSIONS: usize = 4;
     let handler = |name: &str| {

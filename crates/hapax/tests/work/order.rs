@@ -189,7 +189,7 @@ fn a_dead_number_holds_the_rest_until_the_hold_is_over_and_is_stale_from_then_on
 
 #[test]
 fn an_operator_decides_about_jobs_behind_a_dead_number() {
-    // The operator approves for one account and rejects for the other; across a restart.
+    // The operator approves for one account and rejects for the other, with a restart in between.
     let (house, ledger) = with_a_dead_number("hold = \"300ms\"\non_gap = \"review\"");
     let server = house.start();
     for account in ["a", "b"] {

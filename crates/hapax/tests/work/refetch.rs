@@ -366,7 +366,7 @@ fn dies_on_postgresql(blow: Blow) {
     let way = format!("timeout = \"3s\"\nlease = \"12s\"\nsql = \"{sql}\"");
     let config = config(&object.api, &way);
     let url = &database.url;
-    // Its last table is `refetch`.
+    // The last table of this config is `refetch`.
     let house = House::new(&format!("database_url = \"{url}\"\n{config}timeout = \"3s\"\n"))
         .env("API_AUTH", API_AUTH);
     dies_and_applies_once(blow, &object, &house, || {
@@ -417,7 +417,7 @@ fn a_sigkill_at_any_step_of_a_refetch_gives_a_pull_worker_the_newest_object() {
 
 fn dies_with_a_claim(blow: Blow) {
     let object = Object::new(blow == Blow::InFlight);
-    // Its last table is `refetch`.
+    // The last table of this config is `refetch`.
     let config = config(&object.api, "pull = true\nlease = \"6s\"");
     let house = House::new(&format!("{config}timeout = \"3s\"\n")).env("API_AUTH", API_AUTH);
     let server = blow.start(&house);

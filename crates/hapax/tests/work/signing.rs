@@ -111,7 +111,7 @@ fn an_endpoint_with_a_key_pair_shows_its_public_key_and_never_a_secret() {
     let same = json!({"signing": "ed25519", "description": "x"});
     let changed = server.admin_request("PATCH", &path, Some(&same));
     assert_eq!((changed.status, text(&changed.json(), "public_key")), (200, key.clone()));
-    // Without a kind, a rotation keeps it.
+    // A rotation that names no kind of signature keeps the current one.
     let rotated = server.admin_post(&format!("{path}/rotate"), &json!({"overlap": "1h"})).json();
     let second = text(&rotated, "public_key");
     assert!(second != key && rotated.get("secret").is_none(), "{rotated}");
@@ -160,7 +160,7 @@ fn a_change_of_the_kind_keeps_both_receivers_verifying_for_the_overlap() {
     assert!(keys.iter().all(|(signing, key)| !got.verifies_as(kind(signing), key)), "{header}");
 }
 
-// With the real commands, as the docs say.
+// Runs the real commands, as the docs say.
 #[test]
 fn hapax_listen_verifies_each_kind() {
     let house = House::without_config();

@@ -191,7 +191,7 @@ async fn a_handler_that_lost_its_lease_has_no_effect() {
     setup.clock.fetch_add(i64::try_from(LEASE.as_secs()).unwrap(), Ordering::SeqCst);
     assert_eq!(setup.send().await.body, "charged by attempt 2");
     setup.shop.gate.add_permits(1);
-    // Its caller gets the stored answer.
+    // The caller of the late attempt gets the stored answer.
     let late = soon(zombie).await.unwrap();
     assert_eq!((late.status, &late.body[..]), (201, &b"charged by attempt 2"[..]));
     assert_eq!(charged(&directory), 1);

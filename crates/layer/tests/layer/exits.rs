@@ -27,7 +27,7 @@ enum After {
     Kept(u16),
     /// The next one runs.
     Free,
-    /// The next one runs after the lease has ended, and none before.
+    /// The next request runs after the lease has ended, and none runs before.
     InProgress,
 }
 

@@ -59,7 +59,7 @@ impl StoredEndpoint {
         limit_at(self.record.settings.rate_limit, self.health.spread_until, now)
     }
 
-    /// From when on another attempt may begin.
+    /// The time from which another attempt may begin.
     pub(super) fn opens_at(&self) -> Option<Timestamp> {
         let Health { paid_until, spread_until, .. } = self.health;
         let paid = match self.record.settings.rate_limit {

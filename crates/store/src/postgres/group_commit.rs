@@ -176,7 +176,8 @@ async fn write_all(shared: Arc<Shared>, writers: usize) {
     }
     while let Some(ended) = running.join_next().await {
         if ended.is_err() {
-            // Its requests have been answered with an error; another writer takes its place.
+            // The requests of the writer that panicked have been answered with an error; another
+            // writer takes its place.
             shared.health.fails(&"a writer panicked".into());
             running.spawn(keep_writing(Arc::clone(&shared)));
         }

@@ -357,7 +357,7 @@ impl StoreHints for PgStore {
         self.shared.to_the_end(look).await
     }
 
-    /// As many as there are connections.
+    /// The most batches of SQL at once: as many as there are connections.
     fn sql_batches_max(&self) -> usize {
         self.shared.pools.handlers.lendable()
     }

@@ -171,7 +171,7 @@ pub(super) fn stands_exactly(status: Status) -> String {
     }
 }
 
-/// The same condition. It uses an index where one exists.
+/// The same condition. This form uses an index where one exists.
 fn stands(status: Status) -> String {
     let open = stands_exactly(status);
     let with_job = |states: &[&str]| {

@@ -441,7 +441,7 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
     match ended {
         Ok(()) => db.state = TxState::Committed,
         Err(NotRun::Outage(error)) => {
-            // Valid only for this fence: another attempt has another one.
+            // The record is valid only for this fence: another attempt has another fence.
             return match right.is_recorded(&shared, &said).await {
                 Ok(true) => Ok(right.committed(&shared, said)),
                 Ok(false) | Err(_) => Err(TxError::Store(error.into())),
@@ -449,7 +449,7 @@ async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, Tx
         }
         Err(refused) => {
             db.state = match &refused {
-                // Its prepared statements may be invalid.
+                // The prepared statements of the connection may be invalid.
                 NotRun::Race(why) => TxState::Spoilt(why.clone()),
                 NotRun::Statement(why) => TxState::Failed(why.clone()),
                 NotRun::Fence | NotRun::Outage(_) => TxState::Failed(String::new()),

@@ -74,7 +74,7 @@ impl Work for PgStore {
         let ran =
             self.shared.to_the_end(async move { sql_handlers::slice(&shared, &ask).await }).await?;
         if ran.done > 0 {
-            // Their statements may have published.
+            // The jobs' statements may have published messages.
             self.shared.sending.hint();
         }
         Ok(ran)

@@ -416,8 +416,8 @@ mod tests {
 
     #[test]
     fn a_database_from_before_the_first_release_is_refused_and_stays_as_it_is() {
-        // Its tables have the same names and other columns: the first write would fail or store
-        // wrong values.
+        // The tables of such a database have the same names and other columns: the first write
+        // would fail or store wrong values.
         let directory = tempfile::tempdir().expect("a directory");
         let location = DatabaseLocation::own(directory.path()).expect("ours");
         let mut conn = location.writer().expect("opens");

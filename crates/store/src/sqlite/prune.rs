@@ -81,7 +81,7 @@ struct KeyScan {
     passed: i64,
     /// Events before it whose keys could not be deleted yet and that have no body any more.
     held: BTreeSet<i64>,
-    /// The last of those that this round has checked.
+    /// The last left event that this round has checked.
     held_passed: i64,
 }
 
@@ -188,7 +188,7 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     };
     let (mut stripped, mut is_cut) = (Vec::new(), false);
     let tx = Transaction::begin_unsynced(&writer.conn)?;
-    // In pieces, so that a long range also stops in time.
+    // A run is deleted in pieces, so that a long one also stops in time.
     for piece in looked.split(stays).flat_map(|run| run.chunks(PIECE)) {
         let (Some(first), Some(end)) = (piece.first(), piece.last()) else { continue };
         mark(&writer.conn, piece)?;

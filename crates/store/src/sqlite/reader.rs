@@ -65,7 +65,7 @@ impl Readers {
     }
 }
 
-/// A connection that goes back however its query ends, and its turn after it.
+/// A connection that is returned however its query ends, and the permit that is released after it.
 struct BorrowedReader {
     conn: Option<Connection>,
     idle: Arc<Mutex<Vec<Connection>>>,

@@ -694,7 +694,8 @@ async fn an_error_of_a_row_reader_is_not_a_failure_of_the_disk() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rust_handler_that_was_overtaken_commits_nothing() {
-    // Its lease ended and a newer version was applied: its fence is still the last one given.
+    // The lease of a job ended and a newer version was applied. The fence of the job is still the
+    // last one issued.
     let world = World::on_disk();
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     world.accept("v1", &[placed("fee", "po_1", 1)]).await;
@@ -758,8 +759,8 @@ async fn old_messages_are_deleted_with_the_history_and_new_ones_stay() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
-    // Its body is deleted, then a copy arrives and is counted, then the key is deleted: the count
-    // must not stay.
+    // The body of an event is deleted, then a copy arrives and is counted, then the key is deleted.
+    // The count must not stay.
     let place = Place::new();
     let store = place.open();
     let sender = Sender::plain();

@@ -233,7 +233,7 @@ pub(crate) async fn everything_of_a_time_is_replayed_and_done_jobs_only_by_force
         assert_eq!(world.do_all(name).await, jobs);
     }
     assert_eq!(world.event("review").await.summary.status, Status::Review);
-    // With force, and for one handler only.
+    // The next plan has force, and is for one handler only.
     world.pass(10);
     let work = EventPlan::new(EventAct::Replay { force: true }, Some(HandlerName::new("fee")), all);
     let begun = begin(&world, work, None).await;

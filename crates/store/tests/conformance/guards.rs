@@ -57,7 +57,7 @@ pub(crate) async fn a_suspected_replay_leaves_its_id_to_the_event_that_it_belong
                 None => arrive(&b, &b).await,
             };
             assert!(matches!(genuine, Verdict::Accepted(_)), "{genuine:?}");
-            // Copies of each are copies of that event, and no conflict with the other.
+            // Copies of each event are duplicates of that event, and no conflict with the other.
             for _ in 0..2 {
                 assert!(is_copy_of(&arrive(&b, &b).await, genuine.id()));
                 assert!(is_copy_of(&arrive(&b, &a).await, forged.id()));

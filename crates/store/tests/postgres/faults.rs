@@ -663,7 +663,8 @@ async fn a_database_that_a_newer_version_migrated_is_used_if_it_only_adds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_from_before_the_first_release_is_refused_and_stays_as_it_is() {
-    // Its tables have the same names and other columns, and seven steps where this version has one.
+    // The tables of such a database have the same names and other columns, and it records seven
+    // steps where this version has one.
     let url = Postgres::shared().await.create_database("before_release").await;
     Postgres::execute_at(
         &url,

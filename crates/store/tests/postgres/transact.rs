@@ -338,7 +338,7 @@ async fn changes_of_the_session_are_undone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rust_handler_cannot_reach_a_table_of_hapax() {
-    // By name, and in ways that show only at run time.
+    // The handler names the tables directly, and in ways that show only at run time.
     let base = Base::new("rust_own_tables", spec(3)).await;
     let wipe = "CREATE FUNCTION wipe() RETURNS void LANGUAGE plpgsql AS
                 $$ BEGIN DELETE FROM hapax.event; END $$";
@@ -441,7 +441,7 @@ async fn a_late_transaction_cannot_commit_a_job_that_was_claimed_again() {
         base.accept("evt_1", None).await;
         let (_, late) = base.begun().await;
         if the_late_one_is_first {
-            // It has not been claimed again: it was only slow.
+            // The job has not been claimed again: its handler was only slow.
             base.one("UPDATE hapax.job SET state = 0 RETURNING ''").await;
             late.commit(None).await.expect("the fence is still its own");
             assert!(claim(&other, 1).await.is_empty(), "done is done");
@@ -506,7 +506,8 @@ async fn the_mark_moves_with_the_commit_and_not_before() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
-    // Its server process is killed between two statements, and its error is ignored.
+    // The server process of a transaction is killed between two statements, and the handler ignores
+    // the error.
     let base = Base::new("rust_killed", spec(3)).await;
     base.accept("evt_1", None).await;
     let (_, mut db) = base.begun().await;

@@ -9,7 +9,7 @@ const VIEWS: [&str; 5] = ["processed_events", "arrivals", "attempts", "dead_lett
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_role_that_may_only_read_the_views_can_read_them_whatever_was_sent() {
-    // Its rights end at the view, and one body is neither text nor complete.
+    // The role may read only the views, and one body is not text and not complete.
     let base = Base::new("views", spec(1)).await;
     base.accept("good", None).await;
     base.accept("bad", None).await;

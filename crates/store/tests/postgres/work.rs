@@ -281,7 +281,8 @@ async fn an_old_snapshot_does_not_make_claims_read_all_done_jobs() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resource_with_a_nul_is_one_resource_on_every_way() {
-    // It arrives with the event, with an approval and with a replay; text here cannot contain it.
+    // A NUL arrives with the event, with an approval and with a replay; text in PostgreSQL cannot
+    // contain it.
     let base = Base::new("nul", ordered(latest())).await;
     base.accept("first", Some(("a\0b", 1))).await;
     let place = Place { resource: "a\0b".into(), position: Position(2) };

@@ -34,7 +34,8 @@ pub enum Dialect {
 /// The statements of an `sql` handler, with their named parameters found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SqlProgram {
-    /// In their order, at least one. The first value of the last statement becomes the job's `result`.
+    /// The statements in their order, at least one. The first value of the last statement becomes
+    /// the job's `result`.
     pub statements: Vec<SqlStatement>,
 }
 

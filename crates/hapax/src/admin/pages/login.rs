@@ -137,7 +137,7 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
     Ok(LoggedIn::Yes { to: form.next, cookie })
 }
 
-/// `POST /logout`. Without a session it only leads to the login.
+/// `POST /logout`. Without a session, the page only leads to the login.
 pub(in crate::admin) async fn log_out<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     headers: HeaderMap,

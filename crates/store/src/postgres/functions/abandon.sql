@@ -7,7 +7,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE hapax.reservation x
     SET attempt = x.attempt - 1, leased_until = '-infinity', fence = hapax.next_fence(x.fence),
-        -- Its row is deleted at the next pruning; until then a new fence is larger than this one.
+        -- The row of a new key is deleted at the next pruning; until then a new fence is larger
+        -- than this one.
         expires_at = CASE WHEN x.attempt = 1 THEN '-infinity' ELSE x.expires_at END,
         owner = CASE WHEN x.attempt = 1 THEN NULL ELSE x.owner END
     WHERE x.scope = abandon.scope AND x.key = abandon.key AND x.fence = abandon.fence

@@ -264,7 +264,7 @@ impl Outbox {
         note_action(conn, Some(number), None, "delete", by)?;
         let lease_end = self.endpoints.get(&number).map_or(NEVER, |endpoint| endpoint.lease_end);
         self.remove(number);
-        // Its leases still end.
+        // The leases of a deleted endpoint still end.
         self.turns.set(number, lease_end);
         Ok(EndpointChanged::Deleted)
     }

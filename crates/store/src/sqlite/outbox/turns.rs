@@ -10,9 +10,9 @@ pub(super) const NEVER: i64 = i64::MAX;
 /// The endpoints by their numbers. An endpoint that never has anything to do is not in here.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// Those that have something to do, by their turn.
+    /// Endpoints that have something to do, by their turn.
     due: BTreeSet<(i64, i64)>,
-    /// The others, by when they will.
+    /// The other endpoints, by the time at which they will have something to do.
     later: BTreeSet<(i64, i64)>,
     slots: HashMap<i64, Slot>,
     /// The time of the last [`Turns::begin`].
