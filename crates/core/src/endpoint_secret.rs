@@ -360,7 +360,8 @@ impl EndpointSecrets {
         self.earlier.iter().map(|earlier| earlier.until).filter(|until| now < *until).min()
     }
 
-    /// The bytes to seal. The ends are among them: a secret cannot be prolonged without the vault's key.
+    /// The bytes to seal. The sealed bytes include the ends: a secret cannot be prolonged without
+    /// the vault's key.
     pub fn to_bytes(&self) -> Zeroizing<Vec<u8>> {
         let earlier = self.earlier.iter().map(|it| (it.until.as_nanosecond(), &it.secret));
         let all = std::iter::once((0, &self.newest)).chain(earlier);

@@ -117,8 +117,8 @@ impl OrderPolicy {
         }
     }
 
-    /// The mark once a job at `position` is done, forced or not. A number never goes back; a state
-    /// is simply the new one.
+    /// The mark once a job at `position` is done, forced or not. A number never moves back; a state
+    /// becomes the new one.
     pub fn after(&self, mark: Option<Position>, position: Position) -> Position {
         match self {
             Self::Latest | Self::Sequence { .. } => mark.map_or(position, |it| it.max(position)),

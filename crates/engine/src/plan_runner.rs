@@ -22,13 +22,13 @@ use crate::limits::{
     PLAN_BATCH, PLAN_PAUSE, PLAN_RETRY_MAX, PLAN_TAKEN_PAUSE, PLANS_LEFT_MAX, POLL_EVERY,
 };
 
-/// The jobs of an event by the current configuration, for replays and approvals. `None` if this node has no such
-/// source: then it cannot say.
+/// The jobs of an event by the current configuration, for replays and approvals. `None` if this
+/// node has no such source, so that the jobs are unknown.
 pub type JobsFor =
     Arc<dyn Fn(&SourceName, &Tenant, EventView<'_>) -> Option<Vec<NewJob>> + Send + Sync>;
 
-/// Runs slices until `stop`. A slice that was begun is committed or not at all; after a restart the plan goes
-/// on from there.
+/// Runs slices until `stop`. A slice is committed as a whole or not at all; after a restart the
+/// plan continues from there.
 pub async fn run_plans<S: Plans>(
     store: Arc<S>,
     jobs_for: Option<JobsFor>,
@@ -83,7 +83,7 @@ pub async fn run_plans<S: Plans>(
 enum Ran {
     /// A slice of this plan ran.
     Kept(PlanId),
-    /// Another node is at this plan, or it has ended.
+    /// Another node runs this plan, or the plan has ended.
     Taken(PlanId),
     /// A slice of this plan failed, or this node must not run it.
     Failed(PlanId, String),

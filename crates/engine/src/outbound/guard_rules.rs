@@ -1,5 +1,5 @@
 //! The rules for endpoints that came through the API: which addresses and ports may be connected to, and
-//! through which proxy. Pure: nothing here resolves a name or opens a connection.
+//! through which proxy. The rules are pure: nothing here resolves a name or opens a connection.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -175,8 +175,8 @@ fn is_this_machine(address: IpAddr) -> bool {
     binds(address) && !binds(foreign)
 }
 
-/// IPv4 and IPv6 in turn, beginning with the family of the first: if one family does not work here, the
-/// second attempt does.
+/// Orders IPv4 and IPv6 in turn, beginning with the family of the first address: if one family does
+/// not work here, the second attempt uses the other.
 fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let first_is_v4 = addresses.first().is_some_and(SocketAddr::is_ipv4);
     let (first, second): (Vec<_>, Vec<_>) =

@@ -278,7 +278,7 @@ mod tests {
         let error = guarded.post(&endpoint, HeaderMap::new(), body, deadline).await.unwrap_err();
         assert_eq!(error.class, SendErrorClass::Blocked, "{error}");
 
-        // Nothing came on the open connection, and no other was opened.
+        // No request arrived on the open connection, and no other connection was opened.
         drop(trusted);
         let mut rest = Vec::new();
         kept_open.read_to_end(&mut rest).await.unwrap();

@@ -1,5 +1,5 @@
-//! Decides whether an address belongs to the public internet. Pure; [`GuardRules`] combines the answer
-//! with what the operator allows.
+//! Decides whether an address belongs to the public internet. The decision is pure; [`GuardRules`]
+//! combines it with the nets that the operator allows.
 //!
 //! [`GuardRules`]: super::GuardRules
 
@@ -17,7 +17,8 @@ pub fn is_public(address: IpAddr) -> bool {
     }
 }
 
-/// The IANA special-purpose registry for IPv4, and what the clouds added: address and prefix length.
+/// The IANA special-purpose registry for IPv4, and ranges that clouds added: address and prefix
+/// length.
 const SPECIAL_V4: &[(Ipv4Addr, u32)] = &[
     (Ipv4Addr::new(0, 0, 0, 0), 8),        // this host
     (Ipv4Addr::new(10, 0, 0, 0), 8),       // private

@@ -16,7 +16,7 @@ use hickory_resolver::{Resolver, TokioResolver};
 
 use crate::limits::{LOOKUP_CACHE_ENTRIES, LOOKUP_MISS_TTL_MAX, LOOKUP_TTL_MAX};
 
-/// Looks up the addresses of names. Tests answer with what an attacker's name server could return.
+/// Looks up the addresses of names. Tests answer as an attacker's name server could.
 pub trait Resolve: fmt::Debug + Send + Sync {
     /// Every address of `name`, which is fully qualified although it ends without a dot.
     fn lookup<'a>(&'a self, name: &'a str) -> Lookup<'a>;

@@ -23,7 +23,7 @@ pub(crate) fn retry_after(value: &HeaderValue, now: Timestamp) -> Option<Duratio
 fn date(text: &str) -> Option<Timestamp> {
     let mail = || jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok();
     let http = httpdate::parse_http_date(text).ok();
-    // HTTP dates go on for a day longer than timestamps.
+    // The last HTTP date is a day later than the last timestamp.
     http.map(|date| Timestamp::try_from(date).unwrap_or(Timestamp::MAX)).or_else(mail)
 }
 

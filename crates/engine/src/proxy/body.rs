@@ -37,8 +37,8 @@ pub(super) struct Uploaded<B> {
     course: Arc<Course>,
 }
 
-/// The fate of a client's body, for the code that forwarded it. The reader keeps a complete body,
-/// so the memory is freed with this and not with the body.
+/// The result of reading a client's body, for the code that forwarded it. The reader keeps a
+/// complete body, so the memory is freed with this and not with the body.
 pub(super) struct Upload(Arc<Course>);
 
 #[derive(Debug)]

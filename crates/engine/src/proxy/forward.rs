@@ -1,6 +1,7 @@
-//! Forwards one request to the app behind a proxy, and decides what its answer means for the key.
-//! The decision depends on whether the app can have seen the request. If not, the key is free at
-//! once. If it may have, and did not answer, no other request may run until the lease is over.
+//! Forwards one request to the app behind a proxy, and decides from the answer how the key is
+//! settled. The decision depends on whether the app can have seen the request. If not, the key is
+//! free at once. If the app may have seen the request and did not answer, no other request may run
+//! until the lease is over.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -378,7 +379,7 @@ mod tests {
         Forwarder::new(upstream, outbound, lease, Vec::new(), None, log)
     }
 
-    /// A request, with the right to a key or without.
+    /// A request, with a reserved key or without one.
     fn charge(is_keyed: bool) -> Request<Body> {
         let mut request = Request::post("/charges").body(Body::empty()).unwrap();
         if is_keyed {
@@ -444,7 +445,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_protocol_switch_that_was_not_requested_is_no_answer() {
-        // Stored, every retry would get it; forwarded, the client would switch protocols.
+        // If the answer were stored, every retry would get it; if it were forwarded, the client
+        // would switch protocols.
         let answer =
             "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
         for is_keyed in [true, false] {

@@ -27,8 +27,8 @@ enum LineKind {
     OverQuota,
     Refused,
     Unavailable,
-    /// Errors of the upstream: a budget of their own, so that the answers they cause cannot use it
-    /// up.
+    /// Errors of the upstream have a budget of their own, so that the answers that they cause
+    /// cannot use it up.
     Upstream,
 }
 

@@ -324,8 +324,8 @@ mod tests {
 
     #[tokio::test]
     async fn clients_that_hang_up_cannot_exceed_the_limit_of_running_requests() {
-        // Each request starts and continues without its client. If they were not counted, memory
-        // would be the only bound.
+        // Each request starts and continues without its client. If such requests were not counted,
+        // memory would be the only bound.
         let spec = ProxySpec {
             upstream: Upstream::parse("http://127.0.0.1:1").unwrap(),
             rules: Rules::default(),

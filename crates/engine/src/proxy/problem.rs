@@ -1,5 +1,5 @@
 //! The errors that a proxy itself answers with: RFC 9457 problems without internal details. Each
-//! says what it means for the request's key.
+//! text says whether the request's key is free or in progress.
 
 use bytes::Bytes;
 use hapax_core::ledger::Settle;

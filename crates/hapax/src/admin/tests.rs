@@ -58,7 +58,7 @@ fn noon() -> Timestamp {
 /// The body of every event.
 const BODY: &str = r#"{"id":1,"type":"payout.paid"}"#;
 
-/// An event of an hour ago. A late one waits in review.
+/// An event of an hour ago. A late event waits in review.
 fn event(event_id: &str, jobs: &[(&'static str, JobState)]) -> NewEvent {
     let mut event = SignedEvent::new("stripe", event_id, noon() - Duration::from_secs(3600));
     event.type_at = Some("/type");

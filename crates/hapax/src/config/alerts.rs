@@ -11,7 +11,7 @@ use super::units;
 /// Thresholds; `None` is off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Alerts {
-    /// How many times more copies per new event than before.
+    /// How many times more copies per new event than usual raise the alert.
     pub(crate) duplicate_spike: Option<u32>,
     /// Failed verifications of one source.
     pub(crate) failed_verifications: Option<Rate>,

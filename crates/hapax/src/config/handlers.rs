@@ -47,7 +47,7 @@ pub(super) fn all_keys() -> impl Iterator<Item = &'static &'static str> {
     KEYS.iter().chain(&super::order::KEYS).chain(&super::refetch::KEYS)
 }
 
-/// The most attempts; after that an operator should look.
+/// The most attempts; after that an operator should decide.
 const RETRY_MAX: usize = 50;
 /// Above this, a timeout delays answers to senders noticeably.
 const SQLITE_TIMEOUT_NOTABLE: Duration = Duration::from_secs(1);
@@ -91,7 +91,8 @@ impl ConfigReader<'_> {
             Some(true) => {}
             Some(false) | None => return AnswerMode::Async,
         }
-        // Counted in the file, so that a handler with an error is not reported as missing as well.
+        // Handlers are counted in the file, so that a handler with an error is not reported as
+        // missing as well.
         let declared = section.get("handlers").and_then(|handlers| handlers.as_section());
         let declared = declared.map_or(0, |handlers| handlers.entries().count());
         if declared != 1 {

@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_url_is_shown_without_anything_that_could_be_a_password() {
-        // Passwords where they belong, unescaped, and in the options.
+        // The password is in its place, unescaped, and in the options.
         for (url, shown) in [
             ("postgres://u:hunter2@h:5432/db", "postgres://h:5432/db"),
             ("postgresql://u:hunter2@h1:1,h2:2/db", "postgresql://h1:1,h2:2/db"),

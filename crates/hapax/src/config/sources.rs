@@ -54,7 +54,8 @@ pub(crate) struct SourceTemplate {
     pub(crate) rate_limit: Option<Rate>,
     /// As in [`ConfiguredSource`].
     pub(crate) unverified_limit: Option<Rate>,
-    /// How long duplicates of this source are recognised. For ever if that cannot be decided without a secret.
+    /// How long duplicates of this source are recognised. The time is unlimited if it cannot be
+    /// decided without a secret.
     pub(crate) keep_keys: Keep,
     /// As in [`ConfiguredSource`].
     pub(crate) handlers: Vec<Arc<Handler>>,

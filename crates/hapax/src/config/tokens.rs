@@ -34,7 +34,7 @@ pub(crate) struct Token {
 /// One permission of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Permission {
-    /// Everything; the only one for endpoints, secrets and tenants.
+    /// Everything; the only permission for endpoints, secrets and tenants.
     Admin,
     /// Reading.
     Read,

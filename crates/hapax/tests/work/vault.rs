@@ -64,7 +64,7 @@ fn the_key_of_the_vault_is_replaced_while_deliveries_go_on() {
     };
     all_goes_on(&server);
 
-    // A key that stored values need cannot be dropped, nor can both keys be one.
+    // A key that stored values need cannot be dropped, and `key` and `old` must differ.
     reload(&house, &server, &format!("key = \"{TWO}\"\n"), REFUSED);
     reload(&house, &server, &format!("key = \"{ONE}\"\nold = [\"{ONE}\"]\n"), REFUSED);
     reload(&house, &server, "key = \"short\"\n", REFUSED);

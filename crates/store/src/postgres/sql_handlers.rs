@@ -711,7 +711,7 @@ fn at_commit(error: &tokio_postgres::Error) -> NotRun {
     }
 }
 
-/// Sorts an error by its cause.
+/// Classifies an error by its cause.
 fn sorted(error: tokio_postgres::Error, text: String) -> NotRun {
     let Some(db) = error.as_db_error() else { return NotRun::Outage(error.into()) };
     if is_race(&error) {

@@ -594,8 +594,8 @@ pub(crate) async fn over_the_total_only_callers_above_their_fair_share_are_refus
         let reservation = world.store.reserve(ask).await.expect("reserves");
         assert!(matches!(reservation, Reservation::Fresh(_)), "{reservation:?}");
     }
-    // Twelve more callers get one key each. The next one gets none: new callers cannot fill the
-    // store either, however many there are.
+    // Twelve more callers get one key each. The next caller gets no key: new callers cannot fill
+    // the store either, however many there are.
     for n in 20..32 {
         world.admitted(&format!("acct_{n}"), "a", 2, ROOMY).await;
     }
