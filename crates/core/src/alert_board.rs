@@ -1,9 +1,10 @@
-//! The stored alerts, one for each subject: what a report of a node changes. The function is pure, so that all
-//! stores decide alike; they only have to make reports follow each other.
+//! The stored alerts, one for each subject, and the changes that a report of a node makes. The
+//! decision is pure, so that all stores decide alike; a store only has to apply one report at a
+//! time.
 //!
-//! An alert is *pending* at the first look that finds its problem, and *raised* at a later look that still does.
-//! It is *cleared* once no look has found the problem for a while. So a problem of a moment is no alert, and one
-//! that comes and goes is one alert.
+//! An alert is *pending* when a round first finds its problem, and *raised* when a later round
+//! still finds it. It is *cleared* once no round has found the problem for a while. So a brief
+//! problem is no alert, and a problem that comes and goes is one alert.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -24,11 +25,11 @@ pub const LISTED_FOR: SignedDuration = SignedDuration::from_secs(60);
 /// How far an alert is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AlertState {
-    /// One look has found it.
+    /// One round has found the problem.
     Pending,
-    /// It is announced to people.
+    /// The alert is shown and published.
     Raised,
-    /// It is over, and kept because it is silenced.
+    /// The problem is over; the alert is kept because it is silenced.
     Cleared,
 }
 
@@ -48,7 +49,7 @@ impl AlertState {
     }
 }
 
-/// An operator does not want to be notified of an alert.
+/// The silence of an alert: an operator does not want to be notified of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Silence {
     /// The end.
@@ -116,7 +117,7 @@ impl StoredAlert {
     }
 }
 
-/// What one node has found.
+/// The problems that one node has found.
 #[derive(Debug, Clone)]
 pub struct AlertReport {
     /// The node.
@@ -131,7 +132,7 @@ pub struct AlertReport {
     pub clear_after: Duration,
 }
 
-/// What became of a report.
+/// The result of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AlertsNoted {
     /// Whether the findings of the judge counted.
@@ -142,7 +143,7 @@ pub struct AlertsNoted {
     pub cleared: Vec<ActiveAlert>,
 }
 
-/// What a store commits for a report, all of it or nothing.
+/// The changes that a store commits for a report, all of them or none.
 #[derive(Debug, Default)]
 pub struct AlertChanges {
     /// The answer to the report.
