@@ -1,6 +1,6 @@
 //! Jobs: ids, phases, and the arithmetic of attempts. A job is one event for one handler.
 //!
-//! Which act leads from which phase to which other is in [`crate::lifecycle`].
+//! [`crate::lifecycle`] defines the transitions between phases.
 //!
 //! An attempt that fails or times out uses a step of the schedule. An attempt that is *lost* (the process
 //! died, or the lease ran out) uses no step and backs off. A lost attempt that ran in this process may have

@@ -268,8 +268,8 @@ async fn serve_on<S: ServerStore>(
     let scheme = if tls.is_some() { "https" } else { "http" };
     let limits = limits(&config);
     let drain = config.settings.drain;
-    // Before the first event, because the store creates jobs for the handlers it knows. If this fails, the
-    // workers retry it.
+    // Handlers are announced before the first event, because the store creates jobs for the
+    // handlers it knows. If this fails, the workers retry it.
     if let Err(error) = store.announce(workers.handlers()).await {
         tracing::warn!(%error, "cannot register the handlers in the store yet: {error}");
     }

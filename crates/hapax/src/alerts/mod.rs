@@ -393,7 +393,7 @@ impl AlertMonitor {
             noted.cleared.iter().filter_map(content).for_each(|alert| say_over(&alert));
             rows = store.alerts().await?;
         }
-        // What this node has just found is more recent than what the store has.
+        // The problems that this node has just found are more recent than those in the store.
         for alert in fresh {
             if let Some(row) = rows.iter_mut().find(|row| row.alert.subject == alert.subject) {
                 row.alert = alert;

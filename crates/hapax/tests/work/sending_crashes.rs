@@ -12,8 +12,8 @@ use crate::support::{House, Server, Wire, until};
 
 const SIGABRT: i32 = 6;
 
-/// Before and after each commit, between a claim and its request, between the request and its answer, and before
-/// the outcome is recorded.
+/// The points at which the server aborts: before and after each commit, between a claim and its
+/// request, between the request and its answer, and before the outcome is recorded.
 const POINTS: [&str; 7] = [
     "publish.before_commit",
     "publish.after_commit",

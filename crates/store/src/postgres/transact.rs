@@ -77,8 +77,8 @@ impl PgTx {
 }
 
 impl PgTx<KeyRight> {
-    /// Opens the transaction as [`PgTx::begin`] does for a job, if the key is still reserved under this
-    /// right and has no answer.
+    /// Opens the transaction as [`PgTx::begin`] does for a job, if the key is still reserved under
+    /// this fence and has no answer.
     pub async fn begin(self) -> Result<PgDb<KeyRight>, TxError> {
         begin(self).await
     }
