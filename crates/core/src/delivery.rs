@@ -273,7 +273,7 @@ pub struct DeliveryChange {
     pub progress: Progress,
     /// Whether the fence grows, so that the last sender has no right any more.
     pub voids_fence: bool,
-    /// What is written to the list of attempts.
+    /// The change to the list of attempts.
     pub attempt: AttemptRecord,
     /// Its place under its key.
     pub place: KeyPlace,

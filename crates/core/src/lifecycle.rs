@@ -163,7 +163,7 @@ pub struct Change {
     pub holder: Holder,
     /// The change of the error text.
     pub error: ErrorText,
-    /// What is written to the history of attempts.
+    /// The change to the history of attempts.
     pub history: History,
     /// The effect on other jobs of its resource.
     pub turn: Turn,

@@ -50,7 +50,7 @@ pub struct EndpointSubject {
 }
 
 impl EndpointSubject {
-    /// Whether messages about it are published.
+    /// Whether messages about this endpoint are published.
     pub fn is_published(&self) -> bool {
         self.tenant.as_str() != OWN_TENANT
     }

@@ -54,7 +54,7 @@ pub struct ContentGuard {
     pub hash: KeyHash,
     /// How long the guard must be stored.
     pub keep: GuardKeep,
-    /// What happens to an event whose guard is known and whose key is new.
+    /// The treatment of an event whose guard is known and whose key is new.
     pub seen: GuardSeen,
 }
 
@@ -68,7 +68,7 @@ pub enum GuardKeep {
     WithKeys,
 }
 
-/// What happens to an event whose guard is known and whose key is new.
+/// The treatment of an event whose guard is known and whose key is new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuardSeen {
     /// The id is the sender's own: the same signed content under another id is a suspected replay. It goes

@@ -32,7 +32,7 @@ pub struct SourceSpec {
     /// How far a signed timestamp may be from now, in both directions. `None` takes the preset's window,
     /// which is wider than the default for senders that retry with the old signature.
     pub tolerance: Option<Duration>,
-    /// What happens to late but authentic arrivals. `None` takes the preset's default.
+    /// The treatment of late but authentic arrivals. `None` takes the preset's default.
     pub late: Option<LatePolicy>,
     /// Whether signed content is stored as a guard. `None` takes the scheme's default.
     pub replay_guard: Option<ReplayGuard>,
@@ -62,7 +62,7 @@ impl SourceSpec {
 /// The default window of a signed timestamp: five minutes in both directions.
 pub const TOLERANCE_DEFAULT: Duration = Duration::from_secs(300);
 
-/// What happens to an authentic arrival that was signed before the window.
+/// The treatment of an authentic arrival that was signed before the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatePolicy {
     /// Refused with 401.
@@ -102,9 +102,9 @@ pub struct Source {
 pub struct SourceError {
     /// The config key below `[sources.NAME]` that is wrong, such as `provider` or `secrets`.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: String,
-    /// What to do about it.
+    /// How to fix the problem.
     pub hint: String,
 }
 
@@ -206,7 +206,7 @@ impl Source {
         }
     }
 
-    /// What happens to late arrivals.
+    /// The treatment of late arrivals.
     pub fn late(&self) -> LatePolicy {
         self.late
     }

@@ -8,7 +8,7 @@ pub struct StormError {
     pub kind: StormErrorKind,
     /// What is wrong.
     pub message: String,
-    /// What to do about it; may be empty.
+    /// How to fix the problem; may be empty.
     pub hint: String,
 }
 

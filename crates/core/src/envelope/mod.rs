@@ -69,9 +69,9 @@ pub enum IdSpec {
 pub struct SelectorError {
     /// The config key.
     pub field: &'static str,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
-    /// What to do about it.
+    /// How to fix the problem.
     pub hint: String,
 }
 

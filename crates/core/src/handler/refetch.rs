@@ -39,7 +39,7 @@ pub struct RefetchError {
     pub at: usize,
     /// What is wrong.
     pub problem: String,
-    /// What to do about it.
+    /// How to fix the problem.
     pub hint: String,
 }
 

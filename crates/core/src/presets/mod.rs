@@ -31,9 +31,9 @@ pub struct Preset {
     pub recipe: Recipe,
     /// The form of its secret, as text.
     pub secret: &'static str,
-    /// What the signature covers, as text.
+    /// The parts that the signature covers, as text.
     pub signed: &'static str,
-    /// What the signature does not cover, as text.
+    /// The parts that the signature does not cover, as text.
     pub unsigned: &'static str,
     /// How long and how often it retries, as far as that is known.
     pub retries: &'static str,

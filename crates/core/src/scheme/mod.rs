@@ -62,7 +62,7 @@ pub struct SchemeError {
     pub field: &'static str,
     /// What is wrong.
     pub problem: String,
-    /// What to do about it.
+    /// How to fix the problem.
     pub hint: String,
 }
 
@@ -76,7 +76,7 @@ impl SchemeError {
 /// A compiled scheme with its keys.
 pub struct Scheme {
     verifier: Box<dyn SchemeVerifier>,
-    /// What is signed, for each set of header names.
+    /// The signed parts, for each set of header names.
     coverage: Vec<Coverage>,
     /// A hash of the bytes of each secret, in their order.
     key_hashes: Vec<KeyHash>,
@@ -287,7 +287,7 @@ impl Scheme {
         &self.key_hashes
     }
 
-    /// What is signed, for each set of header names that the sender uses.
+    /// The signed parts, for each set of header names that the sender uses.
     pub fn coverage(&self) -> &[Coverage] {
         &self.coverage
     }

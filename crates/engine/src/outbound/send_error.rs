@@ -20,7 +20,7 @@ use crate::limits::{ENDPOINT_ANSWER_HEAD_BYTES_MAX, SEND_ERROR_CHARS_MAX};
 pub struct SendError {
     /// The kind of the failure.
     pub class: SendErrorClass,
-    /// What happened, in words.
+    /// The failure in words.
     pub text: String,
     /// Whether the endpoint can have seen the request. False only if no byte of it was written.
     pub may_have_arrived: bool,

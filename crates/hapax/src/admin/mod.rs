@@ -116,7 +116,7 @@ pub(crate) struct Admin<S> {
     pub(crate) store: Arc<S>,
     /// Decides which requests are allowed.
     pub(crate) authorizer: Arc<Authorizer>,
-    /// What is masked for tokens without `payload`.
+    /// The values that are masked for tokens without `payload`.
     pub(crate) redactions: Arc<Redactions>,
     /// How browsers reach the pages.
     pub(crate) site: Arc<Site>,

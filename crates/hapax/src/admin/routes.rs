@@ -149,9 +149,9 @@ pub(super) struct ApiRoute<S> {
     pub(super) method: Method,
     pub(super) path: &'static str,
     pub(super) to: MethodRouter<Arc<Admin<S>>>,
-    /// What the route does, for the OpenAPI document.
+    /// The summary of the route, for the OpenAPI document.
     pub(super) summary: &'static str,
-    /// What its handler reads and answers.
+    /// The inputs and answers of its handler.
     pub(super) describe: fn() -> Description,
 }
 

@@ -61,7 +61,7 @@ pub(crate) struct SourceTemplate {
     pub(crate) handlers: Vec<Arc<Handler>>,
     /// As in [`ConfiguredSource`].
     pub(crate) mode: AnswerMode,
-    /// What is masked for tokens without `payload`.
+    /// The values that are masked for tokens without `payload`.
     pub(crate) redact: Redaction,
 }
 

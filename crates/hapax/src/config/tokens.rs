@@ -27,7 +27,7 @@ pub(crate) struct Token {
     pub(crate) name: String,
     /// The bearer token.
     pub(crate) value: Secret,
-    /// What the token permits.
+    /// The permissions of the token.
     pub(crate) allow: Vec<Permission>,
 }
 

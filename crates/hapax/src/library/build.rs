@@ -496,7 +496,7 @@ pub enum BuildError {
     Source {
         /// Its name.
         source_name: String,
-        /// What is wrong with it.
+        /// The problem.
         error: SourceError,
     },
     /// A handler is invalid.
@@ -506,7 +506,7 @@ pub enum BuildError {
         source_name: String,
         /// Its name.
         handler: HandlerName,
-        /// What is wrong with it.
+        /// The problem.
         error: HandlerError,
     },
     /// Two tenants of a source have the same secret, so either could sign for the other.

@@ -46,7 +46,7 @@ pub struct Disk {
     live: BTreeMap<PathBuf, Node>,
     /// Every change of names, in order.
     names: Vec<NameChange>,
-    /// Running syncs, and what each of them makes certain if it succeeds.
+    /// Running syncs, and the changes that each makes certain if it succeeds.
     syncs: BTreeMap<usize, Sync>,
     next: usize,
 }

@@ -38,7 +38,7 @@ pub(super) fn status_of_pruned(pruned: i64) -> Option<Status> {
 /// The low bits of an id that hold the row's number: a million million events.
 pub(super) const SEQ_BITS: u32 = 40;
 
-/// The bits before them in a job's id, which hold its lane: four million lanes.
+/// The bits of the lane in a job's id, before those of the row: four million lanes.
 pub(super) const LANE_BITS: u32 = 22;
 
 /// Makes ids: UUIDs of version 7 whose last bits are the row's number, so that an event is found by

@@ -664,8 +664,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether every job of a request has a lane, or a lane can be made. Checked before the request
-    /// is decided, so that it fails alone.
+    /// Whether every job of a request has a lane, or a lane can be made. This is checked before the
+    /// request is decided, so that it fails alone.
     fn has_lanes_for(&self, ingest: &Ingest) -> bool {
         let jobs = || ingest.receipts.iter().zip(&ingest.jobs);
         if self.lanes.has_room_for(jobs().map(|(_, jobs)| jobs.len()).sum()) {

@@ -70,7 +70,7 @@ pub struct SqlError {
     pub column: usize,
     /// What is wrong.
     pub problem: String,
-    /// What to do about it.
+    /// How to fix the problem.
     pub hint: String,
 }
 

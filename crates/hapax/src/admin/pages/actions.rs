@@ -47,7 +47,7 @@ pub(in crate::admin) struct Question {
     pub(super) title: String,
     /// The subject of the action, in the sender's words.
     pub(super) subject: String,
-    /// What would happen.
+    /// The effect of the action, in sentences.
     pub(super) sentences: Vec<String>,
     /// Fields that choose the subject of the action. Another choice shows the question again.
     pub(super) choices: Vec<Field>,

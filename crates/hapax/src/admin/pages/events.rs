@@ -118,9 +118,9 @@ async fn list<S: AdminStore>(
 pub(in crate::admin) struct EventPage {
     frame: Frame,
     event: Event,
-    /// What is true now.
+    /// The current state.
     summary: Vec<Sentence>,
-    /// What happened, in order.
+    /// The history, in order.
     timeline: Vec<Sentence>,
     /// Copies that are not shown between the first and the newest ones.
     copies_not_shown: u64,
