@@ -88,7 +88,7 @@ impl TrafficRecorder {
     }
 }
 
-/// What this process has counted.
+/// The counts of this process.
 #[derive(Default)]
 struct Counted {
     /// The counters of each source when they were last read: new, copies, rejected.

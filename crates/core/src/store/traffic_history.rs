@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::StoreError;
 use crate::key::SourceName;
 
-/// What a node counted for one source in one minute.
+/// The requests that a node counted for one source in one minute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficCount {
     /// The source.

@@ -92,7 +92,7 @@ impl AlertRules {
 pub(crate) struct Inputs {
     /// Names this process, and only this one.
     pub(crate) node: Uuid,
-    /// What this process has counted, which is recorded before the counts of all nodes are read.
+    /// The counts of this process, which are recorded before the counts of all nodes are read.
     pub(crate) traffic: Arc<TrafficRecorder>,
     /// How far this machine's clock is ahead of the times that senders sign.
     pub(crate) clock_offset_seconds: Box<dyn Fn() -> Option<i64> + Send + Sync>,
@@ -123,7 +123,7 @@ struct Kept {
     rules: AlertRules,
     /// When this node last asked for the lease of the judge, and whether it got it.
     lease: Option<(Timestamp, bool)>,
-    /// What the judge knows of the traffic of all nodes.
+    /// The traffic of all nodes, as the judge has read it.
     merged: MergedTraffic,
     /// The state of each handler's jobs, from the last successful query.
     lanes: Vec<LaneState>,
@@ -131,7 +131,8 @@ struct Kept {
     in_review: Vec<(SourceName, u64)>,
     /// The alerts of all nodes, as the store listed them last.
     listed: Vec<api::Alert>,
-    /// What was found while the store could not record it, with the first look.
+    /// The alerts that were found while the store could not record them, with the time of the first
+    /// round.
     unrecorded: BTreeMap<About, Alert>,
     last_round: Option<Timestamp>,
     /// Handlers whose SQL the database refused; `None` until the database was asked.
@@ -147,7 +148,7 @@ struct Alert {
     message: String,
 }
 
-/// What one round has found.
+/// The alerts that one round has found.
 struct Found {
     /// In the data of all nodes, if this node is their judge.
     judged: Option<Vec<Finding>>,
@@ -348,8 +349,9 @@ impl AlertMonitor {
         }
     }
 
-    /// Lets the store record what was found, and lists the alerts of all nodes. A round for a request records only
-    /// what is new or over: the times of the looks are not worth a commit for each request.
+    /// Lets the store record what was found, and lists the alerts of all nodes. A round for a
+    /// request records only alerts that are new or over: the times of other alerts do not justify a
+    /// commit for each request.
     async fn report<S: AlertStore>(
         &self,
         store: &S,

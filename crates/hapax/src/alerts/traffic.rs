@@ -1,5 +1,5 @@
-//! What all nodes have counted, as the judge of alerts reads it from the store round by round. The counters that it
-//! makes of it begin a day before the judge does, so a restart forgets nothing.
+//! The counts of all nodes, as the judge of alerts reads them from the store in each round. The
+//! counters that it makes of it begin a day before the judge does, so a restart forgets nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl MergedTraffic {
         }
     }
 
-    /// What to read next.
+    /// The counts to read next.
     pub(super) fn ask(&self) -> TrafficAsk {
         let step = Duration::from_secs(MINUTE_SECONDS.unsigned_abs());
         // A node's clock may be ahead.

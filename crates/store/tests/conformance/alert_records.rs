@@ -172,7 +172,7 @@ pub(crate) async fn one_node_at_a_time_judges_the_data_of_all<S: Sending>(world:
     assert!(!judged(1, &["late"]).await);
     assert_eq!(world.listed_subjects().await, ["a"]);
     assert_eq!(world.found(node(2), Some(&["a"]), &[]).await, NOTHING, "raised already");
-    // What the judge does not find is over, whichever node found it.
+    // A problem that the judge does not find is over, whichever node found it.
     assert_eq!(world.found(node(2), Some(&[]), &[]).await, NOTHING);
     assert_eq!(world.listed_subjects().await, [""; 0]);
     world.pass(301);
