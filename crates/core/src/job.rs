@@ -74,7 +74,7 @@ pub enum Phase {
     Parked,
     /// Its predecessor is missing: an operator decides whether it runs.
     Review,
-    /// An operator gave it up.
+    /// An operator discarded the job.
     Discarded,
 }
 

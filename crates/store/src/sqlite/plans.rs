@@ -20,7 +20,7 @@ use super::row::{micros, timestamp};
 use super::writer::Writer;
 use crate::columns::{json_of_plan, plan_of_json};
 
-/// A plan, as [`read`] reads it, and where it is.
+/// A plan, as [`read`] reads it, and its position.
 const PLAN: &str = "SELECT p.plan, p.id, e.id, p.which, p.since_at, p.asked_until, p.rate, p.total, p.done, \
                     p.skipped, p.state, p.created_at, p.ended_at, p.who, p.reason, p.endpoint, p.until_at, \
                     p.next_at, p.passed_at, p.passed, p.last, e.deleted_at IS NOT NULL, p.events \

@@ -393,7 +393,7 @@ async fn a_timeout_is_a_failure_wherever_the_time_was_spent() {
     let base = Base::new("rust_slow", spec(1)).await;
     base.accept("evt_1", None).await;
     let (claim, _) = base.right().await;
-    // Long enough to begin and to write a row on a busy machine.
+    // The timeout is long enough to begin and to write a row on a busy machine.
     let short = Duration::from_secs(2);
     // The time ends inside a statement: the server cuts it off.
     let mut db = begun(base.store.right(&claim, short), &claim).await;

@@ -206,11 +206,11 @@ CREATE TABLE hapax_action (
 );
 CREATE INDEX hapax_action_event ON hapax_action (event_seq);
 
--- Where messages may go. A number is never used twice: the row of a deleted endpoint stays, without its
--- secrets. settings: what an operator chose, as JSON; uid is in it and beside it. secrets and headers:
--- sealed. version: grows with every change. failing: why its circuit is not closed. orphans: it was deleted,
--- and may have open deliveries. expiry_announced_at: when it was announced that deliveries of this endpoint
--- expire soon.
+-- Endpoints: the addresses that messages are sent to. A number is never used twice: the row of a
+-- deleted endpoint stays, without its secrets. settings: what an operator chose, as JSON; uid is in
+-- it and beside it. secrets and headers: sealed. version: grows with every change. failing: why its
+-- circuit is not closed. orphans: it was deleted, and may have open deliveries.
+-- expiry_announced_at: when it was announced that deliveries of this endpoint expire soon.
 CREATE TABLE hapax_endpoint (
     endpoint        INTEGER PRIMARY KEY,
     id              BLOB    NOT NULL UNIQUE,
