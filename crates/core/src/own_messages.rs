@@ -127,7 +127,7 @@ impl ActiveAlert {
         alert_key(&self.subject)
     }
 
-    /// The message that it is active.
+    /// The message that the alert is active.
     pub fn raised(&self) -> NewMessage {
         self.message(ALERT_RAISED)
     }

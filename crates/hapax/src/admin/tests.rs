@@ -390,7 +390,8 @@ async fn a_misspelt_field_is_refused_by_its_name() {
 
 #[tokio::test]
 async fn an_array_is_no_request() {
-    // Read as the fields in their order, `[]` would be a run and `[true]` a dry one.
+    // If an array were read as the fields in their order, `[]` would be a run and `[true]` a dry
+    // run.
     let server = server(vec![event("evt_1", &[("fee", JobState::Dead)])]).await;
     for (path, body) in [
         ("events/evt_1/replay", json!([])),

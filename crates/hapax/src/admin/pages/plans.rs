@@ -35,7 +35,7 @@ pub(super) fn link(act: &str, filters: &Filters) -> Option<String> {
     (!chosen.is_empty()).then(|| chosen.link(&format!("/plans/{act}")))
 }
 
-/// Replays, approves, rejects or discards all events that match. The path names which.
+/// Replays, approves, rejects or discards all events that match. The path names the act.
 pub(in crate::admin) struct PlanEvents;
 
 impl<S: AdminStore> PageAction<S> for PlanEvents {

@@ -218,14 +218,16 @@ CREATE TABLE hapax.action (
 );
 CREATE INDEX action_event ON hapax.action (event);
 
--- Where messages may go. A number is never used twice: the row of a deleted endpoint stays, without its
--- secrets. Below 2^24: see hapax.delivery. settings: all that an operator chose, as JSON text; the columns
--- after it repeat what statements need. types: patterns for LIKE, none means all. retry and lease in
--- microseconds. keeps_order: deliveries under one key are sent one at a time, in order; parks_dead: a dead
--- one keeps the later ones waiting. secrets and headers: sealed. key_ids: the vault keys that a node needs to
--- open them. version: grows with every change. auto_disable: it is disabled after days of nothing but
--- failures. rate_interval: microseconds between two attempts, if it has a rate limit. failing: why its circuit
--- is not closed. orphans: it was deleted, and may have open deliveries. deleted_in: by this transaction.
+-- Endpoints: the addresses that messages are sent to. A number is never used twice: the row of a
+-- deleted endpoint stays, without its secrets. Below 2^24: see hapax.delivery. settings: all that
+-- an operator chose, as JSON text; the columns after it repeat what statements need. types:
+-- patterns for LIKE, none means all. retry and lease in microseconds. keeps_order: deliveries under
+-- one key are sent one at a time, in order; parks_dead: a dead one keeps the later ones waiting.
+-- secrets and headers: sealed. key_ids: the vault keys that a node needs to open them. version:
+-- grows with every change. auto_disable: it is disabled after days of nothing but failures.
+-- rate_interval: microseconds between two attempts, if it has a rate limit. failing: why its
+-- circuit is not closed. orphans: it was deleted, and may have open deliveries. deleted_in: by this
+-- transaction.
 CREATE TABLE hapax.endpoint (
     endpoint        integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY CHECK (endpoint < 16777216),
     id              uuid     NOT NULL UNIQUE,
