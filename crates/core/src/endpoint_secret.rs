@@ -410,8 +410,9 @@ impl EndpointSecrets {
     }
 }
 
-/// The form of the bytes that are sealed: this byte, and for each secret its end in nanoseconds (16 bytes,
-/// zero for the newest, which has no end), how it signs (1 byte), its length (1 byte) and itself.
+/// The form of the bytes that are sealed: this byte, and then each secret. A secret has its end in
+/// nanoseconds (16 bytes, zero for the newest, which has no end), how it signs (1 byte), its length
+/// (1 byte) and its bytes.
 const FORM: u8 = 1;
 
 const SECRET_BASE64: GeneralPurpose = GeneralPurpose::new(

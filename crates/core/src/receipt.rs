@@ -61,10 +61,10 @@ pub struct ContentGuard {
 /// How long a guard must be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuardKeep {
-    /// A time is signed: for twice the window. After that the same signed content is outside the window
-    /// on every node.
+    /// A time is signed: the guard is stored for twice the window. After that the same signed
+    /// content is outside the window on every node.
     For(Duration),
-    /// No time is signed: as long as the keys of its source are stored.
+    /// No time is signed: the guard is stored as long as the keys of its source.
     WithKeys,
 }
 

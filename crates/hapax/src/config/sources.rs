@@ -95,9 +95,9 @@ impl SourceTemplate {
 /// What `[sources]` declares.
 #[derive(Debug, Default)]
 pub(crate) struct ConfiguredSources {
-    /// One for each (tenant, source) pair.
+    /// One entry for each (tenant, source) pair.
     pub(crate) pairs: Vec<ConfiguredSource>,
-    /// One for each source.
+    /// One template for each source.
     pub(crate) templates: Vec<SourceTemplate>,
 }
 
