@@ -51,7 +51,7 @@ pub struct Circuit {
     pub failing_since: Option<Timestamp>,
     /// Until when no delivery is claimed; none while the circuit is closed.
     pub open_until: Option<Timestamp>,
-    /// How long the circuit stayed open, or stays open, the last time it opened.
+    /// The duration for which the circuit was last opened.
     pub open_for: Duration,
     /// Attempts at once while the endpoint recovers; none if only its own limit counts.
     pub slots: Option<u32>,

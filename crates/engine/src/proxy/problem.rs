@@ -1,5 +1,5 @@
 //! The errors that a proxy itself answers with: RFC 9457 problems without internal details. Each
-//! text says whether the request's key is free or in progress.
+//! error also decides how the request's key is settled.
 
 use bytes::Bytes;
 use hapax_core::ledger::Settle;
