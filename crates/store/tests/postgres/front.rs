@@ -301,8 +301,8 @@ async fn a_key_that_may_be_pruned_soon_is_not_written_to_redis() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_an_operator_replays_is_not_reported_as_finished() {
-    // One node runs a forced replay. Without care another node would report the old result for
-    // hours.
+    // One node runs a forced replay. If its entry stayed in Redis, another node would report the
+    // old result for hours.
     let front = Front::new().await;
     let node = front.node().await;
     node.announce(vec![spec("fee")]).await.expect("announces");
