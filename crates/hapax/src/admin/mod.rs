@@ -5,6 +5,7 @@
 //! rebinding, and requests that a reverse proxy forwarded still need a token. Every action is recorded with
 //! the name of its token.
 
+mod alerts;
 mod audit;
 mod auth;
 mod claims;

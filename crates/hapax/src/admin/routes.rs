@@ -10,8 +10,8 @@ use axum::routing::{MethodFilter, MethodRouter};
 use super::auth::Access;
 use super::openapi::{Described, Description};
 use super::{
-    Admin, AdminStore, audit, claims, endpoints, events, handlers, history, jobs, messages, pages,
-    plans, replay, review, stats, storage, tenants,
+    Admin, AdminStore, alerts, audit, claims, endpoints, events, handlers, history, jobs, messages,
+    pages, plans, replay, review, stats, storage, tenants,
 };
 
 /// All routes of the admin side.
@@ -36,6 +36,12 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/deliveries", pages::deliveries::<S>, "The page of deliveries"),
         get(Read, "/deliveries/{id}", pages::delivery::<S>, "The page of a delivery"),
         get(Read, "/alerts", pages::alerts::<S>, "The page of alerts"),
+        get(Operate, "/alerts/{id}", pages::ask::<S, pages::TestAlert>, "Asks before a test alert"),
+        post(Operate, "/alerts/{id}", pages::act::<S, pages::TestAlert>, "Publishes a test alert"),
+        get(Operate, "/alerts/{id}/silence", pages::ask::<S, pages::SilenceAlert>, "Asks before an alert is silenced"),
+        post(Operate, "/alerts/{id}/silence", pages::act::<S, pages::SilenceAlert>, "Silences an alert"),
+        get(Operate, "/alerts/{id}/unsilence", pages::ask::<S, pages::UnsilenceAlert>, "Asks before the silence of an alert ends"),
+        post(Operate, "/alerts/{id}/unsilence", pages::act::<S, pages::UnsilenceAlert>, "Ends the silence of an alert"),
         get(Operate, "/events/{id}/replay", pages::ask::<S, pages::ReplayEvent>, "Asks before a replay"),
         post(Operate, "/events/{id}/replay", pages::act::<S, pages::ReplayEvent>, "Replays an event"),
         get(Operate, "/events/{id}/approve", pages::ask::<S, pages::ApproveEvent>, "Asks before an approval"),
@@ -98,7 +104,9 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/lanes", jobs::lanes::<S>, "Shows the backlog of each handler with an open or dead job"),
         get(Read, "/api/v1/stats", stats::stats::<S>, "Statistics of the events that first arrived within a window"),
         get(Read, "/api/v1/history", history::history::<S>, "Counts of arrivals over time"),
-        get(Read, "/api/v1/alerts", stats::alerts::<S>, "Lists what needs attention, the most severe first"),
+        get(Read, "/api/v1/alerts", alerts::list::<S>, "Lists what needs attention, the most severe first"),
+        post(Operate, "/api/v1/alerts/test", alerts::test::<S>, "Publishes a test alert to every endpoint that wants alerts"),
+        post(Operate, "/api/v1/alerts/{id}/silence", alerts::silence::<S>, "Silences an alert for a time: nobody is notified of it"),
         get(Read, "/api/v1/storage", storage::storage::<S>, "Shows what the database occupies"),
         get(Read, "/api/v1/keys", storage::keys::<S>, "Lists Idempotency-Keys, by scope and key"),
         route(Method::DELETE, Some(Administer), "/api/v1/keys", storage::delete_key::<S>, "Deletes an Idempotency-Key with its answer: the next request with it runs"),

@@ -19,7 +19,7 @@ use super::extract::QueryParams;
 use super::handlers::PausedHandlers;
 use super::problem::Problem;
 use super::{Admin, AdminStore};
-use crate::api::{Alert, Figures, List, ProcessingSeconds, Span, Stats, StatsQuery};
+use crate::api::{Figures, ProcessingSeconds, Span, Stats, StatsQuery};
 
 /// The window if the request names none.
 const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
@@ -177,11 +177,6 @@ fn gaps_seconds(events: &[&SampledEvent]) -> Vec<f64> {
         quantile(&gaps, 0.5)
     };
     by_place.into_iter().filter_map(median).collect()
-}
-
-/// `GET /api/v1/alerts`.
-pub(super) async fn alerts<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Json<List<Alert>> {
-    Json(List::whole(admin.watch.alerts(&*admin.store).await))
 }
 
 #[cfg(test)]

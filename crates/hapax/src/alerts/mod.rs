@@ -20,8 +20,8 @@ use std::time::Duration;
 use hapax_core::alert_board::{AlertReport, JUDGE, StoredAlert};
 use hapax_core::own_messages::ActiveAlert;
 use hapax_core::store::{
-    AlertRecords, HandlerRef, Inspect, LaneState, PausedHandler, Store, StoreError, TrafficAsk,
-    TrafficHistory,
+    AlertRecords, HandlerRef, Inspect, LaneState, PausedHandler, SilenceAsk, Store, StoreError,
+    TrafficAsk, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp, tuned};
 use hapax_engine::Now;
@@ -204,6 +204,17 @@ impl AlertMonitor {
     pub(crate) async fn alerts<S: AlertStore>(&self, store: &S) -> Vec<api::Alert> {
         self.round(store, Round::Asked).await;
         self.listed()
+    }
+
+    /// Silences an alert for all nodes. The next list shows it.
+    pub(crate) async fn silence<S: AlertStore>(
+        &self,
+        store: &S,
+        ask: SilenceAsk,
+    ) -> Result<Option<StoredAlert>, StoreError> {
+        let silenced = store.silence_alert(ask).await;
+        self.kept().last_round = None;
+        silenced
     }
 
     fn listed(&self) -> Vec<api::Alert> {

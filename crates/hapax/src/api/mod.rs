@@ -5,6 +5,7 @@
 //! ignore them, so that an older command line can read a newer server. The OpenAPI document is generated from
 //! these types: a doc comment here is a description there.
 
+mod alerts;
 mod audit;
 mod claims;
 mod endpoints;
@@ -25,6 +26,9 @@ use utoipa::openapi::{ArrayBuilder, Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
+pub(crate) use alerts::{
+    Alert, AlertList, AlertReach, AlertSilence, Severity, SilenceRequest, TestedAlerts,
+};
 pub(crate) use audit::{AuditEntry, AuditQuery};
 pub(crate) use claims::{
     Claim, ClaimRequest, Claimed, CompleteRequest, FailRequest, RenewRequest, Settled,
@@ -46,8 +50,7 @@ pub(crate) use replay::{
     ReplayJobsRequest, Replayed,
 };
 pub(crate) use stats::{
-    Alert, AlertSilence, Figures, History, HistoryPoint, HistoryQuery, ProcessingSeconds, Severity,
-    Stats, StatsQuery,
+    Figures, History, HistoryPoint, HistoryQuery, ProcessingSeconds, Stats, StatsQuery,
 };
 pub(crate) use storage::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, Storage};
 pub(crate) use tenants::{

@@ -1,4 +1,4 @@
-//! Statistics and alerts.
+//! Statistics and counts over time.
 
 use std::collections::BTreeMap;
 
@@ -74,70 +74,6 @@ pub(crate) struct ProcessingSeconds {
     pub(crate) p50: Option<f64>,
     #[schema(required)]
     pub(crate) p99: Option<f64>,
-}
-
-/// A condition that needs attention, and since when.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(crate) struct Alert {
-    /// Names the alert as long as it is active, for `POST /api/v1/alerts/{id}/silence`.
-    #[serde(default)]
-    pub(crate) id: String,
-    /// The key of `[alerts]` in the config.
-    pub(crate) name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) source: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) tenant: Option<String>,
-    /// `source/handler`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) lane: Option<String>,
-    pub(crate) severity: Severity,
-    pub(crate) since: Timestamp,
-    pub(crate) message: String,
-    /// Whether a message that it is raised was published to endpoints.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) notified: Option<bool>,
-    /// Until when and why nobody is notified of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) silenced: Option<AlertSilence>,
-}
-
-/// The silence of an alert.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub(crate) struct AlertSilence {
-    pub(crate) until: Timestamp,
-    pub(crate) reason: String,
-    /// The name of the token that was used.
-    pub(crate) who: String,
-}
-
-impl From<hapax_core::alert_board::Silence> for AlertSilence {
-    fn from(silence: hapax_core::alert_board::Silence) -> Self {
-        let hapax_core::alert_board::Silence { until, reason, who } = silence;
-        Self { until, reason, who }
-    }
-}
-
-/// How urgent an alert is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Severity {
-    /// Good to know.
-    Info,
-    /// Look at it today.
-    Warning,
-    /// Look at it now.
-    Critical,
-}
-
-impl Severity {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Info => "info",
-            Self::Warning => "warning",
-            Self::Critical => "critical",
-        }
-    }
 }
 
 /// The query of `GET /api/v1/history`.

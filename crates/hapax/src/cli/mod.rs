@@ -2,6 +2,7 @@
 //! or config, 3 could not reach or open what it needs.
 
 mod admin_client;
+mod alerts;
 mod batch;
 mod captured;
 mod dead;
@@ -99,8 +100,8 @@ enum Command {
     Explain(explain::Explain),
     /// Show statistics of a running server by source: duplicates, success rate, processing time, retries
     Stats(stats::Stats),
-    /// Show what needs attention now; exit 1 if anything does
-    Alerts(stats::Alerts),
+    /// Show what needs attention now, exit 1 if anything does; silence an alert, or send a test alert
+    Alerts(alerts::Alerts),
     /// Check the config, data directory, disk, database, server and clock
     Doctor(doctor::Doctor),
     /// Show or apply the schema migrations of a shared PostgreSQL

@@ -1,12 +1,11 @@
-//! `hapax stats` and `hapax alerts`: the statistics and the active alerts of a running server.
+//! `hapax stats`: the statistics of a running server.
 
 use jiff::SignedDuration;
-use serde_json::Value;
 
 use super::admin_client::{self, Remote, query};
 use super::events::read;
 use super::output::{self, Exit, Failure};
-use crate::api::{self, Alert, Figures, List, Severity};
+use crate::api::{self, Figures};
 use crate::format;
 
 /// `hapax stats`.
@@ -91,47 +90,4 @@ fn columns(source: &str, figures: [String; 7], gaps: &str) -> String {
 fn seconds(seconds: Option<f64>) -> String {
     let span = seconds.and_then(|seconds| SignedDuration::try_from_secs_f64(seconds).ok());
     span.map_or_else(|| "-".to_owned(), format::span)
-}
-
-/// `hapax alerts`.
-#[derive(Debug, clap::Args)]
-pub(super) struct Alerts {
-    #[command(flatten)]
-    remote: Remote,
-    /// Print one JSON object per line
-    #[arg(long)]
-    json: bool,
-}
-
-impl Alerts {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
-        admin_client::run(self.ask())
-    }
-
-    async fn ask(self) -> Result<Exit, Failure> {
-        let server = self.remote.open()?;
-        let page: List<Value> = read(server.get("/api/v1/alerts").await?)?;
-        if page.items.is_empty() {
-            output::words("no active alerts");
-            return Ok(Exit::Done);
-        }
-        for alert in page.items {
-            print(alert, self.json)?;
-        }
-        Ok(Exit::Negative)
-    }
-}
-
-fn print(alert: Value, json: bool) -> Result<(), Failure> {
-    if json {
-        return Ok(output::json(&alert)?);
-    }
-    let Alert { name, severity, since, message, .. } = read(alert)?;
-    let severity = match severity {
-        Severity::Info => "info",
-        Severity::Warning => "warning",
-        Severity::Critical => "critical",
-    };
-    let line = format!("{severity:<8}  {name}  since {}  {message}", format::at(since));
-    Ok(output::data(&output::shown(&line))?)
 }

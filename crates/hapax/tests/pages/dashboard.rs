@@ -108,6 +108,7 @@ fn walk(test: &str, server: Server, mend: impl FnOnce(), looks: Looks) {
     part(&Operator::decides_in_review);
     part(&Operator::works_without_script);
     part(&Operator::sends);
+    part(&Operator::silences_and_tests_alerts);
     match looks {
         Looks::Everywhere => part(&Operator::looks_at_every_page),
         Looks::OnTheWay => {}
@@ -406,6 +407,55 @@ impl Operator {
         browser.follow("msg_1");
         browser.is_sound();
         assert_eq!(browser.script("return window.hit ?? null"), Value::Null, "a script ran");
+    }
+
+    /// An alert is silenced with a reason and not any more, with and without script. A test alert reaches the
+    /// endpoint that was added for it.
+    fn silences_and_tests_alerts(&self) {
+        let browser = &self.browser;
+        let late = self.sender.request_at(event("evt_alert"), now() - 3_600);
+        assert_eq!(self.server.ask(late.bytes()).decision(), "review");
+        until("an alert", || {
+            let alerts = self.api("/api/v1/alerts").json();
+            let is_there = |alert: &Value| alert["name"] == "review";
+            alerts["items"].as_array()?.iter().any(is_there).then_some(())
+        });
+        browser.open("/");
+        browser.shows(&["Alerts reach nobody: no endpoint of the tenant hapax"]);
+        for (with_script, reason) in [(true, "anna <b>looks</b>"), (false, "still looking")] {
+            browser.allow_scripts(with_script);
+            browser.open("/alerts");
+            browser.shows(&["1 event waits for review"]);
+            browser.is_sound();
+            browser.follow("Silence…");
+            browser.shows(&["Silence this alert?"]);
+            browser.fill("[name=for]", "2h");
+            browser.fill("[name=reason]", reason);
+            browser.follow("Silence");
+            browser.shows(&["The alert is silenced until", reason, "ops (anna)"]);
+            browser.follow("End the silence…");
+            browser.follow("End the silence");
+            browser.shows(&["The alert is not silenced any more."]);
+            browser.hides(&[reason]);
+        }
+        browser.open("/alerts/test");
+        browser.shows(&["Alerts reach nobody"]);
+        let sink = Sink::accepting();
+        let endpoint = json!({ "url": sink.url(), "tenant": "hapax", "types": ["hapax.alert.*"] });
+        assert_eq!(self.api_post("/api/v1/endpoints", &endpoint).status, 201);
+        for with_script in [false, true] {
+            browser.allow_scripts(with_script);
+            browser.open("/alerts");
+            browser.shows(&["Alerts are sent to 1 endpoint"]);
+            browser.follow("Send a test alert…");
+            browser.follow("Send");
+            browser.shows(&["The test alert is on its way, in 2 messages."]);
+        }
+        sink.wait_until("two tests", |got| {
+            got.iter().filter(|one| one.text().contains("\"name\":\"test\"")).count() == 4
+        });
+        browser.open("/");
+        browser.hides(&["Alerts reach nobody"]);
     }
 
     /// Opens every list and one page of each kind, narrow and dark, wide and light.

@@ -3,6 +3,7 @@
 
 use crate::common::{Run, hapax};
 use crate::support::sender::{event, now};
+use crate::support::sink::Sink;
 use crate::support::{Answer, House, Sender, Server, Wire, until};
 use serde_json::{Value, json};
 
@@ -542,7 +543,10 @@ fn events_in_review_raise_an_alert_and_only_they_are_approved() {
         let run = command(&server, &["alerts"]);
         (run.code == 0).then_some(run)
     });
-    assert_eq!(run.stderr, "no active alerts\n", "{run:?}");
+    assert!(
+        run.stderr.starts_with("no active alerts\nalerts reach nobody: no endpoint"),
+        "{run:?}"
+    );
     let count = |since: &str| {
         let run = command(&server, &["events", "list", "--since", since]);
         assert_eq!(run.code, 0, "{run:?}");
@@ -550,6 +554,74 @@ fn events_in_review_raise_an_alert_and_only_they_are_approved() {
     };
     assert_eq!((count("1h"), count("0s"), count("2100-01-01T00:00:00Z")), (2, 0, 0));
     assert_eq!(command(&server, &["events", "list", "--since", "soon"]).code, 2);
+}
+
+#[test]
+fn a_silenced_alert_notifies_nobody_until_it_ends_and_a_test_reaches_the_receivers() {
+    let settings = "alerts.every_ms=50,alerts.raise_after_ms=100,alerts.quiet_ms=300";
+    let house = House::new(&stripe("[outbound]\nallow = [\"127.0.0.0/8\"]\n"));
+    let server = house.start_with(&[("HAPAX_TEST_SETTINGS", settings)]);
+    let test = command(&server, &["alerts", "test"]);
+    assert_eq!(test.code, 1, "{test:?}");
+    assert!(test.stderr.contains("reach nobody") && test.stdout.is_empty(), "{test:?}");
+    let sink = Sink::accepting();
+    let endpoint = json!({"url": sink.url(), "tenant": "hapax", "types": ["hapax.alert.*"]});
+    assert_eq!(server.admin_post("/api/v1/endpoints", &endpoint).status, 201);
+    let test = command(&server, &["alerts", "test"]);
+    assert!(test.code == 0 && test.stdout.lines().count() == 2, "{test:?}");
+    let body = |text: String| serde_json::from_str::<Value>(&text).unwrap();
+    let came = |count: usize| -> Vec<(String, String)> {
+        let got = sink.wait_for(count).into_iter().map(|one| body(one.text()));
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        got.map(|body| (text(&body["type"]), text(&body["data"]["name"]))).collect()
+    };
+    let message = |kind: &str, name: &str| (format!("hapax.alert.{kind}"), name.to_owned());
+    let mut both = came(2);
+    both.sort();
+    assert_eq!(both, [message("cleared", "test"), message("raised", "test")]);
+
+    let old = Sender::stripe(SECRET).request_at(event("evt_late"), now() - 86_400);
+    assert_eq!(server.ask(old.bytes()).status, 202);
+    assert_eq!(came(3)[2], message("raised", "review"));
+    let listed = || server.admin_get("/api/v1/alerts").json()["items"][0].clone();
+    let id = listed()["id"].as_str().unwrap().to_owned();
+    let silence = |more: &[&str]| command(&server, &[&["alerts", "silence", &id], more].concat());
+    for (bad, why) in [
+        (&["--for", "4h"][..], "reason is needed"),
+        (&["--for", "32d", "--reason", "x"], "at most 31d"),
+        (&["--for", "soon", "--reason", "x"], "--for"),
+    ] {
+        let run = silence(bad);
+        assert!(run.code != 0 && run.stderr.contains(why), "{run:?}");
+    }
+    let unknown = ["alerts", "silence", "alert_0", "--for", "1h", "--reason", "x"];
+    let unknown = command(&server, &unknown);
+    assert!(unknown.code == 1 && unknown.stderr.contains("no alert has that id"), "{unknown:?}");
+    assert_eq!(listed()["silenced"], Value::Null);
+    let run = silence(&["--for", "4h", "--reason", "anna looks at it"]);
+    assert!(run.code == 0 && run.stdout.contains("anna looks at it"), "{run:?}");
+    let run = command(&server, &["alerts"]);
+    assert!(run.code == 0 && run.stdout.contains("silenced until"), "{run:?}");
+    assert_eq!(listed()["silenced"]["who"], "loopback");
+    until("the metric", || {
+        (server.metric("hapax_alerts", &["name=\"review\""]) == 0.0).then_some(())
+    });
+    let audit = server.admin_get("/api/v1/audit").json().to_string();
+    assert!(audit.contains("anna looks at it") && audit.contains("review stripe"), "{audit}");
+    // The problem is solved, comes back while it is silenced, and the silence ends.
+    assert_eq!(command(&server, &["events", "approve", "evt_late"]).code, 0);
+    assert_eq!(came(4)[3], message("cleared", "review"));
+    let old = Sender::stripe(SECRET).request_at(event("evt_later"), now() - 86_400);
+    assert_eq!(server.ask(old.bytes()).status, 202);
+    // Raised, cleared and raised again.
+    until("it is raised again", || {
+        let log = server.stderr.text();
+        (log.matches("1 event waits for review").count() == 3).then_some(())
+    });
+    assert!(listed()["silenced"]["reason"] == "anna looks at it", "{}", listed());
+    assert_eq!(sink.got().len(), 4, "it is silenced");
+    assert_eq!(silence(&["--for", "0s"]).code, 0);
+    assert_eq!(came(5)[4], message("raised", "review"));
 }
 
 #[test]

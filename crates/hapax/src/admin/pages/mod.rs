@@ -4,6 +4,7 @@
 //! Every page works without script. The script refreshes the regions that a template marks with `data-live`.
 
 mod actions;
+mod alerts;
 pub(crate) mod assets;
 mod events;
 mod filters;
@@ -36,6 +37,7 @@ pub(super) use actions::{
     PauseHandler, PingEndpoint, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage,
     ResumeHandler, RotateEndpoint, act, ask,
 };
+pub(super) use alerts::{SilenceAlert, TestAlert, UnsilenceAlert, alerts};
 pub(super) use assets::{File, file};
 pub(super) use events::{event, events, find, review};
 pub(super) use filters::Filters;
@@ -44,7 +46,7 @@ pub(super) use overview::overview;
 pub(super) use plans::{CancelPlan, PlanDeliveries, PlanEvents, plan, plans};
 pub(super) use sending::{deliveries, delivery, endpoint, endpoints, message, messages};
 pub(super) use storage::{DeleteKey, duplicates, keys, storage};
-pub(super) use work::{alerts, audit, dead, handlers, source};
+pub(super) use work::{audit, dead, handlers, source};
 
 /// The files that a browser may load for a page: only those of this server.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \

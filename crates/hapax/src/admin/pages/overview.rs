@@ -13,11 +13,11 @@ use hapax_core::store::DeliveryFilter;
 
 use super::super::extract::QueryParams;
 use super::super::problem::Problem;
-use super::super::{Admin, AdminStore, history, jobs, stats};
+use super::super::{Admin, AdminStore, alerts, history, jobs, stats};
 use super::filters::Filters;
 use super::plot::Plot;
 use super::{Frame, Page, Reader};
-use crate::api::{Alert, Figures, HistoryQuery, Lane, Moment, Span, Stats, StatsQuery};
+use crate::api::{AlertList, Figures, HistoryQuery, Lane, Moment, Span, Stats, StatsQuery};
 
 /// Dead deliveries that are counted; more are shown as "or more".
 const DEAD_DELIVERIES_MAX: usize = 500;
@@ -28,7 +28,7 @@ pub(in crate::admin) struct Overview {
     frame: Frame,
     window: String,
     stats: Stats,
-    alerts: Vec<Alert>,
+    alerts: AlertList,
     sources: Vec<SourceRow>,
     stuck: Stuck,
     plot: Plot,
@@ -61,7 +61,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     let frame = reader.frame(&admin, "/").await;
     let query = filters.query::<StatsQuery>()?;
     let Json(stats) = stats::stats(State(Arc::clone(&admin)), query).await?;
-    let Json(alerts) = stats::alerts(State(Arc::clone(&admin))).await;
+    let Json(alerts) = alerts::list(State(Arc::clone(&admin))).await?;
     let Json(lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
     let in_review: u64 = admin.store.in_review().await?.iter().map(|(_, count)| count).sum();
     let dead = DeliveryFilter {
@@ -87,7 +87,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
         },
         frame,
         stats,
-        alerts: alerts.items,
+        alerts,
         sources,
     };
     Ok(reader.page(page))

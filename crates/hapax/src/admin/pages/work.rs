@@ -1,4 +1,4 @@
-//! The pages of handlers, dead letters, sources and alerts.
+//! The pages of handlers, dead letters, sources and the audit trail.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use super::super::{Admin, AdminStore, audit, events, handlers, jobs, stats};
 use super::filters::Filters;
 use super::{Frame, Page, Reader, plans};
 use crate::api::{
-    Alert, AuditEntry, AuditQuery, EventSummary, EventsQuery, Figures, Handler, Job, JobsQuery,
-    Lane, Pause, StatsQuery,
+    AuditEntry, AuditQuery, EventSummary, EventsQuery, Figures, Handler, Job, JobsQuery, Lane,
+    Pause, StatsQuery,
 };
 
 #[derive(Template)]
@@ -177,23 +177,6 @@ pub(in crate::admin) async fn source<S: AdminStore>(
         events: events.items,
     };
     Ok(reader.page(page))
-}
-
-#[derive(Template)]
-#[template(path = "alerts.html")]
-pub(in crate::admin) struct Alerts {
-    frame: Frame,
-    alerts: Vec<Alert>,
-}
-
-/// `GET /alerts`.
-pub(in crate::admin) async fn alerts<S: AdminStore>(
-    State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
-) -> Result<Page<Alerts>, Problem> {
-    let frame = reader.frame(&admin, "/alerts").await;
-    let Json(alerts) = stats::alerts(State(admin)).await;
-    Ok(reader.page(Alerts { frame, alerts: alerts.items }))
 }
 
 #[derive(Template)]

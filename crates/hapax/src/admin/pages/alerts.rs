@@ -1,0 +1,161 @@
+//! The page of alerts, and what it offers: silence, and a test alert.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::State;
+use axum::{Extension, Json};
+
+use super::super::extract::{JsonBody, PathId};
+use super::super::problem::Problem;
+use super::super::{Admin, AdminStore, alerts};
+use super::actions::{ActionForm, Asked, Done, Field, PageAction, Question};
+use super::filters::Filters;
+use super::{Frame, Page, Reader};
+use crate::api::{Alert, AlertList, SilenceRequest, Span};
+use crate::config::units;
+use crate::format;
+
+#[derive(Template)]
+#[template(path = "alerts.html")]
+pub(in crate::admin) struct Alerts {
+    frame: Frame,
+    list: AlertList,
+    done: Option<String>,
+}
+
+/// `GET /alerts`.
+pub(in crate::admin) async fn alerts<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Alerts>, Problem> {
+    let frame = reader.frame(&admin, "/alerts").await;
+    let Json(list) = alerts::list(State(admin)).await?;
+    Ok(reader.page(Alerts { frame, list, done: filters.done() }))
+}
+
+/// Begins or ends the silence of an alert.
+pub(in crate::admin) struct ChangeSilence<const BEGINS: bool>;
+
+/// Silences an alert.
+pub(in crate::admin) type SilenceAlert = ChangeSilence<true>;
+/// Ends the silence of an alert.
+pub(in crate::admin) type UnsilenceAlert = ChangeSilence<false>;
+
+impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> {
+    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+        let Json(list) = alerts::list(State(admin)).await?;
+        let alert = list.items.into_iter().find(|alert| alert.id == id);
+        let alert =
+            alert.ok_or_else(|| Problem::not_found("no alert has that id, or it is over"))?;
+        let back = "/alerts".to_owned();
+        if !BEGINS {
+            return Ok(Question {
+                title: "End the silence of this alert?".to_owned(),
+                subject: alert.message,
+                sentences: vec![
+                    "If the problem still exists, its receivers are notified within seconds."
+                        .to_owned(),
+                ],
+                button: "End the silence",
+                back,
+                ..Question::default()
+            });
+        }
+        Ok(Question {
+            title: "Silence this alert?".to_owned(),
+            subject: alert.message,
+            sentences: vec![
+                "Nobody is notified of it until the end. It stays on this page, and the metric does not count it."
+                    .to_owned(),
+                "If the problem still exists then, its receivers are notified.".to_owned(),
+            ],
+            fields: vec![Field {
+                name: "for",
+                label: "How long (such as 30m, 4h, 7d)",
+                value: Some("4h".to_owned()),
+                words: &[],
+            }],
+            needs_reason: true,
+            button: "Silence",
+            back,
+            ..Question::default()
+        })
+    }
+
+    async fn act(
+        Asked { admin, caller, id, .. }: Asked<S>,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        let span = match (BEGINS, form.fields.get("for")) {
+            (false, _) => std::time::Duration::ZERO,
+            (true, text) => units::duration(&text.unwrap_or_default())
+                .ok()
+                .filter(|span| !span.is_zero())
+                .ok_or_else(|| {
+                    Problem::bad_request("write how long, such as 4h, and go back to the form")
+                })?,
+        };
+        let asked = SilenceRequest { r#for: Span(span), reason: form.reason.clone() };
+        let silenced =
+            alerts::silence(State(admin), Extension(caller), PathId(id), JsonBody(asked));
+        let Json(Alert { silenced, .. }) = silenced.await?;
+        let sentence = match silenced {
+            Some(silence) => format!("The alert is silenced until {}.", format::at(silence.until)),
+            None => "The alert is not silenced any more.".to_owned(),
+        };
+        Ok(Done { page: "/alerts".to_owned(), sentence, ..Done::default() })
+    }
+}
+
+/// Sends a test alert. Its page is `/alerts/test`.
+pub(in crate::admin) struct TestAlert;
+
+impl<S: AdminStore> PageAction<S> for TestAlert {
+    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+        is_test(&id)?;
+        let reach = alerts::reach(&admin).await?;
+        let (sentence, button) = match reach.problem {
+            Some(problem) => (format!("Alerts reach nobody: {problem}"), ""),
+            None => (
+                format!(
+                    "Two messages go to {}: the test alert is raised, and cleared.",
+                    format::count(reach.endpoints as u64, "endpoint")
+                ),
+                "Send",
+            ),
+        };
+        Ok(Question {
+            title: "Send a test alert?".to_owned(),
+            subject: if button.is_empty() { sentence.clone() } else { String::new() },
+            sentences: vec![sentence],
+            button,
+            back: "/alerts".to_owned(),
+            ..Question::default()
+        })
+    }
+
+    async fn act(
+        Asked { admin, caller, id, .. }: Asked<S>,
+        _: &ActionForm,
+    ) -> Result<Done, Problem> {
+        is_test(&id)?;
+        let Json(tested) = alerts::test(State(admin), Extension(caller)).await?;
+        let sentence = match tested.messages.is_empty() {
+            true => "Nothing was sent: no endpoint wants alerts.".to_owned(),
+            false => format!(
+                "The test alert is on its way, in {}.",
+                format::count(tested.deliveries as u64, "message")
+            ),
+        };
+        Ok(Done { page: "/alerts".to_owned(), sentence, ..Done::default() })
+    }
+}
+
+fn is_test(id: &str) -> Result<(), Problem> {
+    match id {
+        "test" => Ok(()),
+        _ => Err(Problem::not_found("there is no such page")),
+    }
+}

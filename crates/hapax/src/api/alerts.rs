@@ -1,0 +1,114 @@
+//! Alerts.
+
+use hapax_core::Timestamp;
+use hapax_core::alert_board::Silence;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Span;
+
+/// The active alerts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct AlertList {
+    /// The most severe first, and those that are silenced last.
+    pub(crate) items: Vec<Alert>,
+    /// Always null: the list is whole.
+    #[schema(required)]
+    pub(crate) next: Option<String>,
+    pub(crate) reach: AlertReach,
+}
+
+/// Whether alerts are delivered to anybody.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct AlertReach {
+    /// Endpoints of the tenant `hapax` that want alerts and take deliveries.
+    pub(crate) endpoints: usize,
+    /// Why alerts reach nobody, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) problem: Option<String>,
+}
+
+/// A condition that needs attention, and since when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Alert {
+    /// Names the alert as long as it is active, for `POST /api/v1/alerts/{id}/silence`.
+    #[serde(default)]
+    pub(crate) id: String,
+    /// The key of `[alerts]` in the config.
+    pub(crate) name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    /// `source/handler`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lane: Option<String>,
+    pub(crate) severity: Severity,
+    pub(crate) since: Timestamp,
+    pub(crate) message: String,
+    /// Whether a message that it is raised was published to endpoints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) notified: Option<bool>,
+    /// Until when and why nobody is notified of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) silenced: Option<AlertSilence>,
+}
+
+/// The silence of an alert.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct AlertSilence {
+    pub(crate) until: Timestamp,
+    pub(crate) reason: String,
+    /// The name of the token that was used.
+    pub(crate) who: String,
+}
+
+impl From<Silence> for AlertSilence {
+    fn from(silence: Silence) -> Self {
+        let Silence { until, reason, who } = silence;
+        Self { until, reason, who }
+    }
+}
+
+/// How urgent an alert is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    /// Good to know.
+    Info,
+    /// Look at it today.
+    Warning,
+    /// Look at it now.
+    Critical,
+}
+
+impl Severity {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Critical => "critical",
+        }
+    }
+}
+
+/// The body of `POST /api/v1/alerts/{id}/silence`.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SilenceRequest {
+    /// How long nobody is notified of the alert, at most 31 days; `0s` ends its silence.
+    pub(crate) r#for: Span,
+    /// Why. Only the end of a silence needs none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+}
+
+/// The answer to `POST /api/v1/alerts/test`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct TestedAlerts {
+    /// The deliveries that were written: two for each endpoint that wants alerts.
+    pub(crate) deliveries: usize,
+    /// The messages that were published: the test alert is raised and cleared.
+    pub(crate) messages: Vec<String>,
+    pub(crate) reach: AlertReach,
+}
