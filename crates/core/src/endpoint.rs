@@ -40,6 +40,9 @@ impl fmt::Display for EndpointId {
 pub struct EndpointSettings {
     /// The address, checked and in its normal form.
     pub url: String,
+    /// Who chose the address.
+    #[serde(default)]
+    pub address_by: AddressChoice,
     /// Globs over message types; empty matches all.
     #[serde(default)]
     pub types: TypeFilter,
@@ -90,6 +93,17 @@ pub struct EndpointSettings {
     pub header_names: Vec<String>,
 }
 
+/// Who chose the address of an endpoint, and with that, where it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AddressChoice {
+    /// An operator, through the API: the rules that the operator configured hold.
+    #[default]
+    Operator,
+    /// The receiving party, in the portal: only public addresses, whatever the operator allows for others.
+    Receiver,
+}
+
 /// The order of an endpoint's deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -137,6 +151,7 @@ impl EndpointSettings {
     pub fn at(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
+            address_by: AddressChoice::default(),
             types: TypeFilter::default(),
             retry: default_retry(),
             timeout: default_timeout(),

@@ -47,6 +47,10 @@ pub const MESSAGE_DATA_BYTES_MAX: usize = 1 << 20;
 /// The most endpoints of one tenant: publishing a message writes one delivery for each that matches.
 pub const ENDPOINTS_PER_TENANT_MAX: usize = 1_000;
 
+/// The most endpoints of one tenant whose address its receiving party chose: an operator did not see them, and a
+/// party that needs more can ask for them.
+pub const RECEIVER_ENDPOINTS_PER_TENANT_MAX: usize = 20;
+
 /// The most transitions of a state machine: the states reachable from each state are computed when the
 /// config is read, and no config written by hand has more.
 pub const TRANSITIONS_MAX: usize = 1_000;

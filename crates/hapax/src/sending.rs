@@ -1,4 +1,4 @@
-//! The sending side of a server: the vault, the rules for addresses and the client for endpoints. A reload
+//! The sending side of a server: the vault and the client for endpoints, with its rules for addresses. A reload
 //! replaces all of it at once, or none of it.
 
 use std::collections::BTreeMap;
@@ -20,12 +20,10 @@ const PAGE: usize = 200;
 pub(crate) struct Sending {
     /// Seals secrets and custom headers.
     pub(crate) vault: Arc<Vault>,
-    /// Which addresses endpoints may have.
-    pub(crate) rules: GuardRules,
-    /// Signs and posts.
+    /// Signs and posts, and knows which addresses endpoints may have.
     pub(crate) courier: Arc<Courier>,
     limits: SenderLimits,
-    /// The settings that `rules` and `courier` were made of.
+    /// The settings that `courier` was made of.
     outbound: OutboundSettings,
 }
 
@@ -87,13 +85,13 @@ impl Sending {
         let same = before.filter(|before| before.outbound.has_same_way_out(&outbound));
         if let Some(before) = same {
             let courier = Arc::new(before.courier.with_vault(Arc::clone(&vault)));
-            return Ok(Self { vault, rules: before.rules.clone(), courier, limits, outbound });
+            return Ok(Self { vault, courier, limits, outbound });
         }
         let (allow, ports) = (outbound.allow.clone(), outbound.ports.clone());
         let rules = GuardRules::new(allow, ports, outbound.proxy.clone());
-        let client = Outbound::guarded(rules.clone()).map_err(|error| error.to_string())?;
+        let client = Outbound::guarded(rules).map_err(|error| error.to_string())?;
         let courier = Arc::new(Courier::new(client, Arc::clone(&vault)));
-        Ok(Self { vault, rules, courier, limits, outbound })
+        Ok(Self { vault, courier, limits, outbound })
     }
 }
 

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::{Action, ActionNote, Cursor, HandlerAnswer, Held, Page, StoreError};
 use crate::delivery::{DeliveryId, DeliveryStatus, MessageStatus};
 use crate::endpoint::{
-    EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed, NewEndpoint,
+    AddressChoice, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed,
+    NewEndpoint,
 };
 use crate::job::{Fence, Retry};
 use crate::key::Tenant;
@@ -243,6 +244,8 @@ pub struct DeliveryTarget {
     pub tenant: Tenant,
     /// The address.
     pub url: String,
+    /// Who chose the address.
+    pub address_by: AddressChoice,
     /// The deadline of the attempt.
     pub timeout: Duration,
     /// The most attempts under way at once.
@@ -261,6 +264,7 @@ impl DeliveryTarget {
             id: record.id,
             tenant: record.tenant.clone(),
             url: settings.url.clone(),
+            address_by: settings.address_by,
             timeout: settings.timeout,
             max_in_flight: settings.max_in_flight,
             payload: settings.payload,

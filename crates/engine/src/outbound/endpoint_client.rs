@@ -84,7 +84,16 @@ impl EndpointClient {
         roots: &[CertificateDer<'_>],
     ) -> Result<Self, OutboundTlsError> {
         let tls = TlsConnector::from(Arc::new(tls_config(roots)?));
-        let connector = GuardedConnector::new(rules, resolver, tls);
+        Ok(Self::through(GuardedConnector::new(rules, resolver, tls)))
+    }
+
+    /// A client of its own for endpoints whose address the receiving party chose: the same way out, under the
+    /// strictest rules ([`GuardRules::strictest`]).
+    pub fn strictest(&self) -> Self {
+        Self::through(self.connector.under(self.rules().strictest()))
+    }
+
+    fn through(connector: GuardedConnector) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(OUTBOUND_IDLE)
@@ -93,7 +102,7 @@ impl EndpointClient {
             .http1_max_buf_size(ENDPOINT_ANSWER_HEAD_BYTES_MAX)
             .http1_ignore_invalid_headers_in_responses(true)
             .build(connector.clone());
-        Ok(Self { client, connector })
+        Self { client, connector }
     }
 
     /// The rules that every connection of this client is opened under.

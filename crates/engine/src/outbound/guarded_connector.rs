@@ -70,6 +70,11 @@ impl GuardedConnector {
         Self(Arc::new(Guard { rules, resolver, tls }))
     }
 
+    /// The same resolver and roots under other rules.
+    pub(super) fn under(&self, rules: GuardRules) -> Self {
+        Self::new(rules, Arc::clone(&self.0.resolver), self.0.tls.clone())
+    }
+
     pub(super) fn rules(&self) -> &GuardRules {
         &self.0.rules
     }

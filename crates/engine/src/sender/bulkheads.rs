@@ -204,7 +204,7 @@ mod tests {
 
     use bytes::Bytes;
     use hapax_core::delivery::DeliveryId;
-    use hapax_core::endpoint::EndpointSealed;
+    use hapax_core::endpoint::{AddressChoice, EndpointSealed};
     use hapax_core::job::Fence;
     use hapax_core::message::Payload;
     use hapax_core::store::DeliveryTarget;
@@ -233,6 +233,7 @@ mod tests {
                 id: endpoint(of),
                 tenant,
                 url: "http://127.0.0.1/".to_owned(),
+                address_by: AddressChoice::Operator,
                 timeout: Duration::from_secs(10),
                 max_in_flight: 64,
                 payload: Payload::Fat,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::delivery::idempotency_key;
-use hapax_core::endpoint::EndpointSealed;
+use hapax_core::endpoint::{AddressChoice, EndpointSealed};
 use hapax_core::endpoint_secret::EndpointSecrets;
 use hapax_core::message::{Payload, thin_envelope};
 use hapax_core::store::{AttemptVerdict, DeliveryClaim, DeliveryTarget};
@@ -31,6 +31,8 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 #[derive(Debug)]
 pub struct Courier {
     client: EndpointClient,
+    /// For endpoints whose address the receiving party chose.
+    strict_client: EndpointClient,
     vault: Arc<Vault>,
     urls: Arc<ParsedUrls>,
 }
@@ -56,19 +58,31 @@ pub(super) struct Attempt {
 }
 
 impl Courier {
-    /// Sends through `client`, with the secrets that `vault` opens.
+    /// Sends through `client`, with the secrets that `vault` opens. Endpoints whose address the receiving party
+    /// chose are called through a client of their own, under the strictest rules.
     pub fn new(client: EndpointClient, vault: Arc<Vault>) -> Self {
-        Self { client, vault, urls: Arc::default() }
+        Self { strict_client: client.strictest(), client, vault, urls: Arc::default() }
     }
 
     /// The same client with another vault: open connections stay in use.
     pub fn with_vault(&self, vault: Arc<Vault>) -> Self {
-        Self { client: self.client.clone(), vault, urls: Arc::clone(&self.urls) }
+        let (client, strict_client) = (self.client.clone(), self.strict_client.clone());
+        Self { client, strict_client, vault, urls: Arc::clone(&self.urls) }
     }
 
-    /// Checks where a new endpoint is, as far as it can be known now.
-    pub async fn check(&self, url: &EndpointUrl) -> Result<(), UrlProblem> {
-        self.client.check(url).await
+    /// Reads the URL of an endpoint and checks where it is, as far as it can be known now.
+    pub async fn check(&self, url: &str, by: AddressChoice) -> Result<EndpointUrl, UrlProblem> {
+        let client = self.client_for(by);
+        let url = EndpointUrl::parse(url, client.rules())?;
+        client.check(&url).await?;
+        Ok(url)
+    }
+
+    fn client_for(&self, by: AddressChoice) -> &EndpointClient {
+        match by {
+            AddressChoice::Operator => &self.client,
+            AddressChoice::Receiver => &self.strict_client,
+        }
     }
 
     /// The keys of the vault: endpoints under other keys cannot be sent to.
@@ -112,7 +126,8 @@ impl Courier {
                 return Attempt { verdict, took: began.elapsed(), is_timeout: false };
             }
         };
-        let answered = self.client.post(&url, headers, body, target.timeout).await;
+        let client = self.client_for(target.address_by);
+        let answered = client.post(&url, headers, body, target.timeout).await;
         failpoint!("sender.posted");
         let verdict = match &answered {
             Ok(answered) => verdict::of_answer(answered, now()),

@@ -8,7 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::delivery::DeliveryId;
 use hapax_core::endpoint::{
-    EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed, NewEndpoint,
+    AddressChoice, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed,
+    NewEndpoint,
 };
 use hapax_core::endpoint_secret::{EndpointSecrets, Signing, SigningSecret};
 use hapax_core::job::Fence;
@@ -82,6 +83,7 @@ impl TestOutbox {
             id,
             tenant,
             url: format!("http://{at}/{name}"),
+            address_by: AddressChoice::Operator,
             timeout: Duration::from_secs(60),
             max_in_flight: 1_000,
             payload: Payload::Fat,
@@ -487,4 +489,27 @@ async fn a_reload_brings_the_setup_that_was_missing() {
     }));
     store.until(|state| state.delivered.len() == 3).await;
     Running { stop, task }.stop().await;
+}
+
+#[tokio::test]
+async fn an_address_that_the_receiving_party_chose_must_be_public_whatever_the_operator_allows() {
+    // Also if the address was public when it was stored: every attempt is judged.
+    let (store, sink) = (TestOutbox::new(), Sink::start().await);
+    store.publish(&vault(), sink.at, "fine", 1, 10);
+    let operators = store.state().waiting.values().next().unwrap().0.clone();
+    let receivers = DeliveryTarget { address_by: AddressChoice::Receiver, ..(*operators).clone() };
+    let rules =
+        GuardRules::new(vec!["127.0.0.0/8".parse().unwrap()], ENDPOINT_PORTS.to_vec(), None);
+    let courier = Courier::new(EndpointClient::new(rules).unwrap(), vault());
+    let now: hapax_engine::Now = Arc::new(Timestamp::now);
+    let ping = courier.ping(&receivers, "ping_1", &now).await;
+    assert!(
+        matches!(&ping.verdict, AttemptVerdict::Failed { error, .. } if error.contains("not public")),
+        "{ping:?}"
+    );
+    let url = operators.url.as_str();
+    assert!(courier.check(url, AddressChoice::Operator).await.is_ok());
+    assert!(courier.check(url, AddressChoice::Receiver).await.is_err());
+    let ping = courier.ping(&operators, "ping_2", &now).await;
+    assert!(matches!(ping.verdict, AttemptVerdict::Delivered(_)), "{ping:?}");
 }

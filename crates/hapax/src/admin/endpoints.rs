@@ -9,20 +9,20 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::Tenant;
 use hapax_core::endpoint::{
-    EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointRecord, EndpointSealed,
-    EndpointSettings, NewEndpoint, OnDead, default_auto_disable, default_max_in_flight,
-    default_retry, default_timeout,
+    AddressChoice, EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointRecord,
+    EndpointSealed, EndpointSettings, NewEndpoint, OnDead, default_auto_disable,
+    default_max_in_flight, default_retry, default_timeout,
 };
 use hapax_core::endpoint_check::{
     RotateFault, rotated, seal_headers, seal_secrets, settings_fault, tenant_fault,
 };
 use hapax_core::endpoint_secret::{EndpointSecrets, Signing, SigningSecret};
 use hapax_core::handler::TypeFilter;
-use hapax_core::limits::ENDPOINTS_PER_TENANT_MAX;
+use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, RECEIVER_ENDPOINTS_PER_TENANT_MAX};
 use hapax_core::message::Payload;
 use hapax_core::store::{AttemptVerdict, DeliveryTarget, EndpointFilter};
 use hapax_core::vault::Vault;
-use hapax_engine::{CustomHeaders, EndpointUrl};
+use hapax_engine::{CustomHeaders, UrlProblem};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
@@ -63,7 +63,17 @@ pub(super) async fn create<S: AdminStore>(
     Extension(caller): Extension<Caller>,
     JsonBody(asked): JsonBody<EndpointRequest>,
 ) -> Result<Created<Endpoint>, Problem> {
-    let vault = &*Arc::clone(&sending(&admin)?.vault);
+    create_by(&admin, &caller, AddressChoice::Operator, asked).await.map(Created)
+}
+
+/// Adds an endpoint whose address `by` chose.
+pub(super) async fn create_by<S: AdminStore>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    by: AddressChoice,
+    asked: EndpointRequest,
+) -> Result<Endpoint, Problem> {
+    let vault = &*Arc::clone(&sending(admin)?.vault);
     let url = asked.url.as_deref().ok_or_else(|| Problem::bad_request("url is missing"))?;
     let tenant = tenant(asked.tenant.as_deref())?;
     let signing = asked.signing.unwrap_or_default();
@@ -74,15 +84,16 @@ pub(super) async fn create<S: AdminStore>(
         secrets: seal_secrets(vault, &tenant, id, &EndpointSecrets::new(secret), nonce()),
         headers: None,
     };
-    let url = checked_url(&admin, url).await?;
-    let before = EndpointSettings { signing, public_key, ..EndpointSettings::at(url) };
+    let url = checked_url(admin, url, by).await?;
+    let before =
+        EndpointSettings { signing, public_key, address_by: by, ..EndpointSettings::at(url) };
     let (settings, sealed) = changed(vault, &tenant, id, (before, sealed), asked)?;
-    let by = caller.action(None, (admin.now)());
     let new = NewEndpoint { id, tenant, settings, sealed };
-    let record = record_of(admin.store.create_endpoint(new, by).await?)?;
+    let act = caller.action(None, (admin.now)());
+    let record = record_of(admin.store.create_endpoint(new, act).await?)?;
     tracing::info!(endpoint = %id, token = caller.who(), "{} added the endpoint {id}", caller.who());
     let secret = shown.map(|shown| shown.to_string());
-    Ok(Created(Endpoint { secret, ..record.into() }))
+    Ok(Endpoint { secret, ..record.into() })
 }
 
 /// `GET /api/v1/endpoints/{id}`.
@@ -100,16 +111,27 @@ pub(super) async fn change<S: AdminStore>(
     PathId(id): PathId,
     JsonBody(asked): JsonBody<EndpointRequest>,
 ) -> Result<Json<Endpoint>, Problem> {
+    change_by(&admin, &caller, AddressChoice::Operator, &id, asked).await.map(Json)
+}
+
+/// Changes an endpoint. A new address is one that `by` chose.
+pub(super) async fn change_by<S: AdminStore>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    by: AddressChoice,
+    id: &str,
+    asked: EndpointRequest,
+) -> Result<Endpoint, Problem> {
     if asked.tenant.is_some() || asked.secret.is_some() {
         return Err(Problem::bad_request(
             "tenant cannot be changed, and secret only by POST /api/v1/endpoints/{id}/rotate",
         ));
     }
     let url = match &asked.url {
-        Some(url) => Some(checked_url(&admin, url).await?),
+        Some(url) => Some(checked_url(admin, url, by).await?),
         None => None,
     };
-    let record = update(&admin, &caller, &id, |_, vault, record| {
+    let record = update(admin, caller, id, |_, vault, record| {
         if asked.signing.is_some_and(|signing| signing != record.settings.signing) {
             return Err(Problem::bad_request(
                 "signing can be changed only by POST /api/v1/endpoints/{id}/rotate",
@@ -118,11 +140,12 @@ pub(super) async fn change<S: AdminStore>(
         let mut before = (record.settings, record.sealed);
         if let Some(url) = &url {
             before.0.url.clone_from(url);
+            before.0.address_by = by;
         }
         changed(vault, &record.tenant, record.id, before, asked.clone())
     })
     .await?;
-    Ok(Json(record.into()))
+    Ok(record.into())
 }
 
 /// `POST /api/v1/endpoints/{id}/rotate`.
@@ -213,7 +236,10 @@ pub(super) async fn ping<S: AdminStore>(
 }
 
 /// The endpoint with this id.
-async fn find<S: AdminStore>(admin: &Admin<S>, id: &str) -> Result<EndpointRecord, Problem> {
+pub(super) async fn find<S: AdminStore>(
+    admin: &Admin<S>,
+    id: &str,
+) -> Result<EndpointRecord, Problem> {
     admin.store.endpoint(parse(id)?).await?.ok_or_else(unknown)
 }
 
@@ -272,7 +298,8 @@ fn record_of(changed: EndpointChanged) -> Result<EndpointRecord, Problem> {
             Err(Problem::conflict("another endpoint of this tenant has that uid"))
         }
         EndpointChanged::TooMany => Err(Problem::conflict(&format!(
-            "the tenant has {ENDPOINTS_PER_TENANT_MAX} endpoints, the most that it may have"
+            "the tenant has as many endpoints as it may have: {ENDPOINTS_PER_TENANT_MAX} in all, and \
+             {RECEIVER_ENDPOINTS_PER_TENANT_MAX} that were added in the portal"
         ))),
         EndpointChanged::VersionChanged => {
             Err(Problem::conflict("the endpoint was changed meanwhile: try again"))
@@ -295,6 +322,7 @@ fn changed(
     let Span(timeout) = asked.timeout.applied(Span(before.timeout), || Span(default_timeout()));
     let mut settings = EndpointSettings {
         url: before.url,
+        address_by: before.address_by,
         types,
         retry: retry.into_iter().map(|Span(wait)| wait).collect(),
         timeout,
@@ -336,11 +364,19 @@ fn tenant(asked: Option<&str>) -> Result<Tenant, Problem> {
 }
 
 /// The canonical form of the URL, if the rules allow it as far as they can be checked now.
-async fn checked_url<S: AdminStore>(admin: &Admin<S>, url: &str) -> Result<String, Problem> {
-    let sending = sending(admin)?;
-    let url = EndpointUrl::parse(url, &sending.rules).map_err(|error| refused("url", &error))?;
-    sending.courier.check(&url).await.map_err(|error| refused("url", &error))?;
-    Ok(url.as_str().to_owned())
+async fn checked_url<S: AdminStore>(
+    admin: &Admin<S>,
+    url: &str,
+    by: AddressChoice,
+) -> Result<String, Problem> {
+    match (sending(admin)?.courier.check(url, by).await, by) {
+        (Ok(url), _) => Ok(url.as_str().to_owned()),
+        // Which addresses exist behind a name is nothing that a receiving party should learn here.
+        (Err(UrlProblem::Blocked { .. }), AddressChoice::Receiver) => Err(Problem::bad_request(
+            "url: endpoints cannot be at this address: use a public address, on port 443 or 80",
+        )),
+        (Err(error), _) => Err(refused("url", &error)),
+    }
 }
 
 fn sending<S: AdminStore>(admin: &Admin<S>) -> Result<Arc<Sending>, Problem> {

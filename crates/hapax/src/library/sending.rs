@@ -19,7 +19,7 @@ use hapax_core::store::{Action, Published, StoreError};
 use hapax_core::vault::{NONCE_BYTES, RepeatedKey, Vault, VaultKey};
 use hapax_core::{Tenant, Timestamp};
 use hapax_engine::{
-    Courier, CustomHeaders, ENDPOINT_PORTS, EgressProxy, EndpointUrl, GuardRules, Now, Outbound,
+    Courier, CustomHeaders, ENDPOINT_PORTS, EgressProxy, GuardRules, Now, Outbound,
     OutboundTlsError, Sender, SenderLimits, SenderSetup,
 };
 use ipnet::IpNet;
@@ -103,7 +103,6 @@ pub enum SendingSetupError {
 #[derive(Debug)]
 pub(super) struct ActiveSending<S> {
     vault: Arc<Vault>,
-    rules: GuardRules,
     courier: Arc<Courier>,
     pub(super) sender: Arc<Sender<S>>,
 }
@@ -162,11 +161,11 @@ impl Sending {
     ) -> Result<ActiveSending<S>, SendingSetupError> {
         let vault = Arc::new(Vault::new(self.key, self.old)?);
         let rules = GuardRules::new(self.allow, self.ports, self.proxy);
-        let client = Outbound::guarded(rules.clone())?;
+        let client = Outbound::guarded(rules)?;
         let courier = Arc::new(Courier::new(client, Arc::clone(&vault)));
         let setup = SenderSetup { courier: Arc::clone(&courier), limits: self.limits };
         let sender = Arc::new(Sender::new(Arc::clone(store), Arc::clone(now), Some(setup)));
-        Ok(ActiveSending { vault, rules, courier, sender })
+        Ok(ActiveSending { vault, courier, sender })
     }
 }
 
@@ -288,8 +287,8 @@ impl<S: Database> Hapax<S> {
         if let Some(fault) = settings_fault(&settings) {
             return Err(invalid(&fault));
         }
-        let url = EndpointUrl::parse(&settings.url, &sending.rules).map_err(|e| invalid(&e))?;
-        sending.courier.check(&url).await.map_err(|error| invalid(&error))?;
+        let checked = sending.courier.check(&settings.url, settings.address_by).await;
+        let url = checked.map_err(|error| invalid(&error))?;
         settings.url = url.as_str().to_owned();
         let pairs = headers.iter().map(|(name, value)| (&**name, &**value));
         CustomHeaders::parse(pairs).map_err(|error| invalid(&error))?;

@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use hapax_core::delivery::{DeliveryId, DeliveryPhase, EndpointStanding, OUTCOME_LOST};
 use hapax_core::endpoint::{
-    Disabled, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint,
+    AddressChoice, Disabled, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint,
 };
 use hapax_core::job::{AfterFailure, AfterLoss, Fence, Progress, Retry, Workplace, jittered};
-use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, ERROR_CHARS_MAX};
+use hapax_core::limits::{
+    ENDPOINTS_PER_TENANT_MAX, ERROR_CHARS_MAX, RECEIVER_ENDPOINTS_PER_TENANT_MAX,
+};
 use hapax_core::message::Stamp;
 use hapax_core::store::{
     Action, ActionNote, AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryAttempt,
@@ -577,7 +579,16 @@ impl Model {
     fn create_endpoint(&mut self, new: NewEndpoint, now: Timestamp) -> EndpointChanged {
         let NewEndpoint { id, tenant, settings, sealed } = new;
         let of_tenant = |one: &&StoredEndpoint| !one.deleted && one.record.tenant == tenant;
-        if self.endpoints.values().filter(of_tenant).count() >= ENDPOINTS_PER_TENANT_MAX {
+        let by_receiver =
+            |one: &&StoredEndpoint| one.record.settings.address_by == AddressChoice::Receiver;
+        let siblings = || self.endpoints.values().filter(of_tenant);
+        let is_full = match settings.address_by {
+            AddressChoice::Operator => false,
+            AddressChoice::Receiver => {
+                siblings().filter(by_receiver).count() >= RECEIVER_ENDPOINTS_PER_TENANT_MAX
+            }
+        };
+        if is_full || siblings().count() >= ENDPOINTS_PER_TENANT_MAX {
             return EndpointChanged::TooMany;
         }
         if self.uid_taken(id, &tenant, settings.uid.as_deref()) {

@@ -6,10 +6,11 @@ use std::time::Duration;
 use hapax_core::Tenant;
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::{
-    EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointSettings, NewEndpoint, OnDead,
+    AddressChoice, EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointSettings,
+    NewEndpoint, OnDead,
 };
 use hapax_core::job::Retry;
-use hapax_core::limits::ENDPOINTS_PER_TENANT_MAX;
+use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, RECEIVER_ENDPOINTS_PER_TENANT_MAX};
 use hapax_core::store::{
     DeliveryAsk, DeliveryReplayed, EndpointFilter, Held, MessageAct, NewMessage, Published,
 };
@@ -152,6 +153,41 @@ pub(crate) async fn a_tenant_has_at_most_so_many_endpoints<S: Sending>(world: Wo
     assert_eq!(world.send(message("m1")).await, ENDPOINTS_PER_TENANT_MAX as u64);
     world.delete(created[0]).await;
     world.add(settings()).await;
+}
+
+pub(crate) async fn a_receiving_party_adds_at_most_so_many_endpoints<S: Sending>(world: World<S>) {
+    // All at once, beside endpoints of the operator, which do not count.
+    let tenant = Tenant::new("acme");
+    let of_receiver = EndpointSettings { address_by: AddressChoice::Receiver, ..settings() };
+    for _ in 0..3 {
+        world.add_for(tenant.clone(), settings()).await;
+    }
+    let tasks: Vec<_> = (0..RECEIVER_ENDPOINTS_PER_TENANT_MAX + 5)
+        .map(|_| {
+            let (store, by) = (Arc::clone(&world.store), world.by("add"));
+            let endpoint = new(&tenant, of_receiver.clone());
+            tokio::spawn(async move { store.create_endpoint(endpoint, by).await })
+        })
+        .collect();
+    let (mut created, mut refused) = (Vec::new(), 0);
+    for task in tasks {
+        match task.await.expect("no panic").expect("answers") {
+            EndpointChanged::Changed(record) => created.push(record.id),
+            EndpointChanged::TooMany => refused += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((created.len(), refused), (RECEIVER_ENDPOINTS_PER_TENANT_MAX, 5));
+    let stored = world.endpoint(created[0]).await;
+    assert_eq!(stored.settings.address_by, AddressChoice::Receiver);
+    world.add_for(tenant.clone(), settings()).await;
+    world.add_for(Tenant::new("shop"), of_receiver.clone()).await;
+    world.delete(created[0]).await;
+    world.add_for(tenant.clone(), of_receiver.clone()).await;
+    world.send(message("m1").with_tenant("acme")).await;
+    let claims = world.take(ALL).await;
+    let by_receiver = claims.iter().filter(|it| it.endpoint.address_by == AddressChoice::Receiver);
+    assert_eq!((by_receiver.count(), claims.len()), (RECEIVER_ENDPOINTS_PER_TENANT_MAX, 24));
 }
 
 pub(crate) async fn a_disabled_endpoint_holds_its_deliveries<S: Sending>(world: World<S>) {

@@ -336,6 +336,7 @@ on_every_working_store! {
         of_twenty_changes_of_one_version_one_wins,
         a_uid_names_one_endpoint_of_its_tenant,
         a_tenant_has_at_most_so_many_endpoints,
+        a_receiving_party_adds_at_most_so_many_endpoints,
         a_disabled_endpoint_holds_its_deliveries,
         what_an_endpoint_has_held_is_spread_out_once_it_is_enabled,
         a_deleted_endpoint_cancels_its_deliveries,

@@ -1,11 +1,13 @@
 -- Creates an endpoint; it gets messages that are published from this commit on. 0 created, 3 its uid is
--- taken, 4 the tenant or the database has as many as it may have. created_at: when.
+-- taken, 4 the tenant or the database has as many as it may have. created_at: when. receivers_most: how many the
+-- tenant may have whose address its receiving party chose; NULL for an endpoint of an operator.
 CREATE OR REPLACE FUNCTION hapax.create_endpoint(
     of_id uuid, of_tenant text, of_settings text, of_uid text, of_types text[], of_version text,
     of_thin boolean, of_max integer, of_retry bigint[], of_lease bigint, of_secrets bytea,
     of_headers bytea, of_keys bigint[], who text, reason text, acted_at timestamptz, most integer,
     now_at timestamptz DEFAULT NULL, of_order boolean DEFAULT false, of_parks boolean DEFAULT false,
-    of_auto_disable boolean DEFAULT true, of_interval bigint DEFAULT NULL, OUT verdict integer, OUT created_at timestamptz)
+    of_auto_disable boolean DEFAULT true, of_interval bigint DEFAULT NULL,
+    receivers_most integer DEFAULT NULL, OUT verdict integer, OUT created_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -17,6 +19,9 @@ BEGIN
     verdict := CASE
         WHEN (SELECT count(*) FROM hapax.endpoint e
               WHERE e.tenant = of_tenant AND e.deleted_at IS NULL) >= most
+            OR (SELECT count(*) FROM hapax.endpoint e
+                WHERE receivers_most IS NOT NULL AND e.tenant = of_tenant AND e.deleted_at IS NULL
+                  AND e.settings::jsonb ->> 'address_by' = 'receiver') >= receivers_most
             OR (SELECT max(e.endpoint) FROM hapax.endpoint e) >= 16777215
         THEN 4
         WHEN EXISTS (SELECT FROM hapax.endpoint e

@@ -1,10 +1,10 @@
 //! Creates and changes endpoints.
 
 use hapax_core::endpoint::{
-    EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed, EndpointSettings,
-    NewEndpoint,
+    AddressChoice, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed,
+    EndpointSettings, NewEndpoint,
 };
-use hapax_core::limits::ENDPOINTS_PER_TENANT_MAX;
+use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, RECEIVER_ENDPOINTS_PER_TENANT_MAX};
 use hapax_core::message::Payload;
 use hapax_core::rate_limit::RateLimit;
 use hapax_core::store::Action;
@@ -80,11 +80,15 @@ pub(super) async fn create(
     let NewEndpoint { id, tenant, settings, sealed } = new;
     let columns = Columns::of(settings, sealed);
     let most = i32::try_from(ENDPOINTS_PER_TENANT_MAX).unwrap_or(i32::MAX);
+    let receivers_most = match settings.address_by {
+        AddressChoice::Operator => None,
+        AddressChoice::Receiver => i32::try_from(RECEIVER_ENDPOINTS_PER_TENANT_MAX).ok(),
+    };
     let mut lent = shared.pools.admin.lend().await?;
     let rows = lent
         .query(
             "SELECT verdict, created_at FROM hapax.create_endpoint($1, $2, $3, $4, $5, $6, $7, $8, $9, \
-             $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)",
+             $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)",
             &[
                 &id.0,
                 &tenant.as_str(),
@@ -108,6 +112,7 @@ pub(super) async fn create(
                 &columns.parks_dead,
                 &columns.auto_disable,
                 &columns.rate_interval,
+                &receivers_most,
             ],
         )
         .await?;

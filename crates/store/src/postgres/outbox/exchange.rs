@@ -176,6 +176,7 @@ fn target(id: EndpointId, row: &Row) -> Option<Arc<DeliveryTarget>> {
         id,
         tenant: Tenant::new(row.get::<_, &str>("tenant")),
         url: settings.url,
+        address_by: settings.address_by,
         timeout: settings.timeout,
         max_in_flight: settings.max_in_flight,
         payload: settings.payload,

@@ -4,11 +4,11 @@ use hapax_core::Tenant;
 use hapax_core::circuit::CircuitEvent;
 use hapax_core::delivery::EndpointStanding;
 use hapax_core::endpoint::{
-    Disabled, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed,
-    EndpointSettings, NewEndpoint,
+    AddressChoice, Disabled, EndpointAct, EndpointChanged, EndpointId, EndpointRecord,
+    EndpointSealed, EndpointSettings, NewEndpoint,
 };
 use hapax_core::job::Policy;
-use hapax_core::limits::ENDPOINTS_PER_TENANT_MAX;
+use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, RECEIVER_ENDPOINTS_PER_TENANT_MAX};
 use hapax_core::store::Action;
 use hapax_core::vault::Sealed;
 use rusqlite::types::Type;
@@ -99,9 +99,18 @@ impl Outbox {
             // The answer to the first call was lost.
             return Ok(EndpointChanged::Changed(Box::new(self.endpoints[number].record.clone())));
         }
-        let siblings = self.of_tenant.get(&endpoint.tenant).map_or(0, Vec::len);
+        let siblings = self.of_tenant.get(&endpoint.tenant).map_or(&[][..], Vec::as_slice);
+        let by_receiver = |number: &&i64| {
+            self.endpoints[*number].record.settings.address_by == AddressChoice::Receiver
+        };
+        let is_full = match endpoint.settings.address_by {
+            AddressChoice::Operator => false,
+            AddressChoice::Receiver => {
+                siblings.iter().filter(by_receiver).count() >= RECEIVER_ENDPOINTS_PER_TENANT_MAX
+            }
+        };
         let number = self.last_endpoint + 1;
-        if siblings >= ENDPOINTS_PER_TENANT_MAX || number >= 1 << LANE_BITS {
+        if is_full || siblings.len() >= ENDPOINTS_PER_TENANT_MAX || number >= 1 << LANE_BITS {
             return Ok(EndpointChanged::TooMany);
         }
         let created_at = micros(by.at);
