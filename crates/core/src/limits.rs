@@ -51,6 +51,13 @@ pub const ENDPOINTS_PER_TENANT_MAX: usize = 1_000;
 /// party that needs more can ask for them.
 pub const RECEIVER_ENDPOINTS_PER_TENANT_MAX: usize = 20;
 
+/// The most pings of one tenant from the portal within [`PORTAL_PINGS_WITHIN`]: enough to test an endpoint, too few
+/// to bother the server of somebody else.
+pub const PORTAL_PINGS_MAX: usize = 10;
+
+/// The span of [`PORTAL_PINGS_MAX`].
+pub const PORTAL_PINGS_WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// The most transitions of a state machine: the states reachable from each state are computed when the
 /// config is read, and no config written by hand has more.
 pub const TRANSITIONS_MAX: usize = 1_000;

@@ -17,7 +17,7 @@ use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRec
 use hapax_core::job::{Fence, HandlerName, JobId};
 use hapax_core::ledger::{Ledger, Reservation, ReserveAsk, Reserved, StoredAnswer};
 use hapax_core::store::*;
-use hapax_core::{SourceName, Tenant};
+use hapax_core::{SourceName, Tenant, Timestamp};
 use tokio::sync::{Notify, Semaphore};
 use uuid::Uuid;
 
@@ -381,5 +381,14 @@ acts! {
         EndSession: end_session(hash: [u8; 32]) -> ();
         Audit: audit(entries: Vec<AuditEntry>) -> ();
         Audited: audited(filter: AuditFilter) -> Page<AuditEntry>;
+    }
+    PortalLinks {
+        CreatePortalLink: create_portal_link(link: PortalLink, code: [u8; 32]) -> ();
+        FindPortalLink: portal_link(code: [u8; 32]) -> Option<PortalLink>;
+        EnterPortal: enter_portal(code: [u8; 32], session: [u8; 32], at: Timestamp) -> Option<PortalLink>;
+        FindPortalSession: portal_session(link: PortalLinkId, session: [u8; 32]) -> Option<PortalLink>;
+        EndPortalLink: end_portal_link(link: PortalLinkId) -> ();
+        RevokePortalLinks: revoke_portal_links(tenant: Tenant) -> u64;
+        TakePortalPing: take_portal_ping(tenant: Tenant, at: Timestamp) -> bool;
     }
 }

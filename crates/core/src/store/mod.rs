@@ -9,6 +9,7 @@
 //! [`OwnMessages`] publishes messages of Hapax about itself. [`Plans`] apply an act of an operator
 //! to many deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of tenants that are
 //! added at run time, and [`AdminRecords`] the sessions of the dashboard and the audit trail.
+//! [`PortalLinks`] keeps the links of receiving parties to the portal.
 //! [`TenantDeletions`] deletes the data of a tenant. [`TrafficHistory`] keeps counts over time, and
 //! [`AlertRecords`] the alerts. [`StoreHints`] are for pacing and logs. Idempotency-Keys have their own trait,
 //! [`crate::ledger::Ledger`]; [`KeyRecords`] reads them for operators.
@@ -24,6 +25,7 @@ mod outbox;
 mod outbox_retention;
 mod own_messages;
 mod plans;
+mod portal_links;
 mod source_secrets;
 mod tenant_deletion;
 mod traffic_history;
@@ -45,6 +47,7 @@ pub use outbox::*;
 pub use outbox_retention::*;
 pub use own_messages::*;
 pub use plans::*;
+pub use portal_links::*;
 pub use source_secrets::*;
 pub use tenant_deletion::*;
 pub use traffic_history::*;

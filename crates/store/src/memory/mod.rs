@@ -21,6 +21,7 @@ mod outbox_reader;
 mod outbox_retention;
 mod own_messages;
 mod plans;
+mod portal_links;
 mod reader;
 mod source_secrets;
 mod tenant_deletion;
@@ -185,6 +186,8 @@ struct Model {
     fences_ever: i64,
     /// Sessions of the dashboard, by hash.
     sessions: HashMap<[u8; 32], Session>,
+    /// Links to the portal.
+    portal: portal_links::StoredLinks,
     /// The audit trail, oldest first.
     audit: Vec<AuditEntry>,
     /// The history of traffic.

@@ -31,6 +31,7 @@ mod operator_actions;
 mod outbox;
 mod partitions;
 mod plans;
+mod portal_links;
 mod prune;
 mod reader;
 mod result_text;

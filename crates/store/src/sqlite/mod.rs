@@ -22,6 +22,7 @@ mod operator_actions;
 mod order;
 mod outbox;
 mod plans;
+mod portal_links;
 mod prune;
 mod reader;
 mod row;

@@ -2,6 +2,7 @@
 //! break the store.
 
 pub(crate) use crate::admin_records::*;
+pub(crate) use crate::portal_links::*;
 
 use std::collections::HashSet;
 use std::sync::Arc;

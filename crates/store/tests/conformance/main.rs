@@ -24,6 +24,7 @@ mod order;
 mod outbox_reads;
 mod own_messages;
 mod plans;
+mod portal_links;
 mod pruned;
 mod publishing;
 mod redis_ledger;
@@ -83,6 +84,12 @@ on_every_store! {
     a_session_is_known_until_it_is_ended,
     sessions_that_have_ended_are_deleted_with_the_next_one,
     the_audit_trail_is_read_from_new_to_old_in_pages,
+    a_code_works_once_and_its_session_belongs_to_its_link,
+    of_twenty_that_use_one_code_one_enters,
+    a_link_that_has_ended_lets_nobody_in_and_is_deleted_with_the_next_one,
+    revoking_ends_every_link_of_one_tenant,
+    the_links_of_a_tenant_go_with_its_data,
+    a_tenant_has_at_most_so_many_pings_in_a_minute,
 }
 
 /// Runs each case about jobs and sending on every store. These cases need a clock, so each gets its

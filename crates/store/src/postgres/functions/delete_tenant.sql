@@ -1,5 +1,5 @@
--- Begins to delete the data of a tenant, or returns the deletion that is under way. Its endpoints
--- and the secrets of its sources are deleted with this commit; hapax.erase deletes the other data.
+-- Begins to delete the data of a tenant, or returns the deletion that is under way. Its endpoints, the secrets of
+-- its sources and its links to the portal are deleted with this commit; hapax.erase deletes the other data.
 -- Keeps: one deletion of a tenant at a time. The lock of the tenant's endpoints decides.
 CREATE OR REPLACE FUNCTION hapax.delete_tenant(
     of_tenant text, who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL)
@@ -40,6 +40,8 @@ BEGIN
         VALUES (of_tenant, s.source, 'delete', delete_tenant.who, delete_tenant.reason, acted_at);
         UPDATE hapax.source_secret_version v SET version = v.version + 1;
     END LOOP;
+    DELETE FROM hapax.portal_link x WHERE x.tenant = of_tenant;
+    DELETE FROM hapax.portal_ping x WHERE x.tenant = of_tenant;
     INSERT INTO hapax.tenant_deletion AS x
         (tenant, began_at, began_in, next_at, last_message, endpoints, who, reason)
     VALUES (of_tenant, at, pg_current_xact_id(), at,

@@ -434,6 +434,27 @@ CREATE TABLE hapax.session (
 );
 CREATE INDEX session_expiry ON hapax.session (expires_at);
 
+-- Links to the portal: the hash of the code, and once it was exchanged, of the browser's cookie.
+CREATE TABLE hapax.portal_link (
+    id            uuid        PRIMARY KEY,
+    tenant        text        NOT NULL,
+    may_replay    boolean     NOT NULL,
+    may_endpoints boolean     NOT NULL,
+    code          bytea       NOT NULL UNIQUE,
+    session       bytea,
+    created_at    timestamptz NOT NULL,
+    expires_at    timestamptz NOT NULL,
+    entered_at    timestamptz
+);
+CREATE INDEX portal_link_tenant ON hapax.portal_link (tenant);
+CREATE INDEX portal_link_expiry ON hapax.portal_link (expires_at);
+
+-- When the newest pings of a tenant from the portal were sent, oldest first.
+CREATE TABLE hapax.portal_ping (
+    tenant text          PRIMARY KEY,
+    sent   timestamptz[] NOT NULL
+);
+
 -- Requests to the admin side that change something, with those that were refused.
 CREATE TABLE hapax.audit (
     entry   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -491,6 +491,27 @@ CREATE TABLE hapax_session (
 );
 CREATE INDEX hapax_session_expiry ON hapax_session (expires_at);
 
+-- Links to the portal: the hash of the code, and once it was exchanged, of the browser's cookie.
+CREATE TABLE hapax_portal_link (
+    id            BLOB    PRIMARY KEY,
+    tenant        TEXT    NOT NULL,
+    may_replay    INTEGER NOT NULL,
+    may_endpoints INTEGER NOT NULL,
+    code          BLOB    NOT NULL UNIQUE,
+    session       BLOB,
+    created_at    INTEGER NOT NULL,
+    expires_at    INTEGER NOT NULL,
+    entered_at    INTEGER
+);
+CREATE INDEX hapax_portal_link_tenant ON hapax_portal_link (tenant);
+CREATE INDEX hapax_portal_link_expiry ON hapax_portal_link (expires_at);
+
+-- When the newest pings of a tenant from the portal were sent: a JSON array, oldest first.
+CREATE TABLE hapax_portal_ping (
+    tenant TEXT PRIMARY KEY,
+    sent   TEXT NOT NULL
+);
+
 -- Requests to the admin side that change something, with those that were refused.
 CREATE TABLE hapax_audit (
     entry   INTEGER PRIMARY KEY AUTOINCREMENT,
