@@ -6,6 +6,7 @@ use std::fmt;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -16,7 +17,7 @@ use hapax::Database;
 use hapax_core::handler::{Handler, HandlerKind};
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
-use hapax_core::store::{AdminRecords, AlertRecords, KeyRecords, TrafficHistory};
+use hapax_core::store::{AdminRecords, AlertRecords, KeyRecords, PortalLinks, TrafficHistory};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
@@ -99,12 +100,12 @@ fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
 
 /// The stores that a server runs on.
 trait ServerStore:
-    Database + Ledger + KeyRecords + TrafficHistory + AdminRecords + AlertRecords
+    Database + Ledger + KeyRecords + TrafficHistory + AdminRecords + AlertRecords + PortalLinks
 {
 }
 
-impl<S: Database + Ledger + KeyRecords + TrafficHistory + AdminRecords + AlertRecords> ServerStore
-    for S
+impl<S> ServerStore for S where
+    S: Database + Ledger + KeyRecords + TrafficHistory + AdminRecords + AlertRecords + PortalLinks
 {
 }
 
@@ -128,6 +129,10 @@ async fn serve_on<S: ServerStore>(
     let at = |listener: &Option<TcpListener>, otherwise| match listener {
         Some(listener) => listener.local_addr(),
         None => Ok(otherwise),
+    };
+    let portal_listener = match &config.portal {
+        Some(portal) if has_role(Role::Admin) => Some(bind(portal.listen, "portal.listen")?),
+        Some(_) | None => None,
     };
     let proxy_listeners = match has_role(Role::Ingress) {
         true => config.proxies.iter().map(bind_proxy).collect::<Result<Vec<_>, _>>()?,
@@ -237,11 +242,23 @@ async fn serve_on<S: ServerStore>(
     let admin_scheme = if admin_tls.is_some() { "https" } else { "http" };
     let site = Arc::new(Site::new(config.settings.admin_url.as_deref(), admin_tls.is_some()));
     let redactions = Arc::new(Redactions::new(redacted(&config)));
-    let router = admin::router(Admin {
+    let portal_certificate = config.portal.as_ref().and_then(|portal| portal.tls.clone());
+    let portal_tls = portal_certificate.as_ref().map(Certificate::server_config).transpose()?;
+    let portal_address = match (&portal_listener, &config.portal) {
+        (Some(listener), _) => Some(listener.local_addr()?),
+        (None, Some(portal)) => Some(portal.listen),
+        (None, None) => None,
+    };
+    let portal_scheme = if portal_tls.is_some() { "https" } else { "http" };
+    let portal_at = portal_address.map(|at| format!("{portal_scheme}://{at}"));
+    let portal_url = config.portal.as_ref().and_then(|portal| portal.public_url.clone());
+    let portal_site = Arc::new(Site::new(portal_url.as_deref(), portal_tls.is_some()));
+    let admin_side = Arc::new(Admin {
         store: Arc::clone(&store),
         authorizer: Arc::clone(&authorizer),
         site: Arc::clone(&site),
         redactions: Arc::clone(&redactions),
+        portal_url: portal_url.or_else(|| portal_at.clone()),
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
         handlers: Arc::clone(&jobs_for),
@@ -263,6 +280,8 @@ async fn serve_on<S: ServerStore>(
         unfinished: unfinished.clone(),
         first_command: first_command(&config, public_address),
     });
+    let portal_router = admin::portal_router(Arc::clone(&admin_side), Arc::clone(&portal_site));
+    let router = admin::router(admin_side);
     let certificate = config.tls.clone();
     let tls = certificate.as_ref().map(Certificate::server_config).transpose()?;
     let scheme = if tls.is_some() { "https" } else { "http" };
@@ -299,8 +318,10 @@ async fn serve_on<S: ServerStore>(
             .filter(|role| has_role(*role))
             .collect(),
     };
-    let proxy_lines: Vec<String> =
-        config.proxies.iter().zip(&bound_proxies).map(proxy_line).collect();
+    let portal_line =
+        portal_listener.as_ref().and(portal_at).map(|at| format!("hapax portal {at}"));
+    let further_lines: Vec<String> =
+        config.proxies.iter().zip(&bound_proxies).map(proxy_line).chain(portal_line).collect();
     let alerts_task = {
         let (watch, store, stop) =
             (Arc::clone(&watch), Arc::clone(&store), stop_background.clone());
@@ -326,29 +347,17 @@ async fn serve_on<S: ServerStore>(
         })
         .collect();
     let admin_task = admin_listener.map(|listener| {
-        tokio::spawn(http::serve(
-            listener,
-            admin_tls,
-            move |mut request: ::http::Request<http::Received>, peer: http::Peer| {
-                let router = router.clone();
-                if let Some(uri) = site.without_base(request.uri()) {
-                    *request.uri_mut() = uri;
-                }
-                async move {
-                    let answered = router.oneshot(request.map(Body::new)).await;
-                    let answered = answered.unwrap_or_else(|never| match never {});
-                    if answered.extensions().get::<admin::Authenticated>().is_some() {
-                        peer.has_verified();
-                    }
-                    answered
-                }
-            },
-            HttpLimits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits },
-            stop_background.clone(),
-        ))
+        let limits = HttpLimits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits.clone() };
+        let (answer, stop) = (answering(router, site), stop_background.clone());
+        tokio::spawn(http::serve(listener, admin_tls, answer, limits, stop))
+    });
+    let portal_task = portal_listener.map(|listener| {
+        let limits = HttpLimits { connections_max: PORTAL_CONNECTIONS_MAX, ..limits };
+        let (answer, stop) = (answering(portal_router, portal_site), stop_background.clone());
+        tokio::spawn(http::serve(listener, portal_tls, answer, limits, stop))
     });
     readiness.opened();
-    print_ready(&config, &proxy_lines, &ready);
+    print_ready(&config, &further_lines, &ready);
 
     let mut reloadable = Reloadable {
         config,
@@ -364,7 +373,10 @@ async fn serve_on<S: ServerStore>(
         watch,
         authorizer,
         redactions,
-        certificates: certificate.into_iter().chain(admin_certificate).collect(),
+        certificates: [certificate, admin_certificate, portal_certificate]
+            .into_iter()
+            .flatten()
+            .collect(),
         public_address,
         known_sources,
     };
@@ -400,12 +412,38 @@ async fn serve_on<S: ServerStore>(
     tenants_task.await.context("reading the secrets of tenants panicked")?;
     resealer_task.await.context("sealing stored values again panicked")?;
     join_task(admin_task).await.context("the admin side panicked")?;
+    join_task(portal_task).await.context("the portal panicked")?;
     unfinished.close();
     unfinished.wait().await;
     store.close().await;
     tracing::info!("stopped");
     Ok(())
 }
+
+/// Answers the requests to the admin side or to the portal.
+fn answering(
+    router: axum::Router,
+    site: Arc<Site>,
+) -> impl Fn(::http::Request<http::Received>, http::Peer) -> Answering + Clone + Send + Sync + 'static
+{
+    move |mut request, peer| {
+        let router = router.clone();
+        if let Some(uri) = site.without_base(request.uri()) {
+            *request.uri_mut() = uri;
+        }
+        Box::pin(async move {
+            let answered = router.oneshot(request.map(Body::new)).await;
+            let answered = answered.unwrap_or_else(|never| match never {});
+            if answered.extensions().get::<admin::Authenticated>().is_some() {
+                peer.has_verified();
+            }
+            answered
+        })
+    }
+}
+
+/// An answer that is on its way.
+type Answering = Pin<Box<dyn Future<Output = ::http::Response<Body>> + Send>>;
 
 /// Waits for a task, if there is one.
 async fn join_task<T>(task: Option<JoinHandle<T>>) -> Result<(), tokio::task::JoinError> {
@@ -417,6 +455,9 @@ async fn join_task<T>(task: Option<JoinHandle<T>>) -> Result<(), tokio::task::Jo
 
 /// The most connections to the admin side: operators and scrapers.
 const ADMIN_CONNECTIONS_MAX: usize = 256;
+
+/// The most connections to the portal: people at receiving parties.
+const PORTAL_CONNECTIONS_MAX: usize = 512;
 
 /// The listen backlog; the system may allow less. When it is full the kernel drops connections, and a sender
 /// retries only after a second or more. So it is as large as `max_connections`, and not the usual 128.
@@ -492,7 +533,8 @@ fn limits(config: &Config) -> HttpLimits {
     });
     let deliveries = config.settings.outbound.max_in_flight as u64;
     let outbound = outbound.sum::<u64>() + deliveries;
-    let apart = DESCRIPTORS_RESERVED * 2 + ADMIN_CONNECTIONS_MAX as u64 + outbound;
+    let portal = if config.portal.is_some() { PORTAL_CONNECTIONS_MAX as u64 } else { 0 };
+    let apart = DESCRIPTORS_RESERVED * 2 + ADMIN_CONNECTIONS_MAX as u64 + portal + outbound;
     // A connection to a proxy needs another one to its upstream.
     let per_connection = 1 + 2 * config.proxies.len() as u64;
     let wanted = config.settings.max_connections as u64 * per_connection + apart;
@@ -645,9 +687,9 @@ fn program() -> String {
 }
 
 /// Prints the addresses on stdout, and in dev mode a command to try. A closed stdout is ignored.
-fn print_ready(config: &Config, proxy_lines: &[String], ready: &ReadyLine) {
+fn print_ready(config: &Config, further_lines: &[String], ready: &ReadyLine) {
     let mut out = std::io::stdout().lock();
-    for line in proxy_lines {
+    for line in further_lines {
         let _ = writeln!(out, "{line}");
     }
     let _ = writeln!(out, "{ready}");
@@ -702,7 +744,7 @@ struct Reloadable<S> {
     watch: Arc<AlertMonitor>,
     authorizer: Arc<Authorizer>,
     redactions: Arc<Redactions>,
-    /// The certificates of the public side and of the admin side.
+    /// The certificates of the public side, of the admin side and of the portal.
     certificates: Vec<Arc<Certificate>>,
     public_address: SocketAddr,
     known_sources: Arc<ArcSwap<HashSet<SourceName>>>,

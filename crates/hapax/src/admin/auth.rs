@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use aws_lc_rs::{constant_time, digest};
+use aws_lc_rs::{constant_time, digest, rand};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header, uri::Authority};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use hapax_core::Timestamp;
 use hapax_core::secret::Secret;
-use hapax_core::store::{Action, AuditEntry, HandlerRef, Session};
+use hapax_core::store::{Action, AuditEntry, HandlerRef, PortalLinkId, Session};
 
 use super::problem::Problem;
 use super::{Admin, AdminStore};
@@ -30,8 +31,17 @@ pub(crate) struct Authorizer {
     address: IpAddr,
     rules: ArcSwap<AccessRules>,
     wrong: governor::DefaultDirectRateLimiter,
-    /// Refusals that the audit trail records.
-    refusals: governor::DefaultDirectRateLimiter,
+    refusals: Refusals,
+}
+
+/// Refusals that the audit trail records, at a bounded rate.
+pub(super) struct Refusals(governor::DefaultDirectRateLimiter);
+
+impl Default for Refusals {
+    fn default() -> Self {
+        let quota = governor::Quota::per_minute(REFUSALS_PER_MINUTE.try_into().expect("not zero"));
+        Self(governor::RateLimiter::direct(quota))
+    }
 }
 
 /// The rules of the current configuration.
@@ -72,9 +82,7 @@ impl Authorizer {
             address,
             rules: ArcSwap::from_pointee(closed),
             wrong: governor::RateLimiter::direct(quota),
-            refusals: governor::RateLimiter::direct(governor::Quota::per_minute(
-                REFUSALS_PER_MINUTE.try_into().expect("not zero"),
-            )),
+            refusals: Refusals::default(),
         };
         authorizer.reload(without_token, tokens);
         authorizer
@@ -263,6 +271,12 @@ enum Grants {
 }
 
 impl Caller {
+    /// The holder of a link to the portal, which permits nothing on the admin side.
+    pub(super) fn of_link(link: PortalLinkId) -> Self {
+        let who = format!("portal {link}").into();
+        Self { who, may: Grants::Only(Arc::from([])), session: None }
+    }
+
     /// The name that is recorded.
     pub(super) fn who(&self) -> &str {
         &self.who
@@ -436,13 +450,35 @@ pub(super) fn check_same_origin(headers: &HeaderMap, own: Option<&str>) -> Resul
 /// The name of the cookie that holds the session.
 pub(super) const SESSION_COOKIE: &str = "hapax_session";
 
-/// The hash of the session that a request's cookie names.
-pub(super) fn session_hash(headers: &HeaderMap) -> Option<[u8; 32]> {
+/// The hash of the session that a request's cookie of this name holds.
+pub(super) fn session_hash(headers: &HeaderMap, cookie: &str) -> Option<[u8; 32]> {
     let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut pairs =
         cookies.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    let (_, value) = pairs.find(|(name, _)| *name == SESSION_COOKIE)?;
-    digest::digest(&digest::SHA256, value.as_bytes()).as_ref().try_into().ok()
+    let (_, value) = pairs.find(|(name, _)| *name == cookie)?;
+    Some(hash_of(value))
+}
+
+/// A random value that only its holder knows, and its hash, which is all that is stored.
+pub(super) struct RandomValue {
+    pub(super) text: String,
+    pub(super) hash: [u8; 32],
+}
+
+impl RandomValue {
+    pub(super) fn new() -> Result<Self, Problem> {
+        let mut value = [0; 32];
+        rand::fill(&mut value)
+            .map_err(|_| Problem::unavailable("the system has no random bytes"))?;
+        let text = BASE64_URL_SAFE_NO_PAD.encode(value);
+        Ok(Self { hash: hash_of(&text), text })
+    }
+}
+
+/// The hash under which a random value is stored.
+pub(super) fn hash_of(value: &str) -> [u8; 32] {
+    let hash = digest::digest(&digest::SHA256, value.as_bytes());
+    hash.as_ref().try_into().expect("a SHA-256 has 32 bytes")
 }
 
 /// Marks the answer to a request with a valid token or session.
@@ -469,14 +505,16 @@ pub(super) async fn authorize<S: AdminStore>(
     next: Next,
 ) -> Response {
     let admin = &guard.admin;
-    let session =
-        match (request.headers().get(header::AUTHORIZATION), session_hash(request.headers())) {
-            (None, Some(hash)) => match admin.store.session(hash).await {
-                Ok(session) => session.filter(|session| session.expires_at > (admin.now)()),
-                Err(error) => return Problem::from(error).into_response(),
-            },
-            (_, _) => None,
-        };
+    let session = match (
+        request.headers().get(header::AUTHORIZATION),
+        session_hash(request.headers(), SESSION_COOKIE),
+    ) {
+        (None, Some(hash)) => match admin.store.session(hash).await {
+            Ok(session) => session.filter(|session| session.expires_at > (admin.now)()),
+            Err(error) => return Problem::from(error).into_response(),
+        },
+        (_, _) => None,
+    };
     let is_safe = request.method().is_safe();
     let audited = (!is_safe && guard.access.is_audited()).then(|| Audited {
         action: format!("{} {}", request.method(), guard.path),
@@ -533,8 +571,19 @@ impl Audited {
         who: &str,
         status: StatusCode,
     ) {
+        self.record_within(&admin.authorizer.refusals, admin, who, status).await;
+    }
+
+    /// The same with another bound of refusals.
+    pub(super) async fn record_within<S: AdminStore>(
+        self,
+        refusals: &Refusals,
+        admin: &Admin<S>,
+        who: &str,
+        status: StatusCode,
+    ) {
         let is_refusal = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-        if is_refusal && admin.authorizer.refusals.check().is_err() {
+        if is_refusal && refusals.0.check().is_err() {
             return;
         }
         let entry = AuditEntry {

@@ -19,6 +19,7 @@ mod messages;
 mod openapi;
 mod pages;
 mod plans;
+mod portal;
 mod problem;
 mod redaction;
 mod replay;
@@ -41,8 +42,8 @@ use axum::{Json, Router};
 use hapax_core::ledger::Ledger;
 use hapax_core::store::{
     AdminRecords, AlertRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, KeyRecords,
-    Operate, Outbox, OwnMessages, Plans, SourceSecretStore, Store, TenantDeletions, TrafficHistory,
-    Work,
+    Operate, Outbox, OwnMessages, Plans, PortalLinks, SourceSecretStore, Store, TenantDeletions,
+    TrafficHistory, Work,
 };
 use hapax_engine::{JobsFor, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -52,6 +53,7 @@ use utoipa::openapi::OpenApi;
 
 use auth::RouteGuard;
 pub(crate) use auth::{Authenticated, Authorizer, WithoutToken};
+pub(crate) use portal::router as portal_router;
 use problem::Problem;
 pub(crate) use redaction::Redactions;
 use routes::{ApiRoute, routes};
@@ -87,6 +89,7 @@ pub(crate) trait AdminStore:
     + TrafficHistory
     + AdminRecords
     + AlertRecords
+    + PortalLinks
     + SourceSecretStore
     + TenantDeletions
 {
@@ -106,6 +109,7 @@ impl<S> AdminStore for S where
         + TrafficHistory
         + AdminRecords
         + AlertRecords
+        + PortalLinks
         + SourceSecretStore
         + TenantDeletions
 {
@@ -121,6 +125,8 @@ pub(crate) struct Admin<S> {
     pub(crate) redactions: Arc<Redactions>,
     /// How browsers reach the pages.
     pub(crate) site: Arc<Site>,
+    /// What links to the portal begin with, if there is one.
+    pub(crate) portal_url: Option<String>,
     /// Whether the process is ready; not any more once it shuts down.
     pub(crate) readiness: Arc<Readiness>,
     /// Renders the metrics.
@@ -147,8 +153,7 @@ pub(crate) struct Admin<S> {
 }
 
 /// All routes of the admin side.
-pub(crate) fn router<S: AdminStore>(admin: Admin<S>) -> Router {
-    let admin = Arc::new(admin);
+pub(crate) fn router<S: AdminStore>(admin: Arc<Admin<S>>) -> Router {
     let mut router = Router::new();
     for ApiRoute { access, path, to, describe, .. } in routes::<S>() {
         let to = match access {

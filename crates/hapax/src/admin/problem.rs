@@ -31,6 +31,12 @@ impl Problem {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "a valid bearer token is required")
     }
 
+    /// A page of the portal without a session that is still open.
+    pub(super) fn not_entered() -> Self {
+        let detail = "this link to the portal has ended, or this browser has not entered by it: ask for a new link";
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
+    }
+
     /// Whether a token is missing or wrong.
     pub(super) fn is_unauthorized(&self) -> bool {
         self.status == StatusCode::UNAUTHORIZED
@@ -83,8 +89,11 @@ impl Problem {
     }
 
     pub(super) fn too_many() -> Self {
-        let detail = "too many requests with a wrong token: try again later";
-        let retry_after_seconds = Some(1);
+        Self::limited("too many requests with a wrong token: try again later", 1)
+    }
+
+    pub(super) fn limited(detail: &str, retry_after_seconds: u32) -> Self {
+        let retry_after_seconds = Some(retry_after_seconds);
         Self { retry_after_seconds, ..Self::new(StatusCode::TOO_MANY_REQUESTS, "limited", detail) }
     }
 

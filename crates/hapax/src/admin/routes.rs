@@ -11,7 +11,7 @@ use super::auth::Access;
 use super::openapi::{Described, Description};
 use super::{
     Admin, AdminStore, alerts, audit, claims, endpoints, events, handlers, history, jobs, messages,
-    pages, plans, replay, review, stats, storage, tenants,
+    pages, plans, portal, replay, review, stats, storage, tenants,
 };
 
 /// All routes of the admin side.
@@ -146,6 +146,8 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         route(Method::PUT, Some(Administer), "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::set::<S>, "Sets the secrets of a tenant for a source; every node uses them within a second"),
         route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::delete::<S>, "Removes the secrets of a tenant for a source: its requests get a 404"),
         route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}", tenants::erase::<S>, "Deletes what is stored for a tenant; large tenants in the background"),
+        post(Administer, "/api/v1/tenants/{tenant}/portal", portal::links::create::<S>, "Makes a link with which a receiving party sees its endpoints and deliveries"),
+        route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}/portal", portal::links::revoke::<S>, "Revokes every link of a tenant to the portal, at once on every node"),
         get(Read, "/api/v1/tenants/{tenant}/deletion", tenants::deletion::<S>, "Shows how far the deletion of a tenant's data has come"),
     ]
 }

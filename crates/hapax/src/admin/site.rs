@@ -1,9 +1,9 @@
-//! How browsers reach the admin side: directly, or through a reverse proxy at another URL.
+//! How browsers reach the admin side or the portal: directly, or through a reverse proxy at another URL.
 
 use axum::http::Uri;
 use url::Url;
 
-/// The URL of the admin side as browsers see it.
+/// The URL of a side as browsers see it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Site {
     /// Scheme, host and port, as browsers name them in the header `Origin`.
@@ -15,9 +15,9 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// The site at `admin_url`. `has_tls` says whether the listener itself speaks TLS.
-    pub(crate) fn new(admin_url: Option<&str>, has_tls: bool) -> Self {
-        let Some(url) = admin_url.and_then(|url| Url::parse(url).ok()) else {
+    /// The site at `url`. `has_tls` says whether the listener itself speaks TLS.
+    pub(crate) fn new(url: Option<&str>, has_tls: bool) -> Self {
+        let Some(url) = url.and_then(|url| Url::parse(url).ok()) else {
             return Self { is_secure: has_tls, ..Self::default() };
         };
         Self {
@@ -39,7 +39,13 @@ impl Site {
 
     /// The attributes of a cookie that only this site gets.
     pub(super) fn cookie_attributes(&self) -> String {
-        let path = if self.base.is_empty() { "/" } else { &self.base };
+        self.cookie_attributes_below("")
+    }
+
+    /// The attributes of a cookie that only the pages below a path of this site get.
+    pub(super) fn cookie_attributes_below(&self, path: &str) -> String {
+        let below = format!("{}{path}", self.base);
+        let path = if below.is_empty() { "/" } else { &below };
         let secure = if self.is_secure { "; Secure" } else { "" };
         format!("Path={path}; HttpOnly; SameSite=Lax{secure}")
     }

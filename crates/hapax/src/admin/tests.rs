@@ -1,6 +1,7 @@
 //! The routes of the admin API, over HTTP requests to the router, on the model of a store in memory.
 
 mod pages;
+mod portal;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 use uuid::Uuid;
 
-use super::{Admin, Authorizer, Redactions, WithoutToken, router};
+use super::{Admin, Authorizer, Redactions, WithoutToken, portal_router, router};
 use crate::alerts::{AlertMonitor, AlertRules, Inputs};
 use crate::config::{Permission, Redaction};
 use crate::sending::SharedSending;
@@ -176,6 +177,7 @@ fn spec(source: &str, handler: &str, workplace: Workplace) -> HandlerSpec {
 struct Server {
     store: TestStore,
     router: Router,
+    portal: Router,
     stop: CancellationToken,
     unfinished: TaskTracker,
 }
@@ -208,7 +210,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         TenantRules::none("no vault in this test"),
         Box::new(|_, _| {}),
     );
-    let router = router(Admin {
+    let admin = Arc::new(Admin {
         store: Arc::clone(&store.faults),
         authorizer: Arc::new(authorizer),
         site: Arc::default(),
@@ -219,6 +221,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
                 headers: vec!["x-user".to_owned()],
             },
         )])),
+        portal_url: Some("https://webhooks.example.com".to_owned()),
         readiness,
         sending: Arc::new(SharedSending::new(Err("no vault in this test".to_owned()))),
         tenants: Arc::new(tenants),
@@ -269,7 +272,8 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         unfinished: unfinished.clone(),
         first_command: Some("hapax send stripe".to_owned()),
     });
-    Server { store, router, stop, unfinished }
+    let portal = portal_router(Arc::clone(&admin), Arc::default());
+    Server { store, router: router(admin), portal, stop, unfinished }
 }
 
 impl Server {

@@ -13,6 +13,7 @@ mod events;
 mod jobs;
 mod messages;
 mod plans;
+mod portal;
 mod replay;
 mod stats;
 mod storage;
@@ -45,6 +46,7 @@ pub(crate) use messages::{
     SkippedDelivery,
 };
 pub(crate) use plans::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork};
+pub(crate) use portal::{PortalAccess, PortalRequest, RevokedLinks};
 pub(crate) use replay::{
     DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,
     ReplayJobsRequest, Replayed,

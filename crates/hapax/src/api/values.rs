@@ -14,7 +14,9 @@ use hapax_core::endpoint::{EndpointOrder, OnDead};
 use hapax_core::endpoint_secret::Signing;
 use hapax_core::job::Phase;
 use hapax_core::message::Payload;
-use hapax_core::store::{Decision, PlanState, PlannedDeliveries, ReviewReason, Status};
+use hapax_core::store::{
+    Decision, PlanState, PlannedDeliveries, PortalRight, ReviewReason, Status,
+};
 use serde::de::{self, DeserializeOwned, Visitor, value::Error as ValueError};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::openapi::RefOr;
@@ -185,6 +187,8 @@ pub(super) type PlannedDeliveriesWord = Word<PlannedDeliveries>;
 pub(super) type PlanStateWord = Word<PlanState>;
 /// The schema of [`Decision`].
 pub(super) type DecisionWord = Word<Decision>;
+/// The schema of [`PortalRight`].
+pub(super) type PortalRightWord = Word<PortalRight>;
 /// The schema of [`ReviewReason`].
 pub(super) type ReviewReasonWord = Word<ReviewReason>;
 

@@ -1,5 +1,5 @@
-//! `hapax tenants`: the secrets of tenants that are added at run time, and the deletion of a tenant's data, through
-//! the admin API.
+//! `hapax tenants`: the secrets of tenants that are added at run time, the deletion of a tenant's data, and links to
+//! the portal, through the admin API.
 
 use hapax_core::Timestamp;
 
@@ -7,7 +7,8 @@ use super::admin_client::{self, Remote, encoded};
 use super::events::read;
 use super::output::{self, Exit, Failure};
 use crate::api::{
-    DeletionState, SourceSecretRequest, SourceSecrets, SourceSecretsRequest, TenantDeletion,
+    DeletionState, PortalAccess, RevokedLinks, SourceSecretRequest, SourceSecrets,
+    SourceSecretsRequest, TenantDeletion,
 };
 use crate::config;
 
@@ -27,6 +28,11 @@ pub(super) enum Tenants {
     Delete(Delete),
     /// Show how far the deletion of a tenant's data has come
     Deletion(Named),
+    /// Make a link to the portal, with which a receiving party sees its endpoints and deliveries
+    Portal(Portal),
+    /// Revoke every link of a tenant to the portal, at once
+    #[command(name = "revoke-portal")]
+    RevokePortal(Named),
 }
 
 impl Tenants {
@@ -37,6 +43,8 @@ impl Tenants {
             Self::Remove(act) => admin_client::run(act.remove()),
             Self::Delete(delete) => admin_client::run(delete.run()),
             Self::Deletion(named) => admin_client::run(named.deletion()),
+            Self::Portal(portal) => admin_client::run(portal.run()),
+            Self::RevokePortal(named) => admin_client::run(named.revoke_portal()),
         }
     }
 }
@@ -155,6 +163,38 @@ impl Delete {
     }
 }
 
+/// `hapax tenants portal`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Portal {
+    #[command(flatten)]
+    named: Named,
+    /// How long the link lasts, such as 30m, 1h or 7d
+    #[arg(long, value_name = "SPAN", default_value = "1h")]
+    ttl: String,
+    /// What its holder may do: some of read,replay,endpoints
+    #[arg(long, value_name = "RIGHTS", value_delimiter = ',', default_value = "read")]
+    allow: Vec<String>,
+}
+
+impl Portal {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.named.remote.open()?;
+        let asked = serde_json::json!({ "ttl": self.ttl, "allow": self.allow });
+        let answer = server.post(&self.named.portal_path(), &asked).await?;
+        if self.named.json {
+            output::json(&answer)?;
+            return Ok(Exit::Done);
+        }
+        let made: PortalAccess = read(answer)?;
+        output::data(&made.url)?;
+        output::words(&format!(
+            "opens the portal once, for the tenant {}, until {}",
+            self.named.tenant, made.expires_at
+        ));
+        Ok(Exit::Done)
+    }
+}
+
 /// Commands that name one tenant.
 #[derive(Debug, clap::Args)]
 pub(super) struct Named {
@@ -168,6 +208,22 @@ pub(super) struct Named {
 }
 
 impl Named {
+    fn portal_path(&self) -> String {
+        format!("/api/v1/tenants/{}/portal", encoded(&self.tenant))
+    }
+
+    async fn revoke_portal(self) -> Result<Exit, Failure> {
+        let server = self.remote.open()?;
+        let answer = server.delete(&self.portal_path()).await?;
+        if self.json {
+            output::json(&answer)?;
+            return Ok(Exit::Done);
+        }
+        let RevokedLinks { revoked } = read(answer)?;
+        output::words(&format!("revoked {}", crate::format::count(revoked, "link")));
+        Ok(Exit::Done)
+    }
+
     async fn deletion(self) -> Result<Exit, Failure> {
         let server = self.remote.open()?;
         let path = format!("/api/v1/tenants/{}/deletion", encoded(&self.tenant));

@@ -75,7 +75,7 @@ pub(crate) const KEYS: [&str; 11] = [
 impl Alerts {
     /// Reads `[alerts]` over the defaults.
     pub(super) fn read(section: &Section<'_>, problems: &mut ConfigProblems) -> Self {
-        section.expect(&KEYS, &[], problems);
+        section.expect(&KEYS, problems);
         let mut alerts = Self::default();
         for entry in section.entries() {
             let set = |text: &str| alerts.set(entry.name(), text);

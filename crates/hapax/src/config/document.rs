@@ -76,23 +76,15 @@ impl<'d> Section<'d> {
         })
     }
 
-    /// Reports every key that is not `known`; a key of `later` is reported as not built yet.
-    pub(crate) fn expect(&self, known: &[&str], later: &[&str], problems: &mut ConfigProblems) {
-        for entry in self.entries() {
-            if known.contains(&entry.name) {
-                continue;
-            }
-            let invalid = if later.contains(&entry.name) {
-                not_built_yet()
-            } else {
-                let hint = match suggest::nearest(entry.name, known) {
-                    Some(near) => format!("did you mean `{near}`?"),
-                    None if known.is_empty() => "this section has no keys".to_owned(),
-                    None => format!("known keys: {}", known.join(", ")),
-                };
-                InvalidSetting::new("unknown key", hint)
+    /// Reports every key that is not `known`.
+    pub(crate) fn expect(&self, known: &[&str], problems: &mut ConfigProblems) {
+        for entry in self.entries().filter(|entry| !known.contains(&entry.name)) {
+            let hint = match suggest::nearest(entry.name, known) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None if known.is_empty() => "this section has no keys".to_owned(),
+                None => format!("known keys: {}", known.join(", ")),
             };
-            entry.report(invalid, problems);
+            entry.report(InvalidSetting::new("unknown key", hint), problems);
         }
     }
 
@@ -264,11 +256,6 @@ impl<'d> Entry<'d> {
         self.report(InvalidSetting::new(problem, format!("write {expected}")), problems);
         None
     }
-}
-
-/// The error for keys of a feature that is not built yet.
-pub(crate) fn not_built_yet() -> InvalidSetting {
-    InvalidSetting::new("not built yet", "remove it for now")
 }
 
 fn join(path: &str, key: &str) -> String {

@@ -113,7 +113,7 @@ impl ConfigReader<'_> {
     }
 
     fn handler(&mut self, name: &str, section: &Section<'_>, spec: &SourceSpec) -> Option<Handler> {
-        section.expect(&KEYS, &[], &mut self.problems);
+        section.expect(&KEYS, &mut self.problems);
         let label = format!("sources.{}.handlers.{name}", spec.name);
         let kind = self.kind(section, spec, &label);
         let types = self.types(section);

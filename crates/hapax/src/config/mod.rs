@@ -2,8 +2,8 @@
 //! defaults. The result is a checked [`Config`], or [`ConfigErrors`] with every problem and its line.
 //!
 //! [`reader`] reads a whole configuration: [`settings`] the keys with a default, [`overrides`] the flags and
-//! environment variables, [`tokens`], [`sources`], [`handlers`], [`proxies`], [`outbound`] and [`vault`] the
-//! sections, [`dev`] the configuration without a file. [`document`] walks the TOML with its line numbers, [`units`] parses single
+//! environment variables, [`tokens`], [`sources`], [`handlers`], [`proxies`], [`outbound`], [`vault`] and
+//! [`portal`] the sections, [`dev`] the configuration without a file. [`document`] walks the TOML with its line numbers, [`units`] parses single
 //! values, [`secrets`] resolves `env:` and `file:`. [`lookup`] reads single settings for other commands.
 
 mod alerts;
@@ -14,6 +14,7 @@ mod lookup;
 mod order;
 mod outbound;
 mod overrides;
+mod portal;
 mod problem;
 mod proxies;
 mod reader;
@@ -41,6 +42,7 @@ pub(crate) use self::dev::{DevMode, dev_secret, is_dev_secret};
 pub(crate) use self::lookup::{ServerLocation, database_url, server_location};
 pub(crate) use self::outbound::OutboundSettings;
 pub(crate) use self::overrides::Flags;
+pub(crate) use self::portal::PortalSettings;
 pub(crate) use self::problem::{ConfigErrors, InvalidSetting};
 pub(crate) use self::proxies::{CallerIdentity, Proxy};
 use self::reader::{Environment, load_in};
@@ -77,6 +79,8 @@ pub(crate) struct Config {
     pub(crate) templates: Vec<SourceTemplate>,
     /// The Idempotency-Key proxies.
     pub(crate) proxies: Vec<Proxy>,
+    /// The pages of receiving parties.
+    pub(crate) portal: Option<PortalSettings>,
     /// The keys of the vault.
     pub(crate) vault: VaultSettings,
     /// Set if there is no config file.
@@ -129,6 +133,14 @@ impl Config {
             ("roles", old.roles != new.roles),
             ("max_connections", old.max_connections != new.max_connections),
             ("log", old.log != new.log),
+            (
+                "portal",
+                match (&self.portal, &newer.portal) {
+                    (None, None) => false,
+                    (Some(old), Some(new)) => old.needs_restart(new),
+                    (Some(_), None) | (None, Some(_)) => true,
+                },
+            ),
         ];
         let differs = differs.into_iter().filter(|(_, differs)| *differs);
         differs.map(|(key, _)| key.to_owned()).chain(self.proxies_moved(newer)).collect()

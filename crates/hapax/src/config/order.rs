@@ -19,7 +19,7 @@ const HOLD_MAX_MAX: usize = 1_000_000;
 impl ConfigReader<'_> {
     pub(super) fn order(&mut self, section: &Section<'_>, label: &str) -> Option<Order> {
         let section = section.get("order")?.section(&mut self.problems)?;
-        section.expect(&KEYS, &[], &mut self.problems);
+        section.expect(&KEYS, &mut self.problems);
         let word = match section.get("policy") {
             Some(entry) => entry.parse(policy_word, &mut self.problems)?,
             None => PolicyWord::Latest,

@@ -51,7 +51,7 @@ impl Default for OutboundSettings {
 impl OutboundSettings {
     /// Reads `[outbound]` over the defaults.
     pub(super) fn read(section: &Section<'_>, problems: &mut ConfigProblems) -> Self {
-        section.expect(&KEYS, &[], problems);
+        section.expect(&KEYS, problems);
         let mut outbound = Self::default();
         let mut no_ports = None;
         for entry in section.entries() {

@@ -118,7 +118,7 @@ impl ConfigReader<'_> {
         section: &Section<'_>,
         taken: &mut Vec<(String, SocketAddr)>,
     ) -> Option<Proxy> {
-        section.expect(&KEYS, &[], &mut self.problems);
+        section.expect(&KEYS, &mut self.problems);
         let listen = self.listen_of_proxy(section, taken);
         let upstream = self.upstream(section, listen);
         let require_key = self.require_key(section);
@@ -379,7 +379,8 @@ fn verifies_nothing() -> InvalidSetting {
 }
 
 /// Whether two listeners use the same port of the same address.
-fn clash(one: SocketAddr, other: SocketAddr) -> bool {
+/// Whether both listeners would need the same address.
+pub(super) fn clash(one: SocketAddr, other: SocketAddr) -> bool {
     let anywhere = |address: SocketAddr| address.ip().is_unspecified();
     let (here, there) = (one.ip().to_canonical(), other.ip().to_canonical());
     one.port() != 0

@@ -30,7 +30,7 @@ impl Environment<'static> {
     }
 }
 
-pub(super) const ROOT_KEYS: [&str; 26] = [
+pub(super) const ROOT_KEYS: [&str; 27] = [
     "listen",
     "admin_listen",
     "admin_open",
@@ -57,8 +57,8 @@ pub(super) const ROOT_KEYS: [&str; 26] = [
     "proxies",
     "outbound",
     "vault",
+    "portal",
 ];
-const ROOT_LATER: [&str; 1] = ["portal"];
 
 /// Reads one configuration and collects problems, warnings and files.
 pub(super) struct ConfigReader<'w> {
@@ -129,7 +129,7 @@ impl ConfigReader<'_> {
     fn config(&mut self, flags: &Flags, file: Option<&Path>, text: &str) -> Option<Config> {
         let document = document::parse(text, &mut self.problems)?;
         let root = Section::root(&document);
-        root.expect(&ROOT_KEYS, &ROOT_LATER, &mut self.problems);
+        root.expect(&ROOT_KEYS, &mut self.problems);
 
         let mut settings = Settings::default();
         self.apply_file(&root, &mut settings);
@@ -149,6 +149,7 @@ impl ConfigReader<'_> {
             None => self.dev_mode(&mut settings),
         };
         let proxies = self.proxies(&root, &settings);
+        let portal = self.portal(&root, &settings, &proxies);
         let vault = self.vault(&root, &settings, file.is_none());
         self.check_outbound(&settings);
         if file.is_some() {
@@ -166,6 +167,7 @@ impl ConfigReader<'_> {
             sources: sources.pairs,
             templates: sources.templates,
             proxies,
+            portal,
             vault,
             dev,
             file: file.map(Path::to_owned),

@@ -24,7 +24,7 @@ const REFETCH_HEADERS_OURS: [&str; 5] =
 impl ConfigReader<'_> {
     pub(super) fn refetch(&mut self, handler: &Section<'_>) -> Option<Refetch> {
         let section = handler.get("refetch")?.section(&mut self.problems)?;
-        section.expect(&KEYS, &[], &mut self.problems);
+        section.expect(&KEYS, &mut self.problems);
         let problems = &mut self.problems;
         let timeout = section.get("timeout").and_then(|entry| entry.parse(units::span, problems));
         let most = section.get("max_body");

@@ -171,7 +171,7 @@ impl ConfigReader<'_> {
                 }
                 "log" => {
                     let Some(log) = entry.section(problems) else { continue };
-                    log.expect(&["format", "level"], &[], problems);
+                    log.expect(&["format", "level"], problems);
                     if let Some(format) = log.get("format") {
                         format.parse(|text| settings.set("log.format", text), problems);
                     }
@@ -189,7 +189,7 @@ impl ConfigReader<'_> {
                 }
                 "retention" => {
                     let Some(retention) = entry.section(problems) else { continue };
-                    retention.expect(&["keys", "events", "deliveries"], &[], problems);
+                    retention.expect(&["keys", "events", "deliveries"], problems);
                     let keys = retention.get("keys");
                     settings.retention.keys =
                         keys.and_then(|keys| keys.parse(units::keep, problems));

@@ -200,7 +200,7 @@ impl ConfigReader<'_> {
         seen: &mut SeenSecrets,
         built: &mut ConfiguredSources,
     ) {
-        section.expect(&KEYS, &[], &mut self.problems);
+        section.expect(&KEYS, &mut self.problems);
         let Some(provider) = section.get("provider") else {
             let hint = "add provider = \"stripe\" or another one; `hapax providers` lists all";
             section.report(InvalidSetting::new("has no provider", hint), &mut self.problems);
@@ -395,7 +395,7 @@ impl ConfigReader<'_> {
                 continue;
             }
             let Some(tenant) = entry.section(&mut self.problems) else { continue };
-            tenant.expect(&["secrets", "params"], &[], &mut self.problems);
+            tenant.expect(&["secrets", "params"], &mut self.problems);
             let label = format!("{}/{name}", entry.name());
             pairs.push(self.pair(Some(entry.name()), &tenant, &params, &label, seen));
         }
@@ -452,7 +452,7 @@ impl ConfigReader<'_> {
         let (value, until) = match entry.as_section() {
             None => (entry.clone(), None),
             Some(table) => {
-                table.expect(&["value", "until"], &[], &mut self.problems);
+                table.expect(&["value", "until"], &mut self.problems);
                 let Some(value) = table.get("value") else {
                     let hint = "write { value = \"env:OLD\", until = \"2026-12-01T00:00:00Z\" }";
                     table.report(InvalidSetting::new("has no value", hint), &mut self.problems);
@@ -497,7 +497,7 @@ impl ConfigReader<'_> {
 
     fn scheme(&mut self, section: &Section<'_>) -> Option<CustomScheme> {
         let scheme = section.get("scheme")?.section(&mut self.problems)?;
-        scheme.expect(&SCHEME_KEYS, &[], &mut self.problems);
+        scheme.expect(&SCHEME_KEYS, &mut self.problems);
         let mut text = |key: &str| {
             let text = scheme.get(key).and_then(|entry| entry.text(&mut self.problems));
             text.map(str::to_owned)
@@ -534,7 +534,7 @@ impl ConfigReader<'_> {
         let Some(table) = entry.as_section() else {
             return entry.text(problems).map(|selector| IdSpec::Selector(selector.to_owned()));
         };
-        table.expect(&["hash", "within"], &[], problems);
+        table.expect(&["hash", "within"], problems);
         let Some(hash) = table.get("hash") else {
             let hint = "write { hash = [\"/type\", \"/data/id\"], within = \"10m\" }";
             table.report(InvalidSetting::new("has no hash", hint), problems);
@@ -555,7 +555,7 @@ impl ConfigReader<'_> {
         let preset = presets::find(provider);
         let known: Vec<_> = preset.into_iter().flat_map(Preset::params).map(|it| it.name).collect();
         if let Some(params) = section.get("params").and_then(|entry| entry.as_section()) {
-            params.expect(&known, &[], &mut self.problems);
+            params.expect(&known, &mut self.problems);
         }
     }
 

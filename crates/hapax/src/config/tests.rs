@@ -37,7 +37,7 @@ fn every_key_is_explained_in_the_file_that_init_writes() {
     let nested =
         ["format", "level", "keys", "events", "deliveries", "cert", "key", "value", "allow"];
     let nested = nested.into_iter().chain(alerts::KEYS).chain(proxies::KEYS);
-    let nested = nested.chain(outbound::KEYS).chain(vault::KEYS);
+    let nested = nested.chain(outbound::KEYS).chain(vault::KEYS).chain(portal::KEYS);
     for key in ROOT_KEYS.into_iter().chain(nested).chain(sources::all_keys().copied()) {
         let is_table = ["tenants", "scheme", "handlers", "order", "refetch"].contains(&key);
         assert!(is_there(key) || is_table, "{key}");

@@ -14,7 +14,7 @@ impl ConfigReader<'_> {
     /// Reads the table `name`, if there is one.
     pub(super) fn tls(&mut self, root: &Section<'_>, name: &str) -> Option<Arc<Certificate>> {
         let section = root.get(name)?.section(&mut self.problems)?;
-        section.expect(&["cert", "key"], &[], &mut self.problems);
+        section.expect(&["cert", "key"], &mut self.problems);
         let cert = self.pem_file(&section, "cert");
         let key = self.pem_file(&section, "key");
         let ((cert_entry, cert), (key_entry, key)) = (cert?, key?);

@@ -85,7 +85,7 @@ impl ConfigReader<'_> {
         };
         for entry in section.entries() {
             let Some(token) = entry.section(&mut self.problems) else { continue };
-            token.expect(&["value", "allow"], &[], &mut self.problems);
+            token.expect(&["value", "allow"], &mut self.problems);
             let value = token.get("value");
             let allow = token.get("allow");
             if value.is_none() {

@@ -163,7 +163,7 @@ impl ConfigReader<'_> {
     ) -> VaultSettings {
         let section = root.get("vault").and_then(|entry| entry.section(&mut self.problems));
         if let Some(section) = &section {
-            section.expect(&KEYS, &[], &mut self.problems);
+            section.expect(&KEYS, &mut self.problems);
         }
         let entry = |name: &str| section.as_ref().and_then(|section| section.get(name));
         let key_entry = entry("key");

@@ -69,8 +69,15 @@ fn unknown_keys_name_their_line_and_the_key_that_was_meant() {
 }
 
 #[test]
-fn keys_of_later_versions_are_said_to_be_not_built_yet() {
-    refused("¶[portal]\nlisten = \"127.0.0.1:8082\"", &["portal", "not built yet"]);
+fn a_portal_that_cannot_be_reached_is_refused_with_its_line() {
+    refused("[portal]\n¶listn = \"127.0.0.1:8082\"", &["portal.listn", "`listen`"]);
+    refused("[portal]\n¶listen = \"127.0.0.1:8081\"", &["portal.listen", "`admin_listen`"]);
+    refused(
+        "¶[portal]\nlisten = \"0.0.0.0:8082\"",
+        &["portal", "public_url", "https://webhooks.example.com"],
+    );
+    refused("[portal]\n¶public_url = \"webhooks.example.com\"", &["portal.public_url", "http://"]);
+    refused("[portal]\n¶tls = { cert = \"a.pem\" }", &["portal.tls", "has no key"]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod crash;
 mod event_plans;
 mod once;
 mod pairs;
+mod portal;
 mod postgres;
 mod redis;
 mod tenants;

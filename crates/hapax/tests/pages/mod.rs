@@ -1,4 +1,5 @@
-//! The dashboard in a real browser, against the real server.
+//! The dashboard and the portal in a real browser, against the real server.
 
 mod browser;
 mod dashboard;
+mod portal;

@@ -7,6 +7,7 @@ mod faults;
 mod first_run;
 mod once;
 mod operate;
+mod portal;
 mod power_loss;
 mod power_loss_sending;
 mod reload;

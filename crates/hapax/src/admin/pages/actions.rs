@@ -8,13 +8,13 @@ use std::time::Duration;
 use askama::Template;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, OriginalUri, Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use hapax_core::SourceName;
 use hapax_core::job::HandlerName;
 use hapax_core::ledger::{
-    Fingerprint, IdempotencyKey, Reservation, ReserveAsk, Scope, StoredAnswer,
+    Fingerprint, IdempotencyKey, Quota, Reservation, ReserveAsk, Scope, StoredAnswer,
 };
 use hapax_core::store::HandlerRef;
 use url::form_urlencoded;
@@ -44,43 +44,46 @@ const FORM_BYTES_MAX: usize = 16_384;
 /// The question on the page of an action.
 #[derive(Default)]
 pub(in crate::admin) struct Question {
-    pub(super) title: String,
+    pub(in crate::admin) title: String,
     /// The subject of the action, in the sender's words.
-    pub(super) subject: String,
+    pub(in crate::admin) subject: String,
     /// The effect of the action, in sentences.
-    pub(super) sentences: Vec<String>,
+    pub(in crate::admin) sentences: Vec<String>,
     /// Fields that choose the subject of the action. Another choice shows the question again.
-    pub(super) choices: Vec<Field>,
+    pub(in crate::admin) choices: Vec<Field>,
     /// The button that acts; empty if there is nothing to do.
-    pub(super) button: &'static str,
+    pub(in crate::admin) button: &'static str,
     /// Further fields of the form.
-    pub(super) fields: Vec<Field>,
-    pub(super) needs_reason: bool,
-    pub(super) offers_force: bool,
+    pub(in crate::admin) fields: Vec<Field>,
+    pub(in crate::admin) needs_reason: bool,
+    pub(in crate::admin) offers_force: bool,
     /// Whether the action cannot be undone.
-    pub(super) is_final: bool,
+    pub(in crate::admin) is_final: bool,
     /// The page that the reader comes from.
-    pub(super) back: String,
+    pub(in crate::admin) back: String,
 }
 
 /// A field of a form.
-pub(super) struct Field {
-    pub(super) name: &'static str,
-    pub(super) label: &'static str,
-    pub(super) value: Option<String>,
+#[derive(Default)]
+pub(in crate::admin) struct Field {
+    pub(in crate::admin) name: &'static str,
+    pub(in crate::admin) label: &'static str,
+    pub(in crate::admin) value: Option<String>,
     /// The words to choose from; empty for free text.
-    pub(super) words: &'static [&'static str],
+    pub(in crate::admin) words: &'static [&'static str],
+    /// Whether the text has several lines.
+    pub(in crate::admin) has_lines: bool,
 }
 
 /// The result of an action, and the page that shows it.
 #[derive(Default)]
 pub(in crate::admin) struct Done {
-    pub(super) page: String,
+    pub(in crate::admin) page: String,
     /// The query of the page.
-    pub(super) filters: Filters,
-    pub(super) sentence: String,
+    pub(in crate::admin) filters: Filters,
+    pub(in crate::admin) sentence: String,
     /// A new secret. Only the answer to the form shows it, and nothing stores it.
-    pub(super) secret: Option<String>,
+    pub(in crate::admin) secret: Option<String>,
 }
 
 /// The answer to a form.
@@ -111,11 +114,11 @@ pub(in crate::admin) struct NewSecret {
 
 /// The fields of the form.
 pub(in crate::admin) struct ActionForm {
-    pub(super) plan: Uuid,
-    pub(super) reason: Option<String>,
-    pub(super) force: bool,
+    pub(in crate::admin) plan: Uuid,
+    pub(in crate::admin) reason: Option<String>,
+    pub(in crate::admin) force: bool,
     /// All fields.
-    pub(super) fields: Filters,
+    pub(in crate::admin) fields: Filters,
     /// The fields as they were sent: the same form has the same bytes.
     bytes: Bytes,
 }
@@ -135,11 +138,11 @@ impl<S: Send + Sync> FromRequest<S> for ActionForm {
 
 /// The parts of a request for an action.
 pub(in crate::admin) struct Asked<S> {
-    pub(super) admin: Arc<Admin<S>>,
-    pub(super) caller: Caller,
+    pub(in crate::admin) admin: Arc<Admin<S>>,
+    pub(in crate::admin) caller: Caller,
     /// The last part of the path: mostly the id of the action's subject.
-    pub(super) id: String,
-    pub(super) filters: Filters,
+    pub(in crate::admin) id: String,
+    pub(in crate::admin) filters: Filters,
 }
 
 /// An action that a page offers.
@@ -164,6 +167,19 @@ pub(in crate::admin) struct Confirm {
     plan: Uuid,
 }
 
+impl Confirm {
+    /// The page that asks before an action. `uri` is the address that its form is sent to.
+    pub(in crate::admin) fn new(frame: Frame, uri: &Uri, question: Question) -> Self {
+        Self {
+            action: format!("{}{}", frame.site, path_and_query(uri)),
+            back: format!("{}{}", frame.base, question.back),
+            frame,
+            question,
+            plan: Uuid::now_v7(),
+        }
+    }
+}
+
 /// The page that asks before an action.
 pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
     State(admin): State<Arc<Admin<S>>>,
@@ -175,15 +191,7 @@ pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
     let frame = reader.frame(&admin, "").await;
     let caller = reader.caller()?;
     let question = A::question(Asked { admin, caller, id, filters }).await?;
-    let path = uri.path_and_query().map(|path| path.as_str().to_owned()).unwrap_or_default();
-    let page = Confirm {
-        action: format!("{}{path}", frame.base),
-        back: format!("{}{}", frame.base, question.back),
-        frame,
-        question,
-        plan: Uuid::now_v7(),
-    };
-    Ok(reader.page(page))
+    Ok(reader.page(Confirm::new(frame, &uri, question)))
 }
 
 /// Acts, once for each form.
@@ -194,19 +202,65 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
     PathId(id): PathId,
     form: ActionForm,
 ) -> Result<Acted, Problem> {
-    let caller = reader.caller()?;
-    let path = uri.path_and_query().map(|path| path.as_str().to_owned()).unwrap_or_default();
+    let filters = Filters::of(&uri);
+    let asked = Asked { admin: Arc::clone(&admin), caller: reader.caller()?, id, filters };
+    let forms = Forms { side: "dashboard", under: "", quota: None };
+    let acted = act_once::<S, A>(&forms, asked, &uri, &form).await?;
+    let frame = reader.frame(&admin, "").await;
+    Ok(acted.into_answer(reader, frame))
+}
+
+/// The forms of one side, as the ledger of Idempotency-Keys knows them.
+pub(in crate::admin) struct Forms<'a> {
+    /// The side.
+    pub(in crate::admin) side: &'static str,
+    /// The path in front of the pages that an action leads to.
+    pub(in crate::admin) under: &'a str,
+    /// How many forms of one caller are remembered.
+    pub(in crate::admin) quota: Option<Quota>,
+}
+
+/// What a form did, now or when it was first sent.
+pub(in crate::admin) enum ActedOnce {
+    /// The page that shows it.
+    Leads(String),
+    /// It made a secret, which only this answer shows.
+    Shows { sentence: String, secret: String, page: String },
+}
+
+impl ActedOnce {
+    /// The answer to the form.
+    pub(in crate::admin) fn into_answer(self, reader: Reader, frame: Frame) -> Acted {
+        match self {
+            Self::Leads(to) => Acted::Leads(SeeOther(to)),
+            Self::Shows { sentence, secret, page } => {
+                let back = format!("{}{page}", frame.base);
+                let page = reader.page(NewSecret { frame, sentence, secret, back });
+                Acted::Shows(Box::new(page))
+            }
+        }
+    }
+}
+
+/// Acts, unless the same form was sent before.
+pub(in crate::admin) async fn act_once<S: AdminStore, A: PageAction<S>>(
+    forms: &Forms<'_>,
+    asked: Asked<S>,
+    uri: &Uri,
+    form: &ActionForm,
+) -> Result<ActedOnce, Problem> {
+    let admin = Arc::clone(&asked.admin);
     let ask = ReserveAsk {
-        scope: Scope::new("dashboard", caller.who(), &Method::POST, uri.path()),
+        scope: Scope::new(forms.side, asked.caller.who(), &Method::POST, uri.path()),
         key: IdempotencyKey::parse(form.plan.to_string().as_bytes()).expect("a printable id"),
-        fingerprint: Fingerprint::of(Some(&path), &form.bytes, &[]),
+        fingerprint: Fingerprint::of(Some(path_and_query(uri)), &form.bytes, &[]),
         lease: LEASE,
         ttl: TTL,
-        quota: None,
+        quota: forms.quota,
     };
     let reserved = match admin.store.reserve(ask).await? {
         Reservation::Fresh(reserved) => reserved,
-        Reservation::Replay(answer) => return Ok(Acted::Leads(SeeOther(location(&answer)))),
+        Reservation::Replay(answer) => return Ok(ActedOnce::Leads(location(&answer))),
         Reservation::InProgress { .. } => {
             return Err(Problem::conflict("this form was sent before, and its action still runs"));
         }
@@ -215,13 +269,14 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
                 "this form was sent before with other fields: open its page again",
             ));
         }
-        Reservation::OverQuota => return Err(Problem::unavailable("too many forms were sent")),
+        Reservation::OverQuota => {
+            return Err(Problem::limited("too many forms were sent today", 3_600));
+        }
     };
-    let filters = Filters::of(&uri);
-    let asked = Asked { admin: Arc::clone(&admin), caller, id, filters };
-    match A::act(asked, &form).await {
+    match A::act(asked, form).await {
         Ok(done) => {
             let to = done.filters.with_done(&done.sentence).link(&done.page);
+            let to = format!("{}{to}", forms.under);
             let answer = StoredAnswer {
                 status: StatusCode::SEE_OTHER,
                 headers: vec![(header::LOCATION.to_string(), to.clone())],
@@ -230,22 +285,23 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
             let finished = admin.store.finish(&reserved, &answer).await;
             let Some(secret) = done.secret else {
                 finished?;
-                return Ok(Acted::Leads(SeeOther(to)));
+                return Ok(ActedOnce::Leads(to));
             };
             // The secret is in use already, and only this answer shows it.
             if let Err(error) = finished {
                 tracing::warn!(%error, "a form with a new secret may act again if it is sent again");
             }
-            let frame = reader.frame(&admin, "").await;
-            let (sentence, back) = (done.sentence, format!("{}{}", frame.base, done.page));
-            let page = reader.page(NewSecret { frame, sentence, secret, back });
-            Ok(Acted::Shows(Box::new(page)))
+            Ok(ActedOnce::Shows { sentence: done.sentence, secret, page: done.page })
         }
         Err(problem) => {
             admin.store.abandon(&reserved).await?;
             Err(problem)
         }
     }
+}
+
+fn path_and_query(uri: &Uri) -> &str {
+    uri.path_and_query().map_or("", |path| path.as_str())
 }
 
 fn location(answer: &StoredAnswer) -> String {
@@ -623,7 +679,7 @@ impl<S: AdminStore> PageAction<S> for RotateEndpoint {
                 name: "overlap",
                 label: "Overlap (0s revokes the old secret now)",
                 value: Some("24h".to_owned()),
-                words: &[],
+                ..Field::default()
             }],
             button: "Rotate",
             back: format!("/endpoints/{id}"),

@@ -75,7 +75,7 @@ impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> 
                 name: "for",
                 label: "How long (such as 30m, 4h, 7d)",
                 value: Some("4h".to_owned()),
-                words: &[],
+                ..Field::default()
             }],
             needs_reason: true,
             button: "Silence",

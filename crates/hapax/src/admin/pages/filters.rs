@@ -33,7 +33,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Filters {
 
 impl Filters {
     /// The fields in the query of a URI.
-    pub(super) fn of(uri: &Uri) -> Self {
+    pub(in crate::admin) fn of(uri: &Uri) -> Self {
         Self::parse(uri.query().unwrap_or_default().as_bytes())
     }
 
@@ -43,12 +43,12 @@ impl Filters {
     }
 
     /// The value of a field.
-    pub(super) fn get(&self, name: &str) -> Option<String> {
+    pub(in crate::admin) fn get(&self, name: &str) -> Option<String> {
         self.0.iter().find(|(field, _)| field == name).map(|(_, value)| value.clone())
     }
 
     /// The same filter with another value of one field.
-    pub(super) fn with(&self, name: &str, value: &str) -> Self {
+    pub(in crate::admin) fn with(&self, name: &str, value: &str) -> Self {
         let mut fields: Vec<_> =
             self.0.iter().filter(|(field, _)| field != name).cloned().collect();
         fields.push((name.to_owned(), value.to_owned()));
@@ -56,47 +56,52 @@ impl Filters {
     }
 
     /// Only the fields with these names.
-    pub(super) fn only(&self, names: &[&str]) -> Self {
+    pub(in crate::admin) fn only(&self, names: &[&str]) -> Self {
         let is_one = |(field, _): &&(String, String)| names.contains(&field.as_str());
         Self(self.0.iter().filter(is_one).cloned().collect())
     }
 
     /// Whether no field has a value.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::admin) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The fields in words: `source stripe, status dead`.
-    pub(super) fn described(&self) -> String {
+    pub(in crate::admin) fn described(&self) -> String {
         let words: Vec<_> = self.0.iter().map(|(name, value)| format!("{name} {value}")).collect();
         words.join(", ")
     }
 
     /// The same filter with a sentence about an action that was carried out. It is signed, so that an address
     /// from elsewhere cannot show text of its own on a page.
-    pub(super) fn with_done(&self, sentence: &str) -> Self {
+    pub(in crate::admin) fn with_done(&self, sentence: &str) -> Self {
         let tag = hmac::sign(&DONE_KEY, sentence.as_bytes());
         self.with("done", sentence).with("tag", &hex::encode(tag.as_ref()))
     }
 
     /// The sentence about an action, if this process signed it.
-    pub(super) fn done(&self) -> Option<String> {
+    pub(in crate::admin) fn done(&self) -> Option<String> {
         let (sentence, tag) = (self.get("done")?, hex::decode(self.get("tag")?).ok()?);
         hmac::verify(&DONE_KEY, sentence.as_bytes(), &tag).ok().map(|()| sentence)
     }
 
     /// The link to `path` with this filter.
-    pub(super) fn link(&self, path: &str) -> String {
+    pub(in crate::admin) fn link(&self, path: &str) -> String {
         format!("{path}?{}", self.encoded())
     }
 
     /// The link to the next page of a list.
-    pub(super) fn older(&self, base: &str, path: &str, next: Option<&str>) -> Option<String> {
+    pub(in crate::admin) fn older(
+        &self,
+        base: &str,
+        path: &str,
+        next: Option<&str>,
+    ) -> Option<String> {
         next.map(|next| format!("{base}{}", self.with("cursor", next).link(path)))
     }
 
     /// The fields as the query type of an API route.
-    pub(super) fn query<T: DeserializeOwned>(&self) -> Result<QueryParams<T>, Problem> {
+    pub(in crate::admin) fn query<T: DeserializeOwned>(&self) -> Result<QueryParams<T>, Problem> {
         let uri: Uri = self
             .link("/")
             .parse()
@@ -113,7 +118,7 @@ impl Filters {
 }
 
 /// The body of a form with at most this many bytes, and its fields.
-pub(super) async fn form<S: Send + Sync>(
+pub(in crate::admin) async fn form<S: Send + Sync>(
     request: Request,
     state: &S,
     bytes_max: usize,

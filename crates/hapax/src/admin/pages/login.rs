@@ -5,15 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use askama::Template;
-use aws_lc_rs::{digest, rand};
 use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use hapax_core::store::Session;
 
 use super::super::auth::{
-    Audited, SESSION_COOKIE, check_same_origin, check_same_site, session_hash,
+    Audited, RandomValue, SESSION_COOKIE, check_same_origin, check_same_site, session_hash,
 };
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore};
@@ -111,22 +109,15 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
         }
         Err(problem) => return Err(problem),
     };
-    let mut value = [0; 32];
-    rand::fill(&mut value).map_err(|_| Problem::unavailable("the system has no random bytes"))?;
-    let value = BASE64_URL_SAFE_NO_PAD.encode(value);
+    let RandomValue { text: value, hash } = RandomValue::new()?;
     let name: String =
         form.name.trim().chars().filter(|c| !c.is_control()).take(NAME_CHARS_MAX).collect();
     let who = match name.is_empty() {
         true => caller.who().to_owned(),
         false => format!("{} ({name})", caller.who()),
     };
-    let hash = digest::digest(&digest::SHA256, value.as_bytes());
-    let session = Session {
-        hash: hash.as_ref().try_into().expect("a SHA-256 has 32 bytes"),
-        token,
-        who: who.clone(),
-        expires_at: (admin.now)() + SESSION,
-    };
+    let expires_at = (admin.now)() + SESSION;
+    let session = Session { hash, token, who: who.clone(), expires_at };
     admin.store.open_session(session).await?;
     audited().record(&admin, &who, StatusCode::SEE_OTHER).await;
     let seconds = SESSION.as_secs();
@@ -143,7 +134,7 @@ pub(in crate::admin) async fn log_out<S: AdminStore>(
     headers: HeaderMap,
 ) -> Result<LoggedIn, Problem> {
     check_same_origin(&headers, admin.site.origin())?;
-    if let Some(hash) = session_hash(&headers) {
+    if let Some(hash) = session_hash(&headers, SESSION_COOKIE) {
         admin.store.end_session(hash).await?;
     }
     let attributes = admin.site.cookie_attributes();

@@ -26,6 +26,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
+use hapax_core::store::{PortalLink, PortalRight};
 
 use super::auth::{Access, Caller};
 use super::problem::Problem;
@@ -33,9 +34,10 @@ use super::{Admin, AdminStore, Site};
 use crate::api;
 
 pub(super) use actions::{
-    Acted, ActionForm, ApproveEvent, CancelMessage, DisableEndpoint, DiscardEvent, EnableEndpoint,
-    PauseHandler, PingEndpoint, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage,
-    ResumeHandler, RotateEndpoint, act, ask,
+    Acted, ActionForm, ApproveEvent, Asked, CancelMessage, Confirm, DisableEndpoint, DiscardEvent,
+    Done, EnableEndpoint, Field, Forms, PageAction, PauseHandler, PingEndpoint, Question,
+    RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage, ResumeHandler, RotateEndpoint, act,
+    act_once, ask,
 };
 pub(super) use alerts::{SilenceAlert, TestAlert, UnsilenceAlert, alerts};
 pub(super) use assets::{File, file};
@@ -44,7 +46,7 @@ pub(super) use filters::Filters;
 pub(super) use login::{LoggedIn, LoginForm, log_in, log_out, login};
 pub(super) use overview::overview;
 pub(super) use plans::{CancelPlan, PlanDeliveries, PlanEvents, plan, plans};
-pub(super) use sending::{deliveries, delivery, endpoint, endpoints, message, messages};
+pub(super) use sending::{STATUSES, deliveries, delivery, endpoint, endpoints, message, messages};
 pub(super) use storage::{DeleteKey, duplicates, keys, storage};
 pub(super) use work::{audit, dead, handlers, source};
 
@@ -81,7 +83,7 @@ impl<T: Template> IntoResponse for Page<T> {
 }
 
 /// Leads the browser to another page.
-pub(super) struct SeeOther(String);
+pub(super) struct SeeOther(pub(super) String);
 
 impl IntoResponse for SeeOther {
     fn into_response(self) -> Response {
@@ -113,7 +115,7 @@ impl Reader {
     }
 
     /// Answers with the page.
-    fn page<T: Template>(self, template: T) -> Page<T> {
+    pub(super) fn page<T: Template>(self, template: T) -> Page<T> {
         Page { template, if_none_match: self.if_none_match }
     }
 
@@ -121,6 +123,8 @@ impl Reader {
     async fn frame<S: AdminStore>(&self, admin: &Admin<S>, here: &'static str) -> Frame {
         let may = |access| self.caller.as_ref().is_some_and(|caller| caller.may(access));
         Frame {
+            place: Place::Dashboard,
+            site: admin.site.base().to_owned(),
             base: admin.site.base().to_owned(),
             who: self.caller.as_ref().map(|caller| caller.who().to_owned()).unwrap_or_default(),
             session: self.caller.as_ref().is_some_and(|caller| caller.session().is_some()),
@@ -135,33 +139,71 @@ impl Reader {
     }
 }
 
+/// Where a page belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The pages of operators.
+    Dashboard,
+    /// The pages of a receiving party.
+    Portal,
+    /// Pages of the portal without a session.
+    PortalDoor,
+}
+
 /// The frame around the content of every page.
-struct Frame {
-    /// The path that the admin side is served under.
-    base: String,
+pub(super) struct Frame {
+    pub(super) place: Place,
+    /// The path that the side is served under, where its files are.
+    pub(super) site: String,
+    /// The path in front of the pages: that of the side, in the portal followed by the link.
+    pub(super) base: String,
     /// The name that is recorded for actions of the reader.
-    who: String,
+    pub(super) who: String,
     /// Whether the reader can log out.
-    session: bool,
-    may_operate: bool,
-    may_administer: bool,
-    alerts: usize,
+    pub(super) session: bool,
+    pub(super) may_operate: bool,
+    pub(super) may_administer: bool,
+    pub(super) alerts: usize,
     /// The path of the list that the page belongs to.
-    here: &'static str,
+    pub(super) here: &'static str,
 }
 
 /// One link of the navigation.
-struct Link {
-    path: &'static str,
-    name: &'static str,
-    current: bool,
-    count: usize,
+pub(super) struct Link {
+    pub(super) path: &'static str,
+    pub(super) name: &'static str,
+    pub(super) current: bool,
+    pub(super) count: usize,
 }
 
 impl Frame {
-    /// The frame of a page that has no reader.
+    /// The frame of a page of the dashboard that has no reader.
     fn empty(site: &Site) -> Self {
+        Self::bare(Place::Dashboard, site)
+    }
+
+    /// The frame of a page of the portal that has no session.
+    pub(super) fn door(site: &Site) -> Self {
+        Self::bare(Place::PortalDoor, site)
+    }
+
+    /// The frame of a page of the portal, behind a link.
+    pub(super) fn of_link(site: &Site, link: &PortalLink, here: &'static str) -> Self {
         Self {
+            base: format!("{}/p/{}", site.base(), link.id),
+            who: link.tenant.to_string(),
+            session: true,
+            may_operate: link.rights.permit(PortalRight::Replay),
+            may_administer: link.rights.permit(PortalRight::Endpoints),
+            here,
+            ..Self::bare(Place::Portal, site)
+        }
+    }
+
+    fn bare(place: Place, site: &Site) -> Self {
+        Self {
+            place,
+            site: site.base().to_owned(),
             base: site.base().to_owned(),
             who: String::new(),
             session: false,
@@ -172,34 +214,57 @@ impl Frame {
         }
     }
 
-    fn links(&self) -> Vec<Link> {
-        let pages = [
-            ("/events", "Events"),
-            ("/review", "Review"),
-            ("/dead", "Dead letters"),
-            ("/handlers", "Handlers"),
-            ("/endpoints", "Endpoints"),
-            ("/messages", "Messages"),
-            ("/deliveries", "Deliveries"),
-            ("/replays", "Plans"),
-            ("/duplicates", "Duplicates"),
-            ("/keys", "Keys"),
-            ("/alerts", "Alerts"),
-            ("/storage", "Storage"),
-            ("/audit", "Audit"),
-        ];
-        let link = |(path, name)| {
+    pub(super) fn is_dashboard(&self) -> bool {
+        self.place == Place::Dashboard
+    }
+
+    /// What a reader calls the pages.
+    pub(super) fn name(&self) -> &'static str {
+        match self.place {
+            Place::Dashboard => "Hapax",
+            Place::Portal | Place::PortalDoor => "Webhooks",
+        }
+    }
+
+    pub(super) fn links(&self) -> Vec<Link> {
+        let pages: &[(&str, &str)] = match self.place {
+            Place::Dashboard => &DASHBOARD_PAGES,
+            Place::Portal => &PORTAL_PAGES,
+            Place::PortalDoor => &[],
+        };
+        let link = |&(path, name)| {
             let count = if path == "/alerts" { self.alerts } else { 0 };
             Link { path, name, current: path == self.here, count }
         };
-        pages.into_iter().map(link).collect()
+        pages.iter().map(link).collect()
     }
 }
+
+/// The lists of the dashboard.
+const DASHBOARD_PAGES: [(&str, &str); 13] = [
+    ("/events", "Events"),
+    ("/review", "Review"),
+    ("/dead", "Dead letters"),
+    ("/handlers", "Handlers"),
+    ("/endpoints", "Endpoints"),
+    ("/messages", "Messages"),
+    ("/deliveries", "Deliveries"),
+    ("/replays", "Plans"),
+    ("/duplicates", "Duplicates"),
+    ("/keys", "Keys"),
+    ("/alerts", "Alerts"),
+    ("/storage", "Storage"),
+    ("/audit", "Audit"),
+];
+
+/// The lists of the portal.
+const PORTAL_PAGES: [(&str, &str); 3] =
+    [("/", "Endpoints"), ("/deliveries", "Deliveries"), ("/verify", "How to verify")];
 
 /// The page of an error.
 #[derive(Template)]
 #[template(path = "problem.html")]
-struct ProblemPage {
+pub(super) struct ProblemPage {
     frame: Frame,
     problem: api::Problem,
 }
@@ -211,12 +276,8 @@ pub(super) async fn finish(
     next: Next,
 ) -> Response {
     let if_none_match = request.headers().get(header::IF_NONE_MATCH).cloned();
-    // Only a browser gets errors as pages, and is led to the login. Other clients get a problem in JSON.
-    let wants_page = request
-        .headers()
-        .get(header::ACCEPT)
-        .and_then(|kinds| kinds.to_str().ok())
-        .is_some_and(|kinds| kinds.contains("text/html"));
+    // Only a browser gets errors as pages, and is led to the login.
+    let wants_page = wants_page(request.headers());
     let asked = (request.method().is_safe() && wants_page)
         .then(|| request.uri().path_and_query().cloned())
         .flatten();
@@ -227,16 +288,36 @@ pub(super) async fn finish(
         let login = Filters::default().with("next", asked.as_str()).link("/login");
         response = SeeOther(login).into_response();
     }
-    if let Some(problem) = response.extensions_mut().remove::<api::Problem>().filter(|_| wants_page)
-    {
-        let (status, kept) = (response.status(), kept_headers(response.headers()));
-        let page =
-            Page { template: ProblemPage { frame: Frame::empty(&site), problem }, if_none_match };
-        response = page.into_response();
-        *response.status_mut() = status;
-        response.headers_mut().extend(kept);
+    if wants_page {
+        response = problem_as_page(response, Frame::empty(&site), if_none_match);
     }
-    let headers = response.headers_mut();
+    finish_headers(response.headers_mut(), &site);
+    response
+}
+
+/// The page of an error instead of its problem in JSON.
+pub(super) fn problem_as_page(
+    mut response: Response,
+    frame: Frame,
+    if_none_match: Option<HeaderValue>,
+) -> Response {
+    let Some(problem) = response.extensions_mut().remove::<api::Problem>() else { return response };
+    let (status, kept) = (response.status(), kept_headers(response.headers()));
+    let page = Page { template: ProblemPage { frame, problem }, if_none_match };
+    response = page.into_response();
+    *response.status_mut() = status;
+    response.headers_mut().extend(kept);
+    response
+}
+
+/// Whether the request comes from a browser that shows pages. Other clients get a problem in JSON.
+pub(super) fn wants_page(headers: &HeaderMap) -> bool {
+    let kinds = headers.get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
+    kinds.is_some_and(|kinds| kinds.contains("text/html"))
+}
+
+/// Adds the rules that protect pages in a browser, and the path of the site to a redirect.
+pub(super) fn finish_headers(headers: &mut HeaderMap, site: &Site) {
     // Handlers name pages by their paths on this server.
     if let Some(to) = headers.get(header::LOCATION).and_then(|to| to.to_str().ok())
         && let Ok(to) = HeaderValue::try_from(format!("{}{to}", site.base()))
@@ -250,7 +331,6 @@ pub(super) async fn finish(
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    response
 }
 
 /// The headers of an error that its page keeps.

@@ -138,7 +138,13 @@ impl<S: AdminStore> PageAction<S> for PlanDeliveries {
         let key = IdempotencyKey(None);
         let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
         let Json(Planned { count, .. }) = api_plans::create(state, by, key, path, asked).await?;
-        let field = |name, label, words| Field { name, label, value: chosen.get(name), words };
+        let field = |name, label, words| Field {
+            name,
+            label,
+            value: chosen.get(name),
+            words,
+            has_lines: false,
+        };
         Ok(Question {
             title: match count {
                 0 => "No delivery matches".to_owned(),
@@ -179,7 +185,7 @@ impl<S: AdminStore> PageAction<S> for PlanDeliveries {
 }
 
 fn rate(label: &'static str) -> Field {
-    Field { name: "rate", label, value: None, words: &[] }
+    Field { name: "rate", label, ..Field::default() }
 }
 
 fn rate_of(form: &ActionForm) -> Result<Option<u32>, Problem> {

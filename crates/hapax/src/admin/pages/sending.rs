@@ -17,7 +17,7 @@ use crate::api::{
 };
 
 /// The states that a delivery can have, as the filter offers them.
-const STATUSES: [&str; 8] =
+pub(in crate::admin) const STATUSES: [&str; 8] =
     ["waiting", "sending", "failed", "parked", "held", "delivered", "dead", "cancelled"];
 
 #[derive(Template)]

@@ -1,0 +1,135 @@
+//! Admits requests to the pages behind a link. The link is read for every request, so that a link that was revoked on
+//! any node opens nothing from then on.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::Method;
+use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hapax_core::store::{PortalLink, PortalLinkId, PortalRight};
+
+use super::super::auth::{Audited, Authenticated, Caller, check_same_origin, session_hash};
+use super::super::pages::Frame;
+use super::super::problem::Problem;
+use super::super::{AdminStore, Site};
+use super::Portal;
+
+/// The name of the cookie that holds the session of a link.
+pub(super) const COOKIE: &str = "hapax_portal";
+
+/// The holder of a link that is open.
+#[derive(Debug, Clone)]
+pub(super) struct Visitor(Arc<PortalLink>);
+
+impl Visitor {
+    pub(super) fn link(&self) -> &PortalLink {
+        &self.0
+    }
+
+    /// The link, as the actor of what its holder does.
+    pub(super) fn caller(&self) -> Caller {
+        Caller::of_link(self.0.id)
+    }
+
+    /// What surrounds the content of a page.
+    pub(super) fn frame(&self, site: &Site, here: &'static str) -> Frame {
+        Frame::of_link(site, &self.0, here)
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Visitor {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(Problem::not_entered)
+    }
+}
+
+/// The state of [`admit`] for one route.
+pub(super) struct RouteGuard<S> {
+    pub(super) portal: Arc<Portal<S>>,
+    pub(super) right: PortalRight,
+    pub(super) method: Method,
+    pub(super) path: &'static str,
+}
+
+impl<S> Clone for RouteGuard<S> {
+    fn clone(&self) -> Self {
+        let portal = Arc::clone(&self.portal);
+        Self { portal, right: self.right, method: self.method.clone(), path: self.path }
+    }
+}
+
+/// Middleware that refuses requests that the link does not permit, and passes the [`Visitor`] on to the route.
+pub(super) async fn admit<S: AdminStore>(
+    State(guard): State<RouteGuard<S>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let portal = &guard.portal;
+    let link = request.uri().path().split('/').nth(2).and_then(|id| id.parse().ok());
+    let session = session_hash(request.headers(), COOKIE);
+    let visitor = match visitor(portal, link.map(PortalLinkId), session).await {
+        Ok(visitor) => visitor,
+        Err(problem) => return problem.into_response(),
+    };
+    let audited = (!guard.method.is_safe()).then(|| Audited {
+        action: format!("{} {}", guard.method, guard.path),
+        subject: request.uri().path().to_owned(),
+    });
+    let caller = visitor.caller();
+    let mut response = match permits(portal, &guard, &visitor, &request) {
+        Ok(()) => {
+            request.extensions_mut().insert(visitor.clone());
+            next.run(request).await
+        }
+        Err(problem) => problem.into_response(),
+    };
+    if let Some(audited) = audited {
+        let status = response.status();
+        audited.record_within(&portal.refusals, &portal.admin, caller.who(), status).await;
+    }
+    response.extensions_mut().insert(Authenticated);
+    response.extensions_mut().insert(visitor);
+    response
+}
+
+/// The holder of the link that the path names, by the session in the request's cookie. Whether the link is unknown,
+/// has ended or belongs to another session is not told apart.
+async fn visitor<S: AdminStore>(
+    portal: &Portal<S>,
+    link: Option<PortalLinkId>,
+    session: Option<[u8; 32]>,
+) -> Result<Visitor, Problem> {
+    let (Some(link), Some(session)) = (link, session) else { return Err(Problem::not_entered()) };
+    let found = portal.admin.store.portal_session(link, session).await?;
+    let open = found.filter(|link| link.expires_at > (portal.admin.now)());
+    open.map(|link| Visitor(Arc::new(link))).ok_or_else(Problem::not_entered)
+}
+
+fn permits<S>(
+    portal: &Portal<S>,
+    guard: &RouteGuard<S>,
+    visitor: &Visitor,
+    request: &Request,
+) -> Result<(), Problem> {
+    if !guard.method.is_safe() {
+        check_same_origin(request.headers(), portal.site.origin())?;
+    }
+    let lacks = match guard.right {
+        PortalRight::Read => "this link does not permit reading",
+        PortalRight::Replay => "this link does not permit sending deliveries again",
+        PortalRight::Endpoints => "this link does not permit changing endpoints",
+    };
+    if !visitor.link().rights.permit(guard.right) {
+        return Err(Problem::forbidden(lacks));
+    }
+    // No id contains a NUL, and PostgreSQL refuses to compare text with one.
+    let asked = request.uri().path_and_query();
+    match asked.is_some_and(|asked| asked.as_str().contains("%00")) {
+        true => Err(Problem::bad_request("the address must not contain a NUL character (%00)")),
+        false => Ok(()),
+    }
+}

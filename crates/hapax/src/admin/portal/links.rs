@@ -1,0 +1,101 @@
+//! The routes of the admin API that make and revoke links to the portal.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use hapax_core::Tenant;
+use hapax_core::endpoint_check::tenant_fault;
+use hapax_core::message::OWN_TENANT;
+use hapax_core::store::{PortalLink, PortalLinkId, PortalRights};
+use uuid::Uuid;
+
+use super::super::auth::{Caller, RandomValue};
+use super::super::extract::{JsonBody, PathId};
+use super::super::problem::Problem;
+use super::super::{Admin, AdminStore, Created};
+use crate::api::{PortalAccess, PortalRequest, RevokedLinks, Span};
+
+/// How long a link lasts that names no time.
+const TTL_DEFAULT: Duration = Duration::from_secs(3_600);
+
+/// The longest life of a link: a link is for a task, and a new one costs one request.
+const TTL_MAX: Duration = Duration::from_secs(30 * 86_400);
+
+/// `POST /api/v1/tenants/{tenant}/portal`.
+pub(in crate::admin) async fn create<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    PathId(tenant): PathId,
+    JsonBody(asked): JsonBody<PortalRequest>,
+) -> Result<Created<PortalAccess>, Problem> {
+    let tenant = checked_tenant(&tenant)?;
+    let Some(portal_url) = &admin.portal_url else {
+        let detail = "this server has no portal: add [portal] to its config";
+        return Err(Problem::conflict(detail));
+    };
+    let ttl = asked.ttl.map_or(TTL_DEFAULT, |Span(ttl)| ttl);
+    if ttl.is_zero() || ttl > TTL_MAX {
+        return Err(Problem::bad_request("ttl must be longer than 0s and at most 30d"));
+    }
+    let rights: PortalRights = match asked.allow {
+        None => PortalRights::default(),
+        Some(rights) if rights.is_empty() => {
+            return Err(Problem::bad_request(
+                "allow must name at least one of \"read\", \"replay\", \"endpoints\"",
+            ));
+        }
+        Some(rights) => rights.into_iter().collect(),
+    };
+    let now = (admin.now)();
+    let code = RandomValue::new()?;
+    let link = PortalLink {
+        id: PortalLinkId(Uuid::new_v4()),
+        tenant,
+        rights,
+        created_at: now,
+        expires_at: now + ttl,
+        entered_at: None,
+    };
+    admin.store.create_portal_link(link.clone(), code.hash).await?;
+    tracing::info!(
+        tenant = %link.tenant,
+        token = caller.who(),
+        "{} made the portal link {} for the tenant {}", caller.who(), link.id, link.tenant
+    );
+    Ok(Created(PortalAccess {
+        url: format!("{portal_url}/enter/{}", code.text),
+        link: link.id.0,
+        allow: link.rights.to_vec(),
+        expires_at: link.expires_at,
+    }))
+}
+
+/// `DELETE /api/v1/tenants/{tenant}/portal`.
+pub(in crate::admin) async fn revoke<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    Extension(caller): Extension<Caller>,
+    PathId(tenant): PathId,
+) -> Result<Json<RevokedLinks>, Problem> {
+    let tenant = checked_tenant(&tenant)?;
+    let revoked = admin.store.revoke_portal_links(tenant.clone()).await?;
+    tracing::info!(
+        %tenant,
+        token = caller.who(),
+        "{} revoked {revoked} portal links of the tenant {tenant}", caller.who()
+    );
+    Ok(Json(RevokedLinks { revoked }))
+}
+
+fn checked_tenant(name: &str) -> Result<Tenant, Problem> {
+    if let Some(fault) = tenant_fault(name) {
+        return Err(Problem::bad_request(fault));
+    }
+    match name == OWN_TENANT {
+        true => Err(Problem::bad_request(
+            "the tenant hapax has no portal: its messages are for the operators of this server",
+        )),
+        false => Ok(Tenant::new(name)),
+    }
+}

@@ -1,0 +1,235 @@
+//! The pages of endpoints, deliveries and plans, and the page that says how to verify a delivery.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::State;
+use hapax_core::message::{Payload, thin_envelope};
+use hapax_core::store::{Cursor, DeliveryFilter, EndpointFilter};
+
+use super::super::AdminStore;
+use super::super::events::instant;
+use super::super::extract::{QueryParams, cursor, limit};
+use super::super::pages::{Filters, Frame, Page, Reader, STATUSES, text};
+use super::super::problem::Problem;
+use super::Portal;
+use super::guard::Visitor;
+use super::own::{OwnDelivery, OwnEndpoint, OwnPlan};
+use super::view::{DeliveryView, EndpointView, Figures, PlanView};
+use crate::api::{Body, DeliveriesQuery};
+
+/// Endpoints of one page.
+const ENDPOINTS_SHOWN: usize = 50;
+
+/// The newest deliveries that the page of an endpoint shows and counts.
+const DELIVERIES_SHOWN: usize = 50;
+
+/// The fields by which deliveries are filtered.
+const FIELDS: [&str; 8] =
+    ["endpoint", "status", "message", "key", "since", "until", "cursor", "limit"];
+
+#[derive(Template)]
+#[template(path = "portal/endpoints.html")]
+pub(super) struct Endpoints {
+    frame: Frame,
+    items: Vec<EndpointView>,
+    older: Option<String>,
+    done: Option<String>,
+}
+
+/// `GET /p/{link}/`.
+pub(super) async fn endpoints<S: AdminStore>(
+    State(portal): State<Arc<Portal<S>>>,
+    visitor: Visitor,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Endpoints>, Problem> {
+    let frame = visitor.frame(&portal.site, "/");
+    let filter = EndpointFilter {
+        tenant: Some(visitor.link().tenant.clone()),
+        before: cursor(filters.get("cursor"))?,
+        limit: ENDPOINTS_SHOWN,
+    };
+    let page = portal.admin.store.endpoints(filter).await?;
+    let next = page.next.map(|Cursor(next)| next.to_string());
+    let page = Endpoints {
+        older: filters.only(&["cursor"]).older(&frame.base, "/", next.as_deref()),
+        frame,
+        items: page.items.into_iter().map(EndpointView::from).collect(),
+        done: filters.done(),
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "portal/endpoint.html")]
+pub(super) struct EndpointPage {
+    frame: Frame,
+    endpoint: EndpointView,
+    deliveries: Vec<DeliveryView>,
+    figures: Figures,
+    done: Option<String>,
+}
+
+/// `GET /p/{link}/endpoints/{id}`.
+pub(super) async fn endpoint<S: AdminStore>(
+    State(portal): State<Arc<Portal<S>>>,
+    visitor: Visitor,
+    reader: Reader,
+    OwnEndpoint(endpoint): OwnEndpoint,
+    filters: Filters,
+) -> Result<Page<EndpointPage>, Problem> {
+    let newest = DeliveryFilter {
+        endpoint: Some(endpoint.id),
+        tenant: Some(visitor.link().tenant.clone()),
+        limit: DELIVERIES_SHOWN,
+        ..DeliveryFilter::default()
+    };
+    let newest = portal.admin.store.deliveries(newest).await?;
+    let deliveries: Vec<_> = newest.items.into_iter().map(DeliveryView::from).collect();
+    let page = EndpointPage {
+        frame: visitor.frame(&portal.site, "/"),
+        endpoint: endpoint.into(),
+        figures: Figures::of(&deliveries),
+        deliveries,
+        done: filters.done(),
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "portal/deliveries.html")]
+pub(super) struct Deliveries {
+    frame: Frame,
+    endpoint: Option<String>,
+    message: Option<String>,
+    status: Option<String>,
+    since: Option<String>,
+    statuses: [&'static str; 8],
+    deliveries: Vec<DeliveryView>,
+    older: Option<String>,
+    is_first: bool,
+}
+
+/// `GET /p/{link}/deliveries`.
+pub(super) async fn deliveries<S: AdminStore>(
+    State(portal): State<Arc<Portal<S>>>,
+    visitor: Visitor,
+    reader: Reader,
+    filters: Filters,
+) -> Result<Page<Deliveries>, Problem> {
+    let frame = visitor.frame(&portal.site, "/deliveries");
+    let filters = filters.only(&FIELDS);
+    let QueryParams(query) = filters.query::<DeliveriesQuery>()?;
+    let now = (portal.admin.now)();
+    let filter = DeliveryFilter {
+        endpoint: query.endpoint,
+        message: query.message,
+        tenant: Some(visitor.link().tenant.clone()),
+        status: query.status,
+        key: query.key,
+        since: query.since.map(|at| instant(now, at)),
+        until: query.until.map(|at| instant(now, at)),
+        before: cursor(query.cursor)?,
+        limit: limit(query.limit)?,
+    };
+    let page = portal.admin.store.deliveries(filter).await?;
+    let next = page.next.map(|Cursor(next)| next.to_string());
+    let page = Deliveries {
+        older: filters.older(&frame.base, "/deliveries", next.as_deref()),
+        frame,
+        endpoint: filters.get("endpoint"),
+        message: filters.get("message"),
+        status: filters.get("status"),
+        since: filters.get("since"),
+        statuses: STATUSES,
+        deliveries: page.items.into_iter().map(DeliveryView::from).collect(),
+        is_first: filters.get("cursor").is_none(),
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "portal/delivery.html")]
+pub(super) struct DeliveryPage {
+    frame: Frame,
+    delivery: DeliveryView,
+    /// The bytes that are sent, indented and as they are; empty once the message is pruned.
+    pretty: String,
+    body: String,
+    done: Option<String>,
+}
+
+/// `GET /p/{link}/deliveries/{id}`.
+pub(super) async fn delivery<S: AdminStore>(
+    State(portal): State<Arc<Portal<S>>>,
+    visitor: Visitor,
+    reader: Reader,
+    OwnDelivery(delivery): OwnDelivery,
+    filters: Filters,
+) -> Result<Page<DeliveryPage>, Problem> {
+    let (store, tenant) = (&portal.admin.store, visitor.link().tenant.clone());
+    let message = store.message(&delivery.message, Some(tenant)).await?;
+    let stored = message.into_iter().next().map(|message| message.body).unwrap_or_default();
+    let endpoint = store.endpoint(delivery.endpoint).await?;
+    let is_thin = endpoint.is_some_and(|it| it.settings.payload == Payload::Thin);
+    let thin = is_thin.then(|| thin_envelope(&stored)).flatten();
+    let body = Body::of(thin.as_deref().unwrap_or(&stored)).body.unwrap_or_default();
+    let page = DeliveryPage {
+        frame: visitor.frame(&portal.site, "/deliveries"),
+        delivery: delivery.into(),
+        pretty: text::indented(&body),
+        body,
+        done: filters.done(),
+    };
+    Ok(reader.page(page))
+}
+
+#[derive(Template)]
+#[template(path = "portal/plan.html")]
+pub(super) struct PlanPage {
+    frame: Frame,
+    plan: PlanView,
+    done: Option<String>,
+}
+
+/// `GET /p/{link}/replays/{id}`.
+pub(super) async fn plan<S: AdminStore>(
+    State(portal): State<Arc<Portal<S>>>,
+    visitor: Visitor,
+    reader: Reader,
+    OwnPlan(plan): OwnPlan,
+    filters: Filters,
+) -> Page<PlanPage> {
+    let frame = visitor.frame(&portal.site, "/deliveries");
+    reader.page(PlanPage { frame, plan: plan.into(), done: filters.done() })
+}
+
+#[derive(Template)]
+#[template(path = "portal/verify.html")]
+pub(super) struct Verify {
+    frame: Frame,
+    samples: [Sample; 4],
+}
+
+/// Code that verifies a delivery.
+pub(super) struct Sample {
+    language: &'static str,
+    code: &'static str,
+}
+
+const SAMPLES: [Sample; 4] = [
+    Sample { language: "Node.js", code: include_str!("../../../assets/verify/verify.mjs") },
+    Sample { language: "Python", code: include_str!("../../../assets/verify/verify.py") },
+    Sample { language: "Go", code: include_str!("../../../assets/verify/verify.go") },
+    Sample { language: "PHP", code: include_str!("../../../assets/verify/verify.php") },
+];
+
+/// `GET /p/{link}/verify`.
+pub(super) async fn verify<S: AdminStore>(
+    State(portal): State<Arc<Portal<S>>>,
+    visitor: Visitor,
+    reader: Reader,
+) -> Page<Verify> {
+    reader.page(Verify { frame: visitor.frame(&portal.site, "/verify"), samples: SAMPLES })
+}

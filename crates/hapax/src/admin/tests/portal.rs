@@ -1,0 +1,580 @@
+//! The portal: who gets in, what each link permits, and that no link reaches what belongs to another tenant.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Method, Request, StatusCode, header};
+use hapax_core::Tenant;
+use hapax_core::delivery::{DeliveryId, DeliveryStatus};
+use hapax_core::endpoint::{
+    EndpointAct, EndpointChanged, EndpointId, EndpointSealed, EndpointSettings, NewEndpoint,
+};
+use hapax_core::job::Retry;
+use hapax_core::message::NewMessage;
+use hapax_core::store::{
+    Action, AdminRecords as _, AttemptOutcome, AttemptVerdict, AuditFilter, DeliveryAsk,
+    DeliveryFilter, DeliveryPlan, EndpointSignal, HandlerAnswer, InspectOutbox as _, NewPlan,
+    Outbox as _, PlanCreated, PlanId, PlannedDeliveries, Plans as _, PortalLink, PortalLinkId,
+    PortalLinks as _, PortalRight, PortalRights,
+};
+use hapax_core::vault::{SealContext, Vault, VaultKey};
+use hapax_sim::Act;
+use hapax_store::MemoryStore;
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use tower::ServiceExt as _;
+use uuid::Uuid;
+
+use super::super::WithoutToken;
+use super::super::auth::hash_of;
+use super::super::portal::routes::routes;
+use super::{Server, noon, server, server_with};
+
+/// An answer to a browser.
+struct Answered {
+    status: StatusCode,
+    headers: HeaderMap,
+    text: String,
+}
+
+impl Answered {
+    fn header(&self, name: header::HeaderName) -> &str {
+        self.headers.get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
+    }
+}
+
+/// The header with which a browser says that a page of the same server sent the request.
+const SAME_ORIGIN: (&str, &str) = ("sec-fetch-site", "same-origin");
+
+/// Rights in the words of the API.
+const ALL: [&str; 3] = ["read", "replay", "endpoints"];
+
+/// The name of the node that made an attempt.
+const NODE: &str = "node-of-the-operator";
+
+/// The reason of a failed attempt, as the operator sees it.
+const REASON: &str = "connecting to 10.9.8.7:443: connection refused";
+
+impl Server {
+    /// A request to the portal as a browser sends it.
+    async fn visit(
+        &self,
+        method: Method,
+        path: &str,
+        more: &[(&str, &str)],
+        form: &str,
+    ) -> Answered {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "webhooks.example.com")
+            .header("accept", "text/html");
+        for (name, value) in more {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::from(form.to_owned())).unwrap();
+        let response = self.portal.clone().oneshot(request).await.unwrap();
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        Answered { status, headers, text: String::from_utf8(body.to_vec()).unwrap() }
+    }
+
+    /// Makes a link for a tenant; its path to enter.
+    async fn link(&self, tenant: &str, allow: &[&str]) -> String {
+        let path = format!("/api/v1/tenants/{tenant}/portal");
+        let (status, made) = self.post(&path, json!({ "ttl": "1h", "allow": allow })).await;
+        assert_eq!(status, StatusCode::CREATED, "{made}");
+        let url = made["url"].as_str().unwrap();
+        url.strip_prefix("https://webhooks.example.com").expect("the portal's URL").to_owned()
+    }
+
+    async fn enter(&self, door: &str) -> Visit {
+        let entered = self.visit(Method::POST, door, &[SAME_ORIGIN], "").await;
+        assert_eq!(entered.status, StatusCode::SEE_OTHER, "{}", entered.text);
+        let base = entered.header(header::LOCATION).trim_end_matches('/').to_owned();
+        let cookie = entered.header(header::SET_COOKIE);
+        assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Lax"), "{cookie}");
+        assert!(cookie.contains(&format!("Path={base};")), "{cookie}");
+        Visit { base, cookie: cookie.split(';').next().unwrap().to_owned() }
+    }
+
+    /// Makes a link and enters by it.
+    async fn entered(&self, tenant: &str, allow: &[&str]) -> Visit {
+        self.enter(&self.link(tenant, allow).await).await
+    }
+
+    /// An endpoint of a tenant with one dead delivery and a plan about it.
+    async fn things(&self, tenant: &str, url: &str) -> Things {
+        let store = self.store.faults.inner();
+        let tenant = Tenant::new(tenant);
+        let id = EndpointId(Uuid::now_v7());
+        let vault = Vault::new(VaultKey::from_bytes(&[1; 32]), Vec::new()).unwrap();
+        let owner = id.to_string();
+        let context = SealContext::endpoint_secrets(&tenant, &owner);
+        let sealed =
+            EndpointSealed { secrets: vault.seal(&context, b"a secret", [7; 12]), headers: None };
+        let settings = EndpointSettings {
+            metadata: [("internal".to_owned(), "metadata-of-the-operator".to_owned())].into(),
+            header_names: vec!["x-api-key".to_owned()],
+            ..EndpointSettings::at(url)
+        };
+        let new = NewEndpoint { id, tenant: tenant.clone(), settings, sealed };
+        store.create_endpoint(new, by()).await.unwrap();
+        let message = NewMessage::new(format!("{tenant}.paid"), json!({ "of": tenant.as_str() }));
+        let message = message.with_tenant(tenant.as_str());
+        store.publish(message).await.unwrap();
+        let ask = DeliveryAsk {
+            limit: 1,
+            bytes_max: 1 << 20,
+            node: NODE.into(),
+            vault_keys: Arc::from([vault.current_key_id()]),
+            claims_ahead: false,
+        };
+        let claimed = store.exchange(Vec::new(), ask.clone()).await.unwrap().claims;
+        let claim = claimed.into_iter().next().expect("a due delivery");
+        let verdict = AttemptVerdict::Failed {
+            error: REASON.to_owned(),
+            answer: None,
+            retry: Retry::Never,
+            says: EndpointSignal::Works,
+        };
+        let took = Duration::from_millis(31);
+        let outcome =
+            AttemptOutcome { delivery: claim.delivery, fence: claim.fence, took, verdict };
+        store.exchange(vec![outcome], DeliveryAsk { limit: 0, ..ask }).await.unwrap();
+        let since = noon() - Duration::from_secs(3_600);
+        let work =
+            DeliveryPlan { endpoint: id, which: PlannedDeliveries::Dead, since, until: None };
+        let request = hapax_core::KeyHash::of(b"a test", [&b"x"[..]]);
+        let plan = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate: None, request };
+        let plan = match store.create_plan(plan, by()).await.unwrap() {
+            PlanCreated::Created(plan) => plan.id,
+            other => panic!("{other:?}"),
+        };
+        Things { endpoint: id, delivery: claim.delivery, plan }
+    }
+
+    async fn delivery_status(&self, id: DeliveryId) -> DeliveryStatus {
+        self.store.faults.inner().delivery(id).await.unwrap().expect("the delivery").status
+    }
+}
+
+fn by() -> Action {
+    Action {
+        who: "operator-anna".to_owned(),
+        reason: Some("a reason of hers".to_owned()),
+        at: noon(),
+    }
+}
+
+/// What a tenant has.
+struct Things {
+    endpoint: EndpointId,
+    delivery: DeliveryId,
+    plan: PlanId,
+}
+
+impl Things {
+    /// The path of a route, for these.
+    fn path(&self, route: &str, base: &str) -> String {
+        let id = match route.split('/').nth(3) {
+            Some("endpoints") => self.endpoint.to_string(),
+            Some("deliveries") => self.delivery.to_string(),
+            _ => self.plan.0.to_string(),
+        };
+        route.replace("/p/{link}", base).replace("{id}", &id)
+    }
+}
+
+/// A browser that has entered.
+struct Visit {
+    /// The path of its pages.
+    base: String,
+    cookie: String,
+}
+
+impl Visit {
+    async fn get(&self, server: &Server, path: &str) -> Answered {
+        let path = format!("{}{path}", self.base);
+        server.visit(Method::GET, &path, &[("cookie", &self.cookie)], "").await
+    }
+
+    async fn send(&self, server: &Server, method: Method, path: &str, form: &str) -> Answered {
+        server.visit(method, path, &[("cookie", &self.cookie), SAME_ORIGIN], form).await
+    }
+}
+
+/// The fields of a form with an id of its own.
+fn form() -> String {
+    format!("plan={}&reason=x&url=https%3A%2F%2Fexample.com%2F&overlap=0s", Uuid::now_v7())
+}
+
+#[tokio::test]
+async fn a_scanner_uses_up_no_link_and_a_person_uses_it_once() {
+    // Programs that scan mail open every link in it, some more than once.
+    let server = server(Vec::new()).await;
+    let door = server.link("acme", &["read"]).await;
+    for method in [Method::GET, Method::HEAD, Method::GET] {
+        let scanned = server.visit(method, &door, &[], "").await;
+        assert_eq!(scanned.status, StatusCode::OK, "{}", scanned.text);
+        assert_eq!(scanned.header(header::SET_COOKIE), "");
+    }
+    let page = server.visit(Method::GET, &door, &[], "").await;
+    assert_eq!(page.text.matches("<button>").count(), 1, "{}", page.text);
+    let foreign = [("sec-fetch-site", "cross-site")];
+    let foreign = server.visit(Method::POST, &door, &foreign, "").await;
+    assert_eq!(foreign.status, StatusCode::FORBIDDEN, "another site used the code");
+
+    let visit = server.enter(&door).await;
+    assert_eq!(visit.get(&server, "/").await.status, StatusCode::OK);
+    let again = server.visit(Method::POST, &door, &[SAME_ORIGIN], "").await;
+    assert_eq!(again.status, StatusCode::NOT_FOUND, "the code worked twice");
+    assert_eq!(again.header(header::SET_COOKIE), "");
+    let page = server.visit(Method::GET, &door, &[], "").await;
+    assert_eq!(page.status, StatusCode::GONE);
+    assert!(page.text.contains(&format!("{}/", visit.base)), "{}", page.text);
+    for wrong in ["/enter/x", "/enter/", &door[..door.len() - 1], &format!("{door}x")] {
+        let page = server.visit(Method::GET, wrong, &[], "").await;
+        assert_eq!(page.status, StatusCode::NOT_FOUND, "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn a_link_ends_at_its_time_when_it_is_revoked_and_when_its_holder_leaves() {
+    let server = server(Vec::new()).await;
+    let store = server.store.faults.inner();
+    let link = |tenant: &str, expires_at| PortalLink {
+        id: PortalLinkId(Uuid::new_v4()),
+        tenant: Tenant::new(tenant),
+        rights: PortalRights::default(),
+        created_at: noon() - Duration::from_secs(7_200),
+        expires_at,
+        entered_at: None,
+    };
+    let is_over = async |visit: &Visit| {
+        let page = visit.get(&server, "/").await;
+        assert_eq!(page.status, StatusCode::UNAUTHORIZED, "{}", page.text);
+    };
+    // The session ends with the link.
+    let ended = link("acme", noon());
+    let code = "c".repeat(43);
+    store.create_portal_link(ended.clone(), hash_of(&code)).await.unwrap();
+    let before = noon() - Duration::from_secs(1);
+    assert!(store.enter_portal(hash_of(&code), hash_of("a"), before).await.unwrap().is_some());
+    is_over(&Visit { base: format!("/p/{}", ended.id), cookie: "hapax_portal=a".into() }).await;
+    let door = format!("/enter/{}", "d".repeat(43));
+    store.create_portal_link(link("acme", noon()), hash_of(&door[7..])).await.unwrap();
+    for method in [Method::GET, Method::POST] {
+        let page = server.visit(method, &door, &[SAME_ORIGIN], "").await;
+        assert_eq!(page.status, StatusCode::NOT_FOUND, "{}", page.text);
+    }
+
+    let (one, other) = (server.entered("acme", &ALL).await, server.entered("shop", &ALL).await);
+    let unused = server.link("acme", &ALL).await;
+    let request = Request::delete("/api/v1/tenants/acme/portal").header("host", "localhost");
+    let (status, revoked) = server.send(request.body(Body::empty()).unwrap()).await;
+    assert_eq!((status, revoked["revoked"].as_u64()), (StatusCode::OK, Some(2)), "{revoked}");
+    is_over(&one).await;
+    let page = server.visit(Method::POST, &unused, &[SAME_ORIGIN], "").await;
+    assert_eq!(page.status, StatusCode::NOT_FOUND, "a revoked code works");
+    assert_eq!(other.get(&server, "/").await.status, StatusCode::OK);
+
+    let path = format!("{}/logout", other.base);
+    let left = other.send(&server, Method::POST, &path, "").await;
+    assert!(left.header(header::SET_COOKIE).contains("Max-Age=0"), "{}", left.text);
+    is_over(&other).await;
+}
+
+#[tokio::test]
+async fn each_route_is_open_to_exactly_the_links_that_permit_it() {
+    use PortalRight::{Endpoints, Read, Replay};
+    let may = [
+        (&["read"][..], &[Read][..]),
+        (&["replay"], &[Read, Replay]),
+        (&["endpoints"], &[Read, Endpoints]),
+        (&ALL, &[Read, Replay, Endpoints]),
+    ];
+    for route in routes::<MemoryStore>() {
+        let Some(right) = route.right else { continue };
+        for (allow, permitted) in may {
+            // A server for each: some routes end the link or remove the endpoint.
+            let server = server(Vec::new()).await;
+            let own = server.things("acme", "https://acme.example/in").await;
+            let visit = server.entered("acme", allow).await;
+            let path = own.path(route.path, &visit.base);
+            let what = format!("{} {} with {allow:?}", route.method, route.path);
+
+            let stranger = server.visit(route.method.clone(), &path, &[SAME_ORIGIN], "").await;
+            assert_eq!(stranger.status, StatusCode::UNAUTHORIZED, "{what} without a cookie");
+            let other = server.entered("acme", &ALL).await;
+            let stolen = [("cookie", &*other.cookie), SAME_ORIGIN];
+            let stolen = server.visit(route.method.clone(), &path, &stolen, &form()).await;
+            assert_eq!(stolen.status, StatusCode::UNAUTHORIZED, "{what} with another cookie");
+            if route.method == Method::POST {
+                for foreign in [&[][..], &[("origin", "https://evil.example")]] {
+                    let more: Vec<_> = [("cookie", &*visit.cookie)]
+                        .into_iter()
+                        .chain(foreign.iter().copied())
+                        .collect();
+                    let answer = server.visit(Method::POST, &path, &more, &form()).await;
+                    assert_eq!(answer.status, StatusCode::FORBIDDEN, "{what} from {foreign:?}");
+                }
+            }
+            assert_eq!(server.delivery_status(own.delivery).await, DeliveryStatus::Dead, "{what}");
+
+            let answer = visit.send(&server, route.method.clone(), &path, &form()).await;
+            let is_admitted = match answer.status {
+                StatusCode::FORBIDDEN => false,
+                // The server of this test has no vault.
+                StatusCode::OK | StatusCode::SEE_OTHER | StatusCode::SERVICE_UNAVAILABLE => true,
+                other => panic!("{what}: {other} {}", answer.text),
+            };
+            assert_eq!(is_admitted, permitted.contains(&right), "{what}: {}", answer.status);
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_route_reaches_what_belongs_to_another_tenant() {
+    let server = server(Vec::new()).await;
+    server.things("acme", "https://acme.example/in").await;
+    let foreign = server.things("shop", "https://shop.example/in").await;
+    let unknown = Things {
+        endpoint: EndpointId(Uuid::now_v7()),
+        delivery: DeliveryId(Uuid::now_v7()),
+        plan: PlanId(Uuid::now_v7()),
+    };
+    let visit = server.entered("acme", &ALL).await;
+    let store = server.store.faults.inner();
+    let endpoint = store.endpoint(foreign.endpoint).await.unwrap();
+    let mut tried = 0;
+    for route in routes::<MemoryStore>().iter().filter(|route| route.path.contains("{id}")) {
+        let ask = async |things: &Things| {
+            let path = things.path(route.path, &visit.base);
+            visit.send(&server, route.method.clone(), &path, &form()).await
+        };
+        let (answer, absent) = (ask(&foreign).await, ask(&unknown).await);
+        assert_eq!(answer.status, StatusCode::NOT_FOUND, "{} {}", route.method, route.path);
+        // The answer does not even tell that it exists.
+        assert_eq!((answer.status, answer.text), (absent.status, absent.text), "{}", route.path);
+        tried += 1;
+    }
+    assert!(tried >= 20, "{tried} routes");
+    assert_eq!(store.endpoint(foreign.endpoint).await.unwrap(), endpoint);
+    assert_eq!(server.delivery_status(foreign.delivery).await, DeliveryStatus::Dead);
+
+    let theirs = store
+        .deliveries(DeliveryFilter {
+            tenant: Some(Tenant::new("shop")),
+            limit: 9,
+            ..DeliveryFilter::default()
+        })
+        .await
+        .unwrap();
+    for path in [
+        "/".to_owned(),
+        "/deliveries".to_owned(),
+        format!("/deliveries?endpoint={}", foreign.endpoint),
+        format!("/deliveries?message={}", theirs.items[0].message),
+        "/deliveries?tenant=shop".to_owned(),
+        "/?tenant=shop".to_owned(),
+    ] {
+        let page = visit.get(&server, &path).await;
+        assert_eq!(page.status, StatusCode::OK, "{path}: {}", page.text);
+        assert!(!page.text.contains("shop."), "{path}: {}", page.text);
+    }
+}
+
+#[tokio::test]
+async fn pages_show_what_the_receiver_needs_and_nothing_of_the_operator() {
+    let server = server(Vec::new()).await;
+    let own = server.things("acme", "https://acme.example/in").await;
+    let store = server.store.faults.inner();
+    let disable = EndpointAct::Disable { reason: "disabled by operator-anna: 10.9.8.7".to_owned() };
+    let changed = store.change_endpoint(own.endpoint, disable, by()).await.unwrap();
+    assert!(matches!(changed, EndpointChanged::Changed(_)));
+    let visit = server.entered("acme", &ALL).await;
+    for route in routes::<MemoryStore>() {
+        if route.right.is_none() || route.method != Method::GET {
+            continue;
+        }
+        let page = visit.send(&server, Method::GET, &own.path(route.path, &visit.base), "").await;
+        assert_eq!(page.status, StatusCode::OK, "{}: {}", route.path, page.text);
+        let policy = page.header(header::CONTENT_SECURITY_POLICY);
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+        assert_eq!(page.header(header::CACHE_CONTROL), "no-store", "{}", route.path);
+        for inline in ["<style", " style=", "javascript:", " onclick", "http-equiv"] {
+            assert!(!page.text.contains(inline), "{} contains {inline}", route.path);
+        }
+        for hidden in [NODE, "10.9.8.7", "connection refused", "operator-anna", "a reason of hers"]
+        {
+            assert!(!page.text.contains(hidden), "{} shows {hidden}: {}", route.path, page.text);
+        }
+        assert!(!page.text.contains("metadata-of-the-operator"), "{}", route.path);
+    }
+    let page = visit.get(&server, &format!("/deliveries/{}", own.delivery)).await.text;
+    for shown in ["acme.paid", "dead", "Attempt 1: no answer", "31 ms", "&quot;of&quot;"] {
+        let shown = shown.replace("&quot;", "&#34;");
+        assert!(page.contains(&shown), "{shown}: {page}");
+    }
+    let page = visit.get(&server, &format!("/endpoints/{}", own.endpoint)).await.text;
+    for shown in ["https://acme.example/in", "disabled", "0 of 1", "x-api-key", "Rotate"] {
+        assert!(page.contains(shown), "{shown}: {page}");
+    }
+}
+
+#[tokio::test]
+async fn text_of_a_publisher_and_of_an_endpoint_stays_text() {
+    let server = server(Vec::new()).await;
+    let own = server.things("acme", "https://acme.example/in").await;
+    let store = server.store.faults.inner();
+    let hostile = "<script>alert(1)</script>\"><img src=x onerror=alert(1)>\u{202e}";
+    let mut record = store.endpoint(own.endpoint).await.unwrap().unwrap();
+    record.settings.description = Some(hostile.to_owned());
+    let act = EndpointAct::Change {
+        version: record.version,
+        settings: Box::new(record.settings),
+        sealed: record.sealed,
+    };
+    store.change_endpoint(own.endpoint, act, by()).await.unwrap();
+    let message = NewMessage::new(hostile, json!({ hostile: hostile })).with_tenant("acme");
+    store.publish(message).await.unwrap();
+    let vault = Vault::new(VaultKey::from_bytes(&[1; 32]), Vec::new()).unwrap();
+    let ask = DeliveryAsk {
+        limit: 1,
+        bytes_max: 1 << 20,
+        node: NODE.into(),
+        vault_keys: Arc::from([vault.current_key_id()]),
+        claims_ahead: false,
+    };
+    let claims = store.exchange(Vec::new(), ask.clone()).await.unwrap().claims;
+    let answer = HandlerAnswer { status: 200, body: hostile.to_owned() };
+    let outcome = AttemptOutcome {
+        delivery: claims[0].delivery,
+        fence: claims[0].fence,
+        took: Duration::from_millis(1),
+        verdict: AttemptVerdict::Delivered(answer),
+    };
+    store.exchange(vec![outcome], DeliveryAsk { limit: 0, ..ask }).await.unwrap();
+    let visit = server.entered("acme", &ALL).await;
+    for path in [
+        "/".to_owned(),
+        "/deliveries".to_owned(),
+        format!("/endpoints/{}", own.endpoint),
+        format!("/endpoints/{}/edit", own.endpoint),
+        format!("/deliveries/{}", claims[0].delivery),
+        format!("/deliveries/{}/replay", claims[0].delivery),
+        "/deliveries?since=%3Cscript%3Ealert(1)%3C%2Fscript%3E".to_owned(),
+    ] {
+        let page = visit.get(&server, &path).await;
+        for mark in ["<script>alert", "<img", "\u{202e}"] {
+            // A field holds the text as it is, or a change would alter it.
+            if path.ends_with("/edit") && mark == "\u{202e}" {
+                continue;
+            }
+            assert!(!page.text.contains(mark), "{path} contains {mark:?}: {}", page.text);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_replay_from_the_portal_acts_once_and_the_audit_trail_names_the_link() {
+    let server = server(Vec::new()).await;
+    let own = server.things("acme", "https://acme.example/in").await;
+    let door = server.link("acme", &["replay"]).await;
+    let visit = server.enter(&door).await;
+    let path = format!("{}/deliveries/{}/replay", visit.base, own.delivery);
+    let form = form();
+    let first = visit.send(&server, Method::POST, &path, &form).await;
+    assert_eq!(first.status, StatusCode::SEE_OTHER, "{}", first.text);
+    let to = first.header(header::LOCATION);
+    assert!(to.starts_with(&format!("{}/deliveries/{}", visit.base, own.delivery)), "{to}");
+    let page = visit.send(&server, Method::GET, to, "").await;
+    assert!(page.text.contains("The delivery is due now."), "{}", page.text);
+    let again = visit.send(&server, Method::POST, &path, &form).await;
+    assert_eq!(again.header(header::LOCATION), to);
+
+    let store = server.store.faults.inner();
+    let detail = store.delivery(own.delivery).await.unwrap().unwrap();
+    let who = format!("portal {}", visit.base.trim_start_matches("/p/"));
+    let actors: Vec<_> = detail.actions.iter().map(|note| note.who.as_str()).collect();
+    assert_eq!(actors, [who.as_str()], "one replay");
+    let new = format!("{}/endpoints/new", visit.base);
+    let refused = visit.send(&server, Method::POST, &new, &form).await;
+    assert_eq!(refused.status, StatusCode::FORBIDDEN);
+    let all = AuditFilter { limit: 10, ..AuditFilter::default() };
+    let entries = store.audited(all).await.unwrap().items;
+    let entries: Vec<_> =
+        entries.iter().map(|entry| (&*entry.who, &*entry.action, entry.status)).collect();
+    let replay = "POST /p/{link}/deliveries/{id}/replay";
+    let expected = [
+        (&*who, "POST /p/{link}/endpoints/new", 403),
+        (&*who, replay, 303),
+        (&*who, replay, 303),
+        (&*who, "POST /enter/{code}", 303),
+        ("loopback", "POST /api/v1/tenants/{tenant}/portal", 201),
+    ];
+    assert_eq!(entries, expected);
+    let shown = format!("{entries:?}");
+    assert!(!shown.contains(door.trim_start_matches("/enter/")), "the audit trail has the code");
+}
+
+#[tokio::test]
+async fn a_receiver_does_not_learn_why_the_server_fails() {
+    let server = server(Vec::new()).await;
+    let visit = server.entered("acme", &ALL).await;
+    for act in [Act::FindPortalSession, Act::ListEndpoints] {
+        server.store.faults.fail_next(act, 1);
+        let page = visit.get(&server, "/").await;
+        assert_eq!(page.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(!page.text.contains(hapax_sim::PLANNED), "{}", page.text);
+    }
+    // Not in the answer to another client either.
+    server.store.faults.fail_next(Act::FindPortalSession, 1);
+    let plain = [("cookie", &*visit.cookie), ("accept", "application/json")];
+    let answer = server.visit(Method::GET, &format!("{}/", visit.base), &plain, "").await;
+    assert!(!answer.text.contains(hapax_sim::PLANNED), "{}", answer.text);
+    // The server of this test has no vault.
+    let ping = format!("{}/endpoints/new", visit.base);
+    let answer = visit.send(&server, Method::POST, &ping, &form()).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(!answer.text.contains("vault"), "{}", answer.text);
+}
+
+#[tokio::test]
+async fn a_link_is_made_only_with_what_it_may_be_made_with() {
+    let server = server(Vec::new()).await;
+    let check = async |tenant: &str, asked: Value, expected: u16| {
+        let (status, answer) =
+            server.post(&format!("/api/v1/tenants/{tenant}/portal"), asked.clone()).await;
+        assert_eq!(status.as_u16(), expected, "{tenant} {asked}: {answer}");
+        answer
+    };
+    let made = check("acme", json!({}), 201).await;
+    assert_eq!(
+        (&made["allow"], &made["expires_at"]),
+        (&json!(["read"]), &json!("2026-03-01T13:00:00Z"))
+    );
+    let made = check("acme", json!({ "ttl": "30d", "allow": ["endpoints", "read"] }), 201).await;
+    assert_eq!(made["allow"], json!(["read", "endpoints"]));
+    for bad in [
+        json!({ "ttl": "0s" }),
+        json!({ "ttl": "31d" }),
+        json!({ "ttl": "soon" }),
+        json!({ "allow": [] }),
+        json!({ "allow": ["admin"] }),
+        json!({ "rights": ["read"] }),
+    ] {
+        check("acme", bad, 400).await;
+    }
+    check("hapax", json!({}), 400).await;
+    check(&"x".repeat(256), json!({}), 400).await;
+    let server = server_with(Vec::new(), WithoutToken::Refused).await;
+    for (token, expected) in
+        [("ops-token", StatusCode::FORBIDDEN), ("root-token", StatusCode::CREATED)]
+    {
+        let answer = server.post_as(Some(token), "/api/v1/tenants/acme/portal", json!({})).await;
+        assert_eq!(answer.0, expected, "{token}");
+    }
+}

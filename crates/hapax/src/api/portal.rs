@@ -1,0 +1,42 @@
+//! Links to the portal.
+
+use hapax_core::Timestamp;
+use hapax_core::store::PortalRight;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::Span;
+use super::values::PortalRightWord;
+
+/// The body of `POST /api/v1/tenants/{tenant}/portal`.
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PortalRequest {
+    /// How long the link lasts, with the session of the browser that enters by it. Default: 1h; at most 30d.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ttl: Option<Span>,
+    /// What its holder may do. `replay` and `endpoints` include `read`. Default: `read`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<PortalRightWord>>)]
+    pub(crate) allow: Option<Vec<PortalRight>>,
+}
+
+/// A link to the portal that was just made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct PortalAccess {
+    /// Where the receiving party enters, once. It is never shown again.
+    pub(crate) url: String,
+    /// The id of the link, by which the audit trail names its holder.
+    pub(crate) link: Uuid,
+    #[schema(value_type = Vec<PortalRightWord>)]
+    pub(crate) allow: Vec<PortalRight>,
+    pub(crate) expires_at: Timestamp,
+}
+
+/// The answer to `DELETE /api/v1/tenants/{tenant}/portal`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct RevokedLinks {
+    /// How many links ended.
+    pub(crate) revoked: u64,
+}
