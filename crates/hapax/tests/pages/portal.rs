@@ -153,3 +153,21 @@ fn the_portal_in_a_browser() {
     assert_eq!(browser.script("return window.hit === undefined"), true);
     browser.is_quiet();
 }
+
+#[test]
+fn the_portal_in_a_browser_over_tls() {
+    // HTTP/2 has no Host header, and the cookie is only for TLS.
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tls-for-tests");
+    let tls = format!("tls = {{ cert = \"{data}.pem\", key = \"{data}.key\" }}\n");
+    let server = House::new(&format!("{PORTAL}{tls}")).start();
+    let line = server.stdout.wait_for("hapax portal https://");
+    let base = line.trim().strip_prefix("hapax portal ").unwrap().to_owned();
+    let Some(browser) = Browser::start("the_portal_in_a_browser_over_tls", &base) else { return };
+    browser.open(&link(&server, "acme", &["read"]));
+    browser.follow("Enter");
+    browser.shows(&["There is no endpoint yet."]);
+    browser.hides(&["Add an endpoint"]);
+    browser.follow("Log out");
+    browser.shows(&["You have left"]);
+    browser.is_quiet();
+}

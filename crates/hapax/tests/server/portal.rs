@@ -51,6 +51,31 @@ fn links_and_sessions_survive_a_kill_and_a_used_code_stays_used() {
 }
 
 #[test]
+fn the_portal_works_below_a_path_of_a_reverse_proxy() {
+    // The proxy may leave the path in the request, or remove it.
+    let url = "https://webhooks.example.com/hooks";
+    let house = House::new(&format!("{PORTAL}public_url = \"{url}\"\n"));
+    let server = house.start();
+    let at = portal(&server);
+    for below in ["/hooks", ""] {
+        let made = server.admin_post("/api/v1/tenants/acme/portal", &json!({})).json();
+        let code = made["url"].as_str().unwrap().strip_prefix(&format!("{url}/enter/")).unwrap();
+        let page = ask(at, "GET", &format!("{below}/enter/{code}"), "", "").text();
+        assert!(page.contains(&format!("action=\"/hooks/enter/{code}\"")), "{page}");
+        let entered = ask(at, "POST", &format!("{below}/enter/{code}"), "", "");
+        let to = entered.header("location").unwrap();
+        let pages = to.strip_prefix("/hooks/p/").expect("a page of the portal");
+        let cookie = entered.header("set-cookie").unwrap();
+        let path = format!("Path=/hooks/p/{};", pages.trim_end_matches('/'));
+        assert!(cookie.contains(&path) && cookie.contains("Secure"), "{cookie}");
+        let cookie = cookie.split(';').next().unwrap();
+        let page = ask(at, "GET", &format!("{below}/p/{pages}"), cookie, "").text();
+        assert!(page.contains(&format!("href=\"{to}deliveries\"")), "{page}");
+        assert!(page.contains("href=\"/hooks/assets/"), "{page}");
+    }
+}
+
+#[test]
 fn a_receiving_party_adds_few_endpoints_at_public_addresses_only() {
     // The operator's `allow` holds for the operator, not for what a stranger types into a form.
     let house = house();
