@@ -158,21 +158,19 @@ impl Subject {
                     file_bytes: pages * page_bytes,
                     used_bytes: (pages - number("PRAGMA freelist_count")?) * page_bytes,
                     log_bytes: std::fs::metadata(&log).context("looking at the log")?.len(),
-                    // Bodies are in the order of their arrival: the oldest come first.
-                    overdue: number(&format!(
-                        "SELECT count(*) FROM (SELECT 1 FROM hapax_body b JOIN hapax_event e ON e.seq = b.seq
-                         WHERE e.received_at < (unixepoch() - {late}) * 1000000
-                           AND b.seq < (SELECT min(seq) FROM hapax_body) + 1000000)"
-                    ))?,
+                    overdue: overdue(&database, late)?,
                 })
             }
             Database::Postgres(client) => {
+                // An id begins with the milliseconds of its arrival. See `overdue` for the reason.
                 let row = client
                     .query_one(
                         "SELECT (SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
                                  WHERE c.relnamespace = 'hapax'::regnamespace AND c.relkind = 'r'),
-                                (SELECT count(*) FROM hapax.body b JOIN hapax.event e ON e.id = b.id
-                                 WHERE e.received_at < now() - $1::bigint * interval '1 second')",
+                                (SELECT count(*) FROM hapax.body
+                                 WHERE id < rpad(lpad(to_hex(floor(1000 * (extract(epoch FROM now())
+                                                                           - $1::bigint))::bigint), 12, '0'),
+                                                 32, '0')::uuid)",
                         &[&i64::try_from(late)?],
                     )
                     .await?;
@@ -190,6 +188,25 @@ impl Subject {
             }
         }
     }
+}
+
+/// The events that should have been pruned already. The bodies are in the order of their arrival, so the count
+/// ends at the first that is not overdue: a count over all bodies would take a core from what is measured.
+fn overdue(database: &rusqlite::Connection, late: u64) -> anyhow::Result<u64> {
+    let now = database.query_row("SELECT unixepoch()", [], |row| row.get::<_, i64>(0))?;
+    let before = (now - i64::try_from(late)?) * 1_000_000;
+    let mut oldest = database.prepare(
+        "SELECT e.received_at FROM hapax_body b CROSS JOIN hapax_event e ON e.seq = b.seq
+         ORDER BY b.seq",
+    )?;
+    let mut arrived = oldest.query_map([], |row| row.get::<_, i64>(0))?;
+    let mut count = 0;
+    while let Some(at) = arrived.next().transpose()?
+        && at < before
+    {
+        count += 1;
+    }
+    Ok(count)
 }
 
 pub(crate) async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Vec<Retention>> {

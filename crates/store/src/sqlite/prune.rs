@@ -31,11 +31,11 @@ use super::writer::Writer;
 use super::{ledger, order, plans};
 use crate::limits::PRUNE_SLICE_MAX;
 
-/// The most events of one slice: about as many as its time allows.
-const SLICE: usize = 400;
+/// The most events of one slice. An ack waits for at most one slice: half a millisecond.
+const SLICE: usize = 100;
 
 /// Events between two checks of the clock.
-const PIECE: usize = 100;
+const PIECE: usize = 50;
 
 /// The tables that are deleted with the body of an event, and the column that names the event.
 const HISTORY: [(&str, &str); 6] = [
@@ -172,10 +172,8 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     if writer.broom.body == 0 {
         writer.broom.unfinished.clear();
     }
-    let mut looked = look(&writer.conn, writer.broom.body, limit)?;
-    let found = looked.len();
-    looked.truncate(looked.iter().take_while(|event| event.received_at < before).count());
-    let is_last = looked.len() < found || found < limit;
+    let mut looked = look(&writer.conn, writer.broom.body, before, limit)?;
+    let is_last = looked.len() < limit;
     let Some(mut last) = looked.last().map(|event| event.seq) else {
         writer.broom.body = 0;
         return Ok(false);
@@ -240,7 +238,7 @@ pub(super) fn erase(
         .collect::<rusqlite::Result<_>>()?;
     let mut freed = BTreeSet::new();
     for (seq, source, event_id) in &found {
-        let mut events: Vec<EventWithBody> = look(&writer.conn, seq - 1, 1)?;
+        let mut events: Vec<EventWithBody> = look(&writer.conn, seq - 1, i64::MAX, 1)?;
         events.retain(|event| event.seq == *seq);
         add_jobs(&writer.conn, &mut events)?;
         let ended = events.first().and_then(EventWithBody::ends_as).unwrap_or(Status::Discarded);
@@ -278,24 +276,33 @@ fn leased_lanes(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<i64>> {
     .collect()
 }
 
-/// The next events that have their bodies.
-fn look(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<EventWithBody>> {
-    conn.prepare_cached(
+/// The next events that have their bodies, up to the first that arrived at `before` or later.
+fn look(
+    conn: &Connection,
+    passed: i64,
+    before: i64,
+    limit: usize,
+) -> rusqlite::Result<Vec<EventWithBody>> {
+    let mut next = conn.prepare_cached(
         "SELECT b.seq, e.received_at, p.source, e.state, e.review
          FROM hapax_body b CROSS JOIN hapax_event e ON e.seq = b.seq
          CROSS JOIN hapax_pair p ON p.pair = e.pair
          WHERE b.seq > ?1 ORDER BY b.seq LIMIT ?2",
-    )?
-    .query_map((passed, limit as i64), |row| {
-        Ok(EventWithBody {
+    )?;
+    let old = next.query_map((passed, limit as i64), |row| {
+        let received_at = row.get(1)?;
+        if received_at >= before {
+            return Ok(None);
+        }
+        Ok(Some(EventWithBody {
             seq: row.get(0)?,
-            received_at: row.get(1)?,
+            received_at,
             source: SourceName::new(row.get_ref(2)?.as_str()?),
             event_state: EventState::from_columns(row.get(3)?, row.get(4)?),
             jobs: Vec::new(),
-        })
-    })?
-    .collect()
+        }))
+    })?;
+    old.map_while(Result::transpose).collect()
 }
 
 /// Reads the jobs of all these events at once: their rows are adjacent too.
@@ -401,7 +408,7 @@ fn go_on(
     let again: Vec<i64> = walk.held.range(walk.held_passed + 1..).take(limit).copied().collect();
     let mut looked = Vec::with_capacity(again.len());
     for seq in &again {
-        let found = narrow(&writer.conn, seq - 1, 1)?;
+        let found = narrow(&writer.conn, seq - 1, i64::MAX, 1)?;
         looked.extend(found.into_iter().filter(|event| event.seq == *seq));
     }
     let gone = forget_old(writer, looked.iter().filter(|event| event.received_at < before))?;
@@ -410,8 +417,7 @@ fn go_on(
     walk.held_passed = again.last().copied().unwrap_or(walk.held_passed);
 
     let room = HELD_MAX.saturating_sub(walk.held.len()).min(limit);
-    let mut looked = narrow(&writer.conn, walk.passed, room)?;
-    looked.truncate(looked.iter().take_while(|event| event.received_at < before).count());
+    let looked = narrow(&writer.conn, walk.passed, before, room)?;
     let gone = forget_old(writer, looked.iter().filter(|event| is_ours(event)))?;
     // An event that still has its body is added when it loses the body.
     let left = looked.iter().filter(|event| is_ours(event) && event.is_pruned);
@@ -452,15 +458,25 @@ fn forget_old<'a>(
     Ok(old.into_iter().map(|event| event.seq).collect())
 }
 
-fn narrow(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<PrunedRow>> {
-    conn.prepare_cached(
+/// The next events, up to the first that arrived at `before` or later.
+fn narrow(
+    conn: &Connection,
+    passed: i64,
+    before: i64,
+    limit: usize,
+) -> rusqlite::Result<Vec<PrunedRow>> {
+    let mut next = conn.prepare_cached(
         "SELECT e.seq, p.tenant, p.source, e.event_id, e.guard_hash, e.received_at, e.pruned,
                 e.guard_until
          FROM hapax_event e CROSS JOIN hapax_pair p ON p.pair = e.pair
          WHERE e.seq > ?1 ORDER BY e.seq LIMIT ?2",
-    )?
-    .query_map((passed, limit as i64), |row| {
-        Ok(PrunedRow {
+    )?;
+    let old = next.query_map((passed, limit as i64), |row| {
+        let received_at = row.get(5)?;
+        if received_at >= before {
+            return Ok(None);
+        }
+        Ok(Some(PrunedRow {
             seq: row.get(0)?,
             key: EventKey {
                 tenant: Tenant::new(row.get_ref(1)?.as_str()?),
@@ -468,12 +484,12 @@ fn narrow(conn: &Connection, passed: i64, limit: usize) -> rusqlite::Result<Vec<
                 event_id: row.get_ref(3)?.as_str()?.into(),
             },
             guard: row.get(4)?,
-            received_at: row.get(5)?,
+            received_at,
             is_pruned: status_of_pruned(row.get(6)?).is_some(),
             guard_until: row.get(7)?,
-        })
-    })?
-    .collect()
+        }))
+    })?;
+    old.map_while(Result::transpose).collect()
 }
 
 /// Deletes these events and their keys.
