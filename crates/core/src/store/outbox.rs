@@ -200,7 +200,7 @@ pub struct DeliveryAsk {
     /// The keys of the vault that this node holds.
     pub vault_keys: Arc<[KeyId]>,
     /// Whether this node keeps each endpoint's `max_in_flight` by itself and holds further claims until attempts
-    /// have ended. A store that only this node uses may then claim up to twice that number, so that the next
+    /// have ended. A store that only this node uses may then claim more than that number, so that the next
     /// attempts begin before the last outcomes are committed.
     pub claims_ahead: bool,
 }

@@ -154,6 +154,8 @@ enum Command {
     Ingest(Ingest, Answer<Vec<Verdict>>),
     /// An act that shares the batch's transaction, and how many bytes it brings.
     Batched(usize, BatchedAct),
+    /// The same for an act that lets waiting events go first.
+    BehindEvents(BatchedAct),
     Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
     FlushCopies,
     /// A closure with its own transactions. It answers its caller itself, also when it is refused.
@@ -246,6 +248,23 @@ impl WriterHandle {
         bytes: usize,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
     ) -> Result<T, StoreError> {
+        self.batched(act, |batched| Command::Batched(bytes, batched)).await
+    }
+
+    /// Like [`WriterHandle::run_batched`], for an act that may take a while. Events that wait when the writer
+    /// reaches it are committed first.
+    pub(super) async fn run_behind_events<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.batched(act, Command::BehindEvents).await
+    }
+
+    async fn batched<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
+        command: impl FnOnce(BatchedAct) -> Command,
+    ) -> Result<T, StoreError> {
         self.sender.demand.fetch_add(1, Ordering::Relaxed);
         let (answer, done) = oneshot::channel();
         let batched: BatchedAct = Box::new(move |writer| match writer.map(act) {
@@ -264,7 +283,7 @@ impl WriterHandle {
                 Ok(BatchResult::only_looked(Box::new(|_| {})))
             }
         });
-        self.send(Command::Batched(bytes, batched))?;
+        self.send(command(batched))?;
         done.await.unwrap_or(Err(StoreError::Closed))
     }
 
@@ -366,6 +385,9 @@ pub(super) struct Writer {
     pub(super) index: KeyIndex,
     /// The jobs that the running slice of an SQL handler has claimed.
     begun: Vec<(JobId, Fence)>,
+    event_rate: EventRate,
+    /// Acts that let the events of the last batch go first. The next batch begins with them.
+    deferred: Vec<BatchedAct>,
     /// Keys whose entries in memory are wrong once the open transaction is committed.
     unlearned: Vec<KeyHash>,
     pub(super) broom: PruneProgress,
@@ -385,6 +407,36 @@ pub(super) struct Writer {
     recovered_at: Option<Instant>,
     commit_seconds: metrics::Histogram,
     batch_size: metrics::Histogram,
+}
+
+/// How many events arrive, measured over [`EVENT_RATE_OVER`].
+#[derive(Debug, Default)]
+struct EventRate {
+    since: Option<Instant>,
+    count: usize,
+    is_busy: bool,
+}
+
+/// Long enough that the answer changes seldom: each change makes a sender's next claim look at all endpoints.
+const EVENT_RATE_OVER: Duration = Duration::from_millis(100);
+
+/// Events within [`EVENT_RATE_OVER`] from which on the store counts as busy: a thousand a second.
+const BUSY_EVENTS: usize = 100;
+
+impl EventRate {
+    fn is_busy(&mut self, now: Instant) -> bool {
+        match self.since {
+            Some(since) if now.duration_since(since) < EVENT_RATE_OVER => {}
+            since => {
+                // After a long time without this question, the count says little about the present.
+                let is_recent =
+                    since.is_some_and(|at| now.duration_since(at) < 2 * EVENT_RATE_OVER);
+                self.is_busy = is_recent && self.count >= BUSY_EVENTS;
+                (self.since, self.count) = (Some(now), 0);
+            }
+        }
+        self.is_busy
+    }
 }
 
 /// Answers that wait for the commit.
@@ -435,6 +487,8 @@ enum NextBatch {
 /// The next step of the writer's loop.
 enum Next {
     Command(Command),
+    /// Acts were deferred.
+    Deferred,
     Housekeeping,
     NobodyLeft,
 }
@@ -474,6 +528,8 @@ impl Writer {
             sandbox,
             clock,
             begun: Vec::new(),
+            deferred: Vec::new(),
+            event_rate: EventRate::default(),
             unlearned: Vec::new(),
             broom: PruneProgress::default(),
             clock_watch: ClockWatch::default(),
@@ -508,12 +564,13 @@ impl Writer {
             let worked = match self.next(waiting) {
                 // Before the command, which looks for due work by the current clock.
                 Next::Command(first) => match clock::tend(&mut self) {
-                    Ok(()) => self.work(first, waiting),
+                    Ok(()) => self.work(Some(first), waiting),
                     Err(error) => {
                         refuse(first, &unavailable(&error));
                         Err(error)
                     }
                 },
+                Next::Deferred => self.work(None, waiting),
                 Next::Housekeeping => clock::tend(&mut self).map(|()| ControlFlow::Continue(())),
                 Next::NobodyLeft => return,
             };
@@ -543,6 +600,9 @@ impl Writer {
     }
 
     fn next(&mut self, waiting: &Receiver<Command>) -> Next {
+        if !self.deferred.is_empty() {
+            return Next::Deferred;
+        }
         let has_more = self.copies_taken.len() > 0 || self.index.wants_merge();
         let at_most = if has_more || self.clock_watch.is_pulling() {
             Duration::ZERO
@@ -552,26 +612,39 @@ impl Writer {
         receive_within(waiting, at_most)
     }
 
-    /// Takes `first` and the commands waiting behind it into one transaction, commits it and
+    /// Takes the deferred acts, `first` and the commands waiting behind it into one transaction, commits it and
     /// answers.
     fn work(
         &mut self,
-        first: Command,
+        first: Option<Command>,
         waiting: &Receiver<Command>,
     ) -> rusqlite::Result<ControlFlow<()>> {
         let mut batch = Batch::default();
-        if matches!(first, Command::Ingest(..)) {
+        if matches!(first, Some(Command::Ingest(..))) {
             self.shared.new_events.begin();
         }
-        let then = match self.fill(&mut batch, first, waiting) {
+        let filled = self
+            .run_deferred(&mut batch)
+            .and_then(|()| self.fill(&mut batch, first, waiting))
+            .and_then(|then| {
+                if batch.answers.is_empty() {
+                    self.run_deferred(&mut batch)?;
+                }
+                Ok(then)
+            });
+        let then = match filled {
             Ok(then) => then,
             Err(error) => {
                 batch.fail(&error);
+                self.refuse_deferred(&unavailable(&error));
                 self.shared.new_events.end();
                 return Err(error);
             }
         };
         let committed = self.commit(batch);
+        if let Err(error) = &committed {
+            self.refuse_deferred(&unavailable(error));
+        }
         self.shared.new_events.end();
         match (committed, then) {
             (Ok(()), NextBatch::Nothing) => Ok(ControlFlow::Continue(())),
@@ -595,6 +668,7 @@ impl Writer {
     /// Refuses waiting commands, flushes copies and settles the log. Closing does not wait for a
     /// disk to recover: every answered commit is in the log and stays there.
     fn close(&mut self, waiting: &Receiver<Command>) {
+        self.refuse_deferred(&StoreError::Closed);
         while let Ok(command) = waiting.try_recv() {
             refuse(command, &StoreError::Closed);
         }
@@ -608,14 +682,15 @@ impl Writer {
     fn fill(
         &mut self,
         batch: &mut Batch,
-        first: Command,
+        first: Option<Command>,
         waiting: &Receiver<Command>,
     ) -> rusqlite::Result<NextBatch> {
-        let mut next = Some(first);
+        let mut next = first.or_else(|| waiting.try_recv().ok());
         while let Some(command) = next {
             match command {
                 Command::Ingest(ingest, answer) => self.take(batch, ingest, answer)?,
                 Command::Batched(bytes, batched) => self.run_in_batch(batch, bytes, batched)?,
+                Command::BehindEvents(batched) => self.deferred.push(batched),
                 Command::Find(keys, answer) => {
                     let found: Result<Vec<_>, _> =
                         keys.iter().map(|key| self.index.find(&self.conn, key)).collect();
@@ -648,7 +723,11 @@ impl Writer {
             let _ = answer.send(Err(StoreError::Unavailable(NO_LANE_LEFT.into())));
             return Ok(());
         }
-        self.begin(batch)?;
+        if let Err(error) = self.begin(batch) {
+            let _ = answer.send(Err(unavailable(&error)));
+            return Err(error);
+        }
+        self.event_rate.count += ingest.receipts.len();
         let mut verdicts = Vec::with_capacity(ingest.receipts.len());
         batch.receipts += ingest.receipts.len();
         // The answer is stored first: if the decision fails, its sender gets the error.
@@ -699,6 +778,21 @@ impl Writer {
         batch.bytes += bytes + held;
         batch.wrote |= wrote;
         Ok(())
+    }
+
+    /// Runs the deferred acts within the batch's transaction.
+    fn run_deferred(&mut self, batch: &mut Batch) -> rusqlite::Result<()> {
+        let mut deferred = std::mem::take(&mut self.deferred).into_iter();
+        let ran = deferred.try_for_each(|batched| self.run_in_batch(batch, 0, batched));
+        // If one failed, the others are refused with the batch.
+        self.deferred.extend(deferred);
+        ran
+    }
+
+    fn refuse_deferred(&mut self, why: &StoreError) {
+        for batched in self.deferred.drain(..) {
+            let _ = batched(Err(why.clone()));
+        }
     }
 
     fn begin(&self, batch: &Batch) -> rusqlite::Result<()> {
@@ -778,6 +872,11 @@ impl Writer {
 
     pub(super) fn now(&self) -> Timestamp {
         (self.clock)()
+    }
+
+    /// Whether many events arrive at present.
+    pub(super) fn is_busy_with_events(&mut self) -> bool {
+        self.event_rate.is_busy(Instant::now())
     }
 
     /// Runs `act` in its own transaction.
@@ -959,7 +1058,7 @@ impl Writer {
                     #[cfg(test)]
                     Next::Command(Command::Tamper(tamper)) => tamper(&mut self.conn),
                     Next::Command(command) => refuse(command, &refusal),
-                    Next::Housekeeping => {}
+                    Next::Deferred | Next::Housekeeping => {}
                     Next::NobodyLeft => return ControlFlow::Break(()),
                 }
             }
@@ -1031,7 +1130,9 @@ fn refuse(command: Command, why: &StoreError) {
     match command {
         Command::Ingest(_, answer) => drop(answer.send(Err(why.clone()))),
         Command::Find(_, answer) => drop(answer.send(Err(why.clone()))),
-        Command::Batched(_, batched) => drop(batched(Err(why.clone()))),
+        Command::Batched(_, batched) | Command::BehindEvents(batched) => {
+            drop(batched(Err(why.clone())));
+        }
         Command::Slice(slice) => drop(slice(Err(why.clone()))),
         Command::FlushCopies => {}
         Command::Close(closed) => drop(closed.send(())),

@@ -85,6 +85,10 @@ pub(super) struct Outbox {
     wrote: bool,
 }
 
+/// How many times `max_in_flight` a sender may hold claims of a fast endpoint. The attempts then go on while
+/// outcomes are committed.
+const AHEAD: u32 = 8;
+
 /// An endpoint in memory.
 #[derive(Debug)]
 struct Endpoint {
@@ -140,7 +144,7 @@ impl Endpoint {
         let most = self.record.settings.max_in_flight;
         let slots = match self.health.circuit.slots {
             Some(slots) => slots.min(most),
-            None if claims_ahead && self.may_claim_ahead() => most.saturating_mul(2),
+            None if claims_ahead && self.may_claim_ahead() => most.saturating_mul(AHEAD),
             None => most,
         };
         slots.saturating_sub(self.in_flight)

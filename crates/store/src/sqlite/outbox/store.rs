@@ -39,8 +39,11 @@ impl Outbox for SqliteStore {
         ask: DeliveryAsk,
     ) -> Result<Exchanged, StoreError> {
         self.writer
-            .run_batched(0, move |writer| {
+            .run_behind_events(move |writer| {
                 let now = writer.now();
+                // Events go first: with claims ahead, the attempts would take most of the machine.
+                let claims_ahead = ask.claims_ahead && !writer.is_busy_with_events();
+                let ask = DeliveryAsk { claims_ahead, ..ask };
                 let (exchanged, bytes) =
                     writer.outbox.exchange(&writer.conn, &outcomes, &ask, now)?;
                 Ok(writer.batched(ActKind::Exchange, exchanged).holding(bytes))

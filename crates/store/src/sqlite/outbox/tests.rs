@@ -1,7 +1,9 @@
 //! Properties of SQLite alone: which state survives the end of the process and a failed write, and
 //! that the cost of a claim does not depend on the backlog.
 
+use std::future::Future as _;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use hapax_core::Tenant;
@@ -26,7 +28,7 @@ use super::claim::{due_sql, least_tried_sql};
 use super::operator_actions::orphans_sql;
 use super::order::{BUSY_KEYS, EARLIER_DEAD, EARLIER_OPEN, first_open_sql, parked_sql};
 use super::{LEASES, NEXT_DUE};
-use crate::harness::{Clock, FOREVER, Place, after, noon};
+use crate::harness::{Clock, FOREVER, Place, Sender, after, body, noon};
 use crate::sqlite::{SqliteOptions, SqliteStore};
 
 /// A data directory that outlives the stores that are opened in it.
@@ -178,11 +180,11 @@ async fn only_a_fast_endpoint_gets_claims_ahead() {
     assert_eq!(claims.len(), 2, "nothing is known about it yet");
     assert_eq!(claims[0].endpoint.max_in_flight, 2);
     let claims = take(vec![delivered(&claims[0])], ahead()).await;
-    assert_eq!(claims.len(), 3, "one under way, and up to four claims");
+    assert_eq!(claims.len(), 10, "one under way, and up to sixteen claims");
     let without = take(vec![delivered(&claims[0]), delivered(&claims[1])], ask(10)).await;
     assert_eq!(without.len(), 0, "this sender does not hold claims back");
-    let slow = AttemptOutcome { took: Duration::from_secs(1), ..delivered(&claims[2]) };
-    let claims = take(vec![slow], ahead()).await;
+    let slow = |claim| AttemptOutcome { took: Duration::from_secs(1), ..delivered(claim) };
+    let claims = take(claims[2..].iter().map(slow).collect(), ahead()).await;
     assert_eq!(claims.len(), 1, "it is slow now");
     store.close().await;
 }
@@ -581,4 +583,77 @@ async fn every_query_of_sending_uses_its_index() {
     check(&parked_sql(), "hapax_delivery_parked (endpoint=? AND message_seq>?)");
     check(NEXT_DUE, "hapax_delivery_ready (endpoint=?)");
     check(LEASES, "hapax_delivery_leased (endpoint=?)");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_waits_is_committed_before_an_exchange() {
+    // An exchange in the same commit would delay the ack by the time of all its outcomes.
+    let setup = Setup::new();
+    let store = Arc::new(setup.open());
+    add(&store, settings()).await;
+    publish(&store, message("m1")).await;
+    let (began, begins) = std::sync::mpsc::channel::<()>();
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    let (first, waits) = std::sync::mpsc::channel::<()>();
+    store.writer.tamper(move |conn| {
+        let hook = move || {
+            let _ = began.send(());
+            let _ = held.recv();
+            false
+        };
+        conn.commit_hook(Some(hook)).expect("a hook");
+        let _ = waits.recv();
+    });
+    // Both wait in the queue, the exchange first.
+    let mut exchange = Box::pin(store.exchange(Vec::new(), ask(10)));
+    let sender = Sender::plain();
+    let mut event = Box::pin(store.ingest(sender.ingest(&body("evt_1"))));
+    std::future::poll_fn(|context| {
+        assert!(exchange.as_mut().poll(context).is_pending());
+        assert!(event.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    drop(first);
+    let begins = tokio::task::spawn_blocking(move || begins.recv().map(|()| begins));
+    let begins = begins.await.expect("ends").expect("a commit");
+    hold.send(()).expect("the first commit waits");
+    tokio::time::timeout(FOREVER, event).await.expect("is acked").expect("accepts");
+    // The writer waits in the commit of the exchange, or has not begun it.
+    std::future::poll_fn(|context| {
+        assert!(exchange.as_mut().poll(context).is_pending(), "one commit held both");
+        Poll::Ready(())
+    })
+    .await;
+    drop((hold, begins));
+    assert_eq!(exchange.await.expect("exchanges").claims.len(), 1);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exchange_behind_an_event_that_cannot_be_written_gets_an_error() {
+    let setup = Setup::new();
+    let store = setup.open();
+    add(&store, settings()).await;
+    publish(&store, message("m1")).await;
+    let (first, waits) = std::sync::mpsc::channel::<()>();
+    store.writer.tamper(move |conn| {
+        conn.execute_batch("PRAGMA query_only = on").expect("sets");
+        let _ = waits.recv();
+    });
+    let mut exchange = Box::pin(store.exchange(Vec::new(), ask(10)));
+    let sender = Sender::plain();
+    let mut event = Box::pin(store.ingest(sender.ingest(&body("evt_1"))));
+    std::future::poll_fn(|context| {
+        assert!(exchange.as_mut().poll(context).is_pending());
+        assert!(event.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    drop(first);
+    let both = async { tokio::join!(event, exchange) };
+    let (event, exchange) = tokio::time::timeout(FOREVER, both).await.expect("both are answered");
+    assert!(matches!(event, Err(StoreError::Unavailable(_))), "{event:?}");
+    assert!(matches!(exchange, Err(StoreError::Unavailable(_))), "{exchange:?}");
+    store.close().await;
 }
