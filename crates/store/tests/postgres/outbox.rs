@@ -11,8 +11,8 @@ use hapax_core::endpoint::{
     EndpointAct, EndpointChanged, EndpointId, EndpointSettings, NewEndpoint,
 };
 use hapax_core::store::{
-    Action, DeliveryClaim, DeliveryFilter, Held, InspectOutbox, NewMessage, Outbox, Published,
-    Store, StoreError, Verdict,
+    Action, AttemptOutcome, DeliveryAsk, DeliveryClaim, DeliveryFilter, Held, InspectOutbox,
+    NewMessage, Outbox, Published, Store, StoreError, Verdict,
 };
 use hapax_store::PgStore;
 use tokio::task::JoinHandle;
@@ -483,4 +483,34 @@ async fn two_nodes_share_the_rate_limit_of_an_endpoint() {
     let most: u32 = base.one(spans).await.parse().expect("a number");
     assert!((20..=106).contains(&most), "{most} attempts within a second");
     other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn only_a_node_that_holds_all_claims_of_a_fast_endpoint_gets_claims_ahead() {
+    let base = Base::new("ahead", spec(3)).await;
+    add(&base.store, EndpointSettings { max_in_flight: 2, ..settings() }).await;
+    for n in 0..20 {
+        base.store.publish(message(&format!("m{n}"))).await.expect("publishes");
+    }
+    let of = |node: &str| DeliveryAsk { claims_ahead: true, node: node.into(), ..ask(10) };
+    let took = |claim: &DeliveryClaim, took| AttemptOutcome { took, ..outcome(claim, delivered()) };
+    let (fast, slow) = (Duration::from_millis(5), Duration::from_secs(1));
+    let take = async |outcomes: Vec<AttemptOutcome>, ask: DeliveryAsk| {
+        base.store.exchange(outcomes, ask).await.expect("exchanges").claims
+    };
+    let first = take(Vec::new(), of("a")).await;
+    assert_eq!(first.len(), 2, "nothing is known about the endpoint yet");
+    let ahead = take(vec![took(&first[0], fast)], of("a")).await;
+    assert_eq!(ahead.len(), 7, "one under way, and up to eight claims");
+    assert_eq!(take(Vec::new(), of("b")).await.len(), 0, "the claims ahead count");
+    // Seven of the eight claims of the first node end, and the other node takes the place that is free.
+    let ended = std::iter::once(&first[1]).chain(&ahead[..6]);
+    let ended = ended.map(|claim| took(claim, fast)).collect();
+    assert_eq!(take(ended, ask(0)).await.len(), 0);
+    let other = take(Vec::new(), of("b")).await;
+    assert_eq!(other.len(), 1);
+    let after = take(vec![took(&ahead[6], fast)], of("a")).await;
+    assert_eq!(after.len(), 1, "another node has a claim: at most two over both");
+    let after = take(vec![took(&other[0], slow)], of("a")).await;
+    assert_eq!(after.len(), 1, "the endpoint is slow");
 }

@@ -6,6 +6,7 @@
 -- this node holds. The last row has no delivery: it returns which outcomes were recorded, when
 -- something is next due, where the next turn begins, and up to which times this call has read.
 --
+-- fast_ms: an endpoint whose outcomes of this call all took less may get claims ahead; NULL: none may.
 -- known_endpoints (sorted), known_since and leases_since: as the lanes of hapax.claim. Claimed deliveries
 -- leave dead entries in the indexes, and without a hint every call would pass all of them.
 CREATE OR REPLACE FUNCTION hapax.exchange(
@@ -13,7 +14,7 @@ CREATE OR REPLACE FUNCTION hapax.exchange(
     statuses integer[], answers text[], errors text[], hows integer[], waits bigint[],
     dices double precision[], signals integer[], pauses bigint[], wanted integer, bytes_max bigint, of_node text, vault_keys bigint[],
     after_endpoint integer, known_endpoints integer[], known_since timestamptz[],
-    leases_since timestamptz, now_at timestamptz DEFAULT NULL)
+    leases_since timestamptz, now_at timestamptz DEFAULT NULL, fast_ms bigint DEFAULT NULL)
 RETURNS TABLE (
     delivery uuid, fence bigint, attempt integer, leased_until timestamptz, message text, body bytea,
     endpoint uuid, tenant text, settings text, secrets bytea, headers bytea,
@@ -51,8 +52,12 @@ DECLARE
     room integer;
     share integer;
     bytes_left bigint := bytes_max;
+    fast_endpoints integer[] := '{}';
     taken_messages bigint[] := '{}';
     taken_endpoints integer[] := '{}';
+    taken_fences bigint[] := '{}';
+    taken_attempts integer[] := '{}';
+    taken_until timestamptz[] := '{}';
     soonest timestamptz;
     turn integer := after_endpoint;
 BEGIN
@@ -71,7 +76,8 @@ BEGIN
             ORDER BY u.message, u.endpoint) r
         -- Of two reports about one delivery the first counts, whatever it says.
         WHERE r.verdict = 0 AND r.reports = 1 AND x.message = r.message AND x.endpoint = r.endpoint
-          AND x.fence = r.fence AND x.state = hapax.delivery_state('leased')
+          -- By an expression: an index of all leases would be passed for each outcome.
+          AND x.fence = r.fence AND x.state + 0 = hapax.delivery_state('leased')
         RETURNING r.n, x.endpoint, x.key, x.circuit)
     SELECT coalesce(array_agg(e.n), '{}'), coalesce(array_agg(e.circuit), '{}'),
         coalesce(array_agg(e.endpoint) FILTER (WHERE e.key IS NOT NULL), '{}'),
@@ -115,10 +121,11 @@ BEGIN
             FROM unnest(said, said_of, died) a (circuit, n, is_dead) WHERE a.circuit IS NOT NULL)
         SELECT a.* FROM answers a
         WHERE a.endpoint IN (
-            SELECT b.endpoint FROM answers b
-            JOIN hapax.endpoint_state s ON s.endpoint = b.endpoint
-            WHERE b.signal IN (1, 2, 3) OR b.is_dead OR s.failures > 0 OR s.open_until IS NOT NULL
-               OR s.slots IS NOT NULL)
+            SELECT s.endpoint FROM hapax.endpoint_state s
+            WHERE s.endpoint = ANY (ARRAY(SELECT DISTINCT b.endpoint FROM answers b))
+              AND (s.failures > 0 OR s.open_until IS NOT NULL OR s.slots IS NOT NULL
+                   OR EXISTS (SELECT FROM answers b WHERE b.endpoint = s.endpoint
+                              AND (b.signal IN (1, 2, 3) OR b.is_dead))))
         ORDER BY a.endpoint, a.n
     LOOP
         IF o.is_dead THEN
@@ -137,6 +144,11 @@ BEGIN
     END IF;
 
     IF wanted > 0 THEN
+        IF fast_ms IS NOT NULL THEN
+            SELECT coalesce(array_agg(f.endpoint), '{}') INTO fast_endpoints FROM (
+                SELECT u.endpoint FROM unnest(endpoints, verdicts, tooks) u (endpoint, verdict, took)
+                GROUP BY u.endpoint HAVING bool_and(u.verdict = 0 AND u.took < fast_ms)) f;
+        END IF;
         due := hapax.due_endpoints(least(wanted, 256), after_endpoint, vault_keys, known_endpoints, known_since,
                                    at);
         soonest := least(soonest, due.next_due, CASE WHEN NOT due.is_all THEN at END);
@@ -158,10 +170,14 @@ BEGIN
                     current_endpoint, room, bytes_left, taken_messages = '{}',
                     coalesce(known_since[array_position(known_endpoints, current_endpoint)],
                              '-infinity'),
-                    of_node, vault_keys, at);
+                    of_node, vault_keys, at, current_endpoint = ANY (fast_endpoints));
                 taken_messages := taken_messages || got.taken;
                 taken_endpoints := taken_endpoints
                     || array_fill(current_endpoint, ARRAY[cardinality(got.taken)]);
+                taken_fences := taken_fences || got.fences;
+                taken_attempts := taken_attempts || got.attempts;
+                taken_until := taken_until
+                    || array_fill(got.leased_until, ARRAY[cardinality(got.taken)]);
                 bytes_left := bytes_left - got.bytes;
                 soonest := least(soonest, got.next_at, CASE WHEN got.is_busy THEN at END);
                 IF round = 1 AND got.is_busy THEN
@@ -185,12 +201,12 @@ BEGIN
     END IF;
 
     RETURN QUERY
-    SELECT hapax.delivery_id(m.created_at, m.fingerprint, d.message, d.endpoint), d.fence, d.attempt,
-        d.due_at, m.id, coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body), e.id, e.tenant,
+    SELECT hapax.delivery_id(m.created_at, m.fingerprint, t.message, t.endpoint), t.fence, t.attempt,
+        t.leased_until, m.id, coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body), e.id, e.tenant,
         e.settings, e.secrets, e.headers, NULL::boolean[], NULL::timestamptz, NULL::integer,
         NULL::integer[], NULL::timestamptz[], NULL::timestamptz
-    FROM unnest(taken_messages, taken_endpoints) WITH ORDINALITY t (message, endpoint, n)
-    JOIN hapax.delivery d ON d.message = t.message AND d.endpoint = t.endpoint
+    FROM unnest(taken_messages, taken_endpoints, taken_fences, taken_attempts, taken_until)
+        WITH ORDINALITY t (message, endpoint, fence, attempt, leased_until, n)
     JOIN hapax.message m ON m.message = t.message
     JOIN hapax.endpoint e ON e.endpoint = t.endpoint
     ORDER BY t.n;

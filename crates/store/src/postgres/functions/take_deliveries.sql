@@ -10,13 +10,16 @@
 -- Keeps also: no leased delivery of the endpoint has a lower message than endpoint_state.leased_from, so
 -- that the count does not pass the dead index entries of all earlier leases. Only a holder of that row's lock
 -- leases deliveries.
+-- Keeps also: claims beyond max_in_flight, if `is_fast`, only for a node that holds all claims of the endpoint. A
+-- sender begins at most max_in_flight attempts by itself, so the bound holds over all nodes.
 -- is_busy: there are due deliveries left that could be claimed at once or soon. since: see hapax.exchange.
--- seen_until: no delivery due before it is left.
+-- seen_until: no delivery due before it is left. fences, attempts: of the taken ones, leased until leased_until.
 CREATE OR REPLACE FUNCTION hapax.take_deliveries(
     of_endpoint integer, room integer, bytes_left bigint, first boolean, since timestamptz,
-    of_node text, vault_keys bigint[], at timestamptz,
+    of_node text, vault_keys bigint[], at timestamptz, is_fast boolean,
     OUT taken bigint[], OUT bytes bigint, OUT is_full boolean, OUT is_busy boolean,
-    OUT next_at timestamptz, OUT seen_until timestamptz)
+    OUT next_at timestamptz, OUT seen_until timestamptz,
+    OUT fences bigint[], OUT attempts integer[], OUT leased_until timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     e record;
@@ -29,10 +32,11 @@ DECLARE
     looked integer := 0;
     looks integer;
     least_tried integer;
-    lease_end timestamptz;
     blocker bigint;
 BEGIN
     taken := '{}';
+    fences := '{}';
+    attempts := '{}';
     bytes := 0;
     is_full := false;
     is_busy := false;
@@ -53,7 +57,10 @@ BEGIN
         PERFORM hapax.unpark(of_endpoint, at);
         is_busy := true;
     END IF;
-    SELECT e.slots - count(*), min(x.message) INTO free, lowest_leased FROM hapax.delivery x
+    SELECT CASE WHEN is_fast AND e.slots = e.max_in_flight AND e.open_until IS NULL
+                     AND coalesce(e.rate_interval, 0) = 0 AND coalesce(bool_and(x.node = of_node), true)
+                THEN 4 ELSE 1 END * e.slots - count(*), min(x.message)
+    INTO free, lowest_leased FROM hapax.delivery x
     WHERE x.endpoint + 0 = of_endpoint AND x.state = hapax.delivery_state('leased')
       AND x.message >= e.leased_from;
     IF e.rate_interval > 0 THEN
@@ -77,64 +84,85 @@ BEGIN
         has_passed := true;
     END IF;
     looks := least(free, room);
-    IF e.keeps_order THEN
+    IF NOT e.keeps_order THEN
+        WITH due AS (
+            SELECT x.message, x.due_at,
+                coalesce(octet_length(coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body)), 0) AS size
+            FROM hapax.delivery x JOIN hapax.message m ON m.message = x.message
+            WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('ready') AND x.due_at <= at
+              AND x.due_at >= since AND (least_tried IS NULL OR x.attempt <= least_tried)
+            ORDER BY x.due_at, x.message LIMIT looks
+            FOR UPDATE OF x SKIP LOCKED),
+        summed AS (
+            SELECT u.*, sum(u.size) OVER (ORDER BY u.due_at, u.message ROWS UNBOUNDED PRECEDING) AS size_so_far,
+                row_number() OVER (ORDER BY u.due_at, u.message ROWS UNBOUNDED PRECEDING) AS n
+            FROM due u),
+        fitting AS (
+            SELECT s.*, s.size_so_far <= bytes_left OR first AND s.n = 1 AS fits FROM summed s)
+        SELECT coalesce(array_agg(f.message ORDER BY f.n) FILTER (WHERE f.fits), '{}'),
+            coalesce(sum(f.size) FILTER (WHERE f.fits), 0), coalesce(bool_or(NOT f.fits), false),
+            max(f.due_at) FILTER (WHERE f.fits AND NOT has_passed)
+        INTO taken, bytes, is_full, seen_until FROM fitting f;
+    ELSE
         looks := looks + 256;
         SELECT coalesce(array_agg(x.key), '{}') INTO busy_keys FROM hapax.delivery x
         WHERE x.endpoint + 0 = of_endpoint AND x.state = hapax.delivery_state('leased')
           AND x.message >= e.leased_from AND x.key IS NOT NULL;
-    END IF;
-    FOR d IN
-        SELECT x.message, x.key, x.place, x.due_at,
-            octet_length(coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body)) AS size
-        FROM hapax.delivery x JOIN hapax.message m ON m.message = x.message
-        WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('ready') AND x.due_at <= at
-          AND x.due_at >= since AND (least_tried IS NULL OR x.attempt <= least_tried)
-        ORDER BY x.due_at, x.message LIMIT looks
-        FOR UPDATE OF x SKIP LOCKED
-    LOOP
-        looked := looked + 1;
-        IF e.keeps_order AND d.key IS NOT NULL THEN
-            blocker := hapax.blocking_delivery(of_endpoint, d.key, d.place, e.parks_dead);
-            IF blocker IS NULL AND d.key = ANY (busy_keys) THEN
-                -- A later delivery under the key is under way: it was claimed before the endpoint
-                -- kept order.
-                SELECT x.message INTO blocker FROM hapax.delivery x
-                WHERE x.endpoint + 0 = of_endpoint AND x.state = hapax.delivery_state('leased')
-                  AND x.key = d.key LIMIT 1;
-            END IF;
-            IF blocker IS NOT NULL THEN
-                -- The blocker may have ended since. Only a delivery that still blocks readies this
-                -- one later.
-                PERFORM FROM hapax.delivery x
-                WHERE x.message = blocker AND x.endpoint = of_endpoint
-                  AND (x.state = hapax.delivery_state('leased')
-                       OR x.place < d.place
-                          AND (x.state IN (hapax.delivery_state('ready'), hapax.delivery_state('parked'))
-                               OR e.parks_dead AND x.state = hapax.delivery_state('dead')))
-                FOR UPDATE SKIP LOCKED;
-                IF FOUND THEN
-                    parked := parked || d.message;
-                ELSE
-                    -- Another transaction is ending the blocker now.
-                    is_busy := true;
-                    has_passed := true;
+        FOR d IN
+            SELECT x.message, x.key, x.place, x.due_at,
+                octet_length(coalesce(CASE WHEN e.is_thin THEN m.thin END, m.body)) AS size
+            FROM hapax.delivery x JOIN hapax.message m ON m.message = x.message
+            WHERE x.endpoint = of_endpoint AND x.state = hapax.delivery_state('ready') AND x.due_at <= at
+              AND x.due_at >= since AND (least_tried IS NULL OR x.attempt <= least_tried)
+            ORDER BY x.due_at, x.message LIMIT looks
+            FOR UPDATE OF x SKIP LOCKED
+        LOOP
+            looked := looked + 1;
+            IF d.key IS NOT NULL THEN
+                blocker := hapax.blocking_delivery(of_endpoint, d.key, d.place, e.parks_dead);
+                IF blocker IS NULL AND d.key = ANY (busy_keys) THEN
+                    -- A later delivery under the key is under way: it was claimed before the endpoint
+                    -- kept order.
+                    SELECT x.message INTO blocker FROM hapax.delivery x
+                    WHERE x.endpoint + 0 = of_endpoint AND x.state = hapax.delivery_state('leased')
+                      AND x.key = d.key LIMIT 1;
                 END IF;
-                CONTINUE;
+                IF blocker IS NOT NULL THEN
+                    -- The blocker may have ended since. Only a delivery that still blocks readies this
+                    -- one later.
+                    PERFORM FROM hapax.delivery x
+                    WHERE x.message = blocker AND x.endpoint = of_endpoint
+                      AND (x.state = hapax.delivery_state('leased')
+                           OR x.place < d.place
+                              AND (x.state IN (hapax.delivery_state('ready'), hapax.delivery_state('parked'))
+                                   OR e.parks_dead AND x.state = hapax.delivery_state('dead')))
+                    FOR UPDATE SKIP LOCKED;
+                    IF FOUND THEN
+                        parked := parked || d.message;
+                    ELSE
+                        -- Another transaction is ending the blocker now.
+                        is_busy := true;
+                        has_passed := true;
+                    END IF;
+                    CONTINUE;
+                END IF;
             END IF;
-        END IF;
-        is_full := bytes + d.size > bytes_left AND NOT (first AND taken = '{}');
-        EXIT WHEN is_full;
-        seen_until := CASE WHEN NOT has_passed THEN d.due_at ELSE seen_until END;
-        taken := taken || d.message;
-        bytes := bytes + d.size;
-        busy_keys := busy_keys || d.key;
-        EXIT WHEN cardinality(taken) >= least(free, room);
-    END LOOP;
+            is_full := bytes + d.size > bytes_left AND NOT (first AND taken = '{}');
+            EXIT WHEN is_full;
+            seen_until := CASE WHEN NOT has_passed THEN d.due_at ELSE seen_until END;
+            taken := taken || d.message;
+            bytes := bytes + d.size;
+            busy_keys := busy_keys || d.key;
+            EXIT WHEN cardinality(taken) >= least(free, room);
+        END LOOP;
+    END IF;
     is_busy := is_busy OR is_full OR cardinality(taken) = room AND free > room
         OR e.keeps_order AND looked = looks AND cardinality(taken) < least(free, room);
-    UPDATE hapax.delivery x SET state = hapax.delivery_state('parked'), due_at = at
-    FROM unnest(parked, array_fill(of_endpoint, ARRAY[cardinality(parked)])) p (message, endpoint)
-    WHERE x.message = p.message AND x.endpoint = p.endpoint;
+    IF parked <> '{}' THEN
+        UPDATE hapax.delivery x SET state = hapax.delivery_state('parked'), due_at = at
+        FROM unnest(parked, array_fill(of_endpoint, ARRAY[cardinality(parked)])) p (message, endpoint)
+        WHERE x.message = p.message AND x.endpoint = p.endpoint;
+    END IF;
     IF e.rate_interval > 0 AND taken <> '{}' THEN
         UPDATE hapax.endpoint_state x
         SET rate_at = greatest(x.rate_at, at)
@@ -146,17 +174,22 @@ BEGIN
     IF lowest_leased < e.leased_from OR lowest_leased > e.leased_from + 1000 THEN
         UPDATE hapax.endpoint_state x SET leased_from = lowest_leased WHERE x.endpoint = of_endpoint;
     END IF;
-    lease_end := at + e.lease * interval '1 microsecond';
+    leased_until := at + e.lease * interval '1 microsecond';
     IF e.open_until IS NOT NULL AND taken <> '{}' THEN
         UPDATE hapax.endpoint_state x
-        SET circuit = (hapax.judge_circuit(x, 0, lease_end, e.max_in_flight, at)).circuit,
-            open_until = (hapax.judge_circuit(x, 0, lease_end, e.max_in_flight, at)).open_until
+        SET circuit = (hapax.judge_circuit(x, 0, leased_until, e.max_in_flight, at)).circuit,
+            open_until = (hapax.judge_circuit(x, 0, leased_until, e.max_in_flight, at)).open_until
         WHERE x.endpoint = of_endpoint RETURNING x.circuit INTO e.circuit;
     END IF;
-    UPDATE hapax.delivery x
-    SET state = hapax.delivery_state('leased'), due_at = lease_end, circuit = e.circuit,
-        fence = hapax.next_fence(x.fence), attempt = x.attempt + 1, started_at = at, node = of_node
-    -- Joined: with the endpoint as a constant, a plan of an empty table passes all of its deliveries.
-    FROM unnest(taken, array_fill(of_endpoint, ARRAY[cardinality(taken)])) t (message, endpoint)
-    WHERE x.message = t.message AND x.endpoint = t.endpoint;
+    WITH leased AS (
+        UPDATE hapax.delivery x
+        SET state = hapax.delivery_state('leased'), due_at = leased_until, circuit = e.circuit,
+            fence = hapax.next_fence(x.fence), attempt = x.attempt + 1, started_at = at, node = of_node
+        -- Joined: with the endpoint as a constant, a plan of an empty table passes all of its deliveries.
+        FROM unnest(taken, array_fill(of_endpoint, ARRAY[cardinality(taken)]))
+            WITH ORDINALITY t (message, endpoint, n)
+        WHERE x.message = t.message AND x.endpoint = t.endpoint
+        RETURNING t.n, x.fence, x.attempt)
+    SELECT array_agg(l.fence ORDER BY l.n), array_agg(l.attempt ORDER BY l.n) INTO fences, attempts
+    FROM leased l;
 END $$;

@@ -16,6 +16,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::row::{key_number, place_of, sealed, settings};
+use crate::limits::FAST_ATTEMPT_MAX;
 use crate::postgres::Shared;
 use crate::postgres::connect::PgError;
 use crate::postgres::handler_registry::micros;
@@ -89,6 +90,7 @@ pub(super) async fn exchange(
     let wanted = i32::try_from(ask.limit).unwrap_or(i32::MAX);
     let bytes_max = i64::try_from(ask.bytes_max).unwrap_or(i64::MAX);
     let keys: Vec<i64> = ask.vault_keys.iter().copied().map(key_number).collect();
+    let fast_ms = ask.claims_ahead.then_some(FAST_ATTEMPT_MAX.as_millis() as i64);
     let began = Instant::now();
     let (turn, looks_at_all) = {
         let mut turn = shared.sending.turn();
@@ -99,7 +101,7 @@ pub(super) async fn exchange(
     let rows = lent
         .query(
             "SELECT * FROM hapax.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, \
-             $15, $16, $17, $18, $19, $20, $21, $22)",
+             $15, $16, $17, $18, $19, $20, $21, $22, $23)",
             &[
                 &reported.messages,
                 &reported.endpoints,
@@ -123,6 +125,7 @@ pub(super) async fn exchange(
                 &turn.hints.since(),
                 &turn.hints.leases(),
                 &shared.now(),
+                &fast_ms,
             ],
         )
         .await?;
