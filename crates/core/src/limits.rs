@@ -114,3 +114,7 @@ pub const SECRET_OVERLAP_MAX: std::time::Duration = std::time::Duration::from_se
 
 /// The most alerts that one commit clears: each is a message, and the next round clears the rest.
 pub const ALERTS_CLEARED_MAX: usize = 100;
+
+/// How long one page of a list reads before it returns what it found: a person does not notice the wait, and
+/// a search of the whole database takes turns with all other reads.
+pub const LIST_READ_MAX: std::time::Duration = std::time::Duration::from_millis(50);

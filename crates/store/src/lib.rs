@@ -8,6 +8,7 @@ mod copies;
 mod file_permissions;
 mod key_hasher;
 mod memory;
+mod page_search;
 mod postgres;
 mod recent;
 mod redis_cache;
@@ -240,13 +241,23 @@ pub mod limits {
     /// found less than it may hold by then has a cursor all the same.
     pub const LIST_ROWS_READ_MAX: usize = 10_000;
 
-    /// How long one page of such a list reads on SQLite.
-    pub const LIST_READ_MAX: Duration = Duration::from_millis(50);
+    /// Rows of a list are numbered in the order of their commits, which is nearly the order of their times: a
+    /// request may overtake another one. A list of a time reads this much on both sides of it. Steps of the
+    /// clock come on top.
+    pub const LIST_TIME_SLACK: Duration = Duration::from_secs(60);
 
-    /// A list with a lower bound on time reads rows until this long before that bound. Rows are
-    /// read in the order of their numbers, and a clock that was set back makes times differ from
-    /// that order.
-    pub const LIST_TIME_SLACK: SignedDuration = SignedDuration::from_hours(24);
+    /// The same for messages on PostgreSQL, where the time of a message is the start of its transaction.
+    pub const MESSAGE_TIME_SLACK: SignedDuration = SignedDuration::from_hours(24);
+
+    /// A list with fewer rows than this is read as a whole, whatever time is asked for: about 3 ms.
+    pub const LIST_WHOLE_MAX: i64 = 10_000;
+
+    /// Up to so many open jobs or deliveries are collected and sorted for a list that asks for them: about
+    /// 2 ms. Where there are more, they are frequent enough to be found from new to old.
+    pub const LIST_SORTED_MAX: usize = 5_000;
+
+    /// Steps back of the clock that are remembered for lists of a time.
+    pub const CLOCK_STEPS_KEPT: usize = 100;
 
     /// Events that one query of a plan reads, in about 20 ms. The query may find none that the plan
     /// takes.

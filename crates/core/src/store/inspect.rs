@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -12,6 +13,7 @@ use super::{EventId, HandlerAnswer, HandlerRef, ReviewReason, Status, StoreError
 use crate::delivery::MessageStatus;
 use crate::job::{Fence, HandlerName, JobId, Phase, Progress};
 use crate::key::{SourceName, Tenant};
+use crate::limits::LIST_READ_MAX;
 
 /// The reads of the dashboard, the API and the command line. They never wait for a writer.
 pub trait Inspect: Send + Sync + 'static {
@@ -21,7 +23,8 @@ pub trait Inspect: Send + Sync + 'static {
         std::future::ready(())
     }
 
-    /// Events that match, newest first.
+    /// Events that match, newest first. The page ends when it is full, or at the filter's [`ReadBound`]: then
+    /// it says how far back it searched, and its cursor continues the search from there.
     fn events(
         &self,
         filter: EventFilter,
@@ -33,7 +36,7 @@ pub trait Inspect: Send + Sync + 'static {
         name: &EventName,
     ) -> impl Future<Output = Result<Lookup<EventDetail>, StoreError>> + Send;
 
-    /// Jobs that match, newest first.
+    /// Jobs that match, newest first, bounded like [`Inspect::events`].
     fn jobs(
         &self,
         filter: JobFilter,
@@ -184,6 +187,8 @@ pub struct JobFilter {
     pub before: Option<Cursor>,
     /// The most jobs to return.
     pub limit: usize,
+    /// How much the page may read.
+    pub bound: ReadBound,
 }
 
 /// A job with its attempts.
@@ -289,12 +294,34 @@ pub struct EventFilter {
     /// Only events that were received before this time and are not finished: the status is not
     /// [final](Status::is_final). Dead events and events in review are not finished.
     pub unfinished_since: Option<Timestamp>,
+    /// Only events that arrived more than once.
+    #[serde(skip)]
+    pub has_copies: bool,
     /// Only entries older than this: the end of the previous page.
     #[serde(skip)]
     pub before: Option<Cursor>,
     /// The most events to return.
     #[serde(skip)]
     pub limit: usize,
+    /// How much the page may read.
+    #[serde(skip)]
+    pub bound: ReadBound,
+}
+
+/// How much one page of a list may read before it returns what it found. Every page reads at least one row,
+/// so that a search always gets further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadBound {
+    /// For this long.
+    Time(Duration),
+    /// About so many rows: a bound that does not depend on the machine.
+    Rows(usize),
+}
+
+impl Default for ReadBound {
+    fn default() -> Self {
+        Self::Time(LIST_READ_MAX)
+    }
 }
 
 /// The end of a page. Only the store knows what it means.
@@ -308,6 +335,22 @@ pub struct Page<T> {
     pub items: Vec<T>,
     /// The start of the next page, if there is one.
     pub next: Option<Cursor>,
+    /// Set if the page ended at its [`ReadBound`] before it was full: everything since this time was searched.
+    /// `next` continues the search.
+    pub searched_to: Option<Timestamp>,
+}
+
+impl<T> Page<T> {
+    /// A page of a list that was read as far as the page needed.
+    pub fn new(items: Vec<T>, next: Option<Cursor>) -> Self {
+        Self { items, next, searched_to: None }
+    }
+
+    /// The same page with other items.
+    pub fn map<U>(self, item: impl FnMut(T) -> U) -> Page<U> {
+        let items = self.items.into_iter().map(item).collect();
+        Page { items, next: self.next, searched_to: self.searched_to }
+    }
 }
 
 /// An event in a list.

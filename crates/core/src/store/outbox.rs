@@ -8,7 +8,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Action, ActionNote, Cursor, HandlerAnswer, Held, Page, StoreError};
+use super::{Action, ActionNote, Cursor, HandlerAnswer, Held, Page, ReadBound, StoreError};
 use crate::delivery::{DeliveryId, DeliveryStatus, MessageStatus};
 use crate::endpoint::{
     AddressChoice, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed,
@@ -136,7 +136,7 @@ pub trait InspectOutbox: Send + Sync + 'static {
         id: EndpointId,
     ) -> impl Future<Output = Result<Option<EndpointRecord>, StoreError>> + Send;
 
-    /// Messages that match, newest first.
+    /// Messages that match, newest first, bounded like [`Inspect::events`](super::Inspect::events).
     fn messages(
         &self,
         filter: MessageFilter,
@@ -149,7 +149,7 @@ pub trait InspectOutbox: Send + Sync + 'static {
         tenant: Option<Tenant>,
     ) -> impl Future<Output = Result<Vec<MessageDetail>, StoreError>> + Send;
 
-    /// Deliveries that match, newest first.
+    /// Deliveries that match, newest first, bounded like [`Inspect::events`](super::Inspect::events).
     fn deliveries(
         &self,
         filter: DeliveryFilter,
@@ -398,6 +398,8 @@ pub struct MessageFilter {
     pub before: Option<Cursor>,
     /// The most messages to return.
     pub limit: usize,
+    /// How much the page may read.
+    pub bound: ReadBound,
 }
 
 /// Which deliveries to list.
@@ -421,6 +423,8 @@ pub struct DeliveryFilter {
     pub before: Option<Cursor>,
     /// The most deliveries to return.
     pub limit: usize,
+    /// How much the page may read.
+    pub bound: ReadBound,
 }
 
 /// A message in a list.

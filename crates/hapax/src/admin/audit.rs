@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use hapax_core::store::{AuditFilter, Cursor};
+use hapax_core::store::AuditFilter;
 
 use super::extract::{QueryParams, cursor, limit};
 use super::problem::Problem;
@@ -19,6 +19,5 @@ pub(super) async fn list<S: AdminStore>(
     let filter =
         AuditFilter { who: query.who, before: cursor(query.cursor)?, limit: limit(query.limit)? };
     let page = admin.store.audited(filter).await?;
-    let next = page.next.map(|Cursor(next)| next.to_string());
-    Ok(Json(List { items: page.items.into_iter().map(AuditEntry::from).collect(), next }))
+    Ok(Json(page.into()))
 }

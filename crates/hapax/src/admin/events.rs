@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::store::{
     DeliveryFilter, EventDetail, EventFilter, EventId, EventName, HandlerRef, Inspect, Lookup,
+    ReadBound,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
 use jiff::SignedDuration;
@@ -40,8 +41,10 @@ pub(super) async fn list<S: AdminStore>(
         since: query.since.map(|moment| instant((admin.now)(), moment)),
         until: query.until.map(|moment| instant((admin.now)(), moment)),
         unfinished_since: query.unfinished_for.map(|span| ago((admin.now)(), span)),
+        has_copies: query.copied,
         before: cursor(query.cursor)?,
         limit,
+        bound: ReadBound::default(),
     };
     admin.store.flush_copies().await;
     let page = admin.store.events(filter).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use hapax_core::job::{HandlerName, JobId};
-use hapax_core::store::{HandlerRef, Inspect, JobDetail, JobFilter, LaneState};
+use hapax_core::store::{HandlerRef, Inspect, JobDetail, JobFilter, LaneState, ReadBound};
 use hapax_core::{SourceName, Tenant};
 use uuid::Uuid;
 
@@ -26,6 +26,7 @@ pub(super) async fn list<S: AdminStore>(
         phase: query.status,
         before: cursor(query.cursor)?,
         limit: limit(query.limit)?,
+        bound: ReadBound::default(),
     };
     let page = admin.store.jobs(filter).await?;
     Ok(Json(page.into()))

@@ -8,7 +8,7 @@ use hapax_core::delivery::{DeliveryId, DeliveryStatus, MessageStatus};
 use hapax_core::message::NewMessage;
 use hapax_core::store::{
     self, DeliveryFilter, DeliveryReplayed, DeliverySkipped, MessageAct, MessageDetail,
-    MessageFilter, MessageRef,
+    MessageFilter, MessageRef, ReadBound,
 };
 use hapax_core::{KeyHash, Tenant};
 use serde::Deserialize as _;
@@ -71,6 +71,7 @@ pub(super) async fn list<S: AdminStore>(
         until: query.until.map(|at| instant(now, at)),
         before: cursor(query.cursor)?,
         limit: limit(query.limit)?,
+        bound: ReadBound::default(),
     };
     let page = admin.store.messages(filter).await?;
     Ok(Json(page.into()))
@@ -178,6 +179,7 @@ pub(super) async fn deliveries<S: AdminStore>(
         until: query.until.map(|at| instant(now, at)),
         before: cursor(query.cursor)?,
         limit: limit(query.limit)?,
+        bound: ReadBound::default(),
     };
     let page = admin.store.deliveries(filter).await?;
     Ok(Json(page.into()))

@@ -160,8 +160,7 @@ fn of_events<S>(
         since,
         until,
         unfinished_since: asked.unfinished_for.map(|span| ago(now, span)),
-        before: None,
-        limit: 0,
+        ..EventFilter::default()
     };
     Ok(AskedPlan {
         work: EventPlan::new(act, asked.handler.map(HandlerName::new), filter).into(),
@@ -228,7 +227,7 @@ pub(super) async fn list<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
 ) -> Result<Json<List<Plan>>, Problem> {
     let plans = admin.store.plans(LISTED_MAX).await?;
-    Ok(Json(List { items: plans.into_iter().map(Plan::from).collect(), next: None }))
+    Ok(Json(List::whole(plans.into_iter().map(Plan::from).collect())))
 }
 
 /// `GET /api/v1/replays/{id}`.

@@ -5,13 +5,20 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
-use hapax_core::store::{AuditEntry, KeyDeleted, KeyFilter, KeyPosition};
+use hapax_core::store::{AuditEntry, KeyDeleted, KeyFilter, KeyPosition, KeyRecord};
 
 use super::auth::Caller;
 use super::extract::{self, JsonBody, QueryParams};
 use super::problem::Problem;
 use super::{Admin, AdminStore};
 use crate::api::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, List, Storage};
+
+/// What the names of Hapax's own APIs begin with. Their Idempotency-Keys are the forms that pages have sent. The colon
+/// keeps them apart from the names of proxies.
+pub(super) const OWN_REALMS: &str = "hapax:";
+
+/// The most pages of keys that are read until one holds more than forms of pages.
+const FORM_PAGES_MAX: usize = 10;
 
 /// `GET /api/v1/storage`.
 pub(super) async fn storage<S: AdminStore>(
@@ -20,7 +27,7 @@ pub(super) async fn storage<S: AdminStore>(
     Ok(Json(admin.store.storage().await?.into()))
 }
 
-/// `GET /api/v1/keys`.
+/// `GET /api/v1/keys`: all but the forms of Hapax's own pages. A scope that names them shows them.
 pub(super) async fn keys<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     QueryParams(query): QueryParams<KeysQuery>,
@@ -29,17 +36,29 @@ pub(super) async fn keys<S: AdminStore>(
         let bad = "cursor is not valid: pass `next` of the previous page";
         position(&cursor).ok_or_else(|| Problem::bad_request(bad))
     });
-    let filter = KeyFilter {
+    let mut filter = KeyFilter {
         scope: query.scope.filter(|scope| !scope.is_empty()),
         key: query.key.filter(|key| !key.is_empty()),
         after: after.transpose()?,
         limit: extract::limit(query.limit)?,
     };
-    let page = admin.store.keys(filter).await?;
+    let asks_for_forms = filter.scope.as_ref().is_some_and(|scope| scope.starts_with(OWN_REALMS));
+    let is_form = |record: &KeyRecord| record.scope.starts_with(OWN_REALMS) && !asks_for_forms;
+    let mut page = admin.store.keys(filter.clone()).await?;
+    page.items.retain(|record| !is_form(record));
+    for _ in 1..FORM_PAGES_MAX {
+        if !page.items.is_empty() || page.next.is_none() {
+            break;
+        }
+        filter.after = page.next;
+        page = admin.store.keys(filter.clone()).await?;
+        page.items.retain(|record| !is_form(record));
+    }
     let now = (admin.now)();
     Ok(Json(List {
         items: page.items.into_iter().map(|record| Key::at(now, record)).collect(),
         next: page.next.map(|at| name_of(&at.scope, &at.key)),
+        searched_to: None,
     }))
 }
 

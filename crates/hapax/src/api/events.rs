@@ -38,8 +38,11 @@ pub(crate) struct EventsQuery {
     /// Only events received before this time: RFC 3339, or a duration before now such as `1h`.
     #[param(value_type = Option<String>)]
     pub(crate) until: Option<Moment>,
-    /// Only unfinished events that were received at least this long ago. A page may be short.
+    /// Only unfinished events that were received at least this long ago.
     pub(crate) unfinished_for: Option<Span>,
+    /// Only events that arrived more than once.
+    #[serde(default)]
+    pub(crate) copied: bool,
     /// `next` of the previous page.
     pub(crate) cursor: Option<String>,
     /// The most events of one page.

@@ -20,9 +20,11 @@ mod storage;
 mod tenants;
 mod values;
 
-use hapax_core::store;
+use hapax_core::{Timestamp, store};
 use serde::{Deserialize, Serialize};
-use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaType, Type};
+use utoipa::openapi::schema::{
+    KnownFormat, Object, ObjectBuilder, Schema, SchemaFormat, SchemaType, Type,
+};
 use utoipa::openapi::{ArrayBuilder, Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
@@ -66,19 +68,23 @@ pub(crate) struct List<T> {
     pub(crate) items: Vec<T>,
     /// The cursor of the next page; null on the last one.
     pub(crate) next: Option<String>,
+    /// Set if the page ended before it was full, because the search took long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) searched_to: Option<Timestamp>,
 }
 
 impl<T> List<T> {
     /// A list that is never longer than one page.
     pub(crate) fn whole(items: Vec<T>) -> Self {
-        Self { items, next: None }
+        Self { items, next: None, searched_to: None }
     }
 }
 
 impl<T, U: From<T>> From<store::Page<T>> for List<U> {
     fn from(page: store::Page<T>) -> Self {
         let next = page.next.map(|store::Cursor(next)| next.to_string());
-        Self { items: page.items.into_iter().map(U::from).collect(), next }
+        let items = page.items.into_iter().map(U::from).collect();
+        Self { items, next, searched_to: page.searched_to }
     }
 }
 
@@ -89,9 +95,17 @@ impl<T: ToSchema> PartialSchema for List<T> {
         let next = ObjectBuilder::new()
             .schema_type(text_or_null)
             .description(Some("The cursor of the next page; null on the last one."));
+        let searched_to = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime)))
+            .description(Some(
+                "Set if the page ended before it was full, because the search took long: everything since this \
+                 time was searched, and the cursor continues the search.",
+            ));
         let object = Object::builder()
             .property("items", ArrayBuilder::new().items(Ref::from_schema_name(T::name())))
             .property("next", next)
+            .property("searched_to", searched_to)
             .required("items")
             .required("next")
             .description(Some("One page of a list."));

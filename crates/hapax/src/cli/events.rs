@@ -440,7 +440,9 @@ impl Tail {
             let met_known = fresh.len() < before;
             new.extend(fresh);
             cursor = page.next;
-            if met_known || cursor.is_none() || seen.is_empty() {
+            // A search that stopped at its bound has passed everything that came since the last look.
+            let is_past = page.searched_to.is_some();
+            if met_known || is_past || cursor.is_none() || seen.is_empty() {
                 return Ok(new);
             }
         }

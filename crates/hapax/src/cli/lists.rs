@@ -2,10 +2,11 @@
 
 use serde_json::Value;
 
-use super::admin_client::{Remote, query};
+use super::admin_client::{Remote, Server, query};
 use super::events::read;
 use super::output::{self, Exit, Failure};
 use crate::api::List as Page;
+use crate::format;
 
 /// Filters of a list, as the query of its route takes them.
 pub(super) type Filters = Vec<(&'static str, Option<String>)>;
@@ -52,8 +53,30 @@ impl ListArgs {
         line: impl Fn(Value) -> Result<String, Failure>,
     ) -> Result<Exit, Failure> {
         let server = self.remote.open()?;
-        let page = read(server.get(&self.page.path(route, filters)).await?)?;
+        let page = search(&server, self.page, route, filters).await?;
         print_page(page, self.json, words, line)
+    }
+}
+
+/// The most pages that one command searches. A page takes about 50 ms.
+const PAGES_MAX: usize = 100;
+
+/// Reads the first page that holds an item. The server ends a page when its search takes long.
+async fn search(
+    server: &Server,
+    mut args: PageArgs,
+    route: &str,
+    filters: Filters,
+) -> Result<Page<Value>, Failure> {
+    let mut pages = 1;
+    loop {
+        let page: Page<Value> = read(server.get(&args.path(route, filters.clone())).await?)?;
+        let is_short = page.items.is_empty() && page.searched_to.is_some();
+        if !is_short || pages == PAGES_MAX {
+            return Ok(page);
+        }
+        args.cursor = page.next;
+        pages += 1;
     }
 }
 
@@ -72,14 +95,20 @@ pub(super) fn print_page(
     words: Words,
     line: impl Fn(Value) -> Result<String, Failure>,
 ) -> Result<Exit, Failure> {
-    if page.items.is_empty() {
+    if page.items.is_empty() && page.searched_to.is_none() {
         output::words(words.empty);
     }
     for item in page.items {
         print_item(item, json, &line)?;
     }
-    if let Some(next) = page.next {
-        output::words(&format!("more {}: --cursor {next}", words.items));
+    match (page.next, page.searched_to) {
+        (Some(next), Some(at)) => output::words(&format!(
+            "searched back to {}; to search further back for {}: --cursor {next}",
+            format::at(at),
+            words.items
+        )),
+        (Some(next), None) => output::words(&format!("more {}: --cursor {next}", words.items)),
+        (None, _) => {}
     }
     Ok(Exit::Done)
 }

@@ -533,8 +533,10 @@ impl Operator {
         browser.follow("To the endpoint");
         browser.hides(&["whsec_"]);
 
-        // The forms of the dashboard are Idempotency-Keys too.
-        browser.open("/keys?scope=dashboard%2Fops&limit=1");
+        // The forms of the dashboard are Idempotency-Keys too, which only a scope shows.
+        browser.open("/keys");
+        browser.hides(&["hapax:dashboard"]);
+        browser.open("/keys?scope=hapax%3Adashboard%2Fops&limit=1");
         browser.shows(&["finished", "303"]);
         let shown = browser.script("return document.querySelector('tbody bdi').innerText");
         browser.follow("Delete…");

@@ -37,6 +37,6 @@ impl AdminRecords for MemoryStore {
         let more = found.next().is_some();
         let last = shown.last().map(|(position, _)| Cursor(*position as u128));
         let items = shown.into_iter().map(|(_, entry)| entry.clone()).collect();
-        Ok(Page { items, next: last.filter(|_| more) })
+        Ok(Page::new(items, last.filter(|_| more)))
     }
 }

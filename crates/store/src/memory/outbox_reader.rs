@@ -10,7 +10,7 @@ use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::message::Payload;
 use hapax_core::store::{
     DeliveryBacklog, DeliveryDetail, DeliveryFilter, EndpointFilter, InspectOutbox, MessageDetail,
-    MessageFilter, MessageSummary, Page, StoreError,
+    MessageFilter, MessageSummary, Page, ReadBound, StoreError,
 };
 
 use super::outbox::{Delivery, MessageNumber, StoredMessage};
@@ -26,8 +26,9 @@ impl InspectOutbox for MemoryStore {
         let wanted = model.endpoints.iter().rev().filter(|(_, one)| {
             !one.deleted && filter.tenant.as_ref().is_none_or(|tenant| one.record.tenant == *tenant)
         });
-        let records = wanted.map(|(at, one)| (*at, one.record.clone()));
-        Ok(page(records, filter.before, filter.limit))
+        let records =
+            wanted.map(|(at, one)| (*at, one.record.created_at, Some(one.record.clone())));
+        Ok(page(records, filter.before, filter.limit, ReadBound::Rows(usize::MAX)))
     }
 
     async fn endpoint(&self, id: EndpointId) -> Result<Option<EndpointRecord>, StoreError> {
@@ -38,9 +39,12 @@ impl InspectOutbox for MemoryStore {
     async fn messages(&self, filter: MessageFilter) -> Result<Page<MessageSummary>, StoreError> {
         let model = self.model();
         let there = model.messages.iter().rev().filter(|(_, one)| !one.gone);
-        let summaries = there.map(|(at, one)| (*at, model.message_summary(*at, one)));
-        let fitting = summaries.filter(|(_, summary)| message_fits(&filter, summary));
-        Ok(page(fitting, filter.before, filter.limit))
+        let rows = there.map(|(at, one)| {
+            let summary = model.message_summary(*at, one);
+            let fits = message_fits(&filter, &summary);
+            (*at, one.created_at, fits.then_some(summary))
+        });
+        Ok(page(rows, filter.before, filter.limit, filter.bound))
     }
 
     async fn message(
@@ -58,10 +62,12 @@ impl InspectOutbox for MemoryStore {
 
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<DeliveryDetail>, StoreError> {
         let model = self.model();
-        let details =
-            model.deliveries.iter().rev().map(|(at, one)| (*at, model.delivery_detail(one)));
-        let fitting = details.filter(|(_, detail)| delivery_fits(&filter, detail));
-        Ok(page(fitting, filter.before, filter.limit))
+        let rows = model.deliveries.iter().rev().map(|(at, one)| {
+            let detail = model.delivery_detail(one);
+            let fits = delivery_fits(&filter, &detail);
+            (*at, detail.created_at, fits.then_some(detail))
+        });
+        Ok(page(rows, filter.before, filter.limit, filter.bound))
     }
 
     async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryDetail>, StoreError> {

@@ -6,12 +6,12 @@ use hapax_core::job::{Phase, idempotency_key};
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{
     Cursor, EventDetail, EventFilter, EventName, EventSummary, JobDetail, JobFilter, LaneState,
-    Lookup, MessageNote, Page, Sample, SampleAsk, SampledEvent, Status,
+    Lookup, MessageNote, Page, ReadBound, Sample, SampleAsk, SampledEvent, Status,
 };
 use hapax_core::{SourceName, Timestamp};
 
 use super::{EventNumber, Job, Model, ReviewState, Stored};
-use crate::limits::PAGE_MAX;
+use crate::page_search::PageSearch;
 
 impl Model {
     /// An event as a list shows it, with the status and result of its jobs.
@@ -76,12 +76,20 @@ impl Model {
     }
 
     pub(super) fn list_events(&self, filter: &EventFilter) -> Page<EventSummary> {
-        let there = self.events.iter().rev().filter(|(_, stored)| !stored.gone);
-        let summaries = there.map(|(at, stored)| (*at, stored, self.summary(*at)));
-        let fitting = summaries
-            .filter(|(_, stored, summary)| fits(filter, stored, summary))
-            .map(|(at, _, summary)| (at, summary));
-        page(fitting, filter.before, filter.limit)
+        let is_in_time = |received_at: Timestamp| {
+            filter.since.is_none_or(|since| received_at >= since)
+                && filter.until.is_none_or(|until| received_at < until)
+        };
+        let there =
+            self.events.iter().rev().filter(|(_, stored)| {
+                !stored.gone && is_in_time(stored.detail.summary.received_at)
+            });
+        let rows = there.map(|(at, stored)| {
+            let summary = self.summary(*at);
+            let received_at = summary.received_at;
+            (*at, received_at, Some(summary).filter(|summary| fits(filter, stored, summary)))
+        });
+        page(rows, filter.before, filter.limit, filter.bound)
     }
 
     pub(super) fn find_event(&self, name: &EventName) -> Lookup<EventDetail> {
@@ -107,9 +115,11 @@ impl Model {
                 && filter.handler.as_ref().is_none_or(|handler| job.handler.handler == *handler)
                 && filter.phase.is_none_or(|phase| job.phase == phase)
         };
-        let fitting = self.jobs.iter().rev().filter(|(_, job)| wanted(job));
-        let details = fitting.map(|(at, job)| (*at, self.job_detail(job)));
-        page(details, filter.before, filter.limit)
+        let rows = self.jobs.iter().rev().map(|(at, job)| {
+            let received_at = self.events[&job.event].detail.summary.received_at;
+            (*at, received_at, wanted(job).then(|| self.job_detail(job)))
+        });
+        page(rows, filter.before, filter.limit, filter.bound)
     }
 
     pub(super) fn events_in_review(&self) -> Vec<(SourceName, u64)> {
@@ -179,19 +189,22 @@ impl Job {
     }
 }
 
-/// One page of a list, newest first.
+/// One page of a list, newest first: rows with their times, and their items if they match.
 pub(super) fn page<T>(
-    newest_first: impl Iterator<Item = (u64, T)>,
+    newest_first: impl Iterator<Item = (u64, Timestamp, Option<T>)>,
     before: Option<Cursor>,
     limit: usize,
+    bound: ReadBound,
 ) -> Page<T> {
     let before =
         before.map_or(u64::MAX, |Cursor(before)| u64::try_from(before).unwrap_or(u64::MAX));
-    let mut rest = newest_first.filter(|(at, _)| *at < before);
-    let page: Vec<_> = rest.by_ref().take(limit.clamp(1, PAGE_MAX)).collect();
-    let more = rest.next().is_some();
-    let next = page.last().filter(|_| more).map(|(at, _)| Cursor(u128::from(*at)));
-    Page { items: page.into_iter().map(|(_, item)| item).collect(), next }
+    let mut search = PageSearch::begin(limit, bound);
+    for (at, time, item) in newest_first.filter(|(at, _, _)| *at < before) {
+        if search.take(Cursor(at.into()), time, item).is_break() {
+            break;
+        }
+    }
+    search.page()
 }
 
 pub(super) fn fits(filter: &EventFilter, stored: &Stored, summary: &EventSummary) -> bool {
@@ -213,4 +226,5 @@ pub(super) fn fits(filter: &EventFilter, stored: &Stored, summary: &EventSummary
             .unfinished_since
             .is_none_or(|since| summary.received_at < since && !summary.status.is_final())
         && filter.text.as_ref().is_none_or(holds)
+        && (!filter.has_copies || summary.arrivals > 1)
 }

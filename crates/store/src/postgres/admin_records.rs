@@ -61,7 +61,7 @@ impl AdminRecords for PgStore {
             subject: row.get(4),
             status: u16::try_from(row.get::<_, i32>(5)).unwrap_or_default(),
         };
-        Ok(Page { items: shown.iter().map(entry).collect(), next: last.filter(|_| more) })
+        Ok(Page::new(shown.iter().map(entry).collect(), last.filter(|_| more)))
     }
 }
 

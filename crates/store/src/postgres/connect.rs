@@ -142,9 +142,9 @@ impl Default for PoolSizes {
     }
 }
 
-/// Connections for operators' queries over sending, opened with the first one. Their sessions never scan a
-/// table, and those of `admin` may.
-const OUTBOX_READS: usize = 2;
+/// Connections for lists, and for operators' queries over sending, opened with the first one. Their sessions
+/// never scan a table, and those of `admin` may.
+const LISTS: usize = 2;
 
 /// The connections of one node.
 #[derive(Debug)]
@@ -158,8 +158,8 @@ pub(super) struct Pools {
     pub(super) publish_waiting: ClientPool,
     pub(super) send: ClientPool,
     pub(super) admin: ClientPool,
-    /// Operators' queries over sending.
-    pub(super) outbox_reads: ClientPool,
+    /// Lists, and operators' queries over sending.
+    pub(super) lists: ClientPool,
     /// For the epoch only: however busy the other pools are, the node knows whether the database
     /// answers.
     pub(super) watch: ClientPool,
@@ -201,12 +201,7 @@ impl Pools {
             )?,
             send: ClientPool::by_index(target, "hapax-send", sizes.send, StatementTimeouts::WORK)?,
             admin: ClientPool::new(target, "hapax-admin", sizes.admin, StatementTimeouts::WORK)?,
-            outbox_reads: ClientPool::by_index(
-                target,
-                "hapax-outbox-reads",
-                OUTBOX_READS,
-                StatementTimeouts::WORK,
-            )?,
+            lists: ClientPool::by_index(target, "hapax-lists", LISTS, StatementTimeouts::WORK)?,
             watch: ClientPool::new(target, "hapax-watch", 1, StatementTimeouts::WORK)?,
         })
     }
@@ -239,7 +234,7 @@ impl Pools {
             &self.publish_waiting,
             &self.send,
             &self.admin,
-            &self.outbox_reads,
+            &self.lists,
             &self.watch,
         ]
     }

@@ -26,6 +26,7 @@ mod key_batches;
 mod key_records;
 mod lane_ids;
 mod ledger;
+mod lists;
 mod migrate;
 mod operator_actions;
 mod outbox;
@@ -370,7 +371,7 @@ impl StoreHints for PgStore {
 
 impl Inspect for PgStore {
     async fn events(&self, filter: EventFilter) -> Result<Page<EventSummary>, StoreError> {
-        reader::events(&self.shared, filter).await
+        lists::events(&self.shared, filter).await
     }
 
     async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
@@ -378,7 +379,7 @@ impl Inspect for PgStore {
     }
 
     async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
-        reader::jobs(&self.shared, filter).await
+        lists::jobs(&self.shared, filter).await
     }
 
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {

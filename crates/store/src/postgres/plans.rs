@@ -88,7 +88,7 @@ impl Plans for PgStore {
 
     async fn plans(&self, limit: usize) -> Result<Vec<Plan>, StoreError> {
         let listed = async {
-            let mut lent = self.shared.pools.outbox_reads.lend().await?;
+            let mut lent = self.shared.pools.lists.lend().await?;
             let sql = format!("{PLAN} ORDER BY p.created_at DESC, p.id DESC LIMIT $1");
             let rows = lent.query(&sql, &[&i64::from(most(limit))]).await?;
             Ok::<_, PgError>(rows.iter().filter_map(plan_of).collect())
@@ -103,7 +103,7 @@ async fn count_deliveries(
     now: Timestamp,
 ) -> Result<Option<u64>, PgError> {
     let until = work.until.map_or(now, |until| until.min(now));
-    let mut lent = shared.pools.outbox_reads.lend().await?;
+    let mut lent = shared.pools.lists.lend().await?;
     let sql = "SELECT hapax.count_plan($1, $2, $3, $4)";
     let (since, until) = (stamp(work.since), stamp(until));
     let rows = lent.query(sql, &[&work.endpoint.0, &work.which.as_str(), &since, &until]).await?;
@@ -258,7 +258,7 @@ async fn find(shared: &Shared, id: PlanId) -> Result<Option<Plan>, PgError> {
 }
 
 async fn find_row(shared: &Shared, id: PlanId) -> Result<Option<Row>, PgError> {
-    let mut lent = shared.pools.outbox_reads.lend().await?;
+    let mut lent = shared.pools.lists.lend().await?;
     let rows = lent.query(&format!("{PLAN} WHERE p.id = $1"), &[&id.0]).await?;
     Ok(rows.into_iter().next())
 }

@@ -3,9 +3,8 @@
 use bytes::Bytes;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
 use hapax_core::store::{
-    ActionNote, ArrivalNote, AttemptNote, Cause, Cursor, Decision, EventDetail, EventFilter,
-    EventId, EventName, EventSummary, HandlerAnswer, JobDetail, JobFilter, Lookup, MessageNote,
-    Page, Status, StoreError,
+    ActionNote, ArrivalNote, AttemptNote, Cause, Decision, EventDetail, EventFilter, EventId,
+    EventName, EventSummary, HandlerAnswer, JobDetail, Lookup, MessageNote, Status, StoreError,
 };
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 use tokio_postgres::Row;
@@ -15,8 +14,8 @@ use uuid::Uuid;
 use super::Shared;
 use super::connect::{PgError, PooledClient};
 use super::outbox;
-use super::row::{EventState, first_id, of_hash, past, phase_of, state_of};
-use crate::limits::{COPIES_IN_FULL, PAGE_MAX};
+use super::row::{EventState, first_id, of_hash, past, phase_of};
+use crate::limits::COPIES_IN_FULL;
 
 /// An event with its status over all jobs.
 pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e.event_type, e.occurred_at, \
@@ -34,14 +33,6 @@ pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e
 const UNFINISHED: &str = "(e.state = hapax.event_state('review') \
          OR e.state = hapax.event_state('open') \
             AND hapax.status(j.rank) NOT IN ('discarded', 'processed', 'stale', 'ignored'))";
-
-/// A condition that every such event meets as well. With it the query can use the indexes of open
-/// jobs.
-const UNFINISHED_JOBS: &str = "(e.state = hapax.event_state('review') \
-     OR e.id IN (SELECT n.event FROM hapax.job n \
-         WHERE n.state IN (hapax.job_state('ready'), hapax.job_state('leased'), \
-             hapax.job_state('dead'), hapax.job_state('held'), hapax.job_state('parked'), \
-             hapax.job_state('review'))))";
 
 /// Conditions with their values.
 #[derive(Default)]
@@ -91,40 +82,14 @@ impl Conditions {
     }
 }
 
-/// One page, newest first. Filters are applied row by row from the newest on: the page's size and
-/// the statement's deadline bound the work.
-pub(super) async fn events(
-    shared: &Shared,
-    filter: EventFilter,
-) -> Result<Page<EventSummary>, StoreError> {
-    let mut asked = Conditions::default();
-    filtered(&mut asked, &filter);
-    if let Some(status) = filter.status {
-        asked.say(stands(status));
-    }
-    if filter.unfinished_since.is_some() {
-        asked.say(UNFINISHED_JOBS);
-    }
-    if let Some(Cursor(before)) = filter.before {
-        asked.add("w.id < ?", Uuid::from_u128(before));
-    }
-    let limit = filter.limit.clamp(1, PAGE_MAX);
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
-    let tail = format!("ORDER BY e.id DESC LIMIT {}", limit + 1);
-    let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
-    let more = rows.len() > limit;
-    let items: Vec<_> = rows.iter().take(limit).map(summary).collect();
-    let next = items.last().filter(|_| more).map(|last| Cursor(last.id.0.as_u128()));
-    Ok(Page { items, next })
-}
-
 /// Adds the conditions of a filter, but for its status, its place, and the index that finds open jobs.
 pub(super) fn filtered(asked: &mut Conditions, filter: &EventFilter) {
     if let Some(tenant) = &filter.tenant {
         asked.add("e.tenant = ?", tenant.to_string());
     }
     if let Some(source) = &filter.source {
-        asked.add("e.source = ?", source.to_string());
+        // No index of sources may be used here: the rows are known already, and are only checked.
+        asked.add("e.source || '' = ?", source.to_string());
     }
     if let Some(event_type) = &filter.event_type {
         asked.add("e.event_type = ?", event_type.clone().into_bytes());
@@ -142,6 +107,11 @@ pub(super) fn filtered(asked: &mut Conditions, filter: &EventFilter) {
         asked.add("w.id < ?", past(since));
         asked.add("e.received_at < ?", since);
         asked.say(UNFINISHED);
+    }
+    if filter.has_copies {
+        asked.say(
+            "(c.event IS NOT NULL OR EXISTS (SELECT FROM hapax.arrival a WHERE a.event = e.id))",
+        );
     }
     if let Some(needle) = &filter.text {
         asked.add(
@@ -165,28 +135,6 @@ pub(super) fn stands_exactly(status: Status) -> String {
         | Status::Held
         | Status::Processing
         | Status::Received
-        | Status::Processed
-        | Status::Stale
-        | Status::Ignored => open,
-    }
-}
-
-/// The same condition. This form uses an index where one exists.
-fn stands(status: Status) -> String {
-    let open = stands_exactly(status);
-    let with_job = |states: &[&str]| {
-        let states: Vec<String> =
-            states.iter().map(|state| format!("hapax.job_state('{state}')")).collect();
-        let states = states.join(", ");
-        format!("{open} AND e.id IN (SELECT n.event FROM hapax.job n WHERE n.state IN ({states}))")
-    };
-    match status {
-        Status::Dead => with_job(&["dead"]),
-        Status::Held => with_job(&["held"]),
-        Status::Processing => with_job(&["leased"]),
-        Status::Failed | Status::Received => with_job(&["ready", "parked"]),
-        Status::Review
-        | Status::Discarded
         | Status::Processed
         | Status::Stale
         | Status::Ignored => open,
@@ -303,39 +251,6 @@ async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail
     }))
 }
 
-/// One page of jobs, newest event first.
-pub(super) async fn jobs(
-    shared: &Shared,
-    filter: JobFilter,
-) -> Result<Page<JobDetail>, StoreError> {
-    let mut asked = Conditions::default();
-    asked.say("true");
-    if let Some(tenant) = &filter.tenant {
-        asked.add("e.tenant = ?", tenant.to_string());
-    }
-    if let Some(source) = &filter.source {
-        asked.add("e.source = ?", source.to_string());
-    }
-    if let Some(handler) = &filter.handler {
-        asked.add("h.name = ?", handler.to_string());
-    }
-    if let Some(phase) = filter.phase {
-        // Written into the statement, so that the partial index of that state can be used.
-        asked.say(format!("j.state = {}", state_of(phase)));
-    }
-    if let Some(Cursor(before)) = filter.before {
-        asked.add("j.job < ?", Uuid::from_u128(before));
-    }
-    let limit = filter.limit.clamp(1, PAGE_MAX);
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
-    let tail = format!("ORDER BY j.job DESC LIMIT {}", limit + 1);
-    let mut items = read_jobs(&mut lent, &asked, &tail).await.map_err(read)?;
-    let more = items.len() > limit;
-    items.truncate(limit);
-    let next = items.last().filter(|_| more).map(|last| Cursor(last.id.0.as_u128()));
-    Ok(Page { items, next })
-}
-
 /// One job.
 pub(super) async fn job(shared: &Shared, id: JobId) -> Result<Option<JobDetail>, StoreError> {
     let mut asked = Conditions::default();
@@ -344,7 +259,7 @@ pub(super) async fn job(shared: &Shared, id: JobId) -> Result<Option<JobDetail>,
     Ok(read_jobs(&mut lent, &asked, "").await.map_err(read)?.pop())
 }
 
-async fn read_jobs(
+pub(super) async fn read_jobs(
     lent: &mut PooledClient,
     asked: &Conditions,
     tail: &str,

@@ -93,7 +93,7 @@ impl AdminRecords for SqliteStore {
                 rows.truncate(filter.limit);
                 let last = rows.last().map(|(number, _)| Cursor(number.unsigned_abs().into()));
                 let items = rows.into_iter().map(|(_, entry)| entry).collect();
-                Ok(Page { items, next: last.filter(|_| more) })
+                Ok(Page::new(items, last.filter(|_| more)))
             })
             .await
     }

@@ -7,11 +7,13 @@
 //! answers is not changed: the clock may be right again a moment later. An answer deleted too early
 //! would let its request run twice; one kept too long only costs space.
 
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension};
 
 use super::row::micros;
 use super::writer::Writer;
-use crate::limits::{CLOCK_STEP_MIN, ENDPOINTS_CHECKED_AT_ONCE, PULLED_IN_AT_ONCE};
+use crate::limits::{
+    CLOCK_STEP_MIN, CLOCK_STEPS_KEPT, ENDPOINTS_CHECKED_AT_ONCE, PULLED_IN_AT_ONCE,
+};
 
 /// The writer's knowledge of its clock.
 #[derive(Debug)]
@@ -39,22 +41,30 @@ impl ClockWatch {
         self.pulling.is_some() || self.endpoint.is_some()
     }
 
-    fn notice(&mut self, now: i64) {
+    /// By how much the clock was set back since the last call, if it was.
+    fn notice(&mut self, now: i64) -> Option<i64> {
         let back = self.latest.saturating_sub(now);
         if back < CLOCK_STEP_MIN.as_micros() as i64 {
             self.latest = self.latest.max(now);
-            return;
+            return None;
         }
         let seconds = back / 1_000_000;
         tracing::warn!(seconds, "the clock was set back by {seconds} s: waits are shortened");
         *self = Self { latest: now, ..Self::default() };
+        Some(back)
     }
 }
 
 /// Notices a step of the clock, and pulls in a bounded number of waits, in a separate transaction.
 pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
     let now = micros(writer.now());
-    writer.clock_watch.notice(now);
+    if writer.clock_watch.latest == i64::MIN {
+        // The clock may have been set back while the process was down.
+        writer.clock_watch.latest = newest_time(&writer.conn)?.unwrap_or(now);
+    }
+    if let Some(back) = writer.clock_watch.notice(now) {
+        writer.in_transaction(|writer| remember_step(&writer.conn, now, back))?;
+    }
     tend_deliveries(writer, now)?;
     let Some(after) = writer.clock_watch.pulling else { return Ok(()) };
     let lanes = if writer.clock_watch.jobs_wait { writer.lanes.numbers() } else { Vec::new() };
@@ -72,6 +82,24 @@ pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
         writer.lanes.look_at_all();
         writer.shared.arrived.notify_waiters();
     }
+    Ok(())
+}
+
+/// The time of the newest event.
+fn newest_time(conn: &Connection) -> rusqlite::Result<Option<i64>> {
+    conn.prepare_cached("SELECT received_at FROM hapax_event ORDER BY seq DESC LIMIT 1")?
+        .query_row([], |row| row.get(0))
+        .optional()
+}
+
+/// Notes by how much times may differ from the order of their rows: lists of a time read that much more.
+fn remember_step(conn: &Connection, now: i64, back: i64) -> rusqlite::Result<()> {
+    conn.prepare_cached("INSERT INTO hapax_clock_step (at, back) VALUES (?1, ?2)")?
+        .execute((now, back))?;
+    conn.prepare_cached(
+        "DELETE FROM hapax_clock_step WHERE step <= (SELECT max(step) FROM hapax_clock_step) - ?1",
+    )?
+    .execute([CLOCK_STEPS_KEPT as i64])?;
     Ok(())
 }
 

@@ -17,6 +17,7 @@ mod key_filter;
 mod key_index;
 mod key_records;
 mod ledger;
+mod lists;
 mod open;
 mod operator_actions;
 mod order;
@@ -264,7 +265,7 @@ impl SqliteStore {
 
 impl Inspect for SqliteStore {
     async fn events(&self, filter: EventFilter) -> Result<Page<EventSummary>, StoreError> {
-        self.readers.run(move |conn| reader::events(conn, &filter)).await
+        self.readers.search(move |conn| lists::events(conn, &filter)).await
     }
 
     async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
@@ -286,7 +287,7 @@ impl Inspect for SqliteStore {
     }
 
     async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
-        self.readers.run(move |conn| reader::jobs(conn, &filter)).await
+        self.readers.search(move |conn| lists::jobs(conn, &filter)).await
     }
 
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {

@@ -7,8 +7,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
 use hapax_core::store::{
-    ActionNote, ArrivalNote, AttemptNote, Cause, Cursor, Decision, EventDetail, EventFilter,
-    EventName, EventSummary, JobDetail, JobFilter, Lookup, Page, Status, StoreError,
+    ActionNote, ArrivalNote, AttemptNote, Cause, Decision, EventDetail, EventFilter, EventName,
+    EventSummary, JobDetail, Lookup, Status, StoreError,
 };
 use hapax_core::{SourceName, Tenant};
 use rusqlite::types::Value;
@@ -19,34 +19,62 @@ use uuid::Uuid;
 use super::jobs::{answer_of, job_id, place_of};
 use super::open::{DatabaseLocation, OpenError};
 use super::outbox;
-use super::row::{
-    DEAD, DISCARDED, EventState, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, event_id,
-    phase_of, ranked, state_of, timestamp,
-};
-use crate::limits::{PAGE_MAX, READ_MAX};
+use super::row::{EventState, LANE_BITS, event_id, phase_of, ranked, timestamp};
+use crate::limits::READ_MAX;
 
-/// Connections that are open at the same time; more queries wait.
+/// Connections for short queries that are open at the same time; more queries wait.
 const READERS: usize = 2;
+
+/// Connections for lists that may search through many rows. Searches take turns, so that no number of them
+/// keeps the short queries waiting.
+const SEARCHERS: usize = 1;
 
 /// How many steps of SQLite's virtual machine run between two checks of the clock.
 const STEPS_PER_LOOK: i32 = 10_000;
 
 #[derive(Debug)]
 pub(super) struct Readers {
+    short: ReaderPool,
+    searching: ReaderPool,
+}
+
+/// Connections that queries take in turn.
+#[derive(Debug)]
+struct ReaderPool {
     idle: Arc<Mutex<Vec<Connection>>>,
     free: Arc<Semaphore>,
 }
 
 impl Readers {
     pub(super) fn open(place: Arc<DatabaseLocation>) -> Result<Self, OpenError> {
-        let idle = (0..READERS)
-            .map(|_| place.reader().map_err(|source| place.error(source)))
-            .collect::<Result<_, _>>()?;
-        Ok(Self { idle: Arc::new(Mutex::new(idle)), free: Arc::new(Semaphore::new(READERS)) })
+        let pool = |count| {
+            let open = (0..count).map(|_| place.reader().map_err(|source| place.error(source)));
+            let idle = open.collect::<Result<_, _>>()?;
+            let (idle, free) = (Arc::new(Mutex::new(idle)), Arc::new(Semaphore::new(count)));
+            Ok::<_, OpenError>(ReaderPool { idle, free })
+        };
+        Ok(Self { short: pool(READERS)?, searching: pool(SEARCHERS)? })
     }
 
     /// Runs a query off the runtime's threads.
     pub(super) async fn run<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.short.run(query).await
+    }
+
+    /// The same for a query that may search through many rows.
+    pub(super) async fn search<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.searching.run(query).await
+    }
+}
+
+impl ReaderPool {
+    async fn run<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
@@ -162,40 +190,6 @@ pub(super) fn summary(row: &Row<'_>) -> rusqlite::Result<(i64, EventSummary)> {
     Ok((row.get(0)?, summary))
 }
 
-/// One page, newest first. Filters are applied row by row from the newest on: the page's size and
-/// the query's deadline bound the work.
-pub(super) fn events(
-    conn: &Connection,
-    filter: &EventFilter,
-) -> rusqlite::Result<Page<EventSummary>> {
-    let (conditions, mut values) = filtered(filter);
-    let mut sql = format!("{SUMMARY} WHERE true{conditions}");
-    if let Some(status) = filter.status {
-        sql.push_str(" AND ");
-        sql.push_str(&stands(status));
-    }
-    if let Some(since) = filter.unfinished_since {
-        sql.push_str(" AND e.received_at < ? AND ");
-        sql.push_str(UNFINISHED);
-        values.push(Value::Integer(since.as_microsecond()));
-    }
-    if let Some(Cursor(before)) = filter.before {
-        sql.push_str(" AND e.seq < ?");
-        values.push(Value::Integer(i64::try_from(before).unwrap_or(i64::MAX)));
-    }
-    let limit = filter.limit.clamp(1, PAGE_MAX);
-    sql.push_str(" ORDER BY e.seq DESC LIMIT ?");
-    values.push(Value::Integer(limit as i64 + 1));
-    let mut rows: Vec<(i64, EventSummary)> = conn
-        .prepare_cached(&sql)?
-        .query_map(params_from_iter(values), summary)?
-        .collect::<rusqlite::Result<_>>()?;
-    let more = rows.len() > limit;
-    rows.truncate(limit);
-    let next = rows.last().filter(|_| more).map(|(seq, _)| Cursor(seq.unsigned_abs().into()));
-    Ok(Page { items: rows.into_iter().map(|(_, summary)| summary).collect(), next })
-}
-
 /// The conditions of a filter that compare one value each, every one beginning with AND, and their values.
 pub(super) fn filtered(filter: &EventFilter) -> (String, Vec<Value>) {
     let text = |text: &str| Value::Text(text.to_owned());
@@ -222,44 +216,6 @@ pub(super) fn filtered(filter: &EventFilter) -> (String, Vec<Value>) {
     }
     (sql, values)
 }
-
-/// The condition for a status. Where an index can narrow it down, it does.
-fn stands(status: Status) -> String {
-    let ranked = |rank: i64, states: &[i64]| {
-        let states: Vec<String> = states.iter().map(i64::to_string).collect();
-        let states = states.join(", ");
-        format!(
-            "e.state = 0 /* open */ AND {RANK} = {rank} AND e.seq IN \
-             (SELECT event_seq FROM hapax_job WHERE state IN ({states}))"
-        )
-    };
-    match status {
-        Status::Review => format!("(e.state = 1 /* review */ OR {})", ranked(0, &[REVIEW])),
-        Status::Discarded => {
-            format!("(e.state = 2 /* discarded */ OR {})", ranked(1, &[DISCARDED]))
-        }
-        Status::Dead => ranked(2, &[DEAD]),
-        Status::Failed => ranked(3, &[READY, PARKED]),
-        Status::Held => ranked(4, &[HELD]),
-        Status::Processing => ranked(5, &[LEASED]),
-        Status::Received => ranked(6, &[READY, PARKED]),
-        Status::Processed => format!("e.state = 0 /* open */ AND {RANK} = 7"),
-        Status::Stale => format!("e.state = 0 /* open */ AND {RANK} = 8"),
-        Status::Ignored => format!("e.state = 0 /* open */ AND {RANK} IS NULL"),
-    }
-}
-
-/// The condition for an event that is not finished: in review, or with a job that is open or dead.
-/// Every state is named separately, so that its partial index can be used. Finished events, usually
-/// nearly all, are never read.
-pub(super) const UNFINISHED: &str = "e.seq IN (
-     SELECT seq FROM hapax_event WHERE state <> 0 /* open */ AND state = 1 /* review */
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 0 /* ready */
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 1 /* leased */
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 4 /* dead */
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 5 /* held */
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 6 /* parked */
-     UNION ALL SELECT event_seq FROM hapax_job WHERE state = 7 /* review */)";
 
 /// The event among `seqs` that has this name.
 pub(super) fn event(
@@ -335,40 +291,6 @@ fn detail(conn: &Connection, seq: i64, summary: EventSummary) -> rusqlite::Resul
     Ok(EventDetail { summary, arrivals, headers, body, jobs, actions, messages })
 }
 
-/// One page of jobs, newest event first.
-pub(super) fn jobs(conn: &Connection, filter: &JobFilter) -> rusqlite::Result<Page<JobDetail>> {
-    let mut conditions = vec!["1".to_owned()];
-    let mut values = Vec::new();
-    let mut add = |condition: &str, value: Value| {
-        values.push(value);
-        conditions.push(format!("{condition} ?{}", values.len()));
-    };
-    if let Some(tenant) = &filter.tenant {
-        add("p.tenant =", Value::Text(tenant.to_string()));
-    }
-    if let Some(source) = &filter.source {
-        add("p.source =", Value::Text(source.to_string()));
-    }
-    if let Some(handler) = &filter.handler {
-        add("h.name =", Value::Text(handler.to_string()));
-    }
-    if let Some(Cursor(before)) = filter.before {
-        // A job is named by event and lane; the cursor holds both.
-        add(&format!("(j.event_seq << {LANE_BITS} | j.lane) <"), Value::Integer(before as i64));
-    }
-    if let Some(phase) = filter.phase {
-        // Written out, so that the partial index of that state can be used.
-        conditions.push(format!("j.state = {}", state_of(phase)));
-    }
-    let limit = filter.limit.clamp(1, PAGE_MAX);
-    let order = format!("j.event_seq DESC, j.lane DESC LIMIT {}", limit + 1);
-    let mut rows = read_jobs(conn, &conditions.join(" AND "), &values, &order)?;
-    let more = rows.len() > limit;
-    rows.truncate(limit);
-    let next = rows.last().filter(|_| more).map(|(cursor, _)| Cursor(cursor.unsigned_abs().into()));
-    Ok(Page { items: rows.into_iter().map(|(_, job)| job).collect(), next })
-}
-
 /// One job.
 pub(super) fn job(conn: &Connection, id: JobId) -> rusqlite::Result<Option<JobDetail>> {
     let (seq, lane) = place_of(id);
@@ -377,7 +299,7 @@ pub(super) fn job(conn: &Connection, id: JobId) -> rusqlite::Result<Option<JobDe
     Ok(found.into_iter().map(|(_, job)| job).find(|job| job.id == id))
 }
 
-fn read_jobs(
+pub(super) fn read_jobs(
     conn: &Connection,
     condition: &str,
     values: &[Value],

@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use hapax_core::delivery::DeliveryStatus;
 use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::Phase;
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
-    Action, ClaimAsk, DAMAGED_BODY, EventAct, EventFilter, EventName, EventPlan, Horizon, Inspect,
-    Lookup, NewPlan, Outcome, PlanId, PlanRun, Plans, Ran, Settlement, SqlAsk, SqlRun, Store,
-    StoreError, StoreHints, Verdict, Work,
+    Action, ClaimAsk, DAMAGED_BODY, DeliveryFilter, EventAct, EventFilter, EventName, EventPlan,
+    Horizon, Inspect, Lookup, NewPlan, Outcome, PlanId, PlanRun, Plans, Ran, Settlement, SqlAsk,
+    SqlRun, Status, Store, StoreError, StoreHints, Verdict, Work,
 };
 use rusqlite::Connection;
 
+use super::lists::Candidates;
 use super::{Db, SqliteOptions, SqliteStore};
 use crate::harness::{
     LEASE, Place, Replay, Sender, World, after, body, done, handler, job, noon, ordered, placed,
@@ -852,7 +854,7 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
 }
 
 #[tokio::test]
-async fn lanes_and_unfinished_events_are_read_from_indexes_alone() {
+async fn lanes_and_lists_of_rare_states_are_read_from_indexes_alone() {
     // A query about a million jobs must not read a million rows, least of all those of done jobs.
     let place = Place::new();
     let store = place.open();
@@ -866,24 +868,48 @@ async fn lanes_and_unfinished_events_are_read_from_indexes_alone() {
         let lane = |condition: &str| {
             plan(&format!("SELECT 1 FROM hapax_job WHERE lane = 1 AND {condition} LIMIT 9"))
         };
-        let unfinished = super::reader::UNFINISHED;
-        let unfinished = plan(&format!(
-            "{} WHERE {unfinished} ORDER BY e.seq DESC LIMIT 51",
-            super::reader::SUMMARY
-        ));
+        let candidates = |filter: EventFilter| {
+            let found = super::lists::candidates(conn, &filter).expect("reads");
+            let Candidates::Numbers { sql, .. } = found else { panic!("reads all: {filter:?}") };
+            plan(&sql.replace("?1", "9").replace("?2", "1"))
+        };
+        let rare = [
+            Status::Dead,
+            Status::Held,
+            Status::Stale,
+            Status::Failed,
+            Status::Review,
+            Status::Discarded,
+        ];
+        let rare = rare.map(|status| {
+            candidates(EventFilter { status: Some(status), ..EventFilter::default() })
+        });
+        let unfinished_since = Some(noon());
+        let unfinished = candidates(EventFilter { unfinished_since, ..EventFilter::default() });
+        let deliveries = [DeliveryStatus::Dead, DeliveryStatus::Failed].map(|status| {
+            let filter = DeliveryFilter { status: Some(status), ..DeliveryFilter::default() };
+            let (sql, _) = super::outbox::delivery_statement(conn, &filter).expect("reads");
+            plan(&sql.replace("?1", "1").replace("?2", "9"))
+        });
         let lanes = super::stats::CONDITIONS.map(|(_, condition)| lane(condition));
-        let _ = send.send((lanes, unfinished));
+        let _ = send.send((lanes, rare, unfinished, deliveries));
     });
-    let (lanes, unfinished) = answer.await.expect("an answer");
+    let (lanes, rare, unfinished, deliveries) = answer.await.expect("an answer");
+    // In the order of the list: a sort would read all of them for every page.
+    for plan in rare.iter().chain(&deliveries) {
+        let plan = plan.join("\n");
+        assert!(!plan.contains("TEMP B-TREE"), "{plan}");
+        let indexes =
+            ["hapax_job_listed", "hapax_job_failed", "_delivery_dead", "_delivery_failed"];
+        assert!(indexes.iter().any(|index| plan.contains(index)), "{plan}");
+    }
     for (plan, index) in lanes.iter().zip(["ready", "leased", "", "parked", "review", "dead"]) {
         // Held jobs are in two indexes; either will do.
         assert!(plan[0].contains(&format!("INDEX hapax_job_{index}")), "{plan:?}");
         assert!(plan[0].contains("(lane=?)"), "{plan:?}");
     }
     let plan = unfinished.join("\n");
-    assert!(plan.contains("SEARCH e USING INTEGER PRIMARY KEY (rowid=?)"), "{plan}");
-    for index in ["job_ready", "job_leased", "job_dead", "job_parked", "job_review", "event_review"]
-    {
+    for index in ["job_ready", "job_leased", "job_parked", "job_listed", "event_review"] {
         assert!(plan.contains(&format!("INDEX hapax_{index}")), "{index}\n{plan}");
     }
     for line in unfinished.iter().filter(|line| line.starts_with("SCAN hapax")) {

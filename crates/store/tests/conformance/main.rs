@@ -19,6 +19,7 @@ mod jobs;
 mod key_order;
 mod ledger;
 mod ledger_plans;
+mod lists;
 mod operator_actions;
 mod order;
 mod outbox_reads;
@@ -136,6 +137,15 @@ on_every_working_store! {
         a_large_span_is_sampled_evenly,
         the_space_that_a_store_occupies_adds_up,
         traffic_is_added_up_and_becomes_coarser_without_losing_a_count,
+    }
+    lists {
+        a_search_over_several_pages_finds_each_match_once,
+        events_that_come_during_a_search_are_not_in_it,
+        jobs_are_searched_in_bounded_pages,
+        messages_and_deliveries_are_searched_in_bounded_pages,
+        a_list_of_a_time_begins_near_it,
+        a_list_of_a_time_is_whole_after_the_clock_was_set_back,
+        a_result_stays_when_its_page_is_full_and_the_bound_is_reached,
     }
     jobs {
         a_job_is_written_with_its_event_and_only_once,

@@ -4,15 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::job::Retry;
+use hapax_core::job::{Phase, Retry};
 use hapax_core::ledger::{
     Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Reserved, Scope,
     StoredAnswer,
 };
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
 use hapax_core::store::{
-    Action, ClaimAsk, HandlerAnswer, HandlerRef, HandlerSpec, Horizon, NewMessage, Operate,
-    Outcome, ReplayAsk, Settlement, Store, Verdict, Work,
+    Action, ClaimAsk, EventFilter, HandlerAnswer, HandlerRef, HandlerSpec, Horizon, Inspect,
+    JobFilter, NewMessage, Operate, Outcome, ReadBound, ReplayAsk, Settlement, Status, Store,
+    Verdict, Work,
 };
 use hapax_core::{SourceName, job::HandlerName};
 use hapax_sim::Postgres;
@@ -237,6 +238,7 @@ async fn round(one: &Arc<PgStore>, other: &Arc<PgStore>, user: &Client, name: &s
     ingest(one, other, name).await;
     work(one, user, name).await;
     keys(one, user, name).await;
+    lists(one).await;
     let horizon = Horizon {
         events_before: after(86_400),
         keys_before: vec![(SourceName::new("shop"), after(86_400))],
@@ -329,6 +331,32 @@ async fn work(store: &Arc<PgStore>, user: &Client, name: &str) {
     ask.claim.handler = ordered_handler();
     store.run_sql(ask).await.expect("runs");
     store.wait(&crate::handler(), Duration::ZERO..=Duration::ZERO).await;
+}
+
+/// The lists of operators, with every filter that has an index of its own; the others are bounded.
+async fn lists(store: &PgStore) {
+    let any = || EventFilter { limit: 5, bound: ReadBound::Rows(20), ..EventFilter::default() };
+    let statuses = [
+        Status::Review,
+        Status::Discarded,
+        Status::Dead,
+        Status::Failed,
+        Status::Held,
+        Status::Stale,
+        Status::Processed,
+        Status::Ignored,
+    ];
+    let filters = statuses.map(|status| EventFilter { status: Some(status), ..any() });
+    let of_source = EventFilter { source: Some(SourceName::new("shop")), ..any() };
+    let of_time = EventFilter { since: Some(noon()), until: Some(after(60)), ..any() };
+    for filter in filters.into_iter().chain([any(), of_source, of_time]) {
+        store.events(filter).await.expect("reads");
+    }
+    for phase in [Phase::Dead, Phase::Held, Phase::Review, Phase::Stale, Phase::Ready] {
+        let bound = ReadBound::Rows(20);
+        let filter = JobFilter { phase: Some(phase), limit: 5, bound, ..JobFilter::default() };
+        store.jobs(filter).await.expect("reads");
+    }
 }
 
 fn message(id: &str) -> NewMessage {

@@ -23,6 +23,7 @@ use uuid::Uuid;
 use super::super::auth::Caller;
 use super::super::extract::{JsonBody, PathHandler, PathId, QueryParams};
 use super::super::problem::Problem;
+use super::super::storage::OWN_REALMS;
 use super::super::{Admin, AdminStore, endpoints, events, handlers, messages, replay, review};
 use super::filters::{Filters, form};
 use super::{Frame, Page, Reader, SeeOther};
@@ -251,7 +252,12 @@ pub(in crate::admin) async fn act_once<S: AdminStore, A: PageAction<S>>(
 ) -> Result<ActedOnce, Problem> {
     let admin = Arc::clone(&asked.admin);
     let ask = ReserveAsk {
-        scope: Scope::new(forms.side, asked.caller.who(), &Method::POST, uri.path()),
+        scope: Scope::new(
+            &format!("{OWN_REALMS}{}", forms.side),
+            asked.caller.who(),
+            &Method::POST,
+            uri.path(),
+        ),
         key: IdempotencyKey::parse(form.plan.to_string().as_bytes()).expect("a printable id"),
         fingerprint: Fingerprint::of(Some(path_and_query(uri)), &form.bytes, &[]),
         lease: LEASE,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::State;
 use axum::{Extension, Json};
+use hapax_core::Timestamp;
 use hapax_core::delivery::DeliveryId;
 use hapax_core::job::JobId;
 use url::form_urlencoded;
@@ -39,6 +40,7 @@ pub(in crate::admin) struct Events {
     filters: EventFields,
     items: Vec<EventSummary>,
     older: Option<String>,
+    searched_to: Option<Timestamp>,
     statuses: [&'static str; 10],
     is_review: bool,
     /// Whether the page is the first one, which shows new events by itself.
@@ -104,6 +106,7 @@ async fn list<S: AdminStore>(
             since: filters.get("since"),
             until: filters.get("until"),
         },
+        searched_to: page.searched_to,
         items: page.items,
         statuses: STATUSES,
         is_review: path == "/review",

@@ -8,8 +8,6 @@ use askama::Template;
 use axum::Json;
 use axum::extract::State;
 use hapax_core::Timestamp;
-use hapax_core::delivery::DeliveryStatus;
-use hapax_core::store::DeliveryFilter;
 
 use super::super::extract::QueryParams;
 use super::super::problem::Problem;
@@ -18,9 +16,6 @@ use super::filters::Filters;
 use super::plot::Plot;
 use super::{Frame, Page, Reader};
 use crate::api::{AlertList, Figures, HistoryQuery, Lane, Moment, Span, Stats, StatsQuery};
-
-/// Dead deliveries that are counted; more are shown as "or more".
-const DEAD_DELIVERIES_MAX: usize = 500;
 
 #[derive(Template)]
 #[template(path = "overview.html")]
@@ -40,7 +35,7 @@ pub(in crate::admin) struct Overview {
 struct Stuck {
     dead: u64,
     review: u64,
-    dead_deliveries: usize,
+    dead_deliveries: u64,
 }
 
 /// One source in the table.
@@ -64,12 +59,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     let Json(alerts) = alerts::list(State(Arc::clone(&admin))).await?;
     let Json(lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
     let in_review: u64 = admin.store.in_review().await?.iter().map(|(_, count)| count).sum();
-    let dead = DeliveryFilter {
-        status: Some(DeliveryStatus::Dead),
-        limit: DEAD_DELIVERIES_MAX,
-        ..DeliveryFilter::default()
-    };
-    let dead_deliveries = admin.store.deliveries(dead).await?.items.len();
+    let dead_deliveries = admin.store.delivery_backlog().await?.dead;
     let sources = source_rows(&stats, &lanes.items);
     let to = (admin.now)();
     let from = Moment::Ago(Span(Duration::from_secs_f64(stats.window_seconds)));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::Json;
 use axum::extract::State;
+use hapax_core::Timestamp;
 
 use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
@@ -86,6 +87,7 @@ pub(in crate::admin) struct Messages {
     statuses: [&'static str; 8],
     items: Vec<MessageSummary>,
     older: Option<String>,
+    searched_to: Option<Timestamp>,
     is_first: bool,
 }
 
@@ -106,6 +108,7 @@ pub(in crate::admin) async fn messages<S: AdminStore>(
         key: filters.get("key"),
         status: filters.get("status"),
         statuses: STATUSES,
+        searched_to: page.searched_to,
         items: page.items,
         is_first: filters.get("cursor").is_none(),
     };
@@ -151,6 +154,7 @@ pub(in crate::admin) struct Deliveries {
     statuses: [&'static str; 8],
     items: Vec<Delivery>,
     older: Option<String>,
+    searched_to: Option<Timestamp>,
     is_first: bool,
 }
 
@@ -171,6 +175,7 @@ pub(in crate::admin) async fn deliveries<S: AdminStore>(
         key: filters.get("key"),
         status: filters.get("status"),
         statuses: STATUSES,
+        searched_to: page.searched_to,
         items: page.items,
         is_first: filters.get("cursor").is_none(),
     };

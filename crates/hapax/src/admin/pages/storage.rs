@@ -5,6 +5,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::State;
 use axum::{Extension, Json};
+use hapax_core::Timestamp;
 
 use super::super::extract::{JsonBody, QueryParams};
 use super::super::problem::Problem;
@@ -16,9 +17,6 @@ use crate::api::{
     DeleteKeyRequest, EventSummary, EventsQuery, Figures, Key, KeysQuery, StatsQuery, Storage,
 };
 
-/// How many of the newest events the page of duplicates reads.
-const NEWEST: usize = 500;
-
 #[derive(Template)]
 #[template(path = "duplicates.html")]
 pub(in crate::admin) struct Duplicates {
@@ -26,9 +24,11 @@ pub(in crate::admin) struct Duplicates {
     window: String,
     is_sampled: bool,
     sources: Vec<(String, Figures)>,
-    /// Newest events that arrived more than once.
+    /// Events that arrived more than once.
     items: Vec<EventSummary>,
-    newest: usize,
+    older: Option<String>,
+    searched_to: Option<Timestamp>,
+    is_first: bool,
 }
 
 /// `GET /duplicates`.
@@ -41,19 +41,21 @@ pub(in crate::admin) async fn duplicates<S: AdminStore>(
     let window = filters.get("window").unwrap_or_else(|| "24h".to_owned());
     let query = Filters::default().with("window", &window).query::<StatsQuery>()?;
     let Json(stats) = stats::stats(State(Arc::clone(&admin)), query).await?;
-    let newest = EventsQuery { limit: Some(NEWEST), ..EventsQuery::default() };
+    let cursor = filters.get("cursor");
+    let query = EventsQuery { copied: true, cursor: cursor.clone(), ..EventsQuery::default() };
     let caller = Extension(reader.caller()?);
-    let Json(mut events) = events::list(State(admin), caller, QueryParams(newest)).await?;
-    events.items.retain(|event| event.arrival_count > 1);
+    let Json(events) = events::list(State(admin), caller, QueryParams(query)).await?;
     let mut sources: Vec<_> = stats.sources.into_iter().flatten().collect();
     sources.sort_by(|(a, x), (b, y)| (y.duplicates, a).cmp(&(x.duplicates, b)));
     let page = Duplicates {
+        older: filters.older(&frame.base, "/duplicates", events.next.as_deref()),
         frame,
         window,
         is_sampled: stats.sampled,
         sources,
         items: events.items,
-        newest: NEWEST,
+        searched_to: events.searched_to,
+        is_first: cursor.is_none(),
     };
     Ok(reader.page(page))
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::State;
 use axum::{Extension, Json};
+use hapax_core::Timestamp;
 
 use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
@@ -26,6 +27,7 @@ pub(in crate::admin) struct Dead {
     groups: Vec<ErrorGroup>,
     items: Vec<Job>,
     older: Option<String>,
+    searched_to: Option<Timestamp>,
     /// Actions on all dead letters that match.
     bulk: Vec<(&'static str, String)>,
 }
@@ -67,6 +69,7 @@ pub(in crate::admin) async fn dead<S: AdminStore>(
         handler: filters.get("handler"),
         tenant: filters.get("tenant"),
         groups,
+        searched_to: page.searched_to,
         items: page.items,
         bulk: bulk.collect(),
     };

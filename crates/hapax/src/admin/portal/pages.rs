@@ -132,6 +132,7 @@ pub(super) async fn deliveries<S: AdminStore>(
         until: query.until.map(|at| instant(now, at)),
         before: cursor(query.cursor)?,
         limit: limit(query.limit)?,
+        ..DeliveryFilter::default()
     };
     let page = portal.admin.store.deliveries(filter).await?;
     let next = page.next.map(|Cursor(next)| next.to_string());

@@ -176,6 +176,10 @@ CREATE INDEX job_gap    ON hapax.job (lane, resource, position, job) WHERE state
 CREATE INDEX job_parked ON hapax.job (handler, lane, resource, position, job) WHERE state = 6 /* parked */;
 CREATE INDEX job_dead   ON hapax.job (handler, job) WHERE state IN (4 /* dead */, 7 /* review */);
 CREATE INDEX job_at_work ON hapax.job (lane, resource) WHERE state = 1 /* leased */ AND resource IS NOT NULL;
+-- What operators list, from new to old. Both hold rare states only: a job that runs at once is never in them.
+CREATE INDEX job_listed ON hapax.job (state, job)
+    WHERE state IN (3 /* stale */, 4 /* dead */, 5 /* held */, 7 /* review */, 8 /* discarded */);
+CREATE INDEX job_failed ON hapax.job (job) WHERE state IN (0 /* ready */, 6 /* parked */) AND steps > 0;
 -- Keeps: one at a time per resource, over all nodes. This index decides. exclusive is set by
 -- a claim that leases the resource with the job; statements run under the lock of the mark instead.
 CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 /* leased */ AND exclusive;

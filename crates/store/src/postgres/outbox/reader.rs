@@ -8,17 +8,18 @@ use hapax_core::endpoint::{EndpointId, EndpointRecord};
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{
     ActionNote, Cursor, DeliveryAttempt, DeliveryBacklog, DeliveryDetail, DeliveryFilter,
-    EndpointFilter, MessageDetail, MessageFilter, MessageSummary, Page, StoreError,
+    EndpointFilter, MessageDetail, MessageFilter, MessageSummary, Page, ReadBound, StoreError,
 };
 use hapax_core::{Tenant, Timestamp};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::row::{RECORD, phase_of, place_of, record, settings};
-use crate::limits::{LIST_ROWS_READ_MAX, LIST_TIME_SLACK, PAGE_MAX};
+use crate::limits::{LIST_ROWS_READ_MAX, MESSAGE_TIME_SLACK, PAGE_MAX};
 use crate::postgres::Shared;
 use crate::postgres::connect::{PgError, PooledClient};
 use crate::postgres::jobs::only;
+use crate::postgres::lists::{SlicedPage, Slices};
 use crate::postgres::reader::{Conditions, read};
 use crate::postgres::row::text;
 
@@ -67,7 +68,7 @@ fn page<T>(mut rows: Vec<(u128, T)>, limit: usize) -> Page<T> {
     let more = rows.len() > limit;
     rows.truncate(limit);
     let next = rows.last().filter(|_| more).map(|(at, _)| Cursor(*at));
-    Page { items: rows.into_iter().map(|(_, item)| item).collect(), next }
+    Page::new(rows.into_iter().map(|(_, item)| item).collect(), next)
 }
 
 pub(super) async fn endpoints(
@@ -85,7 +86,7 @@ pub(super) async fn endpoints(
     let limit = filter.limit.clamp(1, PAGE_MAX);
     let head = format!("SELECT {RECORD} FROM hapax.endpoint e");
     let tail = format!("ORDER BY e.endpoint DESC LIMIT {}", limit + 1);
-    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
+    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
     let rows = asked.query(&mut lent, &head, &tail).await.map_err(read)?;
     let number = |row: &Row| u128::from(row.get::<_, i32>(9).unsigned_abs());
     Ok(page(rows.iter().filter_map(|row| Some((number(row), record(row, 0)?))).collect(), limit))
@@ -95,7 +96,7 @@ pub(super) async fn endpoint(
     shared: &Shared,
     id: EndpointId,
 ) -> Result<Option<EndpointRecord>, StoreError> {
-    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
+    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
     let sql =
         format!("SELECT {RECORD} FROM hapax.endpoint e WHERE e.id = $1 AND e.deleted_at IS NULL");
     let rows = lent.query(&sql, &[&id.0]).await.map_err(read)?;
@@ -106,7 +107,111 @@ pub(super) async fn messages(
     shared: &Shared,
     filter: MessageFilter,
 ) -> Result<Page<MessageSummary>, StoreError> {
-    let mut asked = Conditions::default();
+    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
+    let mut page = SlicedPage::begin(filter.limit);
+    let mut slices = Slices::begin(filter.bound);
+    let (low, mut before) = message_range(&mut lent, filter.since, filter.until).await?;
+    if let Some(Cursor(cursor)) = filter.before {
+        before = before.min(i64::try_from(cursor).unwrap_or(i64::MAX));
+    }
+    loop {
+        let rows = slices.next();
+        let found = message_slice(&mut lent, &filter, (low, before), rows).await?;
+        let is_last = (found.len() as i64) < rows;
+        let Some(last) = found.last().copied() else { return Ok(page.page(None)) };
+        let count = found.len();
+        let mut asked = Conditions::default();
+        asked.add("m.message = ANY (?)", found);
+        message_conditions(&mut asked, &filter);
+        let tail = format!("ORDER BY m.message DESC LIMIT {}", page.wanted());
+        let found = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
+        let number = |row: &Row| Cursor(row.get::<_, i64>(0).unsigned_abs().into());
+        if page.add(found.iter().map(|row| (number(row), summary(row)))) || is_last {
+            return Ok(page.page(None));
+        }
+        before = last;
+        if !slices.read(count) {
+            let sql = "SELECT m.created_at FROM hapax.message m WHERE m.message = $1";
+            let times = lent.query(sql, &[&last]).await.map_err(read)?;
+            let time = times.first().map_or(Timestamp::MIN, |row| row.get(0));
+            let at = Cursor(last.unsigned_abs().into());
+            return Ok(page.page(Some((at, time))));
+        }
+    }
+}
+
+/// The numbers that messages of a time may have: from the first to before the last.
+async fn message_range(
+    lent: &mut PooledClient,
+    since: Option<Timestamp>,
+    until: Option<Timestamp>,
+) -> Result<(i64, i64), StoreError> {
+    let number = |rows: Vec<Row>| rows.first().map(|row| row.get::<_, i64>(0));
+    let mut range = (0, i64::MAX);
+    if let Some(since) = since.and_then(|since| since.checked_sub(MESSAGE_TIME_SLACK).ok()) {
+        let sql = "SELECT m.message FROM hapax.message m WHERE m.created_at < $1 \
+                   ORDER BY m.created_at DESC LIMIT 1";
+        range.0 = number(lent.query(sql, &[&since]).await.map_err(read)?).unwrap_or(range.0);
+    }
+    if let Some(until) = until.and_then(|until| until.checked_add(MESSAGE_TIME_SLACK).ok()) {
+        let sql = "SELECT m.message FROM hapax.message m WHERE m.created_at >= $1 \
+                   ORDER BY m.created_at LIMIT 1";
+        range.1 = number(lent.query(sql, &[&until]).await.map_err(read)?).unwrap_or(range.1);
+    }
+    Ok(range)
+}
+
+/// The next messages that may match, from new to old.
+async fn message_slice(
+    lent: &mut PooledClient,
+    filter: &MessageFilter,
+    (low, before): (i64, i64),
+    rows: i64,
+) -> Result<Vec<i64>, StoreError> {
+    if let Some(key) = &filter.key {
+        let sql = "SELECT m.message FROM hapax.message m WHERE m.key = $4 AND m.message < $1 \
+                   AND m.message >= $2 ORDER BY m.message DESC LIMIT $3";
+        let found = lent.query(sql, &[&before, &low, &rows, &text(key)]).await.map_err(read)?;
+        return Ok(found.iter().map(|row| row.get(0)).collect());
+    }
+    let among = match filter.status {
+        Some(MessageStatus(Some(DeliveryStatus::Dead))) => {
+            Some("d.state = hapax.delivery_state('dead')")
+        }
+        Some(MessageStatus(Some(DeliveryStatus::Failed))) => {
+            Some("d.state = hapax.delivery_state('ready') AND d.steps > 0")
+        }
+        Some(MessageStatus(
+            None
+            | Some(
+                DeliveryStatus::Sending
+                | DeliveryStatus::Parked
+                | DeliveryStatus::Held
+                | DeliveryStatus::Waiting
+                | DeliveryStatus::Delivered
+                | DeliveryStatus::Cancelled,
+            ),
+        ))
+        | None => None,
+    };
+    let sql = match among {
+        Some(among) => format!(
+            "SELECT d.message FROM hapax.delivery d WHERE {among} AND d.message < $1 \
+             AND d.message >= $2 ORDER BY d.message DESC LIMIT $3"
+        ),
+        None => {
+            "SELECT m.message FROM hapax.message m WHERE m.body IS NOT NULL AND m.message < $1 \
+                 AND m.message >= $2 ORDER BY m.message DESC LIMIT $3"
+                .to_owned()
+        }
+    };
+    let found = lent.query(&sql, &[&before, &low, &rows]).await.map_err(read)?;
+    Ok(found.iter().map(|row| row.get(0)).collect())
+}
+
+/// The conditions of a filter, all of them. The rows are known already: expressions keep the indexes of keys and times
+/// out of the plan.
+fn message_conditions(asked: &mut Conditions, filter: &MessageFilter) {
     // A message without its bytes is only an id that is known.
     asked.say("m.body IS NOT NULL");
     if let Some(tenant) = &filter.tenant {
@@ -116,49 +221,21 @@ pub(super) async fn messages(
         asked.add("m.type = ?", text(kind));
     }
     if let Some(key) = &filter.key {
-        asked.add("m.key = ?", text(key));
+        asked.add("m.key || '' = ?", text(key));
     }
     if let Some(since) = filter.since {
-        asked.add("m.created_at >= ?", since);
+        asked.add("m.created_at + interval '0' >= ?", since);
     }
     if let Some(until) = filter.until {
-        asked.add("m.created_at < ?", until);
+        asked.add("m.created_at + interval '0' < ?", until);
     }
-    if let Some(Cursor(before)) = filter.before {
-        asked.add("m.message < ?", i64::try_from(before).unwrap_or(i64::MAX));
+    if let Some(MessageStatus(status)) = filter.status {
+        let rank = status.and_then(|status| RANKED.iter().position(|one| *one == status));
+        asked.say(match rank {
+            Some(rank) => format!("s.rank = {rank}"),
+            None => "m.deliveries = 0 AND s.rank IS NULL".to_owned(),
+        });
     }
-    if let Some(status) = filter.status {
-        message_stands(&mut asked, status);
-    }
-    let limit = filter.limit.clamp(1, PAGE_MAX);
-    let tail = format!("ORDER BY m.message DESC LIMIT {}", limit + 1);
-    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
-    let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
-    let number = |row: &Row| u128::from(row.get::<_, i64>(0).unsigned_abs());
-    Ok(page(rows.iter().map(|row| (number(row), summary(row))).collect(), limit))
-}
-
-/// Adds the conditions for a status of a message. They use an index where one exists.
-fn message_stands(asked: &mut Conditions, MessageStatus(status): MessageStatus) {
-    let rank = status.and_then(|status| RANKED.iter().position(|one| *one == status));
-    asked.say(match rank {
-        Some(rank) => format!("s.rank = {rank}"),
-        None => "s.rank IS NULL".to_owned(),
-    });
-    let among = match status {
-        Some(DeliveryStatus::Dead) => "d.state = hapax.delivery_state('dead')",
-        Some(DeliveryStatus::Failed) => "d.state = hapax.delivery_state('ready') AND d.steps > 0",
-        Some(DeliveryStatus::Sending) => "d.state = hapax.delivery_state('leased')",
-        Some(DeliveryStatus::Parked) => "d.state = hapax.delivery_state('parked')",
-        None => return asked.say("m.deliveries = 0"),
-        Some(
-            DeliveryStatus::Held
-            | DeliveryStatus::Waiting
-            | DeliveryStatus::Delivered
-            | DeliveryStatus::Cancelled,
-        ) => return,
-    };
-    asked.say(format!("m.message IN (SELECT d.message FROM hapax.delivery d WHERE {among})"));
 }
 
 fn summary(row: &Row) -> MessageSummary {
@@ -195,7 +272,7 @@ pub(super) async fn message(
     }
     // Ordered by an expression, so that the index of ids is used and not the one of this order.
     let tail = format!("ORDER BY -m.message LIMIT {MESSAGES_OF_ONE_ID_MAX}");
-    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
+    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
     let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
     let mut details = Vec::with_capacity(rows.len());
     for row in &rows {
@@ -221,7 +298,9 @@ pub(super) async fn deliveries(
     shared: &Shared,
     filter: DeliveryFilter,
 ) -> Result<Page<DeliveryDetail>, StoreError> {
-    let (mut asked, looked) = rows_read(&filter);
+    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
+    let range = message_range(&mut lent, filter.since, filter.until).await?;
+    let (mut asked, looked) = rows_read(&filter, range);
     asked.forget_said();
     if let Some(tenant) = &filter.tenant {
         asked.add("m.tenant = ?", text(tenant.as_str()));
@@ -241,25 +320,24 @@ pub(super) async fn deliveries(
     }
     let limit = filter.limit.clamp(1, PAGE_MAX);
     let tail = format!("ORDER BY d.message DESC, d.endpoint DESC LIMIT {}", limit + 1);
-    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
     let rows = read_deliveries(&mut lent, &format!("({looked})"), &asked, &tail).await?;
     let mut listed =
         page(rows.into_iter().map(|(place, detail)| (cursor(place), detail)).collect(), limit);
-    if listed.next.is_none() {
-        let last = read_up_to(&mut lent, &filter).await?;
-        let is_over = |created_at: Timestamp| {
-            filter.since.is_some_and(|since| created_at.duration_since(since) < -LIST_TIME_SLACK)
-        };
-        listed.next = last.filter(|(_, at)| !is_over(*at)).map(|(place, _)| Cursor(cursor(place)));
+    if listed.next.is_none()
+        && let Some((place, time)) = read_up_to(&mut lent, &filter, range).await?
+    {
+        listed.next = Some(Cursor(cursor(place)));
+        listed.searched_to = Some(time).filter(|_| listed.items.len() < limit);
     }
     Ok(listed)
 }
 
 /// The rows that a list reads at most, as a statement: by conditions about the rows of deliveries alone, for
 /// which there are indexes. All other conditions only drop rows of these.
-fn rows_read(filter: &DeliveryFilter) -> (Conditions, String) {
+fn rows_read(filter: &DeliveryFilter, (low, before): (i64, i64)) -> (Conditions, String) {
     let mut asked = Conditions::default();
-    asked.say("true");
+    asked.add("d.message >= ?", low);
+    asked.add("d.message < ?", before);
     if let Some(endpoint) = filter.endpoint {
         asked.add(
             "d.endpoint = (SELECT x.endpoint FROM hapax.endpoint x WHERE x.id = ?)",
@@ -299,9 +377,17 @@ fn rows_read(filter: &DeliveryFilter) -> (Conditions, String) {
         asked.add(&format!("(d.message, d.endpoint) < (?, {endpoint})"), message);
     }
     let looked = asked.said_from("SELECT d.* FROM hapax.delivery d");
-    let looked =
-        format!("{looked} ORDER BY d.message DESC, d.endpoint DESC LIMIT {LIST_ROWS_READ_MAX}");
+    let most = rows_max(filter.bound);
+    let looked = format!("{looked} ORDER BY d.message DESC, d.endpoint DESC LIMIT {most}");
     (asked, looked)
+}
+
+/// The most rows that one page reads.
+fn rows_max(bound: ReadBound) -> usize {
+    match bound {
+        ReadBound::Time(_) => LIST_ROWS_READ_MAX,
+        ReadBound::Rows(most) => most.max(1),
+    }
 }
 
 fn cursor((message, endpoint): (i64, i32)) -> u128 {
@@ -312,14 +398,15 @@ fn cursor((message, endpoint): (i64, i32)) -> u128 {
 async fn read_up_to(
     lent: &mut PooledClient,
     filter: &DeliveryFilter,
+    range: (i64, i64),
 ) -> Result<Option<((i64, i32), Timestamp)>, StoreError> {
-    let (mut asked, looked) = rows_read(filter);
+    let (mut asked, looked) = rows_read(filter, range);
     asked.forget_said();
     let head = format!(
         "SELECT d.message, d.endpoint, m.created_at FROM ( \
              SELECT l.message, l.endpoint FROM ({looked}) l OFFSET {}) d \
          JOIN hapax.message m ON m.message = d.message",
-        LIST_ROWS_READ_MAX - 1
+        rows_max(filter.bound) - 1
     );
     let rows = asked.query(lent, &head, "").await.map_err(read)?;
     Ok(rows.first().map(|row| ((row.get(0), row.get(1)), row.get(2))))
@@ -333,7 +420,7 @@ pub(super) async fn delivery(
     let mut asked = Conditions::default();
     asked.add("d.message = ?", message);
     asked.add("d.endpoint = ?", endpoint);
-    let mut lent = shared.pools.outbox_reads.lend().await.map_err(read)?;
+    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
     let found = read_deliveries(&mut lent, ALL_DELIVERIES, &asked, "").await?;
     // The same message and endpoint with another time are another id.
     Ok(found.into_iter().map(|(_, detail)| detail).find(|detail| detail.id == id))
@@ -463,7 +550,7 @@ fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
 pub(super) async fn backlog(shared: &Shared) -> Result<DeliveryBacklog, StoreError> {
     let most = i64::try_from(LANE_COUNT_MAX).unwrap_or(i64::MAX);
     let asked = async {
-        let mut lent = shared.pools.outbox_reads.lend().await?;
+        let mut lent = shared.pools.lists.lend().await?;
         let rows = lent.query(include_str!("backlog.sql"), &[&most]).await?;
         let row = only(&rows)?;
         let number = |at: usize| row.get::<_, i64>(at).unsigned_abs();

@@ -14,6 +14,14 @@ INSERT INTO hapax_meta (name, value)
 VALUES ('merged_through', 0), ('last_seq', 0), ('epoch', 0), ('last_message', 0),
        ('reservation_fence', 0), ('source_secrets', 0);
 
+-- Steps back of the clock, in microseconds: as far, the times of events and messages may differ from the order
+-- of their numbers.
+CREATE TABLE hapax_clock_step (
+    step INTEGER PRIMARY KEY,
+    at   INTEGER NOT NULL,
+    back INTEGER NOT NULL
+);
+
 -- A (tenant, source) pair, so that an event names it with one small number.
 CREATE TABLE hapax_pair (
     pair   INTEGER PRIMARY KEY,
@@ -166,6 +174,11 @@ CREATE INDEX hapax_job_overdue   ON hapax_job (lane, due_at) WHERE state = 5 /* 
 CREATE INDEX hapax_job_parked    ON hapax_job (lane, resource, position) WHERE state = 6 /* parked */;
 CREATE INDEX hapax_job_review    ON hapax_job (lane) WHERE state = 7 /* review */;
 CREATE INDEX hapax_job_discarded ON hapax_job (lane) WHERE state = 8 /* discarded */;
+-- What operators list, from new to old. Both hold rare states only: a job that runs at once is never in them.
+CREATE INDEX hapax_job_listed ON hapax_job (state, event_seq)
+    WHERE state IN (3 /* stale */, 4 /* dead */, 5 /* held */, 7 /* review */, 8 /* discarded */);
+CREATE INDEX hapax_job_failed ON hapax_job (event_seq)
+    WHERE state IN (0 /* ready */, 6 /* parked */) AND steps > 0;
 -- One job at a time per resource, if the work is done outside the writer: this index decides the race.
 CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE state = 1 /* leased */ AND exclusive = 1;
 

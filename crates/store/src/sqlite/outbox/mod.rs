@@ -41,6 +41,8 @@ use uuid::Uuid;
 pub(super) use plans::{MissingScan, count_deliveries, endpoint_number};
 pub(super) use prune::{MessageScan, slice as prune_slice};
 pub(super) use publish::For;
+#[cfg(test)]
+pub(super) use reader::delivery_statement;
 pub(super) use reader::message_note;
 
 use super::meta;

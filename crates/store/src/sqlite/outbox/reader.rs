@@ -1,8 +1,7 @@
 //! Queries of operators over sending: lists, newest first, and the backlog.
 
-use std::time::Instant;
-
 use bytes::Bytes;
+use hapax_core::Tenant;
 use hapax_core::delivery::{
     DeliveryId, DeliveryPhase, DeliveryStatus, ENDPOINT_DELETED, EndpointStanding, KEY_WAITS,
     MessageStatus,
@@ -13,14 +12,15 @@ use hapax_core::store::{
     ActionNote, Cursor, DeliveryAttempt, DeliveryBacklog, DeliveryDetail, DeliveryFilter,
     EndpointFilter, MessageDetail, MessageFilter, MessageNote, MessageSummary, Page,
 };
-use hapax_core::{Tenant, Timestamp};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 use uuid::Uuid;
 
 use super::endpoints;
 use super::row::{Named, phase_of, place_of};
-use crate::limits::{LIST_READ_MAX, LIST_TIME_SLACK, PAGE_MAX};
+use crate::limits::{LIST_SORTED_MAX, PAGE_MAX};
+use crate::page_search::PageSearch;
+use crate::sqlite::lists::{Candidates, Checks, Numbered, below};
 use crate::sqlite::row::{LANE_BITS, micros, timestamp};
 
 /// The most messages with one id that are returned.
@@ -66,7 +66,7 @@ fn page<T>(mut rows: Vec<(u128, T)>, limit: usize) -> Page<T> {
     let more = rows.len() > limit;
     rows.truncate(limit);
     let next = rows.last().filter(|_| more).map(|(at, _)| Cursor(*at));
-    Page { items: rows.into_iter().map(|(_, item)| item).collect(), next }
+    Page::new(rows.into_iter().map(|(_, item)| item).collect(), next)
 }
 
 fn count_at(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
@@ -166,51 +166,116 @@ pub(super) fn messages(
     conn: &Connection,
     filter: &MessageFilter,
 ) -> rusqlite::Result<Page<MessageSummary>> {
-    let mut conditions = Conditions::default();
-    // A message without its bytes is only an id that is known.
-    conditions.add_fixed("EXISTS (SELECT 1 FROM hapax_message_body b WHERE b.seq = m.seq)");
-    conditions.add_text("m.tenant = ?", filter.tenant.as_ref().map(Tenant::as_str));
-    conditions.add_text("m.type = ?", filter.message_type.as_deref());
-    conditions.add_text("m.key = ?", filter.key.as_deref());
-    conditions.add_number("m.created_at >= ?", filter.since.map(micros));
-    conditions.add_number("m.created_at < ?", filter.until.map(micros));
-    conditions.add_number("m.seq < ?", filter.before.map(number));
-    if let Some(MessageStatus(status)) = filter.status {
-        // The condition uses an index where one exists.
-        let among = match status {
-            Some(DeliveryStatus::Dead) => Some("state = 3 /* dead */"),
-            Some(DeliveryStatus::Failed) => Some("state = 0 /* ready */ AND steps > 0"),
-            Some(DeliveryStatus::Sending) => Some("state = 1 /* leased */"),
-            Some(DeliveryStatus::Parked) => Some("state = 5 /* parked */"),
-            Some(
-                DeliveryStatus::Held
-                | DeliveryStatus::Waiting
-                | DeliveryStatus::Delivered
-                | DeliveryStatus::Cancelled,
-            )
-            | None => None,
-        };
-        if let Some(among) = among {
-            conditions.add_fixed(&format!(
-                "m.seq IN (SELECT message_seq FROM hapax_delivery WHERE {among})"
-            ));
-        }
-        match status.and_then(|status| RANKED.iter().position(|one| *one == status)) {
-            Some(rank) => conditions.add_fixed(&format!("{RANK} = {rank}")),
-            None => conditions.add_fixed(&format!("{RANK} IS NULL")),
+    let search = PageSearch::begin(filter.limit, filter.bound);
+    let mut checks = Checks::default();
+    let compared = [
+        ("m.tenant =", filter.tenant.as_ref().map(|tenant| text(tenant.as_str()))),
+        ("m.type =", filter.message_type.as_deref().map(text)),
+        ("m.key =", filter.key.as_deref().map(text)),
+        ("m.created_at >=", filter.since.map(|at| Value::Integer(micros(at)))),
+        ("m.created_at <", filter.until.map(|at| Value::Integer(micros(at)))),
+    ];
+    for (comparison, value) in compared {
+        if let Some(value) = value {
+            let value = checks.bind(value);
+            checks.say(format!("{comparison} {value}"));
         }
     }
-    let limit = filter.limit.clamp(1, PAGE_MAX);
-    let sql =
-        format!("{}{} ORDER BY m.seq DESC LIMIT {}", summary_sql(), conditions.sql, limit + 1);
-    let rows: Vec<(u128, MessageSummary)> = conn
-        .prepare_cached(&sql)?
-        .query_map(params_from_iter(conditions.values), |row| {
-            let (seq, summary) = summary(row)?;
-            Ok((seq.unsigned_abs().into(), summary))
-        })?
-        .collect::<rusqlite::Result<_>>()?;
-    Ok(page(rows, limit))
+    if let Some(MessageStatus(status)) = filter.status {
+        checks.say(match status.and_then(|status| RANKED.iter().position(|one| *one == status)) {
+            Some(rank) => format!("{RANK} = {rank}"),
+            None => format!("{RANK} IS NULL"),
+        });
+    }
+    // A message without its bytes is only an id that is known.
+    checks.say("EXISTS (SELECT 1 FROM hapax_message_body b WHERE b.seq = m.seq)");
+    let snapshot = conn.unchecked_transaction()?;
+    let range = Numbered::Messages.range(&snapshot, filter.since, filter.until)?;
+    let page = checks.search(
+        &snapshot,
+        ("hapax_message", "m", "created_at"),
+        message_candidates(&snapshot, filter)?,
+        below(range, filter.before),
+        search,
+    )?;
+    let mut one = snapshot.prepare_cached(&format!("{} WHERE m.seq = ?1", summary_sql()))?;
+    let mut items = Vec::with_capacity(page.items.len());
+    for seq in page.items {
+        items.extend(one.query_row([seq], summary).optional()?.map(|(_, summary)| summary));
+    }
+    Ok(Page { items, next: page.next, searched_to: page.searched_to })
+}
+
+/// The messages that may match, by the states of their deliveries.
+fn message_candidates(conn: &Connection, filter: &MessageFilter) -> rusqlite::Result<Candidates> {
+    let of = |deliveries: &str| {
+        format!("SELECT message_seq FROM {deliveries} AND message_seq < ?1 AND message_seq >= ?2")
+    };
+    if let Some(key) = &filter.key {
+        let sql = "SELECT seq FROM hapax_message INDEXED BY hapax_message_key
+                   WHERE key = ?3 AND seq < ?1 AND seq >= ?2 ORDER BY seq DESC";
+        return Ok(Candidates::Numbers { sql: sql.to_owned(), value: Some(text(key)) });
+    }
+    let Some(MessageStatus(Some(status))) = filter.status else { return Ok(Candidates::All) };
+    let indexed = indexed(status);
+    Ok(match status {
+        DeliveryStatus::Dead | DeliveryStatus::Failed => {
+            Candidates::any(&indexed.iter().map(|from| of(from)).collect::<Vec<_>>())
+        }
+        DeliveryStatus::Sending
+        | DeliveryStatus::Parked
+        | DeliveryStatus::Held
+        | DeliveryStatus::Waiting
+            if are_few(conn, indexed)? =>
+        {
+            Candidates::any(&indexed.iter().map(|from| of(from)).collect::<Vec<_>>())
+        }
+        DeliveryStatus::Sending
+        | DeliveryStatus::Parked
+        | DeliveryStatus::Held
+        | DeliveryStatus::Waiting
+        | DeliveryStatus::Delivered
+        | DeliveryStatus::Cancelled => Candidates::All,
+    })
+}
+
+/// The deliveries that may have a status, with the indexes to read them by; none if the status is frequent.
+fn indexed(status: DeliveryStatus) -> &'static [&'static str] {
+    const READY: &str =
+        "hapax_delivery d INDEXED BY hapax_delivery_ready WHERE d.state = 0 /* ready */";
+    const PARKED: &str =
+        "hapax_delivery d INDEXED BY hapax_delivery_parked WHERE d.state = 5 /* parked */";
+    match status {
+        DeliveryStatus::Dead => {
+            &["hapax_delivery d INDEXED BY hapax_delivery_dead WHERE d.state = 3 /* dead */"]
+        }
+        DeliveryStatus::Failed => &["hapax_delivery d INDEXED BY hapax_delivery_failed
+               WHERE d.state = 0 /* ready */ AND d.steps > 0"],
+        DeliveryStatus::Sending => {
+            &["hapax_delivery d INDEXED BY hapax_delivery_leased WHERE d.state = 1 /* leased */"]
+        }
+        DeliveryStatus::Parked => &[PARKED],
+        DeliveryStatus::Waiting => &[READY],
+        DeliveryStatus::Held => &[READY, PARKED],
+        DeliveryStatus::Delivered | DeliveryStatus::Cancelled => &[],
+    }
+}
+
+/// Whether there are so few of these deliveries that all of them can be sorted for a page.
+fn are_few(conn: &Connection, indexed: &[&str]) -> rusqlite::Result<bool> {
+    let mut left = LIST_SORTED_MAX;
+    for from in indexed {
+        let sql = format!("SELECT count(*) FROM (SELECT 1 FROM {from} LIMIT ?1)");
+        let count: i64 =
+            conn.prepare_cached(&sql)?.query_row([left as i64 + 1], |row| row.get(0))?;
+        let Some(rest) = left.checked_sub(count as usize) else { return Ok(false) };
+        left = rest;
+    }
+    Ok(!indexed.is_empty())
+}
+
+fn text(text: &str) -> Value {
+    Value::Text(text.to_owned())
 }
 
 pub(super) fn message(
@@ -262,103 +327,105 @@ const DETAIL: &str = "SELECT d.message_seq, d.endpoint, d.state, d.steps, d.atte
      m.fingerprint, e.id, json_extract(e.settings, '$.url'), e.disabled_at, \
      coalesce(e.disabled_reason, e.failing), e.deleted_at, e.failing IS NOT NULL";
 
-/// The index over the deliveries with this status, where there are few of them.
-fn index_of(status: Option<DeliveryStatus>) -> &'static str {
-    match status {
-        Some(DeliveryStatus::Dead) => "INDEXED BY hapax_delivery_dead",
-        Some(DeliveryStatus::Failed) => "INDEXED BY hapax_delivery_failed",
-        Some(DeliveryStatus::Sending) => "INDEXED BY hapax_delivery_leased",
-        Some(DeliveryStatus::Parked) => "INDEXED BY hapax_delivery_parked",
-        Some(
-            DeliveryStatus::Held
-            | DeliveryStatus::Waiting
-            | DeliveryStatus::Delivered
-            | DeliveryStatus::Cancelled,
-        )
-        | None => "",
-    }
-}
-
-/// The condition that lets [`index_of`] be used.
-fn by_index(status: DeliveryStatus) -> Option<&'static str> {
-    match status {
-        DeliveryStatus::Dead => Some("d.state = 3 /* dead */"),
-        DeliveryStatus::Failed => Some("d.state = 0 /* ready */ AND d.steps > 0"),
-        DeliveryStatus::Sending => Some("d.state = 1 /* leased */"),
-        DeliveryStatus::Parked => Some("d.state = 5 /* parked */"),
-        DeliveryStatus::Held
-        | DeliveryStatus::Waiting
-        | DeliveryStatus::Delivered
-        | DeliveryStatus::Cancelled => None,
-    }
-}
-
 pub(super) fn deliveries(
     conn: &Connection,
     filter: &DeliveryFilter,
 ) -> rusqlite::Result<Page<DeliveryDetail>> {
-    let mut conditions = Conditions::default();
-    if let Some(id) = filter.endpoint {
-        let id = Value::Blob(id.0.as_bytes().to_vec());
-        conditions.add("d.endpoint = (SELECT endpoint FROM hapax_endpoint WHERE id = ?)", id);
-    }
-    let of_messages = |column: &str| {
-        format!("d.message_seq IN (SELECT seq FROM hapax_message WHERE {column} = ?)")
-    };
-    conditions.add_text(&of_messages("id"), filter.message.as_deref());
-    conditions.add_text(&of_messages("key"), filter.key.as_deref());
-    if let Some(indexed) = filter.status.and_then(by_index) {
-        conditions.add_fixed(indexed);
-    }
-    if let Some(Cursor(before)) = filter.before {
-        // A delivery is named by message and endpoint; the cursor holds both.
-        let seq = i64::try_from(before >> LANE_BITS).unwrap_or(i64::MAX);
-        let endpoint = (before & ((1 << LANE_BITS) - 1)) as i64;
-        conditions.add_number(&format!("(d.message_seq, d.endpoint) < (?, {endpoint})"), Some(seq));
-    }
-    let cursor = |(seq, endpoint): (i64, i64)| {
-        Cursor(u128::from(seq.unsigned_abs()) << LANE_BITS | u128::from(endpoint.unsigned_abs()))
-    };
-    let limit = filter.limit.clamp(1, PAGE_MAX);
-    let until = Instant::now() + LIST_READ_MAX;
-    let sql = format!(
-        "{DETAIL} FROM hapax_delivery d {} CROSS JOIN hapax_message m ON m.seq = d.message_seq
-         CROSS JOIN hapax_endpoint e ON e.endpoint = d.endpoint{}
-         ORDER BY d.message_seq DESC, d.endpoint DESC",
-        index_of(filter.status),
-        conditions.sql
-    );
-    // Rows are read one by one, so that the list can stop after a while, however many rows the
-    // filter drops.
-    let mut statement = conn.prepare_cached(&sql)?;
-    let mut rows = statement.query(params_from_iter(conditions.values))?;
-    let (mut found, mut last, mut next) = (Vec::new(), None, None);
+    let mut search = PageSearch::begin(filter.limit, filter.bound);
+    let snapshot = conn.unchecked_transaction()?;
+    let (sql, values) = delivery_statement(&snapshot, filter)?;
+    // Row by row, so that the list can stop at its bound, whatever the filter drops.
+    let mut statement = snapshot.prepare_cached(&sql)?;
+    let mut rows = statement.query(params_from_iter(values))?;
     while let Some(row) = rows.next()? {
         let (place, delivery) = detail(row)?;
-        if found.len() == limit || (last.is_some() && Instant::now() >= until) {
-            next = last.map(cursor);
+        let cursor = Cursor(
+            u128::from(place.0.unsigned_abs()) << LANE_BITS | u128::from(place.1.unsigned_abs()),
+        );
+        let item = fits(filter, &delivery).then_some(place);
+        let time = delivery.created_at;
+        if search.take(cursor, time, item.map(|place| (place, delivery))).is_break() {
             break;
-        }
-        let is_over =
-            |since: Timestamp| delivery.created_at.duration_since(since) < -LIST_TIME_SLACK;
-        if filter.since.is_some_and(is_over) {
-            break;
-        }
-        last = Some(place);
-        if fits(filter, &delivery) {
-            found.push((place, delivery));
         }
     }
     drop(rows);
-    for (place, delivery) in &mut found {
-        add_story(conn, *place, delivery)?;
+    let mut page = search.page();
+    for (place, delivery) in &mut page.items {
+        add_story(&snapshot, *place, delivery)?;
     }
-    Ok(Page { items: found.into_iter().map(|(_, delivery)| delivery).collect(), next })
+    Ok(page.map(|(_, delivery)| delivery))
+}
+
+/// The statement that reads the rows of a list of deliveries, from new to old, and its values.
+pub(in crate::sqlite) fn delivery_statement(
+    conn: &Connection,
+    filter: &DeliveryFilter,
+) -> rusqlite::Result<(String, Vec<Value>)> {
+    let mut conditions = Conditions::default();
+    let range = Numbered::Messages.range(conn, filter.since, filter.until)?;
+    // A delivery is named by message and endpoint; the cursor holds both.
+    let before = filter.before.map_or(u128::MAX, |Cursor(before)| before);
+    let before_seq = i64::try_from(before >> LANE_BITS).unwrap_or(i64::MAX);
+    let before_endpoint = (before & ((1 << LANE_BITS) - 1)) as i64;
+    let (seq, endpoint) = match before_seq < range.end {
+        true => (before_seq, before_endpoint),
+        false => (range.end, 0),
+    };
+    let from = delivery_rows(conn, filter, &mut conditions)?;
+    conditions.add_number("d.message_seq >= ?", Some(range.start));
+    conditions.add_number(&format!("(d.message_seq, d.endpoint) < (?, {endpoint})"), Some(seq));
+    let sql = format!(
+        "{DETAIL} FROM {from}{} ORDER BY d.message_seq DESC, d.endpoint DESC",
+        conditions.sql
+    );
+    Ok((sql, conditions.values))
+}
+
+/// The tables of a list of deliveries: the first is read from new to old, by an index over the rows in
+/// question where one exists.
+fn delivery_rows(
+    conn: &Connection,
+    filter: &DeliveryFilter,
+    conditions: &mut Conditions,
+) -> rusqlite::Result<String> {
+    let endpoints = "CROSS JOIN hapax_endpoint e ON e.endpoint = d.endpoint";
+    let of_message = |index: &str| {
+        format!(
+            "hapax_message m{index} CROSS JOIN hapax_delivery d ON d.message_seq = m.seq {endpoints}"
+        )
+    };
+    if let Some(message) = &filter.message {
+        conditions.add_text("m.id = ?", Some(message));
+        return Ok(of_message(""));
+    }
+    if let Some(key) = &filter.key {
+        conditions.add_text("m.key = ?", Some(key));
+        return Ok(of_message(" INDEXED BY hapax_message_key"));
+    }
+    let messages = format!("CROSS JOIN hapax_message m ON m.seq = d.message_seq {endpoints}");
+    if let Some(status) = filter.status {
+        let indexed = indexed(status);
+        // The indexes of these two are in the order of the list.
+        let is_sorted = matches!(status, DeliveryStatus::Dead | DeliveryStatus::Failed);
+        if is_sorted || (filter.endpoint.is_none() && are_few(conn, indexed)?) {
+            let rows: Vec<_> =
+                indexed.iter().map(|from| format!("SELECT d.* FROM {from}")).collect();
+            return Ok(format!("({}) d {messages}", rows.join(" UNION ALL ")));
+        }
+    }
+    if let Some(id) = filter.endpoint {
+        let id = Value::Blob(id.0.as_bytes().to_vec());
+        conditions.add("d.endpoint = (SELECT endpoint FROM hapax_endpoint WHERE id = ?)", id);
+        return Ok(format!("hapax_delivery d INDEXED BY hapax_delivery_to {messages}"));
+    }
+    Ok(format!("hapax_delivery d {messages}"))
 }
 
 /// The conditions of a filter for which there is no index.
 fn fits(filter: &DeliveryFilter, delivery: &DeliveryDetail) -> bool {
     filter.tenant.as_ref().is_none_or(|tenant| delivery.tenant == tenant.as_str())
+        && filter.endpoint.is_none_or(|endpoint| delivery.endpoint == endpoint)
+        && (filter.key.is_none() || filter.key == delivery.key)
         && filter.status.is_none_or(|status| delivery.status == status)
         && filter.since.is_none_or(|since| delivery.created_at >= since)
         && filter.until.is_none_or(|until| delivery.created_at < until)

@@ -151,7 +151,7 @@ impl InspectOutbox for SqliteStore {
     }
 
     async fn messages(&self, filter: MessageFilter) -> Result<Page<MessageSummary>, StoreError> {
-        self.readers.run(move |conn| reader::messages(conn, &filter)).await
+        self.readers.search(move |conn| reader::messages(conn, &filter)).await
     }
 
     async fn message(
@@ -164,7 +164,11 @@ impl InspectOutbox for SqliteStore {
     }
 
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<DeliveryDetail>, StoreError> {
-        self.readers.run(move |conn| reader::deliveries(conn, &filter)).await
+        match filter.message {
+            // Those of one message are few.
+            Some(_) => self.readers.run(move |conn| reader::deliveries(conn, &filter)).await,
+            None => self.readers.search(move |conn| reader::deliveries(conn, &filter)).await,
+        }
     }
 
     async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryDetail>, StoreError> {

@@ -1,0 +1,147 @@
+//! One page of a list that is searched row by row, from new to old, until it is full or its bound is reached.
+//! A search that is continued from the cursor of the page before reads each row once.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use hapax_core::Timestamp;
+use hapax_core::store::{Cursor, Page, ReadBound};
+
+use crate::limits::PAGE_MAX;
+
+/// What is left of a [`ReadBound`].
+#[derive(Debug)]
+pub(crate) struct ReadBudget {
+    bound: ReadBound,
+    began: Instant,
+    rows: usize,
+}
+
+impl ReadBudget {
+    pub(crate) fn begin(bound: ReadBound) -> Self {
+        Self { bound, began: Instant::now(), rows: 0 }
+    }
+
+    /// Notes that rows were read.
+    pub(crate) fn spend(&mut self, rows: usize) {
+        self.rows += rows;
+    }
+
+    /// Whether the page must end. It never has to before a row was read.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.rows > 0
+            && match self.bound {
+                ReadBound::Time(most) => self.began.elapsed() >= most,
+                ReadBound::Rows(most) => self.rows >= most,
+            }
+    }
+
+    /// The rows that one statement may read next, where it asks for `wanted`.
+    pub(crate) fn slice(&self, wanted: usize) -> usize {
+        match self.bound {
+            ReadBound::Time(_) => wanted,
+            ReadBound::Rows(most) => wanted.min(most.saturating_sub(self.rows).max(1)),
+        }
+    }
+}
+
+/// A page under construction.
+#[derive(Debug)]
+pub(crate) struct PageSearch<T> {
+    budget: ReadBudget,
+    limit: usize,
+    found: Vec<(Cursor, T)>,
+    /// The row that was read last, with its time.
+    last: Option<(Cursor, Timestamp)>,
+    end: End,
+}
+
+/// Why the search of a page ended.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// No row is left.
+    Rows,
+    /// The page is full, and a further item exists.
+    Full,
+    /// The bound is reached.
+    Bound,
+}
+
+impl<T> PageSearch<T> {
+    pub(crate) fn begin(limit: usize, bound: ReadBound) -> Self {
+        Self {
+            budget: ReadBudget::begin(bound),
+            limit: limit.clamp(1, PAGE_MAX),
+            found: Vec::new(),
+            last: None,
+            end: End::Rows,
+        }
+    }
+
+    /// Takes the next row, with its item if the row matches. Breaks if the search is over.
+    pub(crate) fn take(&mut self, at: Cursor, time: Timestamp, item: Option<T>) -> ControlFlow<()> {
+        if let Some(item) = item {
+            if self.found.len() == self.limit {
+                self.end = End::Full;
+                return ControlFlow::Break(());
+            }
+            self.found.push((at, item));
+        }
+        self.last = Some((at, time));
+        self.budget.spend(1);
+        if self.budget.is_spent() {
+            self.end = End::Bound;
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    }
+
+    pub(crate) fn page(self) -> Page<T> {
+        let is_full = self.found.len() == self.limit;
+        let next = match self.end {
+            End::Rows => None,
+            End::Full => self.found.last().map(|(at, _)| *at),
+            End::Bound => self.last.map(|(at, _)| at),
+        };
+        let stopped = self.end == End::Bound && !is_full;
+        Page {
+            items: self.found.into_iter().map(|(_, item)| item).collect(),
+            next,
+            searched_to: self.last.filter(|_| stopped).map(|(_, time)| time),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn search(rows: &[(u128, bool)], limit: usize, bound: ReadBound) -> Page<u128> {
+        let mut search = PageSearch::begin(limit, bound);
+        for (at, fits) in rows {
+            let time = Timestamp::from_second(*at as i64).expect("in range");
+            if search.take(Cursor(*at), time, fits.then_some(*at)).is_break() {
+                break;
+            }
+        }
+        search.page()
+    }
+
+    #[test]
+    fn a_page_ends_where_the_next_one_begins() {
+        let rows = [(9, true), (8, false), (7, true), (6, false), (5, false), (4, true)];
+        let all = search(&rows, 10, ReadBound::Rows(100));
+        assert_eq!((all.items, all.next, all.searched_to), (vec![9, 7, 4], None, None));
+        let full = search(&rows, 2, ReadBound::Rows(100));
+        assert_eq!((full.items, full.next, full.searched_to), (vec![9, 7], Some(Cursor(7)), None));
+        // Full, and nothing follows: no cursor to an empty page.
+        let last = search(&rows, 3, ReadBound::Rows(100));
+        assert_eq!((last.items.len(), last.next), (3, None));
+        let short = search(&rows, 10, ReadBound::Rows(5));
+        assert_eq!((short.items, short.next), (vec![9, 7], Some(Cursor(5))));
+        assert_eq!(short.searched_to, Timestamp::from_second(5).ok());
+        // A bound of nothing reads one row all the same.
+        let one = search(&rows, 10, ReadBound::Time(std::time::Duration::ZERO));
+        assert_eq!((one.items, one.next), (vec![9], Some(Cursor(9))));
+    }
+}
