@@ -421,7 +421,10 @@ mod tests {
     #[test]
     fn x_gets_the_hmac_of_its_token_by_the_secret_that_stays() {
         let mut secrets = vec![
-            ActiveSecret { secret: Secret::new("old"), until: Some(Timestamp::UNIX_EPOCH) },
+            ActiveSecret {
+                until: Some(Timestamp::UNIX_EPOCH),
+                ..ActiveSecret::forever(Secret::new("old"))
+            },
             ActiveSecret::forever(Secret::new("consumer")),
             ActiveSecret::forever(Secret::new("other")),
         ];

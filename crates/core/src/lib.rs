@@ -44,7 +44,7 @@ pub use arrival::Arrival;
 pub use key::{EventKey, KeyHash, SourceName, Tenant};
 pub use receipt::{ContentGuard, GuardKeep, GuardSeen, Neighbours, Receipt, Timeliness};
 pub use source::Source;
-pub use verify::{Refusal, Verified, verify, verify_with_key};
+pub use verify::{Refusal, Verified, claimed_id, verify, verify_with_key};
 
 /// The one type for time: an instant in UTC. The caller decides which clock it comes from.
 pub use jiff::Timestamp;

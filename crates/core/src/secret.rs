@@ -1,6 +1,7 @@
 //! Secrets: a type that cannot be printed and is wiped when dropped.
 
 use std::fmt;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use zeroize::Zeroizing;
@@ -34,12 +35,19 @@ pub struct ActiveSecret {
     pub secret: Secret,
     /// The instant from which the secret verifies nothing. `None`: it never expires.
     pub until: Option<Timestamp>,
+    /// How operators know it, such as `env:STRIPE_SECRET`. Never the secret itself.
+    pub reference: Option<Arc<str>>,
 }
 
 impl ActiveSecret {
     /// A secret that never expires.
     pub fn forever(secret: Secret) -> Self {
-        Self { secret, until: None }
+        Self { secret, until: None, reference: None }
+    }
+
+    /// The same secret, known to operators by this reference.
+    pub fn known_as(self, reference: impl Into<Arc<str>>) -> Self {
+        Self { reference: Some(reference.into()), ..self }
     }
 
     /// Whether it verifies at `now`.

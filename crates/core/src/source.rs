@@ -11,6 +11,7 @@ use crate::presets::{self, Ack, Preset, PresetGuard};
 use crate::scheme::coverage::BodyCovered;
 use crate::scheme::{CustomScheme, Scheme, SchemeError};
 use crate::secret::ActiveSecret;
+use crate::store::Verifier;
 
 /// The config of a source, for one tenant, still unchecked.
 #[derive(Debug, Clone)]
@@ -94,6 +95,8 @@ pub struct Source {
     /// Whether the type is part of the guard.
     pub(crate) guards_type: bool,
     pub(crate) handshake: HandshakeKeys,
+    /// One for each secret, in their order.
+    pub(crate) verifiers: Vec<Verifier>,
 }
 
 /// Why a source cannot be built. `field` is the config key at fault.
@@ -163,6 +166,7 @@ impl Source {
             None => guard_by_default(preset, &scheme, &envelope),
         };
         Ok(Self {
+            verifiers: verifiers(&spec),
             tenant: spec.tenant,
             name: spec.name,
             preset,
@@ -177,6 +181,16 @@ impl Source {
             guards_type,
             handshake: HandshakeKeys::new(&spec.secrets, &spec.params),
         })
+    }
+
+    /// The scheme with each secret, by name. A scheme that needs no secret has one without.
+    pub fn verifiers(&self) -> &[Verifier] {
+        &self.verifiers
+    }
+
+    /// The verifier with the secret at this index.
+    pub fn verifier(&self, secret: usize) -> Option<&Verifier> {
+        self.verifiers.get(secret).or(self.verifiers.first())
     }
 
     /// The tenant whose events arrive here, unless the signed body names another.
@@ -325,4 +339,15 @@ fn unknown_provider(name: &str) -> SourceError {
         None => "`hapax providers` lists them all; for any other sender use \"custom\"".to_owned(),
     };
     SourceError { field: "provider", problem: format!("unknown provider \"{name}\""), hint }
+}
+
+/// The names of what verifies a source.
+fn verifiers(spec: &SourceSpec) -> Vec<Verifier> {
+    let named =
+        |secret: &str| Verifier { scheme: spec.provider.clone(), secret: secret.to_owned() };
+    let reference = |secret: &ActiveSecret| named(secret.reference.as_deref().unwrap_or("unnamed"));
+    match spec.secrets.as_slice() {
+        [] => vec![named("the sender's public key")],
+        secrets => secrets.iter().map(reference).collect(),
+    }
 }

@@ -74,7 +74,7 @@ impl SourceSecrets {
         // The exact capacity: a vector that grows would leave copies of secrets in freed memory.
         let mut bytes = Zeroizing::new(Vec::with_capacity(1 + length));
         bytes.push(FORM);
-        for ActiveSecret { secret, until } in &self.0 {
+        for ActiveSecret { secret, until, .. } in &self.0 {
             let until_ns = until.map_or(NO_END, Timestamp::as_nanosecond);
             let text = secret.expose().as_bytes();
             let length = u32::try_from(text.len()).expect("a secret has at most 16 KiB");
@@ -100,7 +100,7 @@ impl SourceSecrets {
                 NO_END => None,
                 until_ns => Some(Timestamp::from_nanosecond(until_ns).map_err(|_| unknown)?),
             };
-            secrets.push(ActiveSecret { secret: Secret::new(text), until });
+            secrets.push(ActiveSecret { until, ..ActiveSecret::forever(Secret::new(text)) });
             rest = after;
         }
         if secrets.is_empty() { Err(unknown) } else { Ok(Self(secrets)) }

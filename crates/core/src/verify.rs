@@ -23,7 +23,7 @@ pub enum Verified {
         receipts: Vec<Receipt>,
         /// The signed timestamp.
         signed_at: Option<Timestamp>,
-        /// The index of the secret that verified.
+        /// The index of the secret that verified; [`Source::verifier`] has its name.
         secret: usize,
     },
     /// A handshake: the reply to send. Nothing is stored.
@@ -126,6 +126,16 @@ pub fn verify_with_key(
         return Ok(Verified::Empty);
     }
     Ok(Verified::Events { receipts, signed_at: authentic.signed_at, secret: authentic.secret })
+}
+
+/// The event id in a request that was not verified. Anyone may have written it: it is for operators to look at, and
+/// decides nothing.
+pub fn claimed_id(source: &Source, arrival: &Arrival) -> Option<String> {
+    let items = source.envelope.read(arrival, None).ok()?;
+    match items.into_iter().next()?.identity {
+        Identity::Given(id) => Some(id.into()),
+        Identity::Derived { .. } => None,
+    }
 }
 
 /// Both ends belong to the window: a timestamp exactly `tolerance` away is inside.

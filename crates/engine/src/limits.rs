@@ -184,6 +184,13 @@ pub const HANDSHAKES: Rate = Rate::per_second(NonZeroU32::new(10).expect("10 is 
 /// Addresses remembered per source for the unverified limit. Further addresses share one bucket.
 pub const ADDRESSES_MAX: usize = 100_000;
 
+/// Rejections per second and source that are noted for operators. For each, the body is read once more to find the
+/// id that it claims.
+pub const REJECTIONS_NOTED_PER_SECOND: u32 = 10;
+
+/// The most bytes of a text in such a note.
+pub const REJECTION_TEXT_BYTES_MAX: usize = 255;
+
 /// Log lines per second, source and decision. Lines beyond that are summed up in one line.
 pub const LOG_LINES_PER_SECOND: u32 = 100;
 

@@ -8,6 +8,7 @@ mod cli;
 mod config;
 mod format;
 mod logs;
+mod rejection_recorder;
 mod resealing;
 mod sending;
 mod serve;
@@ -17,6 +18,7 @@ mod story;
 mod telemetry;
 mod tenant_sources;
 mod traffic_recorder;
+mod verifier_names;
 
 use std::process::ExitCode;
 

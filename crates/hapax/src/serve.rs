@@ -17,7 +17,10 @@ use hapax::Database;
 use hapax_core::handler::{Handler, HandlerKind};
 use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
-use hapax_core::store::{AdminRecords, AlertRecords, KeyRecords, PortalLinks, TrafficHistory};
+use hapax_core::store::{
+    AdminRecords, AlertRecords, KeyRecords, PortalLinks, RejectionRecords, TrafficHistory,
+    VerifierNames,
+};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
@@ -42,11 +45,13 @@ use crate::config::{
     self, CallerIdentity, Config, InvalidSetting, Keep, Permission, Redaction, Role, ServiceUrl,
     SourceTemplate,
 };
+use crate::rejection_recorder::RejectionRecorder;
 use crate::resealing::Resealer;
 use crate::sending::{self, SharedSending};
 use crate::telemetry;
 use crate::tenant_sources::{TenantRules, TenantSources};
 use crate::traffic_recorder::TrafficRecorder;
+use crate::verifier_names;
 
 /// How often files with secrets are checked for changes.
 const FILES_CHECKED_EVERY: Duration = Duration::from_secs(1);
@@ -100,12 +105,28 @@ fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
 
 /// The stores that a server runs on.
 trait ServerStore:
-    Database + Ledger + KeyRecords + TrafficHistory + AdminRecords + AlertRecords + PortalLinks
+    Database
+    + Ledger
+    + KeyRecords
+    + TrafficHistory
+    + RejectionRecords
+    + VerifierNames
+    + AdminRecords
+    + AlertRecords
+    + PortalLinks
 {
 }
 
 impl<S> ServerStore for S where
-    S: Database + Ledger + KeyRecords + TrafficHistory + AdminRecords + AlertRecords + PortalLinks
+    S: Database
+        + Ledger
+        + KeyRecords
+        + TrafficHistory
+        + RejectionRecords
+        + VerifierNames
+        + AdminRecords
+        + AlertRecords
+        + PortalLinks
 {
 }
 
@@ -209,6 +230,10 @@ async fn serve_on<S: ServerStore>(
         },
         Arc::clone(&now),
     ));
+    let rejections = Arc::new(RejectionRecorder::new({
+        let ingress = Arc::clone(&ingress);
+        Box::new(move || ingress.take_rejections())
+    }));
     let watch = Arc::new(AlertMonitor::new(
         Inputs {
             node,
@@ -259,6 +284,7 @@ async fn serve_on<S: ServerStore>(
         site: Arc::clone(&site),
         redactions: Arc::clone(&redactions),
         portal_url: portal_url.or_else(|| portal_at.clone()),
+        rejections: Arc::clone(&rejections),
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),
         handlers: Arc::clone(&jobs_for),
@@ -326,6 +352,16 @@ async fn serve_on<S: ServerStore>(
         let (watch, store, stop) =
             (Arc::clone(&watch), Arc::clone(&store), stop_background.clone());
         tokio::spawn(async move { watch.run(store, stop).await })
+    };
+    let verifiers_task = {
+        let (store, stop) = (Arc::clone(&store), stop_background.clone());
+        let ingress = Arc::clone(&ingress);
+        tokio::spawn(verifier_names::run(store, move || ingress.verifiers(), stop))
+    };
+    let rejections_task = {
+        let (store, stop) = (Arc::clone(&store), stop_background.clone());
+        let rejections = Arc::clone(&rejections);
+        tokio::spawn(async move { rejections.run(store, stop).await })
     };
     let traffic_task = {
         let (store, stop) = (Arc::clone(&store), stop_background.clone());
@@ -409,6 +445,8 @@ async fn serve_on<S: ServerStore>(
     join_task(janitor_task).await.context("the janitor panicked")?;
     alerts_task.await.context("the alert monitor panicked")?;
     traffic_task.await.context("the recorder of traffic panicked")?;
+    rejections_task.await.context("the recorder of rejections panicked")?;
+    verifiers_task.await.context("the recorder of secrets' names panicked")?;
     tenants_task.await.context("reading the secrets of tenants panicked")?;
     resealer_task.await.context("sealing stored values again panicked")?;
     join_task(admin_task).await.context("the admin side panicked")?;

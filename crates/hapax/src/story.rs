@@ -148,14 +148,18 @@ fn bytes_differed(event: &Event) -> Option<String> {
 
 fn verified(event: &Event) -> Option<String> {
     let first = event.arrivals.first()?;
-    let mut secrets: Vec<usize> = event.arrivals.iter().map(|arrival| arrival.secret + 1).collect();
-    secrets.sort_unstable();
-    secrets.dedup();
-    let numbers: Vec<String> = secrets.iter().map(usize::to_string).collect();
-    let which = match numbers.as_slice() {
-        [one] => format!("The signature matched secret {one} of the source"),
+    let mut secrets: Vec<&str> = Vec::new();
+    for secret in event.arrivals.iter().filter_map(|arrival| arrival.secret.as_deref()) {
+        if !secrets.contains(&secret) {
+            secrets.push(secret);
+        }
+    }
+    let scheme = first.scheme.as_ref().map(|scheme| format!(" ({scheme})")).unwrap_or_default();
+    let which = match secrets.as_slice() {
+        [] => "The signature was valid".to_owned(),
+        [one] => format!("The signature{scheme} matched the secret {one}"),
         several => format!(
-            "The signatures matched secrets {} of the source: the secret was rotated in between",
+            "The signatures{scheme} matched the secrets {}: the secret was rotated in between",
             several.join(" and ")
         ),
     };
@@ -363,7 +367,7 @@ mod tests {
             "event_type": "payout.paid", "occurred_at": null,
             "received_at": "2026-03-01T12:00:00Z", "status": "processed", "review": null,
             "arrival_count": 1, "conflict_count": 0, "processed_at": null, "result": null,
-            "arrivals": [arrival("12:00:00", 0)], "jobs": [], "attempts": [], "messages": [],
+            "arrivals": [arrival("12:00:00", "env:STRIPE_SECRET")], "jobs": [], "attempts": [], "messages": [],
             "actions": [], "headers": [], "body": "{}",
         });
         event.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
@@ -372,10 +376,10 @@ mod tests {
         story(&event, now).into_iter().map(|sentence| sentence.text).collect()
     }
 
-    fn arrival(time: &str, secret: usize) -> serde_json::Value {
+    fn arrival(time: &str, secret: &str) -> serde_json::Value {
         json!({
             "decision": "accepted", "received_at": format!("2026-03-01T{time}Z"), "request_id": EVENT,
-            "remote": null, "secret": secret, "signed_at": "2026-03-01T11:59:58Z",
+            "remote": null, "scheme": "stripe", "secret": secret, "signed_at": "2026-03-01T11:59:58Z",
         })
     }
 
@@ -403,7 +407,7 @@ mod tests {
         ]);
         let story = explained(json!({
             "arrival_count": 3,
-            "arrivals": [arrival("12:00:00", 0), arrival("12:05:00", 1)],
+            "arrivals": [arrival("12:00:00", "env:OLD"), arrival("12:05:00", "env:NEW")],
             "jobs": [job("done", json!({ "result": "50", "attempts": attempts }))],
             "actions": [{ "action": "replay", "who": "ops", "reason": "asked by support",
                           "at": "2026-03-01T12:09:00Z" }],
@@ -415,8 +419,8 @@ mod tests {
                  2026-03-01T12:00:00Z, last at 2026-03-01T12:05:00Z. Its id in Hapax is \
                  01958d0e-0000-7000-8000-000000000001.",
                 "All copies had the same bytes, so they count as one event with 1 job.",
-                "The signatures matched secrets 1 and 2 of the source: the secret was rotated in \
-                 between. The first copy was signed 2.0 s before it arrived.",
+                "The signatures (stripe) matched the secrets env:OLD and env:NEW: the secret was \
+                 rotated in between. The first copy was signed 2.0 s before it arrived.",
                 "Handler fee finished at 2026-03-01T12:00:07Z after 2 attempts, with result \"50\".",
                 "  Attempt 1 by sql started at 2026-03-01T12:00:00Z and failed after 1.5 s: \
                  connection refused.",

@@ -91,15 +91,15 @@ impl TrafficRecorder {
 /// The counts of this process.
 #[derive(Default)]
 struct Counted {
-    /// The counters of each source when they were last read: new, copies, rejected.
-    counters: HashMap<SourceName, [u64; 3]>,
+    /// The counters of each source when they were last read: new, copies, rejected, unavailable.
+    counters: HashMap<SourceName, [u64; 4]>,
     /// The counts of a minute and source, for the current minute and for minutes that are not written yet.
     minutes: BTreeMap<(i64, String), Minute>,
 }
 
 #[derive(Default)]
 struct Minute {
-    counts: [u64; 3],
+    counts: [u64; 4],
     is_written: bool,
 }
 
@@ -108,12 +108,12 @@ impl Counted {
     fn count(&mut self, traffic: Vec<Traffic>, now: Timestamp) {
         let minute = minute_of(now);
         let mut counters = HashMap::new();
-        for Traffic { source, new, copies, failed_verifications } in traffic {
-            let after = [new, copies, failed_verifications];
+        for Traffic { source, new, copies, failed_verifications, unavailable } in traffic {
+            let after = [new, copies, failed_verifications, unavailable];
             let before = self.counters.get(&source).copied().unwrap_or_default();
-            let grown: [u64; 3] =
+            let grown: [u64; 4] =
                 std::array::from_fn(|at| after[at].checked_sub(before[at]).unwrap_or(after[at]));
-            if grown != [0; 3] {
+            if grown != [0; 4] {
                 let row = self.minutes.entry((minute, source.to_string())).or_default();
                 row.counts = std::array::from_fn(|at| row.counts[at] + grown[at]);
                 row.is_written = false;
@@ -135,6 +135,7 @@ impl Counted {
             new: row.counts[0],
             copies: row.counts[1],
             rejected: row.counts[2],
+            unavailable: row.counts[3],
         };
         waiting.map(count).collect()
     }
@@ -177,7 +178,8 @@ mod tests {
             let counters = Arc::clone(&counters);
             let traffic = move || {
                 let [new, copies, failed_verifications] = *counters.lock().unwrap();
-                vec![Traffic { source: SourceName::new("s"), new, copies, failed_verifications }]
+                let source = SourceName::new("s");
+                vec![Traffic { source, new, copies, failed_verifications, unavailable: 0 }]
             };
             TrafficRecorder::new(Uuid::from_u128(1), Box::new(traffic), clock)
         };

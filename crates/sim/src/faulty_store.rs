@@ -366,6 +366,13 @@ acts! {
         Finish: finish(reserved: &Reserved, answer: &StoredAnswer) -> Held;
         Abandon: abandon(reserved: &Reserved) -> ();
     }
+    RejectionRecords {
+        RecordRejections: record_rejections(rejections: Vec<Rejection>) -> ();
+        ListRejections: rejections(source: &SourceName) -> Vec<Rejection>;
+    }
+    VerifierNames {
+        NameVerifiers: name_verifiers(verifiers: Vec<Verifier>) -> ();
+    }
     TrafficHistory {
         RecordTraffic: record_traffic(node: Uuid, counts: Vec<TrafficCount>) -> ();
         Traffic: traffic(ask: TrafficAsk) -> Vec<TrafficPoint>;

@@ -75,7 +75,7 @@ pub struct ArrivalInfo {
     pub request_id: Uuid,
     /// The client's address, as reported by trusted proxies.
     pub remote: Option<IpAddr>,
-    /// The index of the secret that verified.
+    /// The number of the [`Verifier`](super::Verifier) that accepted it.
     pub secret: usize,
     /// The signed timestamp.
     pub signed_at: Option<Timestamp>,

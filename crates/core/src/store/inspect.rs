@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{EventId, HandlerAnswer, HandlerRef, ReviewReason, Status, StoreError};
+use super::{EventId, HandlerAnswer, HandlerRef, ReviewReason, Status, StoreError, Verifier};
 use crate::delivery::MessageStatus;
 use crate::job::{Fence, HandlerName, JobId, Phase, Progress};
 use crate::key::{SourceName, Tenant};
@@ -445,8 +445,10 @@ pub struct ArrivalNote {
     pub request_id: Uuid,
     /// The client's address.
     pub remote: Option<IpAddr>,
-    /// The index of the secret that verified.
+    /// The number of the [`Verifier`] that accepted it.
     pub secret: usize,
+    /// Its name; `None` if it is not recorded.
+    pub verifier: Option<Verifier>,
     /// The signed timestamp.
     pub signed_at: Option<Timestamp>,
     /// The other bytes, where it is a conflict.

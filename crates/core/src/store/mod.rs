@@ -26,9 +26,11 @@ mod outbox_retention;
 mod own_messages;
 mod plans;
 mod portal_links;
+mod rejections;
 mod source_secrets;
 mod tenant_deletion;
 mod traffic_history;
+mod verifiers;
 mod work;
 
 use std::error::Error;
@@ -48,9 +50,11 @@ pub use outbox_retention::*;
 pub use own_messages::*;
 pub use plans::*;
 pub use portal_links::*;
+pub use rejections::*;
 pub use source_secrets::*;
 pub use tenant_deletion::*;
 pub use traffic_history::*;
+pub use verifiers::*;
 pub use work::*;
 
 pub use crate::message::NewMessage;

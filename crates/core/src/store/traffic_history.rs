@@ -21,6 +21,8 @@ pub struct TrafficCount {
     pub copies: u64,
     /// Requests that failed verification.
     pub rejected: u64,
+    /// Requests that were answered with 503: they could not be made durable, and the sender must retry.
+    pub unavailable: u64,
 }
 
 /// Which counts to read.
@@ -47,6 +49,8 @@ pub struct TrafficPoint {
     pub copies: u64,
     /// Requests that failed verification.
     pub rejected: u64,
+    /// Requests that were answered with 503: they could not be made durable, and the sender must retry.
+    pub unavailable: u64,
 }
 
 /// The history of traffic.

@@ -7,13 +7,14 @@
 
 mod clock_check;
 mod rate_limits;
+mod rejections;
 pub(crate) mod respond;
 pub(crate) mod routes;
 pub(crate) mod sender_keys;
 pub(crate) mod stored_headers;
 pub(crate) mod sync_wait;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,11 +26,12 @@ use hapax_core::handshake::{Challenge, HandshakeReply};
 use hapax_core::scheme::sender_key::SenderKey;
 use hapax_core::source::LatePolicy;
 use hapax_core::store::{
-    ArrivalInfo, Decision, Ingest, Inspect, KnownEvent, Status, Store, StoreError, StoreHints,
-    Verdict, Work,
+    ArrivalInfo, Decision, Ingest, Inspect, KnownEvent, Rejection, Status, Store, StoreError,
+    StoreHints, Verdict, Verifier, Work,
 };
 use hapax_core::{
-    Arrival, KeyHash, Receipt, Refusal, Tenant, Timeliness, Timestamp, Verified, verify_with_key,
+    Arrival, KeyHash, Receipt, Refusal, SourceName, Tenant, Timeliness, Timestamp, Verified,
+    claimed_id, verify_with_key,
 };
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::request::Parts;
@@ -121,7 +123,8 @@ impl<S: Store + StoreHints> Ingress<S> {
 
     /// Replaces the routing table. Requests that have started keep the old one.
     pub fn reload(&self, mut routes: Routes) {
-        routes.continue_from(&self.routes.load());
+        let before = self.routes.load();
+        routes.continue_from(&before);
         self.routes.store(Arc::new(routes));
     }
 
@@ -136,6 +139,16 @@ impl<S: Store + StoreHints> Ingress<S> {
     /// The traffic of every source since the process started; a reload does not reset it.
     pub fn traffic(&self) -> Vec<Traffic> {
         self.routes.load().traffic()
+    }
+
+    /// The requests that were refused since the last call, the newest of each source.
+    pub fn take_rejections(&self) -> Vec<Rejection> {
+        self.routes.load().take_rejections()
+    }
+
+    /// What verifies the requests of all sources, by name.
+    pub fn verifiers(&self) -> BTreeSet<Verifier> {
+        self.routes.load().verifiers()
     }
 
     /// How far this machine's clock is ahead of the times that senders sign, as a recent median;
@@ -213,7 +226,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         route: &Route,
         call: &Call,
         headers: &HeaderMap,
-    ) -> Result<Option<Arc<SenderKey>>, Refused> {
+    ) -> Result<Option<Arc<SenderKey>>, Refused<'static>> {
         let Some(asked) = route.source.scheme().key_request(headers, call.received_at)? else {
             return Ok(None);
         };
@@ -239,7 +252,8 @@ impl<S: Store + StoreHints> Ingress<S> {
             Ok(verified) => verified,
             Err(refusal) => {
                 self.hear_future(&refusal, call.received_at);
-                return refuse(&route, &call, refusal.into(), After::KeepAlive);
+                let refused = Refused { read: Some(&arrival), ..refusal.into() };
+                return refuse(&route, &call, refused, After::KeepAlive);
             }
         };
         if let (Some(_), Some(keys)) = (&key, &self.sender_keys) {
@@ -274,7 +288,7 @@ impl<S: Store + StoreHints> Ingress<S> {
             received_at: call.received_at,
             request_id: call.request_id.uuid,
             remote: Some(call.remote),
-            secret,
+            secret: route.source.verifier(secret).map_or(0, Verifier::number),
             signed_at,
             headers: kept_headers(&arrival.headers, &route.secret_headers),
         };
@@ -491,29 +505,31 @@ impl Named {
 
 /// A refusal, with a detail for the log only.
 #[derive(Debug)]
-struct Refused {
+struct Refused<'a> {
     reason: Reason,
     why: Option<String>,
     retry_after_seconds: Option<u64>,
+    /// The request, if all of it was read.
+    read: Option<&'a Arrival>,
 }
 
-impl Refused {
+impl Refused<'_> {
     fn because(reason: Reason, why: impl Into<String>) -> Self {
-        Self { reason, why: Some(why.into()), retry_after_seconds: None }
+        Self { reason, why: Some(why.into()), retry_after_seconds: None, read: None }
     }
 
     fn later(reason: Reason, seconds: u64) -> Self {
-        Self { reason, why: None, retry_after_seconds: Some(seconds) }
+        Self { reason, why: None, retry_after_seconds: Some(seconds), read: None }
     }
 }
 
-impl From<Reason> for Refused {
+impl From<Reason> for Refused<'_> {
     fn from(reason: Reason) -> Self {
-        Self { reason, why: None, retry_after_seconds: None }
+        Self { reason, why: None, retry_after_seconds: None, read: None }
     }
 }
 
-impl From<Refusal> for Refused {
+impl From<Refusal> for Refused<'_> {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Missing(why) => Self::because(Reason::Missing, why),
@@ -532,14 +548,14 @@ impl From<Refusal> for Refused {
     }
 }
 
-impl From<KeyUnavailable> for Refused {
+impl From<KeyUnavailable> for Refused<'_> {
     fn from(unavailable: KeyUnavailable) -> Self {
         let KeyUnavailable { why, retry_after_seconds } = unavailable;
         Self { why: Some(why), ..Self::later(Reason::Unavailable, retry_after_seconds) }
     }
 }
 
-impl From<BodyFault> for Refused {
+impl From<BodyFault> for Refused<'_> {
     fn from(fault: BodyFault) -> Self {
         match fault {
             BodyFault::TooLarge => Reason::TooLarge.into(),
@@ -618,7 +634,11 @@ fn shake_hands(route: &Route, call: &Call, reply: HandshakeReply, after: After) 
 }
 
 /// Refuses by the head alone.
-fn check_head(routes: &Routes, headers: &HeaderMap, body: &impl Body) -> Result<(), Refused> {
+fn check_head(
+    routes: &Routes,
+    headers: &HeaderMap,
+    body: &impl Body,
+) -> Result<(), Refused<'static>> {
     if body.size_hint().lower() > routes.body.bytes_max as u64 {
         return Err(Reason::TooLarge.into());
     }
@@ -646,7 +666,7 @@ fn is_late(receipt: &Receipt) -> bool {
 
 /// Refuses a request to a source. Beyond the limit of its address, a failure gets no reason and no
 /// log line. Verified requests are never refused because of their address.
-fn refuse(route: &Route, call: &Call, refused: Refused, after: After) -> Answer {
+fn refuse(route: &Route, call: &Call, refused: Refused<'_>, after: After) -> Answer {
     if refused.reason.is_failed_verification() {
         route.record.count_failed_verification();
     }
@@ -658,11 +678,35 @@ fn refuse(route: &Route, call: &Call, refused: Refused, after: After) -> Answer 
         let retry_after = Some(over.retry_after_seconds);
         return respond::refused(Reason::Limited, call.request_id, retry_after, after);
     }
+    if route.record.rejections.admits(&route.record.source, call.received_at.as_second()) {
+        let read = refused.read.filter(|_| refused.reason != Reason::NoId);
+        let claimed_id = read.and_then(|arrival| claimed_id(&route.source, arrival));
+        note_rejection(&route.record, call, refused.reason, refused.why.clone(), claimed_id);
+    }
     refuse_at(&route.record, call, refused, after)
 }
 
-fn refuse_at(record: &SourceRecord, call: &Call, refused: Refused, after: After) -> Answer {
-    let Refused { reason, why, retry_after_seconds } = refused;
+/// Notes a refused request for operators.
+fn note_rejection(
+    record: &SourceRecord,
+    call: &Call,
+    reason: Reason,
+    detail: Option<String>,
+    claimed_id: Option<String>,
+) {
+    record.rejections.note(Rejection {
+        source: SourceName::new(&*record.source),
+        at: call.received_at,
+        request_id: call.request_id.uuid,
+        remote: Some(call.remote),
+        reason: reason.as_str().to_owned(),
+        detail,
+        claimed_id,
+    });
+}
+
+fn refuse_at(record: &SourceRecord, call: &Call, refused: Refused<'_>, after: After) -> Answer {
+    let Refused { reason, why, retry_after_seconds, read: _ } = refused;
     record.count_refusal(reason);
     if record.budget(LineKind::Rejected).admit(call.received_at) {
         let (source, why) = (&*record.source, why.as_deref().map(Plain).map(display));
@@ -753,6 +797,11 @@ fn note(record: &SourceRecord, call: &Call, event: &Named, verdict: &Verdict) {
 
 fn note_stale_unseen(record: &SourceRecord, call: &Call, event: &Named, is_first: bool) {
     record.count_refusal(Reason::StaleUnseen);
+    if record.rejections.admits(&record.source, call.received_at.as_second()) {
+        let detail = "authentic, too late, and never seen before".to_owned();
+        let id = event.event_id.to_string();
+        note_rejection(record, call, Reason::StaleUnseen, Some(detail), Some(id));
+    }
     if !record.budget(LineKind::Alarming).admit(call.received_at) {
         return;
     }

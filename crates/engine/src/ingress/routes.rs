@@ -1,13 +1,13 @@
 //! The routing table: the source of each path, with that source's limits, counters and log budget.
 //! A reload builds a new table and swaps it in. After that, requests look nothing up by name.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax_core::handler::{EventView, Handler};
-use hapax_core::store::{Decision, NewJob};
+use hapax_core::store::{Decision, NewJob, Rejection, Verifier};
 use hapax_core::{Receipt, Source, SourceName, Tenant};
 use http::HeaderName;
 use ipnet::IpNet;
@@ -16,6 +16,7 @@ use tracing::{error, info, warn};
 
 use crate::http::body_memory::BodyMemory;
 use crate::ingress::rate_limits::{EventLimit, FailureLimit};
+use crate::ingress::rejections::RejectionLog;
 use crate::ingress::respond::Reason;
 use crate::limits::{BodyLimits, HANDSHAKES, LOG_LINES_PER_SECOND, Rate, UNVERIFIED_DEFAULT};
 use crate::log_budget::LogBudget;
@@ -140,6 +141,8 @@ pub struct Routes {
     pub(crate) trusted_proxies: Arc<[IpNet]>,
     pub(crate) body: BodyLimits,
     pub(crate) unfinished: BodyMemory,
+    /// The last refused requests of all sources.
+    rejections: Arc<RejectionLog>,
 }
 
 /// One source in the table.
@@ -158,20 +161,22 @@ pub(crate) struct Route {
 impl Routes {
     /// Compiles the table.
     pub fn build(spec: RoutesSpec) -> Result<Self, PathTaken> {
+        let rejections = Arc::<RejectionLog>::default();
         let mut by_path = HashMap::with_capacity(spec.sources.len());
         for route in spec.sources {
             let path = path_of(route.source.tenant(), route.source.name());
-            if by_path.insert(path.clone(), Arc::new(Route::new(route))).is_some() {
+            if by_path.insert(path.clone(), Arc::new(Route::new(route, &rejections))).is_some() {
                 return Err(PathTaken { path: path.into() });
             }
         }
         Ok(Self {
             by_path,
             unavailable: HashMap::new(),
-            unknown_source: Arc::new(SourceRecord::new("unknown")),
+            unknown_source: Arc::new(SourceRecord::new("unknown", &rejections)),
             public_url: spec.public_url.trim_end_matches('/').into(),
             trusted_proxies: spec.trusted_proxies.into(),
             unfinished: BodyMemory::new(spec.body.unfinished_bytes_max, spec.body.left_alone),
+            rejections,
             body: spec.body,
         })
     }
@@ -182,7 +187,7 @@ impl Routes {
             match change {
                 RouteChange::Serve(spec) => {
                     let path = path_of(spec.source.tenant(), spec.source.name());
-                    let mut route = Route::new(spec);
+                    let mut route = Route::new(spec, &self.rejections);
                     if let Some(before) = self.by_path.get(&path) {
                         route.record.counted = before.record.counted.clone();
                     }
@@ -192,7 +197,10 @@ impl Routes {
                 RouteChange::Unavailable { tenant, source } => {
                     let path = path_of(&tenant, &source);
                     self.by_path.remove(&path);
-                    self.unavailable.insert(path, Arc::new(SourceRecord::new(source.as_str())));
+                    self.unavailable.insert(
+                        path,
+                        Arc::new(SourceRecord::new(source.as_str(), &self.rejections)),
+                    );
                 }
                 RouteChange::Remove { tenant, source } => {
                     let path = path_of(&tenant, &source);
@@ -215,11 +223,26 @@ impl Routes {
 
     /// Continues the counters of the previous table.
     pub(crate) fn continue_from(&mut self, before: &Self) {
+        // The recorder takes from the new table only.
+        before.rejections.take().into_iter().for_each(|rejection| self.rejections.note(rejection));
         for (path, route) in &mut self.by_path {
             if let (Some(route), Some(before)) = (Arc::get_mut(route), before.by_path.get(path)) {
                 route.record.counted = before.record.counted.clone();
             }
         }
+    }
+
+    /// Takes the rejections since the last call.
+    pub(crate) fn take_rejections(&self) -> Vec<Rejection> {
+        let taken = self.rejections.take();
+        let served: HashSet<_> = self.by_path.values().map(|route| route.source.name()).collect();
+        self.rejections.retain(|source| served.contains(source));
+        taken
+    }
+
+    /// What verifies the requests of all sources, by name.
+    pub(crate) fn verifiers(&self) -> BTreeSet<Verifier> {
+        self.by_path.values().flat_map(|route| route.source.verifiers()).cloned().collect()
     }
 
     /// The traffic of every source so far.
@@ -232,11 +255,13 @@ impl Routes {
                 new: 0,
                 copies: 0,
                 failed_verifications: 0,
+                unavailable: 0,
             });
             let counted = &route.record.counted;
             traffic.new += counted.new.load(Ordering::Relaxed);
             traffic.copies += counted.copies.load(Ordering::Relaxed);
             traffic.failed_verifications += counted.failed.load(Ordering::Relaxed);
+            traffic.unavailable += counted.unavailable.load(Ordering::Relaxed);
         }
         by_source.into_values().collect()
     }
@@ -266,6 +291,8 @@ pub struct Traffic {
     pub copies: u64,
     /// Requests whose signature was missing or wrong, or whose signed time was outside the window.
     pub failed_verifications: u64,
+    /// Requests that were answered with 503.
+    pub unavailable: u64,
 }
 
 fn path_of(tenant: &Tenant, source: &SourceName) -> Box<str> {
@@ -276,10 +303,10 @@ fn path_of(tenant: &Tenant, source: &SourceName) -> Box<str> {
 }
 
 impl Route {
-    fn new(spec: RouteSpec) -> Self {
+    fn new(spec: RouteSpec, rejections: &Arc<RejectionLog>) -> Self {
         let secret_headers = spec.source.scheme().secret_headers();
         Self {
-            record: SourceRecord::new(spec.source.name().as_str()),
+            record: SourceRecord::new(spec.source.name().as_str(), rejections),
             secret_headers: secret_headers
                 .iter()
                 .filter_map(|name| HeaderName::try_from(name).ok())
@@ -313,6 +340,7 @@ pub(crate) struct SourceRecord {
     pub(crate) ack_seconds: Histogram,
     /// The counters that statistics and alerts read: metrics are write-only.
     counted: Arc<Counted>,
+    pub(crate) rejections: Arc<RejectionLog>,
     budgets: [LogBudget; LineKind::ALL.len()],
 }
 
@@ -321,6 +349,7 @@ struct Counted {
     new: AtomicU64,
     copies: AtomicU64,
     failed: AtomicU64,
+    unavailable: AtomicU64,
 }
 
 const DECISIONS: [Decision; 4] =
@@ -370,7 +399,7 @@ impl LineKind {
 }
 
 impl SourceRecord {
-    fn new(source: &str) -> Self {
+    fn new(source: &str, rejections: &Arc<RejectionLog>) -> Self {
         let label = source.to_owned();
         Self {
             source: source.into(),
@@ -383,6 +412,7 @@ impl SourceRecord {
             handshakes: counter!("hapax_handshakes_total", "source" => label.clone()),
             ack_seconds: histogram!("hapax_ack_seconds", "source" => label.clone()),
             counted: Arc::default(),
+            rejections: Arc::clone(rejections),
             budgets: LineKind::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND)),
         }
     }
@@ -402,6 +432,9 @@ impl SourceRecord {
     }
 
     pub(crate) fn count_refusal(&self, reason: Reason) {
+        if matches!(reason, Reason::Unavailable | Reason::Crowded) {
+            self.counted.unavailable.fetch_add(1, Ordering::Relaxed);
+        }
         self.refusals[reason as usize].increment(1);
     }
 

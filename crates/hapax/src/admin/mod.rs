@@ -22,6 +22,7 @@ mod plans;
 mod portal;
 mod problem;
 mod redaction;
+mod rejections;
 mod replay;
 mod review;
 mod routes;
@@ -42,8 +43,8 @@ use axum::{Json, Router};
 use hapax_core::ledger::Ledger;
 use hapax_core::store::{
     AdminRecords, AlertRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, KeyRecords,
-    Operate, Outbox, OwnMessages, Plans, PortalLinks, SourceSecretStore, Store, TenantDeletions,
-    TrafficHistory, Work,
+    Operate, Outbox, OwnMessages, Plans, PortalLinks, RejectionRecords, SourceSecretStore, Store,
+    TenantDeletions, TrafficHistory, VerifierNames, Work,
 };
 use hapax_engine::{JobsFor, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -60,6 +61,7 @@ use routes::{ApiRoute, routes};
 pub(crate) use site::Site;
 
 use crate::alerts::AlertMonitor;
+use crate::rejection_recorder::RejectionRecorder;
 use crate::sending::SharedSending;
 use crate::tenant_sources::TenantSources;
 
@@ -87,6 +89,8 @@ pub(crate) trait AdminStore:
     + Ledger
     + KeyRecords
     + TrafficHistory
+    + RejectionRecords
+    + VerifierNames
     + AdminRecords
     + AlertRecords
     + PortalLinks
@@ -107,6 +111,8 @@ impl<S> AdminStore for S where
         + Ledger
         + KeyRecords
         + TrafficHistory
+        + RejectionRecords
+        + VerifierNames
         + AdminRecords
         + AlertRecords
         + PortalLinks
@@ -129,6 +135,8 @@ pub(crate) struct Admin<S> {
     pub(crate) portal_url: Option<String>,
     /// Whether the process is ready; not any more once it shuts down.
     pub(crate) readiness: Arc<Readiness>,
+    /// The requests that this process refused.
+    pub(crate) rejections: Arc<RejectionRecorder>,
     /// Renders the metrics.
     pub(crate) metrics: PrometheusHandle,
     /// The jobs of an event by the current configuration.

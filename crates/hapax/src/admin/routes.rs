@@ -11,7 +11,7 @@ use super::auth::Access;
 use super::openapi::{Described, Description};
 use super::{
     Admin, AdminStore, alerts, audit, claims, endpoints, events, handlers, history, jobs, messages,
-    pages, plans, portal, replay, review, stats, storage, tenants,
+    pages, plans, portal, rejections, replay, review, stats, storage, tenants,
 };
 
 /// All routes of the admin side.
@@ -111,6 +111,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/keys", storage::keys::<S>, "Lists Idempotency-Keys, by scope and key"),
         route(Method::DELETE, Some(Administer), "/api/v1/keys", storage::delete_key::<S>, "Deletes an Idempotency-Key with its answer: the next request with it runs"),
         get(Read, "/api/v1/audit", audit::list::<S>, "Lists requests that changed something or were refused, newest first"),
+        get(Read, "/api/v1/sources/{source}/rejections", rejections::list::<S>, "Lists the last requests of a source that were refused"),
         get(Read, "/api/v1/jobs", jobs::list::<S>, "Lists jobs, newest first"),
         get(Read, "/api/v1/jobs/{id}", jobs::show::<S>, "Shows a job with its attempts"),
         post(Operate, "/api/v1/jobs/{id}/replay", replay::job::<S>, "Runs a job now"),

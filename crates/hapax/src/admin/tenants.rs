@@ -38,7 +38,7 @@ pub(super) async fn set<S: AdminStore>(
 ) -> Result<Json<SourceSecrets>, Problem> {
     let now = (admin.now)();
     let secrets = asked.secrets.into_iter().map(|SourceSecretRequest { value, until }| {
-        ActiveSecret { secret: Secret::new(value), until }
+        ActiveSecret { until, ..ActiveSecret::forever(Secret::new(value)) }
     });
     let secrets = CheckedSecrets::new(secrets.collect(), now)
         .map_err(|error| Problem::bad_request(&format!("secrets: {error}")))?;

@@ -29,6 +29,7 @@ use uuid::Uuid;
 use super::{Admin, Authorizer, Redactions, WithoutToken, portal_router, router};
 use crate::alerts::{AlertMonitor, AlertRules, Inputs};
 use crate::config::{Permission, Redaction};
+use crate::rejection_recorder::RejectionRecorder;
 use crate::sending::SharedSending;
 use crate::tenant_sources::{TenantRules, TenantSources};
 use crate::traffic_recorder::TrafficRecorder;
@@ -225,6 +226,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         readiness,
         sending: Arc::new(SharedSending::new(Err("no vault in this test".to_owned()))),
         tenants: Arc::new(tenants),
+        rejections: Arc::new(RejectionRecorder::new(Box::new(Vec::new))),
         metrics: recorder.handle(),
         handlers: Arc::new(|_, _, _| {
             let new = |handler| NewJob {
@@ -251,6 +253,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
                             new: 0,
                             copies: 0,
                             failed_verifications,
+                            unavailable: 0,
                         };
                         vec![traffic("quiet", 0), traffic("stripe", 7)]
                     }),

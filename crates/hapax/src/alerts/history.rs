@@ -136,7 +136,7 @@ pub(super) fn earlier(now: Timestamp, span: Duration) -> Timestamp {
 }
 
 fn counted(traffic: &Traffic) -> (SourceName, Counts) {
-    let Traffic { source, new, copies, failed_verifications } = traffic;
+    let Traffic { source, new, copies, failed_verifications, unavailable: _ } = traffic;
     (source.clone(), Counts { new: *new, copies: *copies, failed: *failed_verifications })
 }
 
@@ -154,7 +154,7 @@ mod tests {
 
     fn stripe(new: u64) -> Traffic {
         let source = SourceName::new("stripe");
-        Traffic { source, new, copies: 0, failed_verifications: 2 * new }
+        Traffic { source, new, copies: 0, failed_verifications: 2 * new, unavailable: 0 }
     }
 
     #[test]

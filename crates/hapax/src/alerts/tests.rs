@@ -17,7 +17,8 @@ fn at(second: i64) -> Timestamp {
 }
 
 fn traffic(new: u64, copies: u64, failed_verifications: u64) -> Traffic {
-    Traffic { source: SourceName::new("stripe"), new, copies, failed_verifications }
+    let source = SourceName::new("stripe");
+    Traffic { source, new, copies, failed_verifications, unavailable: 0 }
 }
 
 fn lane(oldest_due: Option<Timestamp>, dead: u64) -> LaneState {

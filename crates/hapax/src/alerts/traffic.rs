@@ -99,6 +99,7 @@ fn traffic(sums: &BTreeMap<SourceName, [u64; 3]>) -> Vec<Traffic> {
         new: *new,
         copies: *copies,
         failed_verifications: *rejected,
+        unavailable: 0,
     };
     sums.iter().map(of_source).collect()
 }

@@ -169,8 +169,15 @@ pub(crate) struct Arrival {
     /// The client's address.
     #[schema(required, value_type = Option<String>)]
     pub(crate) remote: Option<IpAddr>,
-    /// The position of the secret that verified it, from 0.
-    pub(crate) secret: usize,
+    /// The provider whose scheme verified it, or `custom`; null if that is not recorded.
+    #[serde(default)]
+    #[schema(required)]
+    pub(crate) scheme: Option<String>,
+    /// The secret that verified it, as the config refers to it, such as `env:STRIPE_SECRET`; null if that is not
+    /// recorded.
+    #[serde(default)]
+    #[schema(required)]
+    pub(crate) secret: Option<String>,
     /// The signed timestamp.
     #[schema(required)]
     pub(crate) signed_at: Option<Timestamp>,
@@ -180,12 +187,14 @@ pub(crate) struct Arrival {
 
 impl From<ArrivalNote> for Arrival {
     fn from(note: ArrivalNote) -> Self {
+        let (scheme, secret) = note.verifier.map(|by| (by.scheme, by.secret)).unzip();
         Self {
             decision: note.decision,
             received_at: note.received_at,
             request_id: note.request_id,
             remote: note.remote,
-            secret: note.secret,
+            scheme,
+            secret,
             signed_at: note.signed_at,
             body: note.body.as_deref().map(Body::of).unwrap_or_default(),
         }

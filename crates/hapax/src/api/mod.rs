@@ -14,6 +14,7 @@ mod jobs;
 mod messages;
 mod plans;
 mod portal;
+mod rejections;
 mod replay;
 mod stats;
 mod storage;
@@ -49,6 +50,7 @@ pub(crate) use messages::{
 };
 pub(crate) use plans::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork};
 pub(crate) use portal::{PortalAccess, PortalRequest, RevokedLinks};
+pub(crate) use rejections::Rejection;
 pub(crate) use replay::{
     DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,
     ReplayJobsRequest, Replayed,

@@ -115,11 +115,14 @@ pub(crate) struct HistoryPoint {
     pub(crate) copies: u64,
     /// Requests that failed verification.
     pub(crate) rejected: u64,
+    /// Requests that were answered with 503: they could not be made durable, and the sender must retry.
+    #[serde(default)]
+    pub(crate) unavailable: u64,
 }
 
 impl From<hapax_core::store::TrafficPoint> for HistoryPoint {
     fn from(point: hapax_core::store::TrafficPoint) -> Self {
-        let hapax_core::store::TrafficPoint { at, new, copies, rejected } = point;
-        Self { at, new, copies, rejected }
+        let hapax_core::store::TrafficPoint { at, new, copies, rejected, unavailable } = point;
+        Self { at, new, copies, rejected, unavailable }
     }
 }

@@ -19,6 +19,7 @@ mod migrate;
 mod output;
 mod plans;
 mod providers;
+mod rejections;
 mod send;
 mod sender;
 mod setup;
@@ -77,6 +78,8 @@ enum Command {
     /// List, pause and resume the handlers of a running server
     #[command(subcommand)]
     Handlers(handlers::Handlers),
+    /// List the last requests of a source that were refused, with the reason of each
+    Rejections(rejections::Rejections),
     /// Publish a message to every endpoint that wants it
     Publish(messages::Publish),
     /// List, show, replay and cancel published messages
@@ -133,6 +136,7 @@ pub(crate) fn run() -> Exit {
         Command::Events(events) => events.run(),
         Command::Dead(dead) => dead.run(),
         Command::Handlers(handlers) => handlers.run(),
+        Command::Rejections(rejections) => rejections.run(),
         Command::Publish(publish) => publish.run(),
         Command::Messages(messages) => messages.run(),
         Command::Deliveries(deliveries) => deliveries.run(),

@@ -88,6 +88,12 @@ impl SourceTemplate {
         tenant: Tenant,
         secrets: Vec<ActiveSecret>,
     ) -> Result<Source, SourceError> {
+        let reference = format!("tenant {tenant}");
+        let known = |secret: ActiveSecret| match secret.reference {
+            Some(_) => secret,
+            None => secret.known_as(reference.as_str()),
+        };
+        let secrets = secrets.into_iter().map(known).collect();
         Source::build(SourceSpec { tenant, secrets, ..self.spec.clone() })
     }
 }
@@ -477,7 +483,12 @@ impl ConfigReader<'_> {
                 "{label}: the `until` of a secret has passed, so it verifies nothing"
             ));
         }
-        Some(ActiveSecret { secret, until })
+        let reference = match value.text(&mut self.problems) {
+            Some(text) if text.starts_with("env:") || text.starts_with("file:") => text,
+            // The text is the secret itself.
+            Some(_) | None => "a literal in the config",
+        };
+        Some(ActiveSecret { until, ..ActiveSecret::forever(secret).known_as(reference) })
     }
 
     fn instant(&mut self, entry: &Entry<'_>) -> Option<Timestamp> {

@@ -201,7 +201,9 @@ impl<S: Database> Source<S> {
     /// Adds a secret that expires at `until`.
     pub fn secret_until(mut self, secret: impl Into<String>, until: Timestamp) -> Self {
         let secret = Secret::new(secret);
-        self.spec.secrets.push(ActiveSecret { secret, until: Some(until) });
+        self.spec
+            .secrets
+            .push(ActiveSecret { until: Some(until), ..ActiveSecret::forever(secret) });
         self
     }
 

@@ -168,7 +168,7 @@ fn an_event_is_shown_with_all_its_data_and_cannot_control_the_terminal() {
     let mut event = event(1);
     event["arrivals"] = json!([{
         "decision": "accepted", "received_at": "2026-03-01T12:00:00Z", "remote": "192.0.2.1",
-        "secret": 0, "signed_at": null, "request_id": id(9)
+        "scheme": "stripe", "secret": "env:STRIPE_SECRET", "signed_at": null, "request_id": id(9)
     }]);
     event["headers"] = json!([["x-evil", "\u{1b}[2J"]]);
     event["body"] = json!("{\"a\":1}");

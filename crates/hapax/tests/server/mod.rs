@@ -10,6 +10,7 @@ mod operate;
 mod portal;
 mod power_loss;
 mod power_loss_sending;
+mod rejections;
 mod reload;
 mod senders;
 mod slow;

@@ -269,6 +269,7 @@ fn arrival(via: &ArrivalInfo, decision: Decision, conflict: Option<&Receipt>) ->
         request_id: via.request_id,
         remote: via.remote,
         secret: via.secret,
+        verifier: None,
         signed_at: via.signed_at,
         body: conflict.map(|receipt| receipt.body().clone()),
     }

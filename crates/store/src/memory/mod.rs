@@ -23,9 +23,11 @@ mod own_messages;
 mod plans;
 mod portal_links;
 mod reader;
+mod rejections;
 mod source_secrets;
 mod tenant_deletion;
 mod traffic_history;
+mod verifiers;
 mod work;
 
 use std::collections::{BTreeMap, HashMap};
@@ -40,8 +42,8 @@ use hapax_core::store::{
     Action, AttemptNote, AuditEntry, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
     EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
     JobScope, LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer, PausedHandler, Ran,
-    ReplayAsk, Replayed, Reviewed, Sample, SampleAsk, Session, Settlement, SqlAsk, SqlRan, SqlRun,
-    StorageUse, Store, StoreError, StoreHints, Verdict, Wake, Work,
+    Rejection, ReplayAsk, Replayed, Reviewed, Sample, SampleAsk, Session, Settlement, SqlAsk,
+    SqlRan, SqlRun, StorageUse, Store, StoreError, StoreHints, Verdict, Verifier, Wake, Work,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
@@ -188,6 +190,10 @@ struct Model {
     sessions: HashMap<[u8; 32], Session>,
     /// Links to the portal.
     portal: portal_links::StoredLinks,
+    /// The names of verifiers, by number.
+    verifiers: HashMap<usize, Verifier>,
+    /// The last rejections of each source, oldest first.
+    rejections: HashMap<SourceName, Vec<Rejection>>,
     /// The audit trail, oldest first.
     audit: Vec<AuditEntry>,
     /// The history of traffic.

@@ -49,7 +49,11 @@ impl Model {
             })
             .collect();
         messages.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
-        EventDetail { summary: self.summary(at), jobs, messages, ..self.events[&at].detail.clone() }
+        let mut detail = self.events[&at].detail.clone();
+        for arrival in &mut detail.arrivals {
+            arrival.verifier = self.verifiers.get(&arrival.secret).cloned();
+        }
+        EventDetail { summary: self.summary(at), jobs, messages, ..detail }
     }
 
     pub(super) fn job_detail(&self, job: &Job) -> JobDetail {

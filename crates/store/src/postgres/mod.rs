@@ -35,6 +35,7 @@ mod plans;
 mod portal_links;
 mod prune;
 mod reader;
+mod rejections;
 mod result_text;
 mod row;
 mod source_secrets;
@@ -44,6 +45,7 @@ mod tenant_deletion;
 mod tls;
 mod traffic_history;
 mod transact;
+mod verifiers;
 mod work;
 
 use std::fmt;

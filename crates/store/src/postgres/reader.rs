@@ -15,6 +15,7 @@ use super::Shared;
 use super::connect::{PgError, PooledClient};
 use super::outbox;
 use super::row::{EventState, first_id, of_hash, past, phase_of};
+use super::verifiers;
 use crate::limits::COPIES_IN_FULL;
 
 /// An event with its status over all jobs.
@@ -176,22 +177,27 @@ pub(super) async fn event(
 async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail>, PgError> {
     let summary = summary(row);
     let id = summary.id;
-    let sql = "SELECT headers, body FROM hapax.body WHERE id = $1";
-    let bodies = lent.query(sql, &[&id.0]).await?;
+    let number: i32 = row.get(16);
+    let sql = "SELECT b.headers, b.body, v.scheme, v.secret FROM hapax.body b \
+               LEFT JOIN hapax.verifier v ON v.number = $2 WHERE b.id = $1";
+    let bodies = lent.query(sql, &[&id.0, &number]).await?;
     let Some(body) = bodies.first() else { return Ok(None) };
     let first = ArrivalNote {
         decision: if summary.review.is_some() { Decision::Review } else { Decision::Accepted },
         received_at: summary.received_at,
         request_id: row.get(14),
         remote: row.get(15),
-        secret: usize::try_from(row.get::<_, i32>(16)).unwrap_or(0),
+        secret: usize::try_from(number).unwrap_or(0),
+        verifier: verifiers::read(body, 2),
         signed_at: row.get(17),
         body: None,
     };
     let others = lent
         .query(
-            "SELECT received_at, request_id, conflict, remote, secret, signed_at, body \
-             FROM hapax.arrival WHERE event = $1 ORDER BY received_at, request_id",
+            "SELECT a.received_at, a.request_id, a.conflict, a.remote, a.secret, a.signed_at, a.body, \
+                    v.scheme, v.secret \
+             FROM hapax.arrival a LEFT JOIN hapax.verifier v ON v.number = a.secret \
+             WHERE a.event = $1 ORDER BY a.received_at, a.request_id",
             &[&id.0],
         )
         .await?;
@@ -355,6 +361,7 @@ fn arrival(row: &Row) -> ArrivalNote {
         request_id: row.get(1),
         remote: row.get(3),
         secret: usize::try_from(row.get::<_, i32>(4)).unwrap_or(0),
+        verifier: verifiers::read(row, 7),
         signed_at: row.get(5),
         body: row.get::<_, Option<&[u8]>>(6).map(Bytes::copy_from_slice),
     }

@@ -28,8 +28,8 @@ impl TrafficHistory for PgStore {
     async fn traffic(&self, ask: TrafficAsk) -> Result<Vec<TrafficPoint>, StoreError> {
         let rows = self.counts(&ask, "''").await?;
         let point = |row: &Row| {
-            let TrafficCount { at, new, copies, rejected, .. } = count(row);
-            TrafficPoint { at, new, copies, rejected }
+            let TrafficCount { source: _, at, new, copies, rejected, unavailable } = count(row);
+            TrafficPoint { at, new, copies, rejected, unavailable }
         };
         Ok(rows.iter().map(point).collect())
     }
@@ -46,7 +46,7 @@ impl PgStore {
         let source = ask.source.as_ref().map(|source| source.as_str());
         let sql = format!(
             "SELECT start - start % $4 AS at, {of} AS of, sum(new)::bigint, sum(copies)::bigint, \
-                    sum(rejected)::bigint \
+                    sum(rejected)::bigint, sum(unavailable)::bigint \
              FROM hapax.traffic \
              WHERE width IN (60, 3600, 86400) AND start >= $1 AND start < $2 \
                AND ($3::text IS NULL OR source = $3) \
@@ -66,6 +66,7 @@ fn count(row: &Row) -> TrafficCount {
         new: count(2),
         copies: count(3),
         rejected: count(4),
+        unavailable: count(5),
     }
 }
 
@@ -81,15 +82,17 @@ async fn write(shared: &Shared, node: Uuid, counts: &[TrafficCount]) -> Result<(
     let new: Vec<i64> = counts.iter().map(|count| number(count.new)).collect();
     let copies: Vec<i64> = counts.iter().map(|count| number(count.copies)).collect();
     let rejected: Vec<i64> = counts.iter().map(|count| number(count.rejected)).collect();
+    let unavailable: Vec<i64> = counts.iter().map(|count| number(count.unavailable)).collect();
     let mut lent = shared.pools.admin.lend().await?;
     lent.query(
-        "INSERT INTO hapax.traffic (width, start, source, node, new, copies, rejected) \
-         SELECT 60, start, source, $1, new, copies, rejected \
-         FROM unnest($2::bigint[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[]) \
-              AS counted (start, source, new, copies, rejected) \
+        "INSERT INTO hapax.traffic (width, start, source, node, new, copies, rejected, unavailable) \
+         SELECT 60, start, source, $1, new, copies, rejected, unavailable \
+         FROM unnest($2::bigint[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[]) \
+              AS counted (start, source, new, copies, rejected, unavailable) \
          ON CONFLICT (width, start, source, node) DO UPDATE \
-         SET new = excluded.new, copies = excluded.copies, rejected = excluded.rejected",
-        &[&node, &starts, &sources, &new, &copies, &rejected],
+         SET new = excluded.new, copies = excluded.copies, rejected = excluded.rejected, \
+             unavailable = excluded.unavailable",
+        &[&node, &starts, &sources, &new, &copies, &rejected, &unavailable],
     )
     .await?;
     Ok(())
@@ -116,14 +119,16 @@ async fn merge(shared: &Shared) -> Result<(), PgError> {
                  DELETE FROM hapax.traffic AS t USING old \
                  WHERE t.width = old.width AND t.start = old.start AND t.source = old.source \
                    AND t.node = old.node \
-                 RETURNING t.start, t.source, t.new, t.copies, t.rejected) \
-             INSERT INTO hapax.traffic AS kept (width, start, source, node, new, copies, rejected) \
+                 RETURNING t.start, t.source, t.new, t.copies, t.rejected, t.unavailable) \
+             INSERT INTO hapax.traffic AS kept \
+                 (width, start, source, node, new, copies, rejected, unavailable) \
              SELECT $4, start - start % $4, source, '00000000-0000-0000-0000-000000000000', sum(new), \
-                    sum(copies), sum(rejected) \
+                    sum(copies), sum(rejected), sum(unavailable) \
              FROM gone GROUP BY 2, 3 ORDER BY 2, 3 \
              ON CONFLICT (width, start, source, node) DO UPDATE \
              SET new = kept.new + excluded.new, copies = kept.copies + excluded.copies, \
-                 rejected = kept.rejected + excluded.rejected"
+                 rejected = kept.rejected + excluded.rejected, \
+                 unavailable = kept.unavailable + excluded.unavailable"
         );
         lent.query(&sql, &[&from, &(now - age), &most, &to]).await?;
     }

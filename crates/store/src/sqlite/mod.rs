@@ -26,6 +26,7 @@ mod plans;
 mod portal_links;
 mod prune;
 mod reader;
+mod rejections;
 mod row;
 mod sandbox;
 mod source_secrets;
@@ -37,6 +38,7 @@ mod tests;
 mod traffic_history;
 mod transact;
 mod transaction;
+mod verifiers;
 mod work;
 mod writer;
 

@@ -20,6 +20,7 @@ use super::jobs::{answer_of, job_id, place_of};
 use super::open::{DatabaseLocation, OpenError};
 use super::outbox;
 use super::row::{EventState, LANE_BITS, event_id, phase_of, ranked, timestamp};
+use super::verifiers;
 use crate::limits::READ_MAX;
 
 /// Connections for short queries that are open at the same time; more queries wait.
@@ -249,18 +250,20 @@ fn detail(conn: &Connection, seq: i64, summary: EventSummary) -> rusqlite::Resul
         if summary.review.is_some() { Decision::Review } else { Decision::Accepted };
     let (first, headers, body) = conn
         .prepare_cached(
-            "SELECT e.received_at, b.request_id, 0, b.remote, b.secret, b.signed_at, NULL, b.headers, \
-             b.body FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq WHERE e.seq = ?1",
+            "SELECT e.received_at, b.request_id, 0, b.remote, b.secret, b.signed_at, NULL, v.scheme, \
+             v.secret, b.headers, b.body FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq \
+             LEFT JOIN hapax_verifier v ON v.number = b.secret WHERE e.seq = ?1",
         )?
         .query_row([seq], |row| {
-            let headers: String = row.get(7)?;
-            let body: Vec<u8> = row.get(8)?;
+            let headers: String = row.get(9)?;
+            let body: Vec<u8> = row.get(10)?;
             Ok((arrival(row, first_decision)?, headers, Bytes::from(body)))
         })?;
     let mut arrivals = vec![first];
     let mut others = conn.prepare_cached(
-        "SELECT received_at, request_id, conflict, remote, secret, signed_at, body \
-         FROM hapax_arrival WHERE event_seq = ?1 ORDER BY received_at, request_id",
+        "SELECT a.received_at, a.request_id, a.conflict, a.remote, a.secret, a.signed_at, a.body, \
+         v.scheme, v.secret FROM hapax_arrival a LEFT JOIN hapax_verifier v ON v.number = a.secret \
+         WHERE a.event_seq = ?1 ORDER BY a.received_at, a.request_id",
     )?;
     for other in others.query_map([seq], |row| arrival(row, Decision::Duplicate))? {
         arrivals.push(other?);
@@ -395,6 +398,7 @@ fn arrival(row: &Row<'_>, plain: Decision) -> rusqlite::Result<ArrivalNote> {
         request_id: Uuid::from_bytes(row.get(1)?),
         remote: remote.and_then(|address| address.parse().ok()),
         secret: usize::try_from(secret).unwrap_or(0),
+        verifier: verifiers::read(row, 7)?,
         signed_at: row.get::<_, Option<i64>>(5)?.map(timestamp),
         body: row.get::<_, Option<Vec<u8>>>(6)?.map(Bytes::from),
     })

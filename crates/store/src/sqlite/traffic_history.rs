@@ -26,11 +26,9 @@ impl TrafficHistory for SqliteStore {
 
     async fn traffic(&self, ask: TrafficAsk) -> Result<Vec<TrafficPoint>, StoreError> {
         let counts = self.readers.run(move |conn| counts(conn, &ask, "''")).await?;
-        let point = |TrafficCount { at, new, copies, rejected, .. }| TrafficPoint {
-            at,
-            new,
-            copies,
-            rejected,
+        let point = |count: TrafficCount| {
+            let TrafficCount { source: _, at, new, copies, rejected, unavailable } = count;
+            TrafficPoint { at, new, copies, rejected, unavailable }
         };
         Ok(counts.into_iter().map(point).collect())
     }
@@ -45,7 +43,8 @@ fn counts(conn: &Connection, ask: &TrafficAsk, of: &str) -> rusqlite::Result<Vec
     let step = i64::try_from(ask.step.as_secs()).unwrap_or(i64::MAX).max(1);
     let source = ask.source.as_ref().map(|source| source.as_str());
     conn.prepare_cached(&format!(
-        "SELECT start - start % ?4 AS at, {of} AS of, sum(new), sum(copies), sum(rejected)
+        "SELECT start - start % ?4 AS at, {of} AS of, sum(new), sum(copies), sum(rejected),
+                sum(unavailable)
          FROM hapax_traffic
          WHERE width IN (60, 3600, 86400) AND start >= ?1 AND start < ?2
            AND (?3 IS NULL OR source = ?3)
@@ -60,6 +59,7 @@ fn counts(conn: &Connection, ask: &TrafficAsk, of: &str) -> rusqlite::Result<Vec
             new: count(2)?,
             copies: count(3)?,
             rejected: count(4)?,
+            unavailable: count(5)?,
         })
     })?
     .collect()
@@ -67,16 +67,18 @@ fn counts(conn: &Connection, ask: &TrafficAsk, of: &str) -> rusqlite::Result<Vec
 
 fn write(conn: &Connection, node: Uuid, counts: &[TrafficCount]) -> rusqlite::Result<()> {
     let mut insert = conn.prepare_cached(
-        "INSERT OR REPLACE INTO hapax_traffic (width, start, source, node, new, copies, rejected)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        "INSERT OR REPLACE INTO hapax_traffic (width, start, source, node, new, copies, rejected,
+                                               unavailable)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
     )?;
     let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    for TrafficCount { source, at, new, copies, rejected } in counts {
+    for TrafficCount { source, at, new, copies, rejected, unavailable } in counts {
         let second = at.as_second();
         let start = second - second.rem_euclid(MINUTE_SECONDS);
-        let [new, copies, rejected] = [*new, *copies, *rejected].map(number);
+        let [new, copies, rejected, unavailable] =
+            [*new, *copies, *rejected, *unavailable].map(number);
         let key = (MINUTE_SECONDS, start, source.as_str(), node.as_bytes());
-        insert.execute((key.0, key.1, key.2, key.3, new, copies, rejected))?;
+        insert.execute((key.0, key.1, key.2, key.3, new, copies, rejected, unavailable))?;
     }
     Ok(())
 }
@@ -96,12 +98,14 @@ fn merge(conn: &Connection, now: i64) -> rusqlite::Result<()> {
              ORDER BY start, source, node LIMIT ?3"
         );
         conn.prepare_cached(&format!(
-            "INSERT INTO hapax_traffic (width, start, source, node, new, copies, rejected)
+            "INSERT INTO hapax_traffic (width, start, source, node, new, copies, rejected,
+                                        unavailable)
              SELECT ?4, start - start % ?4, source, x'00000000000000000000000000000000',
-                    new, copies, rejected
+                    new, copies, rejected, unavailable
              FROM (SELECT * {old}) WHERE true
              ON CONFLICT DO UPDATE SET new = new + excluded.new, copies = copies + excluded.copies,
-                                       rejected = rejected + excluded.rejected",
+                                       rejected = rejected + excluded.rejected,
+                                       unavailable = unavailable + excluded.unavailable",
         ))?
         .execute((from, now - age, most, to))?;
         conn.prepare_cached(&format!(

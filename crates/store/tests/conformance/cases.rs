@@ -3,6 +3,8 @@
 
 pub(crate) use crate::admin_records::*;
 pub(crate) use crate::portal_links::*;
+pub(crate) use crate::rejections::*;
+pub(crate) use crate::verifiers::*;
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -29,6 +29,7 @@ mod portal_links;
 mod pruned;
 mod publishing;
 mod redis_ledger;
+mod rejections;
 mod replay_plans;
 #[allow(dead_code)]
 mod sending;
@@ -37,6 +38,7 @@ mod source_secrets;
 mod sql_handlers;
 mod stats;
 mod tenant_deletion;
+mod verifiers;
 mod work_plans;
 
 macro_rules! on_every_store {
@@ -91,6 +93,8 @@ on_every_store! {
     revoking_ends_every_link_of_one_tenant,
     the_links_of_a_tenant_go_with_its_data,
     a_tenant_has_at_most_so_many_pings_in_a_minute,
+    the_newest_rejections_of_each_source_are_kept,
+    an_arrival_names_what_verified_it,
 }
 
 /// Runs each case about jobs and sending on every store. These cases need a clock, so each gets its

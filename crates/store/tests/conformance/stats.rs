@@ -300,6 +300,7 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
         new,
         copies: 2 * new,
         rejected: 1,
+        unavailable: 3,
     };
     let read = async |source: Option<&str>, step: i64| {
         let ask = TrafficAsk {
@@ -325,6 +326,7 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
     assert_eq!(news(read(None, 60).await), [4, 12]);
     let all = read(None, 100 * 365 * DAY).await;
     assert_eq!((all[0].new, all[0].copies, all[0].rejected), (16, 32, 4), "{all:?}");
+    assert_eq!(all[0].unavailable, 12, "{all:?}");
 
     let ask = TrafficAsk {
         source: None,

@@ -26,6 +26,8 @@ pub(in crate::admin) struct Overview {
     alerts: AlertList,
     sources: Vec<SourceRow>,
     stuck: Stuck,
+    /// Requests that were answered with 503 in the window.
+    unavailable: u64,
     plot: Plot,
     is_empty: bool,
     first_command: Option<String>,
@@ -66,6 +68,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     let query = HistoryQuery { from: Some(from), ..HistoryQuery::default() };
     let Json(history) = history::history(State(Arc::clone(&admin)), QueryParams(query)).await?;
     let page = Overview {
+        unavailable: history.items.iter().map(|point| point.unavailable).sum(),
         plot: Plot::of(history, to, stats.window_seconds as u64),
         is_empty: sources.is_empty(),
         first_command: admin.first_command.clone(),

@@ -82,6 +82,7 @@ mod tests {
             new,
             copies,
             rejected,
+            unavailable: 0,
         };
         let items = vec![point(60, 1, 0, 0), point(30, u64::MAX / 4, 1, 1), point(0, 5, 5, 5)];
         let plot = Plot::of(History { step_seconds: 60, items, next: None }, to, 3_600);

@@ -9,12 +9,12 @@ use hapax_core::Timestamp;
 
 use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
-use super::super::{Admin, AdminStore, audit, events, handlers, jobs, stats};
+use super::super::{Admin, AdminStore, audit, events, handlers, jobs, rejections, stats};
 use super::filters::Filters;
 use super::{Frame, Page, Reader, plans};
 use crate::api::{
     AuditEntry, AuditQuery, EventSummary, EventsQuery, Figures, Handler, Job, JobsQuery, Lane,
-    Pause, StatsQuery,
+    Pause, Rejection, StatsQuery,
 };
 
 #[derive(Template)]
@@ -147,6 +147,7 @@ pub(in crate::admin) struct SourcePage {
     figures: Option<Figures>,
     lanes: Vec<Lane>,
     events: Vec<EventSummary>,
+    rejections: Vec<Rejection>,
 }
 
 /// `GET /sources/{name}`.
@@ -165,8 +166,10 @@ pub(in crate::admin) async fn source<S: AdminStore>(
     let newest =
         EventsQuery { source: Some(name.clone()), limit: Some(20), ..EventsQuery::default() };
     let caller = Extension(reader.caller()?);
-    let Json(events) = events::list(State(admin), caller, QueryParams(newest)).await?;
-    if figures.is_none() && lanes.items.is_empty() && events.items.is_empty() {
+    let Json(events) = events::list(State(Arc::clone(&admin)), caller, QueryParams(newest)).await?;
+    let Json(rejections) = rejections::list(State(admin), PathId(name.clone())).await?;
+    let is_known = figures.is_some() || !lanes.items.is_empty() || !events.items.is_empty();
+    if !is_known && rejections.items.is_empty() {
         return Err(Problem::not_found(
             "no source of that name has an event, a job or a failed verification",
         ));
@@ -178,6 +181,7 @@ pub(in crate::admin) async fn source<S: AdminStore>(
         figures,
         lanes: lanes.items,
         events: events.items,
+        rejections: rejections.items,
     };
     Ok(reader.page(page))
 }

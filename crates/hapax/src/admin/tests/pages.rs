@@ -324,6 +324,7 @@ async fn the_overview_plots_what_was_recorded() {
         new: 3,
         copies: 2,
         rejected: 1,
+        unavailable: 4,
     };
     server
         .store
@@ -334,6 +335,7 @@ async fn the_overview_plots_what_was_recorded() {
         .unwrap();
     let page = server.page("/").await.text;
     assert!(page.contains("<svg") && page.contains("3 new, 2 copies, 1 rejected"), "{page}");
+    assert!(page.contains("4 × 503 in 1h"), "{page}");
     let too_many = server.page("/api/v1/history?from=365d&step=1m").await;
     assert_eq!(too_many.status, StatusCode::BAD_REQUEST);
 }

@@ -459,6 +459,26 @@ CREATE TABLE hapax.portal_ping (
     sent   timestamptz[] NOT NULL
 );
 
+-- The names of what verified arrivals: a scheme, and the reference of a secret. number: see hapax.event.secret.
+CREATE TABLE hapax.verifier (
+    number integer PRIMARY KEY,
+    scheme text    NOT NULL,
+    secret text    NOT NULL
+);
+
+-- The last requests of each source that were refused. Few rows, written every few seconds at most.
+-- Text of senders is bytea, because text here cannot hold a NUL.
+CREATE TABLE hapax.rejection (
+    source     text        NOT NULL,
+    at         timestamptz NOT NULL,
+    request_id uuid        NOT NULL,
+    remote     inet,
+    reason     text        NOT NULL,
+    detail     bytea,
+    claimed_id bytea,
+    PRIMARY KEY (source, at, request_id)
+);
+
 -- Requests to the admin side that change something, with those that were refused.
 CREATE TABLE hapax.audit (
     entry   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -479,6 +499,7 @@ CREATE TABLE hapax.traffic (
     new      bigint NOT NULL,
     copies   bigint NOT NULL,
     rejected bigint NOT NULL,
+    unavailable bigint NOT NULL,
     PRIMARY KEY (width, start, source, node)
 );
 CREATE INDEX traffic_nodes ON hapax.traffic (start)

@@ -545,10 +545,30 @@ CREATE TABLE hapax_traffic (
     new      INTEGER NOT NULL,
     copies   INTEGER NOT NULL,
     rejected INTEGER NOT NULL,
+    unavailable INTEGER NOT NULL,
     PRIMARY KEY (width, start, source, node)
 ) WITHOUT ROWID;
 CREATE INDEX hapax_traffic_nodes ON hapax_traffic (start)
     WHERE width = 60 AND node <> x'00000000000000000000000000000000';
+
+-- The names of what verified arrivals: a scheme, and the reference of a secret. number: see hapax_body.secret.
+CREATE TABLE hapax_verifier (
+    number INTEGER PRIMARY KEY,
+    scheme TEXT    NOT NULL,
+    secret TEXT    NOT NULL
+);
+
+-- The last requests of each source that were refused. Few rows, written every few seconds at most.
+CREATE TABLE hapax_rejection (
+    source     TEXT    NOT NULL,
+    at         INTEGER NOT NULL,
+    request_id BLOB    NOT NULL,
+    remote     TEXT,
+    reason     TEXT    NOT NULL,
+    detail     TEXT,
+    claimed_id TEXT,
+    PRIMARY KEY (source, at, request_id)
+) WITHOUT ROWID;
 
 -- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned. The answer
 -- moves expires_at by its whole TTL; status is null until then. owner (the caller, 'api/acct_1') and
