@@ -1,0 +1,173 @@
+//! Fills the database of a server that was started once, and is not running.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use rusqlite::Connection;
+
+use crate::shared::server::{Server, Setup};
+use crate::{Options, Seeded};
+
+/// The time that the events span: a week.
+const SPAN_MICROS: i64 = 7 * 86_400 * 1_000_000;
+
+/// Events of each rare kind.
+const RARE: u64 = 12;
+
+/// How many events lie between two copies.
+const COPIED_EVERY: u64 = 50;
+
+/// The states of jobs, as the database has them.
+const READY: i64 = 0;
+const DONE: i64 = 2;
+const STALE: i64 = 3;
+const DEAD: i64 = 4;
+const HELD: i64 = 5;
+const REVIEW: i64 = 7;
+
+/// Sources with a handler whose jobs wait for workers that never come.
+pub(crate) fn tables(sources: u64) -> String {
+    let source = |name: String| {
+        format!(
+            "[sources.{name}]\nprovider = \"stripe\"\nsecrets = [\"whsec_of_{name}_0123456789\"]\n\
+             [sources.{name}.handlers.work]\npull = true\n"
+        )
+    };
+    let names = (1..=sources).map(|n| format!("source-{n}")).chain(["rare".to_owned()]);
+    names.map(source).collect()
+}
+
+/// Starts the server once, which makes the tables, and fills them.
+pub(crate) fn fill(options: &Options, directory: &Path, setup: &Setup) -> anyhow::Result<Seeded> {
+    drop(Server::hapax(&options.place.hapax, directory, setup)?);
+    let mut conn = Connection::open(directory.join("data").join("hapax.db")).context("opening")?;
+    conn.execute_batch("PRAGMA synchronous = OFF")?;
+    let tx = conn.transaction()?;
+    for n in 1..=options.sources + 1 {
+        let source = match n > options.sources {
+            true => "rare".to_owned(),
+            false => format!("source-{n}"),
+        };
+        let pair = i64::try_from(n)?;
+        tx.execute(
+            "INSERT OR REPLACE INTO hapax_pair (pair, tenant, source) VALUES (?1, 'default', ?2)",
+            (pair, &source),
+        )?;
+        tx.execute(
+            "INSERT OR IGNORE INTO hapax_handler (source, name) VALUES (?1, 'work')",
+            [&source],
+        )?;
+        tx.execute(
+            "INSERT INTO hapax_lane (lane, pair, handler)
+             VALUES (?1, ?1, (SELECT handler FROM hapax_handler WHERE source = ?2 AND name = 'work'))",
+            (pair, &source),
+        )?;
+    }
+    let now = hapax_core::Timestamp::now().as_microsecond();
+    let first = now - SPAN_MICROS;
+    let step = SPAN_MICROS / i64::try_from(options.events.max(1))?;
+    let body = vec![b'x'; 1_000];
+    {
+        let mut event = tx.prepare(
+            "INSERT INTO hapax_event (seq, id, pair, event_id, received_at, body_hash, state, review)
+             VALUES (?1, ?2, ?3, ?4, ?5, zeroblob(16), 0, 0)",
+        )?;
+        let mut content = tx.prepare(
+            "INSERT INTO hapax_body (seq, event_type, request_id, secret, headers, body)
+             VALUES (?1, ?2, zeroblob(16), 0, '', ?3)",
+        )?;
+        let mut job = tx.prepare(
+            "INSERT INTO hapax_job (event_seq, lane, state, due_at, steps, attempt)
+             VALUES (?1, ?2, ?3, ?4, ?5, 1)",
+        )?;
+        let mut copy = tx.prepare(
+            "INSERT INTO hapax_arrival (event_seq, received_at, request_id, conflict, secret)
+             VALUES (?1, ?2, zeroblob(16), 0, 0)",
+        )?;
+        for n in 1..=options.events {
+            let seq = i64::try_from(n)?;
+            let at = first + step * seq;
+            let kind = Kind::of(options, n);
+            let pair = match kind == Kind::RareSource {
+                true => options.sources + 1,
+                false => 1 + n % options.sources,
+            };
+            let pair = i64::try_from(pair)?;
+            let event_type = if kind == Kind::RareType { "payout.rare" } else { "payout.paid" };
+            let id = format!("evt_seed_{n}");
+            event.execute((seq, id_of(at, n), pair, id, at))?;
+            content.execute((seq, event_type, &body))?;
+            let (state, steps) = kind.job();
+            // What waits is due tomorrow, so that nothing claims it.
+            let due = if state == READY { now + 86_400_000_000 } else { at };
+            job.execute((seq, pair, state, due, steps))?;
+            if n.is_multiple_of(COPIED_EVERY) {
+                copy.execute((seq, at + 1))?;
+            }
+        }
+    }
+    tx.execute(
+        "UPDATE hapax_meta SET value = ?1 WHERE name IN ('last_seq', 'merged_through')",
+        [i64::try_from(options.events)?],
+    )?;
+    tx.commit()?;
+    let middle = options.events / 2;
+    Ok(Seeded { event: format!("evt_seed_{middle}"), middle: first + SPAN_MICROS / 2 })
+}
+
+/// What became of an event.
+#[derive(PartialEq, Eq)]
+enum Kind {
+    Waiting,
+    Dead,
+    Failed,
+    Stale,
+    Held,
+    Review,
+    RareType,
+    RareSource,
+    Processed,
+}
+
+impl Kind {
+    /// The newest wait; the rest is spread evenly.
+    fn of(options: &Options, n: u64) -> Self {
+        if n + options.waiting > options.events {
+            return Self::Waiting;
+        }
+        let every = |count: u64, at: u64| {
+            let gap = (options.events / count.max(1)).max(1);
+            count > 0 && n % gap == at % gap
+        };
+        match () {
+            () if every(options.dead, 1) => Self::Dead,
+            () if every(RARE, 2) => Self::Failed,
+            () if every(RARE, 3) => Self::Stale,
+            () if every(RARE, 4) => Self::Held,
+            () if every(RARE, 5) => Self::Review,
+            () if every(RARE, 6) => Self::RareType,
+            () if every(RARE, 7) => Self::RareSource,
+            () => Self::Processed,
+        }
+    }
+
+    /// The state of its job, and how many steps of the schedule are used.
+    fn job(&self) -> (i64, i64) {
+        match self {
+            Self::Waiting => (READY, 0),
+            Self::Failed => (READY, 1),
+            Self::Dead => (DEAD, 7),
+            Self::Stale => (STALE, 0),
+            Self::Held => (HELD, 0),
+            Self::Review => (REVIEW, 0),
+            Self::RareType | Self::RareSource | Self::Processed => (DONE, 0),
+        }
+    }
+}
+
+/// An id as the store makes them: of version 7, with the number of the row at its end.
+fn id_of(at: i64, n: u64) -> [u8; 16] {
+    let millis = u128::try_from(at / 1_000).unwrap_or(0);
+    let id = (millis << 80) | (7 << 76) | (2 << 62) | u128::from(n);
+    id.to_be_bytes()
+}
