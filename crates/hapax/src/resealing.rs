@@ -79,7 +79,7 @@ impl<S: Outbox + InspectOutbox + SourceSecretStore> Resealer<S> {
         let mut sealed = self.tenants.reseal(&self.action(vault)).await?;
         let mut before = None;
         loop {
-            let filter = EndpointFilter { tenant: None, before, limit: PAGE };
+            let filter = EndpointFilter { before, limit: PAGE, ..EndpointFilter::default() };
             let page = self.store.endpoints(filter).await?;
             for record in page.items.into_iter().filter(|record| needs_reseal(vault, record)) {
                 sealed += usize::from(self.reseal(vault, record).await?);

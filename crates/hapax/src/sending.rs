@@ -150,7 +150,7 @@ pub(crate) async fn sealed_values<S: InspectOutbox + SourceSecretStore>(
     let mut uses: BTreeMap<KeyId, Vec<String>> = BTreeMap::new();
     let mut before = None;
     loop {
-        let filter = EndpointFilter { tenant: None, before, limit: PAGE };
+        let filter = EndpointFilter { before, limit: PAGE, ..EndpointFilter::default() };
         let page = store.endpoints(filter).await?;
         for record in &page.items {
             for key in record.sealed.key_ids() {

@@ -250,6 +250,7 @@ async fn serve_on<S: ServerStore>(
                 let tenants = Arc::clone(&tenants);
                 Box::new(move || tenants.secret_ends())
             },
+            sending: Arc::clone(&sending),
             log: Some(config.settings.data_dir.join("hapax.db-wal")),
             now: Arc::clone(&now),
         },

@@ -91,15 +91,15 @@ impl TrafficRecorder {
 /// The counts of this process.
 #[derive(Default)]
 struct Counted {
-    /// The counters of each source when they were last read: new, copies, rejected, unavailable.
-    counters: HashMap<SourceName, [u64; 4]>,
+    /// The counters of each source when they were last read: new, copies, conflicts, rejected, unavailable.
+    counters: HashMap<SourceName, [u64; 5]>,
     /// The counts of a minute and source, for the current minute and for minutes that are not written yet.
     minutes: BTreeMap<(i64, String), Minute>,
 }
 
 #[derive(Default)]
 struct Minute {
-    counts: [u64; 4],
+    counts: [u64; 5],
     is_written: bool,
 }
 
@@ -108,12 +108,13 @@ impl Counted {
     fn count(&mut self, traffic: Vec<Traffic>, now: Timestamp) {
         let minute = minute_of(now);
         let mut counters = HashMap::new();
-        for Traffic { source, new, copies, failed_verifications, unavailable } in traffic {
-            let after = [new, copies, failed_verifications, unavailable];
+        for Traffic { source, new, copies, conflicts, failed_verifications, unavailable } in traffic
+        {
+            let after = [new, copies, conflicts, failed_verifications, unavailable];
             let before = self.counters.get(&source).copied().unwrap_or_default();
-            let grown: [u64; 4] =
+            let grown: [u64; 5] =
                 std::array::from_fn(|at| after[at].checked_sub(before[at]).unwrap_or(after[at]));
-            if grown != [0; 4] {
+            if grown != [0; 5] {
                 let row = self.minutes.entry((minute, source.to_string())).or_default();
                 row.counts = std::array::from_fn(|at| row.counts[at] + grown[at]);
                 row.is_written = false;
@@ -134,8 +135,9 @@ impl Counted {
             at: Timestamp::from_second(*minute).unwrap_or(Timestamp::UNIX_EPOCH),
             new: row.counts[0],
             copies: row.counts[1],
-            rejected: row.counts[2],
-            unavailable: row.counts[3],
+            conflicts: row.counts[2],
+            rejected: row.counts[3],
+            unavailable: row.counts[4],
         };
         waiting.map(count).collect()
     }
@@ -167,7 +169,7 @@ mod tests {
     #[tokio::test]
     async fn each_arrival_is_recorded_once_whatever_becomes_of_a_write() {
         // The store fails, also after it has written; minutes pass; a source is removed and added again.
-        let counters = Arc::new(PlainMutex::new([0; 3]));
+        let counters = Arc::new(PlainMutex::new([0; 4]));
         let second = Arc::new(AtomicI64::new(1_000_020));
         let clock: Now = {
             let second = Arc::clone(&second);
@@ -177,9 +179,16 @@ mod tests {
         let recorder = {
             let counters = Arc::clone(&counters);
             let traffic = move || {
-                let [new, copies, failed_verifications] = *counters.lock().unwrap();
+                let [new, copies, conflicts, failed_verifications] = *counters.lock().unwrap();
                 let source = SourceName::new("s");
-                vec![Traffic { source, new, copies, failed_verifications, unavailable: 0 }]
+                vec![Traffic {
+                    source,
+                    new,
+                    copies,
+                    conflicts,
+                    failed_verifications,
+                    unavailable: 0,
+                }]
             };
             TrafficRecorder::new(Uuid::from_u128(1), Box::new(traffic), clock)
         };
@@ -191,24 +200,27 @@ mod tests {
                 step: Duration::from_secs(60),
             };
             let points = store.traffic(ask).await.unwrap();
-            points.iter().map(|one| [one.new, one.copies, one.rejected]).collect::<Vec<_>>()
+            points
+                .iter()
+                .map(|one| [one.new, one.copies, one.conflicts, one.rejected])
+                .collect::<Vec<_>>()
         };
-        let step = async |now: [u64; 3], seconds: i64| {
+        let step = async |now: [u64; 4], seconds: i64| {
             *counters.lock().unwrap() = now;
             second.fetch_add(seconds, Ordering::SeqCst);
             recorder.record(&store).await
         };
-        assert!(!step([0, 0, 0], 0).await);
-        assert!(step([3, 1, 0], 0).await && !step([3, 1, 0], 10).await);
-        assert!(step([5, 1, 2], 10).await);
-        assert_eq!(points().await, [[5, 1, 2]]);
+        assert!(!step([0, 0, 0, 0], 0).await);
+        assert!(step([3, 1, 0, 0], 0).await && !step([3, 1, 0, 0], 10).await);
+        assert!(step([5, 1, 0, 2], 10).await);
+        assert_eq!(points().await, [[5, 1, 0, 2]]);
         store.fail_next(Act::RecordTraffic, 1);
-        assert!(step([6, 1, 2], 0).await);
+        assert!(step([6, 1, 0, 2], 0).await);
         // In the next minute both rows are written.
-        assert!(step([8, 2, 2], 60).await);
-        assert_eq!(points().await, [[6, 1, 2], [2, 1, 0]]);
+        assert!(step([8, 2, 0, 2], 60).await);
+        assert_eq!(points().await, [[6, 1, 0, 2], [2, 1, 0, 0]]);
         // Removed, and added again.
-        assert!(step([1, 0, 0], 5).await);
-        assert_eq!(points().await, [[6, 1, 2], [3, 1, 0]]);
+        assert!(step([1, 0, 0, 0], 5).await);
+        assert_eq!(points().await, [[6, 1, 0, 2], [3, 1, 0, 0]]);
     }
 }

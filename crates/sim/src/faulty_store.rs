@@ -336,7 +336,7 @@ acts! {
         PublishDeaths: publish_deaths(limit: usize) -> bool;
     }
     AlertRecords {
-        HoldAlertLease: hold_alert_lease(node: Uuid, lease: Duration) -> bool;
+        CheckIn: check_in(node: hapax_core::store::CheckIn) -> CheckedIn;
         NoteAlerts: note_alerts(report: AlertReport) -> AlertsNoted;
         ListAlerts: alerts() -> Vec<StoredAlert>;
         SilenceAlert: silence_alert(ask: SilenceAsk) -> Option<StoredAlert>;

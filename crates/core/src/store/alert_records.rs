@@ -1,22 +1,21 @@
 //! Alerts that are stored: one row for each subject, over all nodes and restarts.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::StoreError;
+use super::{HandlerRef, StoreError};
 use crate::alert_board::{AlertReport, AlertsNoted, StoredAlert};
 
 /// The alerts of all nodes. Every method is one atomic act.
 pub trait AlertRecords: Send + Sync + 'static {
-    /// Takes or renews the lease of the judge. True if the node holds it now, for `lease` by the store's clock.
-    /// Only one node holds it at a time.
-    fn hold_alert_lease(
-        &self,
-        node: Uuid,
-        lease: Duration,
-    ) -> impl Future<Output = Result<bool, StoreError>> + Send;
+    /// Records that a node is alive and which handlers it has, and takes or renews the lease of the judge. Only one node
+    /// holds the lease at a time, by the store's clock. A node counts as alive for
+    /// [`LISTED_FOR`](crate::alert_board::LISTED_FOR).
+    fn check_in(&self, node: CheckIn)
+    -> impl Future<Output = Result<CheckedIn, StoreError>> + Send;
 
     /// Records what a node has found, as [`note`](crate::alert_board::note) decides. Rows, messages and the check of
     /// the lease are one commit, and reports follow each other. After an error the report may count or not; the
@@ -35,6 +34,26 @@ pub trait AlertRecords: Send + Sync + 'static {
         &self,
         ask: SilenceAsk,
     ) -> impl Future<Output = Result<Option<StoredAlert>, StoreError>> + Send;
+}
+
+/// A node that is alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckIn {
+    /// Names the process, and only this one.
+    pub node: Uuid,
+    /// How long it judges the data of all nodes if it gets the lease.
+    pub lease: Duration,
+    /// The handlers in its configuration.
+    pub handlers: Vec<HandlerRef>,
+}
+
+/// The state of all nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CheckedIn {
+    /// Whether the node holds the lease of the judge.
+    pub is_judge: bool,
+    /// The handlers of all nodes that are alive, each once.
+    pub handlers: HashSet<HandlerRef>,
 }
 
 /// An operator's wish for silence.

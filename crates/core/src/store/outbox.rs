@@ -371,6 +371,8 @@ pub enum MessageAct {
 /// Which endpoints to list.
 #[derive(Debug, Clone, Default)]
 pub struct EndpointFilter {
+    /// Only those whose circuit is open.
+    pub failing: bool,
     /// Of this tenant.
     pub tenant: Option<Tenant>,
     /// Only entries older than this: the end of the previous page.

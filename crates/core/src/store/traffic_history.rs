@@ -19,6 +19,8 @@ pub struct TrafficCount {
     pub new: u64,
     /// Arrivals of known events.
     pub copies: u64,
+    /// Arrivals of known events with another body; they are copies too.
+    pub conflicts: u64,
     /// Requests that failed verification.
     pub rejected: u64,
     /// Requests that were answered with 503: they could not be made durable, and the sender must retry.
@@ -47,6 +49,8 @@ pub struct TrafficPoint {
     pub new: u64,
     /// Arrivals of known events.
     pub copies: u64,
+    /// Arrivals of known events with another body; they are copies too.
+    pub conflicts: u64,
     /// Requests that failed verification.
     pub rejected: u64,
     /// Requests that were answered with 503: they could not be made durable, and the sender must retry.

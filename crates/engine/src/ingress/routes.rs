@@ -254,12 +254,14 @@ impl Routes {
                 source: source.clone(),
                 new: 0,
                 copies: 0,
+                conflicts: 0,
                 failed_verifications: 0,
                 unavailable: 0,
             });
             let counted = &route.record.counted;
             traffic.new += counted.new.load(Ordering::Relaxed);
             traffic.copies += counted.copies.load(Ordering::Relaxed);
+            traffic.conflicts += counted.conflicts.load(Ordering::Relaxed);
             traffic.failed_verifications += counted.failed.load(Ordering::Relaxed);
             traffic.unavailable += counted.unavailable.load(Ordering::Relaxed);
         }
@@ -289,6 +291,8 @@ pub struct Traffic {
     pub new: u64,
     /// Arrivals of known events, including conflicts.
     pub copies: u64,
+    /// Arrivals of known events with another body.
+    pub conflicts: u64,
     /// Requests whose signature was missing or wrong, or whose signed time was outside the window.
     pub failed_verifications: u64,
     /// Requests that were answered with 503.
@@ -348,6 +352,7 @@ pub(crate) struct SourceRecord {
 struct Counted {
     new: AtomicU64,
     copies: AtomicU64,
+    conflicts: AtomicU64,
     failed: AtomicU64,
     unavailable: AtomicU64,
 }
@@ -424,6 +429,9 @@ impl SourceRecord {
             Decision::Duplicate | Decision::Conflict => &self.counted.copies,
         };
         counted.fetch_add(1, Ordering::Relaxed);
+        if decision == Decision::Conflict {
+            self.counted.conflicts.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Counts a request that could not be verified, whatever its answer is.

@@ -27,11 +27,14 @@ const SILENCE_MAX: Duration = Duration::from_secs(31 * 86_400);
 const RECEIVERS_MAX: usize = 100;
 
 /// `GET /api/v1/alerts`.
-pub(super) async fn list<S: AdminStore>(
-    State(admin): State<Arc<Admin<S>>>,
-) -> Result<Json<AlertList>, Problem> {
+pub(super) async fn list<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Json<AlertList> {
     let items = admin.watch.alerts(&*admin.store).await;
-    Ok(Json(AlertList { items, next: None, reach: reach(&admin).await? }))
+    // A store that cannot be read is an alert itself, and must not hide it.
+    let reach = reach(&admin).await.unwrap_or_else(|_| AlertReach {
+        endpoints: 0,
+        problem: Some("the store cannot be read, so nothing is delivered".to_owned()),
+    });
+    Json(AlertList { items, next: None, reach })
 }
 
 /// `POST /api/v1/alerts/{id}/silence`.
@@ -68,7 +71,8 @@ pub(super) async fn silence<S: AdminStore>(
     };
     tracing::info!(token = who, alert = alert.name, "{who} {action}");
     // The trail of requests has the path only.
-    let subject = [Some(&alert.name), alert.lane.as_ref().or(alert.source.as_ref())];
+    let place = alert.lane.as_ref().or(alert.source.as_ref()).or(alert.endpoint.as_ref());
+    let subject = [Some(&alert.name), place];
     let subject: Vec<&str> = subject.into_iter().flatten().map(String::as_str).collect();
     let entry = AuditEntry {
         at: (admin.now)(),
@@ -102,6 +106,7 @@ pub(super) async fn test<S: AdminStore>(
         source: None,
         tenant: None,
         lane: None,
+        endpoint: None,
         severity: Severity::Info,
         since: (admin.now)(),
         message: format!(
@@ -151,8 +156,8 @@ pub(super) async fn reach<S: AdminStore>(admin: &Admin<S>) -> Result<AlertReach,
 async fn receivers<S: AdminStore>(admin: &Admin<S>) -> Result<Vec<EndpointRecord>, Problem> {
     let own = EndpointFilter {
         tenant: Some(Tenant::new(OWN_TENANT)),
-        before: None,
         limit: RECEIVERS_MAX,
+        ..EndpointFilter::default()
     };
     let raised = NewMessage::new(ALERT_RAISED, serde_json::Value::Null);
     let mut receivers = admin.store.endpoints(own).await?.items;

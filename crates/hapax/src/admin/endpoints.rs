@@ -52,6 +52,7 @@ pub(super) async fn list<S: AdminStore>(
         tenant: query.tenant.map(Tenant::new),
         before: cursor(query.cursor)?,
         limit: limit(query.limit)?,
+        ..EndpointFilter::default()
     };
     let page = admin.store.endpoints(filter).await?;
     Ok(Json(page.into()))

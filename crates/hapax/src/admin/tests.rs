@@ -252,6 +252,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
                             source: SourceName::new(source),
                             new: 0,
                             copies: 0,
+                            conflicts: 0,
                             failed_verifications,
                             unavailable: 0,
                         };
@@ -262,6 +263,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
                 clock_offset_seconds: Box::new(|| Some(-90)),
                 known: Box::new(Vec::new),
                 tenant_secrets: Box::new(Vec::new),
+                sending: Arc::new(SharedSending::new(Err("no vault in this test".to_owned()))),
                 log: None,
                 now: Arc::new(noon),
             },
@@ -785,6 +787,14 @@ async fn alerts_name_the_problem_and_its_place_with_the_worst_first() {
     assert_eq!((&items[0]["severity"], &items[0]["source"]), (&json!("critical"), &Value::Null));
     assert_eq!((&items[1]["source"], &items[1]["lane"]), (&json!("stripe"), &json!("stripe/fee")));
     assert_eq!(items[1]["since"], noon().to_string());
+    // A store that cannot be read must not hide what is wrong.
+    for act in [Act::ListEndpoints, Act::ListAlerts, Act::NoteAlerts, Act::CheckIn] {
+        let gone = hapax_core::store::StoreError::Unavailable("gone".into());
+        server.store.faults.fail(act, gone);
+    }
+    let (status, alerts) = server.get("/api/v1/alerts").await;
+    assert_eq!((status, alerts["items"].as_array().unwrap().len()), (StatusCode::OK, 2));
+    assert!(alerts["reach"]["problem"].as_str().unwrap().contains("cannot be read"), "{alerts}");
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ const KEPT: SignedDuration = SignedDuration::from_hours(25);
 pub(super) struct Counts {
     pub(super) new: u64,
     pub(super) copies: u64,
+    pub(super) conflicts: u64,
     pub(super) failed: u64,
 }
 
@@ -35,6 +36,7 @@ impl Counts {
         Self {
             new: self.new.saturating_sub(before.new),
             copies: self.copies.saturating_sub(before.copies),
+            conflicts: self.conflicts.saturating_sub(before.conflicts),
             failed: self.failed.saturating_sub(before.failed),
         }
     }
@@ -136,8 +138,10 @@ pub(super) fn earlier(now: Timestamp, span: Duration) -> Timestamp {
 }
 
 fn counted(traffic: &Traffic) -> (SourceName, Counts) {
-    let Traffic { source, new, copies, failed_verifications, unavailable: _ } = traffic;
-    (source.clone(), Counts { new: *new, copies: *copies, failed: *failed_verifications })
+    let Traffic { source, new, copies, conflicts, failed_verifications, unavailable: _ } = traffic;
+    let counts =
+        Counts { new: *new, copies: *copies, conflicts: *conflicts, failed: *failed_verifications };
+    (source.clone(), counts)
 }
 
 fn is_something((_, counts): &(SourceName, Counts)) -> bool {
@@ -154,7 +158,14 @@ mod tests {
 
     fn stripe(new: u64) -> Traffic {
         let source = SourceName::new("stripe");
-        Traffic { source, new, copies: 0, failed_verifications: 2 * new, unavailable: 0 }
+        Traffic {
+            source,
+            new,
+            copies: 0,
+            conflicts: 0,
+            failed_verifications: 2 * new,
+            unavailable: 0,
+        }
     }
 
     #[test]

@@ -12,16 +12,18 @@ mod rules;
 mod tests;
 mod traffic;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use hapax_core::alert_board::{AlertReport, JUDGE, StoredAlert};
+use hapax_core::endpoint::EndpointRecord;
 use hapax_core::own_messages::ActiveAlert;
 use hapax_core::store::{
-    AlertRecords, HandlerRef, Inspect, LaneState, PausedHandler, SilenceAsk, Store, StoreError,
-    TrafficAsk, TrafficHistory,
+    AlertRecords, CheckIn, CheckedIn, EndpointFilter, HandlerRef, Inspect, InspectOutbox,
+    LaneState, PausedHandler, SilenceAsk, SourceSecretStore, Store, StoreError, TrafficAsk,
+    TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp, tuned};
 use hapax_engine::Now;
@@ -32,10 +34,11 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub(crate) use self::rules::SecretEnds;
-use self::rules::{About, Finding, Observations, judge, judge_node};
+use self::rules::{About, Finding, MissingKey, Observations, judge, judge_node};
 use self::traffic::MergedTraffic;
 use crate::api::{self, Severity};
 use crate::config::{ALERT_NAMES, Alerts, Config};
+use crate::sending::{self, SharedSending};
 use crate::statements::{Statements, Unprepared};
 use crate::traffic_recorder::TrafficRecorder;
 
@@ -62,6 +65,13 @@ const QUIET: Duration = Duration::from_secs(5 * 60);
 /// The most alerts of one name; one more stands for all others. A problem of a thousand tenants must not be a
 /// thousand messages.
 const PER_NAME_MAX: usize = 20;
+
+/// The most failing endpoints that are looked at; of more than [`PER_NAME_MAX`] one alert stands for the others.
+const FAILING_MAX: usize = 200;
+
+/// How often it is checked whether the vault has all keys, and how often while one is missing.
+const VAULT_EVERY: SignedDuration = SignedDuration::from_mins(10);
+const VAULT_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 
 /// The part of the configuration that alerts depend on. A reload replaces it.
 #[derive(Debug, Clone, Default)]
@@ -100,6 +110,8 @@ pub(crate) struct Inputs {
     pub(crate) known: Box<dyn Fn() -> Vec<HandlerRef> + Send + Sync>,
     /// When the secrets of tenants that were added at run time end.
     pub(crate) tenant_secrets: Box<dyn Fn() -> Vec<SecretEnds> + Send + Sync>,
+    /// The vault, whose keys stored values need.
+    pub(crate) sending: Arc<SharedSending>,
     /// The write-ahead log, where the store has one.
     pub(crate) log: Option<PathBuf>,
     /// The clock.
@@ -107,9 +119,15 @@ pub(crate) struct Inputs {
 }
 
 /// The acts and reads of a store that alerts need.
-pub(crate) trait AlertStore: Store + Inspect + AlertRecords + TrafficHistory {}
+pub(crate) trait AlertStore:
+    Store + Inspect + InspectOutbox + SourceSecretStore + AlertRecords + TrafficHistory
+{
+}
 
-impl<S: Store + Inspect + AlertRecords + TrafficHistory> AlertStore for S {}
+impl<S: Store + Inspect + InspectOutbox + SourceSecretStore + AlertRecords + TrafficHistory>
+    AlertStore for S
+{
+}
 
 /// Looks for problems, and lists the alerts.
 pub(crate) struct AlertMonitor {
@@ -129,6 +147,11 @@ struct Kept {
     lanes: Vec<LaneState>,
     paused: Vec<PausedHandler>,
     in_review: Vec<(SourceName, u64)>,
+    failing: Vec<EndpointRecord>,
+    /// The handlers of all nodes that are alive.
+    handlers: HashSet<HandlerRef>,
+    /// The keys that the vault lacks, and when the stored values were last looked at.
+    missing_keys: Option<(Timestamp, Vec<MissingKey>)>,
     /// The alerts of all nodes, as the store listed them last.
     listed: Vec<api::Alert>,
     /// The alerts that were found while the store could not record them, with the time of the first
@@ -175,6 +198,9 @@ impl AlertMonitor {
             lanes: Vec::new(),
             paused: Vec::new(),
             in_review: Vec::new(),
+            failing: Vec::new(),
+            handlers: HashSet::new(),
+            missing_keys: None,
             listed: Vec::new(),
             unrecorded: BTreeMap::new(),
             last_round: None,
@@ -188,6 +214,7 @@ impl AlertMonitor {
         let mut kept = self.kept();
         kept.rules = rules;
         kept.unprepared = None;
+        kept.missing_keys = None;
     }
 
     /// Runs a round every few seconds, until `stop`.
@@ -264,6 +291,7 @@ impl AlertMonitor {
             self.observe(store, now).await;
         }
         self.check_statements().await;
+        self.check_vault(store, now).await;
         let found = self.find(store, now, is_judge);
         self.kept().last_round = Some(now);
         match self.report(store, &found, now, why).await {
@@ -293,10 +321,15 @@ impl AlertMonitor {
         }
         let lease = tuned!("alerts.lease_ms", LEASE.as_millis() as u64);
         let lease = Duration::from_millis(lease);
-        let holds = match store.hold_alert_lease(self.inputs.node, lease).await {
-            Ok(holds) => holds,
+        let node = self.inputs.node;
+        let checked = CheckIn { node, lease, handlers: (self.inputs.known)() };
+        let holds = match store.check_in(checked).await {
+            Ok(CheckedIn { is_judge, handlers }) => {
+                self.kept().handlers = handlers;
+                is_judge
+            }
             Err(error) => {
-                tracing::debug!(%error, "asking for the lease of the judge of alerts: {error}");
+                tracing::debug!(%error, "reporting this node to the store: {error}");
                 // On a store that cannot be written to, the last judge still lists what it finds.
                 known.is_some_and(|(_, holds)| holds)
             }
@@ -320,7 +353,20 @@ impl AlertMonitor {
             Ok(in_review) => self.kept().in_review = in_review,
             Err(error) => tracing::debug!(%error, "counting events in review: {error}"),
         }
+        let failing =
+            EndpointFilter { failing: true, limit: FAILING_MAX, ..EndpointFilter::default() };
+        match store.endpoints(failing).await {
+            Ok(failing) => self.kept().failing = failing.items,
+            Err(error) => tracing::debug!(%error, "reading the endpoints that fail: {error}"),
+        }
         self.inputs.traffic.record(store).await;
+        let week = self.kept().merged.ask_week(now);
+        if let Some(week) = week {
+            match store.traffic_by_source(week).await {
+                Ok(counts) => self.kept().merged.take_week(&counts, now),
+                Err(error) => tracing::debug!(%error, "reading the traffic of a week: {error}"),
+            }
+        }
         let ask = self.kept().merged.ask();
         match store.traffic_by_source(ask).await {
             Ok(counts) => self.kept().merged.take(counts, &self.inputs.traffic.sources(), now),
@@ -330,7 +376,6 @@ impl AlertMonitor {
 
     fn find<S: AlertStore>(&self, store: &S, now: Timestamp, is_judge: bool) -> Found {
         let log = self.inputs.log.as_ref().and_then(|log| std::fs::metadata(log).ok());
-        let known = (self.inputs.known)();
         let mut secrets = (self.inputs.tenant_secrets)();
         let mut guard = self.kept();
         let kept = &mut *guard;
@@ -345,7 +390,10 @@ impl AlertMonitor {
             traffic: kept.merged.current(),
             lanes: &kept.lanes,
             in_review: &kept.in_review,
-            known: &known,
+            known: &kept.handlers,
+            pauses: kept.merged.pauses(),
+            failing: &kept.failing,
+            missing_keys: kept.missing_keys.as_ref().map_or(&[], |(_, missing)| missing),
             paused: &kept.paused,
             secrets: &secrets,
             unwritable: store.writable().err().map(|error| error.to_string()),
@@ -459,6 +507,34 @@ impl AlertMonitor {
         }
     }
 
+    /// Looks now and then whether the vault has the keys of all stored values: that reads every endpoint.
+    async fn check_vault<S: AlertStore>(&self, store: &S, now: Timestamp) {
+        {
+            let kept = self.kept();
+            let is_due = kept.missing_keys.as_ref().is_none_or(|(at, missing)| {
+                let every = if missing.is_empty() { VAULT_EVERY } else { VAULT_AGAIN };
+                now.duration_since(*at).abs() >= every
+            });
+            if !kept.rules.alerts.vault_key || !is_due {
+                return;
+            }
+        }
+        let known = self.inputs.sending.vault_keys();
+        match sending::sealed_values(store).await {
+            Ok(uses) => {
+                let missing = uses.into_iter().filter(|(key, _)| !known.contains(key));
+                let missing = missing.map(|(key, owners)| MissingKey {
+                    key: key.to_string(),
+                    values: owners.len(),
+                    example: owners.into_iter().next().unwrap_or_default(),
+                });
+                // One alert stands for all keys: the first one is named.
+                self.kept().missing_keys = Some((now, missing.take(1).collect()));
+            }
+            Err(error) => tracing::debug!(%error, "reading which keys are needed: {error}"),
+        }
+    }
+
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().expect("no panic happens under this lock")
     }
@@ -494,7 +570,7 @@ fn reported(found: &[Finding], since: impl Fn(&str) -> Timestamp) -> Vec<ActiveA
                 more.len(),
                 worst.message
             );
-            let about = About { name, source: None, tenant: None, lane: None };
+            let about = About { name, source: None, tenant: None, lane: None, endpoint: None };
             let since = since(&subject);
             Alert { about, message, since, severity: worst.severity }.active_as(subject)
         }));
@@ -506,8 +582,8 @@ impl About {
     /// How all nodes spell the subject. It has no time in it: another node finds the same problem a few seconds
     /// earlier or later.
     fn subject(&self) -> String {
-        let Self { name, source, tenant, lane } = self;
-        serde_json::json!([name, source, tenant, lane]).to_string()
+        let Self { name, source, tenant, lane, endpoint } = self;
+        serde_json::json!([name, source, tenant, lane, endpoint]).to_string()
     }
 }
 
@@ -529,13 +605,14 @@ impl Alert {
     }
 
     fn content(&self) -> api::Alert {
-        let About { name, source, tenant, lane } = self.about.clone();
+        let About { name, source, tenant, lane, endpoint } = self.about.clone();
         api::Alert {
             id: String::new(),
             name: name.to_owned(),
             source,
             tenant,
             lane,
+            endpoint,
             severity: self.severity,
             since: self.since,
             message: self.message.clone(),

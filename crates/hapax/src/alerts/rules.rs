@@ -1,9 +1,10 @@
 //! The rules of alerts: one function for each alert, from observations to findings. The functions
 //! keep no state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
+use hapax_core::endpoint::EndpointRecord;
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{HandlerRef, LaneState, PausedHandler};
 use hapax_core::{SourceName, Timestamp};
@@ -37,6 +38,9 @@ const SILENCE_ARRIVALS_MIN: u64 = 10;
 /// A source counts as silent only after this many times its usual pause between two events.
 const SILENCE_TIMES_USUAL: u32 = 10;
 
+/// A source counts as silent only after this many times its longest pause in a week: a weekend is no silence.
+const SILENCE_TIMES_LONGEST: u32 = 2;
+
 /// The subject of an alert. Two findings with the same subject are the same alert.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct About {
@@ -45,6 +49,8 @@ pub(crate) struct About {
     pub(crate) source: Option<String>,
     pub(crate) tenant: Option<String>,
     pub(crate) lane: Option<String>,
+    /// The id of an endpoint.
+    pub(crate) endpoint: Option<String>,
 }
 
 /// A problem that exists now.
@@ -64,6 +70,16 @@ pub(crate) struct SecretEnds {
     pub(crate) until: Vec<Option<Timestamp>>,
 }
 
+/// A key that the vault of this node lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct MissingKey {
+    pub(super) key: String,
+    /// How many stored values need it.
+    pub(super) values: usize,
+    /// The owner of one of them.
+    pub(super) example: String,
+}
+
 /// All observations of one round.
 pub(super) struct Observations<'a> {
     pub(super) now: Timestamp,
@@ -72,7 +88,14 @@ pub(super) struct Observations<'a> {
     pub(super) lanes: &'a [LaneState],
     /// Events of each source that wait for review as a whole. Jobs in review are in `lanes`.
     pub(super) in_review: &'a [(SourceName, u64)],
-    pub(super) known: &'a [HandlerRef],
+    /// The handlers of all nodes that are alive.
+    pub(super) known: &'a HashSet<HandlerRef>,
+    /// The longest pause of each source in a week.
+    pub(super) pauses: &'a BTreeMap<SourceName, Duration>,
+    /// Endpoints whose circuit is open.
+    pub(super) failing: &'a [EndpointRecord],
+    /// The keys of the vault that are missing, and what needs them.
+    pub(super) missing_keys: &'a [MissingKey],
     /// Handlers that an operator has paused.
     pub(super) paused: &'a [PausedHandler],
     pub(super) secrets: &'a [SecretEnds],
@@ -91,13 +114,16 @@ pub(super) fn judge(observed: &Observations<'_>, alerts: &Alerts) -> Vec<Finding
     for traffic in observed.traffic {
         found.extend(duplicate_spike(observed, alerts, traffic));
         found.extend(failed_verifications(observed, alerts, traffic));
+        found.extend(conflicts(observed, alerts, traffic));
         found.extend(silence(observed, alerts, traffic));
     }
     for lane in observed.lanes {
         found.extend(oldest_job(observed, alerts, lane));
+        found.extend(handler_gone(observed, alerts, lane));
         found.extend(dead_letters(alerts, lane));
     }
     found.extend(review(observed, alerts));
+    found.extend(observed.failing.iter().filter_map(|endpoint| circuits(alerts, endpoint)));
     found
 }
 
@@ -105,6 +131,7 @@ pub(super) fn judge(observed: &Observations<'_>, alerts: &Alerts) -> Vec<Finding
 pub(super) fn judge_node(observed: &Observations<'_>, alerts: &Alerts) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(observed.secrets.iter().filter_map(|ends| secret_expiry(observed, alerts, ends)));
+    found.extend(observed.missing_keys.iter().filter_map(|missing| vault_key(alerts, missing)));
     found.extend(clock_skew(observed, alerts));
     found.extend(log_growth(observed, alerts));
     found.extend(observed.unprepared.iter().filter_map(|one| statements(alerts, one)));
@@ -113,7 +140,7 @@ pub(super) fn judge_node(observed: &Observations<'_>, alerts: &Alerts) -> Vec<Fi
 }
 
 fn about(name: &'static str) -> About {
-    About { name, source: None, tenant: None, lane: None }
+    About { name, source: None, tenant: None, lane: None, endpoint: None }
 }
 
 fn of_source(name: &'static str, source: &SourceName) -> About {
@@ -172,6 +199,25 @@ fn failed_verifications(
     })
 }
 
+fn conflicts(observed: &Observations<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Finding> {
+    let rate = alerts.conflicts?;
+    let (now, _) = observed.history.within(rate.per, observed.now, traffic);
+    let (source, count) = (&traffic.source, now.conflicts);
+    let copies = match count {
+        1 => "1 copy".to_owned(),
+        count => format!("{count} copies"),
+    };
+    (count >= u64::from(rate.count.get())).then(|| Finding {
+        about: of_source("conflicts", source),
+        severity: Severity::Warning,
+        message: format!(
+            "{source} sent {copies} under a known id with another body in {}. The first body counts; compare \
+             both with `hapax events list --source {source}` and `hapax events show`",
+            words(rate.per)
+        ),
+    })
+}
+
 fn silence(observed: &Observations<'_>, alerts: &Alerts, traffic: &Traffic) -> Option<Finding> {
     let least = alerts.silence?;
     let activity = observed.history.activity(&traffic.source)?;
@@ -181,11 +227,14 @@ fn silence(observed: &Observations<'_>, alerts: &Alerts, traffic: &Traffic) -> O
     let active_for = activity.last.duration_since(activity.first).unsigned_abs();
     let usual = active_for / u32::try_from(activity.arrivals).unwrap_or(u32::MAX);
     let quiet = observed.now.duration_since(activity.last).unsigned_abs();
-    (quiet >= least.max(usual * SILENCE_TIMES_USUAL)).then(|| Finding {
+    let longest = observed.pauses.get(&traffic.source).copied().unwrap_or_default();
+    let limit = least.max(usual * SILENCE_TIMES_USUAL).max(longest * SILENCE_TIMES_LONGEST);
+    (quiet >= limit).then(|| Finding {
         about: of_source("silence", &traffic.source),
         severity: Severity::Warning,
         message: format!(
-            "{} has sent nothing for {}; it usually sends about every {}",
+            "{} has sent nothing for {}; it usually sends about every {}. Check the sender, and whether its \
+             requests still reach this server",
             traffic.source,
             words(quiet),
             words(usual.max(Duration::from_secs(1)))
@@ -212,6 +261,58 @@ fn oldest_job(observed: &Observations<'_>, alerts: &Alerts, lane: &LaneState) ->
         message: format!(
             "a job of {source}/{handler} has been due for {}{why}",
             words(due.unsigned_abs())
+        ),
+    })
+}
+
+fn handler_gone(observed: &Observations<'_>, alerts: &Alerts, lane: &LaneState) -> Option<Finding> {
+    let waiting = lane.ready + lane.leased + lane.held + lane.parked;
+    let HandlerRef { source, handler } = &lane.handler;
+    let is_gone = alerts.handler_gone && waiting > 0 && !observed.known.contains(&lane.handler);
+    let jobs = match waiting {
+        1 => "1 job waits".to_owned(),
+        LANE_COUNT_MAX.. => format!("{LANE_COUNT_MAX} jobs or more wait"),
+        waiting => format!("{waiting} jobs wait"),
+    };
+    is_gone.then(|| Finding {
+        about: of_lane("handler_gone", lane),
+        severity: Severity::Warning,
+        message: format!(
+            "{jobs} for {source}/{handler}, and no node has this handler. Add it to the config again, or discard \
+             the events"
+        ),
+    })
+}
+
+fn circuits(alerts: &Alerts, endpoint: &EndpointRecord) -> Option<Finding> {
+    // An endpoint that gets alerts would get one about itself once it answers again.
+    let is_reported = alerts.circuits && endpoint.subject().is_published();
+    let (id, tenant) = (endpoint.id.to_string(), endpoint.tenant.as_str());
+    is_reported.then(|| Finding {
+        about: About {
+            tenant: Some(tenant.to_owned()).filter(|tenant| tenant != "default"),
+            endpoint: Some(id.clone()),
+            ..about("circuits")
+        },
+        severity: Severity::Warning,
+        message: format!(
+            "deliveries to the endpoint {id} of {tenant} are held: {}. `hapax endpoints ping {id}` tries it",
+            endpoint.trouble().unwrap_or("its circuit is open")
+        ),
+    })
+}
+
+fn vault_key(alerts: &Alerts, missing: &MissingKey) -> Option<Finding> {
+    let MissingKey { key, values, example } = missing;
+    let values = match values {
+        1 => "1 stored value needs".to_owned(),
+        values => format!("{values} stored values need"),
+    };
+    alerts.vault_key.then(|| Finding {
+        about: about("vault_key"),
+        severity: Severity::Critical,
+        message: format!(
+            "[vault] has no key {key}, which {values}, such as that of {example}: add the key to `old`"
         ),
     })
 }

@@ -3,7 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use hapax_core::Tenant;
+use hapax_core::endpoint::{EndpointId, EndpointSealed, EndpointSettings};
 use hapax_core::job::HandlerName;
+use hapax_core::store::TrafficCount;
+use hapax_core::vault::Sealed;
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::Traffic;
 use hapax_sim::{Act, FaultyStore};
@@ -18,7 +22,7 @@ fn at(second: i64) -> Timestamp {
 
 fn traffic(new: u64, copies: u64, failed_verifications: u64) -> Traffic {
     let source = SourceName::new("stripe");
-    Traffic { source, new, copies, failed_verifications, unavailable: 0 }
+    Traffic { source, new, copies, conflicts: 0, failed_verifications, unavailable: 0 }
 }
 
 fn lane(oldest_due: Option<Timestamp>, dead: u64) -> LaneState {
@@ -35,7 +39,10 @@ struct Scene {
     lanes: Vec<LaneState>,
     paused: Vec<PausedHandler>,
     in_review: Vec<(SourceName, u64)>,
-    known: Vec<HandlerRef>,
+    known: HashSet<HandlerRef>,
+    pauses: BTreeMap<SourceName, Duration>,
+    failing: Vec<EndpointRecord>,
+    missing_keys: Vec<MissingKey>,
     secrets: Vec<SecretEnds>,
     unwritable: Option<String>,
     clock_offset_seconds: Option<i64>,
@@ -53,7 +60,10 @@ impl Scene {
             lanes: Vec::new(),
             paused: Vec::new(),
             in_review: Vec::new(),
-            known: vec![lane(None, 0).handler],
+            known: HashSet::from([lane(None, 0).handler]),
+            pauses: BTreeMap::new(),
+            failing: Vec::new(),
+            missing_keys: Vec::new(),
             secrets: Vec::new(),
             unwritable: None,
             clock_offset_seconds: Some(3),
@@ -77,6 +87,9 @@ impl Scene {
             lanes: &self.lanes,
             in_review: &self.in_review,
             known: &self.known,
+            pauses: &self.pauses,
+            failing: &self.failing,
+            missing_keys: &self.missing_keys,
             paused: &self.paused,
             secrets: &self.secrets,
             unwritable: self.unwritable.clone(),
@@ -187,6 +200,13 @@ fn silence_depends_on_how_often_the_source_usually_sends() {
     assert_eq!(scene.names(), [""; 0]);
     quiet_for(&mut scene, 8 * 3_600);
     assert_eq!(scene.names(), ["silence"]);
+    // A source that was silent over the weekend is not silent in the night.
+    let mut scene = active_source(10);
+    scene.pauses = BTreeMap::from([(SourceName::new("stripe"), Duration::from_secs(60 * 3_600))]);
+    quiet_for(&mut scene, 119 * 3_600);
+    assert_eq!(scene.names(), [""; 0]);
+    quiet_for(&mut scene, 3_600);
+    assert_eq!(scene.names(), ["silence"]);
     // A source that never sent an event is not silent.
     let mut scene = Scene::well();
     scene.sample(10, traffic(0, 0, 5));
@@ -203,7 +223,7 @@ fn old_jobs_and_dead_letters_are_reported_by_handler() {
         alerts.oldest_job = None;
     });
     let mut scene = Scene::well();
-    (scene.lanes, scene.known) = (vec![lane(Some(at(-300)), 0)], Vec::new());
+    (scene.lanes, scene.known) = (vec![lane(Some(at(-300)), 0)], HashSet::new());
     assert!(scene.found()[0].message.contains("no such handler"), "{:?}", scene.found());
     let mut scene = Scene::well();
     scene.lanes = vec![lane(Some(at(-300)), 0)];
@@ -293,6 +313,7 @@ impl Monitored {
             clock_offset_seconds: Box::new(|| None),
             known: Box::new(Vec::new),
             tenant_secrets: Box::new(Vec::new),
+            sending: Arc::new(SharedSending::new(Err("no vault".to_owned()))),
             log: None,
             now,
         };
@@ -387,6 +408,101 @@ async fn what_the_store_cannot_record_is_listed_by_the_node() {
 }
 
 #[test]
+fn another_body_under_a_known_id_is_reported_until_its_hour_is_over() {
+    let conflicts = |count| Traffic { conflicts: count, ..traffic(5, count, 0) };
+    let mut scene = Scene::well();
+    scene.sample(0, conflicts(0));
+    scene.sample(120, conflicts(1));
+    let said = "stripe sent 1 copy under a known id with another body in 60 minutes";
+    assert!(scene.found()[0].message.starts_with(said), "{:?}", scene.found());
+    scene.sample(3_700, conflicts(1));
+    assert_eq!(scene.names(), ["conflicts"]);
+    scene.sample(3_800, conflicts(1));
+    assert_eq!(scene.names(), [""; 0]);
+    scene.sample(3_810, conflicts(3));
+    scene.check("conflicts", Severity::Warning, "2 copies", |alerts| alerts.conflicts = None);
+}
+
+#[test]
+fn jobs_whose_handler_no_node_has_are_reported_until_one_has_it() {
+    let mut scene = Scene::well();
+    scene.lanes = vec![LaneState { ready: 2, held: 1, ..lane(None, 0) }];
+    assert_eq!(scene.names(), [""; 0]);
+    let known = std::mem::take(&mut scene.known);
+    assert!(scene.found()[0].message.starts_with("3 jobs wait for stripe/fee"));
+    assert_eq!(scene.names(), ["handler_gone"]);
+    // Dead letters have an alert of their own.
+    scene.lanes = vec![LaneState { ready: 0, ..lane(None, 1) }];
+    assert_eq!(scene.names(), ["dead_letters"]);
+    scene.lanes = vec![lane(None, 0)];
+    scene.known = known;
+    assert_eq!(scene.names(), [""; 0]);
+    scene.known.clear();
+    scene.check("handler_gone", Severity::Warning, "no node has this handler", |alerts| {
+        alerts.handler_gone = false;
+    });
+}
+
+fn failing(tenant: &str) -> EndpointRecord {
+    let id = EndpointId(Uuid::from_u128(7));
+    let sealed = Sealed::from_bytes(vec![1; 64]).expect("bytes of a sealed value");
+    EndpointRecord {
+        id,
+        tenant: Tenant::new(tenant),
+        settings: EndpointSettings::at("https://example.com/in"),
+        sealed: EndpointSealed { secrets: sealed, headers: None },
+        version: 1,
+        created_at: at(0),
+        disabled: None,
+        failing: Some("it failed 5 times in a row".to_owned()),
+    }
+}
+
+#[test]
+fn an_open_circuit_is_reported_unless_it_is_that_of_a_receiver_of_alerts() {
+    let mut scene = Scene::well();
+    scene.failing = vec![failing("hapax")];
+    assert_eq!(scene.names(), [""; 0]);
+    scene.failing.push(failing("acme"));
+    let found = scene.found();
+    assert_eq!(found[0].about.endpoint, Some(EndpointId(Uuid::from_u128(7)).to_string()));
+    assert_eq!(found[0].about.tenant.as_deref(), Some("acme"));
+    scene.check("circuits", Severity::Warning, "it failed 5 times in a row", |alerts| {
+        alerts.circuits = false;
+    });
+}
+
+#[test]
+fn a_key_that_stored_values_need_is_reported_until_the_vault_has_it() {
+    let mut scene = Scene::well();
+    let example = "the endpoint ep_1".to_owned();
+    scene.missing_keys = vec![MissingKey { key: "k1a2".to_owned(), values: 3, example }];
+    let said = "has no key k1a2, which 3 stored values need, such as that of the endpoint ep_1";
+    scene.check("vault_key", Severity::Critical, said, |alerts| alerts.vault_key = false);
+}
+
+#[test]
+fn the_longest_pause_of_a_week_is_that_between_two_hours_with_arrivals() {
+    let count = |source: &str, hour: i64, new| TrafficCount {
+        source: SourceName::new(source),
+        at: at(hour * 3_600),
+        new,
+        copies: 0,
+        conflicts: 0,
+        rejected: 1,
+        unavailable: 0,
+    };
+    let mut merged = MergedTraffic::new(at(0));
+    assert!(merged.ask_week(at(0)).is_some());
+    let counts =
+        [count("a", 0, 1), count("b", 1, 1), count("a", 1, 2), count("a", 3, 0), count("a", 9, 1)];
+    merged.take_week(&counts, at(0));
+    assert!(merged.ask_week(at(3_599)).is_none() && merged.ask_week(at(3_600)).is_some());
+    let hours = |count: u64| Duration::from_secs(count * 3_600);
+    assert_eq!(merged.pauses(), &BTreeMap::from([(SourceName::new("a"), hours(7))]));
+}
+
+#[test]
 fn events_and_jobs_in_review_are_one_alert_for_each_source() {
     let mut scene = Scene::well();
     scene.in_review = vec![(SourceName::new("github"), 1), (SourceName::new("stripe"), 2)];
@@ -416,6 +532,7 @@ fn of_many_alerts_of_one_name_the_oldest_are_published_one_by_one() {
             source: Some("stripe".to_owned()),
             tenant: Some(format!("t{tenant:03}")),
             lane: None,
+            endpoint: None,
         },
         severity: Severity::Info,
         message: format!("a secret of t{tenant:03} expires"),
@@ -424,7 +541,7 @@ fn of_many_alerts_of_one_name_the_oldest_are_published_one_by_one() {
     let first: Vec<String> =
         reported(&found, |_| at(0)).into_iter().map(|alert| alert.subject).collect();
     assert_eq!(first.len(), PER_NAME_MAX);
-    assert_eq!(first[0], r#"["secret_expiry","stripe","t500",null]"#);
+    assert_eq!(first[0], r#"["secret_expiry","stripe","t500",null,null]"#);
     let found: Vec<Finding> = (0..1_000).map(finding).collect();
     let since = |subject: &str| match first.iter().any(|one| one == subject) {
         true => at(0),

@@ -17,14 +17,25 @@ const BEGINS_BEFORE: Duration = Duration::from_secs(25 * 3_600);
 /// Minutes that ended this long ago are not read again: every node has written them.
 const SETTLED_AFTER: Duration = Duration::from_secs(5 * 60);
 
+/// The span whose longest pause is usual for a source.
+const WEEK: Duration = Duration::from_secs(7 * 86_400);
+
+/// How often that span is read.
+const WEEK_EVERY: SignedDuration = SignedDuration::from_hours(1);
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
 /// The counters of each source over all nodes.
 pub(super) struct MergedTraffic {
     history: History,
     /// The sums of all minutes before `settled`.
-    sums: BTreeMap<SourceName, [u64; 3]>,
+    sums: BTreeMap<SourceName, [u64; 4]>,
     settled: Timestamp,
     current: Vec<Traffic>,
     was_read: bool,
+    /// The longest pause of each source in a week, and when it was read.
+    pauses: BTreeMap<SourceName, Duration>,
+    pauses_at: Option<Timestamp>,
 }
 
 impl MergedTraffic {
@@ -37,6 +48,8 @@ impl MergedTraffic {
             settled: begin,
             current: Vec::new(),
             was_read: false,
+            pauses: BTreeMap::new(),
+            pauses_at: None,
         }
     }
 
@@ -60,7 +73,7 @@ impl MergedTraffic {
         let mut counts = counts.into_iter().peekable();
         while let Some(count) = counts.next() {
             let sum = sums.entry(count.source).or_default();
-            let grown = [count.new, count.copies, count.rejected];
+            let grown = [count.new, count.copies, count.conflicts, count.rejected];
             *sum = std::array::from_fn(|at| sum[at].saturating_add(grown[at]));
             if counts.peek().is_some_and(|next| next.at == count.at) {
                 continue;
@@ -83,6 +96,36 @@ impl MergedTraffic {
         self.history.note(now, &self.current);
     }
 
+    /// The hours of a week, if it is time to read them again.
+    pub(super) fn ask_week(&self, now: Timestamp) -> Option<TrafficAsk> {
+        let is_due = self.pauses_at.is_none_or(|at| now.duration_since(at).abs() >= WEEK_EVERY);
+        is_due.then(|| TrafficAsk {
+            source: None,
+            from: minute_of(earlier(now, WEEK)),
+            to: Timestamp::MAX,
+            step: HOUR,
+        })
+    }
+
+    /// Takes the counts of each hour: whole hours without an arrival between two that have one are a pause.
+    pub(super) fn take_week(&mut self, counts: &[TrafficCount], now: Timestamp) {
+        let mut last: BTreeMap<&SourceName, Timestamp> = BTreeMap::new();
+        self.pauses.clear();
+        for count in counts.iter().filter(|count| count.new + count.copies > 0) {
+            if let Some(before) = last.insert(&count.source, count.at) {
+                let pause = count.at.duration_since(before).unsigned_abs().saturating_sub(HOUR);
+                let longest = self.pauses.entry(count.source.clone()).or_default();
+                *longest = pause.max(*longest);
+            }
+        }
+        self.pauses_at = Some(now);
+    }
+
+    /// The longest pause of each source in a week.
+    pub(super) fn pauses(&self) -> &BTreeMap<SourceName, Duration> {
+        &self.pauses
+    }
+
     pub(super) fn history(&self) -> &History {
         &self.history
     }
@@ -93,14 +136,16 @@ impl MergedTraffic {
     }
 }
 
-fn traffic(sums: &BTreeMap<SourceName, [u64; 3]>) -> Vec<Traffic> {
-    let of_source = |(source, [new, copies, rejected]): (&SourceName, &[u64; 3])| Traffic {
-        source: source.clone(),
-        new: *new,
-        copies: *copies,
-        failed_verifications: *rejected,
-        unavailable: 0,
-    };
+fn traffic(sums: &BTreeMap<SourceName, [u64; 4]>) -> Vec<Traffic> {
+    let of_source =
+        |(source, [new, copies, conflicts, rejected]): (&SourceName, &[u64; 4])| Traffic {
+            source: source.clone(),
+            new: *new,
+            copies: *copies,
+            conflicts: *conflicts,
+            failed_verifications: *rejected,
+            unavailable: 0,
+        };
     sums.iter().map(of_source).collect()
 }
 

@@ -43,6 +43,9 @@ pub(crate) struct Alert {
     /// `source/handler`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lane: Option<String>,
+    /// The id of an endpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) endpoint: Option<String>,
     pub(crate) severity: Severity,
     pub(crate) since: Timestamp,
     pub(crate) message: String,

@@ -113,6 +113,9 @@ pub(crate) struct HistoryPoint {
     pub(crate) new: u64,
     /// Arrivals of known events.
     pub(crate) copies: u64,
+    /// Arrivals of known events with another body; they are copies too.
+    #[serde(default)]
+    pub(crate) conflicts: u64,
     /// Requests that failed verification.
     pub(crate) rejected: u64,
     /// Requests that were answered with 503: they could not be made durable, and the sender must retry.
@@ -122,7 +125,8 @@ pub(crate) struct HistoryPoint {
 
 impl From<hapax_core::store::TrafficPoint> for HistoryPoint {
     fn from(point: hapax_core::store::TrafficPoint) -> Self {
-        let hapax_core::store::TrafficPoint { at, new, copies, rejected, unavailable } = point;
-        Self { at, new, copies, rejected, unavailable }
+        let hapax_core::store::TrafficPoint { at, new, copies, conflicts, rejected, unavailable } =
+            point;
+        Self { at, new, copies, conflicts, rejected, unavailable }
     }
 }

@@ -1,5 +1,6 @@
 //! `[alerts]`: the thresholds of alerts. Each key is the name of an alert; `"off"` disables it.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use hapax_engine::Rate;
@@ -15,16 +16,24 @@ pub(crate) struct Alerts {
     pub(crate) duplicate_spike: Option<u32>,
     /// Failed verifications of one source.
     pub(crate) failed_verifications: Option<Rate>,
+    /// Arrivals of one source under a known id with another body.
+    pub(crate) conflicts: Option<Rate>,
     /// How long a job has been due.
     pub(crate) oldest_job: Option<Duration>,
     /// Dead letters of one handler.
     pub(crate) dead_letters: Option<u32>,
+    /// Whether to alert when jobs wait for a handler that no node has.
+    pub(crate) handler_gone: bool,
     /// Whether to alert when events wait for an operator's decision.
     pub(crate) review: bool,
     /// How long a source may send nothing, if it sent more often before.
     pub(crate) silence: Option<Duration>,
     /// How soon a secret expires.
     pub(crate) secret_expiry: Option<Duration>,
+    /// Whether to alert when the circuit of an endpoint is open.
+    pub(crate) circuits: bool,
+    /// Whether to alert when the vault lacks a key that stored values need.
+    pub(crate) vault_key: bool,
     /// How far the times that senders sign are from the clock.
     pub(crate) clock_skew: Option<Duration>,
     /// The size of the write-ahead log in bytes; a long-running reader makes it grow.
@@ -44,11 +53,15 @@ impl Default for Alerts {
         Self {
             duplicate_spike: Some(3),
             failed_verifications: Some(per_minute(20)),
+            conflicts: Some(Rate { count: NonZeroU32::MIN, per: Duration::from_secs(3_600) }),
             oldest_job: Some(Duration::from_secs(5 * 60)),
             dead_letters: Some(1),
+            handler_gone: true,
             review: true,
             silence: Some(Duration::from_secs(3_600)),
             secret_expiry: Some(Duration::from_secs(7 * 86_400)),
+            circuits: true,
+            vault_key: true,
             clock_skew: Some(Duration::from_secs(60)),
             log_growth: Some(256 << 20),
             statements: true,
@@ -58,14 +71,18 @@ impl Default for Alerts {
 }
 
 /// Every key of `[alerts]`, which is also the name of its alert.
-pub(crate) const KEYS: [&str; 11] = [
+pub(crate) const KEYS: [&str; 15] = [
     "duplicate_spike",
     "failed_verifications",
+    "conflicts",
     "oldest_job",
+    "handler_gone",
     "dead_letters",
     "review",
     "silence",
     "secret_expiry",
+    "circuits",
+    "vault_key",
     "clock_skew",
     "log_growth",
     "statements",
@@ -95,6 +112,10 @@ impl Alerts {
         match key {
             "duplicate_spike" => self.duplicate_spike = unless_off(text, times)?,
             "failed_verifications" => self.failed_verifications = units::rate(text)?,
+            "conflicts" => self.conflicts = units::rate(text)?,
+            "handler_gone" => self.handler_gone = unless_off(text, on)?.is_some(),
+            "circuits" => self.circuits = unless_off(text, on)?.is_some(),
+            "vault_key" => self.vault_key = unless_off(text, on)?.is_some(),
             "oldest_job" => self.oldest_job = unless_off(text, units::span)?,
             "dead_letters" => self.dead_letters = unless_off(text, count)?,
             "review" => self.review = unless_off(text, on)?.is_some(),

@@ -134,6 +134,10 @@ fn each_alert_can_be_set_and_switched_off() {
     let none = Alerts {
         duplicate_spike: None,
         failed_verifications: None,
+        conflicts: None,
+        handler_gone: false,
+        circuits: false,
+        vault_key: false,
         oldest_job: None,
         dead_letters: None,
         review: false,

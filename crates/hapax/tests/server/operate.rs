@@ -625,6 +625,74 @@ fn a_silenced_alert_notifies_nobody_until_it_ends_and_a_test_reaches_the_receive
 }
 
 #[test]
+fn conflicts_jobs_without_a_handler_open_circuits_and_a_missing_key_are_alerts_while_they_last() {
+    let handler = "[sources.stripe.handlers.fee]\npull = true\n";
+    let config = |vault: &str, more: &str| {
+        let key = format!("[vault]\nkey = \"{vault}\"\n");
+        stripe(&format!("{more}{key}[outbound]\nallow = [\"127.0.0.0/8\"]\n"))
+    };
+    const FIRST: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
+    const OTHER: &str = "OTg3NjU0MzIxMDk4NzY1NDMyMTA5ODc2NTQzMjEwOTg=";
+    let house = House::new(&config(FIRST, handler));
+    let settings = [("HAPAX_TEST_SETTINGS", "alerts.every_ms=50,circuit.open_ms=300")];
+    let server = house.start_with(&settings);
+    let names = |server: &Server| -> Vec<String> {
+        let alerts = server.admin_get("/api/v1/alerts").json()["items"].clone();
+        let name = |alert: &Value| alert["name"].as_str().unwrap().to_owned();
+        let mut names: Vec<String> = alerts.as_array().unwrap().iter().map(name).collect();
+        names.sort();
+        names
+    };
+    let become_ = |server: &Server, expected: &[&str]| {
+        until(&format!("{expected:?}"), || (names(server) == expected).then_some(()));
+    };
+    let sender = Sender::stripe(SECRET);
+    server.ask(sender.event("evt_1")).is("accepted");
+    assert_eq!(names(&server), [""; 0]);
+    let body = event("evt_1");
+    let other = format!("{},\"more\":1}}", body.trim_end().strip_suffix('}').unwrap());
+    assert_eq!(server.ask(sender.request(&other).bytes()).status, 200);
+    become_(&server, &["conflicts"]);
+
+    // The handler is taken out of the config and put back.
+    house.configure(&config(FIRST, "[alerts]\nconflicts = \"off\"\n"));
+    server.signal("HUP");
+    become_(&server, &["handler_gone"]);
+    house.configure(&config(FIRST, &format!("{handler}[alerts]\nconflicts = \"off\"\n")));
+    server.signal("HUP");
+    become_(&server, &[]);
+
+    // An endpoint fails until its circuit opens, and recovers.
+    let answers = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let sink = {
+        let answers = std::sync::Arc::clone(&answers);
+        Sink::new(move |_, _| {
+            let is_well = answers.load(std::sync::atomic::Ordering::SeqCst);
+            if is_well { "200 OK" } else { "500 No" }.to_owned()
+        })
+    };
+    let retry: Vec<&str> = vec!["0s"; 20];
+    let endpoint = json!({"url": sink.url(), "types": ["a"], "retry": retry});
+    assert_eq!(server.admin_post("/api/v1/endpoints", &endpoint).status, 201);
+    assert_eq!(
+        server.admin_post("/api/v1/messages", &json!({"type": "a", "data": {}})).status,
+        202
+    );
+    become_(&server, &["circuits"]);
+    answers.store(true, std::sync::atomic::Ordering::SeqCst);
+    become_(&server, &[]);
+
+    // The key that sealed the secret of the endpoint is lost, and found again.
+    server.stop();
+    house.configure(&config(OTHER, &format!("{handler}[alerts]\nconflicts = \"off\"\n")));
+    let server = house.start_with(&settings);
+    become_(&server, &["vault_key"]);
+    server.stop();
+    house.configure(&config(FIRST, &format!("{handler}[alerts]\nconflicts = \"off\"\n")));
+    become_(&house.start_with(&settings), &[]);
+}
+
+#[test]
 fn one_old_request_sent_forty_times_is_no_evidence_about_the_clock() {
     // The same request is refused as late and unknown each time. One event may be lost, and the
     // clock is right.

@@ -1,11 +1,12 @@
 //! The stored alerts in the model.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use hapax_core::Timestamp;
-use hapax_core::alert_board::{AlertMoment, AlertReport, AlertsNoted, Silence, StoredAlert, note};
-use hapax_core::store::{AlertRecords, SilenceAsk, StoreError};
+use hapax_core::alert_board::{
+    AlertMoment, AlertReport, AlertsNoted, LISTED_FOR, Silence, StoredAlert, note,
+};
+use hapax_core::store::{AlertRecords, CheckIn, CheckedIn, HandlerRef, SilenceAsk, StoreError};
 use uuid::Uuid;
 
 use super::work::later;
@@ -16,17 +17,23 @@ use super::{MemoryStore, Model};
 pub(super) struct Alerts {
     rows: BTreeMap<String, StoredAlert>,
     judge: Option<(Uuid, Timestamp)>,
+    /// The nodes that are alive: when they last checked in, and their handlers.
+    nodes: BTreeMap<Uuid, (Timestamp, Vec<HandlerRef>)>,
 }
 
 impl AlertRecords for MemoryStore {
-    async fn hold_alert_lease(&self, node: Uuid, lease: Duration) -> Result<bool, StoreError> {
+    async fn check_in(&self, checked: CheckIn) -> Result<CheckedIn, StoreError> {
+        let CheckIn { node, lease, handlers } = checked;
         let now = self.now();
-        let judge = &mut self.model().alerts.judge;
-        let is_free = judge.is_none_or(|(holder, until)| holder == node || until <= now);
-        if is_free {
-            *judge = Some((node, later(now, lease)));
+        let alerts = &mut self.model().alerts;
+        let is_judge = alerts.judge.is_none_or(|(holder, until)| holder == node || until <= now);
+        if is_judge {
+            alerts.judge = Some((node, later(now, lease)));
         }
-        Ok(is_free)
+        alerts.nodes.insert(node, (now, handlers));
+        alerts.nodes.retain(|_, (seen_at, _)| now.duration_since(*seen_at) <= LISTED_FOR);
+        let handlers = alerts.nodes.values().flat_map(|(_, handlers)| handlers.clone()).collect();
+        Ok(CheckedIn { is_judge, handlers })
     }
 
     async fn note_alerts(&self, report: AlertReport) -> Result<AlertsNoted, StoreError> {

@@ -24,7 +24,9 @@ impl InspectOutbox for MemoryStore {
     async fn endpoints(&self, filter: EndpointFilter) -> Result<Page<EndpointRecord>, StoreError> {
         let model = self.model();
         let wanted = model.endpoints.iter().rev().filter(|(_, one)| {
-            !one.deleted && filter.tenant.as_ref().is_none_or(|tenant| one.record.tenant == *tenant)
+            !one.deleted
+                && (!filter.failing || one.standing() == EndpointStanding::Failing)
+                && filter.tenant.as_ref().is_none_or(|tenant| one.record.tenant == *tenant)
         });
         let records =
             wanted.map(|(at, one)| (*at, one.record.created_at, Some(one.record.clone())));

@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use super::MemoryStore;
 
-/// Counts by length, start, source and node: new, copies, rejected, unavailable. Merged counts have the nil node.
-pub(super) type Counts = BTreeMap<(i64, i64, String, Uuid), [u64; 4]>;
+/// Counts by length, start, source and node: new, copies, conflicts, rejected, unavailable. Merged counts have the nil node.
+pub(super) type Counts = BTreeMap<(i64, i64, String, Uuid), [u64; 5]>;
 
 impl TrafficHistory for MemoryStore {
     async fn record_traffic(
@@ -24,7 +24,8 @@ impl TrafficHistory for MemoryStore {
         let kept = &mut self.model().traffic;
         for count in counts {
             let start = floor(count.at.as_second(), MINUTE_SECONDS);
-            let counted = [count.new, count.copies, count.rejected, count.unavailable];
+            let counted =
+                [count.new, count.copies, count.conflicts, count.rejected, count.unavailable];
             kept.insert((MINUTE_SECONDS, start, count.source.to_string(), node), counted);
         }
         let nodes = (MINUTE_SECONDS, MINUTE_SECONDS, NODES_MERGED_AFTER);
@@ -46,7 +47,7 @@ impl TrafficHistory for MemoryStore {
     async fn traffic(&self, ask: TrafficAsk) -> Result<Vec<TrafficPoint>, StoreError> {
         let (from, to) = (ask.from.as_second(), ask.to.as_second());
         let step = i64::try_from(ask.step.as_secs()).unwrap_or(i64::MAX).max(1);
-        let mut points: BTreeMap<i64, [u64; 4]> = BTreeMap::new();
+        let mut points: BTreeMap<i64, [u64; 5]> = BTreeMap::new();
         for ((_, start, source, _), counted) in &self.model().traffic {
             let is_asked = ask.source.as_ref().is_none_or(|asked| asked.as_str() == source);
             if is_asked && (from..to).contains(start) {
@@ -54,9 +55,9 @@ impl TrafficHistory for MemoryStore {
                 point.iter_mut().zip(counted).for_each(|(sum, more)| *sum += more);
             }
         }
-        let point = |(at, [new, copies, rejected, unavailable]): (i64, [u64; 4])| {
+        let point = |(at, [new, copies, conflicts, rejected, unavailable]): (i64, [u64; 5])| {
             let at = Timestamp::from_second(at).unwrap_or(Timestamp::UNIX_EPOCH);
-            TrafficPoint { at, new, copies, rejected, unavailable }
+            TrafficPoint { at, new, copies, conflicts, rejected, unavailable }
         };
         Ok(points.into_iter().map(point).collect())
     }
@@ -70,9 +71,16 @@ impl TrafficHistory for MemoryStore {
                 continue;
             }
             let ask = TrafficAsk { source: Some(source.clone()), ..ask.clone() };
-            let of_source = |TrafficPoint { at, new, copies, rejected, unavailable }| {
-                TrafficCount { source: source.clone(), at, new, copies, rejected, unavailable }
-            };
+            let of_source =
+                |TrafficPoint { at, new, copies, conflicts, rejected, unavailable }| TrafficCount {
+                    source: source.clone(),
+                    at,
+                    new,
+                    copies,
+                    conflicts,
+                    rejected,
+                    unavailable,
+                };
             counts.extend(self.traffic(ask).await?.into_iter().map(of_source));
         }
         counts.sort_by(|a, b| (a.at, a.source.as_str()).cmp(&(b.at, b.source.as_str())));
@@ -80,7 +88,7 @@ impl TrafficHistory for MemoryStore {
     }
 }
 
-fn add(kept: &mut Counts, key: (i64, i64, String, Uuid), counted: [u64; 4]) {
+fn add(kept: &mut Counts, key: (i64, i64, String, Uuid), counted: [u64; 5]) {
     let sums = kept.entry(key).or_default();
     sums.iter_mut().zip(counted).for_each(|(sum, more)| *sum += more);
 }

@@ -49,7 +49,7 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     event_state, job_state, order_policy, order_verdict, review_reason, workplace,
     delivery_state, delivery_rank, delivery_status, delivery_id, is_over, commit_slack, replay_lock,
     last_job, rank, status, job_id, first_due, open_reason, rate_next_at, time_text,
-    abandon, admit, admit_handlers, adopt, announce, batch_keys, begin_sequence, blocking_delivery,
+    abandon, admit, admit_handlers, adopt, announce, batch_keys, begin_sequence, blocking_delivery, check_in,
     cancel_orphans, change_endpoint, change_message, change_source_secrets, claim, commit_behind, complete, count_copies,
     count_keys, count_plan, count_usage, create_endpoint, create_plan, day_after, decide, delete_tenant,
     discard,

@@ -28,8 +28,9 @@ impl TrafficHistory for PgStore {
     async fn traffic(&self, ask: TrafficAsk) -> Result<Vec<TrafficPoint>, StoreError> {
         let rows = self.counts(&ask, "''").await?;
         let point = |row: &Row| {
-            let TrafficCount { source: _, at, new, copies, rejected, unavailable } = count(row);
-            TrafficPoint { at, new, copies, rejected, unavailable }
+            let TrafficCount { source: _, at, new, copies, conflicts, rejected, unavailable } =
+                count(row);
+            TrafficPoint { at, new, copies, conflicts, rejected, unavailable }
         };
         Ok(rows.iter().map(point).collect())
     }
@@ -46,7 +47,7 @@ impl PgStore {
         let source = ask.source.as_ref().map(|source| source.as_str());
         let sql = format!(
             "SELECT start - start % $4 AS at, {of} AS of, sum(new)::bigint, sum(copies)::bigint, \
-                    sum(rejected)::bigint, sum(unavailable)::bigint \
+                    sum(conflicts)::bigint, sum(rejected)::bigint, sum(unavailable)::bigint \
              FROM hapax.traffic \
              WHERE width IN (60, 3600, 86400) AND start >= $1 AND start < $2 \
                AND ($3::text IS NULL OR source = $3) \
@@ -65,8 +66,9 @@ fn count(row: &Row) -> TrafficCount {
         at: Timestamp::from_second(row.get(0)).unwrap_or(Timestamp::UNIX_EPOCH),
         new: count(2),
         copies: count(3),
-        rejected: count(4),
-        unavailable: count(5),
+        conflicts: count(4),
+        rejected: count(5),
+        unavailable: count(6),
     }
 }
 
@@ -81,18 +83,20 @@ async fn write(shared: &Shared, node: Uuid, counts: &[TrafficCount]) -> Result<(
     let sources: Vec<&str> = counts.iter().map(|count| count.source.as_str()).collect();
     let new: Vec<i64> = counts.iter().map(|count| number(count.new)).collect();
     let copies: Vec<i64> = counts.iter().map(|count| number(count.copies)).collect();
+    let conflicts: Vec<i64> = counts.iter().map(|count| number(count.conflicts)).collect();
     let rejected: Vec<i64> = counts.iter().map(|count| number(count.rejected)).collect();
     let unavailable: Vec<i64> = counts.iter().map(|count| number(count.unavailable)).collect();
     let mut lent = shared.pools.admin.lend().await?;
     lent.query(
-        "INSERT INTO hapax.traffic (width, start, source, node, new, copies, rejected, unavailable) \
-         SELECT 60, start, source, $1, new, copies, rejected, unavailable \
-         FROM unnest($2::bigint[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[]) \
-              AS counted (start, source, new, copies, rejected, unavailable) \
+        "INSERT INTO hapax.traffic (width, start, source, node, new, copies, conflicts, rejected, unavailable) \
+         SELECT 60, start, source, $1, new, copies, conflicts, rejected, unavailable \
+         FROM unnest($2::bigint[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], \
+                     $8::bigint[]) \
+              AS counted (start, source, new, copies, conflicts, rejected, unavailable) \
          ON CONFLICT (width, start, source, node) DO UPDATE \
-         SET new = excluded.new, copies = excluded.copies, rejected = excluded.rejected, \
-             unavailable = excluded.unavailable",
-        &[&node, &starts, &sources, &new, &copies, &rejected, &unavailable],
+         SET new = excluded.new, copies = excluded.copies, conflicts = excluded.conflicts, \
+             rejected = excluded.rejected, unavailable = excluded.unavailable",
+        &[&node, &starts, &sources, &new, &copies, &conflicts, &rejected, &unavailable],
     )
     .await?;
     Ok(())
@@ -119,14 +123,15 @@ async fn merge(shared: &Shared) -> Result<(), PgError> {
                  DELETE FROM hapax.traffic AS t USING old \
                  WHERE t.width = old.width AND t.start = old.start AND t.source = old.source \
                    AND t.node = old.node \
-                 RETURNING t.start, t.source, t.new, t.copies, t.rejected, t.unavailable) \
+                 RETURNING t.start, t.source, t.new, t.copies, t.conflicts, t.rejected, t.unavailable) \
              INSERT INTO hapax.traffic AS kept \
-                 (width, start, source, node, new, copies, rejected, unavailable) \
+                 (width, start, source, node, new, copies, conflicts, rejected, unavailable) \
              SELECT $4, start - start % $4, source, '00000000-0000-0000-0000-000000000000', sum(new), \
-                    sum(copies), sum(rejected), sum(unavailable) \
+                    sum(copies), sum(conflicts), sum(rejected), sum(unavailable) \
              FROM gone GROUP BY 2, 3 ORDER BY 2, 3 \
              ON CONFLICT (width, start, source, node) DO UPDATE \
              SET new = kept.new + excluded.new, copies = kept.copies + excluded.copies, \
+                 conflicts = kept.conflicts + excluded.conflicts, \
                  rejected = kept.rejected + excluded.rejected, \
                  unavailable = kept.unavailable + excluded.unavailable"
         );

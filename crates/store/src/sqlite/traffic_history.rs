@@ -27,8 +27,9 @@ impl TrafficHistory for SqliteStore {
     async fn traffic(&self, ask: TrafficAsk) -> Result<Vec<TrafficPoint>, StoreError> {
         let counts = self.readers.run(move |conn| counts(conn, &ask, "''")).await?;
         let point = |count: TrafficCount| {
-            let TrafficCount { source: _, at, new, copies, rejected, unavailable } = count;
-            TrafficPoint { at, new, copies, rejected, unavailable }
+            let TrafficCount { source: _, at, new, copies, conflicts, rejected, unavailable } =
+                count;
+            TrafficPoint { at, new, copies, conflicts, rejected, unavailable }
         };
         Ok(counts.into_iter().map(point).collect())
     }
@@ -43,7 +44,7 @@ fn counts(conn: &Connection, ask: &TrafficAsk, of: &str) -> rusqlite::Result<Vec
     let step = i64::try_from(ask.step.as_secs()).unwrap_or(i64::MAX).max(1);
     let source = ask.source.as_ref().map(|source| source.as_str());
     conn.prepare_cached(&format!(
-        "SELECT start - start % ?4 AS at, {of} AS of, sum(new), sum(copies), sum(rejected),
+        "SELECT start - start % ?4 AS at, {of} AS of, sum(new), sum(copies), sum(conflicts), sum(rejected),
                 sum(unavailable)
          FROM hapax_traffic
          WHERE width IN (60, 3600, 86400) AND start >= ?1 AND start < ?2
@@ -58,8 +59,9 @@ fn counts(conn: &Connection, ask: &TrafficAsk, of: &str) -> rusqlite::Result<Vec
             at: at.unwrap_or(Timestamp::UNIX_EPOCH),
             new: count(2)?,
             copies: count(3)?,
-            rejected: count(4)?,
-            unavailable: count(5)?,
+            conflicts: count(4)?,
+            rejected: count(5)?,
+            unavailable: count(6)?,
         })
     })?
     .collect()
@@ -67,18 +69,28 @@ fn counts(conn: &Connection, ask: &TrafficAsk, of: &str) -> rusqlite::Result<Vec
 
 fn write(conn: &Connection, node: Uuid, counts: &[TrafficCount]) -> rusqlite::Result<()> {
     let mut insert = conn.prepare_cached(
-        "INSERT OR REPLACE INTO hapax_traffic (width, start, source, node, new, copies, rejected,
+        "INSERT OR REPLACE INTO hapax_traffic (width, start, source, node, new, copies, conflicts, rejected,
                                                unavailable)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
     )?;
     let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    for TrafficCount { source, at, new, copies, rejected, unavailable } in counts {
+    for TrafficCount { source, at, new, copies, conflicts, rejected, unavailable } in counts {
         let second = at.as_second();
         let start = second - second.rem_euclid(MINUTE_SECONDS);
-        let [new, copies, rejected, unavailable] =
-            [*new, *copies, *rejected, *unavailable].map(number);
+        let [new, copies, conflicts, rejected, unavailable] =
+            [*new, *copies, *conflicts, *rejected, *unavailable].map(number);
         let key = (MINUTE_SECONDS, start, source.as_str(), node.as_bytes());
-        insert.execute((key.0, key.1, key.2, key.3, new, copies, rejected, unavailable))?;
+        insert.execute((
+            key.0,
+            key.1,
+            key.2,
+            key.3,
+            new,
+            copies,
+            conflicts,
+            rejected,
+            unavailable,
+        ))?;
     }
     Ok(())
 }
@@ -98,12 +110,13 @@ fn merge(conn: &Connection, now: i64) -> rusqlite::Result<()> {
              ORDER BY start, source, node LIMIT ?3"
         );
         conn.prepare_cached(&format!(
-            "INSERT INTO hapax_traffic (width, start, source, node, new, copies, rejected,
+            "INSERT INTO hapax_traffic (width, start, source, node, new, copies, conflicts, rejected,
                                         unavailable)
              SELECT ?4, start - start % ?4, source, x'00000000000000000000000000000000',
-                    new, copies, rejected, unavailable
+                    new, copies, conflicts, rejected, unavailable
              FROM (SELECT * {old}) WHERE true
              ON CONFLICT DO UPDATE SET new = new + excluded.new, copies = copies + excluded.copies,
+                                       conflicts = conflicts + excluded.conflicts,
                                        rejected = rejected + excluded.rejected,
                                        unavailable = unavailable + excluded.unavailable",
         ))?

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use hapax_core::alert_board::{AlertReport, AlertState, AlertsNoted, JUDGE, Silence, StoredAlert};
 use hapax_core::own_messages::ActiveAlert;
-use hapax_core::store::SilenceAsk;
+use hapax_core::store::{CheckIn, SilenceAsk};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::harness::{World, after};
+use crate::harness::{World, after, handler};
 use crate::own_messages::own;
 use crate::sending::{Sending, wanting};
 
@@ -151,7 +151,8 @@ pub(crate) async fn a_problem_of_one_look_is_no_alert<S: Sending>(world: World<S
 
 pub(crate) async fn one_node_at_a_time_judges_the_data_of_all<S: Sending>(world: World<S>) {
     let hold = async |number: u128| {
-        world.store.hold_alert_lease(node(number), LEASE).await.expect("leases")
+        let checked = CheckIn { node: node(number), lease: LEASE, handlers: Vec::new() };
+        world.store.check_in(checked).await.expect("checks in").is_judge
     };
     let judged = async |number: u128, subjects: &[&str]| {
         let report = report(node(number), Some(subjects), &[]);
@@ -177,6 +178,27 @@ pub(crate) async fn one_node_at_a_time_judges_the_data_of_all<S: Sending>(world:
     assert_eq!(world.listed_subjects().await, [""; 0]);
     world.pass(301);
     assert_eq!(world.found(node(1), None, &[]).await, clears(&["a"]));
+}
+
+pub(crate) async fn the_handlers_of_all_nodes_that_are_alive_are_known<S: Sending>(
+    world: World<S>,
+) {
+    let check_in = async |number: u128, handlers: &[&str]| {
+        let handlers = handlers.iter().map(|name| handler(name)).collect();
+        let checked = CheckIn { node: node(number), lease: LEASE, handlers };
+        let known = world.store.check_in(checked).await.expect("checks in").handlers;
+        let mut names: Vec<String> = known.iter().map(|one| one.handler.to_string()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(check_in(1, &["a", "b"]).await, ["a", "b"]);
+    assert_eq!(check_in(2, &["b", "c"]).await, ["a", "b", "c"]);
+    world.pass(30);
+    assert_eq!(check_in(2, &["c"]).await, ["a", "b", "c"], "a reload");
+    world.pass(30);
+    assert_eq!(check_in(2, &[]).await, ["a", "b"]);
+    world.pass(1);
+    assert_eq!(check_in(2, &[]).await, [""; 0], "the first node is dead");
 }
 
 pub(crate) async fn a_node_ends_its_own_alerts_and_those_of_a_dead_one_are_listed_no_more<

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::{EndpointId, EndpointSettings};
 use hapax_core::job::Retry;
-use hapax_core::store::{AttemptVerdict, DeliveryClaim, EndpointSignal, Held};
+use hapax_core::store::{AttemptVerdict, DeliveryClaim, EndpointFilter, EndpointSignal, Held};
 
 use crate::harness::{LEASE, World};
 use crate::sending::{
@@ -59,7 +59,14 @@ pub(crate) async fn five_failures_in_a_row_pause_an_endpoint_and_one_delivery_tr
         world.reported(claim, failed(Retry::Schedule)).await;
     }
     assert_eq!(world.endpoint(endpoint).await.failing, None);
+    let failing_ones = async || {
+        let filter = EndpointFilter { failing: true, limit: 10, ..EndpointFilter::default() };
+        let page = world.store.endpoints(filter).await.expect("reads");
+        page.items.into_iter().map(|one| one.id).collect::<Vec<_>>()
+    };
+    assert_eq!(failing_ones().await, []);
     world.reported(&claims[4], failed(Retry::Schedule)).await;
+    assert_eq!(failing_ones().await, [endpoint]);
     let failing = world.endpoint(endpoint).await.failing.expect("it is failing");
     assert!(failing.contains("5 times") && failing.contains(REFUSED), "{failing}");
     let held = world.delivery(claims[0].delivery).await;

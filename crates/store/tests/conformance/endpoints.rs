@@ -440,7 +440,8 @@ pub(crate) async fn endpoints_are_listed_from_new_to_old_without_the_deleted<S: 
     let list = async |tenant: Option<&str>| {
         let (mut listed, mut before) = (Vec::new(), None);
         loop {
-            let filter = EndpointFilter { tenant: tenant.map(Tenant::new), before, limit: 2 };
+            let tenant = tenant.map(Tenant::new);
+            let filter = EndpointFilter { tenant, before, limit: 2, failing: false };
             let page = world.store.endpoints(filter).await.expect("reads");
             assert!(page.items.len() <= 2);
             listed.extend(page.items.into_iter().map(|one| one.id));

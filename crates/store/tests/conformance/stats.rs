@@ -299,6 +299,7 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
         at,
         new,
         copies: 2 * new,
+        conflicts: 3 * new,
         rejected: 1,
         unavailable: 3,
     };
@@ -327,6 +328,7 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
     let all = read(None, 100 * 365 * DAY).await;
     assert_eq!((all[0].new, all[0].copies, all[0].rejected), (16, 32, 4), "{all:?}");
     assert_eq!(all[0].unavailable, 12, "{all:?}");
+    assert_eq!(all[0].conflicts, 48, "{all:?}");
 
     let ask = TrafficAsk {
         source: None,

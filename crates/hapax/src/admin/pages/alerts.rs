@@ -31,7 +31,7 @@ pub(in crate::admin) async fn alerts<S: AdminStore>(
     filters: Filters,
 ) -> Result<Page<Alerts>, Problem> {
     let frame = reader.frame(&admin, "/alerts").await;
-    let Json(list) = alerts::list(State(admin)).await?;
+    let Json(list) = alerts::list(State(admin)).await;
     Ok(reader.page(Alerts { frame, list, done: filters.done() }))
 }
 
@@ -45,7 +45,7 @@ pub(in crate::admin) type UnsilenceAlert = ChangeSilence<false>;
 
 impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> {
     async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
-        let Json(list) = alerts::list(State(admin)).await?;
+        let Json(list) = alerts::list(State(admin)).await;
         let alert = list.items.into_iter().find(|alert| alert.id == id);
         let alert =
             alert.ok_or_else(|| Problem::not_found("no alert has that id, or it is over"))?;

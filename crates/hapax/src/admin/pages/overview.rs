@@ -58,7 +58,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     let frame = reader.frame(&admin, "/").await;
     let query = filters.query::<StatsQuery>()?;
     let Json(stats) = stats::stats(State(Arc::clone(&admin)), query).await?;
-    let Json(alerts) = alerts::list(State(Arc::clone(&admin))).await?;
+    let Json(alerts) = alerts::list(State(Arc::clone(&admin))).await;
     let Json(lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
     let in_review: u64 = admin.store.in_review().await?.iter().map(|(_, count)| count).sum();
     let dead_deliveries = admin.store.delivery_backlog().await?.dead;

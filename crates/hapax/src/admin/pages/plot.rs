@@ -81,6 +81,7 @@ mod tests {
             at: Timestamp::from_second((36_000 - minutes) * 60).unwrap(),
             new,
             copies,
+            conflicts: 0,
             rejected,
             unavailable: 0,
         };

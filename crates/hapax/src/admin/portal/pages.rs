@@ -49,6 +49,7 @@ pub(super) async fn endpoints<S: AdminStore>(
         tenant: Some(visitor.link().tenant.clone()),
         before: cursor(filters.get("cursor"))?,
         limit: ENDPOINTS_SHOWN,
+        ..EndpointFilter::default()
     };
     let page = portal.admin.store.endpoints(filter).await?;
     let next = page.next.map(|Cursor(next)| next.to_string());

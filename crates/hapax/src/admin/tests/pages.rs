@@ -323,6 +323,7 @@ async fn the_overview_plots_what_was_recorded() {
         at: noon() - std::time::Duration::from_secs(300),
         new: 3,
         copies: 2,
+        conflicts: 0,
         rejected: 1,
         unavailable: 4,
     };

@@ -268,6 +268,8 @@ CREATE UNIQUE INDEX endpoint_uid ON hapax.endpoint (tenant, uid)
 CREATE INDEX endpoint_tenant ON hapax.endpoint (tenant, endpoint) WHERE deleted_at IS NULL;
 CREATE INDEX endpoint_enabled ON hapax.endpoint (endpoint)
     WHERE disabled_at IS NULL AND deleted_at IS NULL;
+CREATE INDEX endpoint_failing ON hapax.endpoint (endpoint)
+    WHERE failing IS NOT NULL AND disabled_at IS NULL AND deleted_at IS NULL;
 CREATE INDEX endpoint_orphans ON hapax.endpoint (endpoint) WHERE orphans;
 CREATE INDEX endpoint_disabled ON hapax.endpoint (endpoint)
     WHERE disabled_at IS NOT NULL AND deleted_at IS NULL;
@@ -317,6 +319,13 @@ CREATE TABLE hapax.alert (
     silenced_until timestamptz,
     silence_reason text,
     silenced_by    text
+) WITH (fillfactor = 50);
+
+-- The processes that are or were alive. handlers: as JSON.
+CREATE TABLE hapax.node (
+    node     uuid PRIMARY KEY,
+    seen_at  timestamptz NOT NULL,
+    handlers text NOT NULL
 ) WITH (fillfactor = 50);
 
 -- Keeps: reports follow each other (version), and one node at a time judges the data of all nodes.
@@ -498,6 +507,7 @@ CREATE TABLE hapax.traffic (
     node     uuid   NOT NULL,
     new      bigint NOT NULL,
     copies   bigint NOT NULL,
+    conflicts bigint NOT NULL,
     rejected bigint NOT NULL,
     unavailable bigint NOT NULL,
     PRIMARY KEY (width, start, source, node)

@@ -3,13 +3,15 @@
 
 use std::time::Duration;
 
-use hapax_core::Timestamp;
 use hapax_core::alert_board::{
-    AlertChanges, AlertMoment, AlertReport, AlertState, AlertsNoted, Silence, StoredAlert, note,
+    AlertChanges, AlertMoment, AlertReport, AlertState, AlertsNoted, LISTED_FOR, Silence,
+    StoredAlert, note,
 };
+use hapax_core::job::HandlerName;
 use hapax_core::message::MessageData;
 use hapax_core::own_messages::{ALERT_RAISED, ActiveAlert};
-use hapax_core::store::{AlertRecords, SilenceAsk, StoreError};
+use hapax_core::store::{AlertRecords, CheckIn, CheckedIn, HandlerRef, SilenceAsk, StoreError};
+use hapax_core::{SourceName, Timestamp};
 use serde_json::json;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -25,15 +27,8 @@ use crate::postgres::{PgStore, Shared};
 const TRIES: usize = 30;
 
 impl AlertRecords for PgStore {
-    async fn hold_alert_lease(&self, node: Uuid, lease: Duration) -> Result<bool, StoreError> {
-        self.act(move |shared| async move {
-            let mut lent = shared.pools.admin.lend().await?;
-            let sql = "UPDATE hapax.alert_board \
-                       SET judge = $1, judge_until = coalesce($3, clock_timestamp()) + $2::bigint * interval '1 microsecond' \
-                       WHERE judge = $1 OR judge_until <= coalesce($3, clock_timestamp()) RETURNING 1";
-            Ok(!lent.query(sql, &[&node, &micros(lease), &shared.now()]).await?.is_empty())
-        })
-        .await
+    async fn check_in(&self, checked: CheckIn) -> Result<CheckedIn, StoreError> {
+        self.act(move |shared| async move { retried(|| check_in(&shared, &checked)).await }).await
     }
 
     async fn note_alerts(&self, report: AlertReport) -> Result<AlertsNoted, StoreError> {
@@ -85,6 +80,29 @@ impl AlertRecords for PgStore {
         })
         .await
     }
+}
+
+async fn check_in(shared: &Shared, checked: &CheckIn) -> Result<CheckedIn, PgError> {
+    let CheckIn { node, lease, handlers } = checked;
+    let names = handlers.iter().map(|one| [text(one.source.as_str()), text(one.handler.as_str())]);
+    let names = serde_json::to_string(&names.collect::<Vec<_>>()).expect("names are JSON");
+    let alive = i64::try_from(LISTED_FOR.as_micros()).unwrap_or(i64::MAX);
+    let mut lent = shared.pools.admin.lend().await?;
+    let rows = lent
+        .query(
+            "SELECT is_judge, handlers FROM hapax.check_in($1, $2, $3, $4, $5)",
+            &[node, &micros(*lease), &names, &alive, &shared.now()],
+        )
+        .await?;
+    let row = only(&rows)?;
+    let handlers = row.get::<_, Vec<String>>(1).into_iter().flat_map(|names| {
+        serde_json::from_str::<Vec<(String, String)>>(&names).unwrap_or_default()
+    });
+    let handler = |(source, handler): (String, String)| HandlerRef {
+        source: SourceName::new(source),
+        handler: HandlerName::new(handler),
+    };
+    Ok(CheckedIn { is_judge: row.get(0), handlers: handlers.map(handler).collect() })
 }
 
 /// All of the stored alerts, at one moment.

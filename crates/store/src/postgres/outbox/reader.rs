@@ -77,6 +77,9 @@ pub(super) async fn endpoints(
 ) -> Result<Page<EndpointRecord>, StoreError> {
     let mut asked = Conditions::default();
     asked.say("e.deleted_at IS NULL");
+    if filter.failing {
+        asked.say("e.failing IS NOT NULL AND e.disabled_at IS NULL");
+    }
     if let Some(tenant) = &filter.tenant {
         asked.add("e.tenant = ?", text(tenant.as_str()));
     }

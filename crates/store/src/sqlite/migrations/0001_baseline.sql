@@ -243,6 +243,8 @@ CREATE TABLE hapax_endpoint (
 );
 CREATE UNIQUE INDEX hapax_endpoint_uid ON hapax_endpoint (tenant, uid)
     WHERE uid IS NOT NULL AND deleted_at IS NULL;
+CREATE INDEX hapax_endpoint_failing ON hapax_endpoint (endpoint)
+    WHERE failing IS NOT NULL AND disabled_at IS NULL AND deleted_at IS NULL;
 CREATE INDEX hapax_endpoint_orphans ON hapax_endpoint (endpoint) WHERE orphans = 1;
 CREATE INDEX hapax_endpoint_disabled ON hapax_endpoint (endpoint)
     WHERE disabled_at IS NOT NULL AND deleted_at IS NULL;
@@ -544,6 +546,7 @@ CREATE TABLE hapax_traffic (
     node     BLOB    NOT NULL,
     new      INTEGER NOT NULL,
     copies   INTEGER NOT NULL,
+    conflicts INTEGER NOT NULL,
     rejected INTEGER NOT NULL,
     unavailable INTEGER NOT NULL,
     PRIMARY KEY (width, start, source, node)

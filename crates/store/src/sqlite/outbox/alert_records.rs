@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::alert_board::{
-    AlertMoment, AlertReport, AlertState, AlertsNoted, Silence, StoredAlert, note,
+    AlertMoment, AlertReport, AlertState, AlertsNoted, LISTED_FOR, Silence, StoredAlert, note,
 };
 use hapax_core::message::MessageData;
 use hapax_core::own_messages::ActiveAlert;
-use hapax_core::store::{AlertRecords, SilenceAsk, StoreError};
+use hapax_core::store::{AlertRecords, CheckIn, CheckedIn, SilenceAsk, StoreError};
 use rusqlite::{Connection, Row};
 use uuid::Uuid;
 
@@ -20,16 +20,22 @@ const COLUMNS: &str = "subject, data, reporter, state, found, published, since, 
                        silenced_until, silence_reason, silenced_by";
 
 impl AlertRecords for SqliteStore {
-    async fn hold_alert_lease(&self, node: Uuid, lease: Duration) -> Result<bool, StoreError> {
+    async fn check_in(&self, checked: CheckIn) -> Result<CheckedIn, StoreError> {
         self.writer
             .behind(move |writer| {
-                let now = micros(writer.now());
+                let CheckIn { node, lease, handlers } = checked;
+                let at = writer.now();
+                let now = micros(at);
                 let judge = &mut writer.outbox.alert_judge;
-                let is_free = judge.is_none_or(|(holder, until)| holder == node || until <= now);
-                if is_free {
+                let is_judge = judge.is_none_or(|(holder, until)| holder == node || until <= now);
+                if is_judge {
                     *judge = Some((node, now.saturating_add(span(lease))));
                 }
-                Ok(is_free)
+                let nodes = &mut writer.outbox.nodes;
+                nodes.insert(node, (at, handlers));
+                nodes.retain(|_, (seen_at, _)| at.duration_since(*seen_at) <= LISTED_FOR);
+                let handlers = nodes.values().flat_map(|(_, handlers)| handlers.clone()).collect();
+                Ok(CheckedIn { is_judge, handlers })
             })
             .await
     }

@@ -87,11 +87,19 @@ pub(super) fn endpoints(
 ) -> rusqlite::Result<Page<EndpointRecord>> {
     let mut conditions = Conditions::default();
     conditions.add_fixed("deleted_at IS NULL");
+    let index = match filter.failing {
+        true => {
+            conditions.add_fixed("failing IS NOT NULL");
+            conditions.add_fixed("disabled_at IS NULL");
+            " INDEXED BY hapax_endpoint_failing"
+        }
+        false => "",
+    };
     conditions.add_text("tenant = ?", filter.tenant.as_ref().map(Tenant::as_str));
     conditions.add_number("endpoint < ?", filter.before.map(number));
     let limit = filter.limit.clamp(1, PAGE_MAX);
     let sql = format!(
-        "SELECT {} FROM hapax_endpoint{} ORDER BY endpoint DESC LIMIT {}",
+        "SELECT {} FROM hapax_endpoint{index}{} ORDER BY endpoint DESC LIMIT {}",
         endpoints::COLUMNS,
         conditions.sql,
         limit + 1,
