@@ -7,6 +7,7 @@ mod examples;
 mod library;
 mod nodes;
 mod pages;
+mod portal_visits;
 mod proxy;
 mod server;
 mod support;

@@ -1,7 +1,7 @@
 //! Links to the portal on two nodes: what one node makes or revokes, the other one knows at once.
 
+use crate::portal_visits::{PORTAL, Visit, ask, link, portal};
 use crate::support::nodes::Database;
-use crate::support::portal::{PORTAL, Visit, ask, link, portal};
 
 #[test]
 fn a_link_of_one_node_opens_the_portal_of_the_other_until_it_is_revoked() {

@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use super::browser::Browser;
-use crate::support::portal::{PORTAL, link, portal};
+use crate::portal_visits::{PORTAL, link, portal};
 use crate::support::sink::Sink;
 use crate::support::{House, Server, until};
 

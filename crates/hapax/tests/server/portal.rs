@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::common::hapax;
-use crate::support::portal::{PORTAL, Visit, ask, link, portal};
+use crate::portal_visits::{PORTAL, Visit, ask, link, portal};
 use crate::support::sink::{Got, Sink};
 use crate::support::{House, Server, skip};
 

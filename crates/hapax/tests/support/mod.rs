@@ -15,7 +15,6 @@ pub(crate) mod load;
 pub(crate) mod nodes;
 pub(crate) mod npm;
 pub(crate) mod payouts;
-pub(crate) mod portal;
 pub(crate) mod process;
 pub(crate) mod python;
 pub(crate) mod sender;

@@ -6,7 +6,7 @@ use serde_json::json;
 use url::form_urlencoded;
 use uuid::Uuid;
 
-use super::{Answer, Server, Wire};
+use crate::support::{Answer, Server, Wire};
 
 /// The config of a portal on a free port.
 pub(crate) const PORTAL: &str = "[portal]\nlisten = \"127.0.0.1:0\"\n";
