@@ -251,6 +251,10 @@ pub const SLOW_ATTEMPT_AGE: Duration = Duration::from_secs(1);
 /// timeout, so after this time a whole attempt and five seconds more still fit into it.
 pub const WAITING_CLAIM_AGE_MAX: Duration = Duration::from_secs(5);
 
+/// The same for claims beyond the `max_in_flight` of an endpoint. They are sent as the endpoint was when they were
+/// claimed: a change of the endpoint takes effect that much later.
+pub const CLAIM_AHEAD_AGE_MAX: Duration = Duration::from_secs(1);
+
 /// The endpoints whose windows a node remembers while nothing is under way there: about 2 MB.
 pub const ENDPOINTS_REMEMBERED_MAX: usize = 20_000;
 

@@ -8,13 +8,14 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use hapax_core::circuit::FAILURES_MAX;
 use hapax_core::endpoint::EndpointId;
 use hapax_core::store::DeliveryClaim;
 use tokio::time::Instant;
 
 use crate::limits::{
-    ENDPOINT_WINDOW_MAX, ENDPOINT_WINDOW_START, ENDPOINTS_REMEMBERED_MAX, SLOW_ATTEMPT_AGE,
-    WAITING_CLAIM_AGE_MAX,
+    CLAIM_AHEAD_AGE_MAX, ENDPOINT_WINDOW_MAX, ENDPOINT_WINDOW_START, ENDPOINTS_REMEMBERED_MAX,
+    SLOW_ATTEMPT_AGE, WAITING_CLAIM_AGE_MAX,
 };
 
 /// The bulkheads of every endpoint that this node sends to.
@@ -32,6 +33,10 @@ pub(super) struct Bulkheads {
 pub(super) enum Ending {
     Success,
     Timeout,
+    /// The endpoint may be failing: it refused the connection, or answered with an error.
+    Failure,
+    /// The endpoint asked for a pause, or must not be called again.
+    Stop,
     /// Another failure, or no outcome at all: it says nothing about how much the endpoint can take.
     Other,
 }
@@ -40,6 +45,8 @@ pub(super) enum Ending {
 struct Bulkhead {
     /// How many attempts may be under way.
     window: usize,
+    /// How many attempts have failed since the last success.
+    failures: u32,
     /// When each attempt under way began.
     begun: Vec<Instant>,
     waiting: VecDeque<WaitingClaim>,
@@ -53,13 +60,29 @@ struct WaitingClaim {
 
 impl Default for Bulkhead {
     fn default() -> Self {
-        Self { window: ENDPOINT_WINDOW_START, begun: Vec::new(), waiting: VecDeque::new() }
+        Self {
+            window: ENDPOINT_WINDOW_START,
+            failures: 0,
+            begun: Vec::new(),
+            waiting: VecDeque::new(),
+        }
     }
 }
 
 impl Bulkhead {
     fn is_idle(&self) -> bool {
         self.begun.is_empty() && self.waiting.is_empty()
+    }
+
+    /// How long its claims may wait.
+    fn waits_for(&self) -> std::time::Duration {
+        let held = self.begun.len() + self.waiting.len();
+        let max_in_flight =
+            self.waiting.front().map(|one| one.claim.endpoint.max_in_flight as usize);
+        match max_in_flight.is_some_and(|most| held > most) {
+            true => CLAIM_AHEAD_AGE_MAX,
+            false => WAITING_CLAIM_AGE_MAX,
+        }
     }
 
     /// Whether an attempt under way is older than a second.
@@ -90,7 +113,7 @@ impl Bulkheads {
         self.waiting_bytes
     }
 
-    /// Adds a claim that was made at `now`. [`Bulkheads::begin`] says when it may be attempted.
+    /// Adds a claim that was asked for at `now`. [`Bulkheads::begin`] says when it may be attempted.
     pub(super) fn add(&mut self, claim: DeliveryClaim, now: Instant) {
         let endpoint = claim.endpoint.id;
         self.waiting += 1;
@@ -126,60 +149,91 @@ impl Bulkheads {
         begun
     }
 
-    /// Records the end of an attempt that began at `began`.
-    pub(super) fn ended(&mut self, endpoint: EndpointId, began: Instant, ending: Ending) {
-        let Some(bulkhead) = self.endpoints.get_mut(&endpoint) else { return };
+    /// Records the end of an attempt that began at `began`. Returns the waiting claims of an endpoint that must
+    /// not be called now: the store decides when it is tried again.
+    pub(super) fn ended(
+        &mut self,
+        endpoint: EndpointId,
+        began: Instant,
+        ending: Ending,
+    ) -> Vec<DeliveryClaim> {
+        let Some(bulkhead) = self.endpoints.get_mut(&endpoint) else { return Vec::new() };
         if let Some(place) = bulkhead.begun.iter().position(|known| *known == began) {
             bulkhead.begun.swap_remove(place);
         }
         bulkhead.window = match ending {
             Ending::Success => (bulkhead.window * 2).min(ENDPOINT_WINDOW_MAX),
             Ending::Timeout => 1,
-            Ending::Other => bulkhead.window,
+            Ending::Failure | Ending::Stop | Ending::Other => bulkhead.window,
         };
+        bulkhead.failures = match ending {
+            Ending::Success => 0,
+            Ending::Timeout | Ending::Failure => bulkhead.failures.saturating_add(1),
+            Ending::Stop | Ending::Other => bulkhead.failures,
+        };
+        let must_stop = ending == Ending::Stop || bulkhead.failures >= FAILURES_MAX;
+        let stopped = match must_stop {
+            true => std::mem::take(&mut bulkhead.waiting),
+            false => VecDeque::new(),
+        };
+        if !stopped.is_empty() {
+            self.with_waiting.remove(&endpoint);
+        }
+        self.waiting -= stopped.len();
+        self.waiting_bytes -= stopped.iter().map(|one| one.claim.body.len()).sum::<usize>();
         if bulkhead.is_idle() && bulkhead.window == ENDPOINT_WINDOW_START {
             self.endpoints.remove(&endpoint);
         }
         if self.endpoints.len() > ENDPOINTS_REMEMBERED_MAX {
             self.endpoints.retain(|_, bulkhead| !bulkhead.is_idle());
         }
+        stopped.into_iter().map(|one| one.claim).collect()
     }
 
-    /// Takes the claims that have waited so long that their leases may end before their attempts would.
+    /// Takes the claims that have waited for too long: their leases may end before their attempts would, or
+    /// their endpoint may have changed meanwhile.
     pub(super) fn overdue(&mut self, now: Instant) -> Vec<DeliveryClaim> {
-        let is_overdue = |one: &WaitingClaim| now.duration_since(one.since) > WAITING_CLAIM_AGE_MAX;
         // The oldest claim of an endpoint is the first. Most calls find none that is overdue.
-        let oldest = self.with_waiting.iter().filter_map(|endpoint| self.endpoints.get(endpoint));
-        if !oldest.filter_map(|bulkhead| bulkhead.waiting.front()).any(is_overdue) {
+        let mut holding = self.with_waiting.iter().filter_map(|one| self.endpoints.get(one));
+        let is_any = holding.any(|bulkhead| {
+            let oldest = bulkhead.waiting.front();
+            oldest.is_some_and(|one| now.duration_since(one.since) > bulkhead.waits_for())
+        });
+        if !is_any {
             return Vec::new();
         }
-        self.take_waiting(|_, one| is_overdue(one))
+        self.take_waiting(|bulkhead| {
+            let at_most = bulkhead.waits_for();
+            Box::new(move |one| now.duration_since(one.since) > at_most)
+        })
     }
 
     /// Takes the waiting claims of endpoints with a slow attempt.
     pub(super) fn waiting_for_slow(&mut self, now: Instant) -> Vec<DeliveryClaim> {
-        let is_old = |began: &Instant| now.duration_since(*began) > SLOW_ATTEMPT_AGE;
-        self.take_waiting(|begun, _| begun.iter().any(is_old))
+        self.take_waiting(|bulkhead| {
+            let is_slow = bulkhead.is_slow(now);
+            Box::new(move |_| is_slow)
+        })
     }
 
     /// Takes every claim that waits.
     pub(super) fn take_all(&mut self) -> Vec<DeliveryClaim> {
-        self.take_waiting(|_, _| true)
+        self.take_waiting(|_| Box::new(|_| true))
     }
 
+    /// Takes the claims for which the answer about their endpoint says so.
     fn take_waiting(
         &mut self,
-        is_taken: impl Fn(&[Instant], &WaitingClaim) -> bool,
+        is_taken: impl Fn(&Bulkhead) -> Box<dyn Fn(&WaitingClaim) -> bool>,
     ) -> Vec<DeliveryClaim> {
         let mut taken = Vec::new();
         for endpoint in &self.with_waiting {
-            let Some(Bulkhead { begun, waiting, .. }) = self.endpoints.get_mut(endpoint) else {
-                continue;
-            };
-            for one in std::mem::take(waiting) {
-                match is_taken(begun, &one) {
+            let Some(bulkhead) = self.endpoints.get_mut(endpoint) else { continue };
+            let is_taken = is_taken(bulkhead);
+            for one in std::mem::take(&mut bulkhead.waiting) {
+                match is_taken(&one) {
                     true => taken.push(one.claim),
-                    false => waiting.push_back(one),
+                    false => bulkhead.waiting.push_back(one),
                 }
             }
         }
@@ -286,7 +340,7 @@ mod tests {
         let now = Instant::now();
         let mut bulkheads = waiting(100, now);
         for ended in [0, 2, 4, 8, 16, 32, 64] {
-            (0..ended).for_each(|_| bulkheads.ended(endpoint(1), now, Ending::Success));
+            (0..ended).for_each(|_| drop(bulkheads.ended(endpoint(1), now, Ending::Success)));
             bulkheads.begin(usize::MAX, false, now);
             (0..100).for_each(|_| bulkheads.add(claim(1), now));
         }
@@ -327,6 +381,35 @@ mod tests {
         let late = now + WAITING_CLAIM_AGE_MAX + Duration::from_millis(1);
         assert_eq!(bulkheads.overdue(late).len(), 3);
         assert_eq!((bulkheads.waiting(), bulkheads.waiting_bytes()), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_beyond_max_in_flight_wait_for_a_second_at_most() {
+        let now = Instant::now();
+        let later = now + CLAIM_AHEAD_AGE_MAX + Duration::from_millis(1);
+        assert_eq!(waiting(64, now).overdue(later).len(), 0);
+        assert_eq!(waiting(65, now).overdue(later).len(), 65);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_stops_or_fails_gets_no_claim_that_waits() {
+        let now = Instant::now();
+        for (endings, stopped) in [
+            (vec![Ending::Stop], true),
+            (vec![Ending::Failure; FAILURES_MAX as usize], true),
+            (vec![Ending::Failure; FAILURES_MAX as usize - 1], false),
+            (vec![Ending::Other; 2 * FAILURES_MAX as usize], false),
+        ] {
+            let mut bulkheads = waiting(100, now);
+            bulkheads.add(claim(2), now);
+            bulkheads.begin(usize::MAX, false, now);
+            let left = bulkheads.waiting();
+            let given_back: usize =
+                endings.iter().map(|ending| bulkheads.ended(endpoint(1), now, *ending).len()).sum();
+            assert_eq!(given_back > 0, stopped, "{endings:?}");
+            assert_eq!(bulkheads.waiting(), left - given_back, "{endings:?}");
+            assert_eq!(bulkheads.waiting_bytes(), 5 * (left - given_back), "{endings:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

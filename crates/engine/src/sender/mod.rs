@@ -21,8 +21,8 @@ use arc_swap::ArcSwapOption;
 use hapax_core::endpoint::EndpointId;
 use hapax_core::failpoint;
 use hapax_core::store::{
-    AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, Exchanged, Held, InspectOutbox,
-    Outbox, StoreError,
+    AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, EndpointSignal, Exchanged, Held,
+    InspectOutbox, Outbox, StoreError,
 };
 use hapax_core::vault::KeyId;
 use metrics::{Counter, Histogram, counter, gauge, histogram};
@@ -208,6 +208,8 @@ struct Asking {
 
 /// An exchange that has ended. The store may have failed, so it carries its outcomes.
 struct Asked {
+    /// When it began: a lease is older than its claim's arrival here.
+    began: Instant,
     outcomes: Vec<AttemptOutcome>,
     asking: Asking,
     answer: Result<Exchanged, StoreError>,
@@ -263,12 +265,13 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         };
         let slots = setup.limits.in_flight_max;
         let free = slots.saturating_sub(self.in_flight.len());
+        // First: after a pause of this process their leases may be over.
+        let mut given_back = self.bulkheads.overdue(now);
         let begun = self.bulkheads.begin(free, is_crowded(free, slots), now);
         let count = begun.len();
         for claim in begun {
             self.begin(&setup.courier, claim, now);
         }
-        let mut given_back = self.bulkheads.overdue(now);
         let takes_much = self.bulkheads.waiting() * 2 > slots
             || self.bulkheads.waiting_bytes() * 2 > setup.limits.in_flight_bytes_max;
         // Claims that are given back may be claimed again at once, so this is not done in every
@@ -332,7 +335,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         let sender = Arc::clone(&self.sender);
         self.exchanges.spawn(async move {
             let answer = sender.store.exchange(outcomes.clone(), ask).await;
-            Asked { outcomes, asking, answer }
+            Asked { began: now, outcomes, asking, answer }
         });
     }
 
@@ -345,7 +348,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
     /// Begins the attempts that an exchange claimed. If the store failed, the outcomes are kept for the next
     /// exchange.
     fn answered(&mut self, asked: Result<Asked, JoinError>) {
-        let Asked { outcomes, asking, answer } = match asked {
+        let Asked { began, outcomes, asking, answer } = match asked {
             Ok(asked) => asked,
             Err(error) => {
                 // The outcomes are lost with the exchange: their deliveries are attempted again
@@ -379,7 +382,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         let is_full = claims.len() >= asking.slots || claimed_bytes >= asking.bytes;
         for claim in claims {
             match self.stop.is_cancelled() {
-                false => self.bulkheads.add(claim, now),
+                false => self.bulkheads.add(claim, began),
                 true => self.give_back(&claim),
             }
         }
@@ -425,10 +428,15 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             failpoint!("sender.answered");
             let ending = match (&verdict, is_timeout) {
                 (AttemptVerdict::Delivered(_), _) => Ending::Success,
+                (AttemptVerdict::Failed { says, .. }, false) => match says {
+                    EndpointSignal::Fails => Ending::Failure,
+                    EndpointSignal::Pauses(_) | EndpointSignal::Disable => Ending::Stop,
+                    EndpointSignal::Works | EndpointSignal::Nothing => Ending::Other,
+                },
                 (AttemptVerdict::Failed { .. } | AttemptVerdict::GivenBack, true) => {
                     Ending::Timeout
                 }
-                (AttemptVerdict::Failed { .. } | AttemptVerdict::GivenBack, false) => Ending::Other,
+                (AttemptVerdict::GivenBack, false) => Ending::Other,
             };
             let (delivery, fence) = (claim.delivery, claim.fence);
             (AttemptOutcome { delivery, fence, took, verdict }, ending)
@@ -498,7 +506,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         };
         if let Some(UnderWay { endpoint, bytes, began }) = self.under_way.remove(&id) {
             self.under_way_bytes = self.under_way_bytes.saturating_sub(bytes);
-            self.bulkheads.ended(endpoint, began, ending);
+            let stopped = self.bulkheads.ended(endpoint, began, ending);
+            stopped.iter().for_each(|claim| self.give_back(claim));
         }
     }
 

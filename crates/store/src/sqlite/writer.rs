@@ -570,7 +570,7 @@ impl Writer {
                         Err(error)
                     }
                 },
-                Next::Deferred => self.work(None, waiting),
+                Next::Deferred => clock::tend(&mut self).and_then(|()| self.work(None, waiting)),
                 Next::Housekeeping => clock::tend(&mut self).map(|()| ControlFlow::Continue(())),
                 Next::NobodyLeft => return,
             };
@@ -1040,6 +1040,7 @@ impl Writer {
         self.shared.health.set(Some(cause.clone()));
         self.shared.recent.clear();
         let refusal = StoreError::Unavailable(cause);
+        self.refuse_deferred(&refusal);
         let mut sync_failed = is_io(error);
         // Recovery writes so little that it may succeed where an event does not fit. Without a
         // pause the two would alternate, and every round makes the log longer.
