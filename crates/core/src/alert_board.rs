@@ -211,6 +211,10 @@ pub fn note(rows: Vec<StoredAlert>, report: AlertReport, moment: AlertMoment) ->
         written.extend(subjects);
     }
     for row in rows.values_mut() {
+        // A node that does not judge cannot tell whether such an alert is over.
+        if row.reporter == JUDGE && !changes.noted.judged {
+            continue;
+        }
         let is_over = match row.state {
             // One look only: there is nothing to clear.
             AlertState::Pending => !row.is_found || later(row.seen_at, report.clear_after) < now,

@@ -323,9 +323,11 @@ impl AlertMonitor {
         let lease = Duration::from_millis(lease);
         let node = self.inputs.node;
         let checked = CheckIn { node, lease, handlers: (self.inputs.known)() };
-        let holds = match store.check_in(checked).await {
+        match store.check_in(checked).await {
             Ok(CheckedIn { is_judge, handlers }) => {
-                self.kept().handlers = handlers;
+                let mut kept = self.kept();
+                kept.handlers = handlers;
+                kept.lease = Some((now, is_judge));
                 is_judge
             }
             Err(error) => {
@@ -333,9 +335,7 @@ impl AlertMonitor {
                 // On a store that cannot be written to, the last judge still lists what it finds.
                 known.is_some_and(|(_, holds)| holds)
             }
-        };
-        self.kept().lease = Some((now, holds));
-        holds
+        }
     }
 
     /// Reads the data of all nodes. If the store cannot be read, the last known values stay, so that no alert ends
@@ -382,6 +382,11 @@ impl AlertMonitor {
         if !is_judge {
             // The next time it begins with what all nodes have counted until then.
             kept.merged = MergedTraffic::new(now);
+            // What this node read when it last judged may be an hour old.
+            kept.lanes.clear();
+            kept.paused.clear();
+            kept.in_review.clear();
+            kept.failing.clear();
         }
         secrets.extend(kept.rules.secrets.iter().cloned());
         let observed = Observations {

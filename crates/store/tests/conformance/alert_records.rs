@@ -177,7 +177,27 @@ pub(crate) async fn one_node_at_a_time_judges_the_data_of_all<S: Sending>(world:
     assert_eq!(world.found(node(2), Some(&[]), &[]).await, NOTHING);
     assert_eq!(world.listed_subjects().await, [""; 0]);
     world.pass(301);
-    assert_eq!(world.found(node(1), None, &[]).await, clears(&["a"]));
+    assert!(hold(1).await);
+    assert_eq!(world.found(node(1), Some(&[]), &[]).await, clears(&["a"]));
+}
+
+pub(crate) async fn only_a_judge_clears_an_alert_about_all_nodes<S: Sending>(world: World<S>) {
+    // Nothing could be recorded for a while. A node that does not judge then reports first.
+    let check_in = async |number: u128| {
+        let checked = CheckIn { node: node(number), lease: LEASE, handlers: Vec::new() };
+        world.store.check_in(checked).await.expect("checks in").is_judge
+    };
+    assert!(check_in(1).await);
+    assert_eq!(world.found(node(1), Some(&["all"]), &[]).await, NOTHING);
+    world.pass(10);
+    assert_eq!(world.found(node(1), Some(&["all"]), &[]).await, raises(&["all"]));
+    world.pass(400);
+    assert!(check_in(1).await);
+    assert_eq!(world.found(node(2), None, &[]).await, NOTHING);
+    assert_eq!(world.found(node(1), Some(&["all"]), &[]).await, NOTHING, "it goes on");
+    world.pass(301);
+    assert!(check_in(1).await);
+    assert_eq!(world.found(node(1), Some(&[]), &[]).await, clears(&["all"]));
 }
 
 pub(crate) async fn the_handlers_of_all_nodes_that_are_alive_are_known<S: Sending>(

@@ -385,6 +385,7 @@ on_every_working_store! {
     alert_records {
         an_alert_is_raised_once_and_cleared_once_for_all_nodes,
         a_problem_of_one_look_is_no_alert,
+        only_a_judge_clears_an_alert_about_all_nodes,
         one_node_at_a_time_judges_the_data_of_all,
         the_handlers_of_all_nodes_that_are_alive_are_known,
         a_node_ends_its_own_alerts_and_those_of_a_dead_one_are_listed_no_more,
