@@ -14,8 +14,8 @@ use hapax_sim::Postgres;
 use hapax_store::PgStore;
 use tokio_postgres::{Client, Row};
 
-use crate::connect;
 use crate::harness::{after, noon};
+use crate::{WITHOUT_SYNC, connect};
 
 /// The numbers of the phases in the database.
 const PHASES: [(DeliveryPhase, i16); 6] = [
@@ -246,6 +246,7 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
     let url = Postgres::shared().await.create_database("delivery_rules").await;
     PgStore::migrate(&url).await.expect("migrates");
     let sql = connect(&url).await;
+    sql.batch_execute(WITHOUT_SYNC).await.expect("sets");
     sql.batch_execute(
         "SELECT hapax.create_endpoint(gen_random_uuid(), 'default', '{\"url\":\"u\"}', NULL, '{}', NULL,
              false, 9, '{0,60000000,300000000}', 30000000, '', NULL, '{5}', 'ops', NULL, now(), 9,

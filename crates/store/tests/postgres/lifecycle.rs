@@ -18,7 +18,7 @@ use tokio_postgres::{Client, Transaction};
 use uuid::Uuid;
 
 use crate::harness::{Sender, body, noon};
-use crate::{connect, handler};
+use crate::{WITHOUT_SYNC, connect, handler};
 
 /// The numbers of the phases in the database.
 const PHASES: [(Phase, i16); 9] = [
@@ -584,6 +584,7 @@ async fn the_functions_decide_as_core_does_for_every_act_in_every_phase() {
     let url = Postgres::shared().await.create_database("lifecycle").await;
     let store = PgStore::open(PgOptions::new(&url)).await.expect("opens");
     let mut sql = connect(&url).await;
+    sql.batch_execute(WITHOUT_SYNC).await.expect("sets");
     let mut specs = Vec::new();
     for (name, policy) in policies() {
         for (on_gap, workplace) in

@@ -66,6 +66,9 @@ fn ordered(order: OrderRule) -> HandlerSpec {
     HandlerSpec { order: Some(order), ..spec(3) }
 }
 
+/// For thousands of small commits of one test, none of which has to survive.
+const WITHOUT_SYNC: &str = "SET synchronous_commit = off";
+
 async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("connects");
     tokio::spawn(connection);
