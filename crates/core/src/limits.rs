@@ -58,6 +58,10 @@ pub const PORTAL_PINGS_MAX: usize = 10;
 /// The span of [`PORTAL_PINGS_MAX`].
 pub const PORTAL_PINGS_WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
 
+/// How long the body of a form may take to arrive. A browser sends it at once. A body that is held back longer could
+/// outlive the session that it was admitted with.
+pub const FORM_READ_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// The most transitions of a state machine: the states reachable from each state are computed when the
 /// config is read, and no config written by hand has more.
 pub const TRANSITIONS_MAX: usize = 1_000;

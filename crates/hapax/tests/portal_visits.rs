@@ -67,6 +67,17 @@ impl Visit {
         ask(self.at, "GET", &format!("{}{path}", self.base), &self.cookie, "")
     }
 
+    /// Begins to send a form, and waits for an answer instead of sending the rest.
+    pub(crate) fn post_slowly(&self, path: &str) -> Answer {
+        let mut wire = Wire::connect(self.at);
+        wire.write(format!(
+            "POST {}{path} HTTP/1.1\r\nhost: {}\r\naccept: text/html\r\nsec-fetch-site: same-origin\r\n\
+             cookie: {}\r\ncontent-type: application/x-www-form-urlencoded\r\ncontent-length: 100\r\n\r\nplan=",
+            self.base, self.at, self.cookie
+        ));
+        wire.answer()
+    }
+
     /// Sends a form with an id of its own.
     pub(crate) fn post(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
         let mut form = form_urlencoded::Serializer::new(String::new());

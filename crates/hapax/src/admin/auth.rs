@@ -551,6 +551,18 @@ pub(super) async fn authorize<S: AdminStore>(
     }
 }
 
+/// Checks that the session of a caller, if it has one, has not ended since the request was admitted.
+pub(super) async fn check_session<S: AdminStore>(
+    admin: &Admin<S>,
+    caller: &Caller,
+) -> Result<(), Problem> {
+    let Some(hash) = caller.session else { return Ok(()) };
+    let session = admin.store.session(hash).await?;
+    let open = session.filter(|session| session.expires_at > (admin.now)());
+    let still = open.and_then(|session| admin.authorizer.rules.load().by_session(&session));
+    still.map(|_| ()).ok_or_else(Problem::unauthorized)
+}
+
 /// A request that the audit trail records.
 pub(super) struct Audited {
     /// The method and the route.

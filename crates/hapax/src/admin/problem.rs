@@ -78,6 +78,11 @@ impl Problem {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", "the body is too large")
     }
 
+    pub(super) fn too_slow() -> Self {
+        let detail = "the body did not arrive in time: send it again";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "too_slow", detail)
+    }
+
     pub(super) fn not_json() -> Self {
         let detail = "send the body as application/json";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", detail)

@@ -3,11 +3,14 @@
 mod pages;
 mod portal;
 
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Request, StatusCode};
 use hapax_core::job::{HandlerName, Phase, Policy, Retry, Workplace};
 use hapax_core::secret::Secret;
@@ -20,7 +23,9 @@ use hapax_engine::{Pulled, Readiness, Traffic};
 use hapax_sim::{Act, FaultyStore, SignedEvent};
 use hapax_store::MemoryStore;
 use http_body_util::BodyExt as _;
+use hyper::body::Frame;
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
@@ -310,6 +315,43 @@ fn post_request(token: Option<&str>, path: &str, body: Value) -> Request<Body> {
         request = request.header("authorization", format!("Bearer {token}"));
     }
     request.body(Body::from(body.to_string())).unwrap()
+}
+
+/// A body that its client holds back after the headers.
+struct HeldBody {
+    /// Told when the server begins to read.
+    reading: Option<oneshot::Sender<()>>,
+    bytes: oneshot::Receiver<Bytes>,
+    has_ended: bool,
+}
+
+impl HeldBody {
+    /// The body, the signal that the server reads it, and the way to send it.
+    fn with_sender() -> (Body, oneshot::Receiver<()>, oneshot::Sender<Bytes>) {
+        let ((reading, is_read), (sender, bytes)) = (oneshot::channel(), oneshot::channel());
+        let body = Self { reading: Some(reading), bytes, has_ended: false };
+        (Body::new(body), is_read, sender)
+    }
+}
+
+impl HttpBody for HeldBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(reading) = self.reading.take() {
+            reading.send(()).expect("the test waits");
+        }
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        let bytes = ready!(Pin::new(&mut self.bytes).poll(context)).expect("the test sends it");
+        self.has_ended = true;
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
+    }
 }
 
 fn effects(answer: &Value) -> Vec<(&str, &str)> {

@@ -131,6 +131,18 @@ fn a_receiving_party_adds_few_endpoints_at_public_addresses_only() {
 }
 
 #[test]
+fn a_form_that_does_not_arrive_is_answered_after_ten_seconds() {
+    // A body that is held back must not keep a request that was admitted before its link was revoked.
+    let house = house();
+    let server = house.start();
+    let made = endpoint(&server, "acme", "https://example.com/in");
+    let visit = Visit::enter(portal(&server), &link(&server, "acme", &ALL));
+    let path = format!("/endpoints/{}/disable", made["id"].as_str().unwrap());
+    let slow = visit.post_slowly(&path);
+    assert_eq!(slow.status, 408, "{}", slow.text());
+}
+
+#[test]
 fn a_receiving_party_pings_ten_times_a_minute_and_learns_no_reason() {
     let house = house();
     let server = house.start();

@@ -20,7 +20,7 @@ use hapax_core::store::HandlerRef;
 use url::form_urlencoded;
 use uuid::Uuid;
 
-use super::super::auth::Caller;
+use super::super::auth::{Caller, check_session};
 use super::super::extract::{JsonBody, PathHandler, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::storage::OWN_REALMS;
@@ -195,7 +195,7 @@ pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
     Ok(reader.page(Confirm::new(frame, &uri, question)))
 }
 
-/// Acts, once for each form.
+/// Acts, once for each form. The form is read after the session was checked, so the session is checked again.
 pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
     State(admin): State<Arc<Admin<S>>>,
     reader: Reader,
@@ -203,8 +203,9 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
     PathId(id): PathId,
     form: ActionForm,
 ) -> Result<Acted, Problem> {
-    let filters = Filters::of(&uri);
-    let asked = Asked { admin: Arc::clone(&admin), caller: reader.caller()?, id, filters };
+    let (filters, caller) = (Filters::of(&uri), reader.caller()?);
+    check_session(&admin, &caller).await?;
+    let asked = Asked { admin: Arc::clone(&admin), caller, id, filters };
     let forms = Forms { side: "dashboard", under: "", quota: None };
     let acted = act_once::<S, A>(&forms, asked, &uri, &form).await?;
     let frame = reader.frame(&admin, "").await;

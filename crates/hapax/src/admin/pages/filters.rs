@@ -7,6 +7,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::Uri;
 use axum::http::request::Parts;
+use hapax_core::limits::FORM_READ_WITHIN;
 use serde::de::DeserializeOwned;
 use url::form_urlencoded;
 
@@ -117,13 +118,14 @@ impl Filters {
     }
 }
 
-/// The body of a form with at most this many bytes, and its fields.
+/// The body of a form with at most this many bytes, and its fields. It must arrive within [`FORM_READ_WITHIN`].
 pub(in crate::admin) async fn form<S: Send + Sync>(
     request: Request,
     state: &S,
     bytes_max: usize,
 ) -> Result<(Bytes, Filters), Problem> {
-    let bytes = Bytes::from_request(request, state).await.map_err(|_| Problem::too_large())?;
+    let read = tokio::time::timeout(FORM_READ_WITHIN, Bytes::from_request(request, state)).await;
+    let bytes = read.map_err(|_| Problem::too_slow())?.map_err(|_| Problem::too_large())?;
     if bytes.len() > bytes_max {
         return Err(Problem::too_large());
     }

@@ -47,7 +47,7 @@ where
     Ok(reader.page(Confirm::new(visitor.frame(&portal.site, ""), &uri, question)))
 }
 
-/// Acts, once for each form.
+/// Acts, once for each form. The form is read after the link was checked, so the link is checked again.
 pub(super) async fn act<S, O, A>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
@@ -61,6 +61,7 @@ where
     O: Own + FromRequestParts<Arc<Portal<S>>, Rejection = Problem>,
     A: PageAction<S>,
 {
+    visitor.check_again(&portal).await?;
     let admin = Arc::clone(&portal.admin);
     let filters = Filters::of(&uri);
     let asked = Asked { admin, caller: visitor.caller(), id: own.id(), filters };

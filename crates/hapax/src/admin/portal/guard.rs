@@ -21,21 +21,34 @@ pub(super) const COOKIE: &str = "hapax_portal";
 
 /// The holder of a link that is open.
 #[derive(Debug, Clone)]
-pub(super) struct Visitor(Arc<PortalLink>);
+pub(super) struct Visitor {
+    link: Arc<PortalLink>,
+    /// The session, by its hash.
+    session: [u8; 32],
+}
 
 impl Visitor {
     pub(super) fn link(&self) -> &PortalLink {
-        &self.0
+        &self.link
+    }
+
+    /// Checks again that the link is open. The body of a form arrives after the request was admitted, and the link
+    /// may have ended meanwhile.
+    pub(super) async fn check_again<S: AdminStore>(
+        &self,
+        portal: &Portal<S>,
+    ) -> Result<(), Problem> {
+        visitor(portal, Some(self.link.id), Some(self.session)).await.map(|_| ())
     }
 
     /// The link, as the actor of what its holder does.
     pub(super) fn caller(&self) -> Caller {
-        Caller::of_link(self.0.id)
+        Caller::of_link(self.link.id)
     }
 
     /// What surrounds the content of a page.
     pub(super) fn frame(&self, site: &Site, here: &'static str) -> Frame {
-        Frame::of_link(site, &self.0, here)
+        Frame::of_link(site, &self.link, here)
     }
 }
 
@@ -106,7 +119,7 @@ async fn visitor<S: AdminStore>(
     let (Some(link), Some(session)) = (link, session) else { return Err(Problem::not_entered()) };
     let found = portal.admin.store.portal_session(link, session).await?;
     let open = found.filter(|link| link.expires_at > (portal.admin.now)());
-    open.map(|link| Visitor(Arc::new(link))).ok_or_else(Problem::not_entered)
+    open.map(|link| Visitor { link: Arc::new(link), session }).ok_or_else(Problem::not_entered)
 }
 
 fn permits<S>(

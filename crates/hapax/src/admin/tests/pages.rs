@@ -13,7 +13,7 @@ use tower::ServiceExt as _;
 use super::super::WithoutToken;
 use super::super::auth::Access;
 use super::super::routes::routes;
-use super::{JobState, NewEvent, Server, event, late_event, noon, server, server_with};
+use super::{HeldBody, JobState, NewEvent, Server, event, late_event, noon, server, server_with};
 
 /// An answer to a browser.
 struct Answered {
@@ -209,6 +209,30 @@ async fn a_session_reads_acts_by_name_and_ends_at_logout() {
     assert_eq!(out.header(header::LOCATION), "/login");
     let after = server.browse(Method::GET, "/events", &[with_cookie], "").await;
     assert_eq!(after.status, StatusCode::SEE_OTHER, "the cookie still works after the logout");
+}
+
+#[tokio::test]
+async fn a_form_that_was_held_back_does_not_act_after_the_logout() {
+    // The session is open when the headers arrive, and has ended when the body arrives.
+    let events = vec![event("evt_1", &[("fee", JobState::Dead)])];
+    let server = server_with(events, WithoutToken::Refused).await;
+    let id = server.store.event("evt_1").await.summary.id;
+    let cookie = server.log_in("ops-token", "anna").await;
+    let (body, is_read, sender) = HeldBody::with_sender();
+    let request = Request::post(format!("/events/{id}/replay"))
+        .header("host", "localhost")
+        .header("cookie", &cookie)
+        .header(SAME_ORIGIN.0, SAME_ORIGIN.1)
+        .body(body)
+        .unwrap();
+    let answer = tokio::spawn(server.router.clone().oneshot(request));
+    is_read.await.unwrap();
+    let with_cookie = ("cookie", cookie.as_str());
+    server.browse(Method::POST, "/logout", &[with_cookie, SAME_ORIGIN], "").await;
+    sender.send(format!("plan={}", uuid::Uuid::now_v7()).into()).unwrap();
+    let answer = answer.await.unwrap().unwrap();
+    assert!(server.store.event("evt_1").await.actions.is_empty(), "{answer:?}");
+    assert_eq!(server.store.job("evt_1").await.phase, Phase::Dead);
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ use uuid::Uuid;
 use super::super::WithoutToken;
 use super::super::auth::hash_of;
 use super::super::portal::routes::routes;
-use super::{Server, noon, server, server_with};
+use super::{HeldBody, Server, noon, server, server_with};
 
 /// An answer to a browser.
 struct Answered {
@@ -518,6 +518,28 @@ async fn a_replay_from_the_portal_acts_once_and_the_audit_trail_names_the_link()
     assert_eq!(entries, expected);
     let shown = format!("{entries:?}");
     assert!(!shown.contains(door.trim_start_matches("/enter/")), "the audit trail has the code");
+}
+
+#[tokio::test]
+async fn a_form_that_was_held_back_does_not_act_after_its_link_was_revoked() {
+    // The link is open when the headers arrive, and has ended when the body arrives.
+    let server = server(Vec::new()).await;
+    let own = server.things("acme", "https://acme.example/in").await;
+    let visit = server.entered("acme", &ALL).await;
+    let (body, is_read, sender) = HeldBody::with_sender();
+    let request = Request::post(format!("{}/deliveries/{}/replay", visit.base, own.delivery))
+        .header("host", "webhooks.example.com")
+        .header("cookie", &visit.cookie)
+        .header(SAME_ORIGIN.0, SAME_ORIGIN.1)
+        .body(body)
+        .unwrap();
+    let answer = tokio::spawn(server.portal.clone().oneshot(request));
+    is_read.await.unwrap();
+    let request = Request::delete("/api/v1/tenants/acme/portal").header("host", "localhost");
+    assert_eq!(server.send(request.body(Body::empty()).unwrap()).await.0, StatusCode::OK);
+    sender.send(form().into()).unwrap();
+    assert_eq!(answer.await.unwrap().unwrap().status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(server.delivery_status(own.delivery).await, DeliveryStatus::Dead);
 }
 
 #[tokio::test]
