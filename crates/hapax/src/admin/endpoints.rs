@@ -23,6 +23,7 @@ use hapax_core::message::Payload;
 use hapax_core::store::{AttemptVerdict, DeliveryTarget, EndpointFilter};
 use hapax_core::vault::Vault;
 use hapax_engine::{CustomHeaders, UrlProblem};
+use url::Url;
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
@@ -115,7 +116,8 @@ pub(super) async fn change<S: AdminStore>(
     change_by(&admin, &caller, AddressChoice::Operator, &id, asked).await.map(Json)
 }
 
-/// Changes an endpoint. A new address is one that `by` chose.
+/// Changes an endpoint. A new address is one that `by` chose. If a receiving party moves the endpoint to another
+/// origin and gives no headers, the headers are removed: their values were meant for the server before it.
 pub(super) async fn change_by<S: AdminStore>(
     admin: &Admin<S>,
     caller: &Caller,
@@ -139,11 +141,17 @@ pub(super) async fn change_by<S: AdminStore>(
             ));
         }
         let mut before = (record.settings, record.sealed);
-        if let Some(url) = &url {
+        let mut asked = asked.clone();
+        // An address that stays is still the choice of who chose it.
+        if let Some(url) = url.as_ref().filter(|url| **url != before.0.url) {
+            let moves = by == AddressChoice::Receiver && !is_same_origin(&before.0.url, url);
+            if moves && asked.headers.is_keep() {
+                asked.headers = Patch::Clear;
+            }
             before.0.url.clone_from(url);
             before.0.address_by = by;
         }
-        changed(vault, &record.tenant, record.id, before, asked.clone())
+        changed(vault, &record.tenant, record.id, before, asked)
     })
     .await?;
     Ok(record.into())
@@ -377,6 +385,14 @@ async fn checked_url<S: AdminStore>(
             "url: endpoints cannot be at this address: use a public address, on port 443 or 80",
         )),
         (Err(error), _) => Err(refused("url", &error)),
+    }
+}
+
+/// Whether two URLs have the same scheme, host and port.
+fn is_same_origin(one: &str, other: &str) -> bool {
+    match (Url::parse(one), Url::parse(other)) {
+        (Ok(one), Ok(other)) => one.origin() == other.origin(),
+        (_, _) => false,
     }
 }
 

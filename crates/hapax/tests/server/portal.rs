@@ -131,6 +131,67 @@ fn a_receiving_party_adds_few_endpoints_at_public_addresses_only() {
 }
 
 #[test]
+fn a_receiving_party_cannot_move_the_headers_of_an_operator_to_a_server_of_its_own() {
+    let house = house();
+    let server = house.start();
+    let sink = Sink::accepting();
+    let asked = json!({
+        "url": "https://example.com/in",
+        "tenant": "acme",
+        "headers": { "X-Api-Key": "value-of-the-operator" },
+    });
+    let made = server.admin_post("/api/v1/endpoints", &asked).json();
+    let path = format!("/endpoints/{}", made["id"].as_str().unwrap());
+    let visit = Visit::enter(portal(&server), &link(&server, "acme", &ALL));
+    let headers = || server.admin_get(&format!("/api/v1{path}")).json()["headers"].clone();
+    let edit = format!("{path}/edit");
+    assert!(visit.get(&edit).text().contains("another scheme, host or port removes them"));
+    let moved_to = |url: &str, more: &[(&str, &str)]| {
+        let fields: Vec<_> = [("url", url)].into_iter().chain(more.iter().copied()).collect();
+        let changed = visit.post(&edit, &fields);
+        assert_eq!(changed.status, 303, "{url}: {}", changed.text());
+    };
+    // The same server in other words, and another path of it.
+    moved_to("HTTPS://EXAMPLE.com:443/in", &[]);
+    moved_to("https://example.com/other", &[]);
+    assert_eq!(headers(), json!(["x-api-key"]));
+    for elsewhere in ["http://example.com/other", "https://other.example/in"] {
+        moved_to(elsewhere, &[]);
+        assert_eq!(headers(), json!([]), "{elsewhere}");
+        let asked = json!({ "headers": { "X-Api-Key": "value-of-the-operator" } });
+        let given = server.admin_request("PATCH", &format!("/api/v1{path}"), Some(&asked));
+        assert_eq!(given.status, 200, "{given:?}");
+    }
+    // The sink stands for the server of the receiving party, which must be at a public address.
+    moved_to("https://third.example/in", &[]);
+    let asked = json!({ "url": sink.url() });
+    let given = server.admin_request("PATCH", &format!("/api/v1{path}"), Some(&asked));
+    assert_eq!(given.status, 200, "{given:?}");
+    assert_eq!(visit.post(&format!("{path}/ping"), &[]).status, 303);
+    let got = sink.wait_for(1).remove(0);
+    assert!(!got.headers.contains_key("x-api-key"), "{got:?}");
+    // Headers that are given with the address are those of the receiving party.
+    moved_to("https://fourth.example/in", &[("headers", "X-Theirs: 1")]);
+    assert_eq!(headers(), json!(["x-theirs"]));
+}
+
+#[test]
+fn an_address_in_other_words_is_still_the_choice_of_the_operator() {
+    // Endpoints that operators chose do not count against what a receiving party may add.
+    let house = house();
+    let server = house.start();
+    let visit = Visit::enter(portal(&server), &link(&server, "acme", &ALL));
+    for n in 0..20 {
+        let made = endpoint(&server, "acme", "https://example.com/in");
+        let edit = format!("/endpoints/{}/edit", made["id"].as_str().unwrap());
+        let changed = visit.post(&edit, &[("url", "HTTPS://Example.com:443/in")]);
+        assert_eq!(changed.status, 303, "endpoint {n}: {}", changed.text());
+    }
+    let added = visit.post("/endpoints/new", &[("url", "https://example.com/in")]);
+    assert_eq!(added.status, 200, "{}", added.text());
+}
+
+#[test]
 fn a_form_that_does_not_arrive_is_answered_after_ten_seconds() {
     // A body that is held back must not keep a request that was admitted before its link was revoked.
     let house = house();

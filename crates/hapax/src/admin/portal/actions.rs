@@ -191,6 +191,10 @@ impl<S: AdminStore> PageAction<S> for EditEndpoint {
             let names = settings.header_names.join(", ");
             sentences
                 .push(format!("It has the custom headers {names}; new ones replace all of them."));
+            sentences.push(
+                "An address with another scheme, host or port removes them: give them again."
+                    .to_owned(),
+            );
         }
         Ok(Question {
             title: "Change this endpoint".to_owned(),
@@ -210,7 +214,7 @@ impl<S: AdminStore> PageAction<S> for EditEndpoint {
         let before = endpoints::find(&admin, &id).await?.settings.url;
         let url = form.fields.get("url").map(|url| url.trim().to_owned());
         let asked = EndpointRequest {
-            // An address that stays is still the choice of who chose it.
+            // An address that stays is not judged by the rules for receiving parties.
             url: url.filter(|url| *url != before),
             types: Patch::Set(types_of(form)),
             description: form.fields.get("description").map_or(Patch::Clear, Patch::Set),
