@@ -174,9 +174,13 @@ pub(super) async fn delivery<S: AdminStore>(
     let message = store.message(&delivery.message, Some(tenant)).await?;
     let stored = message.into_iter().next().map(|message| message.body).unwrap_or_default();
     let endpoint = store.endpoint(delivery.endpoint).await?;
-    let is_thin = endpoint.is_some_and(|it| it.settings.payload == Payload::Thin);
-    let thin = is_thin.then(|| thin_envelope(&stored)).flatten();
-    let body = Body::of(thin.as_deref().unwrap_or(&stored)).body.unwrap_or_default();
+    let shown = match endpoint.map(|endpoint| endpoint.settings.payload) {
+        Some(Payload::Fat) => stored,
+        Some(Payload::Thin) => thin_envelope(&stored).map_or(stored, Into::into),
+        // The settings of a removed endpoint are gone. It may never have got the whole body.
+        None => thin_envelope(&stored).unwrap_or_default().into(),
+    };
+    let body = Body::of(&shown).body.unwrap_or_default();
     let page = DeliveryPage {
         frame: visitor.frame(&portal.site, "/deliveries"),
         delivery: delivery.into(),

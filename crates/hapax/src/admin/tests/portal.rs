@@ -543,6 +543,20 @@ async fn a_form_that_was_held_back_does_not_act_after_its_link_was_revoked() {
 }
 
 #[tokio::test]
+async fn the_body_of_a_delivery_whose_endpoint_was_removed_is_shown_thin() {
+    // The endpoint may have been one that never got the whole body.
+    let server = server(Vec::new()).await;
+    let own = server.things("acme", "https://acme.example/in").await;
+    let visit = server.entered("acme", &ALL).await;
+    let path = format!("/deliveries/{}", own.delivery);
+    assert!(visit.get(&server, &path).await.text.contains("&#34;of&#34;"));
+    let store = server.store.faults.inner();
+    store.change_endpoint(own.endpoint, EndpointAct::Delete, by()).await.unwrap();
+    let page = visit.get(&server, &path).await.text;
+    assert!(!page.contains("&#34;of&#34;") && page.contains("acme.paid"), "{page}");
+}
+
+#[tokio::test]
 async fn a_receiver_does_not_learn_why_the_server_fails() {
     let server = server(Vec::new()).await;
     let visit = server.entered("acme", &ALL).await;
