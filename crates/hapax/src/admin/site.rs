@@ -23,7 +23,7 @@ impl Site {
         Self {
             origin: Some(url.origin().ascii_serialization()),
             base: url.path().trim_end_matches('/').to_owned(),
-            is_secure: url.scheme() == "https",
+            is_secure: has_tls || url.scheme() == "https",
         }
     }
 
@@ -97,7 +97,8 @@ mod tests {
         check(None, true, "Path=/; HttpOnly; SameSite=Lax; Secure");
         let url = "https://OPS.example.com:443/hapax";
         check(Some(url), false, "Path=/hapax; HttpOnly; SameSite=Lax; Secure");
-        check(Some("http://10.0.0.1"), true, "Path=/; HttpOnly; SameSite=Lax");
+        check(Some("http://10.0.0.1"), true, "Path=/; HttpOnly; SameSite=Lax; Secure");
+        check(Some("http://10.0.0.1"), false, "Path=/; HttpOnly; SameSite=Lax");
         assert_eq!(Site::new(Some(url), false).origin(), Some("https://ops.example.com"));
     }
 }
