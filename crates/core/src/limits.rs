@@ -58,6 +58,13 @@ pub const PORTAL_PINGS_MAX: usize = 10;
 /// The span of [`PORTAL_PINGS_MAX`].
 pub const PORTAL_PINGS_WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
 
+/// The most forms that one link to the portal may send to one node within a minute: more than a person sends, and
+/// few enough that no program keeps the database busy.
+pub const PORTAL_FORMS_PER_MINUTE: u32 = 60;
+
+/// The most refused or failed forms of one link that one node records in the audit trail within a minute.
+pub const PORTAL_REFUSALS_PER_MINUTE: u32 = 20;
+
 /// How long the body of a form may take to arrive. A browser sends it at once. A body that is held back longer could
 /// outlive the session that it was admitted with.
 pub const FORM_READ_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);

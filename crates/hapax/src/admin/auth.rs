@@ -598,6 +598,16 @@ impl Audited {
         if is_refusal && refusals.0.check().is_err() {
             return;
         }
+        self.record_always(admin, who, status).await;
+    }
+
+    /// The same without a bound: the caller has one of its own.
+    pub(super) async fn record_always<S: AdminStore>(
+        self,
+        admin: &Admin<S>,
+        who: &str,
+        status: StatusCode,
+    ) {
         let entry = AuditEntry {
             at: (admin.now)(),
             who: who.to_owned(),

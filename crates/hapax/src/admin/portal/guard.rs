@@ -102,7 +102,10 @@ pub(super) async fn admit<S: AdminStore>(
     };
     if let Some(audited) = audited {
         let status = response.status();
-        audited.record_within(&portal.refusals, &portal.admin, caller.who(), status).await;
+        let has_failed = status.is_client_error() || status.is_server_error();
+        if !has_failed || portal.limits.records_refusal(visitor.link().id) {
+            audited.record_always(&portal.admin, caller.who(), status).await;
+        }
     }
     response.extensions_mut().insert(Authenticated);
     response.extensions_mut().insert(visitor);
@@ -129,6 +132,7 @@ fn permits<S>(
     request: &Request,
 ) -> Result<(), Problem> {
     if !guard.method.is_safe() {
+        portal.limits.admit_form(visitor.link().id)?;
         check_same_origin(request.headers(), portal.site.origin())?;
     }
     let lacks = match guard.right {

@@ -9,6 +9,7 @@
 mod actions;
 mod enter;
 mod guard;
+mod link_limits;
 pub(super) mod links;
 mod own;
 mod pages;
@@ -28,6 +29,7 @@ use super::pages::{Frame, finish_headers, problem_as_page, wants_page};
 use super::problem::Problem;
 use super::{Admin, AdminStore, Site};
 use guard::RouteGuard;
+use link_limits::LinkLimits;
 use routes::{PortalRoute, routes};
 
 /// The state that all routes of the portal share.
@@ -36,12 +38,19 @@ pub(crate) struct Portal<S> {
     admin: Arc<Admin<S>>,
     /// How browsers reach the portal.
     site: Arc<Site>,
+    /// Bounds what the audit trail records of codes that do not open a link.
     refusals: Refusals,
+    limits: LinkLimits,
 }
 
 /// All routes of the portal.
 pub(crate) fn router<S: AdminStore>(admin: Arc<Admin<S>>, site: Arc<Site>) -> Router {
-    let portal = Arc::new(Portal { admin, site, refusals: Refusals::default() });
+    let portal = Arc::new(Portal {
+        admin,
+        site,
+        refusals: Refusals::default(),
+        limits: LinkLimits::default(),
+    });
     let mut router = Router::new();
     for PortalRoute { right, method, path, to } in routes::<S>() {
         let to = match right {

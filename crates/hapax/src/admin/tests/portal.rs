@@ -543,6 +543,33 @@ async fn a_form_that_was_held_back_does_not_act_after_its_link_was_revoked() {
 }
 
 #[tokio::test]
+async fn a_flood_of_refused_forms_is_bounded_and_fills_no_audit_trail() {
+    let server = server(Vec::new()).await;
+    let own = server.things("acme", "https://acme.example/in").await;
+    let (flood, other) = (server.entered("acme", &ALL).await, server.entered("acme", &ALL).await);
+    let path = format!("{}/endpoints/{}/ping", flood.base, Uuid::now_v7());
+    let mut limited = 0;
+    for _ in 0..300 {
+        let answer = flood.send(&server, Method::POST, &path, &form()).await;
+        match answer.status {
+            StatusCode::NOT_FOUND => {}
+            StatusCode::TOO_MANY_REQUESTS => limited += 1,
+            other => panic!("{other}: {}", answer.text),
+        }
+    }
+    assert!(limited > 100, "{limited} forms were limited");
+    let store = server.store.faults.inner();
+    let all = AuditFilter { limit: 400, ..AuditFilter::default() };
+    let entries = store.audited(all).await.unwrap().items;
+    let refused = entries.iter().filter(|entry| entry.status >= 400).count();
+    assert!((1..100).contains(&refused), "{refused} refusals were recorded");
+    // Another link has a bound of its own.
+    let path = format!("{}/deliveries/{}/replay", other.base, own.delivery);
+    let answer = other.send(&server, Method::POST, &path, &form()).await;
+    assert_eq!(answer.status, StatusCode::SEE_OTHER, "{}", answer.text);
+}
+
+#[tokio::test]
 async fn the_body_of_a_delivery_whose_endpoint_was_removed_is_shown_thin() {
     // The endpoint may have been one that never got the whole body.
     let server = server(Vec::new()).await;
