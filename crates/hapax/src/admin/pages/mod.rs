@@ -45,7 +45,7 @@ pub(super) use events::{event, events, find, review};
 pub(super) use filters::Filters;
 pub(super) use login::{LoggedIn, LoginForm, log_in, log_out, login};
 pub(super) use overview::overview;
-pub(super) use plans::{CancelPlan, PlanDeliveries, PlanEvents, plan, plans};
+pub(super) use plans::{CancelPlan, PlanDeliveries, PlanEvents, plan, plans, rate, rate_of};
 pub(super) use sending::{STATUSES, deliveries, delivery, endpoint, endpoints, message, messages};
 pub(super) use storage::{DeleteKey, duplicates, keys, storage};
 pub(super) use work::{audit, dead, handlers, source};

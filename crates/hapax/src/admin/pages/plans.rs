@@ -128,6 +128,20 @@ impl PlanDeliveries {
         let QueryParams(asked) = chosen.query::<PlanRequest>()?;
         Ok((chosen, asked))
     }
+
+    /// Records the plan with this rate, and leads to its page.
+    pub(in crate::admin) async fn record<S: AdminStore>(
+        Asked { admin, caller, id, filters }: Asked<S>,
+        form: &ActionForm,
+        rate: Option<u32>,
+    ) -> Result<Done, Problem> {
+        let (_, asked) = Self::asked(&filters)?;
+        let asked = JsonBody(PlanRequest { rate, reason: form.reason.clone(), ..asked });
+        let key = IdempotencyKey(Some(form.plan.to_string()));
+        let (state, by, path) = (State(admin), Extension(caller), PathId(id));
+        let Json(planned) = api_plans::create(state, by, key, path, asked).await?;
+        recorded(&planned)
+    }
 }
 
 impl<S: AdminStore> PageAction<S> for PlanDeliveries {
@@ -170,25 +184,16 @@ impl<S: AdminStore> PageAction<S> for PlanDeliveries {
         })
     }
 
-    async fn act(
-        Asked { admin, caller, id, filters }: Asked<S>,
-        form: &ActionForm,
-    ) -> Result<Done, Problem> {
-        let (_, asked) = Self::asked(&filters)?;
-        let (rate, reason) = (rate_of(form)?, form.reason.clone());
-        let asked = JsonBody(PlanRequest { rate, reason, ..asked });
-        let key = IdempotencyKey(Some(form.plan.to_string()));
-        let (state, by, path) = (State(admin), Extension(caller), PathId(id));
-        let Json(planned) = api_plans::create(state, by, key, path, asked).await?;
-        recorded(&planned)
+    async fn act(asked: Asked<S>, form: &ActionForm) -> Result<Done, Problem> {
+        Self::record(asked, form, rate_of(form)?).await
     }
 }
 
-fn rate(label: &'static str) -> Field {
+pub(in crate::admin) fn rate(label: &'static str) -> Field {
     Field { name: "rate", label, ..Field::default() }
 }
 
-fn rate_of(form: &ActionForm) -> Result<Option<u32>, Problem> {
+pub(in crate::admin) fn rate_of(form: &ActionForm) -> Result<Option<u32>, Problem> {
     let parse = |rate: String| rate.trim().parse();
     let rate = form.fields.get("rate").map(parse).transpose();
     rate.map_err(|_| Problem::bad_request("rate must be from 1 to 100000 a second"))

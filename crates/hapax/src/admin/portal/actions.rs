@@ -10,11 +10,13 @@ use hapax_core::endpoint::AddressChoice;
 use hapax_core::endpoint_secret::Signing;
 use hapax_core::ledger::Quota;
 use hapax_core::limits::{PORTAL_PINGS_MAX, PORTAL_PINGS_WITHIN};
+use hapax_core::store::{PlanState, PlanWork};
+use tokio::sync::Mutex;
 
 use super::super::extract::{JsonBody, PathId};
 use super::super::pages::{
     Acted, ActionForm, Asked, Confirm, Done, Field, Filters, Forms, Page, PageAction, PingEndpoint,
-    Question, Reader, act_once,
+    PlanDeliveries, Question, Reader, act_once, rate, rate_of,
 };
 use super::super::problem::Problem;
 use super::super::{AdminStore, endpoints};
@@ -253,6 +255,47 @@ impl<S: AdminStore> PageAction<S> for RemoveEndpoint {
         let Json(_) = endpoints::delete(State(admin), Extension(caller), PathId(id)).await?;
         let sentence = "The endpoint is removed.".to_owned();
         Ok(Done { page: "/".to_owned(), sentence, ..Done::default() })
+    }
+}
+
+/// Deliveries a second of a plan that names no rate, and the highest rate: the attempts of one receiving party must
+/// leave room for those of others.
+const RATE: u32 = 10;
+const RATE_MAX: u32 = 50;
+
+/// How many of the newest plans are searched for a running one. Plans end within hours.
+const PLANS_SEARCHED: usize = 1_000;
+
+/// Held between the search for a running plan and the record of a new one, so that two forms on this node do not
+/// record two. Forms on several nodes at the same instant may: each plan keeps its rate, and sends a delivery once.
+static PLANNING: Mutex<()> = Mutex::const_new(());
+
+/// Sends many deliveries of an endpoint again, at a bounded rate and in one plan at a time.
+pub(super) struct ReplayMany;
+
+impl<S: AdminStore> PageAction<S> for ReplayMany {
+    async fn question(asked: Asked<S>) -> Result<Question, Problem> {
+        let question = PlanDeliveries::question(asked).await?;
+        let fields = vec![rate("Deliveries a second (empty: 10, at most 50)")];
+        Ok(Question { fields, ..question })
+    }
+
+    async fn act(asked: Asked<S>, form: &ActionForm) -> Result<Done, Problem> {
+        let rate = rate_of(form)?.unwrap_or(RATE).min(RATE_MAX);
+        let _planning = PLANNING.lock().await;
+        let plans = asked.admin.store.plans(PLANS_SEARCHED).await?;
+        let is_running = plans.iter().filter(|plan| plan.state == PlanState::Running).any(|plan| {
+            match &plan.work {
+                PlanWork::Deliveries(work) => work.endpoint.to_string() == asked.id,
+                PlanWork::Events(_) => false,
+            }
+        });
+        if is_running {
+            return Err(Problem::conflict(
+                "deliveries of this endpoint are being sent again already: wait until that ends, or cancel it",
+            ));
+        }
+        PlanDeliveries::record(asked, form, Some(rate)).await
     }
 }
 

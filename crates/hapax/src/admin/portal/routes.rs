@@ -9,10 +9,9 @@ use hapax_core::store::PortalRight;
 
 use super::super::AdminStore;
 use super::super::pages::{
-    CancelPlan, DisableEndpoint, EnableEndpoint, PlanDeliveries, ReplayDelivery, RotateEndpoint,
-    file,
+    CancelPlan, DisableEndpoint, EnableEndpoint, ReplayDelivery, RotateEndpoint, file,
 };
-use super::actions::{AddEndpoint, EditEndpoint, Ping, RemoveEndpoint, act, ask};
+use super::actions::{AddEndpoint, EditEndpoint, Ping, RemoveEndpoint, ReplayMany, act, ask};
 use super::own::{OwnDelivery, OwnEndpoint, OwnPlan, OwnTenant};
 use super::{Portal, enter, pages};
 
@@ -35,8 +34,8 @@ pub(in crate::admin) fn routes<S: AdminStore>() -> Vec<PortalRoute<S>> {
         post(Read, "/p/{link}/logout", enter::leave::<S>),
         get(Replay, "/p/{link}/deliveries/{id}/replay", ask::<S, OwnDelivery, ReplayDelivery>),
         post(Replay, "/p/{link}/deliveries/{id}/replay", act::<S, OwnDelivery, ReplayDelivery>),
-        get(Replay, "/p/{link}/endpoints/{id}/replay", ask::<S, OwnEndpoint, PlanDeliveries>),
-        post(Replay, "/p/{link}/endpoints/{id}/replay", act::<S, OwnEndpoint, PlanDeliveries>),
+        get(Replay, "/p/{link}/endpoints/{id}/replay", ask::<S, OwnEndpoint, ReplayMany>),
+        post(Replay, "/p/{link}/endpoints/{id}/replay", act::<S, OwnEndpoint, ReplayMany>),
         get(Replay, "/p/{link}/replays/{id}/cancel", ask::<S, OwnPlan, CancelPlan>),
         post(Replay, "/p/{link}/replays/{id}/cancel", act::<S, OwnPlan, CancelPlan>),
         get(Endpoints, "/p/{link}/endpoints/new", ask::<S, OwnTenant, AddEndpoint>),

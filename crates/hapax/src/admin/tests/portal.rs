@@ -15,8 +15,8 @@ use hapax_core::message::NewMessage;
 use hapax_core::store::{
     Action, AdminRecords as _, AttemptOutcome, AttemptVerdict, AuditFilter, DeliveryAsk,
     DeliveryFilter, DeliveryPlan, EndpointSignal, HandlerAnswer, InspectOutbox as _, NewPlan,
-    Outbox as _, PlanCreated, PlanId, PlannedDeliveries, Plans as _, PortalLink, PortalLinkId,
-    PortalLinks as _, PortalRight, PortalRights,
+    Outbox as _, PlanCreated, PlanId, PlanState, PlannedDeliveries, Plans as _, PortalLink,
+    PortalLinkId, PortalLinks as _, PortalRight, PortalRights,
 };
 use hapax_core::vault::{SealContext, Vault, VaultKey};
 use hapax_sim::Act;
@@ -326,8 +326,9 @@ async fn each_route_is_open_to_exactly_the_links_that_permit_it() {
             let answer = visit.send(&server, route.method.clone(), &path, &form()).await;
             let is_admitted = match answer.status {
                 StatusCode::FORBIDDEN => false,
-                // The server of this test has no vault.
-                StatusCode::OK | StatusCode::SEE_OTHER | StatusCode::SERVICE_UNAVAILABLE => true,
+                // A plan of this endpoint runs, and the server of this test has no vault.
+                StatusCode::OK | StatusCode::SEE_OTHER | StatusCode::CONFLICT => true,
+                StatusCode::SERVICE_UNAVAILABLE => true,
                 other => panic!("{what}: {other} {}", answer.text),
             };
             assert_eq!(is_admitted, permitted.contains(&right), "{what}: {}", answer.status);
@@ -540,6 +541,28 @@ async fn a_form_that_was_held_back_does_not_act_after_its_link_was_revoked() {
     sender.send(form().into()).unwrap();
     assert_eq!(answer.await.unwrap().unwrap().status(), StatusCode::UNAUTHORIZED);
     assert_eq!(server.delivery_status(own.delivery).await, DeliveryStatus::Dead);
+}
+
+#[tokio::test]
+async fn a_receiver_sends_many_again_at_a_bounded_rate_and_in_one_plan_at_a_time() {
+    let server = server(Vec::new()).await;
+    let own = server.things("acme", "https://acme.example/in").await;
+    let visit = server.entered("acme", &ALL).await;
+    let store = server.store.faults.inner();
+    let path = format!("{}/endpoints/{}/replay", visit.base, own.endpoint);
+    let refused = visit.send(&server, Method::POST, &path, &form()).await;
+    assert_eq!(refused.status, StatusCode::CONFLICT, "{}", refused.text);
+    let mut running = own.plan;
+    for (asked, expected) in [("", 10), ("&rate=7", 7), ("&rate=100000", 50)] {
+        store.cancel_plan(running, by()).await.unwrap().expect("a plan");
+        let sent = format!("{}{asked}", form());
+        let planned = visit.send(&server, Method::POST, &path, &sent).await;
+        assert_eq!(planned.status, StatusCode::SEE_OTHER, "{}", planned.text);
+        let plans = store.plans(9).await.unwrap();
+        let plan = plans.iter().find(|plan| plan.state == PlanState::Running).expect("it runs");
+        assert_eq!(plan.rate, Some(expected), "{asked}");
+        running = plan.id;
+    }
 }
 
 #[tokio::test]
