@@ -276,9 +276,45 @@ pub struct Disabled {
     pub at: Timestamp,
     /// Why.
     pub reason: String,
+    /// Who disabled it.
+    #[serde(default)]
+    pub by: DisabledBy,
 }
 
-/// An operator's change of an endpoint. Each is one commit.
+/// Who disabled an endpoint, and with that, who may enable it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DisabledBy {
+    /// An operator: only an operator enables it.
+    #[default]
+    Operator,
+    /// The receiving party, in the portal.
+    Receiver,
+    /// Hapax, for its answers.
+    Automatic,
+}
+
+impl DisabledBy {
+    /// As text.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Operator => "operator",
+            Self::Receiver => "receiver",
+            Self::Automatic => "automatic",
+        }
+    }
+
+    /// The value with this text; an operator if it has another one, because then only an operator can undo it.
+    pub fn parse(text: Option<&str>) -> Self {
+        match text {
+            Some("receiver") => Self::Receiver,
+            Some("automatic") => Self::Automatic,
+            Some(_) | None => Self::Operator,
+        }
+    }
+}
+
+/// A change of an endpoint. Each is one commit.
 #[derive(Debug, Clone)]
 pub enum EndpointAct {
     /// Replaces settings and sealed values, if the endpoint still has this version: another change or
@@ -298,6 +334,13 @@ pub enum EndpointAct {
     },
     /// Attempts its deliveries again.
     Enable,
+    /// Holds its deliveries, as its receiving party asks. An endpoint that is disabled already stays as it is.
+    DisableByReceiver {
+        /// Why.
+        reason: String,
+    },
+    /// Attempts its deliveries again, as its receiving party asks, unless an operator disabled it.
+    EnableByReceiver,
     /// Removes the endpoint. Its open deliveries are cancelled.
     Delete,
 }
@@ -317,6 +360,8 @@ pub enum EndpointChanged {
     TooMany,
     /// The endpoint was changed meanwhile.
     VersionChanged,
+    /// An operator disabled it, so its receiving party cannot enable it.
+    DisabledByOperator,
 }
 
 mod span_in_ms {

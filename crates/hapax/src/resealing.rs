@@ -119,7 +119,8 @@ impl<S: Outbox + InspectOutbox + SourceSecretStore> Resealer<S> {
                 EndpointChanged::Deleted
                 | EndpointChanged::Unknown
                 | EndpointChanged::UidTaken
-                | EndpointChanged::TooMany => return Ok(false),
+                | EndpointChanged::TooMany
+                | EndpointChanged::DisabledByOperator => return Ok(false),
             }
         }
         Err(StoreError::Busy)

@@ -190,8 +190,37 @@ pub(super) async fn disable<S: AdminStore>(
     JsonBody(asked): JsonBody<ReasonRequest>,
 ) -> Result<Json<Endpoint>, Problem> {
     let reason = extract::reason(asked.reason)?;
-    let shown = reason.clone().unwrap_or_else(|| format!("disabled by {}", caller.who()));
+    let shown = disable_reason(&caller, reason.as_deref());
     act(&admin, &caller, &id, EndpointAct::Disable { reason: shown }, reason).await
+}
+
+/// Disables an endpoint as its receiving party asks. An endpoint that is disabled already stays as it is.
+pub(super) async fn disable_by_receiver<S: AdminStore>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    id: &str,
+    reason: Option<String>,
+) -> Result<(), Problem> {
+    let reason = extract::reason(reason)?;
+    let shown = disable_reason(caller, reason.as_deref());
+    let disable = EndpointAct::DisableByReceiver { reason: shown };
+    act(admin, caller, id, disable, reason).await.map(|_| ())
+}
+
+/// Enables an endpoint as its receiving party asks, unless an operator disabled it.
+pub(super) async fn enable_by_receiver<S: AdminStore>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    id: &str,
+    reason: Option<String>,
+) -> Result<(), Problem> {
+    let reason = extract::reason(reason)?;
+    act(admin, caller, id, EndpointAct::EnableByReceiver, reason).await.map(|_| ())
+}
+
+/// The reason that is shown with a disabled endpoint.
+fn disable_reason(caller: &Caller, given: Option<&str>) -> String {
+    given.map_or_else(|| format!("disabled by {}", caller.who()), str::to_owned)
 }
 
 /// `POST /api/v1/endpoints/{id}/enable`.
@@ -310,6 +339,9 @@ fn record_of(changed: EndpointChanged) -> Result<EndpointRecord, Problem> {
             "the tenant has as many endpoints as it may have: {ENDPOINTS_PER_TENANT_MAX} in all, and \
              {RECEIVER_ENDPOINTS_PER_TENANT_MAX} that were added in the portal"
         ))),
+        EndpointChanged::DisabledByOperator => {
+            Err(Problem::conflict("disabled by the sender: ask them"))
+        }
         EndpointChanged::VersionChanged => {
             Err(Problem::conflict("the endpoint was changed meanwhile: try again"))
         }

@@ -318,7 +318,8 @@ impl<S: Database> Hapax<S> {
             )),
             EndpointChanged::Deleted
             | EndpointChanged::Unknown
-            | EndpointChanged::VersionChanged => {
+            | EndpointChanged::VersionChanged
+            | EndpointChanged::DisabledByOperator => {
                 Err(SendingError::Conflict("the endpoint was changed meanwhile".to_owned()))
             }
         }
@@ -354,7 +355,8 @@ impl<S: Database> Hapax<S> {
                 EndpointChanged::Deleted | EndpointChanged::Unknown => return Err(unknown()),
                 EndpointChanged::VersionChanged
                 | EndpointChanged::UidTaken
-                | EndpointChanged::TooMany => {}
+                | EndpointChanged::TooMany
+                | EndpointChanged::DisabledByOperator => {}
             }
         }
         Err(SendingError::Conflict("the endpoint is being changed by others: try again".to_owned()))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::circuit::{TRIED_FIRST, hopeless_reason, open_reason};
-use hapax_core::endpoint::Disabled;
+use hapax_core::endpoint::{Disabled, DisabledBy};
 use hapax_core::rate_limit::{RELEASE_FOR, RateLimit, limit_at, next_at};
 use hapax_core::store::{AttemptVerdict, EndpointSignal};
 
@@ -161,7 +161,7 @@ impl StoredEndpoint {
         self.health.slots = None;
         self.record.failing = Some(TRIED_FIRST.to_owned());
         if self.record.disabled.is_none() {
-            self.record.disabled = Some(Disabled { at: now, reason });
+            self.record.disabled = Some(Disabled { at: now, reason, by: DisabledBy::Automatic });
             self.record.version += 1;
         }
     }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use hapax_core::delivery::{DeliveryId, DeliveryPhase, EndpointStanding, OUTCOME_LOST};
 use hapax_core::endpoint::{
-    AddressChoice, Disabled, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint,
+    AddressChoice, Disabled, DisabledBy, EndpointAct, EndpointChanged, EndpointId, EndpointRecord,
+    NewEndpoint,
 };
 use hapax_core::job::{AfterFailure, AfterLoss, Fence, Progress, Retry, Workplace, jittered};
 use hapax_core::limits::{
@@ -620,6 +621,17 @@ impl Model {
                 return EndpointChanged::UidTaken;
             }
         }
+        match (&act, &current.disabled) {
+            (EndpointAct::DisableByReceiver { .. }, Some(_)) => {
+                return EndpointChanged::Changed(Box::new(current.clone()));
+            }
+            (EndpointAct::EnableByReceiver, Some(disabled))
+                if disabled.by == DisabledBy::Operator =>
+            {
+                return EndpointChanged::DisabledByOperator;
+            }
+            (_, _) => {}
+        }
         let stored = self.endpoints.get_mut(&at).expect("an endpoint that was just found");
         let before = stored.standing();
         let record = &mut stored.record;
@@ -629,8 +641,13 @@ impl Model {
                 record.settings = *settings;
                 record.sealed = sealed;
             }
-            EndpointAct::Disable { reason } => record.disabled = Some(Disabled { at: now, reason }),
-            EndpointAct::Enable => {
+            EndpointAct::Disable { reason } => {
+                record.disabled = Some(Disabled { at: now, reason, by: DisabledBy::Operator });
+            }
+            EndpointAct::DisableByReceiver { reason } => {
+                record.disabled = Some(Disabled { at: now, reason, by: DisabledBy::Receiver });
+            }
+            EndpointAct::Enable | EndpointAct::EnableByReceiver => {
                 let was_disabled = record.disabled.take().is_some();
                 stored.enabled(was_disabled, now);
             }

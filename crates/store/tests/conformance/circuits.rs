@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hapax_core::delivery::DeliveryStatus;
-use hapax_core::endpoint::{EndpointId, EndpointSettings};
+use hapax_core::endpoint::{DisabledBy, EndpointId, EndpointSettings};
 use hapax_core::job::Retry;
 use hapax_core::store::{AttemptVerdict, DeliveryClaim, EndpointFilter, EndpointSignal, Held};
 
@@ -172,6 +172,7 @@ pub(crate) async fn an_endpoint_that_asks_for_it_is_disabled_and_comes_back_with
     let record = world.endpoint(endpoint).await;
     let disabled = record.disabled.expect("it is disabled");
     assert_eq!((disabled.at, disabled.reason.as_str()), (world.clock.now(), REFUSED));
+    assert_eq!(disabled.by, DisabledBy::Automatic);
     assert!(record.version > version, "an operator's older change must not undo it");
     let held = world.delivery_of("m1").await;
     assert_eq!((held.status, held.reason.as_deref()), (DeliveryStatus::Held, Some(REFUSED)));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use hapax_core::Tenant;
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::{
-    AddressChoice, EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointSettings,
-    NewEndpoint, OnDead,
+    AddressChoice, DisabledBy, EndpointAct, EndpointChanged, EndpointId, EndpointOrder,
+    EndpointSettings, NewEndpoint, OnDead,
 };
 use hapax_core::job::Retry;
 use hapax_core::limits::{ENDPOINTS_PER_TENANT_MAX, RECEIVER_ENDPOINTS_PER_TENANT_MAX};
@@ -127,6 +127,43 @@ pub(crate) async fn a_uid_names_one_endpoint_of_its_tenant<S: Sending>(world: Wo
     let changed = world.change(other.id, rename(other.version)).await;
     assert!(matches!(changed, EndpointChanged::Changed(_)), "{changed:?}");
     world.add(named("other")).await;
+}
+
+pub(crate) async fn a_receiver_neither_enables_nor_disables_again_what_an_operator_disabled<
+    S: Sending,
+>(
+    world: World<S>,
+) {
+    let endpoint = world.add(settings()).await;
+    let theirs = || EndpointAct::DisableByReceiver { reason: "theirs".to_owned() };
+    let disabled = async || {
+        let disabled = world.endpoint(endpoint).await.disabled.expect("it is disabled");
+        (disabled.by, disabled.reason)
+    };
+    world.disable(endpoint).await;
+    let before = world.endpoint(endpoint).await;
+    assert_eq!(disabled().await.0, DisabledBy::Operator);
+    let enabled = world.change(endpoint, EndpointAct::EnableByReceiver).await;
+    assert_eq!(enabled, EndpointChanged::DisabledByOperator);
+    world.pass(60);
+    let again = world.change(endpoint, theirs()).await;
+    assert_eq!(again, EndpointChanged::Changed(Box::new(before.clone())));
+    assert_eq!(world.endpoint(endpoint).await, before, "nothing changed");
+
+    // A receiver undoes what it did itself.
+    world.enable(endpoint).await;
+    world.change(endpoint, theirs()).await;
+    assert_eq!(disabled().await, (DisabledBy::Receiver, "theirs".to_owned()));
+    let enabled = world.change(endpoint, EndpointAct::EnableByReceiver).await;
+    assert!(matches!(enabled, EndpointChanged::Changed(_)), "{enabled:?}");
+    assert_eq!(world.endpoint(endpoint).await.disabled, None);
+
+    // An operator may take over.
+    world.change(endpoint, theirs()).await;
+    world.disable(endpoint).await;
+    assert_eq!(disabled().await.0, DisabledBy::Operator);
+    let enabled = world.change(endpoint, EndpointAct::EnableByReceiver).await;
+    assert_eq!(enabled, EndpointChanged::DisabledByOperator);
 }
 
 pub(crate) async fn a_tenant_has_at_most_so_many_endpoints<S: Sending>(world: World<S>) {
@@ -305,6 +342,8 @@ pub(crate) async fn a_deleted_endpoint_cancels_its_deliveries<S: Sending>(world:
     for act in [
         EndpointAct::Enable,
         EndpointAct::Disable { reason: "again".to_owned() },
+        EndpointAct::EnableByReceiver,
+        EndpointAct::DisableByReceiver { reason: "again".to_owned() },
         EndpointAct::Delete,
     ] {
         assert_eq!(world.change(endpoint, act).await, EndpointChanged::Unknown);

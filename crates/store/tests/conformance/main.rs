@@ -356,6 +356,7 @@ on_every_working_store! {
         an_endpoint_is_stored_with_every_setting,
         of_twenty_changes_of_one_version_one_wins,
         a_uid_names_one_endpoint_of_its_tenant,
+        a_receiver_neither_enables_nor_disables_again_what_an_operator_disabled,
         a_tenant_has_at_most_so_many_endpoints,
         a_receiving_party_adds_at_most_so_many_endpoints,
         a_disabled_endpoint_holds_its_deliveries,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, OriginalUri, State};
 use axum::{Extension, Json};
-use hapax_core::endpoint::AddressChoice;
+use hapax_core::endpoint::{AddressChoice, DisabledBy};
 use hapax_core::endpoint_secret::Signing;
 use hapax_core::ledger::Quota;
 use hapax_core::limits::{PORTAL_PINGS_MAX, PORTAL_PINGS_WITHIN};
@@ -15,8 +15,9 @@ use tokio::sync::Mutex;
 
 use super::super::extract::{JsonBody, PathId};
 use super::super::pages::{
-    Acted, ActionForm, Asked, Confirm, Done, Field, Filters, Forms, Page, PageAction, PingEndpoint,
-    PlanDeliveries, Question, Reader, act_once, rate, rate_of,
+    Acted, ActionForm, Asked, Confirm, DisableEndpoint, Done, EnableEndpoint, Field, Filters,
+    Forms, Page, PageAction, PingEndpoint, PlanDeliveries, Question, Reader, act_once, rate,
+    rate_of,
 };
 use super::super::problem::Problem;
 use super::super::{AdminStore, endpoints};
@@ -255,6 +256,51 @@ impl<S: AdminStore> PageAction<S> for RemoveEndpoint {
         let Json(_) = endpoints::delete(State(admin), Extension(caller), PathId(id)).await?;
         let sentence = "The endpoint is removed.".to_owned();
         Ok(Done { page: "/".to_owned(), sentence, ..Done::default() })
+    }
+}
+
+/// Holds the deliveries of an endpoint.
+pub(super) struct Disable;
+
+impl<S: AdminStore> PageAction<S> for Disable {
+    async fn question(asked: Asked<S>) -> Result<Question, Problem> {
+        DisableEndpoint::question(asked).await
+    }
+
+    async fn act(
+        Asked { admin, caller, id, .. }: Asked<S>,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        endpoints::disable_by_receiver(&admin, &caller, &id, form.reason.clone()).await?;
+        let sentence = "The endpoint is disabled.".to_owned();
+        Ok(Done { page: format!("/endpoints/{id}"), sentence, ..Done::default() })
+    }
+}
+
+/// Delivers to a disabled endpoint again, unless the operator disabled it.
+pub(super) struct Enable;
+
+impl<S: AdminStore> PageAction<S> for Enable {
+    async fn question(asked: Asked<S>) -> Result<Question, Problem> {
+        let disabled = endpoints::find(&asked.admin, &asked.id).await?.disabled;
+        let question = EnableEndpoint::question(asked).await?;
+        match disabled.is_some_and(|disabled| disabled.by == DisabledBy::Operator) {
+            true => Ok(Question {
+                title: "Disabled by the sender: ask them to enable it".to_owned(),
+                button: "",
+                ..question
+            }),
+            false => Ok(question),
+        }
+    }
+
+    async fn act(
+        Asked { admin, caller, id, .. }: Asked<S>,
+        form: &ActionForm,
+    ) -> Result<Done, Problem> {
+        endpoints::enable_by_receiver(&admin, &caller, &id, form.reason.clone()).await?;
+        let sentence = "The endpoint is enabled.".to_owned();
+        Ok(Done { page: format!("/endpoints/{id}"), sentence, ..Done::default() })
     }
 }
 

@@ -8,10 +8,10 @@ use axum::routing::{MethodFilter, MethodRouter};
 use hapax_core::store::PortalRight;
 
 use super::super::AdminStore;
-use super::super::pages::{
-    CancelPlan, DisableEndpoint, EnableEndpoint, ReplayDelivery, RotateEndpoint, file,
+use super::super::pages::{CancelPlan, ReplayDelivery, RotateEndpoint, file};
+use super::actions::{
+    AddEndpoint, Disable, EditEndpoint, Enable, Ping, RemoveEndpoint, ReplayMany, act, ask,
 };
-use super::actions::{AddEndpoint, EditEndpoint, Ping, RemoveEndpoint, ReplayMany, act, ask};
 use super::own::{OwnDelivery, OwnEndpoint, OwnPlan, OwnTenant};
 use super::{Portal, enter, pages};
 
@@ -42,10 +42,10 @@ pub(in crate::admin) fn routes<S: AdminStore>() -> Vec<PortalRoute<S>> {
         post(Endpoints, "/p/{link}/endpoints/new", act::<S, OwnTenant, AddEndpoint>),
         get(Endpoints, "/p/{link}/endpoints/{id}/edit", ask::<S, OwnEndpoint, EditEndpoint>),
         post(Endpoints, "/p/{link}/endpoints/{id}/edit", act::<S, OwnEndpoint, EditEndpoint>),
-        get(Endpoints, "/p/{link}/endpoints/{id}/disable", ask::<S, OwnEndpoint, DisableEndpoint>),
-        post(Endpoints, "/p/{link}/endpoints/{id}/disable", act::<S, OwnEndpoint, DisableEndpoint>),
-        get(Endpoints, "/p/{link}/endpoints/{id}/enable", ask::<S, OwnEndpoint, EnableEndpoint>),
-        post(Endpoints, "/p/{link}/endpoints/{id}/enable", act::<S, OwnEndpoint, EnableEndpoint>),
+        get(Endpoints, "/p/{link}/endpoints/{id}/disable", ask::<S, OwnEndpoint, Disable>),
+        post(Endpoints, "/p/{link}/endpoints/{id}/disable", act::<S, OwnEndpoint, Disable>),
+        get(Endpoints, "/p/{link}/endpoints/{id}/enable", ask::<S, OwnEndpoint, Enable>),
+        post(Endpoints, "/p/{link}/endpoints/{id}/enable", act::<S, OwnEndpoint, Enable>),
         get(Endpoints, "/p/{link}/endpoints/{id}/ping", ask::<S, OwnEndpoint, Ping>),
         post(Endpoints, "/p/{link}/endpoints/{id}/ping", act::<S, OwnEndpoint, Ping>),
         get(Endpoints, "/p/{link}/endpoints/{id}/rotate", ask::<S, OwnEndpoint, RotateEndpoint>),

@@ -3,7 +3,7 @@
 
 use hapax_core::Timestamp;
 use hapax_core::delivery::{DeliveryId, DeliveryStatus, EndpointStanding};
-use hapax_core::endpoint::{EndpointId, EndpointRecord};
+use hapax_core::endpoint::{DisabledBy, EndpointId, EndpointRecord};
 use hapax_core::store::{DeliveryAttempt, DeliveryDetail, Plan, PlanState, PlanWork};
 
 /// An endpoint.
@@ -16,6 +16,8 @@ pub(super) struct EndpointView {
     /// What the status means for deliveries, unless it is active.
     pub(super) note: &'static str,
     pub(super) is_disabled: bool,
+    /// Whether the sender disabled it: then only the sender enables it.
+    pub(super) is_disabled_by_sender: bool,
     pub(super) types: Vec<String>,
     pub(super) signing: &'static str,
     pub(super) public_key: Option<String>,
@@ -26,12 +28,18 @@ pub(super) struct EndpointView {
 
 impl From<EndpointRecord> for EndpointView {
     fn from(record: EndpointRecord) -> Self {
+        let disabled_by = record.disabled.as_ref().map(|disabled| disabled.by);
+        let is_disabled_by_sender = disabled_by == Some(DisabledBy::Operator);
         let (status, note) = match record.standing() {
             EndpointStanding::Active => ("active", ""),
             EndpointStanding::Failing => (
                 "failing",
                 "It failed several times in a row. Its deliveries are held, and one of them is tried from time to \
                  time. It becomes active as soon as one succeeds.",
+            ),
+            EndpointStanding::Disabled if is_disabled_by_sender => (
+                "disabled",
+                "The sender disabled it: ask them to enable it. Its deliveries are held until then. None is lost.",
             ),
             EndpointStanding::Disabled => {
                 ("disabled", "Its deliveries are held until it is enabled. None is lost.")
@@ -47,6 +55,7 @@ impl From<EndpointRecord> for EndpointView {
             since: record.disabled.as_ref().map(|disabled| disabled.at),
             note,
             is_disabled: record.disabled.is_some(),
+            is_disabled_by_sender,
             types: settings.types.into(),
             signing: settings.signing.as_str(),
             public_key: settings.public_key,

@@ -566,6 +566,39 @@ async fn a_receiver_sends_many_again_at_a_bounded_rate_and_in_one_plan_at_a_time
 }
 
 #[tokio::test]
+async fn a_receiver_neither_enables_what_the_operator_disabled_nor_replaces_the_reason() {
+    let server = server(Vec::new()).await;
+    let own = server.things("acme", "https://acme.example/in").await;
+    let visit = server.entered("acme", &ALL).await;
+    let store = server.store.faults.inner();
+    let post = async |act: &str| {
+        let path = format!("{}/endpoints/{}/{act}", visit.base, own.endpoint);
+        visit.send(&server, Method::POST, &path, &form()).await
+    };
+    let disable = EndpointAct::Disable { reason: "unpaid".to_owned() };
+    store.change_endpoint(own.endpoint, disable, by()).await.unwrap();
+    let before = store.endpoint(own.endpoint).await.unwrap();
+    let refused = post("enable").await;
+    assert_eq!(refused.status, StatusCode::CONFLICT);
+    assert!(refused.text.contains("disabled by the sender: ask them"), "{}", refused.text);
+    assert_eq!(post("disable").await.status, StatusCode::SEE_OTHER);
+    assert_eq!(store.endpoint(own.endpoint).await.unwrap(), before, "something changed");
+    let path = format!("/endpoints/{}", own.endpoint);
+    let page = visit.get(&server, &path).await.text;
+    assert!(page.contains("ask them to enable it") && !page.contains("/enable"), "{page}");
+    let page = visit.get(&server, &format!("{path}/enable")).await.text;
+    assert!(page.contains("ask them to enable it") && !page.contains("unpaid"), "{page}");
+
+    // What it disabled itself, it enables.
+    store.change_endpoint(own.endpoint, EndpointAct::Enable, by()).await.unwrap();
+    for (act, is_disabled) in [("disable", true), ("enable", false)] {
+        assert_eq!(post(act).await.status, StatusCode::SEE_OTHER, "{act}");
+        let record = store.endpoint(own.endpoint).await.unwrap().expect("the endpoint");
+        assert_eq!(record.disabled.is_some(), is_disabled, "{act}");
+    }
+}
+
+#[tokio::test]
 async fn a_flood_of_refused_forms_is_bounded_and_fills_no_audit_trail() {
     let server = server(Vec::new()).await;
     let own = server.things("acme", "https://acme.example/in").await;

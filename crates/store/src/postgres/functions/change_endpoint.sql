@@ -1,6 +1,8 @@
 -- Changes an endpoint; the change holds for the next claim on every node. act: 0 replace settings and
--- sealed values if it still has old_version, 1 disable, 2 enable, 3 delete. verdict: 0 changed, 1 deleted,
--- 2 there is none, 3 its uid is taken, 5 it has another version; with 0 and the row as it is now.
+-- sealed values if it still has old_version, 1 disable, 2 enable, 3 delete, 4 disable and 5 enable as its
+-- receiving party asks. verdict: 0 changed, 1 deleted, 2 there is none, 3 its uid is taken, 5 it has another
+-- version, 6 an operator disabled it; with 0 and the row as it is now.
+-- Keeps: a receiving party neither enables what an operator disabled nor replaces the reason.
 CREATE OR REPLACE FUNCTION hapax.change_endpoint(
     of_id uuid, act integer, old_version bigint, of_settings text, of_uid text, of_types text[],
     of_version text, of_thin boolean, of_max integer, of_retry bigint[], of_lease bigint,
@@ -10,14 +12,16 @@ CREATE OR REPLACE FUNCTION hapax.change_endpoint(
     of_interval bigint DEFAULT NULL,
     OUT verdict integer, OUT id uuid, OUT tenant text, OUT settings text, OUT secrets bytea,
     OUT headers bytea, OUT version bigint, OUT created_at timestamptz, OUT disabled_at timestamptz,
-    OUT disabled_reason text, OUT endpoint integer, OUT failing text)
+    OUT disabled_reason text, OUT endpoint integer, OUT failing text, OUT disabled_by text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     at CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
+    by_receiver CONSTANT boolean := act IN (4 /* disable */, 5 /* enable */);
     e hapax.endpoint;
     before hapax.endpoint;
 BEGIN
+    act := CASE act WHEN 4 THEN 1 WHEN 5 THEN 2 ELSE act END;
     IF act = 0 THEN
         PERFORM hapax.endpoint_lock(x.tenant) FROM hapax.endpoint x WHERE x.id = of_id;
     END IF;
@@ -35,6 +39,9 @@ BEGIN
             WHERE x.tenant = e.tenant AND x.uid = of_uid AND x.deleted_at IS NULL
               AND x.endpoint <> e.endpoint)
         THEN 3
+        WHEN act = 2 AND by_receiver AND e.disabled_at IS NOT NULL
+            AND coalesce(e.disabled_by, 'operator') = 'operator'
+        THEN 6
         WHEN act = 3 THEN 1
         ELSE 0 END;
     IF verdict > 1 THEN
@@ -59,10 +66,12 @@ BEGIN
         UPDATE hapax.endpoint x
         SET deleted_at = at, deleted_in = pg_current_xact_id(), orphans = true, secrets = '', headers = NULL, key_ids = '{}', version = x.version + 1
         WHERE x.endpoint = e.endpoint;
-    ELSE
+    ELSIF act = 2 OR NOT by_receiver OR e.disabled_at IS NULL THEN
         UPDATE hapax.endpoint x
         SET disabled_at = CASE act WHEN 1 THEN at END,
-            disabled_reason = CASE act WHEN 1 THEN disable_reason END, version = x.version + 1
+            disabled_reason = CASE act WHEN 1 THEN disable_reason END,
+            disabled_by = CASE WHEN act = 2 THEN NULL WHEN by_receiver THEN 'receiver' ELSE 'operator' END,
+            version = x.version + 1
         WHERE x.endpoint = e.endpoint RETURNING x.* INTO e;
         IF act = 2 THEN
             UPDATE hapax.endpoint_state s
@@ -77,12 +86,14 @@ BEGIN
         END IF;
         PERFORM hapax.publish_standing(before, at);
     END IF;
-    INSERT INTO hapax.sending_action (endpoint, what, who, reason, at)
-    VALUES (e.endpoint,
-            CASE act WHEN 0 THEN 'change' WHEN 1 THEN 'disable' WHEN 2 THEN 'enable' ELSE 'delete' END,
-            change_endpoint.who, coalesce(change_endpoint.reason, disable_reason), acted_at);
+    IF act = 3 OR e.version <> before.version THEN
+        INSERT INTO hapax.sending_action (endpoint, what, who, reason, at)
+        VALUES (e.endpoint,
+                CASE act WHEN 0 THEN 'change' WHEN 1 THEN 'disable' WHEN 2 THEN 'enable' ELSE 'delete' END,
+                change_endpoint.who, coalesce(change_endpoint.reason, disable_reason), acted_at);
+    END IF;
     SELECT e.id, e.tenant, e.settings, e.secrets, e.headers, e.version, e.created_at, e.disabled_at,
-           e.disabled_reason, e.endpoint, e.failing
+           e.disabled_reason, e.endpoint, e.failing, e.disabled_by
     INTO id, tenant, settings, secrets, headers, version, created_at, disabled_at, disabled_reason,
-         endpoint, failing;
+         endpoint, failing, disabled_by;
 END $$;

@@ -49,6 +49,8 @@ BEGIN
         disabled_at = CASE WHEN why IS NULL THEN x.disabled_at ELSE coalesce(x.disabled_at, at) END,
         disabled_reason = CASE WHEN why IS NULL OR x.disabled_at IS NOT NULL THEN x.disabled_reason
                                ELSE why END,
+        disabled_by = CASE WHEN why IS NULL OR x.disabled_at IS NOT NULL THEN x.disabled_by
+                           ELSE 'automatic' END,
         version = x.version + CASE WHEN why IS NULL OR x.disabled_at IS NOT NULL THEN 0 ELSE 1 END
     WHERE x.endpoint = of_endpoint
       AND (x.failing IS DISTINCT FROM reason OR why IS NOT NULL AND x.disabled_at IS NULL);

@@ -255,6 +255,7 @@ CREATE TABLE hapax.endpoint (
     created_at      timestamptz NOT NULL,
     disabled_at     timestamptz,
     disabled_reason text,
+    disabled_by     text,
     failing         text,
     deleted_at      timestamptz,
     deleted_in      xid8,

@@ -146,6 +146,8 @@ pub(super) async fn change(
         EndpointAct::Disable { reason } => (1, 0, Columns::default(), Some(text(reason))),
         EndpointAct::Enable => (2, 0, Columns::default(), None),
         EndpointAct::Delete => (3, 0, Columns::default(), None),
+        EndpointAct::DisableByReceiver { reason } => (4, 0, Columns::default(), Some(text(reason))),
+        EndpointAct::EnableByReceiver => (5, 0, Columns::default(), None),
     };
     let mut lent = shared.pools.admin.lend().await?;
     let rows = lent
@@ -196,6 +198,7 @@ fn refusal(verdict: i32) -> EndpointChanged {
         3 => EndpointChanged::UidTaken,
         4 => EndpointChanged::TooMany,
         5 => EndpointChanged::VersionChanged,
+        6 => EndpointChanged::DisabledByOperator,
         _unknown => EndpointChanged::Unknown,
     }
 }

@@ -3,7 +3,7 @@
 use hapax_core::Tenant;
 use hapax_core::delivery::{DeliveryId, DeliveryPhase};
 use hapax_core::endpoint::{
-    Disabled, EndpointId, EndpointRecord, EndpointSealed, EndpointSettings,
+    Disabled, DisabledBy, EndpointId, EndpointRecord, EndpointSealed, EndpointSettings,
 };
 use hapax_core::vault::{KeyId, Sealed};
 use tokio_postgres::Row;
@@ -14,7 +14,7 @@ const MESSAGE_BITS: u32 = 38;
 
 /// The columns of an endpoint that [`record`] reads, in its order.
 pub(super) const RECORD: &str = "e.id, e.tenant, e.settings, e.secrets, e.headers, e.version, e.created_at, \
-                      e.disabled_at, e.disabled_reason, e.endpoint, e.failing";
+                      e.disabled_at, e.disabled_reason, e.endpoint, e.failing, e.disabled_by";
 
 /// An endpoint from [`RECORD`], which begins at column `from`. `None` if the row was changed by hand so
 /// that it cannot be read; it is logged, and never sent to.
@@ -33,6 +33,7 @@ pub(super) fn record(row: &Row, from: usize) -> Option<EndpointRecord> {
         disabled: disabled_at.map(|at| Disabled {
             at,
             reason: row.get::<_, Option<String>>(from + 8).unwrap_or_default(),
+            by: DisabledBy::parse(row.get(from + 11)),
         }),
         failing: row.get(from + 10),
     })

@@ -236,6 +236,7 @@ CREATE TABLE hapax_endpoint (
     created_at      INTEGER NOT NULL,
     disabled_at     INTEGER,
     disabled_reason TEXT,
+    disabled_by     TEXT,
     failing         TEXT,
     deleted_at      INTEGER,
     orphans         INTEGER NOT NULL DEFAULT 0,

@@ -7,7 +7,7 @@ use hapax_core::Timestamp;
 use hapax_core::circuit::{
     Admits, Circuit, CircuitEvent, TRIED_FIRST, hopeless_reason, open_reason, step,
 };
-use hapax_core::endpoint::Disabled;
+use hapax_core::endpoint::{Disabled, DisabledBy};
 use hapax_core::rate_limit::{RELEASE_FOR, RateLimit, limit_at, next_at};
 use hapax_core::store::{AttemptVerdict, EndpointSignal};
 use rusqlite::{Connection, Row};
@@ -155,13 +155,14 @@ impl Outbox {
             return Ok(());
         }
         conn.prepare_cached(
-            "UPDATE hapax_endpoint SET disabled_at = ?2, disabled_reason = ?3, version = version + 1
+            "UPDATE hapax_endpoint SET disabled_at = ?2, disabled_reason = ?3, disabled_by = ?4,
+                 version = version + 1
              WHERE endpoint = ?1",
         )?
-        .execute((number, micros(now), &reason))?;
+        .execute((number, micros(now), &reason, DisabledBy::Automatic.as_str()))?;
         let id = endpoint.record.id;
         tracing::warn!(endpoint = %id, "the endpoint {id} is disabled: {reason}");
-        endpoint.record.disabled = Some(Disabled { at: now, reason });
+        endpoint.record.disabled = Some(Disabled { at: now, reason, by: DisabledBy::Automatic });
         endpoint.record.version += 1;
         self.reschedule(number);
         Ok(())

@@ -4,7 +4,7 @@ use hapax_core::Tenant;
 use hapax_core::circuit::CircuitEvent;
 use hapax_core::delivery::EndpointStanding;
 use hapax_core::endpoint::{
-    AddressChoice, Disabled, EndpointAct, EndpointChanged, EndpointId, EndpointRecord,
+    AddressChoice, Disabled, DisabledBy, EndpointAct, EndpointChanged, EndpointId, EndpointRecord,
     EndpointSealed, EndpointSettings, NewEndpoint,
 };
 use hapax_core::job::Policy;
@@ -20,7 +20,7 @@ use super::turns::NEVER;
 use crate::sqlite::row::{LANE_BITS, micros, timestamp};
 
 pub(super) const COLUMNS: &str = "endpoint, id, tenant, settings, secrets, headers, version, created_at, disabled_at, \
-                       disabled_reason, failing";
+                       disabled_reason, failing, disabled_by";
 
 /// Reads [`COLUMNS`].
 pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<(i64, EndpointRecord)> {
@@ -33,6 +33,7 @@ pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<(i64, EndpointRecord)> {
     };
     let disabled_at: Option<i64> = row.get(8)?;
     let reason: Option<String> = row.get(9)?;
+    let by: Option<String> = row.get(11)?;
     let record = EndpointRecord {
         id: EndpointId(Uuid::from_bytes(row.get(1)?)),
         tenant: Tenant::new(row.get_ref(2)?.as_str()?),
@@ -40,8 +41,11 @@ pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<(i64, EndpointRecord)> {
         sealed,
         version: row.get::<_, i64>(6)?.unsigned_abs(),
         created_at: timestamp(row.get(7)?),
-        disabled: disabled_at
-            .map(|at| Disabled { at: timestamp(at), reason: reason.unwrap_or_default() }),
+        disabled: disabled_at.map(|at| Disabled {
+            at: timestamp(at),
+            reason: reason.unwrap_or_default(),
+            by: DisabledBy::parse(by.as_deref()),
+        }),
         failing: row.get(10)?,
     };
     Ok((row.get(0)?, record))
@@ -180,11 +184,25 @@ impl Outbox {
                 record.sealed = sealed;
                 "change"
             }
+            EndpointAct::DisableByReceiver { .. } if record.disabled.is_some() => {
+                return Ok(EndpointChanged::Changed(Box::new(record)));
+            }
             EndpointAct::Disable { reason } => {
-                record.disabled = Some(Disabled { at: timestamp(micros(by.at)), reason });
+                let at = timestamp(micros(by.at));
+                record.disabled = Some(Disabled { at, reason, by: DisabledBy::Operator });
                 "disable"
             }
-            EndpointAct::Enable => {
+            EndpointAct::DisableByReceiver { reason } => {
+                let at = timestamp(micros(by.at));
+                record.disabled = Some(Disabled { at, reason, by: DisabledBy::Receiver });
+                "disable"
+            }
+            EndpointAct::EnableByReceiver
+                if record.disabled.as_ref().is_some_and(|it| it.by == DisabledBy::Operator) =>
+            {
+                return Ok(EndpointChanged::DisabledByOperator);
+            }
+            EndpointAct::Enable | EndpointAct::EnableByReceiver => {
                 record.disabled = None;
                 "enable"
             }
@@ -195,7 +213,7 @@ impl Outbox {
         let changed = conn
             .prepare_cached(
                 "UPDATE OR IGNORE hapax_endpoint SET uid = ?2, settings = ?3, secrets = ?4, headers = ?5,
-                     version = ?6, disabled_at = ?7, disabled_reason = ?8
+                     version = ?6, disabled_at = ?7, disabled_reason = ?8, disabled_by = ?9
                  WHERE endpoint = ?1",
             )?
             .execute((
@@ -207,6 +225,7 @@ impl Outbox {
                 i64::try_from(record.version).unwrap_or(i64::MAX),
                 record.disabled.as_ref().map(|disabled| micros(disabled.at)),
                 record.disabled.as_ref().map(|disabled| &disabled.reason),
+                record.disabled.as_ref().map(|disabled| disabled.by.as_str()),
             ))?;
         if changed == 0 {
             return Ok(EndpointChanged::UidTaken);
