@@ -33,6 +33,7 @@ use hapax_layer::{Principal, Rules};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -285,6 +286,7 @@ async fn serve_on<S: ServerStore>(
         site: Arc::clone(&site),
         redactions: Arc::clone(&redactions),
         portal_url: portal_url.or_else(|| portal_at.clone()),
+        portal_counts: Arc::new(Semaphore::new(1)),
         rejections: Arc::clone(&rejections),
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),

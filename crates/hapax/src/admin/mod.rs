@@ -49,6 +49,7 @@ use hapax_core::store::{
 use hapax_engine::{JobsFor, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use utoipa::openapi::OpenApi;
 
@@ -133,6 +134,8 @@ pub(crate) struct Admin<S> {
     pub(crate) site: Arc<Site>,
     /// What links to the portal begin with, if there is one.
     pub(crate) portal_url: Option<String>,
+    /// Held while deliveries are counted for a receiving party: one count at a time on this node.
+    pub(crate) portal_counts: Arc<Semaphore>,
     /// Whether the process is ready; not any more once it shuts down.
     pub(crate) readiness: Arc<Readiness>,
     /// The requests that this process refused.

@@ -25,7 +25,7 @@ use hapax_store::MemoryStore;
 use http_body_util::BodyExt as _;
 use hyper::body::Frame;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
@@ -184,6 +184,7 @@ struct Server {
     store: TestStore,
     router: Router,
     portal: Router,
+    portal_counts: Arc<Semaphore>,
     stop: CancellationToken,
     unfinished: TaskTracker,
 }
@@ -210,6 +211,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
     let readiness = Arc::new(Readiness::new(stop.clone()));
     readiness.opened();
     let unfinished = TaskTracker::new();
+    let portal_counts = Arc::new(Semaphore::new(1));
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     let tenants = TenantSources::new(
         Arc::clone(&store.faults),
@@ -228,6 +230,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
             },
         )])),
         portal_url: Some("https://webhooks.example.com".to_owned()),
+        portal_counts: Arc::clone(&portal_counts),
         readiness,
         sending: Arc::new(SharedSending::new(Err("no vault in this test".to_owned()))),
         tenants: Arc::new(tenants),
@@ -283,7 +286,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         first_command: Some("hapax send stripe".to_owned()),
     });
     let portal = portal_router(Arc::clone(&admin), Arc::default());
-    Server { store, router: router(admin), portal, stop, unfinished }
+    Server { store, router: router(admin), portal, portal_counts, stop, unfinished }
 }
 
 impl Server {

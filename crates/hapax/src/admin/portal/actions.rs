@@ -321,6 +321,10 @@ pub(super) struct ReplayMany;
 
 impl<S: AdminStore> PageAction<S> for ReplayMany {
     async fn question(asked: Asked<S>) -> Result<Question, Problem> {
+        let counts = Arc::clone(&asked.admin.portal_counts);
+        let _counting = counts.try_acquire().map_err(|_| {
+            Problem::limited("deliveries are being counted for somebody else: try again", 1)
+        })?;
         let question = PlanDeliveries::question(asked).await?;
         let fields = vec![rate("Deliveries a second (empty: 10, at most 50)")];
         Ok(Question { fields, ..question })

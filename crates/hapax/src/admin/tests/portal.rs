@@ -566,6 +566,21 @@ async fn a_receiver_sends_many_again_at_a_bounded_rate_and_in_one_plan_at_a_time
 }
 
 #[tokio::test]
+async fn one_count_for_receivers_runs_at_a_time() {
+    let server = server(Vec::new()).await;
+    let own = server.things("acme", "https://acme.example/in").await;
+    let visit = server.entered("acme", &ALL).await;
+    let path = format!("/endpoints/{}/replay", own.endpoint);
+    let counting = server.portal_counts.try_acquire().unwrap();
+    let busy = visit.get(&server, &path).await;
+    assert_eq!(busy.status, StatusCode::TOO_MANY_REQUESTS, "{}", busy.text);
+    drop(counting);
+    for _ in 0..2 {
+        assert_eq!(visit.get(&server, &path).await.status, StatusCode::OK);
+    }
+}
+
+#[tokio::test]
 async fn a_receiver_neither_enables_what_the_operator_disabled_nor_replaces_the_reason() {
     let server = server(Vec::new()).await;
     let own = server.things("acme", "https://acme.example/in").await;
