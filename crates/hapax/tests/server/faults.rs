@@ -328,12 +328,12 @@ fn a_shutdown_ends_although_no_write_succeeds() {
 #[test]
 fn a_disk_that_fails_now_and_then_never_makes_a_refused_event_a_duplicate() {
     // Commits, recoveries and copies all meet the fault at some time, in every phase. A recovery
-    // and the commit after it make seven syncs in a row, and some fifty writes while the log still
-    // contains the schema: the fault must let that many through.
+    // and the commit after it make seven syncs in a row. While the log still contains the schema, a
+    // recovery writes each of its pages twice: the fault must let that many writes through.
     for fault in [
         "fsync,fdatasync:error=EIO:when=2+8",
-        "pwrite64:error=ENOSPC:when=4+101",
-        "pwrite64:error=EIO:when=3+97",
+        "pwrite64:error=ENOSPC:when=4+401",
+        "pwrite64:error=EIO:when=3+397",
     ] {
         let house = house();
         let server = house.start();
