@@ -15,12 +15,7 @@ use arc_swap::ArcSwap;
 use axum::body::Body;
 use hapax::Database;
 use hapax_core::handler::{Handler, HandlerKind};
-use hapax_core::ledger::Ledger;
 use hapax_core::secret::Secret;
-use hapax_core::store::{
-    AdminRecords, AlertRecords, KeyRecords, PortalLinks, RejectionRecords, TrafficHistory,
-    VerifierNames,
-};
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
@@ -40,7 +35,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 use uuid::Uuid;
 
-use crate::admin::{self, Admin, Authorizer, Redactions, Site, WithoutToken};
+use crate::admin::{self, Admin, AdminStore, Authorizer, Redactions, Site, WithoutToken};
 use crate::alerts::{self, AlertMonitor, Inputs};
 use crate::config::{
     self, CallerIdentity, Config, InvalidSetting, Keep, Permission, Redaction, Role, ServiceUrl,
@@ -105,31 +100,9 @@ fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
 }
 
 /// The stores that a server runs on.
-trait ServerStore:
-    Database
-    + Ledger
-    + KeyRecords
-    + TrafficHistory
-    + RejectionRecords
-    + VerifierNames
-    + AdminRecords
-    + AlertRecords
-    + PortalLinks
-{
-}
+trait ServerStore: Database + AdminStore {}
 
-impl<S> ServerStore for S where
-    S: Database
-        + Ledger
-        + KeyRecords
-        + TrafficHistory
-        + RejectionRecords
-        + VerifierNames
-        + AdminRecords
-        + AlertRecords
-        + PortalLinks
-{
-}
+impl<S: Database + AdminStore> ServerStore for S {}
 
 /// Runs the server on its store, from the first listener to the last commit. Parts for other roles are built
 /// but not started: the admin side of one node answers for handlers that another node runs.

@@ -204,7 +204,7 @@ impl Bulkheads {
         }
         self.take_waiting(|bulkhead| {
             let at_most = bulkhead.waits_for();
-            Box::new(move |one| now.duration_since(one.since) > at_most)
+            move |one| now.duration_since(one.since) > at_most
         })
     }
 
@@ -212,19 +212,19 @@ impl Bulkheads {
     pub(super) fn waiting_for_slow(&mut self, now: Instant) -> Vec<DeliveryClaim> {
         self.take_waiting(|bulkhead| {
             let is_slow = bulkhead.is_slow(now);
-            Box::new(move |_| is_slow)
+            move |_| is_slow
         })
     }
 
     /// Takes every claim that waits.
     pub(super) fn take_all(&mut self) -> Vec<DeliveryClaim> {
-        self.take_waiting(|_| Box::new(|_| true))
+        self.take_waiting(|_| |_| true)
     }
 
     /// Takes the claims for which the answer about their endpoint says so.
-    fn take_waiting(
+    fn take_waiting<F: Fn(&WaitingClaim) -> bool>(
         &mut self,
-        is_taken: impl Fn(&Bulkhead) -> Box<dyn Fn(&WaitingClaim) -> bool>,
+        is_taken: impl Fn(&Bulkhead) -> F,
     ) -> Vec<DeliveryClaim> {
         let mut taken = Vec::new();
         for endpoint in &self.with_waiting {

@@ -1,5 +1,6 @@
 //! The routes of the admin API, over HTTP requests to the router, on the model of a store in memory.
 
+mod browser;
 mod pages;
 mod portal;
 

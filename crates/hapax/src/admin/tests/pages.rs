@@ -1,32 +1,20 @@
 //! The pages of the dashboard: who may see and do what, and that text of a sender stays text.
 
-use axum::body::Body;
-use axum::http::{HeaderMap, Method, Request, StatusCode, header};
+use axum::http::{Method, Request, StatusCode, header};
 use hapax_core::job::Phase;
 use hapax_core::store::{AdminRecords as _, AuditFilter, TrafficCount, TrafficHistory as _};
 use hapax_sim::SignedEvent;
 use hapax_store::MemoryStore;
-use http_body_util::BodyExt as _;
 use serde_json::json;
 use tower::ServiceExt as _;
 
 use super::super::WithoutToken;
 use super::super::auth::Access;
 use super::super::routes::routes;
+use super::browser::{Answered, SAME_ORIGIN, answered};
 use super::{HeldBody, JobState, NewEvent, Server, event, late_event, noon, server, server_with};
 
-/// An answer to a browser.
-struct Answered {
-    status: StatusCode,
-    headers: HeaderMap,
-    text: String,
-}
-
 impl Answered {
-    fn header(&self, name: header::HeaderName) -> &str {
-        self.headers.get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
-    }
-
     /// The value of the hidden field `plan`.
     fn plan(&self) -> &str {
         let (_, rest) = self.text.split_once("name=\"plan\" value=\"").expect("a form with a plan");
@@ -43,19 +31,8 @@ impl Server {
         more: &[(&str, &str)],
         form: &str,
     ) -> Answered {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", "localhost")
-            .header("accept", "text/html");
-        for (name, value) in more {
-            request = request.header(*name, *value);
-        }
-        let request = request.body(Body::from(form.to_owned())).unwrap();
-        let response = self.router.clone().oneshot(request).await.unwrap();
-        let (status, headers) = (response.status(), response.headers().clone());
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        Answered { status, headers, text: String::from_utf8(body.to_vec()).unwrap() }
+        let request = Request::builder().method(method).uri(path).header("host", "localhost");
+        answered(&self.router, request, more, form).await
     }
 
     async fn page(&self, path: &str) -> Answered {
@@ -73,9 +50,6 @@ impl Server {
         cookie.split(';').next().unwrap().to_owned()
     }
 }
-
-/// The header with which a browser says that a page of the same server sent the request.
-const SAME_ORIGIN: (&str, &str) = ("sec-fetch-site", "same-origin");
 
 #[tokio::test]
 async fn every_page_is_html_that_may_load_only_files_of_this_server() {

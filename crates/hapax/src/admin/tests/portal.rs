@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderMap, Method, Request, StatusCode, header};
+use axum::http::{Method, Request, StatusCode, header};
 use hapax_core::Tenant;
 use hapax_core::delivery::{DeliveryId, DeliveryStatus};
 use hapax_core::endpoint::{
@@ -21,7 +21,6 @@ use hapax_core::store::{
 use hapax_core::vault::{SealContext, Vault, VaultKey};
 use hapax_sim::Act;
 use hapax_store::MemoryStore;
-use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 use uuid::Uuid;
@@ -29,23 +28,8 @@ use uuid::Uuid;
 use super::super::WithoutToken;
 use super::super::auth::hash_of;
 use super::super::portal::routes::routes;
+use super::browser::{Answered, SAME_ORIGIN, answered};
 use super::{HeldBody, Server, noon, server, server_with};
-
-/// An answer to a browser.
-struct Answered {
-    status: StatusCode,
-    headers: HeaderMap,
-    text: String,
-}
-
-impl Answered {
-    fn header(&self, name: header::HeaderName) -> &str {
-        self.headers.get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
-    }
-}
-
-/// The header with which a browser says that a page of the same server sent the request.
-const SAME_ORIGIN: (&str, &str) = ("sec-fetch-site", "same-origin");
 
 /// Rights in the words of the API.
 const ALL: [&str; 3] = ["read", "replay", "endpoints"];
@@ -56,6 +40,21 @@ const NODE: &str = "node-of-the-operator";
 /// The reason of a failed attempt, as the operator sees it.
 const REASON: &str = "connecting to 10.9.8.7:443: connection refused";
 
+fn vault() -> Vault {
+    Vault::new(VaultKey::from_bytes(&[1; 32]), Vec::new()).unwrap()
+}
+
+/// Asks for one delivery.
+fn one_delivery(vault: &Vault) -> DeliveryAsk {
+    DeliveryAsk {
+        limit: 1,
+        bytes_max: 1 << 20,
+        node: NODE.into(),
+        vault_keys: Arc::from([vault.current_key_id()]),
+        claims_ahead: false,
+    }
+}
+
 impl Server {
     /// A request to the portal as a browser sends it.
     async fn visit(
@@ -65,19 +64,8 @@ impl Server {
         more: &[(&str, &str)],
         form: &str,
     ) -> Answered {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", "webhooks.example.com")
-            .header("accept", "text/html");
-        for (name, value) in more {
-            request = request.header(*name, *value);
-        }
-        let request = request.body(Body::from(form.to_owned())).unwrap();
-        let response = self.portal.clone().oneshot(request).await.unwrap();
-        let (status, headers) = (response.status(), response.headers().clone());
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        Answered { status, headers, text: String::from_utf8(body.to_vec()).unwrap() }
+        let request = Request::builder().method(method).uri(path);
+        answered(&self.portal, request.header("host", "webhooks.example.com"), more, form).await
     }
 
     /// Makes a link for a tenant; its path to enter.
@@ -109,7 +97,7 @@ impl Server {
         let store = self.store.faults.inner();
         let tenant = Tenant::new(tenant);
         let id = EndpointId(Uuid::now_v7());
-        let vault = Vault::new(VaultKey::from_bytes(&[1; 32]), Vec::new()).unwrap();
+        let vault = vault();
         let owner = id.to_string();
         let context = SealContext::endpoint_secrets(&tenant, &owner);
         let sealed =
@@ -124,13 +112,7 @@ impl Server {
         let message = NewMessage::new(format!("{tenant}.paid"), json!({ "of": tenant.as_str() }));
         let message = message.with_tenant(tenant.as_str());
         store.publish(message).await.unwrap();
-        let ask = DeliveryAsk {
-            limit: 1,
-            bytes_max: 1 << 20,
-            node: NODE.into(),
-            vault_keys: Arc::from([vault.current_key_id()]),
-            claims_ahead: false,
-        };
+        let ask = one_delivery(&vault);
         let claimed = store.exchange(Vec::new(), ask.clone()).await.unwrap().claims;
         let claim = claimed.into_iter().next().expect("a due delivery");
         let verdict = AttemptVerdict::Failed {
@@ -441,14 +423,7 @@ async fn text_of_a_publisher_and_of_an_endpoint_stays_text() {
     store.change_endpoint(own.endpoint, act, by()).await.unwrap();
     let message = NewMessage::new(hostile, json!({ hostile: hostile })).with_tenant("acme");
     store.publish(message).await.unwrap();
-    let vault = Vault::new(VaultKey::from_bytes(&[1; 32]), Vec::new()).unwrap();
-    let ask = DeliveryAsk {
-        limit: 1,
-        bytes_max: 1 << 20,
-        node: NODE.into(),
-        vault_keys: Arc::from([vault.current_key_id()]),
-        claims_ahead: false,
-    };
+    let ask = one_delivery(&vault());
     let claims = store.exchange(Vec::new(), ask.clone()).await.unwrap().claims;
     let answer = HandlerAnswer { status: 200, body: hostile.to_owned() };
     let outcome = AttemptOutcome {

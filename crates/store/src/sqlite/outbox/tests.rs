@@ -1,7 +1,8 @@
 //! Properties of SQLite alone: which state survives the end of the process and a failed write, and
 //! that the cost of a claim does not depend on the backlog.
 
-use std::future::Future as _;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -585,6 +586,12 @@ async fn every_query_of_sending_uses_its_index() {
     check(LEASES, "hapax_delivery_leased (endpoint=?)");
 }
 
+/// Polls a future once.
+async fn is_pending(future: &mut (impl Future + Unpin)) -> bool {
+    let mut future = Pin::new(future);
+    std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_waits_is_committed_before_an_exchange() {
     // An exchange in the same commit would delay the ack by the time of all its outcomes.
@@ -608,23 +615,14 @@ async fn an_event_that_waits_is_committed_before_an_exchange() {
     let mut exchange = Box::pin(store.exchange(Vec::new(), ask(10)));
     let sender = Sender::plain();
     let mut event = Box::pin(store.ingest(sender.ingest(&body("evt_1"))));
-    std::future::poll_fn(|context| {
-        assert!(exchange.as_mut().poll(context).is_pending());
-        assert!(event.as_mut().poll(context).is_pending());
-        Poll::Ready(())
-    })
-    .await;
+    assert!(is_pending(&mut exchange).await && is_pending(&mut event).await);
     drop(first);
     let begins = tokio::task::spawn_blocking(move || begins.recv().map(|()| begins));
     let begins = begins.await.expect("ends").expect("a commit");
     hold.send(()).expect("the first commit waits");
     tokio::time::timeout(FOREVER, event).await.expect("is acked").expect("accepts");
     // The writer waits in the commit of the exchange, or has not begun it.
-    std::future::poll_fn(|context| {
-        assert!(exchange.as_mut().poll(context).is_pending(), "one commit held both");
-        Poll::Ready(())
-    })
-    .await;
+    assert!(is_pending(&mut exchange).await, "one commit held both");
     drop((hold, begins));
     assert_eq!(exchange.await.expect("exchanges").claims.len(), 1);
     store.close().await;
@@ -644,12 +642,7 @@ async fn an_exchange_behind_an_event_that_cannot_be_written_gets_an_error() {
     let mut exchange = Box::pin(store.exchange(Vec::new(), ask(10)));
     let sender = Sender::plain();
     let mut event = Box::pin(store.ingest(sender.ingest(&body("evt_1"))));
-    std::future::poll_fn(|context| {
-        assert!(exchange.as_mut().poll(context).is_pending());
-        assert!(event.as_mut().poll(context).is_pending());
-        Poll::Ready(())
-    })
-    .await;
+    assert!(is_pending(&mut exchange).await && is_pending(&mut event).await);
     drop(first);
     let both = async { tokio::join!(event, exchange) };
     let (event, exchange) = tokio::time::timeout(FOREVER, both).await.expect("both are answered");
