@@ -97,10 +97,7 @@ fn wait_for(database: &Database, id: &str, status: &str) {
         "SELECT count(*) FROM hapax.processed_events \
          WHERE event_id = '{id}' AND status = '{status}'"
     );
-    until(&format!("{id} is {status}"), || {
-        std::thread::park_timeout(Duration::from_millis(20));
-        (database.number(&sql) == 1).then_some(())
-    });
+    until(&format!("{id} is {status}"), || (database.number(&sql) == 1).then_some(()));
 }
 
 /// Writes one row and increments the balance.
@@ -353,10 +350,7 @@ fn node(database: &Database, env: &[(&str, &str)]) -> Process {
 #[track_caller]
 fn all_once(database: &Database, events: usize) {
     let done = "SELECT count(*) FROM hapax.processed_events WHERE status = 'processed'";
-    until("all events are processed", || {
-        std::thread::park_timeout(Duration::from_millis(20));
-        (database.number(done) >= events as i64).then_some(())
-    });
+    until("all events are processed", || (database.number(done) >= events as i64).then_some(()));
     database.is_once_each(events);
     assert_eq!(database.number("SELECT count(*) FROM hapax.dead_letters"), 0);
 }

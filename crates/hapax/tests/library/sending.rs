@@ -163,7 +163,6 @@ fn an_app_on_postgres_publishes_in_its_own_transaction() {
     assert_eq!((got.len(), got[0].id().as_str()), (1, "m1"));
     assert!(got[0].verifies(added.secret.as_ref().unwrap()));
     until("it is delivered", || {
-        std::thread::park_timeout(Duration::from_millis(20));
         let delivered = "SELECT count(*) FROM hapax.deliveries WHERE status = 'delivered'";
         (database.number(delivered) == 1).then_some(())
     });

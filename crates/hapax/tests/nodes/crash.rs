@@ -61,10 +61,7 @@ impl Nodes {
         let server = self.running[node].as_ref().expect("it runs");
         server.signal("STOP");
         let stopped = Instant::now();
-        until("its leases are over", || {
-            std::thread::park_timeout(Duration::from_millis(20));
-            (stopped.elapsed() > 2 * LEASE).then_some(())
-        });
+        until("its leases are over", || (stopped.elapsed() > 2 * LEASE).then_some(()));
         server.signal("CONT");
     }
 
@@ -205,10 +202,7 @@ fn a_node_stopped_between_two_statements_and_continued_later_doubles_nothing() {
             let what = format!("it stands still at {point}");
             let more = more_until(&cut, events + EVENTS, &what, || cut.stands_still());
             let since = Instant::now();
-            until("its leases are over", || {
-                std::thread::park_timeout(Duration::from_millis(20));
-                (since.elapsed() > LEASE + LEASE / 2).then_some(())
-            });
+            until("its leases are over", || (since.elapsed() > LEASE + LEASE / 2).then_some(()));
             cut.signal("CONT");
             more
         });
@@ -380,7 +374,6 @@ fn a_transaction_of_a_user_that_stays_open_delays_only_the_job_it_has_claimed() 
     Senders::to([&node]).send(4, 0..EVENTS, || ());
     let others = "SELECT count(*) FROM ledger WHERE handler = 'fee'";
     until("all the others are done", || {
-        std::thread::park_timeout(Duration::from_millis(20));
         (database.number(others) == EVENTS as i64 + 1).then_some(())
     });
     let mut pulled = 0;

@@ -32,14 +32,10 @@ fn takes_events_again(nodes: &[Server], round: usize) {
     let sender = Sender::stripe(SECRET);
     for node in nodes {
         until("it takes events again", || {
-            std::thread::park_timeout(Duration::from_millis(20));
             let answer = node.ask(sender.event(&format!("evt_back_{round}")));
             (answer.status == 200).then_some(())
         });
-        until("it says so", || {
-            std::thread::park_timeout(Duration::from_millis(20));
-            (node.admin_get("/readyz").status == 200).then_some(())
-        });
+        until("it says so", || (node.admin_get("/readyz").status == 200).then_some(()));
     }
     let took = since.elapsed();
     assert!(took < BACK, "it took {took:?}");
@@ -109,7 +105,6 @@ fn a_database_that_is_killed_and_comes_back_finds_its_nodes_waiting() {
             assert!(answer.header("retry-after").is_some(), "{answer:?}");
             assert!(asked.elapsed() < BACK, "{:?}", asked.elapsed());
             until("it says that it is not ready", || {
-                std::thread::park_timeout(Duration::from_millis(20));
                 (node.admin_get("/readyz").status == 503).then_some(())
             });
             assert_eq!(node.admin_get("/healthz").status, 200, "a restart would not help");
@@ -225,7 +220,6 @@ fn events_that_an_asynchronous_standby_never_got_are_new_after_its_promotion() {
     // Memory is used for one second after the last answer of the database, and no longer.
     for (_, node) in &nodes {
         until("memory answers no more", || {
-            std::thread::park_timeout(Duration::from_millis(20));
             (node.ask(Sender::stripe(SECRET).event("evt_0")).status == 503).then_some(())
         });
     }
@@ -415,7 +409,6 @@ fn a_password_is_never_printed() {
     is_silent("an event", &node.admin_get("/api/v1/events/evt_1").text());
     wait(server.kill_postmaster());
     until("the outage is logged", || {
-        std::thread::park_timeout(Duration::from_millis(20));
         let ready = node.admin_get("/readyz");
         is_silent("readyz", &ready.text());
         (ready.status == 503).then_some(())
@@ -581,7 +574,6 @@ fn handlers_of_a_role_named_hapax_reach_the_users_tables_and_no_table_of_hapax()
             }
         }
         until("each handler has had its turn", || {
-            std::thread::park_timeout(Duration::from_millis(20));
             let ended =
                 "SELECT count(*) FROM hapax.job WHERE state IN (2 /* done */, 4 /* dead */)";
             (database.number(ended) == 6).then_some(())

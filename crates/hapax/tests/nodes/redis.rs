@@ -24,7 +24,6 @@ fn node(database: &Database, redis: &Redis) -> (House, Server) {
 /// Sends requests until the node is connected to Redis: it connects in the background.
 fn connected(server: &Server) {
     until("Redis answers", || {
-        std::thread::park_timeout(Duration::from_millis(20));
         server.ask(Sender::stripe(SECRET).event("evt_0"));
         server.stderr.text().contains("connected to Redis").then_some(())
     });
@@ -64,10 +63,7 @@ pub(super) fn cached(database: &Database, redis: &Redis, events: std::ops::Range
             return Some(());
         }
         let (_house, forgetful) = node(database, redis);
-        until("it tried to connect", || {
-            std::thread::park_timeout(Duration::from_millis(20));
-            forgetful.stderr.text().contains("Redis").then_some(())
-        });
+        until("it tried to connect", || forgetful.stderr.text().contains("Redis").then_some(()));
         for n in missing {
             forgetful.ask(sender.event(&format!("evt_{n}"))).is("duplicate");
         }

@@ -1,7 +1,5 @@
 //! Tenants that are added at run time on one node, as the other nodes see them.
 
-use std::time::Duration;
-
 use serde_json::json;
 
 use crate::support::nodes::Database;
@@ -29,7 +27,6 @@ fn secrets_that_one_node_sets_hold_on_the_other_node() {
         let mut n = 0;
         until("the other node knows", || {
             n += 1;
-            std::thread::park_timeout(Duration::from_millis(5));
             let event = format!("evt_{secret}_{expected}_{n}");
             (status(&nodes[1], "acme", secret, &event) == expected).then_some(())
         });

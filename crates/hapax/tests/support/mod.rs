@@ -43,6 +43,9 @@ pub(crate) const FOREVER: Duration = Duration::from_secs(120);
 /// time of the tested processes on a machine with few cores.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
 
+/// The longest pause of [`until`].
+const LOOK_AT_LEAST_EVERY: Duration = Duration::from_millis(50);
+
 /// The server binary; tests of apps that embed Hapax have none.
 const BINARY: Option<&str> = option_env!("CARGO_BIN_EXE_hapax");
 
@@ -481,16 +484,17 @@ pub(crate) fn no_nul_is_taken(server: &Server) {
     }
 }
 
-/// Polls until the result is `Some`.
+/// Polls until the result is `Some`. The pause grows with the wait: a short wait ends at once, and a long one
+/// leaves the cores to the tested processes.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + FOREVER;
+    let since = Instant::now();
     loop {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(Instant::now() < deadline, "never happened: {what}");
-        std::thread::park_timeout(LOOK_EVERY);
+        assert!(since.elapsed() < FOREVER, "never happened: {what}");
+        std::thread::park_timeout((since.elapsed() / 8).clamp(LOOK_EVERY, LOOK_AT_LEAST_EVERY));
     }
 }
 

@@ -108,10 +108,7 @@ impl Database {
     #[track_caller]
     pub(crate) fn all_processed(&self, server: &Server, events: usize) {
         let done = "SELECT count(*) FROM hapax.processed_events WHERE status = 'processed'";
-        until("all events are processed", || {
-            std::thread::park_timeout(POLL);
-            (self.number(done) >= events as i64).then_some(())
-        });
+        until("all events are processed", || (self.number(done) >= events as i64).then_some(()));
         // After a failover, queries of operators may wait for connections to the old server.
         let dead = until("the jobs can be read", || {
             let answer = server.admin_get("/api/v1/jobs?status=dead");
@@ -125,9 +122,6 @@ impl Database {
 pub(crate) fn config(keys: &str, handlers: &str) -> String {
     format!("{keys}\n[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\n{handlers}")
 }
-
-/// The pause between two queries of a database, each of which needs a new connection.
-const POLL: Duration = Duration::from_millis(20);
 
 /// The pause of a refused sender; a real one waits far longer.
 const BACK_OFF: Duration = Duration::from_millis(20);
@@ -167,10 +161,7 @@ impl Senders {
 
     #[track_caller]
     pub(crate) fn until_acked(&self, count: usize) {
-        until("so many are acked", || {
-            std::thread::park_timeout(POLL);
-            (self.acked() >= count).then_some(())
-        });
+        until("so many are acked", || (self.acked() >= count).then_some(()));
     }
 
     /// Sends every event of `ids` until it is acked, and some once more to another node, from
