@@ -171,7 +171,7 @@ struct Shared {
     flushing: tokio::sync::Mutex<()>,
     epoch: EpochWatch,
     broom: tokio::sync::Mutex<prune::PruneProgress>,
-    health: Health,
+    health: WriteHealth,
     /// Notified when jobs were written.
     arrived: Notify,
     /// Acts that run to their end, even if their caller stops waiting.
@@ -218,7 +218,7 @@ impl PgStore {
             flushing: tokio::sync::Mutex::default(),
             epoch: EpochWatch::default(),
             broom: tokio::sync::Mutex::default(),
-            health: Health::default(),
+            health: WriteHealth::default(),
             arrived: Notify::new(),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
@@ -533,9 +533,9 @@ impl Shared {
 
 /// Whether writing works, as of the last attempt.
 #[derive(Debug, Default)]
-struct Health(Mutex<Option<Cause>>);
+struct WriteHealth(Mutex<Option<Cause>>);
 
-impl Health {
+impl WriteHealth {
     fn check(&self) -> Result<(), StoreError> {
         match &*self.0.lock().expect("no panic happens under this lock") {
             None => Ok(()),

@@ -68,7 +68,7 @@ use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
 use key_index::{KeyPlace, KnownKeys};
 use reader::Readers;
-use writer::{Health, Writer, WriterHandle};
+use writer::{WriteHealth, Writer, WriterHandle};
 
 /// The source of time for leases and due times.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
@@ -118,7 +118,7 @@ struct Shared {
     /// The keys of committed events, as far as they are in memory.
     keys: Arc<KnownKeys>,
     copies: Copies<i64>,
-    health: Health,
+    health: WriteHealth,
     new_events: NewEvents,
     /// Notified when jobs were written.
     arrived: Notify,
@@ -168,7 +168,7 @@ impl SqliteStore {
             recent: RecentEvents::new(),
             keys: Arc::default(),
             copies: Copies::new(),
-            health: Health::default(),
+            health: WriteHealth::default(),
             new_events: NewEvents::default(),
             arrived: Notify::new(),
             deliveries: Notify::new(),

@@ -92,7 +92,7 @@ fn refusal(error: &TrySendError<Command>) -> StoreError {
 
 /// Whether writing works.
 #[derive(Debug, Default)]
-pub(super) struct Health(Mutex<Option<Cause>>);
+pub(super) struct WriteHealth(Mutex<Option<Cause>>);
 
 type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
 
@@ -168,7 +168,7 @@ enum Command {
     MergeNow,
 }
 
-impl Health {
+impl WriteHealth {
     pub(super) fn check(&self) -> Result<(), StoreError> {
         match &*self.0.lock().expect("no panic happens under this lock") {
             None => Ok(()),
