@@ -18,7 +18,7 @@ const FIVE_DAYS: Duration = Duration::from_secs(5 * 86_400);
 
 /// How an endpoint has answered lately.
 #[derive(Debug, Default)]
-pub(super) struct Health {
+pub(super) struct EndpointHealth {
     /// The number that claims carry. It changes whenever the circuit opens, closes or is probed.
     pub(super) number: u64,
     failures: u32,
@@ -41,7 +41,7 @@ pub(super) struct Health {
 impl StoredEndpoint {
     /// How many attempts may be under way now, as far as the circuit decides.
     pub(super) fn slots(&self, now: Timestamp) -> u32 {
-        let Health { open_until, slots, blocked_until, .. } = self.health;
+        let EndpointHealth { open_until, slots, blocked_until, .. } = self.health;
         let is_shut = |until: Option<Timestamp>| until.is_some_and(|until| until > now);
         if is_shut(open_until) || is_shut(blocked_until) {
             return 0;
@@ -61,7 +61,7 @@ impl StoredEndpoint {
 
     /// The time from which another attempt may begin.
     pub(super) fn opens_at(&self) -> Option<Timestamp> {
-        let Health { paid_until, spread_until, .. } = self.health;
+        let EndpointHealth { paid_until, spread_until, .. } = self.health;
         let paid = match self.record.settings.rate_limit {
             Some(_) => paid_until.map(next_at),
             None => paid_until.map(next_at).zip(spread_until).map(|(paid, end)| paid.min(end)),

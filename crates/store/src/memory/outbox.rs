@@ -27,7 +27,7 @@ use hapax_core::store::{
 use hapax_core::{KeyHash, Tenant, Timestamp};
 use uuid::Uuid;
 
-use super::circuit::Health;
+use super::circuit::EndpointHealth;
 use super::work::{dice_of, later, shortened};
 use super::{EventNumber, MemoryStore, Model};
 
@@ -61,7 +61,7 @@ pub(super) struct StoredEndpoint {
     pub(super) record: EndpointRecord,
     pub(super) deleted: bool,
     /// How it has answered lately.
-    pub(super) health: Health,
+    pub(super) health: EndpointHealth,
 }
 
 impl StoredEndpoint {
@@ -599,8 +599,11 @@ impl Model {
         let record =
             EndpointRecord { id, tenant, settings, sealed, version, created_at, disabled, failing };
         self.endpoints_ever += 1;
-        let stored =
-            StoredEndpoint { record: record.clone(), deleted: false, health: Health::default() };
+        let stored = StoredEndpoint {
+            record: record.clone(),
+            deleted: false,
+            health: EndpointHealth::default(),
+        };
         self.endpoints.insert(self.endpoints_ever, stored);
         EndpointChanged::Changed(Box::new(record))
     }

@@ -17,7 +17,7 @@ use crate::sqlite::row::{micros, timestamp};
 
 /// The circuit of an endpoint, the pause that it asked for, and how much of its rate limit is used.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Health {
+pub(super) struct EndpointHealth {
     pub(super) circuit: Circuit,
     pub(super) blocked_until: Option<Timestamp>,
     /// The time until which its attempts are paid for under its rate limit; see
@@ -28,7 +28,7 @@ pub(super) struct Health {
     pub(super) spread_until: Option<Timestamp>,
 }
 
-impl Health {
+impl EndpointHealth {
     /// The deliveries that may be claimed now.
     pub(super) fn admits(&self, now: Timestamp) -> Admits {
         match self.blocked_until {
@@ -50,7 +50,7 @@ impl Health {
 }
 
 /// The endpoints whose circuit is not in its initial state.
-pub(super) fn load(conn: &Connection) -> rusqlite::Result<Vec<(i64, Health)>> {
+pub(super) fn load(conn: &Connection) -> rusqlite::Result<Vec<(i64, EndpointHealth)>> {
     conn.prepare(
         "SELECT endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until,
                 rate_at, spread_until
@@ -62,7 +62,7 @@ pub(super) fn load(conn: &Connection) -> rusqlite::Result<Vec<(i64, Health)>> {
     .collect()
 }
 
-fn read(row: &Row<'_>) -> rusqlite::Result<(i64, Health)> {
+fn read(row: &Row<'_>) -> rusqlite::Result<(i64, EndpointHealth)> {
     let time = |at: usize| -> rusqlite::Result<Option<Timestamp>> {
         Ok(row.get::<_, Option<i64>>(at)?.map(timestamp))
     };
@@ -76,7 +76,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<(i64, Health)> {
         slots: row.get(6)?,
     };
     let (blocked_until, paid_until, spread_until) = (time(7)?, time(8)?, time(9)?);
-    Ok((row.get(0)?, Health { circuit, blocked_until, paid_until, spread_until }))
+    Ok((row.get(0)?, EndpointHealth { circuit, blocked_until, paid_until, spread_until }))
 }
 
 impl Outbox {
@@ -235,7 +235,7 @@ impl Endpoint {
 }
 
 fn write(conn: &Connection, number: i64, endpoint: &Endpoint) -> rusqlite::Result<()> {
-    let Health { circuit, blocked_until, paid_until, spread_until } = endpoint.health;
+    let EndpointHealth { circuit, blocked_until, paid_until, spread_until } = endpoint.health;
     conn.prepare_cached(
         "INSERT INTO hapax_endpoint_state
              (endpoint, circuit, failures, failing_since, open_until, open_for, slots, blocked_until,

@@ -48,7 +48,7 @@ pub(super) use reader::message_note;
 use super::meta;
 use super::row::Dice;
 use change::Reported;
-use circuit::Health;
+use circuit::EndpointHealth;
 use order::BusyKeys;
 use row::{COLUMNS, DeliveryRow};
 use turns::{NEVER, Turns};
@@ -110,7 +110,7 @@ struct Endpoint {
     /// The order keys of its deliveries that are leased.
     busy_keys: BusyKeys,
     /// How it has answered lately.
-    health: Health,
+    health: EndpointHealth,
     /// Whether its last attempt took so little time that the next claims may be made before it ends.
     is_fast: bool,
 }
@@ -128,7 +128,7 @@ impl Endpoint {
             next_due: NEVER,
             unpark_from: None,
             busy_keys: BusyKeys::default(),
-            health: Health::default(),
+            health: EndpointHealth::default(),
             is_fast: false,
         }
     }
