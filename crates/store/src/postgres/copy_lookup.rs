@@ -43,10 +43,10 @@ struct Line {
 #[derive(Debug)]
 struct Asked {
     ingest: Ingest,
-    answer: Answer,
+    answer: AnswerSender,
 }
 
-type Answer = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
+type AnswerSender = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
 
 impl CopyLookup {
     pub(super) fn new() -> Self {
@@ -74,7 +74,11 @@ impl CopyLookup {
     }
 
     /// Queues a request; returns it if the queue is full or closed.
-    pub(super) fn ask(&self, ingest: Ingest, answer: Answer) -> Option<(Ingest, Answer)> {
+    pub(super) fn ask(
+        &self,
+        ingest: Ingest,
+        answer: AnswerSender,
+    ) -> Option<(Ingest, AnswerSender)> {
         let mut line = self.line();
         if !line.open || line.waiting.len() >= WAITING_MAX {
             return Some((ingest, answer));

@@ -49,10 +49,10 @@ impl Line {
 #[derive(Debug)]
 struct Waiting {
     ingest: Ingest,
-    answer: Answer,
+    answer: AnswerSender,
 }
 
-type Answer = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
+type AnswerSender = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
 
 /// Waits for the verdicts as long as a sender would.
 pub(super) async fn wait(
@@ -74,7 +74,7 @@ impl GroupCommit {
 
     /// Queues a request for a commit, which answers it. The commit happens even if the caller stops
     /// waiting, so its outcome is then unknown.
-    pub(super) fn queue(&self, ingest: Ingest, answer: Answer) {
+    pub(super) fn queue(&self, ingest: Ingest, answer: AnswerSender) {
         let mut line = self.line();
         let refusal = match line.open {
             false => Some(StoreError::Closed),

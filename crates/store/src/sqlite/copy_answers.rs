@@ -35,7 +35,7 @@ const WORTH_A_THREAD: usize = 32;
 /// Requests that share a snapshot. A longer snapshot would delay the first answers.
 const REQUESTS_AT_ONCE: usize = 64;
 
-type Answer = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
+type AnswerSender = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
 
 /// The threads and their queue.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ struct Line {
 #[derive(Debug)]
 struct Asked {
     ingest: Ingest,
-    answer: Answer,
+    answer: AnswerSender,
 }
 
 /// The places in memory of a receipt's key and guard before the snapshot began.
@@ -113,7 +113,7 @@ impl CopyAnswers {
     }
 
     /// Answers this request, or passes it to the writer.
-    pub(super) fn ask(&self, ingest: Ingest, answer: Answer) {
+    pub(super) fn ask(&self, ingest: Ingest, answer: AnswerSender) {
         let mut line = self.queue.line();
         if !line.open || line.waiting.len() >= WAITING_MAX {
             drop(line);

@@ -63,7 +63,7 @@ pub(super) struct WriterSender {
 
 impl WriterSender {
     /// Passes a request to the writer, which answers it.
-    pub(super) fn ingest(&self, ingest: Ingest, answer: Answer<Vec<Verdict>>) {
+    pub(super) fn ingest(&self, ingest: Ingest, answer: AnswerSender<Vec<Verdict>>) {
         self.demand.fetch_add(1, Ordering::Relaxed);
         let Err(error) = self.commands.try_send(Command::Ingest(ingest, answer)) else { return };
         let why = refusal(&error);
@@ -94,7 +94,7 @@ fn refusal(error: &TrySendError<Command>) -> StoreError {
 #[derive(Debug, Default)]
 pub(super) struct WriteHealth(Mutex<Option<Cause>>);
 
-type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
+type AnswerSender<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// Called with the writer, or with the reason why the writer is not available.
 type Slice = Box<dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<()> + Send>;
@@ -151,12 +151,12 @@ impl<T> BatchResult<T> {
 }
 
 enum Command {
-    Ingest(Ingest, Answer<Vec<Verdict>>),
+    Ingest(Ingest, AnswerSender<Vec<Verdict>>),
     /// An act that shares the batch's transaction, and how many bytes it brings.
     Batched(usize, BatchedAct),
     /// The same for an act that lets waiting events go first.
     BehindEvents(BatchedAct),
-    Find(Vec<KeyHash>, Answer<Vec<Option<i64>>>),
+    Find(Vec<KeyHash>, AnswerSender<Vec<Option<i64>>>),
     FlushCopies,
     /// A closure with its own transactions. It answers its caller itself, also when it is refused.
     Slice(Slice),
@@ -212,7 +212,7 @@ impl WriterHandle {
     }
 
     /// See [`WriterSender::ingest`].
-    pub(super) fn ingest(&self, ingest: Ingest, answer: Answer<Vec<Verdict>>) {
+    pub(super) fn ingest(&self, ingest: Ingest, answer: AnswerSender<Vec<Verdict>>) {
         self.sender.ingest(ingest, answer);
     }
 
@@ -442,7 +442,7 @@ impl EventRate {
 /// Answers that wait for the commit.
 #[derive(Default)]
 struct Batch {
-    answers: Vec<(Answer<Vec<Verdict>>, Vec<Verdict>)>,
+    answers: Vec<(AnswerSender<Vec<Verdict>>, Vec<Verdict>)>,
     answerers: Vec<Answerer>,
     recent: Vec<(KeyHash, Recent)>,
     copies: Vec<(i64, ArrivalInfo)>,
@@ -717,7 +717,7 @@ impl Writer {
         &mut self,
         batch: &mut Batch,
         ingest: Ingest,
-        answer: Answer<Vec<Verdict>>,
+        answer: AnswerSender<Vec<Verdict>>,
     ) -> rusqlite::Result<()> {
         if !self.has_lanes_for(&ingest) {
             let _ = answer.send(Err(StoreError::Unavailable(NO_LANE_LEFT.into())));
