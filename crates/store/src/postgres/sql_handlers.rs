@@ -572,28 +572,28 @@ impl Done {
     }
 }
 
-type Answer = Result<Vec<Row>, tokio_postgres::Error>;
+type StatementResult = Result<Vec<Row>, tokio_postgres::Error>;
 
 /// A statement that was sent, and its position in the program; `None` for a statement of Hapax.
 struct Sent<'a> {
     whose: Option<usize>,
-    answer: Pin<Box<dyn Future<Output = Answer> + Send + 'a>>,
+    answer: Pin<Box<dyn Future<Output = StatementResult> + Send + 'a>>,
 }
 
 impl<'a> Sent<'a> {
-    fn theirs(at: usize, answer: impl Future<Output = Answer> + Send + 'a) -> Self {
+    fn theirs(at: usize, answer: impl Future<Output = StatementResult> + Send + 'a) -> Self {
         Self { whose: Some(at), answer: Box::pin(answer) }
     }
 
-    fn ours(answer: impl Future<Output = Answer> + Send + 'a) -> Self {
+    fn ours(answer: impl Future<Output = StatementResult> + Send + 'a) -> Self {
         Self { whose: None, answer: Box::pin(answer) }
     }
 }
 
 /// Sends all of them in their order, then waits for the answers. A statement is sent when its future
 /// is polled for the first time, and the server answers in the order of sending.
-async fn in_order(mut sent: Vec<Sent<'_>>) -> Vec<(Option<usize>, Answer)> {
-    let mut answers: Vec<Option<Answer>> = sent.iter().map(|_| None).collect();
+async fn in_order(mut sent: Vec<Sent<'_>>) -> Vec<(Option<usize>, StatementResult)> {
+    let mut answers: Vec<Option<StatementResult>> = sent.iter().map(|_| None).collect();
     std::future::poll_fn(|context| {
         for (one, answer) in sent.iter_mut().zip(&mut answers) {
             if let std::task::Poll::Ready(ready) = one.answer.as_mut().poll(context) {
