@@ -368,14 +368,16 @@ impl<'a> SqlRunner<'a> {
             .await
             .map_err(|error| ours(error.into()))?;
         let now = self.shared.now();
-        let mut sent: Vec<Sent<'_>> = Vec::new();
+        let mut sent: Vec<SentStatement<'_>> = Vec::new();
         for (job, plan) in jobs.iter().zip(plans) {
             let claim = &job.claim;
             match plan {
                 Guard::Run => {
                     if self.publishes {
                         let (job, about) = (claim.job.0, &about);
-                        sent.push(Sent::ours(async move { client.query(about, &[&job]).await }));
+                        sent.push(SentStatement::ours(async move {
+                            client.query(about, &[&job]).await
+                        }));
                     }
                     for (at, statement) in self.program.statements.iter().enumerate() {
                         let values = statement
@@ -385,7 +387,7 @@ impl<'a> SqlRunner<'a> {
                             .collect::<Result<Vec<_>, _>>()
                             .map_err(NotRun::Statement)?;
                         let prepared = &statements[at];
-                        sent.push(Sent::theirs(at, async move {
+                        sent.push(SentStatement::theirs(at, async move {
                             let values: Vec<_> = values.iter().map(|value| &**value as _).collect();
                             client.query(prepared, &values).await
                         }));
@@ -394,7 +396,7 @@ impl<'a> SqlRunner<'a> {
                 Guard::Stale | Guard::Hold => {
                     let to_hold = *plan == Guard::Hold;
                     let (job, fence, aside) = (claim.job.0, claim.fence.0, &aside);
-                    sent.push(Sent::ours(async move {
+                    sent.push(SentStatement::ours(async move {
                         client.query(aside, &[&job, &fence, &to_hold, &now]).await
                     }));
                 }
@@ -575,12 +577,12 @@ impl Done {
 type StatementResult = Result<Vec<Row>, tokio_postgres::Error>;
 
 /// A statement that was sent, and its position in the program; `None` for a statement of Hapax.
-struct Sent<'a> {
+struct SentStatement<'a> {
     whose: Option<usize>,
     answer: Pin<Box<dyn Future<Output = StatementResult> + Send + 'a>>,
 }
 
-impl<'a> Sent<'a> {
+impl<'a> SentStatement<'a> {
     fn theirs(at: usize, answer: impl Future<Output = StatementResult> + Send + 'a) -> Self {
         Self { whose: Some(at), answer: Box::pin(answer) }
     }
@@ -592,7 +594,7 @@ impl<'a> Sent<'a> {
 
 /// Sends all of them in their order, then waits for the answers. A statement is sent when its future
 /// is polled for the first time, and the server answers in the order of sending.
-async fn in_order(mut sent: Vec<Sent<'_>>) -> Vec<(Option<usize>, StatementResult)> {
+async fn in_order(mut sent: Vec<SentStatement<'_>>) -> Vec<(Option<usize>, StatementResult)> {
     let mut answers: Vec<Option<StatementResult>> = sent.iter().map(|_| None).collect();
     std::future::poll_fn(|context| {
         for (one, answer) in sent.iter_mut().zip(&mut answers) {
