@@ -91,7 +91,7 @@ pub struct MigrationStatus {
 }
 
 /// A step that was taken, by the database's own record.
-struct Taken {
+struct RecordedStep {
     name: String,
     checksum: String,
     survives: i32,
@@ -100,7 +100,7 @@ struct Taken {
 /// The steps and functions that a database has, by its own record.
 #[derive(Default)]
 struct Found {
-    steps: BTreeMap<i32, Taken>,
+    steps: BTreeMap<i32, RecordedStep>,
     /// Version and checksum of the functions.
     functions: Option<(i32, String)>,
 }
@@ -233,7 +233,7 @@ impl Schema {
     }
 
     /// Why this version must not work on a database that took this step.
-    fn refusal(&self, number: i32, taken: &Taken) -> Option<String> {
+    fn refusal(&self, number: i32, taken: &RecordedStep) -> Option<String> {
         let newest = self.steps.last().map_or(0, |step| step.number);
         let name = &taken.name;
         match self.steps.iter().find(|step| step.number == number) {
@@ -291,7 +291,7 @@ async fn found(lent: &mut PooledClient) -> Result<Found, PgOpenError> {
         .await
         .map_err(trouble)?;
     let read = |row: &tokio_postgres::Row| {
-        (row.get(0), Taken { name: row.get(1), checksum: row.get(2), survives: row.get(3) })
+        (row.get(0), RecordedStep { name: row.get(1), checksum: row.get(2), survives: row.get(3) })
     };
     let steps = rows.iter().map(read).collect();
     if !there(lent, "hapax.function_version").await? {
