@@ -18,7 +18,7 @@ use super::functions::{AFTER, FunctionSet};
 
 /// One step.
 #[derive(Debug, Clone)]
-struct Step {
+struct MigrationStep {
     number: i32,
     name: &'static str,
     sql: &'static str,
@@ -27,7 +27,7 @@ struct Step {
 }
 
 /// All steps, in order. A step that has been released is never edited.
-const STEPS: &[Step] = &[Step {
+const STEPS: &[MigrationStep] = &[MigrationStep {
     number: 1,
     name: BASELINE,
     sql: concat!(include_str!("sql/once_key.sql"), include_str!("migrations/0001_baseline.sql")),
@@ -55,12 +55,12 @@ CREATE TABLE IF NOT EXISTS hapax.function_version (
 
 /// The schema of a build: steps, and functions.
 struct Schema {
-    steps: Vec<Step>,
+    steps: Vec<MigrationStep>,
     functions: FunctionSet,
 }
 
 /// The SQL that records an applied step, after the SQL that follows every step.
-fn note(Step { number, name, sql, survives }: &Step) -> String {
+fn note(MigrationStep { number, name, sql, survives }: &MigrationStep) -> String {
     let checksum = checksum(sql);
     format!(
         "{AFTER}\nINSERT INTO hapax.migration (number, name, checksum, survives) \
@@ -107,7 +107,7 @@ struct Found {
 
 /// The steps and functions that are to be applied.
 struct Missing<'a> {
-    steps: Vec<&'a Step>,
+    steps: Vec<&'a MigrationStep>,
     functions: Option<&'a FunctionSet>,
 }
 
@@ -122,7 +122,7 @@ pub(super) fn by_hand() -> String {
     let Schema { steps, functions } = Schema::ours();
     let mut script = format!("BEGIN;\nSELECT pg_advisory_xact_lock({LOCK});\n{RECORD};\n");
     for step in &steps {
-        let Step { number, name, sql, .. } = step;
+        let MigrationStep { number, name, sql, .. } = step;
         script.push_str(&format!("\n-- Step {number}: {name}\n{sql}\n{};\n", note(step)));
     }
     let (version, sql) = (functions.version, functions.script());
@@ -223,7 +223,7 @@ impl Schema {
         if let Some(why) = self.functions_refusal(found.functions.as_ref()) {
             return Err(PgOpenError::Migrate(why));
         }
-        let steps: Vec<&Step> =
+        let steps: Vec<&MigrationStep> =
             self.steps.iter().filter(|step| !found.steps.contains_key(&step.number)).collect();
         let is_behind =
             found.functions.as_ref().is_none_or(|(there, _)| *there < self.functions.version);
@@ -437,7 +437,7 @@ mod tests {
         let url = Postgres::shared().await.create_database("next_step").await;
         let lender = pool(&url);
         let [baseline] = STEPS else { panic!("there is a second step: test that one") };
-        let next = |sql| Step { number: 2, name: "next", sql, survives: 1 };
+        let next = |sql| MigrationStep { number: 2, name: "next", sql, survives: 1 };
         let with = |step| Schema { steps: vec![baseline.clone(), step], ..build(2) };
         build(1).up(&lender).await.expect("as it was");
         Postgres::execute_at(&url, "INSERT INTO hapax.pair VALUES ('default', 'shop')").await;
