@@ -99,7 +99,7 @@ struct RecordedStep {
 
 /// The steps and functions that a database has, by its own record.
 #[derive(Default)]
-struct Found {
+struct RecordedSchema {
     steps: BTreeMap<i32, RecordedStep>,
     /// Version and checksum of the functions.
     functions: Option<(i32, String)>,
@@ -176,7 +176,7 @@ impl Schema {
         Ok(())
     }
 
-    fn status(&self, found: Found) -> Vec<MigrationStatus> {
+    fn status(&self, found: RecordedSchema) -> Vec<MigrationStatus> {
         let mut all: BTreeMap<i32, MigrationStatus> = self
             .steps
             .iter()
@@ -208,7 +208,7 @@ impl Schema {
 
     /// The steps and functions that are to be applied, if any; an error where the database is not
     /// one of Hapax.
-    fn missing(&self, found: &Found) -> Result<Option<Missing<'_>>, PgOpenError> {
+    fn missing(&self, found: &RecordedSchema) -> Result<Option<Missing<'_>>, PgOpenError> {
         for (number, taken) in &found.steps {
             if let Some(why) = self.refusal(*number, taken) {
                 return Err(PgOpenError::Migrate(why));
@@ -277,14 +277,14 @@ async fn apply(lent: &mut PooledClient, what: &str, sql: &str) -> Result<(), PgO
     applied.map_err(|error| PgOpenError::Migrate(format!("{what}: {}", said(&error))))
 }
 
-async fn found(lent: &mut PooledClient) -> Result<Found, PgOpenError> {
+async fn found(lent: &mut PooledClient) -> Result<RecordedSchema, PgOpenError> {
     let there = async |lent: &mut PooledClient, table: &str| {
         let rows =
             lent.query("SELECT to_regclass($1) IS NOT NULL", &[&table]).await.map_err(trouble)?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     };
     if !there(lent, "hapax.migration").await? {
-        return Ok(Found::default());
+        return Ok(RecordedSchema::default());
     }
     let rows = lent
         .query("SELECT number, name, checksum, survives FROM hapax.migration", &[])
@@ -295,13 +295,13 @@ async fn found(lent: &mut PooledClient) -> Result<Found, PgOpenError> {
     };
     let steps = rows.iter().map(read).collect();
     if !there(lent, "hapax.function_version").await? {
-        return Ok(Found { steps, functions: None });
+        return Ok(RecordedSchema { steps, functions: None });
     }
     let rows = lent
         .query("SELECT version, checksum FROM hapax.function_version", &[])
         .await
         .map_err(trouble)?;
-    Ok(Found { steps, functions: rows.first().map(|row| (row.get(0), row.get(1))) })
+    Ok(RecordedSchema { steps, functions: rows.first().map(|row| (row.get(0), row.get(1))) })
 }
 
 async fn lock(lent: &mut PooledClient) -> Result<(), PgOpenError> {
