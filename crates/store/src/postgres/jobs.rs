@@ -38,13 +38,13 @@ pub(super) enum Guarded {
 /// The jobs that one claim took, and those that the order guard refused.
 #[derive(Debug, Default)]
 pub(super) struct Begun {
-    pub(super) taken: Vec<Taken>,
+    pub(super) taken: Vec<ClaimedJob>,
     pub(super) set_aside: Vec<EventId>,
 }
 
 /// A claim, and the values that the order guard needs.
 #[derive(Debug, Clone)]
-pub(super) struct Taken {
+pub(super) struct ClaimedJob {
     pub(super) claim: Claim,
     pub(super) lane: i32,
     pub(super) position: Option<Position>,
@@ -135,7 +135,7 @@ async fn without_damaged(shared: &Shared, mut begun: Begun) -> Result<Begun, PgE
 }
 
 /// Makes a job a dead letter because the stored body of its event was changed.
-pub(super) async fn bury_damaged(shared: &Shared, taken: &Taken) -> Result<(), PgError> {
+pub(super) async fn bury_damaged(shared: &Shared, taken: &ClaimedJob) -> Result<(), PgError> {
     let Claim { job, fence, event, .. } = &taken.claim;
     let id = event.id;
     tracing::error!(event.id = %id, job = %job, "event {id}: {DAMAGED_BODY}");
@@ -198,7 +198,7 @@ pub(super) async fn claimed(
     shared: &Shared,
     job: JobId,
     fence: Fence,
-) -> Result<Option<(ClaimState, HandlerRef, Taken)>, PgError> {
+) -> Result<Option<(ClaimState, HandlerRef, ClaimedJob)>, PgError> {
     let mut lent = shared.pools.work.lend().await?;
     let ask = include_str!("sql/claimed.sql");
     let rows = lent.query(ask, &[&job.0, &fence.0]).await?;
@@ -226,11 +226,11 @@ pub(super) enum ClaimState {
     Over,
 }
 
-fn taken(handler: &HandlerRef, row: &Row) -> Taken {
+fn taken(handler: &HandlerRef, row: &Row) -> ClaimedJob {
     let id = EventId(row.get("event"));
     let run = unsigned(row.get("run"));
     let body: Vec<u8> = row.get("body");
-    Taken {
+    ClaimedJob {
         damaged: KeyHash::of_body(&body) != row::hash_of(row.get("body_hash")),
         lane: row.get("lane"),
         position: row.get::<_, Option<i64>>("place").map(Position),

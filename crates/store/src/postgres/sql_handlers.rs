@@ -30,7 +30,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{ClientPool, PgError, PooledClient, handler_session};
-use super::jobs::{self, ClaimState, Guarded, Taken, only, shortened};
+use super::jobs::{self, ClaimState, ClaimedJob, Guarded, only, shortened};
 use super::result_text::{self, RawValue, ValueText};
 
 /// How long a slice may begin new jobs. Other slices wait for its connection, and its leases run.
@@ -89,11 +89,11 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
     }
     // Jobs of one resource next to each other, in the order in which they are due.
     taken.sort_by(|one, other| {
-        let of = |it: &Taken| (it.lane, it.claim.event.resource.clone());
+        let of = |it: &ClaimedJob| (it.lane, it.claim.event.resource.clone());
         of(one).cmp(&of(other))
     });
     let bench = SqlRunner::new(shared, &ask.claim.handler, &ask.program, ask.timeout);
-    let (first, mut alone): (Vec<Taken>, Vec<Taken>) =
+    let (first, mut alone): (Vec<ClaimedJob>, Vec<ClaimedJob>) =
         taken.into_iter().partition(|taken| taken.claim.attempt == 1);
     let mut left = Vec::new();
     if first.len() > 1 {
@@ -149,7 +149,7 @@ pub(super) enum Ended {
     Lost,
 }
 
-fn count(ran: &mut SqlRan, went: JobOutcome, taken: &Taken) {
+fn count(ran: &mut SqlRan, went: JobOutcome, taken: &ClaimedJob) {
     match went {
         JobOutcome::Done => ran.done += 1,
         JobOutcome::Guarded => ran.guarded += 1,
@@ -181,7 +181,7 @@ pub(super) async fn claimed(shared: &Shared, run: &SqlRun) -> Result<Ran, StoreE
     })
 }
 
-async fn give_back(shared: &Shared, left: &[Taken]) -> Result<(), PgError> {
+async fn give_back(shared: &Shared, left: &[ClaimedJob]) -> Result<(), PgError> {
     if left.is_empty() {
         return Ok(());
     }
@@ -210,7 +210,7 @@ impl<'a> SqlRunner<'a> {
     }
 
     /// Runs one job in its own transaction, and records its failure if it fails.
-    async fn alone(&self, taken: &Taken, current: Option<&str>) -> Result<Ended, PgError> {
+    async fn alone(&self, taken: &ClaimedJob, current: Option<&str>) -> Result<Ended, PgError> {
         let one = std::slice::from_ref(taken);
         let (job, fence) = (taken.claim.job, taken.claim.fence);
         let mut races = 0;
@@ -241,7 +241,7 @@ impl<'a> SqlRunner<'a> {
     /// time allows, and commits. Returns the outcome of the jobs that were begun.
     async fn transaction(
         &self,
-        jobs: &[Taken],
+        jobs: &[ClaimedJob],
         current: Option<&str>,
         until: Instant,
         limit: Duration,
@@ -272,7 +272,7 @@ impl<'a> SqlRunner<'a> {
     async fn inside(
         &self,
         client: &Object,
-        jobs: &[Taken],
+        jobs: &[ClaimedJob],
         current: Option<&str>,
         until: Instant,
     ) -> Result<Vec<JobOutcome>, NotRun> {
@@ -303,7 +303,7 @@ impl<'a> SqlRunner<'a> {
     }
 
     /// The marks of these jobs' resources, locked until the end of the transaction.
-    async fn marks(&self, client: &Object, jobs: &[Taken]) -> Result<Marks, NotRun> {
+    async fn marks(&self, client: &Object, jobs: &[ClaimedJob]) -> Result<Marks, NotRun> {
         let placed = || jobs.iter().filter(|job| job.position.is_some());
         if self.order.is_none() || placed().next().is_none() {
             return Ok(Marks::default());
@@ -322,7 +322,7 @@ impl<'a> SqlRunner<'a> {
     }
 
     /// The guard's decision on a job; if it runs, the mark has moved for the jobs behind it.
-    fn guard(&self, marks: &mut Marks, job: &Taken) -> Guard {
+    fn guard(&self, marks: &mut Marks, job: &ClaimedJob) -> Guard {
         let (Some(rule), Some(position), Some(resource)) =
             (&self.order, job.position, &job.claim.event.resource)
         else {
@@ -354,7 +354,7 @@ impl<'a> SqlRunner<'a> {
     async fn effects(
         &self,
         client: &Object,
-        jobs: &[Taken],
+        jobs: &[ClaimedJob],
         plans: &[Guard],
         statements: &[Statement],
         current: Option<&str>,
@@ -656,7 +656,11 @@ fn type_of(parameter: SqlParameter) -> Type {
 type Bound = Box<dyn ToSql + Send + Sync>;
 
 /// The value of a parameter for this job, or why there is none.
-fn value(parameter: SqlParameter, job: &Taken, current: Option<&str>) -> Result<Bound, String> {
+fn value(
+    parameter: SqlParameter,
+    job: &ClaimedJob,
+    current: Option<&str>,
+) -> Result<Bound, String> {
     let (claim, event) = (&job.claim, &job.claim.event);
     let text = |text: &str| -> Result<Bound, String> {
         if text.contains('\0') {
