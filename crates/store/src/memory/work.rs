@@ -21,7 +21,7 @@ use super::{EventNumber, Job, JobNumber, Model, Taken};
 
 /// The jobs that one claim took, and those that the order guard kept back.
 #[derive(Default)]
-pub(super) struct Begun {
+pub(super) struct ClaimedJobs {
     pub(super) claims: Vec<Claim>,
     pub(super) guarded: Vec<EventId>,
 }
@@ -30,8 +30,8 @@ impl Model {
     /// Takes due jobs of one handler, tenant by tenant in turn. Takes either several jobs that were
     /// never lost, or a single one that was: if that job ends the process again, no other attempt
     /// is lost.
-    pub(super) fn claim(&mut self, ask: &ClaimAsk, now: Timestamp) -> Begun {
-        let mut begun = Begun::default();
+    pub(super) fn claim(&mut self, ask: &ClaimAsk, now: Timestamp) -> ClaimedJobs {
+        let mut begun = ClaimedJobs::default();
         let Some(spec) = self.handlers.get(&ask.handler).cloned() else { return begun };
         if self.paused.contains_key(&ask.handler) {
             return begun;

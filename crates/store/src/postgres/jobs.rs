@@ -37,7 +37,7 @@ pub(super) enum Guarded {
 
 /// The jobs that one claim took, and those that the order guard refused.
 #[derive(Debug, Default)]
-pub(super) struct Begun {
+pub(super) struct ClaimedJobs {
     pub(super) taken: Vec<ClaimedJob>,
     pub(super) set_aside: Vec<EventId>,
 }
@@ -104,7 +104,7 @@ pub(super) async fn claim(
     shared: &Shared,
     ask: &ClaimAsk,
     guarded: Guarded,
-) -> Result<Begun, PgError> {
+) -> Result<ClaimedJobs, PgError> {
     let mut claimed = retried(|| claim_once(shared, ask, guarded)).await;
     if claimed.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNIQUE_VIOLATION)) {
         // The index over leases refused one: another node was faster. The job is parked on the next
@@ -123,7 +123,7 @@ pub(super) async fn claim(
 }
 
 /// A changed body reaches no handler: its job becomes a dead letter.
-async fn without_damaged(shared: &Shared, mut begun: Begun) -> Result<Begun, PgError> {
+async fn without_damaged(shared: &Shared, mut begun: ClaimedJobs) -> Result<ClaimedJobs, PgError> {
     let (damaged, sound): (Vec<_>, Vec<_>) =
         begun.taken.into_iter().partition(|taken| taken.damaged);
     begun.taken = sound;
@@ -147,9 +147,9 @@ async fn claim_once(
     shared: &Shared,
     ask: &ClaimAsk,
     guarded: Guarded,
-) -> Result<Option<Begun>, PgError> {
+) -> Result<Option<ClaimedJobs>, PgError> {
     let Some(handler) = shared.handlers.get(&ask.handler) else {
-        return Ok(Some(Begun::default()));
+        return Ok(Some(ClaimedJobs::default()));
     };
     let limit = i32::try_from(ask.limit).unwrap_or(i32::MAX);
     let began = Instant::now();
@@ -187,7 +187,7 @@ async fn claim_once(
     }
     handler.next_turn(turn);
     let set_aside: Vec<Uuid> = summary.get("set_aside");
-    Ok(Some(Begun {
+    Ok(Some(ClaimedJobs {
         taken: claimed.iter().map(|row| taken(&ask.handler, row)).collect(),
         set_aside: set_aside.into_iter().map(EventId).collect(),
     }))
