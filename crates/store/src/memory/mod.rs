@@ -244,7 +244,7 @@ struct Job {
     due: Timestamp,
     /// The last claim. The store keeps the claim after its lease, because the worker may still
     /// report.
-    taken: Option<Taken>,
+    taken: Option<JobLease>,
     /// An operator lets this run go ahead whatever the order guard decides.
     forced: bool,
     result: Option<String>,
@@ -254,7 +254,7 @@ struct Job {
 }
 
 #[derive(Debug, Clone)]
-struct Taken {
+struct JobLease {
     worker: Arc<str>,
     at: Timestamp,
     until: Timestamp,

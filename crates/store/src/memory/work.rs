@@ -17,7 +17,7 @@ use jiff::SignedDuration;
 use uuid::Uuid;
 
 use super::order::Admission;
-use super::{EventNumber, Job, JobNumber, Model, Taken};
+use super::{EventNumber, Job, JobLease, JobNumber, Model};
 
 /// The jobs that one claim took, and those that the order guard kept back.
 #[derive(Default)]
@@ -104,7 +104,7 @@ impl Model {
         job.phase = Phase::Leased;
         job.progress = job.progress.claimed();
         job.fence = Fence(job.fence.0 + 1);
-        job.taken = Some(Taken { worker: ask.worker.clone(), at: now, until, policy });
+        job.taken = Some(JobLease { worker: ask.worker.clone(), at: now, until, policy });
         self.describe(at, until)
     }
 
