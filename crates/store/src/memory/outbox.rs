@@ -92,7 +92,7 @@ pub(super) struct Delivery {
     pub(super) due: Timestamp,
     /// The last claim. The store keeps the claim after its lease, because the sender may still
     /// report.
-    taken: Option<Taken>,
+    taken: Option<DeliveryLease>,
     /// The last error, or why it was cancelled.
     pub(super) reason: Option<String>,
     pub(super) finished_at: Option<Timestamp>,
@@ -102,7 +102,7 @@ pub(super) struct Delivery {
 }
 
 #[derive(Debug, Clone)]
-struct Taken {
+struct DeliveryLease {
     node: Arc<str>,
     at: Timestamp,
     /// The number of the endpoint's circuit then.
@@ -534,7 +534,7 @@ impl Model {
         delivery.phase = DeliveryPhase::Leased;
         delivery.progress = delivery.progress.claimed();
         delivery.due = leased_until;
-        delivery.taken = Some(Taken { node: Arc::clone(&ask.node), at: now, circuit });
+        delivery.taken = Some(DeliveryLease { node: Arc::clone(&ask.node), at: now, circuit });
         DeliveryClaim {
             delivery: delivery.id,
             fence: delivery.fence,
