@@ -32,14 +32,14 @@ pub(super) struct StoredPlan {
 #[derive(Debug)]
 enum Left {
     /// Deliveries to this endpoint.
-    Deliveries(EndpointNumber, Vec<Taken>),
+    Deliveries(EndpointNumber, Vec<PlanItem>),
     /// Events from this number on.
     Events { from: EventNumber },
 }
 
 /// One item of a plan over deliveries: a delivery to send again, or a message to deliver.
 #[derive(Debug, Clone, Copy)]
-enum Taken {
+enum PlanItem {
     Delivery(DeliveryNumber),
     Message(MessageNumber),
 }
@@ -145,7 +145,7 @@ impl Model {
         &self,
         work: &DeliveryPlan,
         now: Timestamp,
-    ) -> Option<(EndpointNumber, Vec<Taken>)> {
+    ) -> Option<(EndpointNumber, Vec<PlanItem>)> {
         let at = self.endpoint_numbered(work.endpoint)?;
         let until = work.until.map_or(now, |until| until.min(now));
         let in_time = |at: Timestamp| work.since <= at && at < until;
@@ -155,11 +155,11 @@ impl Model {
                 .filter(|(_, one)| {
                     one.phase == DeliveryPhase::Dead && one.finished_at.is_some_and(in_time)
                 })
-                .map(|(number, _)| Taken::Delivery(*number))
+                .map(|(number, _)| PlanItem::Delivery(*number))
                 .collect(),
             PlannedDeliveries::All => of_endpoint
                 .filter(|(_, one)| in_time(self.messages[&one.message].created_at))
-                .map(|(number, _)| Taken::Delivery(*number))
+                .map(|(number, _)| PlanItem::Delivery(*number))
                 .collect(),
             PlannedDeliveries::Missing => {
                 let record = &self.endpoints[&at].record;
@@ -173,7 +173,7 @@ impl Model {
                         && record.settings.wants(&message.new)
                         && lacks(**number)
                 });
-                messages.map(|(number, _)| Taken::Message(*number)).collect()
+                messages.map(|(number, _)| PlanItem::Message(*number)).collect()
             }
         };
         Some((at, taken))
@@ -224,7 +224,7 @@ impl Model {
         }
         let (count, wait) = plan_slice(first.plan.rate, limit);
         let id = first.plan.id;
-        let (endpoint, taken): (_, Vec<Taken>) = match &mut first.left {
+        let (endpoint, taken): (_, Vec<PlanItem>) = match &mut first.left {
             Left::Events { from } => {
                 let from = *from;
                 return self.slice_of(at, from, count);
@@ -344,7 +344,7 @@ impl Model {
         &mut self,
         plan: usize,
         endpoint: EndpointNumber,
-        taken: Taken,
+        taken: PlanItem,
         now: Timestamp,
     ) -> bool {
         let Plan { who, reason, created_at, .. } = self.plans[plan].plan.clone();
@@ -355,7 +355,7 @@ impl Model {
             at: created_at,
         };
         match taken {
-            Taken::Delivery(number) => {
+            PlanItem::Delivery(number) => {
                 let Some(delivery) = self.deliveries.get(&number) else { return false };
                 if delivery.finished_at.is_some_and(|at| at >= created_at)
                     && delivery.phase == DeliveryPhase::Dead
@@ -370,7 +370,7 @@ impl Model {
                 self.wake_parked(now);
                 sent
             }
-            Taken::Message(number) => {
+            PlanItem::Message(number) => {
                 let message = self.messages.get(&number).filter(|message| !message.gone);
                 let Some(message) = message else { return false };
                 let key = message.new.key.clone();
