@@ -25,12 +25,12 @@ pub(super) struct StoredPlan {
     plan: Plan,
     request: KeyHash,
     next_at: Timestamp,
-    left: Left,
+    left: RemainingItems,
 }
 
 /// The part of a plan that is left.
 #[derive(Debug)]
-enum Left {
+enum RemainingItems {
     /// Deliveries to this endpoint.
     Deliveries(EndpointNumber, Vec<PlanItem>),
     /// Events from this number on.
@@ -95,15 +95,15 @@ impl Plans for MemoryStore {
 
 impl Model {
     /// The count and the items of a plan made at this instant. `None`: its endpoint is unknown.
-    fn planned(&self, work: &PlanWork, now: Timestamp) -> Option<(u64, Left)> {
+    fn planned(&self, work: &PlanWork, now: Timestamp) -> Option<(u64, RemainingItems)> {
         match work {
             PlanWork::Deliveries(work) => {
                 let (endpoint, taken) = self.planned_deliveries(work, now)?;
-                Some((taken.len() as u64, Left::Deliveries(endpoint, taken)))
+                Some((taken.len() as u64, RemainingItems::Deliveries(endpoint, taken)))
             }
             PlanWork::Events(work) => {
                 let count = self.planned_events(work, now, 0).count();
-                Some((count as u64, Left::Events { from: 0 }))
+                Some((count as u64, RemainingItems::Events { from: 0 }))
             }
         }
     }
@@ -225,11 +225,11 @@ impl Model {
         let (count, wait) = plan_slice(first.plan.rate, limit);
         let id = first.plan.id;
         let (endpoint, taken): (_, Vec<PlanItem>) = match &mut first.left {
-            Left::Events { from } => {
+            RemainingItems::Events { from } => {
                 let from = *from;
                 return self.slice_of(at, from, count);
             }
-            Left::Deliveries(endpoint, left) => {
+            RemainingItems::Deliveries(endpoint, left) => {
                 (*endpoint, left.drain(..count.min(left.len())).collect())
             }
         };
@@ -243,7 +243,8 @@ impl Model {
         }
         let stored = &mut self.plans[at];
         stored.advance(done, skipped, wait, now);
-        let is_over = matches!(&stored.left, Left::Deliveries(_, left) if left.is_empty());
+        let is_over =
+            matches!(&stored.left, RemainingItems::Deliveries(_, left) if left.is_empty());
         if is_orphaned || is_over {
             stored.end(if is_orphaned { PlanState::Cancelled } else { PlanState::Done }, now);
         }
@@ -284,8 +285,7 @@ impl Model {
     fn take_slice(&mut self, slice: EventSlice, now: Timestamp) -> Held {
         let EventSlice { plan, work, events, span } = slice;
         let stands = |one: &StoredPlan| {
-            let is_there =
-                matches!(one.left, Left::Events { from } if u128::from(from) == span.after);
+            let is_there = matches!(one.left, RemainingItems::Events { from } if u128::from(from) == span.after);
             one.plan.id == plan && one.plan.state == PlanState::Running && is_there
         };
         let Some(at) = self.plans.iter().position(stands) else { return Held::Lost };
@@ -300,7 +300,8 @@ impl Model {
             }
         }
         let stored = &mut self.plans[at];
-        stored.left = Left::Events { from: u64::try_from(span.through).unwrap_or(u64::MAX) };
+        stored.left =
+            RemainingItems::Events { from: u64::try_from(span.through).unwrap_or(u64::MAX) };
         stored.advance(done, skipped, wait, now);
         if span.is_last {
             stored.end(PlanState::Done, now);
