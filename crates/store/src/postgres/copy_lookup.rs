@@ -28,14 +28,14 @@ const HALF_LIFE: u64 = 128;
 /// The queue of lookups.
 #[derive(Debug)]
 pub(super) struct CopyLookup {
-    line: Mutex<Line>,
+    line: Mutex<LookupQueue>,
     arrived: Notify,
     /// The share of copies among the last receipts, of [`WHOLE`].
     share: AtomicU32,
 }
 
 #[derive(Debug)]
-struct Line {
+struct LookupQueue {
     waiting: VecDeque<Asked>,
     open: bool,
 }
@@ -50,7 +50,7 @@ type AnswerSender = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
 
 impl CopyLookup {
     pub(super) fn new() -> Self {
-        let line = Line { waiting: VecDeque::new(), open: true };
+        let line = LookupQueue { waiting: VecDeque::new(), open: true };
         Self { line: Mutex::new(line), arrived: Notify::new(), share: AtomicU32::new(0) }
     }
 
@@ -102,7 +102,7 @@ impl CopyLookup {
         line.waiting.drain(..count).collect()
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
+    fn line(&self) -> MutexGuard<'_, LookupQueue> {
         self.line.lock().expect("no panic happens under this lock")
     }
 }

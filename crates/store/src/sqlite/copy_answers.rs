@@ -46,14 +46,14 @@ pub(super) struct CopyAnswers {
 
 #[derive(Debug)]
 struct Queue {
-    line: Mutex<Line>,
+    line: Mutex<LookupQueue>,
     arrived: Condvar,
     shared: Arc<Shared>,
     writer: WriterSender,
 }
 
 #[derive(Debug)]
-struct Line {
+struct LookupQueue {
     waiting: VecDeque<Asked>,
     /// Threads that are reading.
     at_work: usize,
@@ -79,7 +79,7 @@ impl CopyAnswers {
         shared: &Arc<Shared>,
         writer: WriterSender,
     ) -> Result<Self, OpenError> {
-        let line = Line { waiting: VecDeque::new(), at_work: 0, open: true };
+        let line = LookupQueue { waiting: VecDeque::new(), at_work: 0, open: true };
         let queue = Arc::new(Queue {
             line: Mutex::new(line),
             arrived: Condvar::new(),
@@ -146,7 +146,7 @@ impl Drop for CopyAnswers {
     }
 }
 
-impl Line {
+impl LookupQueue {
     /// Whether a thread should start to read. A lone thread takes any request. While another thread
     /// reads, this one waits for enough requests, because the other will take them when it is done.
     fn is_worth_it(&self) -> bool {
@@ -155,7 +155,7 @@ impl Line {
 }
 
 impl Queue {
-    fn line(&self) -> MutexGuard<'_, Line> {
+    fn line(&self) -> MutexGuard<'_, LookupQueue> {
         self.line.lock().expect("no panic happens under this lock")
     }
 
