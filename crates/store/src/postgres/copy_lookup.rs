@@ -36,12 +36,12 @@ pub(super) struct CopyLookup {
 
 #[derive(Debug)]
 struct LookupQueue {
-    waiting: VecDeque<Asked>,
+    waiting: VecDeque<PendingLookup>,
     open: bool,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct PendingLookup {
     ingest: Ingest,
     answer: AnswerSender,
 }
@@ -83,14 +83,14 @@ impl CopyLookup {
         if !line.open || line.waiting.len() >= WAITING_MAX {
             return Some((ingest, answer));
         }
-        line.waiting.push_back(Asked { ingest, answer });
+        line.waiting.push_back(PendingLookup { ingest, answer });
         if line.waiting.len() == 1 {
             self.arrived.notify_one();
         }
         None
     }
 
-    fn take(&self) -> Vec<Asked> {
+    fn take(&self) -> Vec<PendingLookup> {
         let mut line = self.line();
         let mut receipts = 0;
         let whole = line.waiting.iter().take_while(|asked| {
@@ -124,7 +124,7 @@ pub(super) async fn keep_answering(shared: Arc<Shared>) {
     }
 }
 
-async fn answer(shared: &Shared, batch: Vec<Asked>) {
+async fn answer(shared: &Shared, batch: Vec<PendingLookup>) {
     let (ingests, answers): (Vec<_>, Vec<_>) =
         batch.into_iter().map(|asked| (asked.ingest, asked.answer)).unzip();
     let found = ingest::plain_copies(shared, &ingests).await;

@@ -54,14 +54,14 @@ struct Queue {
 
 #[derive(Debug)]
 struct LookupQueue {
-    waiting: VecDeque<Asked>,
+    waiting: VecDeque<PendingLookup>,
     /// Threads that are reading.
     at_work: usize,
     open: bool,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct PendingLookup {
     ingest: Ingest,
     answer: AnswerSender,
 }
@@ -119,7 +119,7 @@ impl CopyAnswers {
             drop(line);
             return self.queue.writer.ingest(ingest, answer);
         }
-        line.waiting.push_back(Asked { ingest, answer });
+        line.waiting.push_back(PendingLookup { ingest, answer });
         if line.is_worth_it() {
             self.queue.arrived.notify_one();
         }
@@ -160,7 +160,7 @@ impl Queue {
     }
 
     /// Waits for requests; `None` once the queue is closed.
-    fn take(&self) -> Option<(Vec<Asked>, AtWork<'_>)> {
+    fn take(&self) -> Option<(Vec<PendingLookup>, AtWork<'_>)> {
         let mut line = self.line();
         while line.open && !line.is_worth_it() {
             line = self.arrived.wait(line).expect("no panic happens under this lock");
@@ -184,7 +184,7 @@ impl Queue {
     }
 
     /// Answers the requests that are nothing but plain copies, and passes the others to the writer.
-    fn answer(&self, conn: &Connection, batch: Vec<Asked>) {
+    fn answer(&self, conn: &Connection, batch: Vec<PendingLookup>) {
         // This is read before the snapshot, so that the snapshot holds all keys that memory knows
         // now.
         let receipts = batch.iter().flat_map(|asked| &asked.ingest.receipts);
@@ -204,7 +204,7 @@ impl Queue {
         }
         let (mut found, mut spots) = (found.into_iter(), spots.into_iter());
         let mut is_full = false;
-        for Asked { ingest, answer } in batch {
+        for PendingLookup { ingest, answer } in batch {
             let count = ingest.receipts.len();
             let events: Vec<_> = found.by_ref().take(count).flatten().collect();
             let spots = spots.by_ref().take(count);
@@ -239,7 +239,7 @@ impl Queue {
 /// The events that these receipts are plain copies of, all in one snapshot.
 fn read(
     conn: &Connection,
-    batch: &[Asked],
+    batch: &[PendingLookup],
     spots: &[Spot],
 ) -> rusqlite::Result<Vec<Option<Recent>>> {
     conn.prepare_cached("BEGIN")?.execute([])?;
