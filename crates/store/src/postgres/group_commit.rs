@@ -21,12 +21,12 @@ const SLOW: Duration = Duration::from_millis(25);
 /// The queue.
 #[derive(Debug)]
 pub(super) struct GroupCommit {
-    waiting: Mutex<Line>,
+    waiting: Mutex<CommitQueue>,
     writer_wanted: Notify,
 }
 
 #[derive(Debug)]
-struct Line {
+struct CommitQueue {
     requests: VecDeque<Waiting>,
     /// Requests queued so far.
     queued: u64,
@@ -35,7 +35,7 @@ struct Line {
     open: bool,
 }
 
-impl Line {
+impl CommitQueue {
     /// Whether a writer should start a commit now. A lone writer takes any request. Beside another
     /// writer it waits for enough requests to justify a commit, because the other one will take
     /// them when it returns. Once the queue is closed no further requests arrive, so any request is
@@ -68,7 +68,7 @@ pub(super) async fn wait(
 
 impl GroupCommit {
     pub(super) fn new() -> Self {
-        let line = Line { requests: VecDeque::new(), queued: 0, at_work: 0, open: true };
+        let line = CommitQueue { requests: VecDeque::new(), queued: 0, at_work: 0, open: true };
         Self { waiting: Mutex::new(line), writer_wanted: Notify::new() }
     }
 
@@ -118,7 +118,7 @@ impl GroupCommit {
         Some((batch, AtWork { queue: self, counts: true }))
     }
 
-    fn line(&self) -> std::sync::MutexGuard<'_, Line> {
+    fn line(&self) -> std::sync::MutexGuard<'_, CommitQueue> {
         self.waiting.lock().expect("no panic happens under this lock")
     }
 }
