@@ -27,7 +27,7 @@ pub(super) struct GroupCommit {
 
 #[derive(Debug)]
 struct CommitQueue {
-    requests: VecDeque<Waiting>,
+    requests: VecDeque<PendingIngest>,
     /// Requests queued so far.
     queued: u64,
     /// Writers that are committing, except slow ones.
@@ -47,7 +47,7 @@ impl CommitQueue {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct PendingIngest {
     ingest: Ingest,
     answer: AnswerSender,
 }
@@ -85,7 +85,7 @@ impl GroupCommit {
             return;
         }
         line.queued += 1;
-        line.requests.push_back(Waiting { ingest, answer });
+        line.requests.push_back(PendingIngest { ingest, answer });
         if line.is_worth_it() {
             self.writer_wanted.notify_one();
         }
@@ -102,7 +102,7 @@ impl GroupCommit {
     }
 
     /// Takes waiting requests, as many as one commit should hold, if they justify one.
-    fn take(&self) -> Option<(Vec<Waiting>, AtWork<'_>)> {
+    fn take(&self) -> Option<(Vec<PendingIngest>, AtWork<'_>)> {
         let mut line = self.line();
         if !line.is_worth_it() {
             return None;
@@ -218,7 +218,7 @@ async fn keep_writing(shared: Arc<Shared>) {
     }
 }
 
-async fn commit(shared: &Shared, batch: Vec<Waiting>) {
+async fn commit(shared: &Shared, batch: Vec<PendingIngest>) {
     let began = Instant::now();
     let (ingests, answers): (Vec<_>, Vec<_>) =
         batch.into_iter().map(|waiting| (waiting.ingest, waiting.answer)).unzip();
