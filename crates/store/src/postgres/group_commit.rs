@@ -102,7 +102,7 @@ impl GroupCommit {
     }
 
     /// Takes waiting requests, as many as one commit should hold, if they justify one.
-    fn take(&self) -> Option<(Vec<PendingIngest>, AtWork<'_>)> {
+    fn take(&self) -> Option<(Vec<PendingIngest>, ActiveWriter<'_>)> {
         let mut line = self.line();
         if !line.is_worth_it() {
             return None;
@@ -115,7 +115,7 @@ impl GroupCommit {
             batch.push(next);
         }
         line.at_work += 1;
-        Some((batch, AtWork { queue: self, counts: true }))
+        Some((batch, ActiveWriter { queue: self, counts: true }))
     }
 
     fn line(&self) -> std::sync::MutexGuard<'_, CommitQueue> {
@@ -124,12 +124,12 @@ impl GroupCommit {
 }
 
 /// A writer that is committing; dropped when it is done.
-struct AtWork<'a> {
+struct ActiveWriter<'a> {
     queue: &'a GroupCommit,
     counts: bool,
 }
 
-impl AtWork<'_> {
+impl ActiveWriter<'_> {
     /// Stops counting this writer, so that the next one starts as if it were alone.
     fn is_slow(&mut self) {
         self.stop_counting();
@@ -143,7 +143,7 @@ impl AtWork<'_> {
     }
 }
 
-impl Drop for AtWork<'_> {
+impl Drop for ActiveWriter<'_> {
     fn drop(&mut self) {
         self.stop_counting();
     }
