@@ -160,7 +160,7 @@ impl Queue {
     }
 
     /// Waits for requests; `None` once the queue is closed.
-    fn take(&self) -> Option<(Vec<PendingLookup>, AtWork<'_>)> {
+    fn take(&self) -> Option<(Vec<PendingLookup>, ActiveReader<'_>)> {
         let mut line = self.line();
         while line.open && !line.is_worth_it() {
             line = self.arrived.wait(line).expect("no panic happens under this lock");
@@ -171,7 +171,7 @@ impl Queue {
         let some = line.waiting.len().min(REQUESTS_AT_ONCE);
         let batch = line.waiting.drain(..some).collect();
         line.at_work += 1;
-        Some((batch, AtWork(self)))
+        Some((batch, ActiveReader(self)))
     }
 
     fn close(&self) {
@@ -274,9 +274,9 @@ fn is_further_guard(conn: &Connection, hash: &KeyHash) -> rusqlite::Result<bool>
 }
 
 /// A thread that is reading; dropped when it is done.
-struct AtWork<'a>(&'a Queue);
+struct ActiveReader<'a>(&'a Queue);
 
-impl Drop for AtWork<'_> {
+impl Drop for ActiveReader<'_> {
     fn drop(&mut self) {
         self.0.line().at_work -= 1;
     }
