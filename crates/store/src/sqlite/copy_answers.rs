@@ -67,7 +67,7 @@ struct PendingLookup {
 }
 
 /// The places in memory of a receipt's key and guard before the snapshot began.
-struct Spot {
+struct RememberedKeys {
     key: KeyPlace,
     guard: Option<KeyPlace>,
     moment: Moment,
@@ -188,7 +188,7 @@ impl Queue {
         // This is read before the snapshot, so that the snapshot holds all keys that memory knows
         // now.
         let receipts = batch.iter().flat_map(|asked| &asked.ingest.receipts);
-        let spots: Vec<Spot> = receipts.map(|receipt| self.spot(receipt)).collect();
+        let spots: Vec<RememberedKeys> = receipts.map(|receipt| self.spot(receipt)).collect();
         let read = self.shared.health.check().is_ok().then(|| read(conn, &batch, &spots));
         let mut found = match read {
             Some(Ok(found)) => found,
@@ -226,9 +226,9 @@ impl Queue {
         }
     }
 
-    fn spot(&self, receipt: &Receipt) -> Spot {
+    fn spot(&self, receipt: &Receipt) -> RememberedKeys {
         let (keys, hash) = (&self.shared.keys, receipt.key_hash());
-        Spot {
+        RememberedKeys {
             moment: self.shared.recent.moment(&hash),
             key: keys.place(&hash),
             guard: receipt.guard().map(|guard| keys.place(&guard.hash)),
@@ -240,7 +240,7 @@ impl Queue {
 fn read(
     conn: &Connection,
     batch: &[PendingLookup],
-    spots: &[Spot],
+    spots: &[RememberedKeys],
 ) -> rusqlite::Result<Vec<Option<Recent>>> {
     conn.prepare_cached("BEGIN")?.execute([])?;
     let receipts = batch.iter().flat_map(|asked| &asked.ingest.receipts);
@@ -252,7 +252,11 @@ fn read(
 
 /// The event that this receipt is a plain copy of: the same bytes, no review, and signed content that
 /// is stored already. See `Writer::meet_again` for all the other cases.
-fn copied(conn: &Connection, receipt: &Receipt, spot: &Spot) -> rusqlite::Result<Option<Recent>> {
+fn copied(
+    conn: &Connection,
+    receipt: &Receipt,
+    spot: &RememberedKeys,
+) -> rusqlite::Result<Option<Recent>> {
     let Some(seq) = find_at(conn, &receipt.key_hash(), spot.key)? else { return Ok(None) };
     let Some(Existing { recent, .. }) = Existing::at(conn, seq)? else { return Ok(None) };
     if recent.body_hash != receipt.body_hash() || recent.review.is_some() {
