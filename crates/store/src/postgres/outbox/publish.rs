@@ -24,13 +24,13 @@ use crate::postgres::row::text;
 /// The queue of messages that wait for a commit.
 #[derive(Debug)]
 pub(in crate::postgres) struct Publisher {
-    to_write: mpsc::Sender<Waiting>,
-    waiting: Mutex<mpsc::Receiver<Waiting>>,
+    to_write: mpsc::Sender<PendingMessage>,
+    waiting: Mutex<mpsc::Receiver<PendingMessage>>,
 }
 
 /// A message, and the caller that waits for its answer.
 #[derive(Debug)]
-struct Waiting {
+struct PendingMessage {
     row: MessageRow,
     answer: oneshot::Sender<Result<Published, StoreError>>,
 }
@@ -78,7 +78,7 @@ impl Publisher {
     /// Publishes one message with the next commit. Dropping the future does not undo it.
     pub(super) async fn publish(&self, message: NewMessage) -> Result<Published, StoreError> {
         let (answer, answered) = oneshot::channel();
-        let waiting = Waiting { row: MessageRow::new(&message), answer };
+        let waiting = PendingMessage { row: MessageRow::new(&message), answer };
         self.to_write.try_send(waiting).map_err(|refused| match refused {
             mpsc::error::TrySendError::Full(_) => StoreError::Busy,
             mpsc::error::TrySendError::Closed(_) => StoreError::Closed,
@@ -88,7 +88,7 @@ impl Publisher {
     }
 
     /// The next batch; empty once the queue is closed.
-    async fn batch(&self) -> Vec<Waiting> {
+    async fn batch(&self) -> Vec<PendingMessage> {
         let mut waiting = self.waiting.lock().await;
         let mut batch = Vec::new();
         let Some(first) = waiting.recv().await else { return batch };
@@ -106,7 +106,7 @@ impl Publisher {
     async fn close(&self) {
         let mut waiting = self.waiting.lock().await;
         waiting.close();
-        while let Ok(Waiting { answer, .. }) = waiting.try_recv() {
+        while let Ok(PendingMessage { answer, .. }) = waiting.try_recv() {
             let _ = answer.send(Err(StoreError::Closed));
         }
     }
@@ -130,7 +130,7 @@ async fn keep_publishing(shared: Arc<Shared>) {
 }
 
 /// Publishes a batch in one commit, or each message of it alone if one of them must wait.
-async fn publish_batch(shared: &Arc<Shared>, batch: Vec<Waiting>) {
+async fn publish_batch(shared: &Arc<Shared>, batch: Vec<PendingMessage>) {
     let rows: Vec<&MessageRow> = batch.iter().map(|waiting| &waiting.row).collect();
     let written = retried(|| write(shared, &shared.pools.publish, &rows)).await;
     match written {
@@ -157,7 +157,7 @@ async fn publish_batch(shared: &Arc<Shared>, batch: Vec<Waiting>) {
 
 /// Publishes one message. A message that must wait for another transaction waits outside this
 /// queue.
-async fn publish_alone(shared: &Arc<Shared>, waiting: Waiting, has_waited: bool) {
+async fn publish_alone(shared: &Arc<Shared>, waiting: PendingMessage, has_waited: bool) {
     let alone = [&waiting.row];
     if !has_waited {
         match retried(|| write(shared, &shared.pools.publish, &alone)).await {
@@ -173,7 +173,7 @@ async fn publish_alone(shared: &Arc<Shared>, waiting: Waiting, has_waited: bool)
     });
 }
 
-fn answer(waiting: Waiting, written: Result<Vec<Published>, PgError>) {
+fn answer(waiting: PendingMessage, written: Result<Vec<Published>, PgError>) {
     let published = written.and_then(|mut all| all.pop().ok_or(PgError::Gone));
     let _ = waiting.answer.send(published.map_err(StoreError::from));
 }
