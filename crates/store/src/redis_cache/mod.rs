@@ -32,7 +32,7 @@ use crate::limits::{
 
 /// The Redis cache, which is never trusted without a proof.
 pub(crate) struct RedisCache {
-    line: Arc<Line>,
+    line: Arc<SharedConnection>,
     asked: mpsc::Sender<CacheLookup>,
     writes: mpsc::Sender<CacheEntries>,
     age_max: Duration,
@@ -79,7 +79,7 @@ impl RedisCache {
             Client::open(url).map_err(|error| RedisUrlError(error.category().to_owned()))?;
         let age_max =
             keys_kept.map_or(FRONT_ENTRY_AGE_MAX, |kept| FRONT_ENTRY_AGE_MAX.min(kept / 2));
-        let line = Arc::new(Line {
+        let line = Arc::new(SharedConnection {
             client,
             state: Mutex::new(State::Down { until: None }),
             failed: AtomicU32::new(0),
@@ -171,7 +171,7 @@ impl fmt::Debug for RedisCache {
 /// Batches lookups: those that arrive while an answer is pending are sent to Redis as one command.
 /// A dropped lookup counts as a miss.
 async fn ask_together(
-    line: Arc<Line>,
+    line: Arc<SharedConnection>,
     mut questions: mpsc::Receiver<CacheLookup>,
     stop: CancellationToken,
 ) {
@@ -213,7 +213,7 @@ async fn ask_together(
 
 /// Writes entries with an expiry, so that Redis deletes them soon after nodes stop trusting them.
 async fn write_entries(
-    line: Arc<Line>,
+    line: Arc<SharedConnection>,
     tasks: TaskTracker,
     mut entries: mpsc::Receiver<CacheEntries>,
     age_max: Duration,
@@ -251,7 +251,7 @@ fn name_of(key: &KeyHash) -> [u8; 22] {
 }
 
 /// The one connection, shared by lookups and writes.
-struct Line {
+struct SharedConnection {
     client: Client,
     state: Mutex<State>,
     /// Failures since the last answer: the pause grows with each.
@@ -277,7 +277,7 @@ enum State {
     },
 }
 
-impl Line {
+impl SharedConnection {
     fn connection(&self) -> Option<MultiplexedConnection> {
         match &*self.state() {
             State::Up(redis) => Some(redis.clone()),
