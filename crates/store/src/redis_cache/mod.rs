@@ -37,19 +37,19 @@ pub(crate) struct RedisCache {
     writes: mpsc::Sender<CacheEntries>,
     age_max: Duration,
     keys_kept: Option<Duration>,
-    counted: Counted,
+    counted: LookupCounters,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
 /// Counters of lookups, by result.
-struct Counted {
+struct LookupCounters {
     hit: metrics::Counter,
     miss: metrics::Counter,
     failed: metrics::Counter,
 }
 
-impl Counted {
+impl LookupCounters {
     fn new() -> Self {
         let of = |outcome| metrics::counter!("hapax_redis_answers_total", "outcome" => outcome);
         Self { hit: of("hit"), miss: of("miss"), failed: of("failed") }
@@ -98,7 +98,7 @@ impl RedisCache {
         ));
         tasks.close();
         line.lift(&tasks);
-        let counted = Counted::new();
+        let counted = LookupCounters::new();
         Ok(Self { line, asked, writes, age_max, keys_kept, counted, stop, tasks })
     }
 
