@@ -18,7 +18,7 @@ use super::work::later;
 
 /// A key that was reserved.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct ReservedKey {
     fingerprint: Fingerprint,
     fence: Fence,
     attempt: u32,
@@ -63,7 +63,7 @@ impl Ledger for MemoryStore {
         }
         model.fences_ever += 1;
         let fence = Fence(model.fences_ever);
-        let kept = Kept {
+        let kept = ReservedKey {
             fingerprint: ask.fingerprint,
             fence,
             attempt,
@@ -154,7 +154,7 @@ impl KeyRecords for MemoryStore {
         let Some(found) = model.reservations.keys().find(wanted).cloned() else {
             return Ok(KeyDeleted::Unknown);
         };
-        let is_running = |kept: &Kept| kept.answer.is_none() && kept.leased_until > now;
+        let is_running = |kept: &ReservedKey| kept.answer.is_none() && kept.leased_until > now;
         if model.reservations.get(&found).is_some_and(is_running) {
             return Ok(KeyDeleted::Busy);
         }
@@ -163,7 +163,7 @@ impl KeyRecords for MemoryStore {
     }
 }
 
-impl Kept {
+impl ReservedKey {
     /// Whether the reservation has expired.
     pub(super) fn is_past(&self, now: Timestamp) -> bool {
         self.expires_at <= now && (self.answer.is_some() || self.leased_until <= now)
@@ -177,7 +177,7 @@ impl Kept {
 
 /// The quota's decision on the current usage. Every key is scanned: this is the model.
 fn judged(
-    reservations: &HashMap<KeyName, Kept>,
+    reservations: &HashMap<KeyName, ReservedKey>,
     owner: &Owner,
     quota: Quota,
     says: impl Fn(Quota, Usage, Usage, u64) -> bool,

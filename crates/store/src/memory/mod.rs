@@ -183,7 +183,7 @@ struct Model {
     /// Deletions of tenants, under way or over.
     deletions: BTreeMap<Tenant, tenant_deletion::Deletion>,
     /// Idempotency-Keys.
-    reservations: HashMap<ledger::KeyName, ledger::Kept>,
+    reservations: HashMap<ledger::KeyName, ledger::ReservedKey>,
     /// The number of fences given to keys so far.
     fences_ever: i64,
     /// Sessions of the dashboard, by hash.

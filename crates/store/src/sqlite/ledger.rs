@@ -70,7 +70,7 @@ impl Ledger for SqliteStore {
 }
 
 /// The columns of a key's row that decide a reservation.
-struct Kept {
+struct ReservedKey {
     attempt: u32,
     leased_until: i64,
     is_this_request: bool,
@@ -78,7 +78,7 @@ struct Kept {
     answer: Option<StoredAnswer>,
 }
 
-impl Kept {
+impl ReservedKey {
     fn find(conn: &Connection, ask: &ReserveAsk, now: i64) -> rusqlite::Result<Option<Self>> {
         conn.prepare_cached(
             "SELECT attempt, leased_until, fingerprint, expires_at, status, headers, body
@@ -114,7 +114,7 @@ fn kept(status: i64, row: &Row<'_>) -> rusqlite::Result<StoredAnswer> {
 fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Result<Reservation> {
     let at = micros(now);
     let mut attempt = 1;
-    if let Some(kept) = Kept::find(conn, &ask, at)? {
+    if let Some(kept) = ReservedKey::find(conn, &ask, at)? {
         match kept.answer {
             _ if !kept.is_past_its_ttl && !kept.is_this_request => {
                 return Ok(Reservation::Mismatch);
