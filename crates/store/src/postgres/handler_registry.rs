@@ -17,13 +17,13 @@ pub(super) struct Announced {
     /// Its number in the database.
     pub(super) number: i32,
     pub(super) spec: HandlerSpec,
-    turn: Mutex<Turn>,
+    turn: Mutex<ClaimCursor>,
 }
 
 /// Where the next claim begins: the next lane, the next check of parked jobs, and the lanes that
 /// need no query.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Turn {
+pub(super) struct ClaimCursor {
     pub(super) lane: Option<i32>,
     pub(super) look_lane: Option<i32>,
     pub(super) look_resource: Option<String>,
@@ -31,11 +31,11 @@ pub(super) struct Turn {
 }
 
 impl Announced {
-    pub(super) fn turn(&self) -> Turn {
+    pub(super) fn turn(&self) -> ClaimCursor {
         self.turn.lock().expect("no panic happens under this lock").clone()
     }
 
-    pub(super) fn next_turn(&self, turn: Turn) {
+    pub(super) fn next_turn(&self, turn: ClaimCursor) {
         *self.turn.lock().expect("no panic happens under this lock") = turn;
     }
 }
