@@ -46,21 +46,21 @@ pub(super) use reader::ranked;
 pub(super) struct Sending {
     /// Notified when deliveries may be due.
     due: Notify,
-    turn: Mutex<Turn>,
+    turn: Mutex<ExchangeCursor>,
     /// The last endpoint that this round of expiry has checked.
     expired_up_to: AtomicI32,
 }
 
 /// Where the next exchange begins.
 #[derive(Debug, Clone, Default)]
-struct Turn {
+struct ExchangeCursor {
     /// The endpoint whose turn was last.
     endpoint: i32,
     hints: ClaimHints,
 }
 
 impl Sending {
-    fn turn(&self) -> MutexGuard<'_, Turn> {
+    fn turn(&self) -> MutexGuard<'_, ExchangeCursor> {
         self.turn.lock().expect("no panic happens under this lock")
     }
 
