@@ -20,7 +20,7 @@ use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
 use rusqlite::types::Value;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
 
-use super::jobs::{Asked, JobRow, Lanes, Reported, place_of};
+use super::jobs::{ClaimParameters, JobRow, Lanes, Reported, place_of};
 use super::order;
 use super::outbox::{For, Outbox};
 use super::row::{DONE, LEASED};
@@ -160,7 +160,7 @@ impl SqlRunner<'_> {
     fn claim(&mut self, ask: &SqlAsk) -> rusqlite::Result<Vec<(JobRow, Claim)>> {
         let now = (self.now)();
         let tx = Transaction::begin_unsynced(self.conn)?;
-        let asked = Asked {
+        let asked = ClaimParameters {
             handler: &ask.claim.handler,
             limit: ask.claim.limit,
             worker: &ask.claim.worker,

@@ -11,7 +11,7 @@ use hapax_core::store::{
 };
 
 use super::SqliteStore;
-use super::jobs::Asked;
+use super::jobs::ClaimParameters;
 use super::operator_actions::FoundEvent;
 use super::prune;
 use super::transaction::Transaction;
@@ -35,7 +35,7 @@ impl Work for SqliteStore {
                 // Synced before the work begins: a power cut that took the fence back would give the
                 // same number to a second worker outside.
                 let tx = Transaction::begin(&writer.conn)?;
-                let asked = Asked {
+                let asked = ClaimParameters {
                     handler: &ask.handler,
                     limit: ask.limit,
                     worker: &ask.worker,

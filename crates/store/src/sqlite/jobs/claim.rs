@@ -14,7 +14,7 @@ use crate::sqlite::order;
 use crate::sqlite::row::{HELD, LEASED, event_id, micros, timestamp};
 
 /// The parameters of a claim.
-pub(in crate::sqlite) struct Asked<'a> {
+pub(in crate::sqlite) struct ClaimParameters<'a> {
     pub(in crate::sqlite) handler: &'a HandlerRef,
     pub(in crate::sqlite) limit: usize,
     pub(in crate::sqlite) worker: &'a str,
@@ -29,7 +29,7 @@ impl Lanes {
     pub(in crate::sqlite) fn claim(
         &mut self,
         conn: &Connection,
-        ask: &Asked<'_>,
+        ask: &ClaimParameters<'_>,
         now: Timestamp,
     ) -> rusqlite::Result<Vec<JobRow>> {
         let Some(spec) = self.specs.get(ask.handler).cloned() else { return Ok(Vec::new()) };
@@ -75,7 +75,7 @@ impl Lanes {
         conn: &Connection,
         lane: i64,
         wanted: usize,
-        ask: &Asked<'_>,
+        ask: &ClaimParameters<'_>,
         spec: &HandlerSpec,
         now: Timestamp,
         claimed: &mut Vec<JobRow>,

@@ -21,7 +21,7 @@ use hapax_core::{SourceName, Tenant, Timestamp};
 use rusqlite::{Connection, Row};
 
 pub(super) use change::Reported;
-pub(super) use claim::Asked;
+pub(super) use claim::ClaimParameters;
 use row::AT_REST;
 #[cfg(test)]
 pub(super) use row::overdue_sql;
