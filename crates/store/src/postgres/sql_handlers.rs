@@ -122,12 +122,12 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
             break;
         }
         match bench.alone(taken, None).await {
-            Ok(Ended::JobOutcome(went)) => count(&mut ran, went, taken),
-            Ok(Ended::Failed(_)) => {
+            Ok(SoloOutcome::JobOutcome(went)) => count(&mut ran, went, taken),
+            Ok(SoloOutcome::Failed(_)) => {
                 ran.failed += 1;
                 ran.events.push(taken.claim.event.id);
             }
-            Ok(Ended::Lost) => {}
+            Ok(SoloOutcome::Lost) => {}
             Err(outage) => {
                 // This job is lost. Jobs that were not begun are not lost.
                 left.extend(alone[begun + 1..].iter().cloned());
@@ -142,7 +142,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
 
 /// How a job that ran alone ended.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum SoloOutcome {
     JobOutcome(JobOutcome),
     /// The outcome, which is recorded.
     Failed(String),
@@ -174,10 +174,10 @@ pub(super) async fn claimed(shared: &Shared, run: &SqlRun) -> Result<Ran, StoreE
     }
     let bench = SqlRunner::new(shared, &handler, &run.program, run.timeout);
     Ok(match bench.alone(&taken, run.current.as_deref()).await? {
-        Ended::JobOutcome(JobOutcome::Done) => Ran::Done,
-        Ended::JobOutcome(JobOutcome::Guarded) => Ran::Guarded,
-        Ended::Failed(error) => Ran::Failed(error),
-        Ended::Lost => Ran::Lost,
+        SoloOutcome::JobOutcome(JobOutcome::Done) => Ran::Done,
+        SoloOutcome::JobOutcome(JobOutcome::Guarded) => Ran::Guarded,
+        SoloOutcome::Failed(error) => Ran::Failed(error),
+        SoloOutcome::Lost => Ran::Lost,
     })
 }
 
@@ -210,7 +210,11 @@ impl<'a> SqlRunner<'a> {
     }
 
     /// Runs one job in its own transaction, and records its failure if it fails.
-    async fn alone(&self, taken: &ClaimedJob, current: Option<&str>) -> Result<Ended, PgError> {
+    async fn alone(
+        &self,
+        taken: &ClaimedJob,
+        current: Option<&str>,
+    ) -> Result<SoloOutcome, PgError> {
         let one = std::slice::from_ref(taken);
         let (job, fence) = (taken.claim.job, taken.claim.fence);
         let mut races = 0;
@@ -218,22 +222,24 @@ impl<'a> SqlRunner<'a> {
             let until = Instant::now() + SLICE_MAX;
             match self.transaction(one, current, until, self.timeout + GRACE).await {
                 Ok(went) => {
-                    return Ok(went.first().map_or(Ended::Lost, |went| Ended::JobOutcome(*went)));
+                    return Ok(went
+                        .first()
+                        .map_or(SoloOutcome::Lost, |went| SoloOutcome::JobOutcome(*went)));
                 }
                 Err(NotRun::Race(_)) if races < RACES_MAX => races += 1,
                 Err(NotRun::Statement(error) | NotRun::Race(error)) => break error,
                 // An earlier commit whose answer was lost may have got through.
                 Err(NotRun::Fence) if jobs::is_done(self.shared, job).await? => {
-                    return Ok(Ended::JobOutcome(JobOutcome::Done));
+                    return Ok(SoloOutcome::JobOutcome(JobOutcome::Done));
                 }
-                Err(NotRun::Fence) => return Ok(Ended::Lost),
+                Err(NotRun::Fence) => return Ok(SoloOutcome::Lost),
                 Err(NotRun::Outage(error)) => return Err(error),
             }
         };
         match jobs::fail(self.shared, job, fence, &error, Retry::Schedule, None).await? {
-            Settlement::Recorded => Ok(Ended::Failed(error)),
-            Settlement::AlreadyDone => Ok(Ended::JobOutcome(JobOutcome::Done)),
-            Settlement::Lost => Ok(Ended::Lost),
+            Settlement::Recorded => Ok(SoloOutcome::Failed(error)),
+            Settlement::AlreadyDone => Ok(SoloOutcome::JobOutcome(JobOutcome::Done)),
+            Settlement::Lost => Ok(SoloOutcome::Lost),
         }
     }
 
