@@ -20,7 +20,7 @@ const SHARDS: usize = 16;
 /// The copies that arrived since the last flush, by the store's own name of their event.
 #[derive(Debug)]
 pub(crate) struct Copies<K> {
-    shards: [Mutex<HashMap<K, Waiting>>; SHARDS],
+    shards: [Mutex<HashMap<K, UnwrittenCopies>>; SHARDS],
     dice: RandomState,
     events: AtomicUsize,
     /// Events whose copies were taken and are not written yet.
@@ -29,7 +29,7 @@ pub(crate) struct Copies<K> {
 
 /// Copies of one event.
 #[derive(Debug, Default)]
-pub(crate) struct Waiting {
+pub(crate) struct UnwrittenCopies {
     /// The number of copies.
     pub(crate) count: u64,
     /// The newest few, in no order.
@@ -78,7 +78,7 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
             self.events.fetch_add(1, Ordering::Relaxed);
             // The list has room for one copy, because most events in a retry storm arrive once
             // more.
-            Waiting { newest: Vec::with_capacity(1), ..Waiting::default() }
+            UnwrittenCopies { newest: Vec::with_capacity(1), ..UnwrittenCopies::default() }
         });
         waiting.count += 1;
         if waiting.newest.len() < COPIES_IN_FULL {
@@ -102,7 +102,7 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
 
     /// Takes all waiting copies, in the order of the events. The caller reports with
     /// [`Copies::wrote`] when they are written.
-    pub(crate) fn take(&self) -> Vec<(K, Waiting)> {
+    pub(crate) fn take(&self) -> Vec<(K, UnwrittenCopies)> {
         let mut all = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock().expect("no panic happens under this lock");

@@ -11,7 +11,7 @@ use super::Shared;
 use super::connect::{PgError, retried};
 use super::ingest_rows::composite;
 use super::row::stamp;
-use crate::copies::{CopyRecord, Waiting};
+use crate::copies::{CopyRecord, UnwrittenCopies};
 use crate::limits::{COPIES_FLUSH, COPIES_IN_FULL};
 
 /// Events whose copies are written by one statement.
@@ -73,7 +73,7 @@ pub(super) async fn flush(shared: &Shared) {
     }
 }
 
-async fn write(shared: &Shared, copies: &[(EventId, Waiting)]) -> Result<(), PgError> {
+async fn write(shared: &Shared, copies: &[(EventId, UnwrittenCopies)]) -> Result<(), PgError> {
     // In the order of the events: the rows of one page are written together.
     let rows: Vec<CopyRow> = copies
         .iter()
@@ -100,7 +100,7 @@ async fn write(shared: &Shared, copies: &[(EventId, Waiting)]) -> Result<(), PgE
 }
 
 /// Whether the event is checked for too many rows.
-fn is_checked(waiting: &Waiting) -> bool {
+fn is_checked(waiting: &UnwrittenCopies) -> bool {
     let random = |copy: &CopyRecord| copy.request_id.as_bytes()[15];
     waiting.count > 1 || waiting.newest.iter().any(|copy| random(copy) % CHECKED_ONE_IN == 0)
 }

@@ -7,11 +7,14 @@ use hapax_core::store::ArrivalInfo;
 use rusqlite::{CachedStatement, Connection, OptionalExtension as _};
 
 use super::row::micros;
-use crate::copies::{CopyRecord, Waiting};
+use crate::copies::{CopyRecord, UnwrittenCopies};
 use crate::limits::{CONFLICTS_IN_FULL, COPIES_IN_FULL};
 
 /// Writes copies within the transaction that is open on `conn`.
-pub(super) fn write(conn: &Connection, copies: Vec<(i64, Waiting)>) -> rusqlite::Result<()> {
+pub(super) fn write(
+    conn: &Connection,
+    copies: Vec<(i64, UnwrittenCopies)>,
+) -> rusqlite::Result<()> {
     let mut insert = conn.prepare_cached(include_str!("sql/insert_arrival.sql"))?;
     let mut stored = conn.prepare_cached(include_str!("sql/stored_copies.sql"))?;
     let mut trim = conn.prepare_cached(include_str!("sql/trim_arrivals.sql"))?;

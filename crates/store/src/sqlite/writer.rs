@@ -39,7 +39,7 @@ use super::row::Ids;
 use super::sandbox::Sandbox;
 use super::sql_handlers::SqlRunner;
 use super::transaction::Transaction;
-use crate::copies::Waiting;
+use crate::copies::UnwrittenCopies;
 use crate::limits::{
     BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_CHUNK, COPIES_FLUSH, LOG_RETRY, LOG_WARN,
     RECOVERY_WAIT, WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
@@ -400,7 +400,7 @@ pub(super) struct Writer {
     asked_at: u32,
     copies_due: Instant,
     /// Copies that were taken and are not written yet, in the order of their events.
-    copies_taken: std::vec::IntoIter<(i64, Waiting)>,
+    copies_taken: std::vec::IntoIter<(i64, UnwrittenCopies)>,
     /// How often copies were taken.
     copies_round: u64,
     log_due: Instant,
