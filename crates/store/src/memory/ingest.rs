@@ -9,7 +9,7 @@ use hapax_core::{EventKey, GuardKeep, GuardSeen, Receipt, Timeliness, Timestamp}
 use uuid::Uuid;
 
 use super::work::{dice, later};
-use super::{EventNumber, Guarded, Job, Model, ReviewState, Stored};
+use super::{EventNumber, GuardRecord, Job, Model, ReviewState, Stored};
 use crate::limits::{CONFLICTS_IN_FULL, COPIES_IN_FULL};
 
 /// A receipt, how it arrived, and the jobs it creates.
@@ -129,7 +129,7 @@ impl Model {
             GuardKeep::For(long) => Some(later(coming.now, long)),
             GuardKeep::WithKeys => None,
         };
-        self.guards.entry(guard.hash).or_insert(Guarded { event: at, until });
+        self.guards.entry(guard.hash).or_insert(GuardRecord { event: at, until });
     }
 
     fn meet_again(&mut self, at: EventNumber, coming: &ArrivalContext<'_>) -> Verdict {

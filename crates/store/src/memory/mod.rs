@@ -143,7 +143,7 @@ impl fmt::Debug for MemoryStore {
 struct Model {
     events: BTreeMap<EventNumber, Stored>,
     keys: HashMap<EventKey, EventNumber>,
-    guards: HashMap<KeyHash, Guarded>,
+    guards: HashMap<KeyHash, GuardRecord>,
     events_ever: u64,
     jobs: BTreeMap<JobNumber, Job>,
     jobs_ever: u64,
@@ -202,7 +202,7 @@ struct Model {
 
 /// Signed content that was seen, and with which event.
 #[derive(Debug, Clone, Copy)]
-struct Guarded {
+struct GuardRecord {
     event: EventNumber,
     /// Until when it must be known; `None`: as long as the event's key.
     until: Option<Timestamp>,

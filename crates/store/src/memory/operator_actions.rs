@@ -11,7 +11,7 @@ use hapax_core::store::{
     PausedHandler, ReplayAsk, ReplayEffect, Replayed, Reviewed,
 };
 
-use super::{EventNumber, Guarded, Job, JobNumber, Model, ReviewState, Stored};
+use super::{EventNumber, GuardRecord, Job, JobNumber, Model, ReviewState, Stored};
 
 impl Model {
     /// Runs again the jobs that may run again. An event that waits in review, or was rejected
@@ -291,7 +291,7 @@ impl Model {
         now: Timestamp,
     ) -> bool {
         let holds =
-            |guarded: &Guarded| guarded.event == at && guarded.until.is_some_and(|t| t > now);
+            |guarded: &GuardRecord| guarded.event == at && guarded.until.is_some_and(|t| t > now);
         stored.key_is_past(horizon) && !self.guards.values().any(holds)
     }
 
