@@ -28,7 +28,7 @@ use super::row;
 
 /// Where order is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Guarded {
+pub(super) enum OrderCheck {
     /// The order is decided in the claim, which leases the resource with the job.
     ByTheClaim,
     /// The order is decided in the work's own transaction, under the lock of the mark.
@@ -103,7 +103,7 @@ async fn announce_one(shared: &Shared, spec: &HandlerSpec) -> Result<i32, PgErro
 pub(super) async fn claim(
     shared: &Shared,
     ask: &ClaimAsk,
-    guarded: Guarded,
+    guarded: OrderCheck,
 ) -> Result<ClaimedJobs, PgError> {
     let mut claimed = retried(|| claim_once(shared, ask, guarded)).await;
     if claimed.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNIQUE_VIOLATION)) {
@@ -146,7 +146,7 @@ pub(super) async fn bury_damaged(shared: &Shared, taken: &ClaimedJob) -> Result<
 async fn claim_once(
     shared: &Shared,
     ask: &ClaimAsk,
-    guarded: Guarded,
+    guarded: OrderCheck,
 ) -> Result<Option<ClaimedJobs>, PgError> {
     let Some(handler) = shared.handlers.get(&ask.handler) else {
         return Ok(Some(ClaimedJobs::default()));
@@ -164,7 +164,7 @@ async fn claim_once(
                 &handler.number,
                 &limit,
                 &worker,
-                &(guarded == Guarded::ByTheClaim),
+                &(guarded == OrderCheck::ByTheClaim),
                 &turn.lane,
                 &turn.look_lane,
                 &turn.look_resource,

@@ -30,7 +30,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{ClientPool, PgError, PooledClient, handler_session};
-use super::jobs::{self, ClaimState, ClaimedJob, Guarded, only, shortened};
+use super::jobs::{self, ClaimState, ClaimedJob, OrderCheck, only, shortened};
 use super::result_text::{self, RawValue, ValueText};
 
 /// How long a slice may begin new jobs. Other slices wait for its connection, and its leases run.
@@ -73,7 +73,7 @@ pub(super) enum NotRun {
 /// Claims and runs one slice. An error is the database's own: claimed jobs end as lost.
 pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, StoreError> {
     let mut until = Instant::now() + SLICE_MAX;
-    let begun = jobs::claim(shared, &ask.claim, Guarded::InTheWork).await?;
+    let begun = jobs::claim(shared, &ask.claim, OrderCheck::InTheWork).await?;
     let mut ran = SqlRan { guarded: begun.set_aside.len(), ..SqlRan::default() };
     ran.events.extend(begun.set_aside);
     let mut taken = begun.taken;

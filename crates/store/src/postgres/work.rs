@@ -15,7 +15,7 @@ use hapax_core::store::{
 
 use super::connect::{PgError, retried};
 use super::handler_registry::micros;
-use super::jobs::{self, Guarded, only};
+use super::jobs::{self, OrderCheck, only};
 use super::operator_actions::{self, Decision};
 use super::{PgStore, Shared, prune, sql_handlers};
 use crate::wait::{NextDue, wait};
@@ -29,7 +29,7 @@ impl Work for PgStore {
 
     async fn claim(&self, ask: ClaimAsk) -> Result<Vec<Claim>, StoreError> {
         let begun = self
-            .act(|shared| async move { jobs::claim(&shared, &ask, Guarded::ByTheClaim).await })
+            .act(|shared| async move { jobs::claim(&shared, &ask, OrderCheck::ByTheClaim).await })
             .await?;
         Ok(begun.taken.into_iter().map(|taken| taken.claim).collect())
     }
