@@ -21,7 +21,7 @@ pub(super) struct Resource {
 }
 
 /// The decision of a claim on a due job.
-pub(super) enum Admission {
+pub(super) enum ClaimDecision {
     /// It runs.
     Now,
     /// A newer version was already applied.
@@ -33,26 +33,26 @@ pub(super) enum Admission {
 }
 
 impl Model {
-    pub(super) fn turn_of(&mut self, at: JobNumber, spec: &HandlerSpec) -> Admission {
+    pub(super) fn turn_of(&mut self, at: JobNumber, spec: &HandlerSpec) -> ClaimDecision {
         let job = &self.jobs[&at];
         let (Some(rule), Some(resource)) = (&spec.order, job.resource()) else {
-            return Admission::Now;
+            return ClaimDecision::Now;
         };
         let guard = match job.forced {
             true => Guard::Run,
             false => self.guard_of(job, &rule.policy),
         };
         match guard {
-            Guard::Stale => Admission::Past,
-            Guard::Hold => Admission::NotYet(rule.clone()),
-            Guard::Run if self.is_busy(&resource) => Admission::AfterAnother,
+            Guard::Stale => ClaimDecision::Past,
+            Guard::Hold => ClaimDecision::NotYet(rule.clone()),
+            Guard::Run if self.is_busy(&resource) => ClaimDecision::AfterAnother,
             Guard::Run => {
                 // A sequence that has begun stays begun: if its first number fails, the second must
                 // not become the first.
                 if let Some(place) = &job.place {
                     self.starts.entry(resource).or_insert(place.position);
                 }
-                Admission::Now
+                ClaimDecision::Now
             }
         }
     }

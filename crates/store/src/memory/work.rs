@@ -16,7 +16,7 @@ use hapax_core::{Tenant, Timestamp};
 use jiff::SignedDuration;
 use uuid::Uuid;
 
-use super::order::Admission;
+use super::order::ClaimDecision;
 use super::{EventNumber, Job, JobLease, JobNumber, Model};
 
 /// The jobs that one claim took, and those that the order guard kept back.
@@ -43,18 +43,18 @@ impl Model {
         while begun.claims.len() < ask.limit {
             let Some(at) = self.next_in_turn(&ask.handler, &served, now) else { break };
             match self.turn_of(at, &spec) {
-                Admission::Now => {}
-                Admission::Past => {
+                ClaimDecision::Now => {}
+                ClaimDecision::Past => {
                     self.close(at, Phase::Stale, now);
                     begun.guarded.push(self.event_of(at));
                     continue;
                 }
-                Admission::NotYet(rule) => {
+                ClaimDecision::NotYet(rule) => {
                     self.hold(at, &rule, now);
                     begun.guarded.push(self.event_of(at));
                     continue;
                 }
-                Admission::AfterAnother => {
+                ClaimDecision::AfterAnother => {
                     self.job_mut(at).phase = Phase::Parked;
                     continue;
                 }
