@@ -286,7 +286,7 @@ impl<'a> SqlRunner<'a> {
         let mut marks = self.marks(client, jobs).await?;
         let statements = self.prepared(client).await?;
         let mut went = Vec::with_capacity(jobs.len());
-        let mut done = Done::default();
+        let mut done = DoneJobs::default();
         for some in jobs.chunks(SENT_TOGETHER) {
             if !went.is_empty() && Instant::now() >= until {
                 break;
@@ -519,7 +519,11 @@ pub(super) async fn check_constraints(client: &Object) -> Result<(), NotRun> {
 }
 
 /// Records "done" for all of them, after the constraints were checked.
-pub(super) async fn finish(shared: &Shared, client: &Object, done: &Done) -> Result<(), NotRun> {
+pub(super) async fn finish(
+    shared: &Shared,
+    client: &Object,
+    done: &DoneJobs,
+) -> Result<(), NotRun> {
     check_constraints(client).await?;
     if done.jobs.is_empty() {
         return Ok(());
@@ -566,13 +570,13 @@ pub(super) async fn tidy(lent: &mut PooledClient, left: LeftBehind) {
 
 /// The jobs to be recorded as done.
 #[derive(Debug, Default)]
-pub(super) struct Done {
+pub(super) struct DoneJobs {
     jobs: Vec<Uuid>,
     fences: Vec<i64>,
     results: Vec<Option<String>>,
 }
 
-impl Done {
+impl DoneJobs {
     pub(super) fn push(&mut self, job: JobId, fence: Fence, result: Option<String>) {
         self.jobs.push(job.0);
         self.fences.push(fence.0);

@@ -25,7 +25,7 @@ use tokio_postgres::types::{Json, ToSql};
 use tokio_postgres::{Row, Statement};
 
 use super::connect::{PgError, PooledClient};
-use super::sql_handlers::{self, Done, GRACE, LeftBehind, NotRun};
+use super::sql_handlers::{self, DoneJobs, GRACE, LeftBehind, NotRun};
 use super::{PgStore, Shared, jobs, ledger, row};
 use crate::limits::{HANDLER_IDLE_MIN, HANDLER_STATEMENTS_MAX};
 use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError, fits};
@@ -328,7 +328,7 @@ impl Recorded for JobRight {
         client: &Object,
         result: &Option<String>,
     ) -> Result<(), NotRun> {
-        let mut done = Done::default();
+        let mut done = DoneJobs::default();
         done.push(self.job, self.fence, result.clone());
         sql_handlers::finish(shared, client, &done).await
     }
