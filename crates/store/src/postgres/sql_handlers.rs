@@ -663,16 +663,16 @@ fn type_of(parameter: SqlParameter) -> Type {
     }
 }
 
-type Bound = Box<dyn ToSql + Send + Sync>;
+type BoundValue = Box<dyn ToSql + Send + Sync>;
 
 /// The value of a parameter for this job, or why there is none.
 fn value(
     parameter: SqlParameter,
     job: &ClaimedJob,
     current: Option<&str>,
-) -> Result<Bound, String> {
+) -> Result<BoundValue, String> {
     let (claim, event) = (&job.claim, &job.claim.event);
-    let text = |text: &str| -> Result<Bound, String> {
+    let text = |text: &str| -> Result<BoundValue, String> {
         if text.contains('\0') {
             let name = parameter.name();
             return Err(format!(":{name} holds a NUL character, which text in PostgreSQL cannot"));
@@ -681,7 +681,7 @@ fn value(
     };
     let maybe = |it: Option<&str>| match it {
         Some(it) => text(it),
-        None => Ok(Box::new(None::<String>) as Bound),
+        None => Ok(Box::new(None::<String>) as BoundValue),
     };
     match parameter {
         SqlParameter::Tenant => text(event.key.tenant.as_str()),
