@@ -15,7 +15,7 @@ use hapax_core::store::{AttemptOutcome, DeliveryAsk, DeliveryClaim, Exchanged};
 use rusqlite::{Connection, Row};
 
 use super::change::Reported;
-use super::row::{COLUMN_COUNT, COLUMNS, DeliveryRow, Named};
+use super::row::{COLUMN_COUNT, COLUMNS, DeliveryRow, MessageIdentity};
 use super::{Outbox, leases, next_due};
 use crate::limits::{EXCHANGE_SLICE_MAX, EXPIRED_AT_ONCE, PARKED_AT_ONCE};
 use crate::sqlite::row::{micros, timestamp};
@@ -29,7 +29,7 @@ const REST: i64 = 1_000_000;
 /// A delivery that is due.
 struct Due {
     row: DeliveryRow,
-    named: Named,
+    named: MessageIdentity,
     message: String,
     /// The bytes to send; `None` where they are missing.
     body: Option<Bytes>,
@@ -323,7 +323,7 @@ impl Due {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         const FROM: usize = COLUMN_COUNT;
         let delivery = DeliveryRow::read(row)?;
-        let named = Named {
+        let named = MessageIdentity {
             seq: delivery.seq,
             created_at: row.get(FROM + 1)?,
             fingerprint: row.get(FROM + 2)?,

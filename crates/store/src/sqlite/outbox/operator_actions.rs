@@ -11,7 +11,7 @@ use rusqlite::{Connection, OptionalExtension};
 use super::Outbox;
 use super::change::Reported;
 use super::endpoints::note_action;
-use super::row::{COLUMNS, DeliveryRow, Named, place_of};
+use super::row::{COLUMNS, DeliveryRow, MessageIdentity, place_of};
 
 impl Outbox {
     pub(super) fn replay_delivery(
@@ -22,7 +22,7 @@ impl Outbox {
         now: Timestamp,
     ) -> rusqlite::Result<DeliveryReplayed> {
         let (seq, number) = place_of(delivery);
-        if Named::find(conn, delivery)?.is_none() {
+        if MessageIdentity::find(conn, delivery)?.is_none() {
             return Ok(DeliveryReplayed::Unknown);
         }
         if !is_whole(conn, seq)? {
@@ -61,7 +61,7 @@ impl Outbox {
         now: Timestamp,
     ) -> rusqlite::Result<DeliverySkipped> {
         let (seq, number) = place_of(delivery);
-        if Named::find(conn, delivery)?.is_none() {
+        if MessageIdentity::find(conn, delivery)?.is_none() {
             return Ok(DeliverySkipped::Unknown);
         }
         let Some(row) = DeliveryRow::find(conn, seq, number)? else {
@@ -92,7 +92,7 @@ impl Outbox {
                 "SELECT seq, created_at, fingerprint FROM hapax_message WHERE id = ?1 AND tenant = ?2",
             )?
             .query_row((&message.id, message.tenant.as_str()), |row| {
-                Ok(Named { seq: row.get(0)?, created_at: row.get(1)?, fingerprint: row.get(2)? })
+                Ok(MessageIdentity { seq: row.get(0)?, created_at: row.get(1)?, fingerprint: row.get(2)? })
             })
             .optional()?;
         let Some(named) = named else { return Ok(None) };

@@ -17,7 +17,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 use uuid::Uuid;
 
 use super::endpoints;
-use super::row::{Named, phase_of, place_of};
+use super::row::{MessageIdentity, phase_of, place_of};
 use crate::limits::{LIST_SORTED_MAX, PAGE_MAX};
 use crate::page_search::PageSearch;
 use crate::sqlite::lists::{Candidates, Checks, Numbered, below};
@@ -443,7 +443,7 @@ pub(super) fn delivery(
     conn: &Connection,
     id: DeliveryId,
 ) -> rusqlite::Result<Option<DeliveryDetail>> {
-    if Named::find(conn, id)?.is_none() {
+    if MessageIdentity::find(conn, id)?.is_none() {
         return Ok(None);
     }
     let (seq, endpoint) = place_of(id);
@@ -514,7 +514,7 @@ fn detail(row: &Row<'_>) -> rusqlite::Result<((i64, i64), DeliveryDetail)> {
         | DeliveryStatus::Cancelled => error,
     };
     let created_at: i64 = row.get(16)?;
-    let named = Named { seq, created_at, fingerprint: row.get(17)? };
+    let named = MessageIdentity { seq, created_at, fingerprint: row.get(17)? };
     let mut attempts = Vec::new();
     if phase == DeliveryPhase::Delivered {
         let started_at: Option<i64> = row.get(6)?;

@@ -118,13 +118,13 @@ impl DeliveryRow {
 
 /// The part of a message's row that names its deliveries.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Named {
+pub(super) struct MessageIdentity {
     pub(super) seq: i64,
     pub(super) created_at: i64,
     pub(super) fingerprint: [u8; 16],
 }
 
-impl Named {
+impl MessageIdentity {
     /// The id of a delivery: a UUID of version 7 with the message's time, the endpoint and the row. The
     /// view `hapax_deliveries` makes the same.
     pub(super) fn delivery(&self, endpoint: i64) -> DeliveryId {
