@@ -12,7 +12,7 @@ use super::Outbox;
 use crate::sqlite::row::{micros, timestamp};
 
 /// Why a handler's message is not published: its attempt fails.
-pub(super) type Refused = String;
+pub(super) type PublishRefusal = String;
 
 /// The event that a message is published for.
 #[derive(Debug, Clone, Copy)]
@@ -112,7 +112,7 @@ impl Outbox {
         message: &NewMessage,
         of: For<'_>,
         now: Timestamp,
-    ) -> rusqlite::Result<Result<(), Refused>> {
+    ) -> rusqlite::Result<Result<(), PublishRefusal>> {
         if let Some(fault) = message.fault() {
             return Ok(Err(fault));
         }
@@ -134,7 +134,7 @@ impl Outbox {
         conn: &Connection,
         of: For<'_>,
         now: Timestamp,
-    ) -> rusqlite::Result<Result<(), Refused>> {
+    ) -> rusqlite::Result<Result<(), PublishRefusal>> {
         let mut published = 0;
         while let Some((place, staged)) = next_staged(conn, published)? {
             let message = match staged {
