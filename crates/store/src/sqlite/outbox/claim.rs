@@ -27,7 +27,7 @@ const NO_BYTES: &str = "the bytes of this message are not in the database any mo
 const REST: i64 = 1_000_000;
 
 /// A delivery that is due.
-struct Due {
+struct DueDelivery {
     row: DeliveryRow,
     named: MessageIdentity,
     message: String,
@@ -255,14 +255,14 @@ fn due_for(
     limit: usize,
     bytes_max: usize,
     payload: Payload,
-) -> rusqlite::Result<Vec<Due>> {
+) -> rusqlite::Result<Vec<DueDelivery>> {
     let mut statement = conn.prepare_cached(&due_sql(payload))?;
     let mut rows = statement.query((number, now, limit as i64))?;
     let (mut found, mut bytes) = (Vec::new(), 0);
     while bytes <= bytes_max
         && let Some(row) = rows.next()?
     {
-        let due = Due::read(row)?;
+        let due = DueDelivery::read(row)?;
         bytes += due.body.as_ref().map_or(0, Bytes::len);
         found.push(due);
     }
@@ -276,9 +276,9 @@ fn least_tried(
     number: i64,
     now: i64,
     payload: Payload,
-) -> rusqlite::Result<Vec<Due>> {
+) -> rusqlite::Result<Vec<DueDelivery>> {
     conn.prepare_cached(&least_tried_sql(payload))?
-        .query_map((number, now, PARKED_AT_ONCE as i64), Due::read)?
+        .query_map((number, now, PARKED_AT_ONCE as i64), DueDelivery::read)?
         .collect()
 }
 
@@ -297,7 +297,7 @@ pub(super) fn least_tried_sql(payload: Payload) -> String {
     )
 }
 
-/// The columns that [`Due::read`] reads.
+/// The columns that [`DueDelivery::read`] reads.
 fn due_columns(payload: Payload) -> String {
     let body = match payload {
         Payload::Fat => "b.body",
@@ -319,7 +319,7 @@ pub(super) fn due_sql(payload: Payload) -> String {
     )
 }
 
-impl Due {
+impl DueDelivery {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         const FROM: usize = COLUMN_COUNT;
         let delivery = DeliveryRow::read(row)?;
