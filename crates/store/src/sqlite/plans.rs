@@ -60,8 +60,8 @@ impl Plans for SqliteStore {
     async fn run_plan(&self, limit: usize, except: Vec<PlanId>) -> Result<PlanRun, StoreError> {
         let due = self.writer.behind(move |writer| writer.next_plan(&except)).await?;
         let plan = match due {
-            Due::Answered(run) => return Ok(run),
-            Due::Plan(plan) => plan,
+            DueSlice::Answered(run) => return Ok(run),
+            DueSlice::Plan(plan) => plan,
         };
         let id = plan.plan.id;
         let ran = match plan.plan.work.clone() {
@@ -194,7 +194,7 @@ impl SqliteStore {
 }
 
 /// The writer's answer to a request for a slice.
-enum Due {
+enum DueSlice {
     /// The answer: no slice is due, or the plan cannot be read.
     Answered(PlanRun),
     /// A slice of this plan is due.
@@ -203,7 +203,7 @@ enum Due {
 
 impl Writer {
     /// The plan that has waited longest for a slice. Changes nothing.
-    fn next_plan(&self, except: &[PlanId]) -> rusqlite::Result<Due> {
+    fn next_plan(&self, except: &[PlanId]) -> rusqlite::Result<DueSlice> {
         let mut running = self
             .conn
             .prepare_cached(&format!("{PLAN} WHERE p.state = 'running' ORDER BY p.next_at"))?;
@@ -215,14 +215,14 @@ impl Writer {
             }
             let next_at: i64 = row.get(17)?;
             if next_at > micros(self.now()) {
-                return Ok(Due::Answered(PlanRun::NotBefore(timestamp(next_at))));
+                return Ok(DueSlice::Answered(PlanRun::NotBefore(timestamp(next_at))));
             }
             return Ok(match readable(row)? {
-                Some(plan) => Due::Plan(Box::new(plan)),
-                None => Due::Answered(PlanRun::Failed(id, UNREADABLE.to_owned())),
+                Some(plan) => DueSlice::Plan(Box::new(plan)),
+                None => DueSlice::Answered(PlanRun::Failed(id, UNREADABLE.to_owned())),
             });
         }
-        Ok(Due::Answered(PlanRun::Idle))
+        Ok(DueSlice::Answered(PlanRun::Idle))
     }
 
     /// Runs a slice of a plan over deliveries.
