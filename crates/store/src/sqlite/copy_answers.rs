@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::Shared;
 use super::existing::Existing;
-use super::key_index::{KeyPlace, find_at};
+use super::key_index::{KeyLocation, find_at};
 use super::open::{DatabaseLocation, OpenError};
 use super::row::seq_of;
 use super::writer::WriterSender;
@@ -68,8 +68,8 @@ struct PendingLookup {
 
 /// The places in memory of a receipt's key and guard before the snapshot began.
 struct RememberedKeys {
-    key: KeyPlace,
-    guard: Option<KeyPlace>,
+    key: KeyLocation,
+    guard: Option<KeyLocation>,
     moment: Moment,
 }
 
@@ -109,7 +109,7 @@ impl CopyAnswers {
     /// Whether this request may be nothing but copies of committed events.
     pub(super) fn may_answer(&self, ingest: &Ingest) -> bool {
         let keys = &self.queue.shared.keys;
-        ingest.receipts.iter().all(|one| keys.place(&one.key_hash()) != KeyPlace::Nowhere)
+        ingest.receipts.iter().all(|one| keys.place(&one.key_hash()) != KeyLocation::Nowhere)
     }
 
     /// Answers this request, or passes it to the writer.

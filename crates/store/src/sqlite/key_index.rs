@@ -59,7 +59,7 @@ struct KeysInMemory {
 
 /// Where a key is, as far as memory knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KeyPlace {
+pub(super) enum KeyLocation {
     /// No committed event has it.
     Nowhere,
     /// The event with this number.
@@ -70,8 +70,8 @@ pub(super) enum KeyPlace {
 
 impl KnownKeys {
     /// Where a key is. A reader that begins to read the trees after this call finds every key of which
-    /// this call did not say [`KeyPlace::Nowhere`], unless the key was deleted in between.
-    pub(super) fn place(&self, hash: &KeyHash) -> KeyPlace {
+    /// this call did not say [`KeyLocation::Nowhere`], unless the key was deleted in between.
+    pub(super) fn place(&self, hash: &KeyHash) -> KeyLocation {
         self.read().place(hash)
     }
 
@@ -85,12 +85,12 @@ impl KnownKeys {
 }
 
 impl KeysInMemory {
-    fn place(&self, hash: &KeyHash) -> KeyPlace {
+    fn place(&self, hash: &KeyHash) -> KeyLocation {
         let merging = || self.merge.as_ref().and_then(|merge| merge.find(hash));
         match self.fresh.get(hash).or_else(merging) {
-            Some(seq) => KeyPlace::At(*seq),
-            None if self.filter.may_hold(&hash.0) => KeyPlace::PerhapsInTree,
-            None => KeyPlace::Nowhere,
+            Some(seq) => KeyLocation::At(*seq),
+            None if self.filter.may_hold(&hash.0) => KeyLocation::PerhapsInTree,
+            None => KeyLocation::Nowhere,
         }
     }
 }
@@ -334,12 +334,12 @@ impl KeyIndex {
 pub(super) fn find_at(
     conn: &Connection,
     hash: &KeyHash,
-    place: KeyPlace,
+    place: KeyLocation,
 ) -> rusqlite::Result<Option<i64>> {
     match place {
-        KeyPlace::Nowhere => Ok(None),
-        KeyPlace::At(seq) => Ok(Some(seq)),
-        KeyPlace::PerhapsInTree => find_in_trees(conn, hash),
+        KeyLocation::Nowhere => Ok(None),
+        KeyLocation::At(seq) => Ok(Some(seq)),
+        KeyLocation::PerhapsInTree => find_in_trees(conn, hash),
     }
 }
 

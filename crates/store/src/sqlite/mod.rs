@@ -66,7 +66,7 @@ use crate::limits::{COPY_WAIT_MAX, READ_FLUSH_MAX};
 use crate::recent::RecentEvents;
 use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
-use key_index::{KeyPlace, KnownKeys};
+use key_index::{KeyLocation, KnownKeys};
 use reader::Readers;
 use writer::{WriteHealth, Writer, WriterHandle};
 
@@ -228,7 +228,7 @@ impl Store for SqliteStore {
 impl StoreHints for SqliteStore {
     async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
         let hash = key.hash();
-        if let KeyPlace::At(_) = self.shared.keys.place(&hash) {
+        if let KeyLocation::At(_) = self.shared.keys.place(&hash) {
             return Ok(true);
         }
         Ok(self.writer.find(vec![hash]).await?.iter().any(Option::is_some))
