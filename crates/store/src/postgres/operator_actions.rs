@@ -17,7 +17,7 @@ use super::row::{EventState, hash_of, text};
 
 /// An operator's decision on an event in review.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Decision<'a> {
+pub(super) enum ReviewAction<'a> {
     /// The event runs, with these jobs.
     Approve(&'a [NewJob]),
     Reject,
@@ -107,7 +107,7 @@ fn effect(number: i32) -> Option<ReplayEffect> {
 pub(super) async fn decide(
     shared: &Shared,
     event: EventId,
-    decision: Decision<'_>,
+    decision: ReviewAction<'_>,
     by: &Action,
 ) -> Result<Reviewed, PgError> {
     retried(|| decide_once(shared, event, decision, by)).await
@@ -116,21 +116,21 @@ pub(super) async fn decide(
 async fn decide_once(
     shared: &Shared,
     event: EventId,
-    decision: Decision<'_>,
+    decision: ReviewAction<'_>,
     by: &Action,
 ) -> Result<Reviewed, PgError> {
     let mut lent = shared.pools.work.lend().await?;
     let Some(of) = FoundEvent::find(&mut lent, event).await? else { return Ok(Reviewed::Unknown) };
     let columns = match decision {
-        Decision::Approve(jobs) => of.columns(shared, &mut lent, jobs).await?,
-        Decision::Reject => JobColumns::default(),
+        ReviewAction::Approve(jobs) => of.columns(shared, &mut lent, jobs).await?,
+        ReviewAction::Reject => JobColumns::default(),
     };
     let rows = lent
         .query(
             "SELECT hapax.decide($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
             &[
                 &event.0,
-                &matches!(decision, Decision::Reject),
+                &matches!(decision, ReviewAction::Reject),
                 &columns.lanes,
                 &columns.resources,
                 &columns.places,

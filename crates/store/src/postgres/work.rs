@@ -16,7 +16,7 @@ use hapax_core::store::{
 use super::connect::{PgError, retried};
 use super::handler_registry::micros;
 use super::jobs::{self, OrderCheck, only};
-use super::operator_actions::{self, Decision};
+use super::operator_actions::{self, ReviewAction};
 use super::{PgStore, Shared, prune, sql_handlers};
 use crate::wait::{NextDue, wait};
 
@@ -139,7 +139,7 @@ impl Operate for PgStore {
     ) -> Result<Reviewed, StoreError> {
         let reviewed = self
             .act(move |shared| async move {
-                operator_actions::decide(&shared, event, Decision::Approve(&jobs), &by).await
+                operator_actions::decide(&shared, event, ReviewAction::Approve(&jobs), &by).await
             })
             .await?;
         self.shared.arrived.notify_waiters();
@@ -148,7 +148,7 @@ impl Operate for PgStore {
 
     async fn reject(&self, event: EventId, by: Action) -> Result<Reviewed, StoreError> {
         self.act(move |shared| async move {
-            operator_actions::decide(&shared, event, Decision::Reject, &by).await
+            operator_actions::decide(&shared, event, ReviewAction::Reject, &by).await
         })
         .await
     }
