@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::http::body_memory::Held;
+use crate::http::body_memory::BodyPermit;
 use crate::limits::BodyLimits;
 
 /// Why a body could not be read.
@@ -29,7 +29,7 @@ pub(crate) enum BodyFault {
 pub(crate) async fn read<B>(
     mut body: B,
     limits: &BodyLimits,
-    mut held: Held,
+    mut held: BodyPermit,
 ) -> Result<Bytes, BodyFault>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -70,7 +70,7 @@ fn take<B>(
     piece: &[u8],
     body: &B,
     limits: &BodyLimits,
-    held: &mut Held,
+    held: &mut BodyPermit,
 ) -> Result<(), BodyFault>
 where
     B: Body,
@@ -95,7 +95,7 @@ where
 async fn next<B>(
     body: &mut B,
     pace: &mut Pace<'_>,
-    held: &Held,
+    held: &BodyPermit,
     received: usize,
 ) -> Result<Option<Bytes>, BodyFault>
 where

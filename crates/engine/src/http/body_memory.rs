@@ -59,7 +59,7 @@ struct Course {
 
 /// The memory that one body holds. It is free again when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct BodyPermit {
     memory: Arc<Memory>,
     client: IpAddr,
     /// Set from the first byte on.
@@ -73,12 +73,12 @@ impl BodyMemory {
     }
 
     /// A holder of memory for the body of a request of this client. It holds no memory yet.
-    pub(crate) fn hold(&self, client: IpAddr) -> Held {
-        Held { memory: Arc::clone(&self.0), client: party(client), entry: None, bytes: 0 }
+    pub(crate) fn hold(&self, client: IpAddr) -> BodyPermit {
+        BodyPermit { memory: Arc::clone(&self.0), client: party(client), entry: None, bytes: 0 }
     }
 }
 
-impl Held {
+impl BodyPermit {
     /// Records the number of bytes received in all.
     pub(crate) fn received(&mut self, total: usize) {
         if let Some((_, course)) = &self.entry {
@@ -134,7 +134,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BodyPermit {
     fn drop(&mut self) {
         if let Some((id, _)) = &self.entry {
             self.memory.pool().leave(*id);
@@ -269,12 +269,12 @@ mod tests {
         IpAddr::from([192, 0, 2, last])
     }
 
-    fn gave_way(held: &Held) -> bool {
+    fn gave_way(held: &BodyPermit) -> bool {
         held.poll_gave_way(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     /// A body of that client with `bytes` received.
-    fn body(memory: &BodyMemory, of: u8, bytes: usize) -> Held {
+    fn body(memory: &BodyMemory, of: u8, bytes: usize) -> BodyPermit {
         let mut held = memory.hold(client(of));
         held.grow_to(bytes).expect("room");
         held.received(bytes);

@@ -14,14 +14,14 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::http::body::BodyFault;
-use crate::http::body_memory::Held;
+use crate::http::body_memory::BodyPermit;
 
 /// How a client's body is read.
 #[derive(Debug)]
 pub(super) enum Taken {
     /// Buffered in memory until the request is answered. The whole body has this long, and shares
     /// the memory for bodies with others.
-    Whole(Duration, Held),
+    Whole(Duration, BodyPermit),
     /// Forwarded at once, and of any length. Each piece has this long.
     InPieces(Duration),
 }
@@ -45,7 +45,7 @@ pub(super) struct Upload(Arc<Course>);
 struct Course {
     state: AtomicU8,
     /// The memory that a buffered body holds.
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<BodyPermit>>,
 }
 
 /// The result of reading a client's body.
@@ -108,7 +108,7 @@ impl<B: Body> Uploaded<B> {
 }
 
 impl Course {
-    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+    fn held(&self) -> MutexGuard<'_, Option<BodyPermit>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -38,7 +38,7 @@ use self::body::{State, Taken, Uploaded};
 use self::forward::Forwarder;
 use self::log::ProxyLog;
 use self::problem::Problem;
-use crate::http::body_memory::{BodyMemory, Held};
+use crate::http::body_memory::{BodyMemory, BodyPermit};
 use crate::http::client_address::remote;
 use crate::http::{self as http_loop, Drained, Peer};
 use crate::ingress::Now;
@@ -183,7 +183,7 @@ impl<L: Ledger> Proxy<L> {
         self: Arc<Self>,
         request: Request<B>,
         call: Call,
-        held: Option<Held>,
+        held: Option<BodyPermit>,
     ) -> Response<Body>
     where
         B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
