@@ -37,12 +37,12 @@ struct Pool {
 struct Entry {
     client: IpAddr,
     bytes: usize,
-    course: Arc<Course>,
+    course: Arc<BodyProgress>,
 }
 
 /// The progress of one body. Only its reader writes the numbers.
 #[derive(Debug)]
-struct Course {
+struct BodyProgress {
     began: Instant,
     received: AtomicUsize,
     /// The arrival of the last piece, in microseconds after `began`.
@@ -63,7 +63,7 @@ pub(crate) struct BodyPermit {
     memory: Arc<Memory>,
     client: IpAddr,
     /// Set from the first byte on.
-    entry: Option<(u64, Arc<Course>)>,
+    entry: Option<(u64, Arc<BodyProgress>)>,
     bytes: usize,
 }
 
@@ -149,8 +149,8 @@ impl Memory {
 }
 
 impl Pool {
-    fn enter(&mut self, client: IpAddr) -> (u64, Arc<Course>) {
-        let course = Arc::new(Course {
+    fn enter(&mut self, client: IpAddr) -> (u64, Arc<BodyProgress>) {
+        let course = Arc::new(BodyProgress {
             began: Instant::now(),
             received: AtomicUsize::new(0),
             last_us: AtomicU64::new(0),
@@ -168,7 +168,7 @@ impl Pool {
     }
 
     /// Frees the memory of a body. A dropped body has freed it already.
-    fn leave(&mut self, id: u64) -> Option<Arc<Course>> {
+    fn leave(&mut self, id: u64) -> Option<Arc<BodyProgress>> {
         let Entry { client, bytes, course } = self.bodies.remove(&id)?;
         self.used -= bytes;
         if let Some(held) = self.clients.get_mut(&client) {
@@ -214,7 +214,7 @@ impl Pool {
     }
 }
 
-impl Course {
+impl BodyProgress {
     fn note(&self, total: usize, window: Duration) {
         let now_us = micros(self.began.elapsed());
         let since_us = now_us - self.mark_us.load(Ordering::Relaxed).min(now_us);
