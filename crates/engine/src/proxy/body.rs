@@ -34,15 +34,15 @@ pub(super) struct Uploaded<B> {
     in_pieces: bool,
     /// Set only while the body has to be waited for.
     timer: Option<Pin<Box<Sleep>>>,
-    course: Arc<Course>,
+    course: Arc<UploadState>,
 }
 
 /// The result of reading a client's body, for the code that forwarded it. The reader keeps a
 /// complete body, so the memory is freed with this and not with the body.
-pub(super) struct Upload(Arc<Course>);
+pub(super) struct Upload(Arc<UploadState>);
 
 #[derive(Debug)]
-struct Course {
+struct UploadState {
     state: AtomicU8,
     /// The memory that a buffered body holds.
     held: Mutex<Option<BodyPermit>>,
@@ -80,7 +80,7 @@ impl<B: Body> Uploaded<B> {
             Taken::InPieces(span) => (span, None),
         };
         let in_pieces = held.is_none();
-        let course = Arc::new(Course { state, held: Mutex::new(held) });
+        let course = Arc::new(UploadState { state, held: Mutex::new(held) });
         let upload = Upload(Arc::clone(&course));
         (Self { body, span, in_pieces, timer: None, course }, upload)
     }
@@ -107,7 +107,7 @@ impl<B: Body> Uploaded<B> {
     }
 }
 
-impl Course {
+impl UploadState {
     fn held(&self) -> MutexGuard<'_, Option<BodyPermit>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
