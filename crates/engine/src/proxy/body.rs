@@ -50,7 +50,7 @@ struct UploadState {
 
 /// The result of reading a client's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum UploadResult {
     /// The body was not read to its end.
     Unread,
     /// The body was read to its end.
@@ -61,19 +61,19 @@ pub(super) enum State {
     Crowded,
 }
 
-impl State {
+impl UploadResult {
     const ALL: [Self; 4] = [Self::Unread, Self::Ended, Self::Slow, Self::Crowded];
 }
 
 impl Upload {
-    pub(super) fn state(&self) -> State {
-        State::ALL[usize::from(self.0.state.load(Ordering::Acquire))]
+    pub(super) fn state(&self) -> UploadResult {
+        UploadResult::ALL[usize::from(self.0.state.load(Ordering::Acquire))]
     }
 }
 
 impl<B: Body> Uploaded<B> {
     pub(super) fn new(body: B, taken: Taken) -> (Self, Upload) {
-        let state = if body.is_end_stream() { State::Ended } else { State::Unread };
+        let state = if body.is_end_stream() { UploadResult::Ended } else { UploadResult::Unread };
         let state = AtomicU8::new(state as u8);
         let (span, held) = match taken {
             Taken::Whole(span, held) => (span, Some(held)),
@@ -85,7 +85,7 @@ impl<B: Body> Uploaded<B> {
         (Self { body, span, in_pieces, timer: None, course }, upload)
     }
 
-    fn is_now(&self, state: State) {
+    fn is_now(&self, state: UploadResult) {
         self.course.state.store(state as u8, Ordering::Release);
     }
 
@@ -130,13 +130,13 @@ where
             Poll::Ready(Some(Ok(frame))) if !this.body.is_end_stream() => match this.hold(&frame) {
                 Ok(()) => Poll::Ready(Some(Ok(frame))),
                 Err(_) => {
-                    this.is_now(State::Crowded);
+                    this.is_now(UploadResult::Crowded);
                     Poll::Ready(Some(Err(late())))
                 }
             },
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(error.into()))),
             Poll::Ready(last) => {
-                this.is_now(State::Ended);
+                this.is_now(UploadResult::Ended);
                 if let Some(held) = &*this.course.held() {
                     held.is_whole();
                 }
@@ -145,13 +145,13 @@ where
             Poll::Pending => {
                 let gave_way = this.course.held().as_ref().map(|held| held.poll_gave_way(cx));
                 if gave_way.is_some_and(|gave_way| gave_way.is_ready()) {
-                    this.is_now(State::Crowded);
+                    this.is_now(UploadResult::Crowded);
                     return Poll::Ready(Some(Err(late())));
                 }
                 let span = this.span;
                 let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(span)));
                 ready!(timer.as_mut().poll(cx));
-                this.is_now(State::Slow);
+                this.is_now(UploadResult::Slow);
                 Poll::Ready(Some(Err(late())))
             }
         }
@@ -262,7 +262,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    async fn read(taken: Taken, pieces: &[&'static [u8]]) -> (Option<Bytes>, State) {
+    async fn read(taken: Taken, pieces: &[&'static [u8]]) -> (Option<Bytes>, UploadResult) {
         let (body, upload) = Uploaded::new(Pieces(pieces.iter().copied().collect()), taken);
         let read = body.collect().await.ok().map(|read| read.to_bytes());
         (read, upload.state())
@@ -272,13 +272,16 @@ mod tests {
     async fn buffered_bodies_share_the_memory_and_free_it() {
         let unfinished = BodyMemory::new(10, LONG);
         let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
-        let fits = (Some(Bytes::from_static(b"aaaaabbbbbccccc")), State::Ended);
+        let fits = (Some(Bytes::from_static(b"aaaaabbbbbccccc")), UploadResult::Ended);
         // The last piece is not counted: its reader has the complete body.
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
-        assert_eq!(read(whole(), &[b"aaaaaa", b"bbbbbb", b"cc"]).await, (None, State::Crowded));
+        assert_eq!(
+            read(whole(), &[b"aaaaaa", b"bbbbbb", b"cc"]).await,
+            (None, UploadResult::Crowded)
+        );
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
         assert_eq!(read(Taken::InPieces(LONG), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
-        assert_eq!(read(whole(), &[]).await, (Some(Bytes::new()), State::Ended));
+        assert_eq!(read(whole(), &[]).await, (Some(Bytes::new()), UploadResult::Ended));
     }
 
     #[tokio::test]
@@ -288,14 +291,14 @@ mod tests {
         let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let (body, running) = Uploaded::new(Pieces([&b"aaaaaa"[..], b"b"].into()), whole());
         drop(body.collect().await.unwrap());
-        assert_eq!(running.state(), State::Ended);
-        assert_eq!(read(whole(), &[b"cccccc", b"d"]).await, (None, State::Crowded));
+        assert_eq!(running.state(), UploadResult::Ended);
+        assert_eq!(read(whole(), &[b"cccccc", b"d"]).await, (None, UploadResult::Crowded));
         drop(running);
-        assert_eq!(read(whole(), &[b"cccccc", b"d"]).await.1, State::Ended);
+        assert_eq!(read(whole(), &[b"cccccc", b"d"]).await.1, UploadResult::Ended);
     }
 
     #[test]
     fn every_state_survives_its_encoding() {
-        assert!(State::ALL.into_iter().enumerate().all(|(at, state)| state as usize == at));
+        assert!(UploadResult::ALL.into_iter().enumerate().all(|(at, state)| state as usize == at));
     }
 }

@@ -34,7 +34,7 @@ use uuid::Uuid;
 
 pub use self::upstream::{Upstream, UpstreamError};
 
-use self::body::{State, Taken, Uploaded};
+use self::body::{Taken, UploadResult, Uploaded};
 use self::forward::Forwarder;
 use self::log::ProxyLog;
 use self::problem::Problem;
@@ -205,16 +205,16 @@ impl<L: Ledger> Proxy<L> {
         let state = upload.state();
         // The reader of the body only sees that it broke.
         let mut answer = match state {
-            State::Unread | State::Ended => answer,
-            State::Slow => Problem::SlowBody.answer(&call).map(Body::new),
-            State::Crowded => Problem::Crowded.answer(&call).map(Body::new),
+            UploadResult::Unread | UploadResult::Ended => answer,
+            UploadResult::Slow => Problem::SlowBody.answer(&call).map(Body::new),
+            UploadResult::Crowded => Problem::Crowded.answer(&call).map(Body::new),
         };
         self.log.answered(&call, outcome, answer.status());
         let headers = answer.headers_mut();
         headers.insert(REQUEST_ID, call.request_id.header());
         // The rest of the request must not be read as another one, and its bytes must not reset the
         // answer.
-        if version < Version::HTTP_2 && state != State::Ended {
+        if version < Version::HTTP_2 && state != UploadResult::Ended {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         answer
