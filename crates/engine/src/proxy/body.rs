@@ -18,7 +18,7 @@ use crate::http::body_memory::BodyPermit;
 
 /// How a client's body is read.
 #[derive(Debug)]
-pub(super) enum Taken {
+pub(super) enum UploadMode {
     /// Buffered in memory until the request is answered. The whole body has this long, and shares
     /// the memory for bodies with others.
     Whole(Duration, BodyPermit),
@@ -72,12 +72,12 @@ impl Upload {
 }
 
 impl<B: Body> Uploaded<B> {
-    pub(super) fn new(body: B, taken: Taken) -> (Self, Upload) {
+    pub(super) fn new(body: B, taken: UploadMode) -> (Self, Upload) {
         let state = if body.is_end_stream() { UploadResult::Ended } else { UploadResult::Unread };
         let state = AtomicU8::new(state as u8);
         let (span, held) = match taken {
-            Taken::Whole(span, held) => (span, Some(held)),
-            Taken::InPieces(span) => (span, None),
+            UploadMode::Whole(span, held) => (span, Some(held)),
+            UploadMode::InPieces(span) => (span, None),
         };
         let in_pieces = held.is_none();
         let course = Arc::new(UploadState { state, held: Mutex::new(held) });
@@ -262,7 +262,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    async fn read(taken: Taken, pieces: &[&'static [u8]]) -> (Option<Bytes>, UploadResult) {
+    async fn read(taken: UploadMode, pieces: &[&'static [u8]]) -> (Option<Bytes>, UploadResult) {
         let (body, upload) = Uploaded::new(Pieces(pieces.iter().copied().collect()), taken);
         let read = body.collect().await.ok().map(|read| read.to_bytes());
         (read, upload.state())
@@ -271,7 +271,7 @@ mod tests {
     #[tokio::test]
     async fn buffered_bodies_share_the_memory_and_free_it() {
         let unfinished = BodyMemory::new(10, LONG);
-        let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
+        let whole = || UploadMode::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let fits = (Some(Bytes::from_static(b"aaaaabbbbbccccc")), UploadResult::Ended);
         // The last piece is not counted: its reader has the complete body.
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
@@ -280,7 +280,7 @@ mod tests {
             (None, UploadResult::Crowded)
         );
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
-        assert_eq!(read(Taken::InPieces(LONG), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
+        assert_eq!(read(UploadMode::InPieces(LONG), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
         assert_eq!(read(whole(), &[]).await, (Some(Bytes::new()), UploadResult::Ended));
     }
 
@@ -288,7 +288,7 @@ mod tests {
     async fn the_memory_of_a_body_is_held_until_its_request_is_answered() {
         // A complete body still takes memory for as long as a slow upstream needs.
         let unfinished = BodyMemory::new(10, LONG);
-        let whole = || Taken::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
+        let whole = || UploadMode::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let (body, running) = Uploaded::new(Pieces([&b"aaaaaa"[..], b"b"].into()), whole());
         drop(body.collect().await.unwrap());
         assert_eq!(running.state(), UploadResult::Ended);

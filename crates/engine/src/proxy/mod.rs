@@ -34,7 +34,7 @@ use uuid::Uuid;
 
 pub use self::upstream::{Upstream, UpstreamError};
 
-use self::body::{Taken, UploadResult, Uploaded};
+use self::body::{UploadMode, UploadResult, Uploaded};
 use self::forward::Forwarder;
 use self::log::ProxyLog;
 use self::problem::Problem;
@@ -192,8 +192,8 @@ impl<L: Ledger> Proxy<L> {
         let configured = self.configured.load_full();
         let version = request.version();
         let taken = match held {
-            Some(held) => Taken::Whole(configured.body_timeout, held),
-            None => Taken::InPieces(configured.body_timeout),
+            Some(held) => UploadMode::Whole(configured.body_timeout, held),
+            None => UploadMode::InPieces(configured.body_timeout),
         };
         let (head, body) = request.into_parts();
         let (body, upload) = Uploaded::new(body, taken);
