@@ -167,13 +167,13 @@ where
 }
 
 /// An upstream's answer: the part that was read already, then the rest as it arrives.
-pub(super) struct Answered {
+pub(super) struct UpstreamBody {
     first: Option<Bytes>,
     rest: Option<Incoming>,
     by: Option<Pin<Box<Sleep>>>,
 }
 
-impl Answered {
+impl UpstreamBody {
     /// A complete answer.
     pub(super) fn whole(body: impl Into<Bytes>) -> Self {
         let body = body.into();
@@ -191,7 +191,7 @@ impl Answered {
     }
 }
 
-impl Body for Answered {
+impl Body for UpstreamBody {
     type Data = Bytes;
     type Error = BoxError;
 

@@ -29,7 +29,7 @@ use tower::Service;
 use uuid::Uuid;
 
 use super::Call;
-use super::body::Answered;
+use super::body::UpstreamBody;
 use super::log::ProxyLog;
 use super::problem::Problem;
 use super::upstream::{Stray, Upstream};
@@ -71,9 +71,9 @@ impl Forwarder {
 }
 
 impl Service<Request<Body>> for Forwarder {
-    type Response = Response<Answered>;
+    type Response = Response<UpstreamBody>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Answered>, Infallible>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -86,7 +86,7 @@ impl Service<Request<Body>> for Forwarder {
 }
 
 impl Way {
-    async fn send_on(&self, request: Request<Body>) -> Response<Answered> {
+    async fn send_on(&self, request: Request<Body>) -> Response<UpstreamBody> {
         let (mut head, body) = request.into_parts();
         let reserved = head.extensions.remove::<Reserved>();
         let leased = head.extensions.remove::<LeasedUntil>();
@@ -172,9 +172,9 @@ impl Way {
     }
 
     /// Forwards a request without a key as a stream, in both directions.
-    async fn pass(&self, onward: Request<()>, body: Body, call: &Call) -> Response<Answered> {
+    async fn pass(&self, onward: Request<()>, body: Body, call: &Call) -> Response<UpstreamBody> {
         match self.ask(onward.map(|()| Either::Right(body.boxed_unsync()))).await {
-            Ok((answer, body)) => answer.map(|()| Answered::streamed(body)),
+            Ok((answer, body)) => answer.map(|()| UpstreamBody::streamed(body)),
             Err(error) => self.failed(error, call),
         }
     }
@@ -206,7 +206,7 @@ impl Way {
         body: Body,
         by: Instant,
         call: &Call,
-    ) -> Response<Answered> {
+    ) -> Response<UpstreamBody> {
         let Ok(body) = body.collect().await else {
             return Problem::Target.answer(call);
         };
@@ -236,7 +236,7 @@ impl Way {
         }
     }
 
-    fn failed(&self, error: OutboundError, call: &Call) -> Response<Answered> {
+    fn failed(&self, error: OutboundError, call: &Call) -> Response<UpstreamBody> {
         let (problem, what) = match &error {
             OutboundError::Connect(_) | OutboundError::Unsent => {
                 (Problem::NotReached, "cannot reach")
@@ -318,15 +318,15 @@ fn taken(head: &response::Parts) -> Response<()> {
 
 /// Reads an answer to its end, or up to the largest size that is stored. A larger answer is
 /// streamed.
-async fn read(mut body: Incoming, by: Instant) -> Result<Answered, OutboundError> {
+async fn read(mut body: Incoming, by: Instant) -> Result<UpstreamBody, OutboundError> {
     let mut whole = BytesMut::new();
     while let Some(bytes) = outbound::next(&mut body).await? {
         whole.extend_from_slice(&bytes);
         if whole.len() > ANSWER_BODY_BYTES_MAX {
-            return Ok(Answered::begun(whole.freeze(), body, by));
+            return Ok(UpstreamBody::begun(whole.freeze(), body, by));
         }
     }
-    Ok(Answered::whole(whole))
+    Ok(UpstreamBody::whole(whole))
 }
 
 /// Whether the status comes from a gateway in between, which may have lost the answer or never sent

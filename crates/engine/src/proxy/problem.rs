@@ -7,7 +7,7 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
 use super::Call;
-use super::body::Answered;
+use super::body::UpstreamBody;
 use crate::limits::RETRY_AFTER_BUSY_SECONDS;
 
 /// Why there is no answer of the upstream.
@@ -30,14 +30,14 @@ pub(super) enum Problem {
 }
 
 impl Problem {
-    pub(super) fn answer(self, call: &Call) -> Response<Answered> {
+    pub(super) fn answer(self, call: &Call) -> Response<UpstreamBody> {
         let (status, kind, title, settle) = self.words();
         let (code, id) = (status.as_u16(), call.request_id.uuid);
         let body = format!(
             "{{\"type\":\"urn:hapax:problem:{kind}\",\"title\":\"{title}\",\"status\":{code},\
              \"instance\":\"urn:uuid:{id}\",\"request_id\":\"{id}\"}}"
         );
-        let mut answer = Response::new(Answered::whole(Bytes::from(body)));
+        let mut answer = Response::new(UpstreamBody::whole(Bytes::from(body)));
         *answer.status_mut() = status;
         let json = HeaderValue::from_static("application/problem+json");
         answer.headers_mut().insert(CONTENT_TYPE, json);
