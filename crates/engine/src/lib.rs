@@ -32,9 +32,10 @@ pub use ingress::{Ingress, Now};
 pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};
 pub use outbound::{
-    Answered, Blocked, CustomHeaders, DnsResolver, ENDPOINT_PORTS, EgressProxy, EgressProxyProblem,
-    EndpointClient, EndpointUrl, GuardRules, HeaderProblem, Lookup, LookupError, Outbound,
-    OutboundTlsError, Resolve, SendError, SendErrorClass, UrlProblem, WebhookDelivery, is_public,
+    Blocked, CustomHeaders, DnsResolver, ENDPOINT_PORTS, EgressProxy, EgressProxyProblem,
+    EndpointAnswer, EndpointClient, EndpointUrl, GuardRules, HeaderProblem, Lookup, LookupError,
+    Outbound, OutboundTlsError, Resolve, SendError, SendErrorClass, UrlProblem, WebhookDelivery,
+    is_public,
 };
 pub use plan_runner::{JobsFor, run_plans};
 pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};

@@ -44,10 +44,10 @@ pub struct EndpointClient {
 
 /// The answer of an endpoint.
 #[derive(Debug, Clone)]
-pub struct Answered {
+pub struct EndpointAnswer {
     /// The status. Only 2xx is success.
     pub status: StatusCode,
-    /// The header Retry-After as it came; see [`Answered::retry_after`].
+    /// The header Retry-After as it came; see [`EndpointAnswer::retry_after`].
     pub retry_after_header: Option<HeaderValue>,
     /// The request of the endpoint in the answer header `webhook-delivery`.
     pub webhook_delivery: Option<WebhookDelivery>,
@@ -134,7 +134,7 @@ impl EndpointClient {
         headers: HeaderMap,
         body: Bytes,
         deadline: Duration,
-    ) -> Result<Answered, SendError> {
+    ) -> Result<EndpointAnswer, SendError> {
         let kept = Kept { bytes: ANSWER_KEPT_BYTES, read: ENDPOINT_ANSWER_BODY_BYTES_MAX };
         self.send(url, request(url, Method::POST, headers), body, deadline, kept).await
     }
@@ -148,7 +148,7 @@ impl EndpointClient {
         body: Option<Bytes>,
         deadline: Duration,
         bytes_max: usize,
-    ) -> Result<Answered, SendError> {
+    ) -> Result<EndpointAnswer, SendError> {
         let method = if body.is_some() { Method::POST } else { Method::GET };
         let kept = Kept { bytes: bytes_max, read: bytes_max };
         let body = body.unwrap_or_default();
@@ -162,7 +162,7 @@ impl EndpointClient {
         body: Bytes,
         deadline: Duration,
         kept: Kept,
-    ) -> Result<Answered, SendError> {
+    ) -> Result<EndpointAnswer, SendError> {
         let started = Instant::now();
         // An open connection in the pool does not pass the connector again, and the rules may be newer
         // than the endpoint.
@@ -173,7 +173,7 @@ impl EndpointClient {
         let exchange = PROGRESS.scope(Arc::clone(&progress), exchange);
         match timeout(deadline, exchange).await {
             Ok(answered) => {
-                answered.map(|answered| Answered { took: started.elapsed(), ..answered })
+                answered.map(|answered| EndpointAnswer { took: started.elapsed(), ..answered })
             }
             Err(_) => Err(SendError::timeout(progress.stage(), deadline)),
         }
@@ -184,12 +184,12 @@ impl EndpointClient {
         request: Request<Tracked>,
         progress: &Progress,
         kept: Kept,
-    ) -> Result<Answered, SendError> {
+    ) -> Result<EndpointAnswer, SendError> {
         let response = self.client.request(request).await.map_err(unanswered)?;
         progress.reach(Stage::Body);
         let (head, body) = response.into_parts();
         let (body_start, truncated) = beginning(body, kept).await?;
-        Ok(Answered {
+        Ok(EndpointAnswer {
             status: head.status,
             retry_after_header: head.headers.get(RETRY_AFTER).cloned(),
             webhook_delivery: webhook_delivery(&head.headers),
@@ -206,7 +206,7 @@ impl fmt::Debug for EndpointClient {
     }
 }
 
-impl Answered {
+impl EndpointAnswer {
     /// How long the endpoint asks not to be called, at most a day. A value that is neither seconds nor a
     /// date is ignored.
     pub fn retry_after(&self, now: Timestamp) -> Option<Duration> {

@@ -38,7 +38,7 @@ use tokio_rustls::rustls;
 use tower::Service;
 
 pub use self::custom_headers::{CustomHeaders, HeaderProblem};
-pub use self::endpoint_client::{Answered, EndpointClient, WebhookDelivery};
+pub use self::endpoint_client::{EndpointAnswer, EndpointClient, WebhookDelivery};
 pub(crate) use self::endpoint_url::ParsedUrls;
 pub use self::endpoint_url::{EndpointUrl, UrlProblem};
 pub use self::guard_rules::{Blocked, ENDPOINT_PORTS, EgressProxy, EgressProxyProblem, GuardRules};

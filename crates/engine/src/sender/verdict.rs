@@ -5,10 +5,10 @@ use hapax_core::job::Retry;
 use hapax_core::store::{AttemptVerdict, EndpointSignal, HandlerAnswer};
 use http::StatusCode;
 
-use crate::outbound::{Answered, SendError, SendErrorClass, WebhookDelivery};
+use crate::outbound::{EndpointAnswer, SendError, SendErrorClass, WebhookDelivery};
 
 /// The verdict on an answer.
-pub(super) fn of_answer(answered: &Answered, now: Timestamp) -> AttemptVerdict {
+pub(super) fn of_answer(answered: &EndpointAnswer, now: Timestamp) -> AttemptVerdict {
     let status = answered.status;
     let answer = HandlerAnswer { status: status.as_u16(), body: text(&answered.body_start) };
     if status.is_success() {
@@ -51,7 +51,7 @@ pub(super) fn of_unsendable(reason: String) -> AttemptVerdict {
     AttemptVerdict::Failed { error: reason, answer: None, retry, says }
 }
 
-fn reason(answered: &Answered) -> String {
+fn reason(answered: &EndpointAnswer) -> String {
     let status = answered.status;
     match (answered.webhook_delivery, status) {
         (Some(WebhookDelivery::AbortMessage), _) => {
@@ -86,8 +86,8 @@ mod tests {
 
     use super::*;
 
-    fn answered(status: u16) -> Answered {
-        Answered {
+    fn answered(status: u16) -> EndpointAnswer {
+        EndpointAnswer {
             status: StatusCode::from_u16(status).unwrap(),
             retry_after_header: None,
             webhook_delivery: None,
@@ -97,7 +97,7 @@ mod tests {
         }
     }
 
-    fn retry(answered: &Answered) -> Option<Retry> {
+    fn retry(answered: &EndpointAnswer) -> Option<Retry> {
         match of_answer(answered, Timestamp::UNIX_EPOCH) {
             AttemptVerdict::Failed { retry, .. } => Some(retry),
             AttemptVerdict::Delivered(_) | AttemptVerdict::GivenBack => None,
@@ -119,7 +119,7 @@ mod tests {
     fn retry_after_delays_within_a_day_and_nonsense_is_ignored() {
         let day = Duration::from_secs(86_400);
         let check = |value: &'static str, expected: Retry| {
-            let asked = Answered {
+            let asked = EndpointAnswer {
                 retry_after_header: Some(HeaderValue::from_static(value)),
                 ..answered(429)
             };
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn an_answer_says_what_it_means_for_the_endpoint() {
-        let check = |answered: Answered, retry: Retry, says: EndpointSignal| match of_answer(
+        let check = |answered: EndpointAnswer, retry: Retry, says: EndpointSignal| match of_answer(
             &answered,
             Timestamp::UNIX_EPOCH,
         ) {
@@ -146,10 +146,11 @@ mod tests {
             }
             other => panic!("{answered:?}: {other:?}"),
         };
-        let asking = |status, asks| Answered { webhook_delivery: Some(asks), ..answered(status) };
+        let asking =
+            |status, asks| EndpointAnswer { webhook_delivery: Some(asks), ..answered(status) };
         let waiting = |status| {
             let retry_after_header = Some(HeaderValue::from_static("7"));
-            Answered { retry_after_header, ..answered(status) }
+            EndpointAnswer { retry_after_header, ..answered(status) }
         };
         let wait = Duration::from_secs(7);
         check(asking(422, WebhookDelivery::AbortMessage), Retry::Never, EndpointSignal::Works);

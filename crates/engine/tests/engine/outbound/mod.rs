@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_engine::{
-    Answered, ENDPOINT_PORTS, EndpointClient, EndpointUrl, GuardRules, Lookup, LookupError,
+    ENDPOINT_PORTS, EndpointAnswer, EndpointClient, EndpointUrl, GuardRules, Lookup, LookupError,
     Resolve, SendError,
 };
 use http::HeaderMap;
@@ -42,7 +42,7 @@ fn client(rules: GuardRules, names: &Arc<Names>) -> EndpointClient {
     EndpointClient::with(rules, resolver, &[]).expect("TLS is set up")
 }
 
-async fn post(client: &EndpointClient, url: &str) -> Result<Answered, SendError> {
+async fn post(client: &EndpointClient, url: &str) -> Result<EndpointAnswer, SendError> {
     let url = EndpointUrl::from_stored(url).expect("a URL in good form");
     let body = Bytes::from_static(b"{\"id\":\"msg_1\"}");
     within(client.post(&url, HeaderMap::new(), body, DEADLINE)).await
