@@ -135,7 +135,7 @@ impl EndpointClient {
         body: Bytes,
         deadline: Duration,
     ) -> Result<EndpointAnswer, SendError> {
-        let kept = Kept { bytes: ANSWER_KEPT_BYTES, read: ENDPOINT_ANSWER_BODY_BYTES_MAX };
+        let kept = AnswerLimits { bytes: ANSWER_KEPT_BYTES, read: ENDPOINT_ANSWER_BODY_BYTES_MAX };
         self.send(url, request(url, Method::POST, headers), body, deadline, kept).await
     }
 
@@ -150,7 +150,7 @@ impl EndpointClient {
         bytes_max: usize,
     ) -> Result<EndpointAnswer, SendError> {
         let method = if body.is_some() { Method::POST } else { Method::GET };
-        let kept = Kept { bytes: bytes_max, read: bytes_max };
+        let kept = AnswerLimits { bytes: bytes_max, read: bytes_max };
         let body = body.unwrap_or_default();
         self.send(url, request(url, method, headers), body, deadline, kept).await
     }
@@ -161,7 +161,7 @@ impl EndpointClient {
         request: Request<()>,
         body: Bytes,
         deadline: Duration,
-        kept: Kept,
+        kept: AnswerLimits,
     ) -> Result<EndpointAnswer, SendError> {
         let started = Instant::now();
         // An open connection in the pool does not pass the connector again, and the rules may be newer
@@ -183,7 +183,7 @@ impl EndpointClient {
         &self,
         request: Request<Tracked>,
         progress: &Progress,
-        kept: Kept,
+        kept: AnswerLimits,
     ) -> Result<EndpointAnswer, SendError> {
         let response = self.client.request(request).await.map_err(unanswered)?;
         progress.reach(Stage::Body);
@@ -249,14 +249,14 @@ fn request(url: &EndpointUrl, method: Method, mut headers: HeaderMap) -> Request
 
 /// How much of an answer's body is kept, and how much is read.
 #[derive(Clone, Copy)]
-struct Kept {
+struct AnswerLimits {
     bytes: usize,
     read: usize,
 }
 
 /// The beginning of a body, and whether there is more. A short body is read to its end, so that its
 /// connection can be used again; a longer one is dropped with its connection.
-async fn beginning(mut body: Incoming, limits: Kept) -> Result<(Bytes, bool), SendError> {
+async fn beginning(mut body: Incoming, limits: AnswerLimits) -> Result<(Bytes, bool), SendError> {
     let mut kept = BytesMut::new();
     let mut read = 0_usize;
     while read <= limits.read {
