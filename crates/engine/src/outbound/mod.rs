@@ -72,7 +72,7 @@ enum Unseen {
 
 /// An answer, as far as it was read.
 #[derive(Debug)]
-pub(crate) struct Heard {
+pub(crate) struct BufferedAnswer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
@@ -156,7 +156,7 @@ impl Outbound {
         &self,
         request: Request<Full<Bytes>>,
         deadline: Duration,
-    ) -> Result<Heard, OutboundError> {
+    ) -> Result<BufferedAnswer, OutboundError> {
         self.send_reading(request, deadline, ANSWER_BYTES_MAX).await
     }
 
@@ -166,11 +166,11 @@ impl Outbound {
         request: Request<Full<Bytes>>,
         deadline: Duration,
         bytes_max: usize,
-    ) -> Result<Heard, OutboundError> {
+    ) -> Result<BufferedAnswer, OutboundError> {
         let exchange = async {
             let (head, mut body) = self.pass(request.map(Either::Left)).await?.into_parts();
             let (body, cut) = beginning(&mut body, bytes_max).await?;
-            Ok(Heard { status: head.status, headers: head.headers, body, cut })
+            Ok(BufferedAnswer { status: head.status, headers: head.headers, body, cut })
         };
         timeout(deadline, exchange).await.unwrap_or(Err(OutboundError::TimedOut(deadline)))
     }

@@ -24,7 +24,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::limits::{ANSWER_BYTES_MAX, ANSWER_KEPT_BYTES};
-use crate::outbound::{Heard, Outbound, OutboundError, retry_after};
+use crate::outbound::{BufferedAnswer, Outbound, OutboundError, retry_after};
 use crate::worker::{SharedTenantVerifiers, refetch};
 
 /// The app of one handler.
@@ -223,7 +223,7 @@ struct Said {
 }
 
 /// Adds the app's answer to the outcome.
-fn with_answer(mut outcome: Outcome, heard: &Heard) -> Outcome {
+fn with_answer(mut outcome: Outcome, heard: &BufferedAnswer) -> Outcome {
     let (Outcome::Done { answer, .. } | Outcome::Failed { answer, .. }) = &mut outcome;
     *answer = Some(HandlerAnswer { status: heard.status.as_u16(), body: beginning(&heard.body) });
     outcome
@@ -240,7 +240,7 @@ fn beginning(body: &[u8]) -> String {
     String::from_utf8_lossy(whole).trim().replace('\0', "\u{fffd}")
 }
 
-fn understood(heard: &Heard, now: Timestamp) -> Outcome {
+fn understood(heard: &BufferedAnswer, now: Timestamp) -> Outcome {
     let status = heard.status;
     if status.is_success() {
         return done(heard);
@@ -265,7 +265,7 @@ struct No {
 }
 
 impl No {
-    fn of(heard: &Heard) -> Self {
+    fn of(heard: &BufferedAnswer) -> Self {
         let is_object = heard.body.trim_ascii_start().starts_with(b"{");
         let said: Self = match is_object && !heard.cut {
             // Fields of other types belong to the app.
@@ -295,7 +295,7 @@ pub(crate) fn said_no(status: StatusCode) -> String {
 }
 
 /// When a failed attempt is repeated: by the schedule, or later if the app asks for it.
-pub(crate) fn when_again(heard: &Heard, now: Timestamp) -> Retry {
+pub(crate) fn when_again(heard: &BufferedAnswer, now: Timestamp) -> Retry {
     let asks_for_time =
         matches!(heard.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     let wait = heard.headers.get(RETRY_AFTER).filter(|_| asks_for_time);
@@ -316,7 +316,7 @@ pub(crate) fn when_unanswered(error: &OutboundError) -> Retry {
     }
 }
 
-fn done(heard: &Heard) -> Outcome {
+fn done(heard: &BufferedAnswer) -> Outcome {
     if heard.cut {
         // A truncated answer must not count as one that publishes nothing.
         let may_publish = has(&heard.body, b"\"publish\"") || has(&heard.body, b"\"result\"");

@@ -15,7 +15,7 @@ use http_body_util::Full;
 use serde::de::IgnoredAny;
 
 use crate::limits::CURRENT_HEADER_BYTES_MAX;
-use crate::outbound::{Heard, Outbound};
+use crate::outbound::{BufferedAnswer, Outbound};
 use crate::worker::http_handler::{failed, said_no, when_again, when_unanswered};
 
 /// How a handler's objects are fetched.
@@ -63,7 +63,7 @@ impl Refetcher {
     }
 }
 
-fn understood(heard: &Heard, bytes_max: usize) -> Result<Arc<str>, String> {
+fn understood(heard: &BufferedAnswer, bytes_max: usize) -> Result<Arc<str>, String> {
     if heard.cut {
         return Err(format!("the object is larger than {bytes_max} bytes"));
     }

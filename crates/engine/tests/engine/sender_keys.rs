@@ -37,7 +37,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{self, ServerConfig};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Heard, Wire, within};
+use crate::support::{BufferedAnswer, Wire, within};
 
 const WEBHOOK_ID: &str = "WH-TEST-1";
 const CERTS: &str = "https://api.paypal.com/v1/notifications/certs/";
@@ -276,7 +276,7 @@ impl Receiver {
         self.clock.fetch_add(seconds, Ordering::SeqCst);
     }
 
-    async fn send(&self, request: &str) -> Heard {
+    async fn send(&self, request: &str) -> BufferedAnswer {
         let mut wire = Wire::connect(self.address).await;
         wire.write(request).await;
         wire.answer().await

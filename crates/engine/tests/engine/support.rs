@@ -33,13 +33,13 @@ pub(crate) struct Wire {
 
 /// An answer as it arrived.
 #[derive(Debug)]
-pub(crate) struct Heard {
+pub(crate) struct BufferedAnswer {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
 }
 
-impl Heard {
+impl BufferedAnswer {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
             let (key, value) = line.split_once(':')?;
@@ -72,12 +72,12 @@ impl Wire {
     }
 
     /// The next answer.
-    pub(crate) async fn answer(&mut self) -> Heard {
+    pub(crate) async fn answer(&mut self) -> BufferedAnswer {
         self.try_answer().await.expect("an answer")
     }
 
     /// The next answer, or `None` if the connection ends without one.
-    pub(crate) async fn try_answer(&mut self) -> Option<Heard> {
+    pub(crate) async fn try_answer(&mut self) -> Option<BufferedAnswer> {
         let end = loop {
             if let Some(at) = self.read.windows(4).position(|four| four == b"\r\n\r\n") {
                 break at + 4;
@@ -88,7 +88,7 @@ impl Wire {
         };
         let head = String::from_utf8(self.read.drain(..end).collect()).expect("a head is text");
         let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
-        let mut heard = Heard { status, head, body: Vec::new() };
+        let mut heard = BufferedAnswer { status, head, body: Vec::new() };
         let length: usize =
             heard.header("content-length").map_or(0, |length| length.parse().expect("a length"));
         while self.read.len() < length {

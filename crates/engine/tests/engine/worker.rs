@@ -685,7 +685,7 @@ impl SyncSource {
         Self { store, wire, source, _running: running, _stop: stop.drop_guard() }
     }
 
-    async fn send(&mut self) -> crate::support::Heard {
+    async fn send(&mut self) -> crate::support::BufferedAnswer {
         let url = "http://localhost/webhooks/billing".to_owned();
         let body = Bytes::from(EVENT);
         let plain =
