@@ -54,11 +54,12 @@ use crate::limits::{
 /// The client for addresses that the operator configured, with its connections. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Outbound {
-    client: Client<InTime<HttpsConnector<HttpConnector>>, Sent>,
+    client: Client<InTime<HttpsConnector<HttpConnector>>, OutboundBody>,
 }
 
 /// A body to send: whole, or as a stream.
-pub(crate) type Sent = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>>;
+pub(crate) type OutboundBody =
+    Either<Full<Bytes>, UnsyncBoxBody<Bytes, Box<dyn Error + Send + Sync>>>;
 
 /// The treatment of a request whose connection was closed before a byte was written, so that no
 /// server has seen the request.
@@ -145,7 +146,7 @@ impl Outbound {
     /// the answer's body before its end, closes the connection.
     pub(crate) async fn pass(
         &self,
-        request: Request<Sent>,
+        request: Request<OutboundBody>,
     ) -> Result<Response<Incoming>, OutboundError> {
         self.client.request(request).await.map_err(unanswered)
     }

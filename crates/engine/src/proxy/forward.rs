@@ -35,7 +35,7 @@ use super::problem::Problem;
 use super::upstream::{Stray, Upstream};
 use crate::ingress::respond::RequestId;
 use crate::limits::{UPSTREAM_MARGIN_MAX, UPSTREAM_MARGIN_MIN};
-use crate::outbound::{self, Outbound, OutboundError, Sent};
+use crate::outbound::{self, Outbound, OutboundBody, OutboundError};
 
 /// Forwards requests to one upstream. Clones share its connections.
 #[derive(Debug, Clone)]
@@ -180,7 +180,10 @@ impl Way {
     }
 
     /// The head of the upstream's answer as the client gets it, and its body.
-    async fn ask(&self, request: Request<Sent>) -> Result<(Response<()>, Incoming), OutboundError> {
+    async fn ask(
+        &self,
+        request: Request<OutboundBody>,
+    ) -> Result<(Response<()>, Incoming), OutboundError> {
         let (head, body) = self.outbound.pass(request).await?.into_parts();
         // The client asked for no upgrade, and the bytes after it are no answer.
         if head.status.is_informational() {
@@ -215,7 +218,7 @@ impl Way {
             self.log.upstream(call, "too late to send a request to", "the lease is over");
             return Problem::NotReached.answer(call);
         }
-        let request = onward.map(|()| Sent::Left(Full::new(body.to_bytes())));
+        let request = onward.map(|()| OutboundBody::Left(Full::new(body.to_bytes())));
         let heard = timeout_at(by, async {
             let (answer, body) = self.ask(request).await?;
             read(body, by).await.map(|body| answer.map(|()| body))
