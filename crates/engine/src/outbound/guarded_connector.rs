@@ -35,9 +35,9 @@ use crate::limits::{
 
 /// Opens connections that the rules accept.
 #[derive(Clone)]
-pub(super) struct GuardedConnector(Arc<Guard>);
+pub(super) struct GuardedConnector(Arc<ConnectorParts>);
 
-struct Guard {
+struct ConnectorParts {
     rules: GuardRules,
     resolver: Arc<dyn Resolve>,
     tls: TlsConnector,
@@ -67,7 +67,7 @@ impl Progress {
 
 impl GuardedConnector {
     pub(super) fn new(rules: GuardRules, resolver: Arc<dyn Resolve>, tls: TlsConnector) -> Self {
-        Self(Arc::new(Guard { rules, resolver, tls }))
+        Self(Arc::new(ConnectorParts { rules, resolver, tls }))
     }
 
     /// The same resolver and roots under other rules.
@@ -111,7 +111,7 @@ impl Service<Uri> for GuardedConnector {
     }
 }
 
-impl Guard {
+impl ConnectorParts {
     async fn open(&self, to: &Uri, progress: &Progress) -> Result<EndpointStream, SendError> {
         let (host, port) = (to.host().unwrap_or_default(), port_of(to));
         let judged = self.judged(to, host, port).await?;
