@@ -33,9 +33,9 @@ pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};
 pub use outbound::{
     Blocked, CustomHeaders, DnsResolver, ENDPOINT_PORTS, EgressProxy, EgressProxyProblem,
-    EndpointAnswer, EndpointClient, EndpointUrl, GuardRules, HeaderProblem, Lookup, LookupError,
-    Outbound, OutboundTlsError, Resolve, SendError, SendErrorClass, UrlProblem, WebhookDelivery,
-    is_public,
+    EndpointAnswer, EndpointClient, EndpointUrl, GuardRules, HeaderProblem, LookupError,
+    LookupFuture, Outbound, OutboundTlsError, Resolve, SendError, SendErrorClass, UrlProblem,
+    WebhookDelivery, is_public,
 };
 pub use plan_runner::{JobsFor, run_plans};
 pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};

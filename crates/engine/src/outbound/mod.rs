@@ -43,7 +43,7 @@ pub(crate) use self::endpoint_url::ParsedUrls;
 pub use self::endpoint_url::{EndpointUrl, UrlProblem};
 pub use self::guard_rules::{Blocked, ENDPOINT_PORTS, EgressProxy, EgressProxyProblem, GuardRules};
 pub use self::public_address::is_public;
-pub use self::resolver::{DnsResolver, Lookup, LookupError, Resolve};
+pub use self::resolver::{DnsResolver, LookupError, LookupFuture, Resolve};
 pub(crate) use self::retry_after::retry_after;
 use self::send_error::deepest;
 pub use self::send_error::{SendError, SendErrorClass};

@@ -19,11 +19,12 @@ use crate::limits::{LOOKUP_CACHE_ENTRIES, LOOKUP_MISS_TTL_MAX, LOOKUP_TTL_MAX};
 /// Looks up the addresses of names. Tests answer as an attacker's name server could.
 pub trait Resolve: fmt::Debug + Send + Sync {
     /// Every address of `name`, which is fully qualified although it ends without a dot.
-    fn lookup<'a>(&'a self, name: &'a str) -> Lookup<'a>;
+    fn lookup<'a>(&'a self, name: &'a str) -> LookupFuture<'a>;
 }
 
 /// A running lookup.
-pub type Lookup<'a> = Pin<Box<dyn Future<Output = Result<Vec<IpAddr>, LookupError>> + Send + 'a>>;
+pub type LookupFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<Vec<IpAddr>, LookupError>> + Send + 'a>>;
 
 /// Why a name has no addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -91,7 +92,7 @@ impl DnsResolver {
 }
 
 impl Resolve for DnsResolver {
-    fn lookup<'a>(&'a self, name: &'a str) -> Lookup<'a> {
+    fn lookup<'a>(&'a self, name: &'a str) -> LookupFuture<'a> {
         Box::pin(async move {
             let resolver = self.current().map_err(failed)?;
             // With its dot the name is not tried below search domains.

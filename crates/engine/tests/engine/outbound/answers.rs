@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_engine::{
-    EndpointClient, EndpointUrl, Lookup, Resolve, SendError, SendErrorClass, WebhookDelivery,
+    EndpointClient, EndpointUrl, LookupFuture, Resolve, SendError, SendErrorClass, WebhookDelivery,
 };
 use http::HeaderMap;
 use tokio::io::AsyncWriteExt;
@@ -294,7 +294,7 @@ async fn one_deadline_covers_a_body_that_drips() {
 struct Silent(Arc<Semaphore>);
 
 impl Resolve for Silent {
-    fn lookup<'a>(&'a self, _: &'a str) -> Lookup<'a> {
+    fn lookup<'a>(&'a self, _: &'a str) -> LookupFuture<'a> {
         struct Dropped(Arc<Semaphore>);
         impl Drop for Dropped {
             fn drop(&mut self) {

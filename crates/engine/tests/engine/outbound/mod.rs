@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_engine::{
-    ENDPOINT_PORTS, EndpointAnswer, EndpointClient, EndpointUrl, GuardRules, Lookup, LookupError,
-    Resolve, SendError,
+    ENDPOINT_PORTS, EndpointAnswer, EndpointClient, EndpointUrl, GuardRules, LookupError,
+    LookupFuture, Resolve, SendError,
 };
 use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -79,7 +79,7 @@ impl Names {
 }
 
 impl Resolve for Names {
-    fn lookup<'a>(&'a self, name: &'a str) -> Lookup<'a> {
+    fn lookup<'a>(&'a self, name: &'a str) -> LookupFuture<'a> {
         self.lookups.fetch_add(1, Ordering::SeqCst);
         let mut answers = self.answers.lock().unwrap();
         let answer = match answers.get_mut(name) {
