@@ -26,7 +26,7 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use super::OutboundTlsError;
 use super::endpoint_url::{EndpointUrl, UrlProblem};
 use super::guard_rules::GuardRules;
-use super::guarded_connector::{GuardedConnector, PROGRESS, Progress};
+use super::guarded_connector::{GuardedConnector, PROGRESS, RequestProgress};
 use super::resolver::{DnsResolver, Resolve};
 use super::retry_after::retry_after;
 use super::send_error::{SendError, Stage, chain};
@@ -167,7 +167,7 @@ impl EndpointClient {
         // An open connection in the pool does not pass the connector again, and the rules may be newer
         // than the endpoint.
         url.check(self.rules()).map_err(|why| SendError::blocked(url.host(), why))?;
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(RequestProgress::default());
         let request = request.map(|()| Tracked::new(body, &progress));
         let exchange = self.exchange(request, &progress, kept);
         let exchange = PROGRESS.scope(Arc::clone(&progress), exchange);
@@ -182,7 +182,7 @@ impl EndpointClient {
     async fn exchange(
         &self,
         request: Request<Tracked>,
-        progress: &Progress,
+        progress: &RequestProgress,
         kept: AnswerLimits,
     ) -> Result<EndpointAnswer, SendError> {
         let response = self.client.request(request).await.map_err(unanswered)?;
@@ -298,11 +298,11 @@ fn unanswered(error: legacy::Error) -> SendError {
 /// A body that records when its connection began to send.
 struct Tracked {
     body: Option<Bytes>,
-    progress: Arc<Progress>,
+    progress: Arc<RequestProgress>,
 }
 
 impl Tracked {
-    fn new(body: Bytes, progress: &Arc<Progress>) -> Self {
+    fn new(body: Bytes, progress: &Arc<RequestProgress>) -> Self {
         if body.is_empty() {
             // An empty body is never polled, so the request counts as sent from the start.
             progress.reach(Stage::Answer);

@@ -45,15 +45,15 @@ struct ConnectorParts {
 
 tokio::task_local! {
     /// How far the request of this task got. The connector is called inside the request's future.
-    pub(super) static PROGRESS: Arc<Progress>;
+    pub(super) static PROGRESS: Arc<RequestProgress>;
 }
 
 /// How far a request got. The stage only increases: a connection that is opened in the background,
 /// while the request takes another one from the pool, must not make a request look unsent.
 #[derive(Debug, Default)]
-pub(super) struct Progress(AtomicU8);
+pub(super) struct RequestProgress(AtomicU8);
 
-impl Progress {
+impl RequestProgress {
     pub(super) fn reach(&self, stage: Stage) {
         self.0.fetch_max(stage as u8, Ordering::Relaxed);
     }
@@ -112,7 +112,11 @@ impl Service<Uri> for GuardedConnector {
 }
 
 impl ConnectorParts {
-    async fn open(&self, to: &Uri, progress: &Progress) -> Result<EndpointStream, SendError> {
+    async fn open(
+        &self,
+        to: &Uri,
+        progress: &RequestProgress,
+    ) -> Result<EndpointStream, SendError> {
         let (host, port) = (to.host().unwrap_or_default(), port_of(to));
         let judged = self.judged(to, host, port).await?;
         progress.reach(Stage::Connect);
@@ -357,7 +361,7 @@ mod tests {
     /// A connection that is opened in the background reports its stages late.
     #[test]
     fn progress_never_goes_back() {
-        let progress = Progress::default();
+        let progress = RequestProgress::default();
         assert_eq!(progress.stage(), Stage::Lookup);
         for (reached, expected) in [
             (Stage::Connect, Stage::Connect),
