@@ -12,13 +12,13 @@ use tracing::debug;
 
 use crate::ingress::Now;
 use crate::limits::GAUGES_EVERY;
-use crate::worker::Lane;
+use crate::worker::HandlerWorkers;
 
 /// Updates the gauges of these lanes until `stop`, and those of lanes that only the store knows.
 pub(crate) async fn watch<S: Inspect>(
     store: Arc<S>,
     now: Now,
-    lanes: Vec<Arc<Lane>>,
+    lanes: Vec<Arc<HandlerWorkers>>,
     stop: CancellationToken,
 ) {
     let mut names: HashSet<String> = lanes.iter().map(|lane| lane.name.clone()).collect();

@@ -11,12 +11,12 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use tracing::{debug, info, warn};
 
 use super::polling::Pause;
-use super::{Ended, Lane, Next, Workers};
+use super::{Ended, HandlerWorkers, Next, Workers};
 
 /// Renewing more often than this would cost more than it protects.
 const LEASE_BEAT_MIN: Duration = Duration::from_millis(10);
 
-impl Lane {
+impl HandlerWorkers {
     pub(super) fn ask<S>(&self, workers: &Workers<S>, limit: usize) -> ClaimAsk {
         ClaimAsk { handler: self.handler.clone(), limit, worker: workers.id.clone() }
     }

@@ -107,7 +107,7 @@ pub struct Workers<S> {
     /// The name of this process in the records of attempts: a new one after each start.
     id: Arc<str>,
     tenants: SharedTenantVerifiers,
-    lanes: watch::Sender<Vec<Arc<Lane>>>,
+    lanes: watch::Sender<Vec<Arc<HandlerWorkers>>>,
 }
 
 impl<S: Work + Inspect + StoreHints> Workers<S> {
@@ -138,7 +138,8 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
     /// the concurrency of their handler.
     pub fn reload(&self, lanes: Vec<LaneSpec>) {
         let before = self.lanes.borrow().clone();
-        let build = |spec| Arc::new(Lane::new(spec, &self.outbound, &self.tenants, &before));
+        let build =
+            |spec| Arc::new(HandlerWorkers::new(spec, &self.outbound, &self.tenants, &before));
         self.lanes.send_replace(lanes.into_iter().map(build).collect());
     }
 
@@ -223,7 +224,7 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
     }
 
     /// Announces the handlers to the store. Until that succeeds, nothing is claimed.
-    async fn announce(&self, lanes: &[Arc<Lane>]) {
+    async fn announce(&self, lanes: &[Arc<HandlerWorkers>]) {
         let mut pause = Pause::default();
         let specs: Vec<HandlerSpec> =
             lanes.iter().map(|lane| lane.config.spec(&lane.handler.source)).collect();
@@ -242,7 +243,7 @@ impl<S> fmt::Debug for Workers<S> {
 
 /// A handler with its workers.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct HandlerWorkers {
     pub(crate) handler: HandlerRef,
     pub(crate) name: String,
     config: Arc<Handler>,
@@ -296,7 +297,7 @@ enum Ended {
     Lost,
 }
 
-impl Lane {
+impl HandlerWorkers {
     fn new(
         spec: LaneSpec,
         outbound: &Outbound,

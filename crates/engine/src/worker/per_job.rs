@@ -15,10 +15,10 @@ use tracing::{debug, error};
 
 use super::panics::{catch_panic, log_panic};
 use super::polling::Polling;
-use super::{Found, Kind, Lane, Next, Workers};
+use super::{Found, HandlerWorkers, Kind, Next, Workers};
 use crate::limits::CLAIM_MAX;
 
-impl Lane {
+impl HandlerWorkers {
     /// Runs single jobs, several at once, because each of them waits for another system.
     pub(super) async fn work_singly<S: Work>(
         self: &Arc<Self>,

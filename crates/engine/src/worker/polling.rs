@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Found, Lane, Workers};
+use super::{Found, HandlerWorkers, Workers};
 use crate::limits::{GATHER, POLL_EVERY, STORE_PAUSE, STORE_PAUSE_MAX};
 
 /// The first pause of a lane that found nothing although the store expected a due job. It doubles, up to
@@ -18,7 +18,7 @@ const QUIET_PAUSE: Duration = Duration::from_millis(5);
 
 /// Decides when a lane claims again.
 pub(super) struct Polling<'a, S> {
-    lane: &'a Lane,
+    lane: &'a HandlerWorkers,
     workers: &'a Workers<S>,
     stop: &'a CancellationToken,
     quiet: u32,
@@ -27,7 +27,7 @@ pub(super) struct Polling<'a, S> {
 
 impl<'a, S: Work> Polling<'a, S> {
     pub(super) fn new(
-        lane: &'a Lane,
+        lane: &'a HandlerWorkers,
         workers: &'a Workers<S>,
         stop: &'a CancellationToken,
     ) -> Self {

@@ -12,10 +12,10 @@ use tracing::warn;
 
 use super::panics::log_panic;
 use super::polling::Polling;
-use super::{Found, Lane, Next, Workers};
+use super::{Found, HandlerWorkers, Next, Workers};
 use crate::limits::SQL_SLICE;
 
-impl Lane {
+impl HandlerWorkers {
     /// Slice after slice, in the store alone.
     pub(super) async fn work_sql<S: Work + StoreHints>(
         self: &Arc<Self>,
