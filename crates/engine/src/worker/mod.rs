@@ -247,7 +247,7 @@ pub(crate) struct HandlerWorkers {
     pub(crate) handler: HandlerRef,
     pub(crate) name: String,
     config: Arc<Handler>,
-    kind: Kind,
+    kind: WorkerKind,
     /// Fetches the current object before each attempt.
     current: Option<Refetcher>,
     /// The number of concurrent attempts; shared with the lane that a reload replaced.
@@ -257,7 +257,7 @@ pub(crate) struct HandlerWorkers {
 }
 
 #[derive(Debug)]
-enum Kind {
+enum WorkerKind {
     Sql(Arc<SqlProgram>),
     Http(Box<App>),
     Rust(Arc<dyn RustHandler>),
@@ -306,13 +306,13 @@ impl HandlerWorkers {
     ) -> Self {
         let LaneSpec { handler: config, source, verifiers } = spec;
         let kind = match &config.kind {
-            HandlerKind::Sql(program) => Kind::Sql(program.clone()),
-            HandlerKind::Pull => Kind::Pull,
-            HandlerKind::Rust(code) => Kind::Rust(code.clone()),
+            HandlerKind::Sql(program) => WorkerKind::Sql(program.clone()),
+            HandlerKind::Pull => WorkerKind::Pull,
+            HandlerKind::Rust(code) => WorkerKind::Rust(code.clone()),
             HandlerKind::Http(target) => {
                 let tenants = Arc::clone(tenants);
                 let app = App::new(&config, target, verifiers, tenants, outbound.clone());
-                Kind::Http(Box::new(app))
+                WorkerKind::Http(Box::new(app))
             }
         };
         let current =
@@ -346,11 +346,14 @@ impl HandlerWorkers {
         while !stop.is_cancelled() {
             let working = async {
                 match (&self.kind, &self.current) {
-                    (Kind::Sql(program), None) => self.work_sql(&workers, program, &stop).await,
-                    (Kind::Sql(_), Some(_)) | (Kind::Http(_) | Kind::Rust(_), _) => {
+                    (WorkerKind::Sql(program), None) => {
+                        self.work_sql(&workers, program, &stop).await
+                    }
+                    (WorkerKind::Sql(_), Some(_))
+                    | (WorkerKind::Http(_) | WorkerKind::Rust(_), _) => {
                         self.work_singly(&workers, &stop).await;
                     }
-                    (Kind::Pull, _) => stop.cancelled().await,
+                    (WorkerKind::Pull, _) => stop.cancelled().await,
                 }
             };
             if let Err(panic) = catch_panic(working).await {

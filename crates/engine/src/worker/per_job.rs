@@ -15,7 +15,7 @@ use tracing::{debug, error};
 
 use super::panics::{catch_panic, log_panic};
 use super::polling::Polling;
-use super::{Found, HandlerWorkers, Kind, Next, Workers};
+use super::{Found, HandlerWorkers, Next, WorkerKind, Workers};
 use crate::limits::CLAIM_MAX;
 
 impl HandlerWorkers {
@@ -138,18 +138,18 @@ impl HandlerWorkers {
             Err(outcome) => return Next::Settle(outcome),
         };
         match &self.kind {
-            Kind::Http(app) => {
+            WorkerKind::Http(app) => {
                 Next::Settle(app.call(claim, current.as_deref(), (workers.now)()).await)
             }
-            Kind::Rust(code) => self.run_code(&**code, claim, current).await,
-            Kind::Sql(program) => Next::Run(SqlRun {
+            WorkerKind::Rust(code) => self.run_code(&**code, claim, current).await,
+            WorkerKind::Sql(program) => Next::Run(SqlRun {
                 job: claim.job,
                 fence: claim.fence,
                 program: program.clone(),
                 timeout: self.config.timeout,
                 current,
             }),
-            Kind::Pull => unreachable!("pulled jobs are run elsewhere"),
+            WorkerKind::Pull => unreachable!("pulled jobs are run elsewhere"),
         }
     }
 
