@@ -266,7 +266,7 @@ enum WorkerKind {
 
 /// The result of a search for work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum ClaimYield {
     Nothing,
     /// Some jobs, but fewer than the limit.
     Some,

@@ -15,7 +15,7 @@ use tracing::{debug, error};
 
 use super::panics::{catch_panic, log_panic};
 use super::polling::Polling;
-use super::{Found, HandlerWorkers, Next, WorkerKind, Workers};
+use super::{ClaimYield, HandlerWorkers, Next, WorkerKind, Workers};
 use crate::limits::CLAIM_MAX;
 
 impl HandlerWorkers {
@@ -39,14 +39,15 @@ impl HandlerWorkers {
                 Err(error) => Err(error),
                 Ok(claims) if claims.is_empty() => {
                     drop(permits);
-                    Ok(Found::Nothing)
+                    Ok(ClaimYield::Nothing)
                 }
                 Ok(claims) if stop.is_cancelled() => {
                     self.give_back(workers, claims).await;
                     break;
                 }
                 Ok(claims) => {
-                    let found = if claims.len() < limit { Found::Some } else { Found::Full };
+                    let found =
+                        if claims.len() < limit { ClaimYield::Some } else { ClaimYield::Full };
                     if let [claim] = &claims[..]
                         && claim.alone
                     {
@@ -61,7 +62,7 @@ impl HandlerWorkers {
                             claim.clone(),
                             permits,
                         ));
-                        polling.rest(Ok(Found::Full), hint).await;
+                        polling.rest(Ok(ClaimYield::Full), hint).await;
                         continue;
                     }
                     for (claim, permit) in claims.into_iter().zip(permits) {

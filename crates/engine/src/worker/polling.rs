@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Found, HandlerWorkers, Workers};
+use super::{ClaimYield, HandlerWorkers, Workers};
 use crate::limits::{GATHER, POLL_EVERY, STORE_PAUSE, STORE_PAUSE_MAX};
 
 /// The first pause of a lane that found nothing although the store expected a due job. It doubles, up to
@@ -43,19 +43,19 @@ impl<'a, S: Work> Polling<'a, S> {
     /// Waits until another claim may find work.
     pub(super) async fn rest(
         &mut self,
-        found: Result<Found, StoreError>,
+        found: Result<ClaimYield, StoreError>,
         hint: impl Future<Output = Wake>,
     ) {
         match found {
             Ok(found) => {
                 self.pause = Pause::default();
                 match found {
-                    Found::Full => self.quiet = 0,
-                    Found::Some => {
+                    ClaimYield::Full => self.quiet = 0,
+                    ClaimYield::Some => {
                         self.quiet = 0;
                         self.stop.run_until_cancelled(sleep(GATHER)).await;
                     }
-                    Found::Nothing => self.wait_for(hint).await,
+                    ClaimYield::Nothing => self.wait_for(hint).await,
                 }
             }
             Err(error) => {

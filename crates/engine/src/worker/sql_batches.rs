@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::panics::log_panic;
 use super::polling::Polling;
-use super::{Found, HandlerWorkers, Next, Workers};
+use super::{ClaimYield, HandlerWorkers, Next, Workers};
 use crate::limits::SQL_SLICE;
 
 impl HandlerWorkers {
@@ -29,7 +29,7 @@ impl HandlerWorkers {
             let hint = polling.hint();
             let found = match workers.isolation.beside(self.slice(workers, program)).await {
                 // A lane that keeps up needs one slice at a time; only a backlog is worth several.
-                Ok((Found::Full, None)) if most > 1 => {
+                Ok((ClaimYield::Full, None)) if most > 1 => {
                     self.slices(workers, program, most, stop).await
                 }
                 Ok((found, None)) => Ok(found),
@@ -47,7 +47,7 @@ impl HandlerWorkers {
         program: &Arc<SqlProgram>,
         most: usize,
         stop: &CancellationToken,
-    ) -> Result<Found, StoreError> {
+    ) -> Result<ClaimYield, StoreError> {
         let mut running = JoinSet::new();
         let begin = |running: &mut JoinSet<_>| {
             let (lane, workers, program) = (self.clone(), workers.clone(), program.clone());
@@ -56,13 +56,13 @@ impl HandlerWorkers {
             );
         };
         (0..most).for_each(|_| begin(&mut running));
-        let (mut found, mut lost) = (Ok(Found::Some), Vec::new());
+        let (mut found, mut lost) = (Ok(ClaimYield::Some), Vec::new());
         while let Some(ended) = running.join_next().await {
             let go_on = !stop.is_cancelled() && found.is_ok() && lost.is_empty();
             match ended {
                 Ok(Ok((_, Some(claim)))) => lost.push(claim),
-                Ok(Ok((Found::Full, None))) if go_on => begin(&mut running),
-                Ok(Ok((Found::Full | Found::Some | Found::Nothing, None))) => {}
+                Ok(Ok((ClaimYield::Full, None))) if go_on => begin(&mut running),
+                Ok(Ok((ClaimYield::Full | ClaimYield::Some | ClaimYield::Nothing, None))) => {}
                 Ok(Err(error)) => found = Err(error),
                 Err(panic) => log_panic(Err(panic)),
             }
@@ -84,7 +84,7 @@ impl HandlerWorkers {
         &self,
         workers: &Workers<S>,
         program: &Arc<SqlProgram>,
-    ) -> Result<(Found, Option<Box<Claim>>), StoreError> {
+    ) -> Result<(ClaimYield, Option<Box<Claim>>), StoreError> {
         let began = Instant::now();
         let ran = workers.store.run_sql(SqlAsk {
             claim: self.ask(workers, SQL_SLICE),
@@ -112,9 +112,9 @@ impl HandlerWorkers {
             );
         }
         let found = match all {
-            0 => Found::Nothing,
-            some if some < SQL_SLICE => Found::Some,
-            _full => Found::Full,
+            0 => ClaimYield::Nothing,
+            some if some < SQL_SLICE => ClaimYield::Some,
+            _full => ClaimYield::Full,
         };
         Ok((found, ran.alone))
     }
@@ -125,7 +125,7 @@ impl HandlerWorkers {
         workers: &Workers<S>,
         program: &Arc<SqlProgram>,
         lost: &Claim,
-    ) -> Result<Found, StoreError> {
+    ) -> Result<ClaimYield, StoreError> {
         tokio::select! {
             found = workers.isolation.alone(self.lost_ones(workers, program, lost)) => found,
             never = self.keep(workers, lost) => match never {},
@@ -139,13 +139,13 @@ impl HandlerWorkers {
         workers: &Workers<S>,
         program: &Arc<SqlProgram>,
         first: &Claim,
-    ) -> Result<Found, StoreError> {
+    ) -> Result<ClaimYield, StoreError> {
         self.run_lost(workers, program, first).await;
         loop {
             match self.slice(workers, program).await? {
                 (_, Some(next)) => self.run_lost(workers, program, &next).await,
                 // A job was done before it, so there may be more.
-                (Found::Nothing, None) => return Ok(Found::Some),
+                (ClaimYield::Nothing, None) => return Ok(ClaimYield::Some),
                 (found, None) => return Ok(found),
             }
         }
