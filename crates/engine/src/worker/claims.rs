@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use tracing::{debug, info, warn};
 
 use super::polling::Pause;
-use super::{Ended, HandlerWorkers, Next, Workers};
+use super::{Ended, HandlerWorkers, StoreStep, Workers};
 
 /// Renewing more often than this would cost more than it protects.
 const LEASE_BEAT_MIN: Duration = Duration::from_millis(10);
@@ -49,16 +49,16 @@ impl HandlerWorkers {
         &self,
         workers: &Workers<S>,
         claim: &Claim,
-        next: &Next,
+        next: &StoreStep,
     ) -> Ended {
         let give_up = Instant::now() + self.config.policy.lease;
         let mut pause = Pause::default();
         loop {
             let recorded = match next {
-                Next::Settle(outcome) => self.try_settle(workers, claim, outcome).await,
-                Next::Run(run) => self.try_run(workers, run).await,
-                Next::Committed => return Ended::Done,
-                Next::Lost => return Ended::Lost,
+                StoreStep::Settle(outcome) => self.try_settle(workers, claim, outcome).await,
+                StoreStep::Run(run) => self.try_run(workers, run).await,
+                StoreStep::Committed => return Ended::Done,
+                StoreStep::Lost => return Ended::Lost,
             };
             let error = match recorded {
                 Ok(ended) => return ended,

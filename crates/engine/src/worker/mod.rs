@@ -175,7 +175,7 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
             match ended {
                 Ok((place, claim, Ok(current))) => pulled.push((place, Pulled { claim, current })),
                 Ok((_, claim, Err(outcome))) => {
-                    let ended = lane.record(self, &claim, &Next::Settle(outcome)).await;
+                    let ended = lane.record(self, &claim, &StoreStep::Settle(outcome)).await;
                     lane.counts.of(&ended).increment(1);
                     lane.say(&claim, &ended, (self.now)());
                     self.event_waiters.notify(claim.event.id);
@@ -275,7 +275,7 @@ enum ClaimYield {
 }
 
 /// The step in the store after the part of an attempt outside it.
-enum Next {
+enum StoreStep {
     /// The attempt has ended with this outcome.
     Settle(Outcome),
     /// The statements have to run.

@@ -15,7 +15,7 @@ use tracing::{debug, error};
 
 use super::panics::{catch_panic, log_panic};
 use super::polling::Polling;
-use super::{ClaimYield, HandlerWorkers, Next, WorkerKind, Workers};
+use super::{ClaimYield, HandlerWorkers, StoreStep, WorkerKind, Workers};
 use crate::limits::CLAIM_MAX;
 
 impl HandlerWorkers {
@@ -113,7 +113,7 @@ impl HandlerWorkers {
             let next = catch_panic(self.run(&workers, &claim)).await.unwrap_or_else(|panic| {
                 error!(lane = self.name, job = %claim.job, "the attempt panicked: {panic}");
                 let error = "the handler panicked".to_owned();
-                Next::Settle(Outcome::Failed { error, retry: Retry::Schedule, answer: None })
+                StoreStep::Settle(Outcome::Failed { error, retry: Retry::Schedule, answer: None })
             });
             let ended = self.record(&workers, &claim, &next).await;
             failpoint!("http.after_settle");
@@ -133,17 +133,17 @@ impl HandlerWorkers {
     }
 
     /// The part of an attempt outside the store.
-    async fn run<S>(&self, workers: &Workers<S>, claim: &Claim) -> Next {
+    async fn run<S>(&self, workers: &Workers<S>, claim: &Claim) -> StoreStep {
         let current = match self.fetch(claim, (workers.now)()).await {
             Ok(current) => current,
-            Err(outcome) => return Next::Settle(outcome),
+            Err(outcome) => return StoreStep::Settle(outcome),
         };
         match &self.kind {
             WorkerKind::Http(app) => {
-                Next::Settle(app.call(claim, current.as_deref(), (workers.now)()).await)
+                StoreStep::Settle(app.call(claim, current.as_deref(), (workers.now)()).await)
             }
             WorkerKind::Rust(code) => self.run_code(&**code, claim, current).await,
-            WorkerKind::Sql(program) => Next::Run(SqlRun {
+            WorkerKind::Sql(program) => StoreStep::Run(SqlRun {
                 job: claim.job,
                 fence: claim.fence,
                 program: program.clone(),
@@ -161,23 +161,23 @@ impl HandlerWorkers {
         code: &dyn RustHandler,
         claim: &Claim,
         current: Option<Arc<str>>,
-    ) -> Next {
+    ) -> StoreStep {
         failpoint!("code.before_handler");
         let time = self.config.timeout;
         let ran = timeout(time, code.work(claim.clone(), current)).await;
         failpoint!("code.after_handler");
         match ran {
-            Ok(RustOutcome::Committed) => Next::Committed,
+            Ok(RustOutcome::Committed) => StoreStep::Committed,
             Ok(RustOutcome::Failed { error, retry }) => {
-                Next::Settle(Outcome::Failed { error, retry, answer: None })
+                StoreStep::Settle(Outcome::Failed { error, retry, answer: None })
             }
             Ok(RustOutcome::Lost { error }) => {
                 debug!(lane = self.name, job = %claim.job, "the attempt was lost: {error}");
-                Next::Lost
+                StoreStep::Lost
             }
             Err(_) => {
                 let error = format!("timed out after {time:?}");
-                Next::Settle(Outcome::Failed { error, retry: Retry::Schedule, answer: None })
+                StoreStep::Settle(Outcome::Failed { error, retry: Retry::Schedule, answer: None })
             }
         }
     }

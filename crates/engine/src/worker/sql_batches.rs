@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::panics::log_panic;
 use super::polling::Polling;
-use super::{ClaimYield, HandlerWorkers, Next, Workers};
+use super::{ClaimYield, HandlerWorkers, StoreStep, Workers};
 use crate::limits::SQL_SLICE;
 
 impl HandlerWorkers {
@@ -165,7 +165,7 @@ impl HandlerWorkers {
             timeout: self.config.timeout,
             current: None,
         };
-        let ended = self.record(workers, claim, &Next::Run(run)).await;
+        let ended = self.record(workers, claim, &StoreStep::Run(run)).await;
         self.end(workers, claim, &ended, began.elapsed());
     }
 }
