@@ -11,7 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use tracing::{debug, info, warn};
 
 use super::polling::Pause;
-use super::{Ended, HandlerWorkers, StoreStep, Workers};
+use super::{AttemptEnd, HandlerWorkers, StoreStep, Workers};
 
 /// Renewing more often than this would cost more than it protects.
 const LEASE_BEAT_MIN: Duration = Duration::from_millis(10);
@@ -50,15 +50,15 @@ impl HandlerWorkers {
         workers: &Workers<S>,
         claim: &Claim,
         next: &StoreStep,
-    ) -> Ended {
+    ) -> AttemptEnd {
         let give_up = Instant::now() + self.config.policy.lease;
         let mut pause = Pause::default();
         loop {
             let recorded = match next {
                 StoreStep::Settle(outcome) => self.try_settle(workers, claim, outcome).await,
                 StoreStep::Run(run) => self.try_run(workers, run).await,
-                StoreStep::Committed => return Ended::Done,
-                StoreStep::Lost => return Ended::Lost,
+                StoreStep::Committed => return AttemptEnd::Done,
+                StoreStep::Lost => return AttemptEnd::Lost,
             };
             let error = match recorded {
                 Ok(ended) => return ended,
@@ -66,7 +66,7 @@ impl HandlerWorkers {
             };
             pause.say(&error, "recording an attempt");
             if Instant::now() >= give_up {
-                return Ended::Lost;
+                return AttemptEnd::Lost;
             }
             sleep(pause.next()).await;
         }
@@ -77,15 +77,17 @@ impl HandlerWorkers {
         workers: &Workers<S>,
         claim: &Claim,
         outcome: &Outcome,
-    ) -> Result<Ended, StoreError> {
+    ) -> Result<AttemptEnd, StoreError> {
         let settlement = workers.store.settle(claim.job, claim.fence, outcome.clone()).await?;
         Ok(match (settlement, outcome) {
             // The app completed the job in a transaction of its own, or the answer to an earlier call of
             // ours was lost.
-            (Settlement::AlreadyDone, _) => Ended::Done,
-            (Settlement::Recorded, Outcome::Done { .. }) => Ended::Done,
-            (Settlement::Recorded, Outcome::Failed { error, .. }) => Ended::Failed(error.clone()),
-            (Settlement::Lost, _) => Ended::Lost,
+            (Settlement::AlreadyDone, _) => AttemptEnd::Done,
+            (Settlement::Recorded, Outcome::Done { .. }) => AttemptEnd::Done,
+            (Settlement::Recorded, Outcome::Failed { error, .. }) => {
+                AttemptEnd::Failed(error.clone())
+            }
+            (Settlement::Lost, _) => AttemptEnd::Lost,
         })
     }
 
@@ -93,13 +95,13 @@ impl HandlerWorkers {
         &self,
         workers: &Workers<S>,
         run: &SqlRun,
-    ) -> Result<Ended, StoreError> {
+    ) -> Result<AttemptEnd, StoreError> {
         Ok(match workers.store.run_claimed(run.clone()).await? {
-            Ran::Done => Ended::Done,
-            Ran::Guarded => Ended::Guarded,
+            Ran::Done => AttemptEnd::Done,
+            Ran::Guarded => AttemptEnd::Guarded,
             // For the log, so without the reason: a database quotes values in its errors.
-            Ran::Failed(_) => Ended::Failed("see `hapax explain`".into()),
-            Ran::Lost => Ended::Lost,
+            Ran::Failed(_) => AttemptEnd::Failed("see `hapax explain`".into()),
+            Ran::Lost => AttemptEnd::Lost,
         })
     }
 
@@ -108,7 +110,7 @@ impl HandlerWorkers {
         &self,
         workers: &Workers<S>,
         claim: &Claim,
-        ended: &Ended,
+        ended: &AttemptEnd,
         took: Duration,
     ) {
         self.counts.seconds.record(took);
@@ -117,15 +119,15 @@ impl HandlerWorkers {
         workers.event_waiters.notify(claim.event.id);
     }
 
-    pub(super) fn say(&self, claim: &Claim, ended: &Ended, now: Timestamp) {
+    pub(super) fn say(&self, claim: &Claim, ended: &AttemptEnd, now: Timestamp) {
         let (lane, event_id, attempt) = (&*self.name, &*claim.event.key.event_id, claim.attempt);
         let why = match ended {
-            Ended::Done | Ended::Guarded => {
+            AttemptEnd::Done | AttemptEnd::Guarded => {
                 debug!(lane, event_id, job = %claim.job, attempt, "{lane} did {event_id}");
                 return;
             }
-            Ended::Lost => "its claim was lost",
-            Ended::Failed(error) => error,
+            AttemptEnd::Lost => "its claim was lost",
+            AttemptEnd::Failed(error) => error,
         };
         if self.lines.admit(now) {
             warn!(

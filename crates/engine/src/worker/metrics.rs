@@ -3,7 +3,7 @@
 use hapax_core::store::HandlerRef;
 use metrics::{Counter, Histogram, counter, histogram};
 
-use super::Ended;
+use super::AttemptEnd;
 
 #[derive(Debug)]
 pub(super) struct Counts {
@@ -31,12 +31,12 @@ impl Counts {
         }
     }
 
-    pub(super) fn of(&self, ended: &Ended) -> &Counter {
+    pub(super) fn of(&self, ended: &AttemptEnd) -> &Counter {
         match ended {
-            Ended::Done => &self.done,
-            Ended::Guarded => &self.guarded,
-            Ended::Failed(_) => &self.failed,
-            Ended::Lost => &self.lost,
+            AttemptEnd::Done => &self.done,
+            AttemptEnd::Guarded => &self.guarded,
+            AttemptEnd::Failed(_) => &self.failed,
+            AttemptEnd::Lost => &self.lost,
         }
     }
 }

@@ -288,7 +288,7 @@ enum StoreStep {
 
 /// How an attempt ended, for logs and metrics.
 #[derive(Debug)]
-enum Ended {
+enum AttemptEnd {
     Done,
     /// The order guard set it aside.
     Guarded,
