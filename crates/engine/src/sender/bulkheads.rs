@@ -30,7 +30,7 @@ pub(super) struct Bulkheads {
 
 /// How an attempt ended, as far as the window is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum AttemptClass {
     Success,
     Timeout,
     /// The endpoint may be failing: it refused the connection, or answered with an error.
@@ -155,23 +155,23 @@ impl Bulkheads {
         &mut self,
         endpoint: EndpointId,
         began: Instant,
-        ending: Ending,
+        ending: AttemptClass,
     ) -> Vec<DeliveryClaim> {
         let Some(bulkhead) = self.endpoints.get_mut(&endpoint) else { return Vec::new() };
         if let Some(place) = bulkhead.begun.iter().position(|known| *known == began) {
             bulkhead.begun.swap_remove(place);
         }
         bulkhead.window = match ending {
-            Ending::Success => (bulkhead.window * 2).min(ENDPOINT_WINDOW_MAX),
-            Ending::Timeout => 1,
-            Ending::Failure | Ending::Stop | Ending::Other => bulkhead.window,
+            AttemptClass::Success => (bulkhead.window * 2).min(ENDPOINT_WINDOW_MAX),
+            AttemptClass::Timeout => 1,
+            AttemptClass::Failure | AttemptClass::Stop | AttemptClass::Other => bulkhead.window,
         };
         bulkhead.failures = match ending {
-            Ending::Success => 0,
-            Ending::Timeout | Ending::Failure => bulkhead.failures.saturating_add(1),
-            Ending::Stop | Ending::Other => bulkhead.failures,
+            AttemptClass::Success => 0,
+            AttemptClass::Timeout | AttemptClass::Failure => bulkhead.failures.saturating_add(1),
+            AttemptClass::Stop | AttemptClass::Other => bulkhead.failures,
         };
-        let must_stop = ending == Ending::Stop || bulkhead.failures >= FAILURES_MAX;
+        let must_stop = ending == AttemptClass::Stop || bulkhead.failures >= FAILURES_MAX;
         let stopped = match must_stop {
             true => std::mem::take(&mut bulkhead.waiting),
             false => VecDeque::new(),
@@ -314,19 +314,19 @@ mod tests {
         let mut bulkheads = waiting(100, now);
         assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 2);
         assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 0);
-        bulkheads.ended(endpoint(1), now, Ending::Success);
+        bulkheads.ended(endpoint(1), now, AttemptClass::Success);
         // A window of four, and one attempt is still under way.
         assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 3);
-        bulkheads.ended(endpoint(1), now, Ending::Other);
+        bulkheads.ended(endpoint(1), now, AttemptClass::Other);
         assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 1);
-        bulkheads.ended(endpoint(1), now, Ending::Timeout);
+        bulkheads.ended(endpoint(1), now, AttemptClass::Timeout);
         // Three are under way, and the window is one.
         assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 0);
         for left in [2, 1] {
-            bulkheads.ended(endpoint(1), now, Ending::Other);
+            bulkheads.ended(endpoint(1), now, AttemptClass::Other);
             assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 0, "{left}");
         }
-        bulkheads.ended(endpoint(1), now, Ending::Other);
+        bulkheads.ended(endpoint(1), now, AttemptClass::Other);
         assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 1);
         let begun = 2 + 3 + 1 + 1;
         assert_eq!(
@@ -340,7 +340,7 @@ mod tests {
         let now = Instant::now();
         let mut bulkheads = waiting(100, now);
         for ended in [0, 2, 4, 8, 16, 32, 64] {
-            (0..ended).for_each(|_| drop(bulkheads.ended(endpoint(1), now, Ending::Success)));
+            (0..ended).for_each(|_| drop(bulkheads.ended(endpoint(1), now, AttemptClass::Success)));
             bulkheads.begin(usize::MAX, false, now);
             (0..100).for_each(|_| bulkheads.add(claim(1), now));
         }
@@ -395,10 +395,10 @@ mod tests {
     async fn an_endpoint_that_stops_or_fails_gets_no_claim_that_waits() {
         let now = Instant::now();
         for (endings, stopped) in [
-            (vec![Ending::Stop], true),
-            (vec![Ending::Failure; FAILURES_MAX as usize], true),
-            (vec![Ending::Failure; FAILURES_MAX as usize - 1], false),
-            (vec![Ending::Other; 2 * FAILURES_MAX as usize], false),
+            (vec![AttemptClass::Stop], true),
+            (vec![AttemptClass::Failure; FAILURES_MAX as usize], true),
+            (vec![AttemptClass::Failure; FAILURES_MAX as usize - 1], false),
+            (vec![AttemptClass::Other; 2 * FAILURES_MAX as usize], false),
         ] {
             let mut bulkheads = waiting(100, now);
             bulkheads.add(claim(2), now);
@@ -419,7 +419,7 @@ mod tests {
         for of in 0..=ENDPOINTS_REMEMBERED_MAX as u128 {
             bulkheads.add(claim(of), now);
             bulkheads.begin(1, false, now);
-            bulkheads.ended(endpoint(of), now, Ending::Success);
+            bulkheads.ended(endpoint(of), now, AttemptClass::Success);
         }
         assert!(bulkheads.endpoints.len() <= ENDPOINTS_REMEMBERED_MAX);
     }

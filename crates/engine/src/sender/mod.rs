@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 use uuid::Uuid;
 
-use bulkheads::{Bulkheads, Ending, is_crowded};
+use bulkheads::{AttemptClass, Bulkheads, is_crowded};
 use courier::Attempt;
 pub use courier::{Courier, Ping};
 
@@ -163,7 +163,7 @@ impl<S> fmt::Debug for Sender<S> {
 struct Round<S> {
     sender: Arc<Sender<S>>,
     stop: CancellationToken,
-    in_flight: JoinSet<(AttemptOutcome, Ending)>,
+    in_flight: JoinSet<(AttemptOutcome, AttemptClass)>,
     /// Each attempt under way.
     under_way: HashMap<task::Id, UnderWay>,
     /// The bytes of all attempts under way.
@@ -427,16 +427,16 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             let Attempt { verdict, took, is_timeout } = courier.attempt(&claim, &now).await;
             failpoint!("sender.answered");
             let ending = match (&verdict, is_timeout) {
-                (AttemptVerdict::Delivered(_), _) => Ending::Success,
+                (AttemptVerdict::Delivered(_), _) => AttemptClass::Success,
                 (AttemptVerdict::Failed { says, .. }, false) => match says {
-                    EndpointSignal::Fails => Ending::Failure,
-                    EndpointSignal::Pauses(_) | EndpointSignal::Disable => Ending::Stop,
-                    EndpointSignal::Works | EndpointSignal::Nothing => Ending::Other,
+                    EndpointSignal::Fails => AttemptClass::Failure,
+                    EndpointSignal::Pauses(_) | EndpointSignal::Disable => AttemptClass::Stop,
+                    EndpointSignal::Works | EndpointSignal::Nothing => AttemptClass::Other,
                 },
                 (AttemptVerdict::Failed { .. } | AttemptVerdict::GivenBack, true) => {
-                    Ending::Timeout
+                    AttemptClass::Timeout
                 }
-                (AttemptVerdict::GivenBack, false) => Ending::Other,
+                (AttemptVerdict::GivenBack, false) => AttemptClass::Other,
             };
             let (delivery, fence) = (claim.delivery, claim.fence);
             (AttemptOutcome { delivery, fence, took, verdict }, ending)
@@ -488,7 +488,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         }
     }
 
-    fn ended(&mut self, ended: Result<(task::Id, (AttemptOutcome, Ending)), JoinError>) {
+    fn ended(&mut self, ended: Result<(task::Id, (AttemptOutcome, AttemptClass)), JoinError>) {
         let (id, ending) = match ended {
             Ok((id, (outcome, ending))) => {
                 if self.outcomes.is_empty() {
@@ -501,7 +501,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             // The delivery waits for the end of its lease: the attempt is lost.
             Err(error) => {
                 log_panic(&error);
-                (error.id(), Ending::Other)
+                (error.id(), AttemptClass::Other)
             }
         };
         if let Some(UnderWay { endpoint, bytes, began }) = self.under_way.remove(&id) {
