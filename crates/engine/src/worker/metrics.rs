@@ -6,7 +6,7 @@ use metrics::{Counter, Histogram, counter, histogram};
 use super::AttemptEnd;
 
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(super) struct WorkerMetrics {
     pub(super) done: Counter,
     pub(super) guarded: Counter,
     pub(super) failed: Counter,
@@ -14,7 +14,7 @@ pub(super) struct Counts {
     pub(super) seconds: Histogram,
 }
 
-impl Counts {
+impl WorkerMetrics {
     pub(super) fn new(of: &HandlerRef) -> Self {
         let (source, handler) = (of.source.to_string(), of.handler.to_string());
         let count = |outcome: &'static str| {

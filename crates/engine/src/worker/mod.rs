@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 use uuid::Uuid;
 
-use metrics::Counts;
+use metrics::WorkerMetrics;
 use panics::{catch_panic, log_panic};
 pub(crate) use polling::Pause;
 
@@ -252,7 +252,7 @@ pub(crate) struct HandlerWorkers {
     current: Option<Refetcher>,
     /// The number of concurrent attempts; shared with the lane that a reload replaced.
     permits: Arc<Semaphore>,
-    counts: Counts,
+    counts: WorkerMetrics,
     lines: LogBudget,
 }
 
@@ -328,7 +328,7 @@ impl HandlerWorkers {
                 Some(lane) => lane.permits.clone(),
                 None => Arc::new(Semaphore::new(config.concurrency.max(1))),
             },
-            counts: Counts::new(&handler),
+            counts: WorkerMetrics::new(&handler),
             lines: LogBudget::new(LOG_LINES_PER_SECOND),
             handler,
             config,
