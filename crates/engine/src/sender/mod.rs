@@ -188,7 +188,7 @@ struct Round<S> {
     /// or out of this node's reach.
     fruitless: u32,
     pause: Pause,
-    counts: Counts,
+    counts: SenderMetrics,
 }
 
 /// An attempt under way.
@@ -233,7 +233,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             pause_until: None,
             fruitless: 0,
             pause: Pause::default(),
-            counts: Counts::new(),
+            counts: SenderMetrics::new(),
         }
     }
 
@@ -541,7 +541,7 @@ fn log_panic(error: &JoinError) {
     }
 }
 
-struct Counts {
+struct SenderMetrics {
     delivered: Counter,
     failed: Counter,
     given_back: Counter,
@@ -549,7 +549,7 @@ struct Counts {
     seconds: Histogram,
 }
 
-impl Counts {
+impl SenderMetrics {
     fn new() -> Self {
         let count = |outcome| counter!("hapax_deliveries_total", "outcome" => outcome);
         Self {
