@@ -215,7 +215,7 @@ fn is_the_senders_own(name: &HeaderName) -> bool {
 
 /// The fields of an answer; any other answer has no meaning.
 #[derive(Debug, Deserialize)]
-struct Said {
+struct AppAnswer {
     #[serde(default)]
     result: serde_json::Value,
     #[serde(default)]
@@ -331,7 +331,7 @@ fn done(heard: &BufferedAnswer) -> Outcome {
     // serde would read an array as the two fields in order, but such an array belongs to the app.
     let is_object = heard.body.trim_ascii_start().starts_with(b"{");
     let said = is_object.then(|| serde_json::from_slice(&heard.body));
-    let Some(Ok(Said { result, publish })) = said else {
+    let Some(Ok(AppAnswer { result, publish })) = said else {
         return Outcome::Done { result: None, publish: Vec::new(), answer: None };
     };
     let result = result.as_str().map(str::to_owned);
