@@ -177,7 +177,7 @@ struct Round<S> {
     /// The time until which outcomes may wait for further ones.
     gather_until: Option<Instant>,
     /// Exchanges that the store has not answered yet.
-    exchanges: JoinSet<Asked>,
+    exchanges: JoinSet<FinishedExchange>,
     /// The slots and bytes that these exchanges may claim.
     asked: Asking,
     /// When to ask for claims without an outcome to settle.
@@ -207,7 +207,7 @@ struct Asking {
 }
 
 /// An exchange that has ended. The store may have failed, so it carries its outcomes.
-struct Asked {
+struct FinishedExchange {
     /// When it began: a lease is older than its claim's arrival here.
     began: Instant,
     outcomes: Vec<AttemptOutcome>,
@@ -335,7 +335,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
         let sender = Arc::clone(&self.sender);
         self.exchanges.spawn(async move {
             let answer = sender.store.exchange(outcomes.clone(), ask).await;
-            Asked { began: now, outcomes, asking, answer }
+            FinishedExchange { began: now, outcomes, asking, answer }
         });
     }
 
@@ -347,8 +347,8 @@ impl<S: Outbox + InspectOutbox> Round<S> {
 
     /// Begins the attempts that an exchange claimed. If the store failed, the outcomes are kept for the next
     /// exchange.
-    fn answered(&mut self, asked: Result<Asked, JoinError>) {
-        let Asked { began, outcomes, asking, answer } = match asked {
+    fn answered(&mut self, asked: Result<FinishedExchange, JoinError>) {
+        let FinishedExchange { began, outcomes, asking, answer } = match asked {
             Ok(asked) => asked,
             Err(error) => {
                 // The outcomes are lost with the exchange: their deliveries are attempted again
