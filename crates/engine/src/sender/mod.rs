@@ -179,7 +179,7 @@ struct Round<S> {
     /// Exchanges that the store has not answered yet.
     exchanges: JoinSet<FinishedExchange>,
     /// The slots and bytes that these exchanges may claim.
-    asked: Asking,
+    asked: ClaimBudget,
     /// When to ask for claims without an outcome to settle.
     ask_at: Instant,
     /// The store failed: no exchange begins before this time.
@@ -201,7 +201,7 @@ struct UnderWay {
 
 /// The slots and bytes that an exchange may claim.
 #[derive(Debug, Clone, Copy, Default)]
-struct Asking {
+struct ClaimBudget {
     slots: usize,
     bytes: usize,
 }
@@ -211,7 +211,7 @@ struct FinishedExchange {
     /// When it began: a lease is older than its claim's arrival here.
     began: Instant,
     outcomes: Vec<AttemptOutcome>,
-    asking: Asking,
+    asking: ClaimBudget,
     answer: Result<Exchanged, StoreError>,
 }
 
@@ -228,7 +228,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
             outcomes: Vec::new(),
             gather_until: None,
             exchanges: JoinSet::new(),
-            asked: Asking::default(),
+            asked: ClaimBudget::default(),
             ask_at: Instant::now(),
             pause_until: None,
             fruitless: 0,
@@ -239,13 +239,13 @@ impl<S: Outbox + InspectOutbox> Round<S> {
 
     /// The slots and bytes that are free: no attempt uses them, and no exchange asks for them. A
     /// claim needs a slot, and a place to wait until its endpoint may have another attempt.
-    fn room(&self) -> Asking {
+    fn room(&self) -> ClaimBudget {
         let Some(limits) = self.sender.setup.load().as_ref().map(|setup| setup.limits) else {
-            return Asking::default();
+            return ClaimBudget::default();
         };
         let slots = self.in_flight.len().max(self.bulkheads.waiting()) + self.asked.slots;
         let bytes = self.under_way_bytes + self.bulkheads.waiting_bytes() + self.asked.bytes;
-        Asking {
+        ClaimBudget {
             slots: limits.in_flight_max.saturating_sub(slots),
             bytes: limits.in_flight_bytes_max.saturating_sub(bytes),
         }
@@ -287,13 +287,16 @@ impl<S: Outbox + InspectOutbox> Round<S> {
 
     /// The slots and bytes that another exchange may claim: none without a free slot or free bytes,
     /// or after the stop. The bytes are shared with the exchanges that may begin beside it.
-    fn asking(&self) -> Asking {
-        let Asking { slots, bytes } = self.room();
+    fn asking(&self) -> ClaimBudget {
+        let ClaimBudget { slots, bytes } = self.room();
         if slots == 0 || bytes == 0 || self.stop.is_cancelled() {
-            return Asking::default();
+            return ClaimBudget::default();
         }
         let exchanges = self.sender.store.exchanges_at_once().saturating_sub(self.exchanges.len());
-        Asking { slots: slots.min(EXCHANGE_CLAIMS_MAX), bytes: bytes.div_ceil(exchanges.max(1)) }
+        ClaimBudget {
+            slots: slots.min(EXCHANGE_CLAIMS_MAX),
+            bytes: bytes.div_ceil(exchanges.max(1)),
+        }
     }
 
     /// Begins an exchange if it has anything to settle or to claim: it settles the attempts that
@@ -356,7 +359,7 @@ impl<S: Outbox + InspectOutbox> Round<S> {
                 // exchanges from zero.
                 self.exchanges.abort_all();
                 self.exchanges = JoinSet::new();
-                self.asked = Asking::default();
+                self.asked = ClaimBudget::default();
                 self.pause_until = Some(Instant::now() + self.pause.next());
                 return log_panic(&error);
             }
