@@ -107,7 +107,7 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
     /// way and for the store to take their outcomes. A delivery whose attempt is cut is attempted
     /// again after its lease.
     pub async fn run(self: Arc<Self>, drain: Duration, stop: CancellationToken) {
-        let mut round = Round::new(Arc::clone(&self), stop.clone());
+        let mut round = SenderLoop::new(Arc::clone(&self), stop.clone());
         let upkeep = task::spawn(Arc::clone(&self).upkeep(stop.clone()));
         while !stop.is_cancelled() {
             round.begin_waiting();
@@ -160,7 +160,7 @@ impl<S> fmt::Debug for Sender<S> {
 }
 
 /// The state of the loop.
-struct Round<S> {
+struct SenderLoop<S> {
     sender: Arc<Sender<S>>,
     stop: CancellationToken,
     in_flight: JoinSet<(AttemptOutcome, AttemptClass)>,
@@ -215,7 +215,7 @@ struct FinishedExchange {
     answer: Result<Exchanged, StoreError>,
 }
 
-impl<S: Outbox + InspectOutbox> Round<S> {
+impl<S: Outbox + InspectOutbox> SenderLoop<S> {
     fn new(sender: Arc<Sender<S>>, stop: CancellationToken) -> Self {
         Self {
             sender,
