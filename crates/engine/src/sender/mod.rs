@@ -165,7 +165,7 @@ struct SenderLoop<S> {
     stop: CancellationToken,
     in_flight: JoinSet<(AttemptOutcome, AttemptClass)>,
     /// Each attempt under way.
-    under_way: HashMap<task::Id, UnderWay>,
+    under_way: HashMap<task::Id, RunningAttempt>,
     /// The bytes of all attempts under way.
     under_way_bytes: usize,
     /// The claims that wait for their endpoint.
@@ -193,7 +193,7 @@ struct SenderLoop<S> {
 
 /// An attempt under way.
 #[derive(Debug, Clone, Copy)]
-struct UnderWay {
+struct RunningAttempt {
     endpoint: EndpointId,
     bytes: usize,
     began: Instant,
@@ -444,7 +444,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
             let (delivery, fence) = (claim.delivery, claim.fence);
             (AttemptOutcome { delivery, fence, took, verdict }, ending)
         });
-        self.under_way.insert(begun.id(), UnderWay { endpoint, bytes, began });
+        self.under_way.insert(begun.id(), RunningAttempt { endpoint, bytes, began });
         self.under_way_bytes += bytes;
     }
 
@@ -507,7 +507,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
                 (error.id(), AttemptClass::Other)
             }
         };
-        if let Some(UnderWay { endpoint, bytes, began }) = self.under_way.remove(&id) {
+        if let Some(RunningAttempt { endpoint, bytes, began }) = self.under_way.remove(&id) {
             self.under_way_bytes = self.under_way_bytes.saturating_sub(bytes);
             let stopped = self.bulkheads.ended(endpoint, began, ending);
             stopped.iter().for_each(|claim| self.give_back(claim));
