@@ -39,10 +39,10 @@ use crate::outbound::{self, Outbound, OutboundBody, OutboundError};
 
 /// Forwards requests to one upstream. Clones share its connections.
 #[derive(Debug, Clone)]
-pub(super) struct Forwarder(Arc<Way>);
+pub(super) struct Forwarder(Arc<ForwarderParts>);
 
 #[derive(Debug)]
-struct Way {
+struct ForwarderParts {
     upstream: Upstream,
     outbound: Outbound,
     /// How long a request with a key may take, and how long before the end of its lease it must be
@@ -66,7 +66,7 @@ impl Forwarder {
     ) -> Self {
         let margin = (lease / 10).clamp(UPSTREAM_MARGIN_MIN, UPSTREAM_MARGIN_MAX);
         let time = lease.saturating_sub(margin);
-        Self(Arc::new(Way { upstream, outbound, time, margin, trusted, scoped_by, log }))
+        Self(Arc::new(ForwarderParts { upstream, outbound, time, margin, trusted, scoped_by, log }))
     }
 }
 
@@ -85,7 +85,7 @@ impl Service<Request<Body>> for Forwarder {
     }
 }
 
-impl Way {
+impl ForwarderParts {
     async fn send_on(&self, request: Request<Body>) -> Response<UpstreamBody> {
         let (mut head, body) = request.into_parts();
         let reserved = head.extensions.remove::<Reserved>();
