@@ -343,13 +343,13 @@ pub(crate) struct SourceRecord {
     pub(crate) handshakes: Counter,
     pub(crate) ack_seconds: Histogram,
     /// The counters that statistics and alerts read: metrics are write-only.
-    counted: Arc<Counted>,
+    counted: Arc<SourceCounters>,
     pub(crate) rejections: Arc<RejectionLog>,
     budgets: [LogBudget; LineKind::ALL.len()],
 }
 
 #[derive(Debug, Default)]
-struct Counted {
+struct SourceCounters {
     new: AtomicU64,
     copies: AtomicU64,
     conflicts: AtomicU64,
