@@ -180,7 +180,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         let peer = peer.into();
         let (parts, body) = request.into_parts();
         let received_at = (self.now)();
-        let call = Call {
+        let call = RequestContext {
             began: Instant::now(),
             received_at,
             request_id: RequestId { uuid: self.ids.next(received_at) },
@@ -224,7 +224,7 @@ impl<S: Store + StoreHints> Ingress<S> {
     async fn sender_key(
         &self,
         route: &Route,
-        call: &Call,
+        call: &RequestContext,
         headers: &HeaderMap,
     ) -> Result<Option<Arc<SenderKey>>, Refused<'static>> {
         let Some(asked) = route.source.scheme().key_request(headers, call.received_at)? else {
@@ -239,7 +239,7 @@ impl<S: Store + StoreHints> Ingress<S> {
     async fn judge(
         self: Arc<Self>,
         route: Arc<Route>,
-        mut call: Call,
+        mut call: RequestContext,
         peer: &Peer,
         arrival: Arrival,
         key: Option<Arc<SenderKey>>,
@@ -308,7 +308,12 @@ impl<S: Store + StoreHints> Ingress<S> {
     }
 
     /// Makes the events durable, then answers.
-    async fn commit(self: Arc<Self>, route: Arc<Route>, call: Call, ingest: Ingest) -> Answer {
+    async fn commit(
+        self: Arc<Self>,
+        route: Arc<Route>,
+        call: RequestContext,
+        ingest: Ingest,
+    ) -> Answer {
         let named: Vec<Named> = ingest.receipts.iter().map(Named::of).collect();
         let verdicts = match self.store.ingest(ingest).await {
             Ok(verdicts) if verdicts.len() == named.len() => verdicts,
@@ -341,7 +346,7 @@ impl<S: Store + StoreHints> Ingress<S> {
     async fn refuse_late(
         self: Arc<Self>,
         route: Arc<Route>,
-        call: Call,
+        call: RequestContext,
         receipts: Vec<Receipt>,
     ) -> Answer {
         let mut unseen = Vec::new();
@@ -465,7 +470,7 @@ impl<S> fmt::Debug for Ingress<S> {
 
 /// The facts about a request besides its content.
 #[derive(Debug, Clone, Copy)]
-struct Call {
+struct RequestContext {
     began: Instant,
     received_at: Timestamp,
     request_id: RequestId,
@@ -473,7 +478,7 @@ struct Call {
     version: Version,
 }
 
-impl Call {
+impl RequestContext {
     /// Whether the connection can be reused after an answer that leaves the rest of `body` unread.
     fn after(&self, body: &impl Body) -> After {
         if body.is_end_stream() { After::KeepAlive } else { self.after_unread() }
@@ -591,7 +596,7 @@ async fn outlast(
 /// Answers a request to a path that belongs to no source whose secrets are known.
 fn elsewhere(
     routes: &Routes,
-    call: &Call,
+    call: &RequestContext,
     path: Option<&str>,
     parts: &Parts,
     body: &impl Body,
@@ -610,7 +615,7 @@ fn elsewhere(
 }
 
 /// Answers a handshake that is not a POST, or refuses with 405.
-fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &impl Body) -> Answer {
+fn not_a_post(route: &Route, call: &RequestContext, parts: &Parts, body: &impl Body) -> Answer {
     let query = parts.uri.query().unwrap_or_default();
     let reply = route.source.challenge().and_then(|challenge| {
         challenge.unsigned(&route.source, &parts.method, query, &parts.headers)
@@ -623,7 +628,12 @@ fn not_a_post(route: &Route, call: &Call, parts: &Parts, body: &impl Body) -> An
 
 /// Answers a handshake and counts it. Each address gets a limited number of answers: some are
 /// signed with the source's own secret, and some reveal whether a token was guessed.
-fn shake_hands(route: &Route, call: &Call, reply: HandshakeReply, after: After) -> Answer {
+fn shake_hands(
+    route: &Route,
+    call: &RequestContext,
+    reply: HandshakeReply,
+    after: After,
+) -> Answer {
     if let Err(over) = route.handshakes.take(call.remote) {
         route.record.count_refusal(Reason::Limited);
         let retry_after = Some(over.retry_after_seconds);
@@ -666,7 +676,7 @@ fn is_late(receipt: &Receipt) -> bool {
 
 /// Refuses a request to a source. Beyond the limit of its address, a failure gets no reason and no
 /// log line. Verified requests are never refused because of their address.
-fn refuse(route: &Route, call: &Call, refused: Refused<'_>, after: After) -> Answer {
+fn refuse(route: &Route, call: &RequestContext, refused: Refused<'_>, after: After) -> Answer {
     if refused.reason.is_failed_verification() {
         route.record.count_failed_verification();
     }
@@ -689,7 +699,7 @@ fn refuse(route: &Route, call: &Call, refused: Refused<'_>, after: After) -> Ans
 /// Notes a refused request for operators.
 fn note_rejection(
     record: &SourceRecord,
-    call: &Call,
+    call: &RequestContext,
     reason: Reason,
     detail: Option<String>,
     claimed_id: Option<String>,
@@ -705,7 +715,12 @@ fn note_rejection(
     });
 }
 
-fn refuse_at(record: &SourceRecord, call: &Call, refused: Refused<'_>, after: After) -> Answer {
+fn refuse_at(
+    record: &SourceRecord,
+    call: &RequestContext,
+    refused: Refused<'_>,
+    after: After,
+) -> Answer {
     let Refused { reason, why, retry_after_seconds, read: _ } = refused;
     record.count_refusal(reason);
     if record.budget(LineKind::Rejected).admit(call.received_at) {
@@ -724,7 +739,7 @@ fn refuse_at(record: &SourceRecord, call: &Call, refused: Refused<'_>, after: Af
 }
 
 /// Answers 503: no event was stored, and the sender must retry.
-fn unavailable(route: &Route, call: &Call, error: &StoreError) -> Answer {
+fn unavailable(route: &Route, call: &RequestContext, error: &StoreError) -> Answer {
     let retry_after_seconds = match error {
         StoreError::Busy => RETRY_AFTER_BUSY_SECONDS,
         StoreError::Unavailable(_) | StoreError::Closed | StoreError::Read(_) => {
@@ -754,7 +769,7 @@ fn unavailable(route: &Route, call: &Call, error: &StoreError) -> Answer {
 }
 
 /// Counts one decision, and logs it within the log budget.
-fn note(record: &SourceRecord, call: &Call, event: &Named, verdict: &Verdict) {
+fn note(record: &SourceRecord, call: &RequestContext, event: &Named, verdict: &Verdict) {
     let decision = match verdict {
         Verdict::Accepted(_) => Decision::Accepted,
         Verdict::Duplicate(_) => Decision::Duplicate,
@@ -795,7 +810,7 @@ fn note(record: &SourceRecord, call: &Call, event: &Named, verdict: &Verdict) {
     }
 }
 
-fn note_stale_unseen(record: &SourceRecord, call: &Call, event: &Named, is_first: bool) {
+fn note_stale_unseen(record: &SourceRecord, call: &RequestContext, event: &Named, is_first: bool) {
     record.count_refusal(Reason::StaleUnseen);
     if record.rejections.admits(&record.source, call.received_at.as_second()) {
         let detail = "authentic, too late, and never seen before".to_owned();
