@@ -28,7 +28,7 @@ use tokio::time::{Instant, timeout_at};
 use tower::Service;
 use uuid::Uuid;
 
-use super::Call;
+use super::ProxyContext;
 use super::body::UpstreamBody;
 use super::log::ProxyLog;
 use super::problem::Problem;
@@ -90,7 +90,7 @@ impl ForwarderParts {
         let (mut head, body) = request.into_parts();
         let reserved = head.extensions.remove::<Reserved>();
         let leased = head.extensions.remove::<LeasedUntil>();
-        let call = head.extensions.remove::<Call>().unwrap_or_else(unknown_call);
+        let call = head.extensions.remove::<ProxyContext>().unwrap_or_else(unknown_call);
         if wants_another_protocol(&head) {
             return Problem::Upgrade.answer(&call);
         }
@@ -108,7 +108,7 @@ impl ForwarderParts {
         &self,
         head: &Parts,
         reserved: Option<&Reserved>,
-        call: &Call,
+        call: &ProxyContext,
         is_empty: bool,
     ) -> Result<Request<()>, Stray> {
         let mut onward = Request::new(());
@@ -172,7 +172,12 @@ impl ForwarderParts {
     }
 
     /// Forwards a request without a key as a stream, in both directions.
-    async fn pass(&self, onward: Request<()>, body: Body, call: &Call) -> Response<UpstreamBody> {
+    async fn pass(
+        &self,
+        onward: Request<()>,
+        body: Body,
+        call: &ProxyContext,
+    ) -> Response<UpstreamBody> {
         match self.ask(onward.map(|()| Either::Right(body.boxed_unsync()))).await {
             Ok((answer, body)) => answer.map(|()| UpstreamBody::streamed(body)),
             Err(error) => self.failed(error, call),
@@ -208,7 +213,7 @@ impl ForwarderParts {
         onward: Request<()>,
         body: Body,
         by: Instant,
-        call: &Call,
+        call: &ProxyContext,
     ) -> Response<UpstreamBody> {
         let Ok(body) = body.collect().await else {
             return Problem::Target.answer(call);
@@ -239,7 +244,7 @@ impl ForwarderParts {
         }
     }
 
-    fn failed(&self, error: OutboundError, call: &Call) -> Response<UpstreamBody> {
+    fn failed(&self, error: OutboundError, call: &ProxyContext) -> Response<UpstreamBody> {
         let (problem, what) = match &error {
             OutboundError::Connect(_) | OutboundError::Unsent => {
                 (Problem::NotReached, "cannot reach")
@@ -342,8 +347,8 @@ fn speaks_for_another(status: StatusCode) -> bool {
 }
 
 /// A request that did not come through [`Proxy::answer`](super::Proxy::answer).
-fn unknown_call() -> Call {
-    Call {
+fn unknown_call() -> ProxyContext {
+    ProxyContext {
         request_id: RequestId { uuid: Uuid::nil() },
         received_at: Timestamp::UNIX_EPOCH,
         peer: SocketAddr::from(([0, 0, 0, 0], 0)),

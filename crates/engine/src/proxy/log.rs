@@ -5,7 +5,7 @@ use hapax_layer::IdempotencyOutcome;
 use http::StatusCode;
 use tracing::{error, info, warn};
 
-use super::Call;
+use super::ProxyContext;
 use crate::limits::LOG_LINES_PER_SECOND;
 use crate::log_budget::LogBudget;
 
@@ -75,7 +75,7 @@ impl ProxyLog {
     /// Logs the answer to a request.
     pub(super) fn answered(
         &self,
-        call: &Call,
+        call: &ProxyContext,
         outcome: Option<IdempotencyOutcome>,
         status: StatusCode,
     ) {
@@ -105,7 +105,7 @@ impl ProxyLog {
     }
 
     /// Logs an error of the upstream.
-    pub(super) fn upstream(&self, call: &Call, what: &str, error: &str) {
+    pub(super) fn upstream(&self, call: &ProxyContext, what: &str, error: &str) {
         if self.budget(LineKind::Upstream).admit(call.received_at) {
             let (request_id, proxy) = (call.request_id.uuid, self.proxy());
             warn!(%request_id, proxy, error, "{what} the upstream of {proxy}: {error}");

@@ -92,7 +92,7 @@ struct ConfiguredService<L> {
 /// The facts about a request that its answer and its log line need. They are in the request's
 /// extensions.
 #[derive(Debug, Clone, Copy)]
-struct Call {
+struct ProxyContext {
     request_id: RequestId,
     received_at: Timestamp,
     peer: SocketAddr,
@@ -143,7 +143,7 @@ impl<L: Ledger> Proxy<L> {
         let received_at = (self.now)();
         let request_id = RequestId { uuid: self.ids.next(received_at) };
         let peer = peer.into();
-        let call = Call { request_id, received_at, peer: peer.address() };
+        let call = ProxyContext { request_id, received_at, peer: peer.address() };
         let client = remote(call.peer, request.headers(), &self.configured.load().trusted);
         peer.is_for(client);
         let has_key = request.headers().contains_key(IDEMPOTENCY_KEY)
@@ -169,7 +169,12 @@ impl<L: Ledger> Proxy<L> {
     }
 
     /// Answers a request of which only the head was read.
-    fn refuse<B>(&self, problem: Problem, request: &Request<B>, call: &Call) -> Response<Body> {
+    fn refuse<B>(
+        &self,
+        problem: Problem,
+        request: &Request<B>,
+        call: &ProxyContext,
+    ) -> Response<Body> {
         let mut answer = problem.answer(call).map(Body::new);
         self.log.answered(call, Some(IdempotencyOutcome::Refused), answer.status());
         answer.headers_mut().insert(REQUEST_ID, call.request_id.header());
@@ -182,7 +187,7 @@ impl<L: Ledger> Proxy<L> {
     async fn answer_call<B>(
         self: Arc<Self>,
         request: Request<B>,
-        call: Call,
+        call: ProxyContext,
         held: Option<BodyPermit>,
     ) -> Response<Body>
     where

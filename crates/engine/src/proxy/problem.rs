@@ -6,7 +6,7 @@ use hapax_core::ledger::Settle;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
-use super::Call;
+use super::ProxyContext;
 use super::body::UpstreamBody;
 use crate::limits::RETRY_AFTER_BUSY_SECONDS;
 
@@ -30,7 +30,7 @@ pub(super) enum Problem {
 }
 
 impl Problem {
-    pub(super) fn answer(self, call: &Call) -> Response<UpstreamBody> {
+    pub(super) fn answer(self, call: &ProxyContext) -> Response<UpstreamBody> {
         let (status, kind, title, settle) = self.words();
         let (code, id) = (status.as_u16(), call.request_id.uuid);
         let body = format!(
