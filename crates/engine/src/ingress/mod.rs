@@ -314,7 +314,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         call: RequestContext,
         ingest: Ingest,
     ) -> Answer {
-        let named: Vec<Named> = ingest.receipts.iter().map(Named::of).collect();
+        let named: Vec<EventLabels> = ingest.receipts.iter().map(EventLabels::of).collect();
         let verdicts = match self.store.ingest(ingest).await {
             Ok(verdicts) if verdicts.len() == named.len() => verdicts,
             Ok(verdicts) => {
@@ -353,7 +353,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         for receipt in &receipts {
             match self.has_seen(receipt).await {
                 Ok(true) => {}
-                Ok(false) => unseen.push((Named::of(receipt), receipt.key_hash())),
+                Ok(false) => unseen.push((EventLabels::of(receipt), receipt.key_hash())),
                 Err(error) => return unavailable(&route, &call, &error),
             }
         }
@@ -492,13 +492,13 @@ impl RequestContext {
 
 /// An event by the names that log lines use.
 #[derive(Debug)]
-struct Named {
+struct EventLabels {
     tenant: Tenant,
     event_id: Box<str>,
     event_type: Option<Box<str>>,
 }
 
-impl Named {
+impl EventLabels {
     fn of(receipt: &Receipt) -> Self {
         Self {
             tenant: receipt.key().tenant.clone(),
@@ -769,7 +769,7 @@ fn unavailable(route: &Route, call: &RequestContext, error: &StoreError) -> Answ
 }
 
 /// Counts one decision, and logs it within the log budget.
-fn note(record: &SourceRecord, call: &RequestContext, event: &Named, verdict: &Verdict) {
+fn note(record: &SourceRecord, call: &RequestContext, event: &EventLabels, verdict: &Verdict) {
     let decision = match verdict {
         Verdict::Accepted(_) => Decision::Accepted,
         Verdict::Duplicate(_) => Decision::Duplicate,
@@ -810,7 +810,12 @@ fn note(record: &SourceRecord, call: &RequestContext, event: &Named, verdict: &V
     }
 }
 
-fn note_stale_unseen(record: &SourceRecord, call: &RequestContext, event: &Named, is_first: bool) {
+fn note_stale_unseen(
+    record: &SourceRecord,
+    call: &RequestContext,
+    event: &EventLabels,
+    is_first: bool,
+) {
     record.count_refusal(Reason::StaleUnseen);
     if record.rejections.admits(&record.source, call.received_at.as_second()) {
         let detail = "authentic, too late, and never seen before".to_owned();
