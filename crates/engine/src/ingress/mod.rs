@@ -202,7 +202,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         // senders have no signature, though.
         let may_greet = route.source.challenge().is_some_and(Challenge::posts_unsigned);
         if !may_greet && let Some(what) = route.source.scheme().missing(&parts.headers) {
-            let refused = Refused::because(Reason::Missing, what);
+            let refused = RefusedRequest::because(Reason::Missing, what);
             return refuse(route, &call, refused, call.after(&body));
         }
         let route = route.clone();
@@ -226,7 +226,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         route: &Route,
         call: &RequestContext,
         headers: &HeaderMap,
-    ) -> Result<Option<Arc<SenderKey>>, Refused<'static>> {
+    ) -> Result<Option<Arc<SenderKey>>, RefusedRequest<'static>> {
         let Some(asked) = route.source.scheme().key_request(headers, call.received_at)? else {
             return Ok(None);
         };
@@ -252,7 +252,7 @@ impl<S: Store + StoreHints> Ingress<S> {
             Ok(verified) => verified,
             Err(refusal) => {
                 self.hear_future(&refusal, call.received_at);
-                let refused = Refused { read: Some(&arrival), ..refusal.into() };
+                let refused = RefusedRequest { read: Some(&arrival), ..refusal.into() };
                 return refuse(&route, &call, refused, After::KeepAlive);
             }
         };
@@ -281,7 +281,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         if let Some(limit) = &route.rate
             && let Err(over) = limit.take(receipts.len())
         {
-            let refused = Refused::later(Reason::Limited, over.retry_after_seconds);
+            let refused = RefusedRequest::later(Reason::Limited, over.retry_after_seconds);
             return refuse(&route, &call, refused, After::KeepAlive);
         }
         let via = ArrivalInfo {
@@ -510,7 +510,7 @@ impl EventLabels {
 
 /// A refusal, with a detail for the log only.
 #[derive(Debug)]
-struct Refused<'a> {
+struct RefusedRequest<'a> {
     reason: Reason,
     why: Option<String>,
     retry_after_seconds: Option<u64>,
@@ -518,7 +518,7 @@ struct Refused<'a> {
     read: Option<&'a Arrival>,
 }
 
-impl Refused<'_> {
+impl RefusedRequest<'_> {
     fn because(reason: Reason, why: impl Into<String>) -> Self {
         Self { reason, why: Some(why.into()), retry_after_seconds: None, read: None }
     }
@@ -528,13 +528,13 @@ impl Refused<'_> {
     }
 }
 
-impl From<Reason> for Refused<'_> {
+impl From<Reason> for RefusedRequest<'_> {
     fn from(reason: Reason) -> Self {
         Self { reason, why: None, retry_after_seconds: None, read: None }
     }
 }
 
-impl From<Refusal> for Refused<'_> {
+impl From<Refusal> for RefusedRequest<'_> {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Missing(why) => Self::because(Reason::Missing, why),
@@ -553,14 +553,14 @@ impl From<Refusal> for Refused<'_> {
     }
 }
 
-impl From<KeyUnavailable> for Refused<'_> {
+impl From<KeyUnavailable> for RefusedRequest<'_> {
     fn from(unavailable: KeyUnavailable) -> Self {
         let KeyUnavailable { why, retry_after_seconds } = unavailable;
         Self { why: Some(why), ..Self::later(Reason::Unavailable, retry_after_seconds) }
     }
 }
 
-impl From<BodyFault> for Refused<'_> {
+impl From<BodyFault> for RefusedRequest<'_> {
     fn from(fault: BodyFault) -> Self {
         match fault {
             BodyFault::TooLarge => Reason::TooLarge.into(),
@@ -606,11 +606,11 @@ fn elsewhere(
         return respond::healthy(call.request_id);
     }
     if let Some(record) = path.and_then(|path| routes.find_unavailable(path)) {
-        let later = Refused::later(Reason::Unavailable, RETRY_AFTER_UNAVAILABLE_SECONDS);
+        let later = RefusedRequest::later(Reason::Unavailable, RETRY_AFTER_UNAVAILABLE_SECONDS);
         let why = Some("the secrets of this tenant cannot be used".to_owned());
-        return refuse_at(record, call, Refused { why, ..later }, call.after(body));
+        return refuse_at(record, call, RefusedRequest { why, ..later }, call.after(body));
     }
-    let refused = Refused::because(Reason::Unknown, parts.uri.path());
+    let refused = RefusedRequest::because(Reason::Unknown, parts.uri.path());
     refuse_at(&routes.unknown_source, call, refused, call.after(body))
 }
 
@@ -648,7 +648,7 @@ fn check_head(
     routes: &Routes,
     headers: &HeaderMap,
     body: &impl Body,
-) -> Result<(), Refused<'static>> {
+) -> Result<(), RefusedRequest<'static>> {
     if body.size_hint().lower() > routes.body.bytes_max as u64 {
         return Err(Reason::TooLarge.into());
     }
@@ -676,7 +676,12 @@ fn is_late(receipt: &Receipt) -> bool {
 
 /// Refuses a request to a source. Beyond the limit of its address, a failure gets no reason and no
 /// log line. Verified requests are never refused because of their address.
-fn refuse(route: &Route, call: &RequestContext, refused: Refused<'_>, after: After) -> Answer {
+fn refuse(
+    route: &Route,
+    call: &RequestContext,
+    refused: RefusedRequest<'_>,
+    after: After,
+) -> Answer {
     if refused.reason.is_failed_verification() {
         route.record.count_failed_verification();
     }
@@ -718,10 +723,10 @@ fn note_rejection(
 fn refuse_at(
     record: &SourceRecord,
     call: &RequestContext,
-    refused: Refused<'_>,
+    refused: RefusedRequest<'_>,
     after: After,
 ) -> Answer {
-    let Refused { reason, why, retry_after_seconds, read: _ } = refused;
+    let RefusedRequest { reason, why, retry_after_seconds, read: _ } = refused;
     record.count_refusal(reason);
     if record.budget(LineKind::Rejected).admit(call.received_at) {
         let (source, why) = (&*record.source, why.as_deref().map(Plain).map(display));
