@@ -23,7 +23,7 @@ mod worker;
 
 pub use event_waiters::EventWaiters;
 pub use http::{Drained, tls};
-pub use ingress::respond::Answer;
+pub use ingress::respond::IngressResponse;
 pub use ingress::routes::{
     AnswerMode, PathTaken, RouteChange, RouteSpec, Routes, RoutesSpec, Traffic,
 };

@@ -49,7 +49,7 @@ use crate::http::Peer;
 use crate::http::body::{self, BodyFault};
 use crate::http::client_address::remote;
 use crate::ingress::clock_check::{Alarm, ClockWatch, Witness};
-use crate::ingress::respond::{After, Answer, Reason, RequestId};
+use crate::ingress::respond::{After, IngressResponse, Reason, RequestId};
 use crate::ingress::routes::{
     AnswerMode, LineKind, Route, RouteChange, Routes, SourceRecord, Traffic,
 };
@@ -158,7 +158,11 @@ impl<S: Store + StoreHints> Ingress<S> {
     }
 
     /// Answers one request.
-    pub async fn answer<B>(self: Arc<Self>, request: Request<B>, peer: impl Into<Peer>) -> Answer
+    pub async fn answer<B>(
+        self: Arc<Self>,
+        request: Request<B>,
+        peer: impl Into<Peer>,
+    ) -> IngressResponse
     where
         B: Body<Data = Bytes> + Unpin,
     {
@@ -172,7 +176,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         prefix: &str,
         request: Request<B>,
         peer: impl Into<Peer>,
-    ) -> Answer
+    ) -> IngressResponse
     where
         B: Body<Data = Bytes> + Unpin,
     {
@@ -243,7 +247,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         peer: &Peer,
         arrival: Arrival,
         key: Option<Arc<SenderKey>>,
-    ) -> Answer {
+    ) -> IngressResponse {
         // The body may have arrived slowly: the time window is checked against the time at which it
         // was complete.
         call.received_at = (self.now)();
@@ -313,7 +317,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         route: Arc<Route>,
         call: RequestContext,
         ingest: Ingest,
-    ) -> Answer {
+    ) -> IngressResponse {
         let named: Vec<EventLabels> = ingest.receipts.iter().map(EventLabels::of).collect();
         let verdicts = match self.store.ingest(ingest).await {
             Ok(verdicts) if verdicts.len() == named.len() => verdicts,
@@ -348,7 +352,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         route: Arc<Route>,
         call: RequestContext,
         receipts: Vec<Receipt>,
-    ) -> Answer {
+    ) -> IngressResponse {
         let mut unseen = Vec::new();
         for receipt in &receipts {
             match self.has_seen(receipt).await {
@@ -600,7 +604,7 @@ fn elsewhere(
     path: Option<&str>,
     parts: &Parts,
     body: &impl Body,
-) -> Answer {
+) -> IngressResponse {
     let is_health = parts.uri.path() == "/healthz";
     if is_health && matches!(parts.method, Method::GET | Method::HEAD) {
         return respond::healthy(call.request_id);
@@ -615,7 +619,12 @@ fn elsewhere(
 }
 
 /// Answers a handshake that is not a POST, or refuses with 405.
-fn not_a_post(route: &Route, call: &RequestContext, parts: &Parts, body: &impl Body) -> Answer {
+fn not_a_post(
+    route: &Route,
+    call: &RequestContext,
+    parts: &Parts,
+    body: &impl Body,
+) -> IngressResponse {
     let query = parts.uri.query().unwrap_or_default();
     let reply = route.source.challenge().and_then(|challenge| {
         challenge.unsigned(&route.source, &parts.method, query, &parts.headers)
@@ -633,7 +642,7 @@ fn shake_hands(
     call: &RequestContext,
     reply: HandshakeReply,
     after: After,
-) -> Answer {
+) -> IngressResponse {
     if let Err(over) = route.handshakes.take(call.remote) {
         route.record.count_refusal(Reason::Limited);
         let retry_after = Some(over.retry_after_seconds);
@@ -681,7 +690,7 @@ fn refuse(
     call: &RequestContext,
     refused: RefusedRequest<'_>,
     after: After,
-) -> Answer {
+) -> IngressResponse {
     if refused.reason.is_failed_verification() {
         route.record.count_failed_verification();
     }
@@ -725,7 +734,7 @@ fn refuse_at(
     call: &RequestContext,
     refused: RefusedRequest<'_>,
     after: After,
-) -> Answer {
+) -> IngressResponse {
     let RefusedRequest { reason, why, retry_after_seconds, read: _ } = refused;
     record.count_refusal(reason);
     if record.budget(LineKind::Rejected).admit(call.received_at) {
@@ -744,7 +753,7 @@ fn refuse_at(
 }
 
 /// Answers 503: no event was stored, and the sender must retry.
-fn unavailable(route: &Route, call: &RequestContext, error: &StoreError) -> Answer {
+fn unavailable(route: &Route, call: &RequestContext, error: &StoreError) -> IngressResponse {
     let retry_after_seconds = match error {
         StoreError::Busy => RETRY_AFTER_BUSY_SECONDS,
         StoreError::Unavailable(_) | StoreError::Closed | StoreError::Read(_) => {

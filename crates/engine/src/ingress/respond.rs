@@ -14,7 +14,7 @@ use uuid::fmt::Hyphenated;
 use crate::ingress::sync_wait::SyncOutcome;
 
 /// A response of the ingress.
-pub type Answer = Response<Full<Bytes>>;
+pub type IngressResponse = Response<Full<Bytes>>;
 
 /// Why a request was refused. Each reason has a word for metrics and logs, and a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,7 +189,7 @@ pub(crate) fn refused(
     request_id: RequestId,
     retry_after_seconds: Option<u64>,
     after: After,
-) -> Answer {
+) -> IngressResponse {
     let Problem { status, kind, title } = reason.problem();
     let body = format!(
         "{{\"type\":\"urn:hapax:problem:{kind}\",\"title\":\"{title}\",\"status\":{},\
@@ -217,7 +217,7 @@ pub(crate) fn refused(
 
 /// The decisions about the events of one request. A conflict is answered like a duplicate: it is
 /// shown to the operator, and must not be visible to the sender.
-pub(crate) fn decided(verdicts: &[Verdict], ack: Ack, request_id: RequestId) -> Answer {
+pub(crate) fn decided(verdicts: &[Verdict], ack: Ack, request_id: RequestId) -> IngressResponse {
     let overall = overall(verdicts);
     let status = match (overall, ack) {
         (AckDecision::Review, Ack::Plain) => StatusCode::ACCEPTED,
@@ -251,7 +251,7 @@ pub(crate) fn worked(
     worked: &[SyncOutcome],
     ack: Ack,
     request_id: RequestId,
-) -> Answer {
+) -> IngressResponse {
     let mut answer = decided(verdicts, ack, request_id);
     if worked.contains(&SyncOutcome::Failed) {
         return refused(Reason::WorkFailed, request_id, None, After::KeepAlive);
@@ -274,7 +274,11 @@ pub(crate) fn worked(
 }
 
 /// The answer to a handshake.
-pub(crate) fn handshake(reply: HandshakeReply, request_id: RequestId, after: After) -> Answer {
+pub(crate) fn handshake(
+    reply: HandshakeReply,
+    request_id: RequestId,
+    after: After,
+) -> IngressResponse {
     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::OK);
     let mut answer = answer(status, request_id, reply.body);
     let headers = answer.headers_mut();
@@ -293,14 +297,14 @@ pub(crate) fn handshake(reply: HandshakeReply, request_id: RequestId, after: Aft
 }
 
 /// The response of the health check: the process is running, and no more.
-pub(crate) fn healthy(request_id: RequestId) -> Answer {
+pub(crate) fn healthy(request_id: RequestId) -> IngressResponse {
     answer(StatusCode::OK, request_id, Bytes::new())
 }
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("hapax-request-id");
 const DECISION: HeaderName = HeaderName::from_static("hapax-decision");
 
-fn answer(status: StatusCode, request_id: RequestId, body: Bytes) -> Answer {
+fn answer(status: StatusCode, request_id: RequestId, body: Bytes) -> IngressResponse {
     let mut answer = Response::new(Full::new(body));
     *answer.status_mut() = status;
     answer.headers_mut().reserve(4);
