@@ -51,7 +51,7 @@ use crate::http::client_address::remote;
 use crate::ingress::clock_check::{Alarm, ClockWatch, Witness};
 use crate::ingress::respond::{After, IngressResponse, Reason, RequestId};
 use crate::ingress::routes::{
-    AnswerMode, LineKind, Route, RouteChange, Routes, SourceRecord, Traffic,
+    AnswerMode, LineKind, RouteChange, Routes, SourceRecord, SourceRoute, Traffic,
 };
 use crate::ingress::sender_keys::{KeyUnavailable, SenderKeys};
 use crate::ingress::stored_headers::{Plain, kept_headers};
@@ -227,7 +227,7 @@ impl<S: Store + StoreHints> Ingress<S> {
     /// requests wait for a key.
     async fn sender_key(
         &self,
-        route: &Route,
+        route: &SourceRoute,
         call: &RequestContext,
         headers: &HeaderMap,
     ) -> Result<Option<Arc<SenderKey>>, RefusedRequest<'static>> {
@@ -242,7 +242,7 @@ impl<S: Store + StoreHints> Ingress<S> {
     /// Decides about a complete request.
     async fn judge(
         self: Arc<Self>,
-        route: Arc<Route>,
+        route: Arc<SourceRoute>,
         mut call: RequestContext,
         peer: &Peer,
         arrival: Arrival,
@@ -314,7 +314,7 @@ impl<S: Store + StoreHints> Ingress<S> {
     /// Makes the events durable, then answers.
     async fn commit(
         self: Arc<Self>,
-        route: Arc<Route>,
+        route: Arc<SourceRoute>,
         call: RequestContext,
         ingest: Ingest,
     ) -> IngressResponse {
@@ -349,7 +349,7 @@ impl<S: Store + StoreHints> Ingress<S> {
     /// Refuses authentic events that are too late, and finds out whether any of them is unknown.
     async fn refuse_late(
         self: Arc<Self>,
-        route: Arc<Route>,
+        route: Arc<SourceRoute>,
         call: RequestContext,
         receipts: Vec<Receipt>,
     ) -> IngressResponse {
@@ -620,7 +620,7 @@ fn elsewhere(
 
 /// Answers a handshake that is not a POST, or refuses with 405.
 fn not_a_post(
-    route: &Route,
+    route: &SourceRoute,
     call: &RequestContext,
     parts: &Parts,
     body: &impl Body,
@@ -638,7 +638,7 @@ fn not_a_post(
 /// Answers a handshake and counts it. Each address gets a limited number of answers: some are
 /// signed with the source's own secret, and some reveal whether a token was guessed.
 fn shake_hands(
-    route: &Route,
+    route: &SourceRoute,
     call: &RequestContext,
     reply: HandshakeReply,
     after: After,
@@ -686,7 +686,7 @@ fn is_late(receipt: &Receipt) -> bool {
 /// Refuses a request to a source. Beyond the limit of its address, a failure gets no reason and no
 /// log line. Verified requests are never refused because of their address.
 fn refuse(
-    route: &Route,
+    route: &SourceRoute,
     call: &RequestContext,
     refused: RefusedRequest<'_>,
     after: After,
@@ -753,7 +753,7 @@ fn refuse_at(
 }
 
 /// Answers 503: no event was stored, and the sender must retry.
-fn unavailable(route: &Route, call: &RequestContext, error: &StoreError) -> IngressResponse {
+fn unavailable(route: &SourceRoute, call: &RequestContext, error: &StoreError) -> IngressResponse {
     let retry_after_seconds = match error {
         StoreError::Busy => RETRY_AFTER_BUSY_SECONDS,
         StoreError::Unavailable(_) | StoreError::Closed | StoreError::Read(_) => {

@@ -132,7 +132,7 @@ pub struct PathTaken {
 /// resolved here, once. A clone shares limits, counters and memory with the original.
 #[derive(Debug, Clone)]
 pub struct Routes {
-    by_path: HashMap<Box<str>, Arc<Route>>,
+    by_path: HashMap<Box<str>, Arc<SourceRoute>>,
     /// The pairs whose secrets cannot be used now.
     unavailable: HashMap<Box<str>, Arc<SourceRecord>>,
     /// Counts and logs requests that are refused before their source is known.
@@ -147,7 +147,7 @@ pub struct Routes {
 
 /// One source in the table.
 #[derive(Debug)]
-pub(crate) struct Route {
+pub(crate) struct SourceRoute {
     pub(crate) source: Arc<Source>,
     pub(crate) rate: Option<EventLimit>,
     pub(crate) unverified: Option<FailureLimit>,
@@ -165,7 +165,10 @@ impl Routes {
         let mut by_path = HashMap::with_capacity(spec.sources.len());
         for route in spec.sources {
             let path = path_of(route.source.tenant(), route.source.name());
-            if by_path.insert(path.clone(), Arc::new(Route::new(route, &rejections))).is_some() {
+            if by_path
+                .insert(path.clone(), Arc::new(SourceRoute::new(route, &rejections)))
+                .is_some()
+            {
                 return Err(PathTaken { path: path.into() });
             }
         }
@@ -187,7 +190,7 @@ impl Routes {
             match change {
                 RouteChange::Serve(spec) => {
                     let path = path_of(spec.source.tenant(), spec.source.name());
-                    let mut route = Route::new(spec, &self.rejections);
+                    let mut route = SourceRoute::new(spec, &self.rejections);
                     if let Some(before) = self.by_path.get(&path) {
                         route.record.counted = before.record.counted.clone();
                     }
@@ -212,7 +215,7 @@ impl Routes {
     }
 
     /// The source at this path of a URL, exactly as it was received.
-    pub(crate) fn find(&self, path: &str) -> Option<&Arc<Route>> {
+    pub(crate) fn find(&self, path: &str) -> Option<&Arc<SourceRoute>> {
         self.by_path.get(path.strip_prefix("/webhooks/")?)
     }
 
@@ -306,7 +309,7 @@ fn path_of(tenant: &Tenant, source: &SourceName) -> Box<str> {
     }
 }
 
-impl Route {
+impl SourceRoute {
     fn new(spec: RouteSpec, rejections: &Arc<RejectionLog>) -> Self {
         let secret_headers = spec.source.scheme().secret_headers();
         Self {
