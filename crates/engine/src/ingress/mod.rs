@@ -49,7 +49,7 @@ use crate::http::Peer;
 use crate::http::body::{self, BodyFault};
 use crate::http::client_address::remote;
 use crate::ingress::clock_check::{Alarm, ClockWatch, Witness};
-use crate::ingress::respond::{After, IngressResponse, Reason, RequestId};
+use crate::ingress::respond::{ConnectionReuse, IngressResponse, Reason, RequestId};
 use crate::ingress::routes::{
     AnswerMode, LineKind, RouteChange, Routes, SourceRecord, SourceRoute, Traffic,
 };
@@ -257,7 +257,7 @@ impl<S: Store + StoreHints> Ingress<S> {
             Err(refusal) => {
                 self.hear_future(&refusal, call.received_at);
                 let refused = RefusedRequest { read: Some(&arrival), ..refusal.into() };
-                return refuse(&route, &call, refused, After::KeepAlive);
+                return refuse(&route, &call, refused, ConnectionReuse::KeepAlive);
             }
         };
         if let (Some(_), Some(keys)) = (&key, &self.sender_keys) {
@@ -266,13 +266,13 @@ impl<S: Store + StoreHints> Ingress<S> {
         let (receipts, signed_at, secret) = match verified {
             Verified::Events { receipts, signed_at, secret } => (receipts, signed_at, secret),
             Verified::Reply(reply) => {
-                return shake_hands(&route, &call, reply, After::KeepAlive);
+                return shake_hands(&route, &call, reply, ConnectionReuse::KeepAlive);
             }
             Verified::Empty => {
                 return respond::handshake(
                     HandshakeReply::empty(),
                     call.request_id,
-                    After::KeepAlive,
+                    ConnectionReuse::KeepAlive,
                 );
             }
         };
@@ -280,13 +280,13 @@ impl<S: Store + StoreHints> Ingress<S> {
         self.hear(&receipts, signed_at, call.received_at);
         let content_type = arrival.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if !route.source.content_type_fits(content_type) {
-            return refuse(&route, &call, Reason::ContentType.into(), After::KeepAlive);
+            return refuse(&route, &call, Reason::ContentType.into(), ConnectionReuse::KeepAlive);
         }
         if let Some(limit) = &route.rate
             && let Err(over) = limit.take(receipts.len())
         {
             let refused = RefusedRequest::later(Reason::Limited, over.retry_after_seconds);
-            return refuse(&route, &call, refused, After::KeepAlive);
+            return refuse(&route, &call, refused, ConnectionReuse::KeepAlive);
         }
         let via = ArrivalInfo {
             received_at: call.received_at,
@@ -362,13 +362,13 @@ impl<S: Store + StoreHints> Ingress<S> {
             }
         }
         if unseen.is_empty() {
-            return refuse(&route, &call, Reason::Stale.into(), After::KeepAlive);
+            return refuse(&route, &call, Reason::Stale.into(), ConnectionReuse::KeepAlive);
         }
         route.record.count_failed_verification();
         for (event, hash) in &unseen {
             note_stale_unseen(&route.record, &call, event, self.is_first_logged(*hash));
         }
-        respond::refused(Reason::StaleUnseen, call.request_id, None, After::KeepAlive)
+        respond::refused(Reason::StaleUnseen, call.request_id, None, ConnectionReuse::KeepAlive)
     }
 
     /// Whether a late, unknown event has not been logged recently: the retries of a sender, or of a
@@ -484,13 +484,17 @@ struct RequestContext {
 
 impl RequestContext {
     /// Whether the connection can be reused after an answer that leaves the rest of `body` unread.
-    fn after(&self, body: &impl Body) -> After {
-        if body.is_end_stream() { After::KeepAlive } else { self.after_unread() }
+    fn after(&self, body: &impl Body) -> ConnectionReuse {
+        if body.is_end_stream() { ConnectionReuse::KeepAlive } else { self.after_unread() }
     }
 
-    fn after_unread(&self) -> After {
+    fn after_unread(&self) -> ConnectionReuse {
         // On HTTP/2 only the stream ends.
-        if self.version < Version::HTTP_2 { After::Close } else { After::KeepAlive }
+        if self.version < Version::HTTP_2 {
+            ConnectionReuse::Close
+        } else {
+            ConnectionReuse::KeepAlive
+        }
     }
 }
 
@@ -641,7 +645,7 @@ fn shake_hands(
     route: &SourceRoute,
     call: &RequestContext,
     reply: HandshakeReply,
-    after: After,
+    after: ConnectionReuse,
 ) -> IngressResponse {
     if let Err(over) = route.handshakes.take(call.remote) {
         route.record.count_refusal(Reason::Limited);
@@ -689,7 +693,7 @@ fn refuse(
     route: &SourceRoute,
     call: &RequestContext,
     refused: RefusedRequest<'_>,
-    after: After,
+    after: ConnectionReuse,
 ) -> IngressResponse {
     if refused.reason.is_failed_verification() {
         route.record.count_failed_verification();
@@ -733,7 +737,7 @@ fn refuse_at(
     record: &SourceRecord,
     call: &RequestContext,
     refused: RefusedRequest<'_>,
-    after: After,
+    after: ConnectionReuse,
 ) -> IngressResponse {
     let RefusedRequest { reason, why, retry_after_seconds, read: _ } = refused;
     record.count_refusal(reason);
@@ -778,7 +782,7 @@ fn unavailable(route: &SourceRoute, call: &RequestContext, error: &StoreError) -
         Reason::Unavailable,
         call.request_id,
         Some(retry_after_seconds),
-        After::KeepAlive,
+        ConnectionReuse::KeepAlive,
     )
 }
 

@@ -176,7 +176,7 @@ impl RequestId {
 
 /// Whether the connection can be used again after this answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum After {
+pub(crate) enum ConnectionReuse {
     /// The request was read to its end.
     KeepAlive,
     /// The request was not read to its end: its rest must not be read as another one.
@@ -188,7 +188,7 @@ pub(crate) fn refused(
     reason: Reason,
     request_id: RequestId,
     retry_after_seconds: Option<u64>,
-    after: After,
+    after: ConnectionReuse,
 ) -> IngressResponse {
     let Problem { status, kind, title } = reason.problem();
     let body = format!(
@@ -207,8 +207,8 @@ pub(crate) fn refused(
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     match after {
-        After::KeepAlive => {}
-        After::Close => {
+        ConnectionReuse::KeepAlive => {}
+        ConnectionReuse::Close => {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
@@ -254,7 +254,7 @@ pub(crate) fn worked(
 ) -> IngressResponse {
     let mut answer = decided(verdicts, ack, request_id);
     if worked.contains(&SyncOutcome::Failed) {
-        return refused(Reason::WorkFailed, request_id, None, After::KeepAlive);
+        return refused(Reason::WorkFailed, request_id, None, ConnectionReuse::KeepAlive);
     }
     let runs = worked.iter().any(|worked| matches!(worked, SyncOutcome::Running(_)));
     if runs && ack == Ack::Plain {
@@ -277,7 +277,7 @@ pub(crate) fn worked(
 pub(crate) fn handshake(
     reply: HandshakeReply,
     request_id: RequestId,
-    after: After,
+    after: ConnectionReuse,
 ) -> IngressResponse {
     let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::OK);
     let mut answer = answer(status, request_id, reply.body);
@@ -290,7 +290,7 @@ pub(crate) fn handshake(
     if status.is_success() {
         headers.insert(DECISION, HeaderValue::from_static("handshake"));
     }
-    if after == After::Close {
+    if after == ConnectionReuse::Close {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     answer
@@ -486,7 +486,8 @@ mod tests {
     #[test]
     fn every_401_reads_the_same() {
         let text = |reason| {
-            let answer = refused(reason, RequestId { uuid: Uuid::nil() }, None, After::KeepAlive);
+            let answer =
+                refused(reason, RequestId { uuid: Uuid::nil() }, None, ConnectionReuse::KeepAlive);
             assert_eq!(answer.status(), 401);
             format!("{answer:?}")
         };
