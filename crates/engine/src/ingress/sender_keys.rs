@@ -51,11 +51,11 @@ pub struct SenderKeys {
     proven: Mutex<ProvenSenders>,
     waiters: Semaphore,
     tasks: BackgroundTasks,
-    place: Place,
+    place: UrlOverride,
 }
 
 /// Where the document of a URL is really fetched; a test's server stands in for a sender.
-type Place = Box<dyn Fn(&str) -> String + Send + Sync>;
+type UrlOverride = Box<dyn Fn(&str) -> String + Send + Sync>;
 
 /// Why a key cannot be had now. The sender must retry.
 #[derive(Debug)]
