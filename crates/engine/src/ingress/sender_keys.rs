@@ -121,7 +121,7 @@ impl ProvenSenders {
 }
 
 /// The next step for a request that names a key.
-enum Step {
+enum KeyLookup {
     Use(Arc<SenderKey>),
     Wait(watch::Receiver<()>),
     Refuse(KeyUnavailable),
@@ -160,9 +160,9 @@ impl SenderKeys {
         now: Timestamp,
     ) -> Result<Arc<SenderKey>, KeyUnavailable> {
         let mut ended = match self.step(source, &asked, Some(from), now) {
-            Step::Use(key) => return Ok(key),
-            Step::Refuse(unavailable) => return Err(unavailable),
-            Step::Wait(ended) => ended,
+            KeyLookup::Use(key) => return Ok(key),
+            KeyLookup::Refuse(unavailable) => return Err(unavailable),
+            KeyLookup::Wait(ended) => ended,
         };
         let _waiting = self
             .waiters
@@ -171,9 +171,11 @@ impl SenderKeys {
         // The value never changes: the task drops its sender when the entry is decided.
         let _ = ended.changed().await;
         match self.step(source, &asked, None, now) {
-            Step::Use(key) => Ok(key),
-            Step::Refuse(unavailable) => Err(unavailable),
-            Step::Wait(_) => Err(KeyUnavailable::busy("the key was dropped after it was fetched")),
+            KeyLookup::Use(key) => Ok(key),
+            KeyLookup::Refuse(unavailable) => Err(unavailable),
+            KeyLookup::Wait(_) => {
+                Err(KeyUnavailable::busy("the key was dropped after it was fetched"))
+            }
         }
     }
 
@@ -185,7 +187,7 @@ impl SenderKeys {
         asked: &KeyRequest,
         from: Option<IpAddr>,
         now: Timestamp,
-    ) -> Step {
+    ) -> KeyLookup {
         let mut entries = self.entries();
         let was_known = matches!(entries.get(&asked.id), Some(Entry::Known { .. }));
         match entries.get_mut(&asked.id) {
@@ -195,11 +197,11 @@ impl SenderKeys {
                     *refresh_at = later(now, SENDER_KEY_REFRESH_AGAIN);
                     self.spawn_refresh(source, asked, now);
                 }
-                return Step::Use(key);
+                return KeyLookup::Use(key);
             }
-            Some(Entry::Fetching { ended, .. }) => return Step::Wait(ended.clone()),
+            Some(Entry::Fetching { ended, .. }) => return KeyLookup::Wait(ended.clone()),
             Some(Entry::Failed { why, until }) if now < *until => {
-                return Step::Refuse(KeyUnavailable {
+                return KeyLookup::Refuse(KeyUnavailable {
                     why: why.to_string(),
                     retry_after_seconds: RETRY_AFTER_UNAVAILABLE_SECONDS,
                 });
@@ -207,7 +209,9 @@ impl SenderKeys {
             Some(Entry::Known { .. } | Entry::Failed { .. }) | None => {}
         }
         let Some(from) = from else {
-            return Step::Refuse(KeyUnavailable::busy("the key was dropped after it was fetched"));
+            return KeyLookup::Refuse(KeyUnavailable::busy(
+                "the key was dropped after it was fetched",
+            ));
         };
         let named_by = match was_known || self.proven().contains(from) {
             true => NamedBy::Sender,
@@ -216,7 +220,7 @@ impl SenderKeys {
         // The key that was known is fetched once for the requests of all addresses.
         let counted = (!was_known).then_some(from);
         if let Err(unavailable) = self.admit(&entries, asked, named_by, counted) {
-            return Step::Refuse(unavailable);
+            return KeyLookup::Refuse(unavailable);
         }
         make_room(&mut entries);
         let (ends, ended) = watch::channel(());
@@ -225,7 +229,7 @@ impl SenderKeys {
         entries.insert(asked.id, fetching);
         drop(entries);
         self.spawn_fetch(source, asked, now, ends);
-        Step::Wait(ended)
+        KeyLookup::Wait(ended)
     }
 
     /// Notes that a request of `from` was verified with a fetched key.
