@@ -43,7 +43,7 @@ use crate::run_to_completion::BackgroundTasks;
 /// Fetches and keeps keys of senders.
 pub struct SenderKeys {
     client: EndpointClient,
-    entries: Mutex<HashMap<KeyHash, Entry>>,
+    entries: Mutex<HashMap<KeyHash, KeyEntry>>,
     /// Fetches of unknown keys by client address.
     by_address: FailureLimit,
     /// Fetches by host and by the party that named the key. Schemes know only a few hosts.
@@ -75,7 +75,7 @@ impl KeyUnavailable {
     }
 }
 
-enum Entry {
+enum KeyEntry {
     /// A task fetches it. The receiver ends with the task.
     Fetching {
         host: String,
@@ -189,9 +189,9 @@ impl SenderKeys {
         now: Timestamp,
     ) -> KeyLookup {
         let mut entries = self.entries();
-        let was_known = matches!(entries.get(&asked.id), Some(Entry::Known { .. }));
+        let was_known = matches!(entries.get(&asked.id), Some(KeyEntry::Known { .. }));
         match entries.get_mut(&asked.id) {
-            Some(Entry::Known { key, fetched_at, refresh_at }) if is_fresh(*fetched_at, now) => {
+            Some(KeyEntry::Known { key, fetched_at, refresh_at }) if is_fresh(*fetched_at, now) => {
                 let key = Arc::clone(key);
                 if now >= *refresh_at {
                     *refresh_at = later(now, SENDER_KEY_REFRESH_AGAIN);
@@ -199,14 +199,14 @@ impl SenderKeys {
                 }
                 return KeyLookup::Use(key);
             }
-            Some(Entry::Fetching { ended, .. }) => return KeyLookup::Wait(ended.clone()),
-            Some(Entry::Failed { why, until }) if now < *until => {
+            Some(KeyEntry::Fetching { ended, .. }) => return KeyLookup::Wait(ended.clone()),
+            Some(KeyEntry::Failed { why, until }) if now < *until => {
                 return KeyLookup::Refuse(KeyUnavailable {
                     why: why.to_string(),
                     retry_after_seconds: RETRY_AFTER_UNAVAILABLE_SECONDS,
                 });
             }
-            Some(Entry::Known { .. } | Entry::Failed { .. }) | None => {}
+            Some(KeyEntry::Known { .. } | KeyEntry::Failed { .. }) | None => {}
         }
         let Some(from) = from else {
             return KeyLookup::Refuse(KeyUnavailable::busy(
@@ -224,8 +224,11 @@ impl SenderKeys {
         }
         make_room(&mut entries);
         let (ends, ended) = watch::channel(());
-        let fetching =
-            Entry::Fetching { host: host(&asked.url).to_owned(), named_by, ended: ended.clone() };
+        let fetching = KeyEntry::Fetching {
+            host: host(&asked.url).to_owned(),
+            named_by,
+            ended: ended.clone(),
+        };
         entries.insert(asked.id, fetching);
         drop(entries);
         self.spawn_fetch(source, asked, now, ends);
@@ -240,14 +243,14 @@ impl SenderKeys {
     /// Whether a key may be fetched now. `counted`: the address whose share it uses, if any.
     fn admit(
         &self,
-        entries: &HashMap<KeyHash, Entry>,
+        entries: &HashMap<KeyHash, KeyEntry>,
         asked: &KeyRequest,
         named_by: NamedBy,
         counted: Option<IpAddr>,
     ) -> Result<(), KeyUnavailable> {
         let host = host(&asked.url);
-        let is_beside = |entry: &&Entry| {
-            matches!(entry, Entry::Fetching { host: other, named_by: by, .. }
+        let is_beside = |entry: &&KeyEntry| {
+            matches!(entry, KeyEntry::Fetching { host: other, named_by: by, .. }
                 if other == host && *by == named_by)
         };
         let at_once = entries.values().filter(is_beside).count();
@@ -305,8 +308,9 @@ impl SenderKeys {
                 // An entry that was removed to make room, or that is being fetched again, stays as
                 // it is.
                 Ok(key) => {
-                    if let Some(entry @ Entry::Known { .. }) = keys.entries().get_mut(&asked.id) {
-                        *entry = Entry::known(key, now);
+                    if let Some(entry @ KeyEntry::Known { .. }) = keys.entries().get_mut(&asked.id)
+                    {
+                        *entry = KeyEntry::known(key, now);
                     }
                 }
                 Err(why) => warn!(
@@ -350,7 +354,7 @@ impl SenderKeys {
             .map_err(|error| error.to_string())
     }
 
-    fn entries(&self) -> MutexGuard<'_, HashMap<KeyHash, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, HashMap<KeyHash, KeyEntry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -375,7 +379,7 @@ impl fmt::Debug for SenderKeys {
     }
 }
 
-impl Entry {
+impl KeyEntry {
     fn known(key: SenderKey, now: Timestamp) -> Self {
         let refresh_at = later(now, SENDER_KEY_REFRESH_AFTER);
         Self::Known { key: Arc::new(key), fetched_at: now, refresh_at }
@@ -401,9 +405,9 @@ impl Drop for Fetch {
     fn drop(&mut self) {
         let outcome = self.outcome.take().unwrap_or_else(|| Err("the fetch broke off".to_owned()));
         let entry = match outcome {
-            Ok(key) => Entry::known(key, self.now),
+            Ok(key) => KeyEntry::known(key, self.now),
             Err(why) => {
-                Entry::Failed { why: why.into(), until: later(self.now, SENDER_KEY_FAILED_FOR) }
+                KeyEntry::Failed { why: why.into(), until: later(self.now, SENDER_KEY_FAILED_FOR) }
             }
         };
         self.keys.entries().insert(self.id, entry);
@@ -432,14 +436,14 @@ fn host(url: &str) -> &str {
 
 /// Makes room for one entry. Failed names are removed first, so that forged ones displace no known
 /// key; then the key that was fetched the longest time ago. A fetch under way stays.
-fn make_room(entries: &mut HashMap<KeyHash, Entry>) {
+fn make_room(entries: &mut HashMap<KeyHash, KeyEntry>) {
     if entries.len() < SENDER_KEYS_MAX {
         return;
     }
-    let rank = |entry: &Entry| match entry {
-        Entry::Failed { until, .. } => Some((0, *until)),
-        Entry::Known { fetched_at, .. } => Some((1, *fetched_at)),
-        Entry::Fetching { .. } => None,
+    let rank = |entry: &KeyEntry| match entry {
+        KeyEntry::Failed { until, .. } => Some((0, *until)),
+        KeyEntry::Known { fetched_at, .. } => Some((1, *fetched_at)),
+        KeyEntry::Fetching { .. } => None,
     };
     let oldest = entries
         .iter()
