@@ -28,13 +28,13 @@ struct Memory {
 #[derive(Debug, Default)]
 struct Pool {
     used: usize,
-    bodies: HashMap<u64, Entry>,
+    bodies: HashMap<u64, BodyEntry>,
     clients: HashMap<IpAddr, usize>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct BodyEntry {
     client: IpAddr,
     bytes: usize,
     course: Arc<BodyProgress>,
@@ -162,14 +162,14 @@ impl Pool {
             reader: Mutex::default(),
         });
         self.next += 1;
-        let entry = Entry { client, bytes: 0, course: Arc::clone(&course) };
+        let entry = BodyEntry { client, bytes: 0, course: Arc::clone(&course) };
         self.bodies.insert(self.next, entry);
         (self.next, course)
     }
 
     /// Frees the memory of a body. A dropped body has freed it already.
     fn leave(&mut self, id: u64) -> Option<Arc<BodyProgress>> {
-        let Entry { client, bytes, course } = self.bodies.remove(&id)?;
+        let BodyEntry { client, bytes, course } = self.bodies.remove(&id)?;
         self.used -= bytes;
         if let Some(held) = self.clients.get_mut(&client) {
             *held -= bytes;
