@@ -52,7 +52,7 @@ impl<S: Work + Inspect> SyncWait for StoreSyncWait<S> {
 }
 
 /// The state of an event, and how many of its attempts have failed.
-struct Sight {
+struct EventProgress {
     known: KnownEvent,
     failures: u32,
 }
@@ -70,7 +70,7 @@ impl<S: Work + Inspect> StoreSyncWait<S> {
         let mut pause = SYNC_POLL;
         loop {
             let notify = waiting.notify();
-            let Sight { known, failures } = self.look(verdict).await?;
+            let EventProgress { known, failures } = self.look(verdict).await?;
             match known.status {
                 Status::Processed
                 | Status::Stale
@@ -102,10 +102,10 @@ impl<S: Work + Inspect> StoreSyncWait<S> {
         }
     }
 
-    async fn look(&self, verdict: &Verdict) -> Result<Sight, StoreError> {
+    async fn look(&self, verdict: &Verdict) -> Result<EventProgress, StoreError> {
         let id = verdict.id();
         Ok(match self.store.event(&EventName::Ours(id)).await? {
-            Lookup::One(event) => Sight {
+            Lookup::One(event) => EventProgress {
                 failures: event.jobs.iter().map(|job| job.progress.steps).sum(),
                 known: KnownEvent {
                     id,
@@ -114,7 +114,9 @@ impl<S: Work + Inspect> StoreSyncWait<S> {
                 },
             },
             // The event was pruned: the verdict, which comes from the key, has its outcome.
-            Lookup::None | Lookup::Ambiguous(_) => Sight { failures: 0, known: known_by(verdict) },
+            Lookup::None | Lookup::Ambiguous(_) => {
+                EventProgress { failures: 0, known: known_by(verdict) }
+            }
         })
     }
 }
