@@ -19,7 +19,7 @@ struct Waiters {
 
 /// One waiting request. Dropping it removes it from the list.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct EventWaiter {
     event_waiters: EventWaiters,
     event: EventId,
     notify: Arc<Notify>,
@@ -44,11 +44,11 @@ impl EventWaiters {
         }
     }
 
-    pub(crate) fn wait_for(&self, event: EventId) -> Waiting {
+    pub(crate) fn wait_for(&self, event: EventId) -> EventWaiter {
         let mut all = self.waiters();
         let waiters = all.entry(event).or_default();
         waiters.count += 1;
-        Waiting { event_waiters: self.clone(), event, notify: waiters.notify.clone() }
+        EventWaiter { event_waiters: self.clone(), event, notify: waiters.notify.clone() }
     }
 
     fn waiters(&self) -> MutexGuard<'_, HashMap<EventId, Waiters>> {
@@ -56,14 +56,14 @@ impl EventWaiters {
     }
 }
 
-impl Waiting {
+impl EventWaiter {
     /// The next notification after this call, whenever it is awaited.
     pub(crate) fn notify(&self) -> impl Future<Output = ()> + use<> {
         Arc::clone(&self.notify).notified_owned()
     }
 }
 
-impl Drop for Waiting {
+impl Drop for EventWaiter {
     fn drop(&mut self) {
         let mut all = self.event_waiters.waiters();
         if let Some(waiters) = all.get_mut(&self.event) {
