@@ -50,26 +50,28 @@ pub async fn run_plans<S: Plans>(
             Some(Ok(ran)) => {
                 failing = false;
                 match ran {
-                    Ran::Kept(plan) => {
+                    SliceOutcome::Kept(plan) => {
                         left.forget(plan);
                         PLAN_PAUSE
                     }
-                    Ran::Taken(plan) => {
+                    SliceOutcome::Taken(plan) => {
                         left.leave(plan, PLAN_TAKEN_PAUSE);
                         PLAN_PAUSE
                     }
-                    Ran::Failed(plan, reason) => {
+                    SliceOutcome::Failed(plan, reason) => {
                         if left.failed(plan) == 1 {
                             warn!(%reason, "the plan {plan} cannot go on here: {reason}; trying again");
                         }
                         PLAN_PAUSE
                     }
-                    Ran::NotBefore(at) => match Duration::try_from(at.duration_since(now())) {
-                        Ok(wait) if !wait.is_zero() => wait.clamp(PLAN_PAUSE, POLL_EVERY),
-                        // By the clock of the database the plan is not due yet.
-                        Ok(_) | Err(_) => PLAN_TAKEN_PAUSE,
-                    },
-                    Ran::Nothing => POLL_EVERY,
+                    SliceOutcome::NotBefore(at) => {
+                        match Duration::try_from(at.duration_since(now())) {
+                            Ok(wait) if !wait.is_zero() => wait.clamp(PLAN_PAUSE, POLL_EVERY),
+                            // By the clock of the database the plan is not due yet.
+                            Ok(_) | Err(_) => PLAN_TAKEN_PAUSE,
+                        }
+                    }
+                    SliceOutcome::Nothing => POLL_EVERY,
                 }
             }
         };
@@ -80,7 +82,7 @@ pub async fn run_plans<S: Plans>(
 }
 
 /// The result of one request for a slice.
-enum Ran {
+enum SliceOutcome {
     /// A slice of this plan ran.
     Kept(PlanId),
     /// Another node runs this plan, or the plan has ended.
@@ -99,25 +101,25 @@ async fn run_slice<S: Plans>(
     store: &S,
     jobs_for: Option<&JobsFor>,
     except: Vec<PlanId>,
-) -> Result<Ran, StoreError> {
+) -> Result<SliceOutcome, StoreError> {
     let mut slice = match store.run_plan(PLAN_BATCH, except).await? {
         PlanRun::Events(slice) => slice,
-        PlanRun::Ran(plan) => return Ok(Ran::Kept(plan)),
-        PlanRun::Taken(plan) => return Ok(Ran::Taken(plan)),
-        PlanRun::Failed(plan, reason) => return Ok(Ran::Failed(plan, reason)),
-        PlanRun::NotBefore(at) => return Ok(Ran::NotBefore(at)),
-        PlanRun::Idle => return Ok(Ran::Nothing),
+        PlanRun::Ran(plan) => return Ok(SliceOutcome::Kept(plan)),
+        PlanRun::Taken(plan) => return Ok(SliceOutcome::Taken(plan)),
+        PlanRun::Failed(plan, reason) => return Ok(SliceOutcome::Failed(plan, reason)),
+        PlanRun::NotBefore(at) => return Ok(SliceOutcome::NotBefore(at)),
+        PlanRun::Idle => return Ok(SliceOutcome::Nothing),
     };
     let plan = slice.plan;
     match jobs_for {
         // A node without workers knows no handlers: an approved event would get no job.
-        None => return Ok(Ran::Taken(plan)),
+        None => return Ok(SliceOutcome::Taken(plan)),
         Some(jobs_for) => {
             if let Err(source) = fill_jobs(&mut slice, jobs_for) {
                 let reason = format!(
                     "an event of it is of the source \"{source}\", which this node does not have"
                 );
-                return Ok(Ran::Failed(plan, reason));
+                return Ok(SliceOutcome::Failed(plan, reason));
             }
         }
     }
@@ -125,10 +127,10 @@ async fn run_slice<S: Plans>(
     let held = store.take_slice(*slice).await;
     failpoint!("plans.after_slice");
     Ok(match held {
-        Ok(Held::Kept) => Ran::Kept(plan),
-        Ok(Held::Lost) => Ran::Taken(plan),
+        Ok(Held::Kept) => SliceOutcome::Kept(plan),
+        Ok(Held::Lost) => SliceOutcome::Taken(plan),
         Err(error @ (StoreError::Unavailable(_) | StoreError::Read(_))) => {
-            Ran::Failed(plan, error.to_string())
+            SliceOutcome::Failed(plan, error.to_string())
         }
         Err(error @ (StoreError::Busy | StoreError::Closed)) => return Err(error),
     })
