@@ -61,7 +61,7 @@ impl ConnectionState {
 #[derive(Debug)]
 pub(crate) struct Connections {
     /// Closed connections are removed from time to time.
-    open: Vec<Open>,
+    open: Vec<OpenConnection>,
     max: usize,
     /// The next connections to close, the last one first.
     next: Vec<Candidate>,
@@ -70,14 +70,14 @@ pub(crate) struct Connections {
 }
 
 #[derive(Debug, Clone)]
-struct Open {
+struct OpenConnection {
     activity: Arc<ConnectionActivity>,
     task: AbortHandle,
 }
 
 #[derive(Debug)]
 struct Candidate {
-    open: Open,
+    open: OpenConnection,
     state: ConnectionState,
 }
 
@@ -103,7 +103,7 @@ impl Connections {
         if self.open.len() >= self.max.saturating_mul(2).max(64) {
             self.forget_ended();
         }
-        self.open.push(Open { activity, task });
+        self.open.push(OpenConnection { activity, task });
     }
 
     /// Closes a few connections, as many as new ones may need before the slots are free. Returns
