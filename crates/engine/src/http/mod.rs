@@ -456,9 +456,9 @@ fn service<A, F, B>(
     peer: Peer,
 ) -> impl Service<
     Request<Incoming>,
-    Response = Response<Guarded<B>>,
+    Response = Response<InFlightBody<B>>,
     Error = Infallible,
-    Future = impl Future<Output = Result<Response<Guarded<B>>, Infallible>> + Send + use<A, F, B>,
+    Future = impl Future<Output = Result<Response<InFlightBody<B>>, Infallible>> + Send + use<A, F, B>,
 > + Send
 + use<A, F, B>
 where
@@ -483,7 +483,7 @@ where
             if response.headers().contains_key(header::CONNECTION) {
                 activity.leaves_bytes_unread();
             }
-            Ok(response.map(|body| Guarded { body, in_flight: in_flight.with_answer() }))
+            Ok(response.map(|body| InFlightBody { body, in_flight: in_flight.with_answer() }))
         }
     })
 }
@@ -598,12 +598,12 @@ where
 
 /// A response body that keeps its request in flight until it is sent: a long stream of events is
 /// not idle. Without a body it is empty.
-struct Guarded<B> {
+struct InFlightBody<B> {
     body: Option<B>,
     in_flight: InFlight,
 }
 
-impl<B: Body + Unpin> Body for Guarded<B> {
+impl<B: Body + Unpin> Body for InFlightBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
