@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 
 /// The evidence of signed times about this machine's clock.
 #[derive(Debug, Default)]
-pub(crate) struct ClockWatch {
+pub(crate) struct ClockCheck {
     /// For the last authentic events: how far this clock was ahead of the signed time at the first
     /// arrival.
     offsets: VecDeque<(KeyHash, i64)>,
@@ -50,7 +50,7 @@ const OUTSIDE_IN_A_ROW_MAX: usize = 5;
 
 const ALARM_EVERY: SignedDuration = SignedDuration::from_mins(1);
 
-impl ClockWatch {
+impl ClockCheck {
     /// Adds one piece of evidence. Copies of a known event are ignored: they may be one captured
     /// request that is sent repeatedly.
     pub(crate) fn note(&mut self, witness: Witness) {
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_wrong_clock_is_reported_once_a_minute() {
-        let mut watch = ClockWatch::default();
+        let mut watch = ClockCheck::default();
         (0..31).for_each(|nth| watch.note(inside(nth, 90)));
         assert_eq!(watch.alarm(at(0)), None);
         watch.note(inside(31, 90));
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_minority_of_old_retries_raises_no_alarm() {
-        let mut watch = ClockWatch::default();
+        let mut watch = ClockCheck::default();
         (0..20).for_each(|nth| watch.note(inside(nth, 1)));
         (20..39).for_each(|nth| watch.note(inside(nth, 250)));
         assert_eq!(watch.alarm(at(0)), None);
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn distinct_events_outside_the_window_one_after_the_other_raise_an_alarm() {
-        let mut watch = ClockWatch::default();
+        let mut watch = ClockCheck::default();
         (0..4).for_each(|nth| watch.note(outside(nth, -400)));
         assert_eq!(watch.alarm(at(0)), None);
         watch.note(outside(4, -400));
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn one_old_request_sent_again_and_again_raises_no_alarm() {
         // A few other events are on time, as on any day.
-        let mut watch = ClockWatch::default();
+        let mut watch = ClockCheck::default();
         for nth in 0..3 {
             watch.note(inside(nth, 1));
             (0..40).for_each(|_| watch.note(outside(200, 90_000)));
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn copies_of_one_event_do_not_outweigh_the_others() {
-        let mut watch = ClockWatch::default();
+        let mut watch = ClockCheck::default();
         (0..40).for_each(|nth| watch.note(inside(nth, 1)));
         (0..200).for_each(|_| watch.note(inside(200, 90_000)));
         assert_eq!(watch.offset_seconds(), Some(1));

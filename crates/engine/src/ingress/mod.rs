@@ -48,7 +48,7 @@ use crate::event_waiters::EventWaiters;
 use crate::http::Peer;
 use crate::http::body::{self, BodyFault};
 use crate::http::client_address::remote;
-use crate::ingress::clock_check::{Alarm, ClockWatch, Witness};
+use crate::ingress::clock_check::{Alarm, ClockCheck, Witness};
 use crate::ingress::respond::{ConnectionReuse, IngressResponse, Reason, RequestId};
 use crate::ingress::routes::{
     AnswerMode, LineKind, RouteChange, Routes, SourceRecord, SourceRoute, Traffic,
@@ -71,7 +71,7 @@ pub struct Ingress<S> {
     routes: ArcSwap<Routes>,
     now: Now,
     ids: RequestIds,
-    clock: Mutex<ClockWatch>,
+    clock: Mutex<ClockCheck>,
     /// The last events that were logged as late and unknown.
     logged_lost: Mutex<VecDeque<KeyHash>>,
     afterwards: BackgroundTasks,
