@@ -32,7 +32,7 @@ use super::ProxyContext;
 use super::body::UpstreamBody;
 use super::log::ProxyLog;
 use super::problem::Problem;
-use super::upstream::{Stray, Upstream};
+use super::upstream::{UnjoinableTarget, Upstream};
 use crate::ingress::respond::RequestId;
 use crate::limits::{UPSTREAM_MARGIN_MAX, UPSTREAM_MARGIN_MIN};
 use crate::outbound::{self, Outbound, OutboundBody, OutboundError};
@@ -110,7 +110,7 @@ impl ForwarderParts {
         reserved: Option<&Reserved>,
         call: &ProxyContext,
         is_empty: bool,
-    ) -> Result<Request<()>, Stray> {
+    ) -> Result<Request<()>, UnjoinableTarget> {
         let mut onward = Request::new(());
         *onward.method_mut() = head.method.clone();
         *onward.uri_mut() = self.upstream.url(&head.uri)?;

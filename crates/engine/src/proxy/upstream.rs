@@ -42,7 +42,7 @@ pub enum UpstreamError {
 
 /// A target that cannot be appended to the upstream's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stray;
+pub(super) struct UnjoinableTarget;
 
 impl Upstream {
     /// Parses the URL of an upstream from a config.
@@ -83,17 +83,19 @@ impl Upstream {
 
     /// The URL for a request with this `target`: its path and query unchanged, after the upstream's
     /// own path.
-    pub(super) fn url(&self, target: &Uri) -> Result<Uri, Stray> {
+    pub(super) fn url(&self, target: &Uri) -> Result<Uri, UnjoinableTarget> {
         let asked = target.path_and_query().filter(|asked| asked.path().starts_with('/'));
-        let asked = asked.ok_or(Stray)?;
+        let asked = asked.ok_or(UnjoinableTarget)?;
         let path = match &*self.prefix {
             "" => asked.clone(),
             // Servers resolve dots after the two paths are joined, and would end above the prefix.
-            _below if has_dot_segments(asked.path()) => return Err(Stray),
-            prefix => PathAndQuery::try_from(format!("{prefix}{asked}")).map_err(|_| Stray)?,
+            _below if has_dot_segments(asked.path()) => return Err(UnjoinableTarget),
+            prefix => {
+                PathAndQuery::try_from(format!("{prefix}{asked}")).map_err(|_| UnjoinableTarget)?
+            }
         };
         let url = Uri::builder().scheme(self.scheme.clone()).authority(self.authority.clone());
-        url.path_and_query(path).build().map_err(|_| Stray)
+        url.path_and_query(path).build().map_err(|_| UnjoinableTarget)
     }
 }
 
@@ -108,7 +110,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(upstream: &str, target: &str, expected: Result<&str, Stray>) {
+    fn check(upstream: &str, target: &str, expected: Result<&str, UnjoinableTarget>) {
         let upstream = Upstream::parse(upstream).unwrap();
         let url = upstream.url(&target.parse().unwrap()).map(|url| url.to_string());
         assert_eq!(url, expected.map(str::to_owned), "{target}");
@@ -142,10 +144,10 @@ mod tests {
             "/..%252fadmin",
             "/..%3b/admin",
         ] {
-            check("http://app/v1", target, Err(Stray));
+            check("http://app/v1", target, Err(UnjoinableTarget));
         }
         check("http://app/v1", "/a..b/...", Ok("http://app/v1/a..b/..."));
-        check("http://app", "*", Err(Stray));
+        check("http://app", "*", Err(UnjoinableTarget));
     }
 
     #[test]
