@@ -39,7 +39,7 @@ use tracing::{debug, error, warn};
 
 use crate::http::connections::Connections;
 use crate::http::socket::{
-    ConnectionActivity, DrainingSocket, FirstBytes, InFlight, Protocol, Reading, Watched,
+    ConnectionActivity, DrainingSocket, FirstBytes, InFlight, Protocol, Reading, WatchedStream,
 };
 use crate::limits::{HttpLimits, SURVEY_AGAIN};
 
@@ -405,7 +405,7 @@ async fn speak<A, F, B, T>(
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let limits = &server.limits;
-    let stream = Watched::new(
+    let stream = WatchedStream::new(
         stream,
         protocol,
         activity.clone(),

@@ -1,5 +1,5 @@
 //! The two wrappers of a socket. [`DrainingSocket`], next to the socket, closes it so that the last
-//! answer arrives. [`Watched`], next to hyper, sets deadlines for heads and unread answers and
+//! answer arrives. [`WatchedStream`], next to hyper, sets deadlines for heads and unread answers and
 //! checks the bytes that the peer sends.
 
 use std::io;
@@ -337,7 +337,7 @@ pub(crate) enum Protocol {
 
 /// A stream whose peer must finish each HTTP/1 head in time and must read the bytes sent to it.
 #[derive(Debug)]
-pub(crate) struct Watched<T> {
+pub(crate) struct WatchedStream<T> {
     stream: T,
     protocol: Protocol,
     activity: Arc<ConnectionActivity>,
@@ -361,7 +361,7 @@ pub(crate) struct FirstBytes {
     pub(crate) len: usize,
 }
 
-impl<T> Watched<T> {
+impl<T> WatchedStream<T> {
     /// `head_by` is the time by which the first head must be complete.
     pub(crate) fn new(
         stream: T,
@@ -458,7 +458,7 @@ impl<T> Watched<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for WatchedStream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -482,7 +482,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for WatchedStream<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
