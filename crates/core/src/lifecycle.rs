@@ -166,7 +166,7 @@ pub struct Change {
     /// The change to the history of attempts.
     pub history: History,
     /// The effect on other jobs of its resource.
-    pub turn: Turn,
+    pub turn: ResourceEffect,
 }
 
 /// The change of the holder of a job.
@@ -214,7 +214,7 @@ pub enum History {
 
 /// The effect of an act on other jobs of the resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum ResourceEffect {
     /// Nothing.
     Keep,
     /// The resource is free: jobs that waited for it, or for this job, are ready.
@@ -238,8 +238,10 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
                 ..to(Leased, later(now, lease))
             },
             Admission::Busy => to(Parked, now),
-            Admission::Stale => Change { turn: Turn::Pass, ..to(Stale, now) },
-            Admission::Hold(hold) => Change { turn: Turn::Pass, ..to(Held, later(now, hold)) },
+            Admission::Stale => Change { turn: ResourceEffect::Pass, ..to(Stale, now) },
+            Admission::Hold(hold) => {
+                Change { turn: ResourceEffect::Pass, ..to(Held, later(now, hold)) }
+            }
         }),
         (
             Act::Claim { .. },
@@ -256,7 +258,11 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
                     Change { progress, error: ErrorText::Set(LOST_TOO_OFTEN), ..to(Dead, now) }
                 }
             };
-            Ok(Change { history: History::Lost(LEASE_ENDED), turn: Turn::Release, ..change })
+            Ok(Change {
+                history: History::Lost(LEASE_ENDED),
+                turn: ResourceEffect::Release,
+                ..change
+            })
         }
         (
             Act::LeaseEnded { .. },
@@ -266,7 +272,7 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
         (Act::Done { overtaken: Overtaken::Stale }, Leased) => Ok(Change {
             error: ErrorText::Set(OVERTAKEN),
             history: History::Overtaken,
-            turn: Turn::Release,
+            turn: ResourceEffect::Release,
             ..to(Stale, now)
         }),
         (
@@ -282,7 +288,7 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
             forced: false,
             error: ErrorText::Clear,
             history: if job.phase == Leased { History::Keep } else { History::Remove },
-            turn: Turn::Release,
+            turn: ResourceEffect::Release,
             ..to(Done, now)
         }),
         (Act::Done { .. }, Done) => Err(Unchanged::AlreadyDone),
@@ -296,7 +302,7 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
             Ok(Change {
                 error: ErrorText::Reported,
                 history: History::Failed,
-                turn: Turn::Release,
+                turn: ResourceEffect::Release,
                 ..change
             })
         }
@@ -307,10 +313,10 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
         // Neither counts as an attempt.
         (Act::GivenBack, Leased) => Ok(job.uncounted(to(Ready, now))),
         (Act::SetAside { hold: Some(hold) }, Leased) => {
-            Ok(Change { turn: Turn::Pass, ..job.uncounted(to(Held, later(now, hold))) })
+            Ok(Change { turn: ResourceEffect::Pass, ..job.uncounted(to(Held, later(now, hold))) })
         }
         (Act::SetAside { hold: None }, Leased) => {
-            Ok(Change { turn: Turn::Pass, ..job.uncounted(to(Stale, now)) })
+            Ok(Change { turn: ResourceEffect::Pass, ..job.uncounted(to(Stale, now)) })
         }
         (
             Act::GivenBack | Act::SetAside { .. },
@@ -392,7 +398,7 @@ impl Change {
             holder: Holder::Keep,
             error: ErrorText::Keep,
             history: History::Keep,
-            turn: Turn::Keep,
+            turn: ResourceEffect::Keep,
         }
     }
 
@@ -415,7 +421,7 @@ impl JobState {
             progress: self.progress.given_back(),
             voids_fence: true,
             holder: Holder::Clear,
-            turn: Turn::Release,
+            turn: ResourceEffect::Release,
             ..change
         }
     }

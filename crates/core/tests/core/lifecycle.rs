@@ -10,7 +10,7 @@ use hapax_core::job::{
     AfterFailure, AfterLoss, HandlerName, LOST_ALONE_MAX, Phase, Policy, Progress, Retry,
     Workplace, idempotency_key, jittered,
 };
-use hapax_core::lifecycle::{Act, Admission, JobState, Overtaken, Turn, step};
+use hapax_core::lifecycle::{Act, Admission, JobState, Overtaken, ResourceEffect, step};
 use hapax_core::order::{Guard, Machine, OrderPolicy, Position};
 use hapax_core::store::{EventId, Status};
 use jiff::SignedDuration;
@@ -488,7 +488,7 @@ fn a_right_is_void_after_every_act_that_gives_the_job_to_another() {
             );
             // A job that leaves its lease frees the resource, and a late "done" does too.
             if job.phase == Phase::Leased || change.phase == Phase::Done {
-                assert_ne!(change.turn, Turn::Keep, "{what}");
+                assert_ne!(change.turn, ResourceEffect::Keep, "{what}");
             }
             assert!(change.due >= noon() || change.phase == Phase::Ready, "{what}");
         }

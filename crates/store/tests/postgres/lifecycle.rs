@@ -8,7 +8,8 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::job::{HandlerName, Phase, Policy, Progress, Retry, Workplace};
 use hapax_core::lifecycle::{
-    Act, Admission, Change, ErrorText, History, Holder, JobState, Overtaken, Turn, Unchanged, step,
+    Act, Admission, Change, ErrorText, History, Holder, JobState, Overtaken, ResourceEffect,
+    Unchanged, step,
 };
 use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule, Place, Position};
 use hapax_core::store::{HandlerRef, HandlerSpec, NewJob, Store, Work};
@@ -565,7 +566,7 @@ async fn difference(sql: &mut Client, subject: &Subject, case: Case<'_>) -> Opti
         expected.due = after.due;
     }
     let history = (found.attempt, expected_history(decided));
-    let releases = matches!(&decided, Ok(change) if change.turn != Turn::Keep);
+    let releases = matches!(&decided, Ok(change) if change.turn != ResourceEffect::Keep);
     let has_next = !sweeps(case.act) && !case.is_busy && subject.place.is_some();
     let next = has_next.then_some((found.companion_is_ready, releases));
     open.rollback().await.expect("rolls back");

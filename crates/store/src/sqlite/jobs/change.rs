@@ -4,7 +4,7 @@
 use hapax_core::Timestamp;
 use hapax_core::job::Phase;
 use hapax_core::lifecycle::{
-    Act, Change, ErrorText, History, Holder, JobState, Turn, Unchanged, step,
+    Act, Change, ErrorText, History, Holder, JobState, ResourceEffect, Unchanged, step,
 };
 use hapax_core::order::OVERTAKEN;
 use hapax_core::store::HandlerAnswer;
@@ -104,9 +104,9 @@ impl Lanes {
             Phase::Parked | Phase::Stale | Phase::Dead | Phase::Review | Phase::Discarded => {}
         }
         match change.turn {
-            Turn::Keep => {}
-            Turn::Release => order::ready_next(conn, self, row, mark, now)?,
-            Turn::Pass => order::ready_next_if_free(conn, self, row, mark, now)?,
+            ResourceEffect::Keep => {}
+            ResourceEffect::Release => order::ready_next(conn, self, row, mark, now)?,
+            ResourceEffect::Pass => order::ready_next_if_free(conn, self, row, mark, now)?,
         }
         Ok(Ok(change))
     }
