@@ -88,7 +88,7 @@ impl Default for Gaps {
 
 /// The decision of the order rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Guard {
+pub enum OrderDecision {
     /// Run it; when its effects commit, the mark moves to [`OrderPolicy::after`].
     Run,
     /// A newer version was already applied.
@@ -99,19 +99,23 @@ pub enum Guard {
 
 impl OrderPolicy {
     /// Decides about a job at `position`, where `mark` was the last one applied.
-    pub fn decide(&self, mark: Option<Position>, position: Position) -> Guard {
+    pub fn decide(&self, mark: Option<Position>, position: Position) -> OrderDecision {
         match (self, mark) {
-            (Self::Latest, Some(mark)) if position < mark => Guard::Stale,
-            (Self::Latest, Some(_) | None) => Guard::Run,
-            (Self::Sequence { .. }, Some(mark)) if position <= mark => Guard::Stale,
+            (Self::Latest, Some(mark)) if position < mark => OrderDecision::Stale,
+            (Self::Latest, Some(_) | None) => OrderDecision::Run,
+            (Self::Sequence { .. }, Some(mark)) if position <= mark => OrderDecision::Stale,
             (Self::Sequence { .. }, Some(Position(mark))) => {
-                if mark.checked_add(1) == Some(position.0) { Guard::Run } else { Guard::Hold }
+                if mark.checked_add(1) == Some(position.0) {
+                    OrderDecision::Run
+                } else {
+                    OrderDecision::Hold
+                }
             }
-            (Self::Sequence { start: None }, None) => Guard::Run,
+            (Self::Sequence { start: None }, None) => OrderDecision::Run,
             (Self::Sequence { start: Some(start) }, None) => match position.0.cmp(start) {
-                std::cmp::Ordering::Less => Guard::Stale,
-                std::cmp::Ordering::Equal => Guard::Run,
-                std::cmp::Ordering::Greater => Guard::Hold,
+                std::cmp::Ordering::Less => OrderDecision::Stale,
+                std::cmp::Ordering::Equal => OrderDecision::Run,
+                std::cmp::Ordering::Greater => OrderDecision::Hold,
             },
             (Self::Machine(machine), mark) => machine.decide(mark, position),
         }
@@ -139,8 +143,10 @@ impl OrderPolicy {
     /// run out, and another of its resource been applied in its place. If not, its fence is lost.
     pub fn may_settle(&self, mark: Option<Position>, position: Position) -> bool {
         match self {
-            Self::Latest | Self::Sequence { .. } => self.decide(mark, position) != Guard::Stale,
-            Self::Machine(_) => self.decide(mark, position) == Guard::Run,
+            Self::Latest | Self::Sequence { .. } => {
+                self.decide(mark, position) != OrderDecision::Stale
+            }
+            Self::Machine(_) => self.decide(mark, position) == OrderDecision::Run,
         }
     }
 }

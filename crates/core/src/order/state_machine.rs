@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aws_lc_rs::digest;
 
-use super::{Guard, Position};
+use super::{OrderDecision, Position};
 use crate::limits::TRANSITIONS_MAX;
 
 /// Named states, the allowed transitions between them, and the start state.
@@ -95,20 +95,20 @@ impl Machine {
 
     /// Decides about a step to `target`. A mark that is not a state of this machine counts as none: its
     /// resource starts again from the start state.
-    pub(super) fn decide(&self, mark: Option<Position>, target: Position) -> Guard {
+    pub(super) fn decide(&self, mark: Option<Position>, target: Position) -> OrderDecision {
         let holds = |map: &BTreeMap<Position, BTreeSet<Position>>, from: Position| {
             map.get(&from).is_some_and(|states| states.contains(&target))
         };
         match mark.filter(|mark| self.names.contains_key(mark)) {
-            None if target == self.start => Guard::Run,
-            None if holds(&self.ahead, self.start) => Guard::Hold,
-            None => Guard::Stale,
-            Some(current) if holds(&self.next, current) => Guard::Run,
+            None if target == self.start => OrderDecision::Run,
+            None if holds(&self.ahead, self.start) => OrderDecision::Hold,
+            None => OrderDecision::Stale,
+            Some(current) if holds(&self.next, current) => OrderDecision::Run,
             // The event names the current state. It is stale even if a cycle leads back to that
             // state.
-            Some(current) if target == current => Guard::Stale,
-            Some(current) if holds(&self.ahead, current) => Guard::Hold,
-            Some(_) => Guard::Stale,
+            Some(current) if target == current => OrderDecision::Stale,
+            Some(current) if holds(&self.ahead, current) => OrderDecision::Hold,
+            Some(_) => OrderDecision::Stale,
         }
     }
 
@@ -161,7 +161,7 @@ mod tests {
         .unwrap()
     }
 
-    fn check(machine: &Machine, current: Option<&str>, target: &str, expected: Guard) {
+    fn check(machine: &Machine, current: Option<&str>, target: &str, expected: OrderDecision) {
         let number = |state: &str| machine.position(state).unwrap();
         let found = machine.decide(current.map(number), number(target));
         assert_eq!(found, expected, "{current:?} -> {target}");
@@ -171,24 +171,24 @@ mod tests {
     fn a_step_runs_if_allowed_waits_if_ahead_and_is_stale_if_behind() {
         // Every kind of step, including a cycle and a repeated state.
         let payout = payout();
-        check(&payout, None, "pending", Guard::Run);
-        check(&payout, None, "charged", Guard::Hold);
-        check(&payout, None, "paid", Guard::Hold);
-        check(&payout, Some("pending"), "charged", Guard::Run);
-        check(&payout, Some("pending"), "paid", Guard::Hold);
-        check(&payout, Some("pending"), "pending", Guard::Stale);
-        check(&payout, Some("charged"), "pending", Guard::Stale);
-        check(&payout, Some("charged"), "failed", Guard::Run);
-        check(&payout, Some("paid"), "failed", Guard::Stale);
-        check(&payout, Some("paid"), "paid", Guard::Run);
+        check(&payout, None, "pending", OrderDecision::Run);
+        check(&payout, None, "charged", OrderDecision::Hold);
+        check(&payout, None, "paid", OrderDecision::Hold);
+        check(&payout, Some("pending"), "charged", OrderDecision::Run);
+        check(&payout, Some("pending"), "paid", OrderDecision::Hold);
+        check(&payout, Some("pending"), "pending", OrderDecision::Stale);
+        check(&payout, Some("charged"), "pending", OrderDecision::Stale);
+        check(&payout, Some("charged"), "failed", OrderDecision::Run);
+        check(&payout, Some("paid"), "failed", OrderDecision::Stale);
+        check(&payout, Some("paid"), "paid", OrderDecision::Run);
         let circle = Machine::parse(Some("b"), &["a -> b", "b -> c", "c -> a"]).unwrap();
-        check(&circle, None, "b", Guard::Run);
-        check(&circle, None, "a", Guard::Hold);
-        check(&circle, Some("b"), "b", Guard::Stale);
-        check(&circle, Some("c"), "b", Guard::Hold);
-        check(&circle, Some("a"), "b", Guard::Run);
+        check(&circle, None, "b", OrderDecision::Run);
+        check(&circle, None, "a", OrderDecision::Hold);
+        check(&circle, Some("b"), "b", OrderDecision::Stale);
+        check(&circle, Some("c"), "b", OrderDecision::Hold);
+        check(&circle, Some("a"), "b", OrderDecision::Run);
         let apart = Machine::parse(Some("b"), &["a -> b", "b -> c"]).unwrap();
-        check(&apart, None, "a", Guard::Stale);
+        check(&apart, None, "a", OrderDecision::Stale);
     }
 
     #[test]
@@ -212,8 +212,8 @@ mod tests {
         // The current state of a resource was removed from the config.
         let payout = payout();
         let gone = Some(number_of("authorized"));
-        assert_eq!(payout.decide(gone, number_of("pending")), Guard::Run);
-        assert_eq!(payout.decide(gone, number_of("paid")), Guard::Hold);
+        assert_eq!(payout.decide(gone, number_of("pending")), OrderDecision::Run);
+        assert_eq!(payout.decide(gone, number_of("paid")), OrderDecision::Hold);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use hapax_core::job::{
     Workplace, idempotency_key, jittered,
 };
 use hapax_core::lifecycle::{Act, Admission, JobState, Overtaken, ResourceEffect, step};
-use hapax_core::order::{Guard, Machine, OrderPolicy, Position};
+use hapax_core::order::{Machine, OrderDecision, OrderPolicy, Position};
 use hapax_core::store::{EventId, Status};
 use jiff::SignedDuration;
 use proptest::prelude::*;
@@ -197,12 +197,12 @@ proptest! {
         let mut applied = Vec::new();
         for position in arrivals.iter().copied().map(Position) {
             match OrderPolicy::Latest.decide(mark, position) {
-                Guard::Run => {
+                OrderDecision::Run => {
                     mark = Some(position);
                     applied.push(position);
                 }
-                Guard::Stale => prop_assert!(mark > Some(position)),
-                Guard::Hold => prop_assert!(false, "latest never waits"),
+                OrderDecision::Stale => prop_assert!(mark > Some(position)),
+                OrderDecision::Hold => prop_assert!(false, "latest never waits"),
             }
         }
         prop_assert!(applied.is_sorted());
@@ -222,15 +222,15 @@ proptest! {
             let mut next = Some(number);
             while let Some(number) = next.take() {
                 match policy.decide(mark, Position(number)) {
-                    Guard::Run => {
+                    OrderDecision::Run => {
                         mark = Some(Position(number));
                         applied.push(number);
                         next = held.take(&(number + 1));
                     }
-                    Guard::Hold => {
+                    OrderDecision::Hold => {
                         held.insert(number);
                     }
-                    Guard::Stale => prop_assert!(applied.contains(&number)),
+                    OrderDecision::Stale => prop_assert!(applied.contains(&number)),
                 }
             }
         }
@@ -251,10 +251,10 @@ proptest! {
         let policy = if sequence { OrderPolicy::Sequence { start } } else { OrderPolicy::Latest };
         let position = Position(position);
         if let Some(mark) = mark
-            && policy.decide(Some(Position(mark)), position) == Guard::Stale
+            && policy.decide(Some(Position(mark)), position) == OrderDecision::Stale
         {
             let later = policy.decide(Some(Position(mark + further)), position);
-            prop_assert_eq!(later, Guard::Stale);
+            prop_assert_eq!(later, OrderDecision::Stale);
         }
     }
 
@@ -271,7 +271,7 @@ proptest! {
         let (mark, position, next) = (mark.map(Position), Position(position), Position(next));
         let after = policy.after(mark, position);
         prop_assert!(mark.is_none_or(|mark| mark <= after) && position <= after);
-        let stale = policy.decide(Some(after), next) == Guard::Stale;
+        let stale = policy.decide(Some(after), next) == OrderDecision::Stale;
         prop_assert_eq!(policy.may_settle(Some(after), next), !stale);
     }
 
@@ -288,11 +288,11 @@ proptest! {
         for state in targets.into_iter().map(|at| states[at]) {
             let target = machine.position(state).unwrap();
             let guard = policy.decide(current, target);
-            prop_assert_eq!(policy.may_settle(current, target), guard == Guard::Run);
+            prop_assert_eq!(policy.may_settle(current, target), guard == OrderDecision::Run);
             let step = current.map(|from| format!("{} -> {state}", machine.state(from).unwrap()));
             let allowed = step.map_or(state == "a", |step| allow.contains(&step.as_str()));
-            prop_assert_eq!(guard == Guard::Run, allowed, "{:?} {}", current, state);
-            prop_assert!(state != "e" || guard == Guard::Stale, "nothing leads there");
+            prop_assert_eq!(guard == OrderDecision::Run, allowed, "{:?} {}", current, state);
+            prop_assert!(state != "e" || guard == OrderDecision::Stale, "nothing leads there");
             if allowed {
                 current = Some(policy.after(current, target));
                 prop_assert_eq!(current, Some(target));
@@ -346,9 +346,9 @@ fn the_largest_number_holds_nothing_up() {
     let policy = OrderPolicy::Sequence { start: None };
     let last = Some(Position(i64::MAX));
     for position in [i64::MIN, 0, i64::MAX] {
-        assert_eq!(policy.decide(last, Position(position)), Guard::Stale);
+        assert_eq!(policy.decide(last, Position(position)), OrderDecision::Stale);
     }
-    assert_eq!(policy.decide(Some(Position(i64::MAX - 1)), Position(i64::MAX)), Guard::Run);
+    assert_eq!(policy.decide(Some(Position(i64::MAX - 1)), Position(i64::MAX)), OrderDecision::Run);
 }
 
 #[test]

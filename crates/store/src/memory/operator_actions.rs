@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 
 use hapax_core::Timestamp;
 use hapax_core::job::{Fence, HandlerName, Phase, Progress};
-use hapax_core::order::Guard;
+use hapax_core::order::OrderDecision;
 use hapax_core::store::{
     Action, ActionNote, EventId, EventSummary, HandlerRef, Horizon, JobScope, NewJob, PauseAnswer,
     PausedHandler, ReplayAsk, ReplayEffect, Replayed, Reviewed,
@@ -104,7 +104,8 @@ impl Model {
         let handler = HandlerRef { source: key.source.clone(), handler: new.handler.clone() };
         let order = self.handlers.get(&handler).and_then(|spec| spec.order.as_ref());
         order.is_some_and(|rule| {
-            self.guard(&key.tenant, &handler, new.place.as_ref(), &rule.policy) == Guard::Stale
+            self.guard(&key.tenant, &handler, new.place.as_ref(), &rule.policy)
+                == OrderDecision::Stale
         })
     }
 

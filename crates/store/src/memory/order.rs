@@ -4,7 +4,7 @@
 
 use hapax_core::job::Phase;
 use hapax_core::order::{
-    Guard, HELD_TOO_LONG, HELD_TOO_MANY, OnGap, OrderPolicy, OrderRule, Place, Position,
+    HELD_TOO_LONG, HELD_TOO_MANY, OnGap, OrderDecision, OrderPolicy, OrderRule, Place, Position,
 };
 use hapax_core::store::{HandlerRef, HandlerSpec, Horizon};
 use hapax_core::{Tenant, Timestamp};
@@ -39,14 +39,14 @@ impl Model {
             return ClaimDecision::Now;
         };
         let guard = match job.forced {
-            true => Guard::Run,
+            true => OrderDecision::Run,
             false => self.guard_of(job, &rule.policy),
         };
         match guard {
-            Guard::Stale => ClaimDecision::Past,
-            Guard::Hold => ClaimDecision::NotYet(rule.clone()),
-            Guard::Run if self.is_busy(&resource) => ClaimDecision::AfterAnother,
-            Guard::Run => {
+            OrderDecision::Stale => ClaimDecision::Past,
+            OrderDecision::Hold => ClaimDecision::NotYet(rule.clone()),
+            OrderDecision::Run if self.is_busy(&resource) => ClaimDecision::AfterAnother,
+            OrderDecision::Run => {
                 // A sequence that has begun stays begun: if its first number fails, the second must
                 // not become the first.
                 if let Some(place) = &job.place {
@@ -61,7 +61,7 @@ impl Model {
         self.handlers.get(handler)?.order.clone()
     }
 
-    pub(super) fn guard_of(&self, job: &Job, policy: &OrderPolicy) -> Guard {
+    pub(super) fn guard_of(&self, job: &Job, policy: &OrderPolicy) -> OrderDecision {
         self.guard(&job.tenant, &job.handler, job.place.as_ref(), policy)
     }
 
@@ -72,8 +72,8 @@ impl Model {
         handler: &HandlerRef,
         place: Option<&Place>,
         policy: &OrderPolicy,
-    ) -> Guard {
-        let Some(place) = place else { return Guard::Run };
+    ) -> OrderDecision {
+        let Some(place) = place else { return OrderDecision::Run };
         let resource = Resource::of(tenant, handler, place);
         let mark = self.mark(&resource);
         match policy {
@@ -131,7 +131,7 @@ impl Model {
         let waited = |job: &Job| {
             job.phase == Phase::Held
                 && job.resource().as_ref() == Some(resource)
-                && self.guard_of(job, policy) != Guard::Hold
+                && self.guard_of(job, policy) != OrderDecision::Hold
         };
         let go: Vec<_> =
             self.jobs.iter().filter(|(_, job)| waited(job)).map(|(at, _)| *at).collect();
@@ -259,9 +259,9 @@ impl Model {
         let order = self.order_of(handler);
         let waits = |job: &Job| match job.phase {
             Phase::Parked => true,
-            Phase::Held => {
-                order.as_ref().is_none_or(|rule| self.guard_of(job, &rule.policy) != Guard::Hold)
-            }
+            Phase::Held => order
+                .as_ref()
+                .is_none_or(|rule| self.guard_of(job, &rule.policy) != OrderDecision::Hold),
             Phase::Ready
             | Phase::Leased
             | Phase::Done

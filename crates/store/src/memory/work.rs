@@ -7,7 +7,7 @@ use hapax_core::job::{
     AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, Workplace, idempotency_key,
 };
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
-use hapax_core::order::{Guard, OVERTAKEN};
+use hapax_core::order::{OVERTAKEN, OrderDecision};
 use hapax_core::store::{
     AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerAnswer, HandlerRef, HandlerSpec,
     Held, NewMessage, Outcome, Ran, Settlement,
@@ -175,13 +175,13 @@ impl Model {
             return Ok(self.describe(at, of.due_at().unwrap_or(now)));
         };
         match self.guard_of(of, &rule.policy) {
-            Guard::Run => Ok(self.describe(at, of.due_at().unwrap_or(now))),
-            Guard::Stale => {
+            OrderDecision::Run => Ok(self.describe(at, of.due_at().unwrap_or(now))),
+            OrderDecision::Stale => {
                 self.job_mut(at).uncount();
                 self.close(at, Phase::Stale, now);
                 Err(Ran::Guarded)
             }
-            Guard::Hold => {
+            OrderDecision::Hold => {
                 self.job_mut(at).uncount();
                 self.hold(at, &rule, now);
                 self.leave(at, self.jobs[&at].phase, now);
@@ -324,7 +324,7 @@ impl Model {
     fn overtaken_at_work(&mut self, at: JobNumber, now: Timestamp) {
         let job = &self.jobs[&at];
         let Some(rule) = self.order_of(&job.handler) else { return };
-        if job.phase == Phase::Leased && self.guard_of(job, &rule.policy) == Guard::Stale {
+        if job.phase == Phase::Leased && self.guard_of(job, &rule.policy) == OrderDecision::Stale {
             self.job_mut(at).note("lost", Some(now), Some(OVERTAKEN.to_owned()));
             self.close(at, Phase::Stale, now);
         }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use hapax_core::order::{Guard, Machine, OrderPolicy, Position};
+use hapax_core::order::{Machine, OrderDecision, OrderPolicy, Position};
 use hapax_core::store::{HandlerRef, HandlerSpec};
 
 use super::claim_hints::ClaimHints;
@@ -98,10 +98,10 @@ fn steps(policy: Option<&OrderPolicy>, machine: &Machine) -> (Vec<i64>, Vec<i64>
     for from in std::iter::once(None).chain(machine.states().map(Some)) {
         for to in machine.states() {
             let says = match policy.decide(from, to) {
-                Guard::Run => 0,
-                Guard::Stale if from == Some(to) => 1,
-                Guard::Stale => continue,
-                Guard::Hold => 2,
+                OrderDecision::Run => 0,
+                OrderDecision::Stale if from == Some(to) => 1,
+                OrderDecision::Stale => continue,
+                OrderDecision::Hold => 2,
             };
             steps.0.push(from.map_or(-1, |Position(from)| from));
             steps.1.push(to.0);

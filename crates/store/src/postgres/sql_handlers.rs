@@ -19,7 +19,7 @@ use hapax_core::failpoint;
 use hapax_core::handler::{PostgresType, SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::{Fence, JobId, Retry};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
-use hapax_core::order::{Guard, OrderRule, Position};
+use hapax_core::order::{OrderDecision, OrderRule, Position};
 use hapax_core::store::{
     DAMAGED_BODY, HandlerRef, Ran, Settlement, SqlAsk, SqlRan, SqlRun, StoreError,
 };
@@ -291,16 +291,17 @@ impl<'a> SqlRunner<'a> {
             if !went.is_empty() && Instant::now() >= until {
                 break;
             }
-            let plans: Vec<Guard> = some.iter().map(|job| self.guard(&mut marks, job)).collect();
+            let plans: Vec<OrderDecision> =
+                some.iter().map(|job| self.guard(&mut marks, job)).collect();
             let results = self.effects(client, some, &plans, &statements, current).await?;
             for ((job, plan), result) in some.iter().zip(&plans).zip(results) {
                 failpoint!("worker.mid_handler", &job.claim.event.key.event_id);
                 match plan {
-                    Guard::Run => {
+                    OrderDecision::Run => {
                         done.push(job.claim.job, job.claim.fence, result);
                         went.push(JobOutcome::Done);
                     }
-                    Guard::Stale | Guard::Hold => went.push(JobOutcome::Guarded),
+                    OrderDecision::Stale | OrderDecision::Hold => went.push(JobOutcome::Guarded),
                 }
             }
         }
@@ -328,18 +329,18 @@ impl<'a> SqlRunner<'a> {
     }
 
     /// The guard's decision on a job; if it runs, the mark has moved for the jobs behind it.
-    fn guard(&self, marks: &mut Marks, job: &ClaimedJob) -> Guard {
+    fn guard(&self, marks: &mut Marks, job: &ClaimedJob) -> OrderDecision {
         let (Some(rule), Some(position), Some(resource)) =
             (&self.order, job.position, &job.claim.event.resource)
         else {
-            return Guard::Run;
+            return OrderDecision::Run;
         };
         let mark = marks.entry((job.lane, resource.clone())).or_default();
         let guard = match job.forced {
-            true => Guard::Run,
+            true => OrderDecision::Run,
             false => rule.policy.decide(*mark, position),
         };
-        if guard == Guard::Run {
+        if guard == OrderDecision::Run {
             *mark = Some(rule.policy.after(*mark, position));
         }
         guard
@@ -361,7 +362,7 @@ impl<'a> SqlRunner<'a> {
         &self,
         client: &Object,
         jobs: &[ClaimedJob],
-        plans: &[Guard],
+        plans: &[OrderDecision],
         statements: &[Statement],
         current: Option<&str>,
     ) -> Result<Vec<Option<String>>, NotRun> {
@@ -378,7 +379,7 @@ impl<'a> SqlRunner<'a> {
         for (job, plan) in jobs.iter().zip(plans) {
             let claim = &job.claim;
             match plan {
-                Guard::Run => {
+                OrderDecision::Run => {
                     if self.publishes {
                         let (job, about) = (claim.job.0, &about);
                         sent.push(SentStatement::ours(async move {
@@ -399,8 +400,8 @@ impl<'a> SqlRunner<'a> {
                         }));
                     }
                 }
-                Guard::Stale | Guard::Hold => {
-                    let to_hold = *plan == Guard::Hold;
+                OrderDecision::Stale | OrderDecision::Hold => {
+                    let to_hold = *plan == OrderDecision::Hold;
                     let (job, fence, aside) = (claim.job.0, claim.fence.0, &aside);
                     sent.push(SentStatement::ours(async move {
                         client.query(aside, &[&job, &fence, &to_hold, &now]).await
@@ -413,8 +414,8 @@ impl<'a> SqlRunner<'a> {
         for plan in plans {
             let mut last = None;
             let expected = match plan {
-                Guard::Run => self.program.statements.len() + usize::from(self.publishes),
-                Guard::Stale | Guard::Hold => 1,
+                OrderDecision::Run => self.program.statements.len() + usize::from(self.publishes),
+                OrderDecision::Stale | OrderDecision::Hold => 1,
             };
             for (whose, answer) in answers.by_ref().take(expected) {
                 let rows = answer.map_err(|error| match whose {
@@ -424,10 +425,10 @@ impl<'a> SqlRunner<'a> {
                 last = Some(rows);
             }
             match plan {
-                Guard::Run => {
+                OrderDecision::Run => {
                     results.push(last.as_deref().map_or(ValueText::Nothing, result_text::first))
                 }
-                Guard::Stale | Guard::Hold => {
+                OrderDecision::Stale | OrderDecision::Hold => {
                     let rows = last.unwrap_or_default();
                     if !only(&rows).map_err(ours)?.get::<_, bool>(0) {
                         return Err(NotRun::Fence);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use hapax_core::Timestamp;
 use hapax_core::lifecycle::{Act, Admission};
-use hapax_core::order::{Guard, OnGap, OrderPolicy, OrderRule, Place, Position};
+use hapax_core::order::{OnGap, OrderDecision, OrderPolicy, OrderRule, Place, Position};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::jobs::{JobRow, Lanes, Reported};
@@ -78,10 +78,10 @@ pub(super) fn admission(
     place: &Place,
 ) -> rusqlite::Result<Admission> {
     Ok(match guard(conn, job, &rule.policy, place)? {
-        Guard::Stale => Admission::Stale,
-        Guard::Hold => Admission::Hold(rule.gaps.hold),
-        Guard::Run if is_busy(conn, job.lane, &place.resource)? => Admission::Busy,
-        Guard::Run => Admission::Run,
+        OrderDecision::Stale => Admission::Stale,
+        OrderDecision::Hold => Admission::Hold(rule.gaps.hold),
+        OrderDecision::Run if is_busy(conn, job.lane, &place.resource)? => Admission::Busy,
+        OrderDecision::Run => Admission::Run,
     })
 }
 
@@ -91,9 +91,9 @@ pub(super) fn guard(
     job: &JobRow,
     policy: &OrderPolicy,
     place: &Place,
-) -> rusqlite::Result<Guard> {
+) -> rusqlite::Result<OrderDecision> {
     if job.forced {
-        return Ok(Guard::Run);
+        return Ok(OrderDecision::Run);
     }
     Ok(policy.decide(mark(conn, job.lane, &place.resource)?, place.position))
 }
@@ -225,7 +225,7 @@ fn ready_held(
     for job in JobRow::held_at(conn, lane, resource, i64::MIN, highest)? {
         let is_free = match (policy, &job.place) {
             (OrderPolicy::Machine(_), Some(place)) => {
-                policy.decide(mark, place.position) != Guard::Hold
+                policy.decide(mark, place.position) != OrderDecision::Hold
             }
             (OrderPolicy::Latest | OrderPolicy::Sequence { .. }, _) | (_, None) => true,
         };
@@ -261,7 +261,7 @@ pub(super) fn let_go(
         let waits = match (order, &job.place) {
             (Some(order), Some(place)) if job.state == HELD => {
                 order.policy.decide(mark(conn, lane, &place.resource)?, place.position)
-                    == Guard::Hold
+                    == OrderDecision::Hold
             }
             (Some(_), Some(place)) => is_busy(conn, lane, &place.resource)?,
             (None, _) | (_, None) => false,

@@ -14,7 +14,7 @@ use hapax_core::failpoint;
 use hapax_core::handler::{SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::{Fence, JobId, Phase, Retry};
 use hapax_core::lifecycle::Act;
-use hapax_core::order::Guard;
+use hapax_core::order::OrderDecision;
 use hapax_core::store::{Claim, DAMAGED_BODY, Ran, SqlAsk, SqlRan, SqlRun};
 use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
 use rusqlite::types::Value;
@@ -270,9 +270,9 @@ impl SqlRunner<'_> {
         let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
         let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(None) };
         let hold = match order::guard(self.conn, job, &rule.policy, place)? {
-            Guard::Run => return Ok(None),
-            Guard::Stale => None,
-            Guard::Hold => Some(rule.gaps.hold),
+            OrderDecision::Run => return Ok(None),
+            OrderDecision::Stale => None,
+            OrderDecision::Hold => Some(rule.gaps.hold),
         };
         let aside = Act::SetAside { hold };
         let aside = self.lanes.act(self.conn, job, &aside, Reported::default(), now)?;

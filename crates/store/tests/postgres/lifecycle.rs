@@ -405,8 +405,8 @@ fn acts<'a>(
         let position = position_of(policy);
         (policy.decide(mark, position), mark.is_some() && !policy.may_settle(mark, position))
     });
-    let is_stale = matches!(guard, Some((hapax_core::order::Guard::Stale, _)));
-    let is_held = matches!(guard, Some((hapax_core::order::Guard::Hold, _)));
+    let is_stale = matches!(guard, Some((hapax_core::order::OrderDecision::Stale, _)));
+    let is_held = matches!(guard, Some((hapax_core::order::OrderDecision::Hold, _)));
     let admission = if is_stale {
         Admission::Stale
     } else if is_held {
@@ -423,7 +423,7 @@ fn acts<'a>(
     };
     // A replay checks the rule itself, whether or not the job was forced before.
     let is_behind = subject.policy().is_some_and(|policy| {
-        policy.decide(mark, position_of(policy)) == hapax_core::order::Guard::Stale
+        policy.decide(mark, position_of(policy)) == hapax_core::order::OrderDecision::Stale
     });
     let is_over = from.due <= noon();
     let mut acts = vec![

@@ -3,7 +3,7 @@
 use hapax_core::Timestamp;
 use hapax_core::job::{HandlerName, Phase};
 use hapax_core::lifecycle::{Act, Unchanged, step};
-use hapax_core::order::{Guard, Place};
+use hapax_core::order::{OrderDecision, Place};
 use hapax_core::store::{JobScope, NewJob, ReplayAsk};
 use rusqlite::Connection;
 
@@ -54,7 +54,7 @@ impl Lanes {
         let behind = match (order, &job.place) {
             (Some(order), Some(place)) => {
                 let mark = order::mark(conn, lane, &place.resource)?;
-                order.policy.decide(mark, place.position) == Guard::Stale
+                order.policy.decide(mark, place.position) == OrderDecision::Stale
             }
             (Some(_) | None, _) => false,
         };

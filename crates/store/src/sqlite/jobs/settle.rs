@@ -6,7 +6,7 @@ use hapax_core::Timestamp;
 use hapax_core::job::{Fence, JobId, Phase, Policy, Retry};
 use hapax_core::lifecycle::{Act, Change, Overtaken, Unchanged};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
-use hapax_core::order::Guard;
+use hapax_core::order::OrderDecision;
 use hapax_core::store::{HandlerAnswer, Held, Outcome, Settlement};
 use rusqlite::Connection;
 
@@ -127,8 +127,8 @@ impl Lanes {
             Overtaken::No
         } else {
             match rule.policy.decide(mark, place.position) {
-                Guard::Stale => Overtaken::Stale,
-                Guard::Run | Guard::Hold => Overtaken::NotItsTurn,
+                OrderDecision::Stale => Overtaken::Stale,
+                OrderDecision::Run | OrderDecision::Hold => Overtaken::NotItsTurn,
             }
         };
         Ok((overtaken, KnownMark::Read(mark)))
