@@ -292,7 +292,7 @@ acts! {
         Lanes: lanes() -> Vec<LaneState>;
         PausedHandlers: paused_handlers() -> Vec<PausedHandler>;
         InReview: in_review() -> Vec<(SourceName, u64)>;
-        Sample: sample(ask: SampleAsk) -> hapax_core::store::Sample;
+        Sample: sample(ask: SampleAsk) -> hapax_core::store::EventSample;
         Storage: storage() -> StorageUse;
         + {
             fn flush_copies(&self) -> impl Future<Output = ()> + Send {

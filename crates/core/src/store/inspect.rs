@@ -63,8 +63,11 @@ pub trait Inspect: Send + Sync + 'static {
 
     /// Events that were first received at or after `ask.since` and still have their body, newest first.
     /// Up to `ask.limit` all are returned. Beyond it about that many are, spread evenly over the span,
-    /// and [`Sample::total`] is an estimate.
-    fn sample(&self, ask: SampleAsk) -> impl Future<Output = Result<Sample, StoreError>> + Send;
+    /// and [`EventSample::total`] is an estimate.
+    fn sample(
+        &self,
+        ask: SampleAsk,
+    ) -> impl Future<Output = Result<EventSample, StoreError>> + Send;
 
     /// The disk space that the store uses. The cost does not grow with the database.
     fn storage(&self) -> impl Future<Output = Result<StorageUse, StoreError>> + Send;
@@ -149,14 +152,14 @@ pub struct SampleAsk {
 
 /// Events of a span of time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sample {
+pub struct EventSample {
     /// How many there are. Exact where `events` holds all of them.
     pub total: u64,
     /// All events of the span, or a sample of them.
     pub events: Vec<SampledEvent>,
 }
 
-impl Sample {
+impl EventSample {
     /// Whether `events` is only a sample.
     pub fn is_partial(&self) -> bool {
         (self.events.len() as u64) < self.total

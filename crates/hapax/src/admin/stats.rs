@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use hapax_core::SourceName;
-use hapax_core::store::{Sample, SampleAsk, SampledEvent, Status};
+use hapax_core::store::{EventSample, SampleAsk, SampledEvent, Status};
 
 use super::events::ago;
 use super::extract::QueryParams;
@@ -70,7 +70,7 @@ pub(super) async fn stats<S: AdminStore>(
 }
 
 /// How many events each event of the sample stands for.
-fn scale(sample: &Sample) -> f64 {
+fn scale(sample: &EventSample) -> f64 {
     match sample.is_partial() {
         true => sample.total as f64 / sample.events.len().max(1) as f64,
         false => 1.0,
@@ -78,7 +78,10 @@ fn scale(sample: &Sample) -> f64 {
 }
 
 /// The figures of every source that had events or failed verifications.
-fn by_source(sample: &Sample, failed: &BTreeMap<SourceName, u64>) -> BTreeMap<String, Figures> {
+fn by_source(
+    sample: &EventSample,
+    failed: &BTreeMap<SourceName, u64>,
+) -> BTreeMap<String, Figures> {
     let mut events: BTreeMap<&str, Vec<&SampledEvent>> = BTreeMap::new();
     for event in &sample.events {
         events.entry(&event.summary.source).or_default().push(event);

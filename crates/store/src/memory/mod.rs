@@ -40,10 +40,11 @@ use hapax_core::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry}
 use hapax_core::order::{Place, Position};
 use hapax_core::store::{
     Action, AttemptNote, AuditEntry, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
-    EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail, JobFilter,
-    JobScope, LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer, PausedHandler, Ran,
-    Rejection, ReplayAsk, Replayed, Reviewed, Sample, SampleAsk, Session, Settlement, SqlAsk,
-    SqlRan, SqlRun, StorageUse, Store, StoreError, StoreHints, Verdict, Verifier, Wake, Work,
+    EventSample, EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail,
+    JobFilter, JobScope, LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer,
+    PausedHandler, Ran, Rejection, ReplayAsk, Replayed, Reviewed, SampleAsk, Session, Settlement,
+    SqlAsk, SqlRan, SqlRun, StorageUse, Store, StoreError, StoreHints, Verdict, Verifier, Wake,
+    Work,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
@@ -461,7 +462,7 @@ impl Inspect for MemoryStore {
         Ok(self.model().events_in_review())
     }
 
-    async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
+    async fn sample(&self, ask: SampleAsk) -> Result<EventSample, StoreError> {
         Ok(self.model().sample(&ask))
     }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use hapax_core::job::{Phase, idempotency_key};
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{
-    Cursor, EventDetail, EventFilter, EventName, EventSummary, JobDetail, JobFilter, LaneState,
-    Lookup, MessageNote, Page, ReadBound, Sample, SampleAsk, SampledEvent, Status,
+    Cursor, EventDetail, EventFilter, EventName, EventSample, EventSummary, JobDetail, JobFilter,
+    LaneState, Lookup, MessageNote, Page, ReadBound, SampleAsk, SampledEvent, Status,
 };
 use hapax_core::{SourceName, Timestamp};
 
@@ -165,7 +165,7 @@ impl Model {
         lanes.into_values().filter(|lane| lane.open() + lane.dead > 0).collect()
     }
 
-    pub(super) fn sample(&self, ask: &SampleAsk) -> Sample {
+    pub(super) fn sample(&self, ask: &SampleAsk) -> EventSample {
         let wanted =
             |stored: &Stored| !stored.gone && stored.detail.summary.received_at >= ask.since;
         let there = self.events.iter().rev().filter(|(_, stored)| wanted(stored));
@@ -178,7 +178,10 @@ impl Model {
             },
         };
         let step = all.len().div_ceil(ask.limit.max(1)).max(1);
-        Sample { total: all.len() as u64, events: all.iter().step_by(step).map(sampled).collect() }
+        EventSample {
+            total: all.len() as u64,
+            events: all.iter().step_by(step).map(sampled).collect(),
+        }
     }
 }
 

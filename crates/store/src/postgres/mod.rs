@@ -55,8 +55,8 @@ use std::time::Duration;
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
-    ArrivalInfo, Cause, EventDetail, EventFilter, EventId, EventName, EventSummary, Ingest,
-    Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, PausedHandler, Sample, SampleAsk,
+    ArrivalInfo, Cause, EventDetail, EventFilter, EventId, EventName, EventSample, EventSummary,
+    Ingest, Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, PausedHandler, SampleAsk,
     StorageUse, Store, StoreError, StoreHints, Verdict,
 };
 use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Timestamp};
@@ -415,7 +415,7 @@ impl Inspect for PgStore {
         stats::storage(&self.shared).await
     }
 
-    async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
+    async fn sample(&self, ask: SampleAsk) -> Result<EventSample, StoreError> {
         stats::sample(&self.shared, ask).await
     }
 }

@@ -4,8 +4,8 @@
 use hapax_core::job::HandlerName;
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{
-    HandlerRef, LaneState, PausedHandler, Sample, SampleAsk, SampledEvent, StorageUse, StoreError,
-    TableUse,
+    EventSample, HandlerRef, LaneState, PausedHandler, SampleAsk, SampledEvent, StorageUse,
+    StoreError, TableUse,
 };
 use hapax_core::{SourceName, Timestamp};
 use tokio_postgres::Row;
@@ -86,12 +86,12 @@ pub(super) async fn storage(shared: &Shared) -> Result<StorageUse, StoreError> {
 }
 
 /// Events of the span, all or evenly spread.
-pub(super) async fn sample(shared: &Shared, ask: SampleAsk) -> Result<Sample, StoreError> {
+pub(super) async fn sample(shared: &Shared, ask: SampleAsk) -> Result<EventSample, StoreError> {
     let mut lent = shared.pools.admin.lend().await.map_err(read)?;
     sampled(&mut lent, ask).await.map_err(read)
 }
 
-async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<Sample, PgError> {
+async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<EventSample, PgError> {
     let limit = i64::try_from(ask.limit.max(1)).unwrap_or(i64::MAX);
     let (from, most) = (first_id(ask.since), COUNT_MAX);
     // The id begins with the time, so a span is a range of the index; within its first millisecond
@@ -107,12 +107,14 @@ async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<Sample, PgEr
             &[&from, &next_millisecond(from), &ask.since, &most],
         )
         .await?;
-    let Some(row) = counted.first() else { return Ok(Sample { total: 0, events: Vec::new() }) };
+    let Some(row) = counted.first() else {
+        return Ok(EventSample { total: 0, events: Vec::new() });
+    };
     let total: i64 = row.get(0);
     let (Some(oldest), Some(newest)) =
         (row.get::<_, Option<Uuid>>(1), row.get::<_, Option<Uuid>>(2))
     else {
-        return Ok(Sample { total: 0, events: Vec::new() });
+        return Ok(EventSample { total: 0, events: Vec::new() });
     };
     let (total, ids) = if total < COUNT_MAX {
         let step = (total - 1) / limit + 1;
@@ -142,7 +144,7 @@ async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<Sample, PgEr
             SampledEvent { summary, arrived_at }
         })
         .collect();
-    Ok(Sample { total: total.unsigned_abs().max(events.len() as u64), events })
+    Ok(EventSample { total: total.unsigned_abs().max(events.len() as u64), events })
 }
 
 /// Each `step`-th event from the newest on.

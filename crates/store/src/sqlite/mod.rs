@@ -50,8 +50,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
-    EventDetail, EventFilter, EventName, EventSummary, Ingest, Inspect, JobDetail, JobFilter,
-    LaneState, Lookup, Page, PausedHandler, Sample, SampleAsk, StorageUse, Store, StoreError,
+    EventDetail, EventFilter, EventName, EventSample, EventSummary, Ingest, Inspect, JobDetail,
+    JobFilter, LaneState, Lookup, Page, PausedHandler, SampleAsk, StorageUse, Store, StoreError,
     StoreHints, Verdict,
 };
 use hapax_core::{EventKey, SourceName, Timestamp};
@@ -331,7 +331,7 @@ impl Inspect for SqliteStore {
         self.readers.run(stats::storage).await
     }
 
-    async fn sample(&self, ask: SampleAsk) -> Result<Sample, StoreError> {
+    async fn sample(&self, ask: SampleAsk) -> Result<EventSample, StoreError> {
         self.readers.run(move |conn| stats::sample(conn, ask)).await
     }
 }

@@ -3,7 +3,7 @@
 
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{
-    HandlerRef, LaneState, PausedHandler, Sample, SampleAsk, SampledEvent, StorageUse,
+    EventSample, HandlerRef, LaneState, PausedHandler, SampleAsk, SampledEvent, StorageUse,
 };
 use hapax_core::{SourceName, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
@@ -138,10 +138,10 @@ fn add_lane(conn: &Connection, lane: i64, totals: &mut LaneState) -> rusqlite::R
 }
 
 /// Events of the span, all or evenly spread.
-pub(super) fn sample(conn: &Connection, ask: SampleAsk) -> rusqlite::Result<Sample> {
+pub(super) fn sample(conn: &Connection, ask: SampleAsk) -> rusqlite::Result<EventSample> {
     let since = micros(ask.since);
     let Some((oldest, newest)) = span(conn, since)? else {
-        return Ok(Sample { total: 0, events: Vec::new() });
+        return Ok(EventSample { total: 0, events: Vec::new() });
     };
     let limit = i64::try_from(ask.limit.max(1)).unwrap_or(i64::MAX);
     let step = (newest - oldest) / limit + 1;
@@ -168,7 +168,7 @@ pub(super) fn sample(conn: &Connection, ask: SampleAsk) -> rusqlite::Result<Samp
         }
         seq -= step;
     }
-    Ok(Sample { total: events.len() as u64 * step.unsigned_abs(), events })
+    Ok(EventSample { total: events.len() as u64 * step.unsigned_abs(), events })
 }
 
 /// The times of the arrivals after the first that are kept.

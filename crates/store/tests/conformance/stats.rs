@@ -7,7 +7,7 @@ use hapax_core::job::Retry;
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
-    EventFilter, LaneState, Sample, SampleAsk, Status, TrafficAsk, TrafficCount, TrafficPoint,
+    EventFilter, EventSample, LaneState, SampleAsk, Status, TrafficAsk, TrafficCount, TrafficPoint,
     Verdict,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
@@ -205,7 +205,7 @@ pub(crate) async fn a_page_of_unfinished_events_is_full_although_others_lie_betw
     assert_eq!((ids, page.next), (vec!["evt_00"], None));
 }
 
-async fn sample<S: Working>(world: &World<S>, since: Timestamp, limit: usize) -> Sample {
+async fn sample<S: Working>(world: &World<S>, since: Timestamp, limit: usize) -> EventSample {
     world.store.sample(SampleAsk { since, limit }).await.expect("reads")
 }
 
@@ -216,7 +216,7 @@ pub(crate) async fn a_sample_holds_all_of_a_span_with_how_often_and_when_each_ca
     // clock was set back in between.
     world.announce([spec("fee")]).await;
     let empty = sample(&world, Timestamp::UNIX_EPOCH, 10).await;
-    assert_eq!(empty, Sample { total: 0, events: Vec::new() });
+    assert_eq!(empty, EventSample { total: 0, events: Vec::new() });
     let noon = world.clock.now();
     world.accept("before", &[]).await;
     world.pass(100);
