@@ -198,7 +198,7 @@ pub enum KeyTurn {
 
 /// The place of a delivery among those under its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeyPlace {
+pub enum KeyPositionChange {
     /// It stays.
     Keep,
     /// After all others.
@@ -276,7 +276,7 @@ pub struct DeliveryChange {
     /// The change to the list of attempts.
     pub attempt: AttemptRecord,
     /// Its place under its key.
-    pub place: KeyPlace,
+    pub place: KeyPositionChange,
 }
 
 /// The change to the list of attempts. The attempt that delivered is in the delivery's row.
@@ -309,7 +309,7 @@ pub fn step(
         progress: delivery.progress,
         voids_fence: false,
         attempt: AttemptRecord::Keep,
-        place: KeyPlace::Keep,
+        place: KeyPositionChange::Keep,
     };
     match (*act, delivery.phase) {
         (DeliveryAct::Claim { lease, turn }, Ready) if delivery.due <= now => Ok(match turn {
@@ -395,8 +395,8 @@ pub fn step(
                 Ready | Leased | Parked | Dead | Cancelled => AttemptRecord::Keep,
             },
             place: match delivery.phase {
-                Dead if parks_key => KeyPlace::Keep,
-                Ready | Leased | Parked | Delivered | Dead | Cancelled => KeyPlace::Last,
+                Dead if parks_key => KeyPositionChange::Keep,
+                Ready | Leased | Parked | Delivered | Dead | Cancelled => KeyPositionChange::Last,
             },
             ..to(Ready, now)
         }),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::delivery::{
     AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryState, DeliveryStatus,
-    DeliveryUnchanged, EndpointStanding, KeyPlace, KeyTurn, MessageStatus, step,
+    DeliveryUnchanged, EndpointStanding, KeyPositionChange, KeyTurn, MessageStatus, step,
 };
 use hapax_core::job::{Policy, Progress, Retry, UNSENT_MAX};
 use jiff::SignedDuration;
@@ -227,7 +227,7 @@ fn a_replay_begins_the_schedule_again_and_goes_on_counting_attempts() {
         let replayed = step(&delivery, &DeliveryAct::Replay { parks_key }, noon(), 0.5);
         let Ok(change) = replayed else { continue };
         let keeps = phase == DeliveryPhase::Dead && parks_key;
-        assert_eq!(change.place == KeyPlace::Keep, keeps, "{phase:?} {parks_key}");
+        assert_eq!(change.place == KeyPositionChange::Keep, keeps, "{phase:?} {parks_key}");
     }
     // A waiting delivery is sent now, and keeps the steps that it has used.
     let waits = state(DeliveryPhase::Ready, 30, (2, 2, 0));

@@ -7,7 +7,7 @@ use hapax_core::Timestamp;
 use hapax_core::circuit::{self, Circuit, CircuitEvent};
 use hapax_core::delivery::{
     AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryState, DeliveryUnchanged,
-    KeyPlace, KeyTurn, step,
+    KeyPositionChange, KeyTurn, step,
 };
 use hapax_core::job::{Policy, Progress, Retry};
 use hapax_sim::Postgres;
@@ -235,7 +235,7 @@ fn expected(before: &Stored, decided: &Result<DeliveryChange, DeliveryUnchanged>
         AttemptRecord::Remove => before.attempts - 1,
     };
     let is_begun = !change.voids_fence || change.phase == DeliveryPhase::Leased;
-    let is_last = change.place == KeyPlace::Last;
+    let is_last = change.place == KeyPositionChange::Last;
     let progress = change.progress;
     Stored { state, due: change.due, fence: before.fence, progress, is_begun, attempts, is_last }
 }

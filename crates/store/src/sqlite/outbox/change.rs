@@ -3,8 +3,8 @@
 
 use hapax_core::Timestamp;
 use hapax_core::delivery::{
-    AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryUnchanged, KeyPlace,
-    OUTCOME_LOST, step,
+    AttemptRecord, DeliveryAct, DeliveryChange, DeliveryPhase, DeliveryUnchanged,
+    KeyPositionChange, OUTCOME_LOST, step,
 };
 use hapax_core::store::HandlerAnswer;
 use rusqlite::Connection;
@@ -67,7 +67,7 @@ impl Outbox {
             after.started_at = None;
             after.node = None;
         }
-        if change.place == KeyPlace::Last && row.key.is_some() {
+        if change.place == KeyPositionChange::Last && row.key.is_some() {
             after.place = Some(self.last_place(conn)?);
         }
         write(conn, row, &after, &change, reported, now)?;
@@ -82,7 +82,7 @@ impl Outbox {
         // order when it began.
         let ends = row.phase == DeliveryPhase::Leased
             || !change.phase.is_open()
-            || change.place == KeyPlace::Last;
+            || change.place == KeyPositionChange::Last;
         if let Some(key) = row.key.as_deref().filter(|_| ends) {
             self.ready_next(conn, row.endpoint, key, now)?;
         }
