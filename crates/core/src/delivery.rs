@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::endpoint::EndpointId;
-use crate::job::{AfterFailure, AfterLoss, Policy, Progress, Retry, Workplace, later};
+use crate::job::{AfterFailure, AfterLoss, Policy, Progress, Retry, WorkLocation, later};
 
 /// Our id of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -327,7 +327,7 @@ pub fn step(
 
         (DeliveryAct::LeaseEnded, Leased) => {
             let ended = delivery.due.min(now);
-            let (progress, due) = match delivery.progress.lost(Workplace::Called, ended, dice) {
+            let (progress, due) = match delivery.progress.lost(WorkLocation::Called, ended, dice) {
                 AfterLoss::Again { progress, due } => (progress, due),
                 // Only work inside this process is buried for its losses.
                 AfterLoss::Bury { progress } => (progress, now),

@@ -130,7 +130,7 @@ pub const UNSENT_MAX: u32 = 20;
 
 /// Where the work of a handler is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Workplace {
+pub enum WorkLocation {
     /// In this process (SQL, Rust): it may end the process.
     Inside,
     /// In an app that this process calls.
@@ -212,8 +212,8 @@ pub enum Retry {
 
 impl Progress {
     /// Whether the next claim must take this job alone.
-    pub fn alone(self, at: Workplace) -> bool {
-        self.lost > 0 && at == Workplace::Inside
+    pub fn alone(self, at: WorkLocation) -> bool {
+        self.lost > 0 && at == WorkLocation::Inside
     }
 
     /// The claim: one more attempt.
@@ -228,9 +228,9 @@ impl Progress {
 
     /// The attempt ended without a verdict at `at` (the end of its lease, or the restart). `dice` in
     /// 0..=1 chooses the jitter, so that jobs lost together do not become due together.
-    pub fn lost(self, workplace: Workplace, at: Timestamp, dice: f64) -> AfterLoss {
+    pub fn lost(self, workplace: WorkLocation, at: Timestamp, dice: f64) -> AfterLoss {
         let progress = Self { lost: self.lost.saturating_add(1), ..self };
-        if progress.lost > LOST_ALONE_MAX && workplace == Workplace::Inside {
+        if progress.lost > LOST_ALONE_MAX && workplace == WorkLocation::Inside {
             return AfterLoss::Bury { progress };
         }
         AfterLoss::Again { progress, due: later(at, backoff(progress.lost, dice)) }

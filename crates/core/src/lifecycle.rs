@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::job::{AfterFailure, AfterLoss, Phase, Policy, Progress, Retry, Workplace, later};
+use crate::job::{AfterFailure, AfterLoss, Phase, Policy, Progress, Retry, WorkLocation, later};
 use crate::order::{HELD_TOO_LONG, HELD_TOO_MANY, OVERTAKEN};
 
 /// The error of a job whose lease ended without a result.
@@ -47,7 +47,7 @@ pub enum Act<'a> {
     /// The end of a lease has passed, or the process that held it has died.
     LeaseEnded {
         /// Where the attempt ran.
-        workplace: Workplace,
+        workplace: WorkLocation,
     },
     /// The holder reports that the effects are there. Needs the fence.
     Done {

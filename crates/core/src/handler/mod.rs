@@ -21,7 +21,7 @@ pub use self::sql::{
 };
 pub use self::type_filter::TypeFilter;
 use crate::envelope::SelectorError;
-use crate::job::{HandlerName, Policy, Workplace};
+use crate::job::{HandlerName, Policy, WorkLocation};
 use crate::key::SourceName;
 use crate::secret::Secret;
 use crate::source::Source;
@@ -114,9 +114,9 @@ impl Handler {
             policy: self.policy.clone(),
             order: self.order.as_ref().map(|order| order.rule.clone()),
             workplace: match self.kind {
-                HandlerKind::Sql(_) | HandlerKind::Rust(_) => Workplace::Inside,
-                HandlerKind::Http(_) => Workplace::Called,
-                HandlerKind::Pull => Workplace::Pulled,
+                HandlerKind::Sql(_) | HandlerKind::Rust(_) => WorkLocation::Inside,
+                HandlerKind::Http(_) => WorkLocation::Called,
+                HandlerKind::Pull => WorkLocation::Pulled,
             },
         }
     }

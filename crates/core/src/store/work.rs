@@ -12,7 +12,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{EventId, StoreError};
-use crate::job::{Fence, HandlerName, JobId, Policy, Retry, Workplace};
+use crate::job::{Fence, HandlerName, JobId, Policy, Retry, WorkLocation};
 use crate::key::{EventKey, SourceName};
 use crate::message::NewMessage;
 use crate::order::OrderRule;
@@ -144,7 +144,7 @@ pub struct HandlerSpec {
     /// How it keeps order; `None` where it keeps none.
     pub order: Option<OrderRule>,
     /// Where its work is done.
-    pub workplace: Workplace,
+    pub workplace: WorkLocation,
 }
 
 /// A request for claims.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_core::handler::{
     Dialect, EventView, Handler, HandlerKind, Order, RefetchUrl, SqlProgram, TypeFilter,
 };
-use hapax_core::job::{HandlerName, Policy, Workplace};
+use hapax_core::job::{HandlerName, Policy, WorkLocation};
 use hapax_core::order::{Gaps, Machine, OrderPolicy, OrderRule, Place, Position};
 use hapax_core::store::{ClaimedEvent, EventId, NewJob};
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
@@ -213,9 +213,9 @@ fn a_handler_spec_holds_the_workplace_policy_and_order() {
     let mut handler = handler(&[], Some(("/id", "/at")));
     let spec = handler.spec(&SourceName::new("stripe"));
     assert_eq!((spec.handler.source.as_str(), spec.handler.handler.as_str()), ("stripe", "fee"));
-    assert_eq!((spec.order, spec.workplace), (Some(latest()), Workplace::Inside));
+    assert_eq!((spec.order, spec.workplace), (Some(latest()), WorkLocation::Inside));
     handler.kind = HandlerKind::Pull;
-    assert_eq!(handler.spec(&SourceName::new("stripe")).workplace, Workplace::Pulled);
+    assert_eq!(handler.spec(&SourceName::new("stripe")).workplace, WorkLocation::Pulled);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use hapax_core::job::{
     AfterFailure, AfterLoss, HandlerName, LOST_ALONE_MAX, Phase, Policy, Progress, Retry,
-    Workplace, idempotency_key, jittered,
+    WorkLocation, idempotency_key, jittered,
 };
 use hapax_core::lifecycle::{Act, Admission, JobState, Overtaken, ResourceEffect, step};
 use hapax_core::order::{Machine, OrderDecision, OrderPolicy, Position};
@@ -77,7 +77,7 @@ impl Life {
                     assert_eq!(claimed.given_back(), before, "as if it had not been");
                     continue;
                 }
-                End::Lost(dice) => match claimed.lost(Workplace::Inside, now, dice) {
+                End::Lost(dice) => match claimed.lost(WorkLocation::Inside, now, dice) {
                     AfterLoss::Again { progress, due } => (progress, Some(due)),
                     AfterLoss::Bury { progress } => (progress, None),
                 },
@@ -89,7 +89,7 @@ impl Life {
             let used = |progress: Progress| progress.steps + progress.lost;
             assert_eq!(used(after), used(before) + 1, "a verdict or a loss, never both");
             assert_eq!(after.attempt, claimed.attempt);
-            assert_eq!(after.alone(Workplace::Inside), after.lost > 0);
+            assert_eq!(after.alone(WorkLocation::Inside), after.lost > 0);
             life.progress = after;
             let Some(due) = due else {
                 life.buried = true;
@@ -169,7 +169,7 @@ proptest! {
     ) {
         // Jobs that were lost with their process would all be due at the same instant again.
         let progress = Progress { attempt: lost + 1, steps: 0, lost };
-        let wait = |dice| match progress.lost(Workplace::Inside, noon(), dice) {
+        let wait = |dice| match progress.lost(WorkLocation::Inside, noon(), dice) {
             AfterLoss::Again { due, .. } => due.duration_since(noon()).as_secs_f64(),
             AfterLoss::Bury { .. } => panic!("buried after {lost}"),
         };
@@ -181,7 +181,7 @@ proptest! {
     #[test]
     fn no_wait_overflows_the_clock(lost in 0..100u32, asked in any::<u64>()) {
         let progress = Progress { attempt: lost, steps: 0, lost };
-        let _ = progress.lost(Workplace::Inside, Timestamp::MAX, 1.0);
+        let _ = progress.lost(WorkLocation::Inside, Timestamp::MAX, 1.0);
         let policy = Policy { retry: vec![Duration::ZERO; 2], lease: Duration::ZERO };
         let retry = Retry::NotBefore(Duration::from_secs(asked));
         let after = progress.failed(&policy, retry, Timestamp::MAX, 1.0);
@@ -357,7 +357,7 @@ fn a_lost_job_backs_off_further_each_time() {
     let mut waits = BTreeMap::new();
     let mut progress = Progress::default().claimed();
     while let AfterLoss::Again { progress: after, due } =
-        progress.lost(Workplace::Inside, noon(), 0.5)
+        progress.lost(WorkLocation::Inside, noon(), 0.5)
     {
         waits.insert(after.lost, due.duration_since(noon()).as_secs());
         progress = after.claimed();
@@ -390,7 +390,7 @@ fn acts(policy: &Policy) -> Vec<(&'static str, Act<'_>)> {
     for admission in [Admission::Run, Admission::Busy, Admission::Stale, Admission::Hold(hold)] {
         acts.push(("claim", Act::Claim { admission, lease: policy.lease }));
     }
-    for workplace in [Workplace::Inside, Workplace::Called, Workplace::Pulled] {
+    for workplace in [WorkLocation::Inside, WorkLocation::Called, WorkLocation::Pulled] {
         acts.push(("lease ended", Act::LeaseEnded { workplace }));
     }
     for overtaken in [Overtaken::No, Overtaken::Stale, Overtaken::NotItsTurn] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use hapax_core::job::{HandlerName, JobId, Policy, Workplace};
+use hapax_core::job::{HandlerName, JobId, Policy, WorkLocation};
 use hapax_core::order::{Place, Position};
 use hapax_core::store::{
     ClaimAsk, EventDetail, EventId, EventName, HandlerRef, HandlerSpec, Inspect as _, JobDetail,
@@ -83,7 +83,7 @@ impl JobStore {
             handler: of.clone(),
             policy: Policy { retry: vec![Duration::ZERO], lease: LOST_LEASE },
             order: None,
-            workplace: Workplace::Inside,
+            workplace: WorkLocation::Inside,
         };
         let store = self.faults.inner();
         store.announce(vec![spec]).await.unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::SourceName;
-use hapax_core::job::{Fence, HandlerName, JobId, Retry, Workplace};
+use hapax_core::job::{Fence, HandlerName, JobId, Retry, WorkLocation};
 use hapax_core::store::{
     AttemptNote, ClaimAsk, HandlerRef, HandlerSpec, Held, Inspect, JobDetail, NewMessage, Outcome,
     Settlement, Store, StoreError, Work,
@@ -176,7 +176,7 @@ pub(super) async fn fail<S: AdminStore>(
 fn pull_handler<S>(admin: &Admin<S>, handler: &HandlerRef) -> Result<HandlerSpec, Problem> {
     let found = (admin.configured)().into_iter().find(|spec| spec.handler == *handler);
     match found {
-        Some(spec) if spec.workplace == Workplace::Pulled => Ok(spec),
+        Some(spec) if spec.workplace == WorkLocation::Pulled => Ok(spec),
         Some(_) => Err(Problem::conflict("that handler does not have pull = true")),
         None => Err(Problem::not_found("no such handler is configured")),
     }

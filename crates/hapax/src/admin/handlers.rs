@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use hapax_core::job::Workplace;
+use hapax_core::job::WorkLocation;
 use hapax_core::store::{HandlerRef, HandlerSpec, Inspect, PauseAnswer, PausedHandler};
 
 use super::auth::Caller;
@@ -41,7 +41,7 @@ pub(super) async fn list<S: AdminStore>(
         paused: paused.get(&spec.handler),
         source: spec.handler.source.to_string(),
         handler: spec.handler.handler,
-        pull: spec.workplace == Workplace::Pulled,
+        pull: spec.workplace == WorkLocation::Pulled,
         attempts_max: spec.policy.retry.len(),
         lease_seconds: spec.policy.lease.as_secs_f64(),
     };

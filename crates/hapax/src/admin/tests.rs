@@ -13,7 +13,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Request, StatusCode};
-use hapax_core::job::{HandlerName, Phase, Policy, Retry, Workplace};
+use hapax_core::job::{HandlerName, Phase, Policy, Retry, WorkLocation};
 use hapax_core::secret::Secret;
 use hapax_core::store::{
     ClaimAsk, EventDetail, EventName, HandlerRef, HandlerSpec, Inspect as _, JobDetail, Lookup,
@@ -94,7 +94,7 @@ impl TestStore {
         let memory = MemoryStore::with_clock(Arc::new(move || *seconds.lock().unwrap()));
         let store = Self { faults: Arc::new(FaultyStore::new(memory)), clock };
         let specs = ["stripe", "github"].into_iter().flat_map(|source| {
-            ["fee", "mail", "gone"].map(|handler| spec(source, handler, Workplace::Pulled))
+            ["fee", "mail", "gone"].map(|handler| spec(source, handler, WorkLocation::Pulled))
         });
         store.faults.inner().announce(specs.collect()).await.unwrap();
         for event in events {
@@ -171,7 +171,7 @@ fn done() -> Outcome {
     Outcome::Done { result: None, publish: Vec::new(), answer: None }
 }
 
-fn spec(source: &str, handler: &str, workplace: Workplace) -> HandlerSpec {
+fn spec(source: &str, handler: &str, workplace: WorkLocation) -> HandlerSpec {
     HandlerSpec {
         handler: HandlerRef { source: SourceName::new(source), handler: HandlerName::new(handler) },
         policy: Policy { retry: vec![Duration::ZERO; 3], lease: Duration::from_secs(30) },
@@ -247,8 +247,8 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         }),
         configured: Arc::new(move || {
             vec![
-                spec("stripe", "fee", Workplace::Pulled),
-                spec("stripe", "mail", Workplace::Called),
+                spec("stripe", "fee", WorkLocation::Pulled),
+                spec("stripe", "mail", WorkLocation::Called),
             ]
         }),
         watch: Arc::new(AlertMonitor::new(

@@ -13,7 +13,7 @@ use hapax_core::endpoint::{
     AddressChoice, Disabled, DisabledBy, EndpointAct, EndpointChanged, EndpointId, EndpointRecord,
     NewEndpoint,
 };
-use hapax_core::job::{AfterFailure, AfterLoss, Fence, Progress, Retry, Workplace, jittered};
+use hapax_core::job::{AfterFailure, AfterLoss, Fence, Progress, Retry, WorkLocation, jittered};
 use hapax_core::limits::{
     ENDPOINTS_PER_TENANT_MAX, ERROR_CHARS_MAX, RECEIVER_ENDPOINTS_PER_TENANT_MAX,
 };
@@ -401,7 +401,7 @@ impl Model {
         for delivery in self.deliveries.values_mut().filter(expired) {
             delivery.note(None, Some(OUTCOME_LOST.to_owned()), None);
             let dice = dice_of(delivery.id.0, delivery.progress.attempt);
-            match delivery.progress.lost(Workplace::Called, delivery.due, dice) {
+            match delivery.progress.lost(WorkLocation::Called, delivery.due, dice) {
                 AfterLoss::Again { progress, due } => {
                     delivery.progress = progress;
                     delivery.due = due;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hapax_core::job::{
-    AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, Workplace, idempotency_key,
+    AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, WorkLocation, idempotency_key,
 };
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{OVERTAKEN, OrderDecision};
@@ -140,8 +140,8 @@ impl Model {
         job.progress.alone(self.workplace_of(&job.handler))
     }
 
-    fn workplace_of(&self, handler: &HandlerRef) -> Workplace {
-        self.handlers.get(handler).map_or(Workplace::Inside, |spec| spec.workplace)
+    fn workplace_of(&self, handler: &HandlerRef) -> WorkLocation {
+        self.handlers.get(handler).map_or(WorkLocation::Inside, |spec| spec.workplace)
     }
 
     fn event_of(&self, at: JobNumber) -> EventId {

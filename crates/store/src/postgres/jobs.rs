@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use hapax_core::job::{Fence, HandlerName, JobId, Retry, Workplace, idempotency_key};
+use hapax_core::job::{Fence, HandlerName, JobId, Retry, WorkLocation, idempotency_key};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::message::MessageData;
 use hapax_core::order::{Gaps, OnGap, Position};
@@ -70,9 +70,9 @@ async fn announce_one(shared: &Shared, spec: &HandlerSpec) -> Result<i32, PgErro
     let gaps = spec.order.as_ref().map_or_else(Gaps::default, |rule| rule.gaps);
     let hold_max = i32::try_from(gaps.hold_max).unwrap_or(i32::MAX);
     let workplace: i16 = match spec.workplace {
-        Workplace::Inside => 0,
-        Workplace::Called => 1,
-        Workplace::Pulled => 2,
+        WorkLocation::Inside => 0,
+        WorkLocation::Called => 1,
+        WorkLocation::Pulled => 2,
     };
     let mut lent = shared.pools.work.lend().await?;
     let rows = lent

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::job::{Retry, Workplace};
+use hapax_core::job::{Retry, WorkLocation};
 use hapax_core::ledger::{Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Scope};
 use hapax_core::order::{Gaps, OnGap, OrderPolicy};
 use hapax_core::store::{HandlerSpec, Work};
@@ -66,7 +66,7 @@ async fn a_lease_has_its_own_length_and_no_more_after_the_clock_was_set_back() {
     for restart in [false, true] {
         let world = World::on_disk();
         // A restart ends the leases of this process, and not those of external workers.
-        let outside = || HandlerSpec { workplace: Workplace::Pulled, ..spec("fee") };
+        let outside = || HandlerSpec { workplace: WorkLocation::Pulled, ..spec("fee") };
         world.announce([outside()]).await;
         world.accept("evt_1", &[job("fee")]).await;
         world.claim_one("fee").await;

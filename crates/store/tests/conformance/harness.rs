@@ -8,7 +8,7 @@ use std::time::Duration;
 use aws_lc_rs::hmac;
 use bytes::Bytes;
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
-use hapax_core::job::{HandlerName, JobId, Phase, Policy, Retry, Workplace};
+use hapax_core::job::{HandlerName, JobId, Phase, Policy, Retry, WorkLocation};
 use hapax_core::ledger::Ledger;
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place as OrderPlace, Position};
 use hapax_core::scheme::CustomScheme;
@@ -417,7 +417,7 @@ pub(crate) fn handler(name: &str) -> HandlerRef {
 pub(crate) fn spec(name: &str) -> HandlerSpec {
     let retry = [0, 60, 300].map(Duration::from_secs).to_vec();
     let policy = Policy { retry, lease: Duration::from_secs(LEASE.unsigned_abs()) };
-    HandlerSpec { handler: handler(name), policy, order: None, workplace: Workplace::Inside }
+    HandlerSpec { handler: handler(name), policy, order: None, workplace: WorkLocation::Inside }
 }
 
 pub(crate) fn ordered(name: &str, policy: OrderPolicy) -> HandlerSpec {

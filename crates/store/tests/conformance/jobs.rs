@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hapax_core::Tenant;
 use hapax_core::handler::{Dialect, SqlProgram};
-use hapax_core::job::{Fence, LOST_ALONE_MAX, Phase, Retry, Workplace};
+use hapax_core::job::{Fence, LOST_ALONE_MAX, Phase, Retry, WorkLocation};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::store::{
     Claim, ClaimAsk, HandlerAnswer, HandlerSpec, Held, JobFilter, NewJob, NewMessage, Outcome, Ran,
@@ -459,7 +459,7 @@ pub(crate) async fn a_job_lost_alone_five_times_is_buried_by_the_claim<S: Workin
 pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(world: World<S>) {
     // Neither a called app nor an external worker can end this process: otherwise their jobs would
     // wait for each other, and become dead, because of another job.
-    for workplace in [Workplace::Called, Workplace::Pulled] {
+    for workplace in [WorkLocation::Called, WorkLocation::Pulled] {
         let name = format!("{workplace:?}");
         world.announce([HandlerSpec { workplace, ..spec(&name) }]).await;
         for n in 0..3 {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::harness::{Place, Sender, body};
 use hapax_core::SourceName;
 use hapax_core::handler::{Dialect, SqlProgram};
-use hapax_core::job::{HandlerName, Phase, Policy, Workplace};
+use hapax_core::job::{HandlerName, Phase, Policy, WorkLocation};
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place as OrderPlace, Position};
 use hapax_core::store::{
     Claim, ClaimAsk, EventName, HandlerRef, HandlerSpec, Inspect, Lookup, NewJob, Ran, SqlAsk,
@@ -31,7 +31,7 @@ fn handler() -> HandlerRef {
 fn spec(retry: usize, order: Option<OrderPolicy>) -> HandlerSpec {
     let order = order.map(|policy| OrderRule { policy, gaps: Gaps::default() });
     let policy = Policy { retry: vec![Duration::ZERO; retry], lease: Duration::from_secs(30) };
-    HandlerSpec { handler: handler(), policy, order, workplace: Workplace::Inside }
+    HandlerSpec { handler: handler(), policy, order, workplace: WorkLocation::Inside }
 }
 
 impl World {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::Timestamp;
-use hapax_core::job::{HandlerName, Phase, Policy, Progress, Retry, Workplace};
+use hapax_core::job::{HandlerName, Phase, Policy, Progress, Retry, WorkLocation};
 use hapax_core::lifecycle::{
     Act, Admission, Change, ErrorText, History, Holder, JobState, Overtaken, ResourceEffect,
     Unchanged, step,
@@ -500,7 +500,7 @@ fn cases(subject: &Subject) -> Vec<Case<'_>> {
     for (phase, _) in PHASES {
         let has_place = subject.place.is_some();
         // `on_gap` and the workplace matter only to these two acts.
-        let goes = subject.spec.workplace == Workplace::Called;
+        let goes = subject.spec.workplace == WorkLocation::Called;
         if goes && !matches!(phase, Phase::Held | Phase::Leased) {
             continue;
         }
@@ -589,7 +589,7 @@ async fn the_functions_decide_as_core_does_for_every_act_in_every_phase() {
     let mut specs = Vec::new();
     for (name, policy) in policies() {
         for (on_gap, workplace) in
-            [(OnGap::Review, Workplace::Inside), (OnGap::Go, Workplace::Called)]
+            [(OnGap::Review, WorkLocation::Inside), (OnGap::Go, WorkLocation::Called)]
         {
             let name = HandlerName::new(format!("{name}_{on_gap:?}"));
             let retry = vec![Duration::ZERO, Duration::from_secs(10), Duration::from_secs(60)];

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::SourceName;
 use hapax_core::handler::{Dialect, SqlProgram};
-use hapax_core::job::{HandlerName, Policy, Workplace};
+use hapax_core::job::{HandlerName, Policy, WorkLocation};
 use hapax_core::order::{OrderRule, Place as OrderPlace, Position};
 use hapax_core::store::{
     Claim, ClaimAsk, HandlerRef, HandlerSpec, NewJob, Ran, SqlAsk, SqlRan, SqlRun, Store, Work,
@@ -59,7 +59,7 @@ fn handler() -> HandlerRef {
 
 fn spec(attempts: usize) -> HandlerSpec {
     let policy = Policy { retry: vec![Duration::ZERO; attempts], lease: Duration::from_secs(30) };
-    HandlerSpec { handler: handler(), policy, order: None, workplace: Workplace::Inside }
+    HandlerSpec { handler: handler(), policy, order: None, workplace: WorkLocation::Inside }
 }
 
 fn ordered(order: OrderRule) -> HandlerSpec {

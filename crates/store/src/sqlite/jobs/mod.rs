@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::job::{HandlerName, Workplace, jittered};
+use hapax_core::job::{HandlerName, WorkLocation, jittered};
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{Action, HandlerRef, HandlerSpec, NewJob};
 use hapax_core::{SourceName, Tenant, Timestamp};
@@ -131,7 +131,7 @@ impl Lanes {
         let first_time = !std::mem::replace(&mut self.freed, true);
         for lane in self.by_lane.keys().copied().collect::<Vec<_>>() {
             let Some(spec) = self.spec_of(lane).cloned() else { continue };
-            if first_time && spec.workplace != Workplace::Pulled {
+            if first_time && spec.workplace != WorkLocation::Pulled {
                 self.expire(conn, lane, i64::MAX, now)?;
             }
             order::let_go(conn, self, lane, spec.order.as_ref(), now)?;
@@ -148,8 +148,8 @@ impl Lanes {
         self.by_lane.get(&lane).expect("a job's lane is known").tenant.clone()
     }
 
-    fn workplace_of(&self, lane: i64) -> Workplace {
-        self.spec_of(lane).map_or(Workplace::Inside, |spec| spec.workplace)
+    fn workplace_of(&self, lane: i64) -> WorkLocation {
+        self.spec_of(lane).map_or(WorkLocation::Inside, |spec| spec.workplace)
     }
 
     fn lane(
