@@ -28,7 +28,7 @@ pub struct Position(pub i64);
 
 /// Where a job stands in the order of its resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ResourcePosition {
     /// The resource, within tenant, source and handler.
     pub resource: Box<str>,
     /// Its position there.

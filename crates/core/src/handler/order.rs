@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use super::HandlerError;
 use crate::json::{self, Pointer, PointerError, Value};
 use crate::limits::RESOURCE_BYTES_MAX;
-use crate::order::{Machine, OrderPolicy, OrderRule, Place, Position};
+use crate::order::{Machine, OrderPolicy, OrderRule, Position, ResourcePosition};
 
 /// The order of a handler: where resource and position are read, and the rule.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Order {
     }
 
     /// The place of an event, or why it has none. The reason never quotes a value of the event.
-    pub fn place(&self, body: &[u8]) -> Result<Place, String> {
+    pub fn place(&self, body: &[u8]) -> Result<ResourcePosition, String> {
         let found = json::extract(body, &self.pointers)
             .map_err(|malformed| format!("cannot order this event: {malformed}"))?;
         let [resource, along] = &self.pointers;
@@ -38,7 +38,7 @@ impl Order {
         let named = |key: &str, pointer: &Pointer, problem: &str| {
             format!("cannot order this event: {key} ({}) {problem}", pointer.as_str())
         };
-        Ok(Place {
+        Ok(ResourcePosition {
             resource: resource_of(value(0))
                 .map_err(|problem| named("resource", resource, problem))?,
             position: match &self.rule.policy {

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::StoreError;
 use crate::job::{HandlerName, Phase};
-use crate::order::Place;
+use crate::order::ResourcePosition;
 use crate::receipt::Receipt;
 
 /// Making events durable.
@@ -60,7 +60,7 @@ pub struct NewJob {
     /// The handler that runs it.
     pub handler: HandlerName,
     /// Its place in the order of a resource, where the handler is ordered.
-    pub place: Option<Place>,
+    pub place: Option<ResourcePosition>,
     /// Set where the job can never run (its order value is missing): the job is written as dead, with
     /// this reason.
     pub hopeless: Option<String>,

@@ -7,7 +7,7 @@ use hapax_core::handler::{
     Dialect, EventView, Handler, HandlerKind, Order, RefetchUrl, SqlProgram, TypeFilter,
 };
 use hapax_core::job::{HandlerName, Policy, WorkLocation};
-use hapax_core::order::{Gaps, Machine, OrderPolicy, OrderRule, Place, Position};
+use hapax_core::order::{Gaps, Machine, OrderPolicy, OrderRule, Position, ResourcePosition};
 use hapax_core::store::{ClaimedEvent, EventId, NewJob};
 use hapax_core::{EventKey, SourceName, Tenant, Timestamp};
 
@@ -93,7 +93,10 @@ fn a_job_carries_its_place_in_the_order() {
         let handler = handler(&[], Some(("/data/id", "/at")));
         let expected = NewJob {
             handler: HandlerName::new("fee"),
-            place: Some(Place { resource: resource.into(), position: Position(position) }),
+            place: Some(ResourcePosition {
+                resource: resource.into(),
+                position: Position(position),
+            }),
             hopeless: None,
         };
         assert_eq!(job(&handler, None, body), Some(expected), "{body}");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use hapax_core::job::{HandlerName, JobId, Policy, WorkLocation};
-use hapax_core::order::{Place, Position};
+use hapax_core::order::{Position, ResourcePosition};
 use hapax_core::store::{
     ClaimAsk, EventDetail, EventId, EventName, HandlerRef, HandlerSpec, Inspect as _, JobDetail,
     JobFilter, Lookup, NewJob, Outcome, Settlement, Store as _, Work as _,
@@ -66,7 +66,8 @@ impl JobStore {
     /// Stores an event with one job for `handler`.
     pub(crate) async fn put(&self, handler: &str, new: NewEvent) -> JobId {
         let position = Position(1);
-        let place = new.resource.map(|resource| Place { resource: resource.into(), position });
+        let place =
+            new.resource.map(|resource| ResourcePosition { resource: resource.into(), position });
         let job = NewJob { handler: HandlerName::new(handler), place, hopeless: None };
         let verdicts = self.faults.inner().ingest(new.event.ingest(vec![job])).await.unwrap();
         self.event(verdicts[0].id()).await.jobs[0].id

@@ -37,7 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry};
-use hapax_core::order::{Place, Position};
+use hapax_core::order::{Position, ResourcePosition};
 use hapax_core::store::{
     Action, AttemptNote, AuditEntry, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
     EventSample, EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail,
@@ -237,7 +237,7 @@ struct Job {
     event: EventNumber,
     tenant: Tenant,
     handler: HandlerRef,
-    place: Option<Place>,
+    place: Option<ResourcePosition>,
     phase: Phase,
     run: u32,
     progress: Progress,

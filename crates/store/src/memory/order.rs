@@ -4,7 +4,8 @@
 
 use hapax_core::job::Phase;
 use hapax_core::order::{
-    HELD_TOO_LONG, HELD_TOO_MANY, OnGap, OrderDecision, OrderPolicy, OrderRule, Place, Position,
+    HELD_TOO_LONG, HELD_TOO_MANY, OnGap, OrderDecision, OrderPolicy, OrderRule, Position,
+    ResourcePosition,
 };
 use hapax_core::store::{HandlerRef, HandlerSpec, Horizon};
 use hapax_core::{Tenant, Timestamp};
@@ -70,7 +71,7 @@ impl Model {
         &self,
         tenant: &Tenant,
         handler: &HandlerRef,
-        place: Option<&Place>,
+        place: Option<&ResourcePosition>,
         policy: &OrderPolicy,
     ) -> OrderDecision {
         let Some(place) = place else { return OrderDecision::Run };
@@ -321,7 +322,7 @@ impl Job {
 }
 
 impl Resource {
-    fn of(tenant: &Tenant, handler: &HandlerRef, place: &Place) -> Self {
+    fn of(tenant: &Tenant, handler: &HandlerRef, place: &ResourcePosition) -> Self {
         Self { tenant: tenant.clone(), handler: handler.clone(), name: place.resource.clone() }
     }
 }

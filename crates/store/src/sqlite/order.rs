@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use hapax_core::Timestamp;
 use hapax_core::lifecycle::{Act, Admission};
-use hapax_core::order::{OnGap, OrderDecision, OrderPolicy, OrderRule, Place, Position};
+use hapax_core::order::{OnGap, OrderDecision, OrderPolicy, OrderRule, Position, ResourcePosition};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::jobs::{JobRow, Lanes, Reported};
@@ -51,7 +51,7 @@ pub(super) fn begin(
     conn: &Connection,
     lane: i64,
     order: &OrderPolicy,
-    place: &Place,
+    place: &ResourcePosition,
     now: Timestamp,
 ) -> rusqlite::Result<()> {
     match order {
@@ -75,7 +75,7 @@ pub(super) fn admission(
     conn: &Connection,
     job: &JobRow,
     rule: &OrderRule,
-    place: &Place,
+    place: &ResourcePosition,
 ) -> rusqlite::Result<Admission> {
     Ok(match guard(conn, job, &rule.policy, place)? {
         OrderDecision::Stale => Admission::Stale,
@@ -90,7 +90,7 @@ pub(super) fn guard(
     conn: &Connection,
     job: &JobRow,
     policy: &OrderPolicy,
-    place: &Place,
+    place: &ResourcePosition,
 ) -> rusqlite::Result<OrderDecision> {
     if job.forced {
         return Ok(OrderDecision::Run);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::job::{HandlerName, JobId, Phase, Policy, Retry, WorkLocation};
 use hapax_core::ledger::Ledger;
-use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place as OrderPlace, Position};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Position, ResourcePosition as OrderPlace};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{LatePolicy, ReplayGuard, SourceSpec};

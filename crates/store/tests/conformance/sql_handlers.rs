@@ -9,7 +9,7 @@ use crate::harness::{Place, Sender, body};
 use hapax_core::SourceName;
 use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{HandlerName, Phase, Policy, WorkLocation};
-use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place as OrderPlace, Position};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Position, ResourcePosition as OrderPlace};
 use hapax_core::store::{
     Claim, ClaimAsk, EventName, HandlerRef, HandlerSpec, Inspect, Lookup, NewJob, Ran, SqlAsk,
     SqlRan, SqlRun, Status, Store, Work,

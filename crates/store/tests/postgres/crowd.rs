@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place, Position};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Position, ResourcePosition};
 use hapax_core::store::{
     Action, EventId, Horizon, NewJob, Operate, Outcome, ReplayAsk, Settlement, Store, StoreError,
     Verdict, Work,
@@ -20,7 +20,7 @@ const EVENTS: usize = 400;
 const RESOURCES: usize = 5;
 
 fn work_of(n: usize) -> NewJob {
-    let place = Place {
+    let place = ResourcePosition {
         resource: format!("r{}", n % RESOURCES).into(),
         position: Position((n / RESOURCES) as i64),
     };

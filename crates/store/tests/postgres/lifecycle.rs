@@ -11,7 +11,7 @@ use hapax_core::lifecycle::{
     Act, Admission, Change, ErrorText, History, Holder, JobState, Overtaken, ResourceEffect,
     Unchanged, step,
 };
-use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule, Place, Position};
+use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule, Position, ResourcePosition};
 use hapax_core::store::{HandlerRef, HandlerSpec, NewJob, Store, Work};
 use hapax_sim::Postgres;
 use hapax_store::{PgOptions, PgStore};
@@ -59,7 +59,7 @@ struct Subject {
     job: Uuid,
     /// Another job of the same resource, which waits for its turn.
     companion: Uuid,
-    place: Option<Place>,
+    place: Option<ResourcePosition>,
 }
 
 /// One combination.
@@ -141,10 +141,10 @@ fn marks(policy: Option<&OrderPolicy>) -> Vec<Option<Position>> {
 impl Subject {
     async fn new(store: &PgStore, sql: &Client, spec: HandlerSpec) -> Self {
         let name = spec.handler.handler.clone();
-        let place = spec
-            .order
-            .as_ref()
-            .map(|rule| Place { resource: "r".into(), position: position_of(&rule.policy) });
+        let place = spec.order.as_ref().map(|rule| ResourcePosition {
+            resource: "r".into(),
+            position: position_of(&rule.policy),
+        });
         let mut jobs = Vec::new();
         for id in [format!("evt_{name}"), format!("evt_{name}_companion")] {
             let job = NewJob { handler: name.clone(), place: place.clone(), hopeless: None };

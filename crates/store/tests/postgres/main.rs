@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use hapax_core::SourceName;
 use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{HandlerName, Policy, WorkLocation};
-use hapax_core::order::{OrderRule, Place as OrderPlace, Position};
+use hapax_core::order::{OrderRule, Position, ResourcePosition as OrderPlace};
 use hapax_core::store::{
     Claim, ClaimAsk, HandlerRef, HandlerSpec, NewJob, Ran, SqlAsk, SqlRan, SqlRun, Store, Work,
 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Place, Position};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Position, ResourcePosition};
 use hapax_core::store::{
     Action, DAMAGED_BODY, Held, NewJob, Operate, Outcome, PauseAnswer, Ran, ReplayAsk,
     ReplayEffect, Reviewed, Settlement, SqlRun, Store, Verdict, Wake, Work,
@@ -285,7 +285,7 @@ async fn a_resource_with_a_nul_is_one_resource_on_every_way() {
     // contain it.
     let base = Base::new("nul", ordered(latest())).await;
     base.accept("first", Some(("a\0b", 1))).await;
-    let place = Place { resource: "a\0b".into(), position: Position(2) };
+    let place = ResourcePosition { resource: "a\0b".into(), position: Position(2) };
     let job = NewJob { handler: handler().handler, place: Some(place), hopeless: None };
     let jobs = std::slice::from_ref(&job);
     let late = Sender::plain().ingest_for(&body("late"), noon(), after(86_400), jobs);

@@ -3,7 +3,7 @@
 use hapax_core::Timestamp;
 use hapax_core::job::{HandlerName, Phase};
 use hapax_core::lifecycle::{Act, Unchanged, step};
-use hapax_core::order::{OrderDecision, Place};
+use hapax_core::order::{OrderDecision, ResourcePosition};
 use hapax_core::store::{JobScope, NewJob, ReplayAsk};
 use rusqlite::Connection;
 
@@ -117,7 +117,11 @@ impl JobRow {
     }
 }
 
-fn set_place(conn: &Connection, job: &JobRow, place: Option<&Place>) -> rusqlite::Result<()> {
+fn set_place(
+    conn: &Connection,
+    job: &JobRow,
+    place: Option<&ResourcePosition>,
+) -> rusqlite::Result<()> {
     conn.prepare_cached(
         "UPDATE hapax_job SET resource = ?3, position = ?4 WHERE event_seq = ?1 AND lane = ?2",
     )?

@@ -1,7 +1,7 @@
 //! The rows of jobs: how one is read, found and named.
 
 use hapax_core::job::{Fence, JobId, Progress};
-use hapax_core::order::{Place, Position};
+use hapax_core::order::{Position, ResourcePosition};
 use hapax_core::store::HandlerAnswer;
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
@@ -25,7 +25,7 @@ pub(in crate::sqlite) struct JobRow {
     pub(in crate::sqlite) fence: i64,
     pub(in crate::sqlite) run: u32,
     pub(in crate::sqlite) progress: Progress,
-    pub(in crate::sqlite) place: Option<Place>,
+    pub(in crate::sqlite) place: Option<ResourcePosition>,
     pub(in crate::sqlite) started_at: Option<i64>,
     pub(in crate::sqlite) worker: Option<String>,
     /// The job runs whatever the order guard decides.
@@ -44,7 +44,7 @@ impl JobRow {
             fence: row.get(4)?,
             run: row.get(5)?,
             progress: Progress { attempt: row.get(6)?, steps: row.get(7)?, lost: row.get(8)? },
-            place: resource.zip(position).map(|(resource, position)| Place {
+            place: resource.zip(position).map(|(resource, position)| ResourcePosition {
                 resource: resource.into(),
                 position: Position(position),
             }),
