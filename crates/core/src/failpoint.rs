@@ -22,7 +22,7 @@ use std::sync::{Mutex, OnceLock};
 /// Records that the process passes this point, with its event if it has one, and runs the action that
 /// the environment sets for it. Without those variables it does nothing.
 pub fn hit(name: &'static str, event_id: Option<&str>) {
-    if let Some(armed) = ARMED.get_or_init(Armed::from_environment) {
+    if let Some(armed) = ARMED.get_or_init(ActiveFailpoints::from_environment) {
         armed.hit(name, event_id);
     }
 }
@@ -39,9 +39,9 @@ pub fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
     Some(value.parse().unwrap_or_else(|_| panic!("HAPAX_TEST_SETTINGS: {name}={value}")))
 }
 
-static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
+static ARMED: OnceLock<Option<ActiveFailpoints>> = OnceLock::new();
 
-struct Armed {
+struct ActiveFailpoints {
     /// The action of each point.
     actions: HashMap<String, FailpointAction>,
     hits: Option<File>,
@@ -54,7 +54,7 @@ enum FailpointAction {
     StopAt(u64),
 }
 
-impl Armed {
+impl ActiveFailpoints {
     fn from_environment() -> Option<Self> {
         let plan = std::env::var("HAPAX_FAILPOINTS").ok();
         let file = std::env::var_os("HAPAX_FAILPOINT_HITS");
