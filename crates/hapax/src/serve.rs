@@ -24,7 +24,7 @@ use hapax_engine::{
     Readiness, Retention, RouteSpec, Routes, RoutesSpec, Sender, SenderKeys, Workers, http,
     run_plans, serve_ingress, serve_proxy,
 };
-use hapax_layer::{Principal, Rules};
+use hapax_layer::{IdempotencyRules, Principal};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
@@ -507,7 +507,7 @@ fn proxy_line<S>((configured, bound): (&config::Proxy, &BoundProxy<S>)) -> Strin
 }
 
 fn proxy_spec(config: &Config, proxy: &config::Proxy) -> ProxySpec {
-    let rules = Rules::default()
+    let rules = IdempotencyRules::default()
         .required(proxy.require_key.iter().cloned())
         .ttl(proxy.ttl)
         .wait(proxy.wait)

@@ -3,10 +3,10 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use hapax_layer::{IdempotencyLayer, Ledger, Principal, RoutePattern, Rules};
+//! # use hapax_layer::{IdempotencyLayer, Ledger, Principal, RoutePattern, IdempotencyRules};
 //! # use http::HeaderName;
 //! # fn app(ledger: Arc<impl Ledger>) -> Result<(), hapax_layer::RoutePatternError> {
-//! let rules = Rules::default()
+//! let rules = IdempotencyRules::default()
 //!     .principal(Principal::Header(HeaderName::from_static("x-account-id")))
 //!     .required([RoutePattern::parse("POST /charges")?]);
 //! let layer = IdempotencyLayer::new(ledger, Arc::new(rules));
@@ -37,7 +37,7 @@ pub use hapax_core::jwt::{JwtKeys, JwtKeysError};
 /// stored answers, and the trait of the stores.
 pub use hapax_core::ledger::{Ledger, Quota, Reserved, Settle, StoredAnswer};
 pub use principal::Principal;
-pub use rules::{RoutePattern, RoutePatternError, Rules};
+pub use rules::{IdempotencyRules, RoutePattern, RoutePatternError};
 pub use run::LeasedUntil;
 pub use service::{Idempotency, IdempotencyLayer, IdempotencyOutcome};
 pub use target::{METHOD_OVERRIDES, has_dot_segments, is_passed_on};

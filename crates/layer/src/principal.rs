@@ -16,7 +16,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 
 use crate::limits::PRINCIPAL_BYTES_MAX;
-use crate::rules::Rules;
+use crate::rules::IdempotencyRules;
 
 /// How a request identifies its caller.
 ///
@@ -77,7 +77,7 @@ pub(crate) enum PrincipalError {
 }
 
 /// The name of the caller for the scope. It is empty only for requests without a caller.
-pub(crate) fn name_of(rules: &Rules, parts: &Parts) -> Result<String, PrincipalError> {
+pub(crate) fn name_of(rules: &IdempotencyRules, parts: &Parts) -> Result<String, PrincipalError> {
     let headers = &parts.headers;
     match &rules.principal {
         None if !headers.contains_key(AUTHORIZATION) => Ok(String::new()),
@@ -206,7 +206,7 @@ mod tests {
             request = request.header(*name, *value);
         }
         let (parts, ()) = request.body(()).unwrap().into_parts();
-        let rules = Rules { principal, ..Rules::default() };
+        let rules = IdempotencyRules { principal, ..IdempotencyRules::default() };
         assert_eq!(name_of(&rules, &parts), expected.map(str::to_owned), "{headers:?}");
     }
 

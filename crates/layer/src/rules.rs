@@ -26,7 +26,7 @@ pub const BODY_BYTES_DEFAULT: usize = 1 << 20;
 
 /// The rules of one API. Every one has a default.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct IdempotencyRules {
     pub(crate) realm: String,
     pub(crate) required: Vec<RoutePattern>,
     /// How a request identifies its caller. `None`: by the Authorization header; requests without
@@ -41,7 +41,7 @@ pub struct Rules {
     pub(crate) quota: Option<Quota>,
 }
 
-impl Default for Rules {
+impl Default for IdempotencyRules {
     fn default() -> Self {
         Self {
             realm: "default".to_owned(),
@@ -58,7 +58,7 @@ impl Default for Rules {
     }
 }
 
-impl Rules {
+impl IdempotencyRules {
     /// The API that the keys belong to; "default" by default. Two APIs on one ledger need different names.
     /// Two routers that are nested under different paths need different names too, since each sees
     /// only its own part of the path.

@@ -22,7 +22,7 @@ use crate::limits::{POLL_FIRST, POLL_MAX};
 use crate::principal::{self, PrincipalError};
 use crate::problem::IdempotencyProblem;
 use crate::request_waiters::RequestWaiters;
-use crate::rules::Rules;
+use crate::rules::IdempotencyRules;
 use crate::run::{self, AttemptResult, PendingRequest};
 use crate::target::{self, BadPath, Path, is_passed_on};
 use crate::{Body, BoxError};
@@ -34,7 +34,7 @@ pub struct IdempotencyLayer<L> {
 
 impl<L: Ledger> IdempotencyLayer<L> {
     /// A layer that stores its keys in `ledger`.
-    pub fn new(ledger: Arc<L>, rules: Arc<Rules>) -> Self {
+    pub fn new(ledger: Arc<L>, rules: Arc<IdempotencyRules>) -> Self {
         let running = TaskTracker::new();
         // A closed tracker lets `drained` return whenever nothing runs.
         running.close();
@@ -51,7 +51,7 @@ impl<L: Ledger> IdempotencyLayer<L> {
 /// The state that all clones of a layer and their services share.
 pub(crate) struct Shared<L> {
     pub(crate) ledger: Arc<L>,
-    pub(crate) rules: Arc<Rules>,
+    pub(crate) rules: Arc<IdempotencyRules>,
     pub(crate) waiting: RequestWaiters,
     running: TaskTracker,
 }
@@ -198,7 +198,7 @@ struct ScopedKey {
 }
 
 /// Makes the decisions that do not need the body. `None`: the request has no key and needs none.
-fn admit(rules: &Rules, parts: &Parts) -> Result<Option<ScopedKey>, IdempotencyProblem> {
+fn admit(rules: &IdempotencyRules, parts: &Parts) -> Result<Option<ScopedKey>, IdempotencyProblem> {
     if is_passed_on(&parts.method, &parts.headers) {
         return Ok(None);
     }
@@ -268,7 +268,7 @@ where
             &rules.fingerprint_ignore,
         );
         let request = Request::from_parts(parts, Body::whole(body, trailers));
-        let Rules { lease, ttl, quota, .. } = *rules;
+        let IdempotencyRules { lease, ttl, quota, .. } = *rules;
         let (scope_asked, key_asked) = (scope.clone(), key.clone());
         let ask = ReserveAsk { scope: scope_asked, key: key_asked, fingerprint, lease, ttl, quota };
         let mut pending = PendingRequest { ask, service, request };

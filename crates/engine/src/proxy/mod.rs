@@ -21,7 +21,9 @@ use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::hop_headers::{ConnectionHeaders, dashed};
 use hapax_core::ledger::{IDEMPOTENCY_KEY, Ledger};
-use hapax_layer::{Body, Idempotency, IdempotencyLayer, IdempotencyOutcome, Rules, is_passed_on};
+use hapax_layer::{
+    Body, Idempotency, IdempotencyLayer, IdempotencyOutcome, IdempotencyRules, is_passed_on,
+};
 use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
 use ipnet::IpNet;
@@ -55,7 +57,7 @@ pub struct ProxySpec {
     /// The app that requests are forwarded to.
     pub upstream: Upstream,
     /// The rules of keys. Their lease is ignored: [`ProxySpec::lease`] replaces it.
-    pub rules: Rules,
+    pub rules: IdempotencyRules,
     /// How long a request with a key may take; the upstream has a little less.
     pub lease: Duration,
     /// How long a client may take to send a body that is buffered, and how long a streamed body may
@@ -333,7 +335,7 @@ mod tests {
         // memory would be the only bound.
         let spec = ProxySpec {
             upstream: Upstream::parse("http://127.0.0.1:1").unwrap(),
-            rules: Rules::default(),
+            rules: IdempotencyRules::default(),
             lease: Duration::from_secs(60),
             body_timeout: Duration::from_secs(60),
             trusted_proxies: Vec::new(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hapax_layer::{
-    IdempotencyOutcome, JwtKeys, METHOD_OVERRIDES, Principal, Quota, RoutePattern, Rules,
+    IdempotencyOutcome, IdempotencyRules, JwtKeys, METHOD_OVERRIDES, Principal, Quota, RoutePattern,
 };
 use hapax_sim::Act;
 use http::request::Parts;
@@ -96,7 +96,9 @@ async fn a_key_without_a_caller_is_refused() {
     let api = Api::counting(rules());
     let heard = api.send(charge("k").without("x-account-id")).await;
     assert_eq!((heard.status, heard.problem().as_deref()), (400, Some("principal_missing")));
-    let claims = Api::counting(Rules::default().principal(Principal::UnverifiedJwt("sub".into())));
+    let claims = Api::counting(
+        IdempotencyRules::default().principal(Principal::UnverifiedJwt("sub".into())),
+    );
     assert_eq!(claims.send(charge("k")).await.status, 400);
     assert_eq!(api.effects.count() + claims.effects.count(), 0);
     // Without a key the caller does not matter.
@@ -108,7 +110,7 @@ async fn a_key_without_a_caller_is_refused() {
 
 #[tokio::test]
 async fn by_default_the_authorization_header_keeps_callers_apart() {
-    let api = Api::counting(Rules::default());
+    let api = Api::counting(IdempotencyRules::default());
     let of = |token: &str| charge("k").header("authorization", token);
     check(&api, of("Bearer a"), IdempotencyOutcome::Fresh).await;
     check(&api, of("Bearer b"), IdempotencyOutcome::Fresh).await;
@@ -124,7 +126,9 @@ async fn the_app_itself_may_identify_the_caller() {
         let host = parts.headers.get("host")?.to_str().ok()?;
         Some(host.split_once('.')?.0.to_owned())
     };
-    let api = Api::counting(Rules::default().principal(Principal::Custom(Arc::new(by_tenant))));
+    let api = Api::counting(
+        IdempotencyRules::default().principal(Principal::Custom(Arc::new(by_tenant))),
+    );
     let of = |host: &str| charge("k").header("host", host);
     check(&api, of("a.example"), IdempotencyOutcome::Fresh).await;
     check(&api, of("b.example"), IdempotencyOutcome::Fresh).await;
@@ -141,12 +145,12 @@ async fn the_ledger_is_given_no_credential() {
         answer.headers_mut().insert("set-cookie", "session=s3cret".parse().unwrap());
         Ok(answer)
     };
-    let cookie = Rules::default().principal(Principal::Header(http::header::COOKIE));
+    let cookie = IdempotencyRules::default().principal(Principal::Header(http::header::COOKIE));
     let token = HeaderName::from_static("x-token");
-    let named = Rules::default().principal(Principal::Header(token));
+    let named = IdempotencyRules::default().principal(Principal::Header(token));
     let long = "s3cret".repeat(50);
     for (rules, ask) in [
-        (Rules::default(), charge("k").header("authorization", "Bearer s3cret")),
+        (IdempotencyRules::default(), charge("k").header("authorization", "Bearer s3cret")),
         (cookie, charge("k").header("cookie", "session=s3cret")),
         (named, charge("k").header("x-token", &long)),
     ] {
@@ -216,7 +220,7 @@ async fn a_token_that_does_not_verify_is_refused_before_anything_is_reserved() {
     let now = || hapax_core::Timestamp::from_second(1_700_000_000).unwrap();
     let principal =
         Principal::Jwt { claim: "sub".into(), keys: Arc::new(keys), now: Arc::new(now) };
-    let api = Api::counting(Rules::default().principal(principal));
+    let api = Api::counting(IdempotencyRules::default().principal(principal));
     // {"alg":"HS256"} and {"sub":"u1"}, with an invalid signature.
     let unsigned = "Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ1MSJ9.c2ln";
     for token in ["", unsigned, "Bearer x"] {

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::store::StoreError;
 use hapax_layer::{
-    Body, BoxError, Idempotency, IdempotencyLayer, IdempotencyOutcome, Principal, Rules,
+    Body, BoxError, Idempotency, IdempotencyLayer, IdempotencyOutcome, IdempotencyRules, Principal,
 };
 use hapax_sim::{Act, FaultyStore, PLANNED};
 use hapax_store::MemoryStore;
@@ -108,7 +108,7 @@ pub(crate) struct Api {
 
 impl Api {
     /// `work` gets the effects so far, and the request.
-    pub(crate) fn new<W, F>(rules: Rules, work: W) -> Self
+    pub(crate) fn new<W, F>(rules: IdempotencyRules, work: W) -> Self
     where
         W: Fn(Effects, Request<Body>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response<Body>, Failed>> + Send + 'static,
@@ -117,7 +117,7 @@ impl Api {
     }
 
     /// The same, on a ledger that others may use as well.
-    pub(crate) fn on<W, F>(ledger: TestLedger, rules: Rules, work: W) -> Self
+    pub(crate) fn on<W, F>(ledger: TestLedger, rules: IdempotencyRules, work: W) -> Self
     where
         W: Fn(Effects, Request<Body>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<Response<Body>, Failed>> + Send + 'static,
@@ -131,7 +131,7 @@ impl Api {
     }
 
     /// An API that counts its runs: the first one answers `{"run":1}`.
-    pub(crate) fn counting(rules: Rules) -> Self {
+    pub(crate) fn counting(rules: IdempotencyRules) -> Self {
         Self::new(rules, |effects, request| async move {
             let run = effects.add(request.uri().path());
             Ok(answer(StatusCode::CREATED, format!("{{\"run\":{run}}}")))
@@ -148,8 +148,8 @@ impl Api {
 }
 
 /// Rules under which the header `x-account-id` names the caller.
-pub(crate) fn rules() -> Rules {
-    Rules::default()
+pub(crate) fn rules() -> IdempotencyRules {
+    IdempotencyRules::default()
         .lease(LEASE)
         .principal(Principal::Header(HeaderName::from_static("x-account-id")))
 }
@@ -277,7 +277,7 @@ pub(crate) struct Paused {
     pub(crate) gate: Arc<Semaphore>,
 }
 
-pub(crate) fn paused(rules: Rules) -> Paused {
+pub(crate) fn paused(rules: IdempotencyRules) -> Paused {
     let (begun, gate) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
     let (started, wait) = (Arc::clone(&begun), Arc::clone(&gate));
     let api = Api::new(rules, move |effects, _| {
