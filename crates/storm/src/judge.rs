@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::plan::{Plan, RequestKind};
+use crate::plan::{RequestKind, StormPlan};
 use crate::probe::EffectCounts;
 use crate::requests::RequestOutcome;
 use crate::sender::{Answer, NoAnswer};
@@ -52,7 +52,7 @@ pub struct Example {
 
 /// Everything that is known at the end of a storm.
 pub(crate) struct Evidence<'a> {
-    pub(crate) plan: &'a Plan,
+    pub(crate) plan: &'a StormPlan,
     pub(crate) outcomes: &'a [RequestOutcome],
     /// The outcomes of the copies that were sent at the end.
     pub(crate) replayed: &'a [RequestOutcome],
@@ -115,7 +115,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>, stale: bool, forged: bool) -> Vec<L
 }
 
 /// Whether effects of genuine events are still missing.
-pub(crate) fn is_missing(plan: &Plan, before: &EffectCounts, now: &EffectCounts) -> bool {
+pub(crate) fn is_missing(plan: &StormPlan, before: &EffectCounts, now: &EffectCounts) -> bool {
     match now {
         EffectCounts::Count(count) => {
             count.saturating_sub(before.total()) < plan.genuine().count() as u64
@@ -174,7 +174,7 @@ fn seen(answer: &Result<Answer, NoAnswer>) -> String {
     }
 }
 
-fn must_be_good(plan: &Plan, outcome: &RequestOutcome, breaches: &mut Breaches) {
+fn must_be_good(plan: &StormPlan, outcome: &RequestOutcome, breaches: &mut Breaches) {
     match &outcome.answer {
         Ok(answer) if is_good(answer.status) => {}
         Ok(_) | Err(_) => {

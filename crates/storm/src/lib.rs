@@ -22,7 +22,7 @@ use hapax_core::Timestamp;
 
 pub use error::{StormError, StormErrorKind};
 pub use judge::{Example, Law, Verdict};
-pub use plan::{Event, Group, Plan, RequestKind, Shape};
+pub use plan::{Event, Group, RequestKind, Shape, StormPlan};
 pub use probe::{EffectCounts, Probe, RowReader};
 pub use report::{Figures, Report, junit_of_failure};
 pub use requests::{Progress, RequestOutcome, RequestSender, Try, check_reached};
@@ -38,7 +38,7 @@ const REPLAYED_MAX: usize = 10;
 pub struct Storm {
     sender: Arc<Sender>,
     shape: Shape,
-    plan: Plan,
+    plan: StormPlan,
     seed: u64,
     probe: Option<Probe>,
     settle: Duration,
@@ -53,7 +53,7 @@ impl Storm {
         seed: u64,
         now: Timestamp,
     ) -> Result<Self, StormError> {
-        let plan = Plan::new(&sender, &shape, seed, now)?;
+        let plan = StormPlan::new(&sender, &shape, seed, now)?;
         let settle = Duration::from_secs(10);
         Ok(Self { sender: Arc::new(sender), shape, plan, seed, probe: None, settle })
     }

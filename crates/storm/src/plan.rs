@@ -37,7 +37,7 @@ pub struct Shape {
 }
 
 /// Everything that a storm sends.
-pub struct Plan {
+pub struct StormPlan {
     /// Genuine events first, then late ones, then forged ones.
     pub events: Vec<Event>,
     /// In the order in which they start; the requests of one group start together.
@@ -96,7 +96,7 @@ impl RequestKind {
 /// Copies of one event that start together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Group {
-    /// The index in [`Plan::events`].
+    /// The index in [`StormPlan::events`].
     pub event: usize,
     /// How it is sent: a genuine event may also be sent late.
     pub kind: RequestKind,
@@ -104,7 +104,7 @@ pub struct Group {
     pub copies: u64,
 }
 
-impl Plan {
+impl StormPlan {
     /// The plan of a storm of this shape.
     pub fn new(
         sender: &Sender,

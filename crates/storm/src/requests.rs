@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::StormError;
-use crate::plan::{Group, Plan, RequestKind};
+use crate::plan::{Group, RequestKind, StormPlan};
 use crate::sender::{Answer, HttpClient, NoAnswer, Sender, Signed, http_client};
 
 /// Called after each request.
@@ -64,7 +64,7 @@ impl RequestSender {
     /// Sends these groups of the plan in order; stops early if no connection succeeds.
     pub async fn send(
         &self,
-        plan: &Plan,
+        plan: &StormPlan,
         groups: &[Group],
         progress: &Progress,
     ) -> Result<Vec<RequestOutcome>, StormError> {
@@ -107,7 +107,7 @@ impl RequestSender {
     /// The signed request of an event. All copies share it until the signature is too old.
     fn signed(
         &self,
-        plan: &Plan,
+        plan: &StormPlan,
         group: &Group,
         known: &mut HashMap<(usize, RequestKind), (Timestamp, Arc<Signed>)>,
     ) -> Result<Arc<Signed>, StormError> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::{Arrival, Timestamp, Verified, verify};
 use hapax_storm::{
-    EffectCounts, Plan, Probe, RequestOutcome, RequestSender, Sender, Shape, check_reached,
+    EffectCounts, Probe, RequestOutcome, RequestSender, Sender, Shape, StormPlan, check_reached,
 };
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -145,7 +145,7 @@ impl ChargedFees {
         database: PathBuf,
     ) -> Result<Self, Failure> {
         let sender = sender(to, secret)?;
-        let plan = Plan::new(&sender, shape, seed, Timestamp::now())?;
+        let plan = StormPlan::new(&sender, shape, seed, Timestamp::now())?;
         let request_sender = RequestSender::new(Arc::new(sender), shape.concurrency);
         let outcomes = request_sender.send(&plan, &plan.groups, &(Arc::new(|| {}) as _)).await?;
         let outcomes = check_reached(outcomes)?;
