@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::plan::{RequestKind, StormPlan};
 use crate::probe::EffectCounts;
 use crate::requests::RequestOutcome;
-use crate::sender::{Answer, NoAnswer};
+use crate::sender::{NoAnswer, RequestAnswer};
 
 /// The most examples of a broken law.
 const EXAMPLES_MAX: usize = 5;
@@ -166,10 +166,12 @@ fn is_good(status: u16) -> bool {
     (200..300).contains(&status)
 }
 
-fn seen(answer: &Result<Answer, NoAnswer>) -> String {
+fn seen(answer: &Result<RequestAnswer, NoAnswer>) -> String {
     match answer {
-        Ok(Answer { status, decision: Some(decision), .. }) => format!("{status} {decision}"),
-        Ok(Answer { status, decision: None, .. }) => status.to_string(),
+        Ok(RequestAnswer { status, decision: Some(decision), .. }) => {
+            format!("{status} {decision}")
+        }
+        Ok(RequestAnswer { status, decision: None, .. }) => status.to_string(),
         Err(NoAnswer::CannotConnect(why) | NoAnswer::Lost(why)) => format!("no answer: {why}"),
     }
 }
@@ -203,7 +205,7 @@ fn one_outcome(evidence: &Evidence<'_>) -> Law {
     let (name, title) = ("one_outcome", "all copies of an event get one outcome");
     let mut outcomes: BTreeMap<usize, (BTreeSet<&str>, u64)> = BTreeMap::new();
     for outcome in of_kind(evidence, |kind| kind == RequestKind::Genuine) {
-        let Ok(Answer { decision: Some(decision), id, status, .. }) = &outcome.answer else {
+        let Ok(RequestAnswer { decision: Some(decision), id, status, .. }) = &outcome.answer else {
             continue;
         };
         if is_good(*status) {
@@ -378,7 +380,7 @@ fn replayed(evidence: &Evidence<'_>) -> Law {
         if outcome.kind == RequestKind::Genuine {
             must_be_good(evidence.plan, outcome, &mut breaches);
         }
-        if let Ok(Answer { decision: Some(decision), status, .. }) = &outcome.answer
+        if let Ok(RequestAnswer { decision: Some(decision), status, .. }) = &outcome.answer
             && is_good(*status)
             && decision == "accepted"
         {

@@ -26,7 +26,7 @@ pub use plan::{Event, Group, RequestKind, Shape, StormPlan};
 pub use probe::{EffectCounts, Probe, RowReader};
 pub use report::{Figures, Report, junit_of_failure};
 pub use requests::{Progress, RequestOutcome, RequestSender, Try, check_reached};
-pub use sender::{Answer, HttpClient, NoAnswer, Sender, Signed, error_chain, http_client};
+pub use sender::{HttpClient, NoAnswer, RequestAnswer, Sender, Signed, error_chain, http_client};
 
 use judge::{Effects, Evidence};
 use rng::Rng;

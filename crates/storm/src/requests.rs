@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::StormError;
 use crate::plan::{Group, RequestKind, StormPlan};
-use crate::sender::{Answer, HttpClient, NoAnswer, Sender, Signed, http_client};
+use crate::sender::{HttpClient, NoAnswer, RequestAnswer, Sender, Signed, http_client};
 
 /// Called after each request.
 pub type Progress = Arc<dyn Fn() + Send + Sync>;
@@ -33,7 +33,7 @@ pub struct RequestOutcome {
     /// How it was sent.
     pub kind: RequestKind,
     /// The last answer, or the reason for none.
-    pub answer: Result<Answer, NoAnswer>,
+    pub answer: Result<RequestAnswer, NoAnswer>,
     /// Every answer, including the last.
     pub tries: Vec<Try>,
 }
@@ -140,7 +140,7 @@ async fn deliver(
     client: &HttpClient,
     request: &Arc<Signed>,
     kind: RequestKind,
-) -> (Result<Answer, NoAnswer>, Vec<Try>) {
+) -> (Result<RequestAnswer, NoAnswer>, Vec<Try>) {
     let mut tries = Vec::new();
     loop {
         let started = Instant::now();
@@ -156,7 +156,7 @@ async fn deliver(
 
 /// How long to wait before a retry, if the endpoint asks for one. For a request that must be rejected, a
 /// 4xx is final.
-fn retry_delay(kind: RequestKind, answer: &Answer) -> Option<Duration> {
+fn retry_delay(kind: RequestKind, answer: &RequestAnswer) -> Option<Duration> {
     let asks = match kind {
         RequestKind::Genuine => matches!(answer.status, 409 | 425 | 429 | 503),
         RequestKind::Stale

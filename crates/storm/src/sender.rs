@@ -50,7 +50,7 @@ pub struct Signed {
 
 /// The answer to one request.
 #[derive(Debug, Serialize)]
-pub struct Answer {
+pub struct RequestAnswer {
     /// The sender's id of the event.
     pub event_id: String,
     /// The HTTP status.
@@ -133,7 +133,7 @@ impl Sender {
         &self,
         client: &HttpClient,
         signed: &Arc<Signed>,
-    ) -> impl Future<Output = Result<Answer, NoAnswer>> + Send + use<> {
+    ) -> impl Future<Output = Result<RequestAnswer, NoAnswer>> + Send + use<> {
         post(client.clone(), self.uri.clone(), Arc::clone(signed))
     }
 }
@@ -184,7 +184,11 @@ pub fn http_client() -> HttpClient {
     Client::builder(TokioExecutor::new()).build(connector)
 }
 
-async fn post(client: HttpClient, uri: http::Uri, signed: Arc<Signed>) -> Result<Answer, NoAnswer> {
+async fn post(
+    client: HttpClient,
+    uri: http::Uri,
+    signed: Arc<Signed>,
+) -> Result<RequestAnswer, NoAnswer> {
     let lost = |why: String| NoAnswer::Lost(why);
     let mut request = http::Request::new(Full::new(signed.request.body.clone()));
     *request.method_mut() = signed.request.method.clone();
@@ -203,7 +207,7 @@ async fn post(client: HttpClient, uri: http::Uri, signed: Arc<Signed>) -> Result
         let header = |name: &str| {
             parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
         };
-        Ok(Answer {
+        Ok(RequestAnswer {
             event_id: signed.event_id.clone(),
             status: parts.status.as_u16(),
             decision: body.decision.or_else(|| header("hapax-decision")),

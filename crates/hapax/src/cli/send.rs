@@ -8,7 +8,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::sample::{self, SampleId};
-use hapax_storm::{Answer, NoAnswer, Sender, Signed, http_client};
+use hapax_storm::{NoAnswer, RequestAnswer, Sender, Signed, http_client};
 use indicatif::ProgressBar;
 use tokio::task::JoinSet;
 
@@ -170,7 +170,7 @@ impl Progress {
 
     fn take(
         &mut self,
-        joined: Result<Result<Answer, NoAnswer>, tokio::task::JoinError>,
+        joined: Result<Result<RequestAnswer, NoAnswer>, tokio::task::JoinError>,
     ) -> Result<(), Failure> {
         self.bar.inc(1);
         let answered = joined.unwrap_or_else(|error| {
@@ -196,8 +196,8 @@ impl Progress {
         Ok(())
     }
 
-    fn print(&self, answer: &Answer) -> Result<(), Failure> {
-        let Answer { event_id, status, decision, id, reason, retry_after: _ } = answer;
+    fn print(&self, answer: &RequestAnswer) -> Result<(), Failure> {
+        let RequestAnswer { event_id, status, decision, id, reason, retry_after: _ } = answer;
         let decision = decision.as_deref().unwrap_or("-");
         let id = id.as_deref().unwrap_or("-");
         let line = match reason {
