@@ -19,7 +19,7 @@ pub struct Law {
     /// The title in the table.
     pub title: &'static str,
     /// Whether it held.
-    pub verdict: Verdict,
+    pub verdict: LawVerdict,
     /// The number of breaches.
     pub breaches: u64,
     /// The first few breaches.
@@ -30,7 +30,7 @@ pub struct Law {
 
 /// The verdict about a law.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum LawVerdict {
     /// No breach was seen.
     Held,
     /// At least one breach was seen.
@@ -145,13 +145,13 @@ impl Breaches {
     }
 
     fn law(self, name: &'static str, title: &'static str, note: Option<String>) -> Law {
-        let verdict = if self.count == 0 { Verdict::Held } else { Verdict::Broken };
+        let verdict = if self.count == 0 { LawVerdict::Held } else { LawVerdict::Broken };
         Law { name, title, verdict, breaches: self.count, examples: self.examples, note }
     }
 }
 
 fn not_judged(name: &'static str, title: &'static str, why: impl Into<String>) -> Law {
-    let (verdict, note) = (Verdict::NotJudged, Some(why.into()));
+    let (verdict, note) = (LawVerdict::NotJudged, Some(why.into()));
     Law { name, title, verdict, breaches: 0, examples: Vec::new(), note }
 }
 

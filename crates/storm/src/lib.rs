@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use hapax_core::Timestamp;
 
 pub use error::{StormError, StormErrorKind};
-pub use judge::{Example, Law, Verdict};
+pub use judge::{Example, Law, LawVerdict};
 pub use plan::{Event, Group, RequestKind, Shape, StormPlan};
 pub use probe::{EffectCounts, Probe, RowReader};
 pub use report::{Figures, Report, junit_of_failure};

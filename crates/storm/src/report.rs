@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::judge::{Effects, Evidence, Example, Law, Verdict};
+use crate::judge::{Effects, Evidence, Example, Law, LawVerdict};
 use crate::plan::RequestKind;
 use crate::requests::RequestOutcome;
 
@@ -24,7 +24,7 @@ pub struct Report {
 
 impl Report {
     /// Broken if one law is; not judged only if all are.
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> LawVerdict {
         overall(&self.laws)
     }
 
@@ -74,7 +74,7 @@ impl Law {
     }
 }
 
-impl Verdict {
+impl LawVerdict {
     /// The verdict as JSON names it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -190,18 +190,18 @@ fn junit(laws: &[Law], took: Duration) -> String {
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"hapax storm\" \
          tests=\"{}\" failures=\"{}\" errors=\"0\" skipped=\"{}\" time=\"{:.3}\">\n",
         laws.len(),
-        count(Verdict::Broken),
-        count(Verdict::NotJudged),
+        count(LawVerdict::Broken),
+        count(LawVerdict::NotJudged),
         took.as_secs_f64(),
     );
     for law in laws {
         let text = escaped(&law.details().join("\n"));
         let inside = match law.verdict {
-            Verdict::Held => String::new(),
-            Verdict::Broken => {
+            LawVerdict::Held => String::new(),
+            LawVerdict::Broken => {
                 format!("<failure message=\"broken {} times\">{text}</failure>", law.breaches)
             }
-            Verdict::NotJudged => format!("<skipped message=\"{text}\"/>"),
+            LawVerdict::NotJudged => format!("<skipped message=\"{text}\"/>"),
         };
         let _ = writeln!(
             xml,
@@ -225,12 +225,12 @@ pub fn junit_of_failure(message: &str) -> String {
     )
 }
 
-fn overall(laws: &[Law]) -> Verdict {
+fn overall(laws: &[Law]) -> LawVerdict {
     let any = |verdict| laws.iter().any(|law| law.verdict == verdict);
-    match (any(Verdict::Broken), any(Verdict::Held)) {
-        (true, _) => Verdict::Broken,
-        (false, true) => Verdict::Held,
-        (false, false) => Verdict::NotJudged,
+    match (any(LawVerdict::Broken), any(LawVerdict::Held)) {
+        (true, _) => LawVerdict::Broken,
+        (false, true) => LawVerdict::Held,
+        (false, false) => LawVerdict::NotJudged,
     }
 }
 

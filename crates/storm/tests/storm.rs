@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hapax_core::presets;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
-use hapax_storm::{Probe, Report, Sender, Shape, Storm, StormErrorKind, Verdict};
+use hapax_storm::{LawVerdict, Probe, Report, Sender, Shape, Storm, StormErrorKind};
 use http::Response;
 use http_body_util::{BodyExt as _, Full};
 use hyper::server::conn::http1;
@@ -84,15 +84,15 @@ async fn run(endpoint: Endpoint) -> Report {
     storm.run(Arc::new(|| {})).await.unwrap()
 }
 
-fn verdict(report: &Report, law: &str) -> Verdict {
+fn verdict(report: &Report, law: &str) -> LawVerdict {
     report.laws.iter().find(|judged| judged.name == law).unwrap().verdict
 }
 
 #[tokio::test]
 async fn a_sound_endpoint_keeps_every_law() {
     let report = run(Endpoint::Sound).await;
-    assert_eq!(report.verdict(), Verdict::Held);
-    assert_eq!(verdict(&report, "one_effect"), Verdict::Held);
+    assert_eq!(report.verdict(), LawVerdict::Held);
+    assert_eq!(verdict(&report, "one_effect"), LawVerdict::Held);
     assert!(report.junit().contains("failures=\"0\""));
 }
 
@@ -100,9 +100,9 @@ async fn a_sound_endpoint_keeps_every_law() {
 async fn an_endpoint_that_acts_on_every_copy_breaks_the_law_of_one_effect() {
     // The endpoint answers 200 to everything: only the ledger shows the flaw.
     let report = run(Endpoint::Naive).await;
-    assert_eq!(report.verdict(), Verdict::Broken);
-    assert_eq!(verdict(&report, "answered"), Verdict::Held);
-    assert_eq!(verdict(&report, "one_effect"), Verdict::Broken);
+    assert_eq!(report.verdict(), LawVerdict::Broken);
+    assert_eq!(verdict(&report, "answered"), LawVerdict::Held);
+    assert_eq!(verdict(&report, "one_effect"), LawVerdict::Broken);
     let summary = report.json().pop().unwrap();
     assert_eq!((&summary["summary"], &summary["effects"]["before"]), (&"broken".into(), &0.into()));
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_store::PgStore;
-use hapax_storm::{Law, Probe, Report, RowReader, Shape, Storm, Verdict, junit_of_failure};
+use hapax_storm::{Law, LawVerdict, Probe, Report, RowReader, Shape, Storm, junit_of_failure};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
 
@@ -153,9 +153,9 @@ fn print(report: &Report, json: bool) -> Result<Exit, Failure> {
         false => print_table(report)?,
     }
     Ok(match (report.verdict(), report.probe_failed) {
-        (Verdict::Broken, _) => Exit::Negative,
-        (Verdict::Held | Verdict::NotJudged, true) => Exit::Unreachable,
-        (Verdict::Held | Verdict::NotJudged, false) => Exit::Done,
+        (LawVerdict::Broken, _) => Exit::Negative,
+        (LawVerdict::Held | LawVerdict::NotJudged, true) => Exit::Unreachable,
+        (LawVerdict::Held | LawVerdict::NotJudged, false) => Exit::Done,
     })
 }
 
@@ -165,9 +165,9 @@ fn print_table(report: &Report) -> Result<(), Failure> {
     for law in &report.laws {
         let Law { title, verdict, breaches, .. } = law;
         let colour = match verdict {
-            Verdict::Held => "\u{1b}[32m",
-            Verdict::Broken => "\u{1b}[1;31m",
-            Verdict::NotJudged => "\u{1b}[33m",
+            LawVerdict::Held => "\u{1b}[32m",
+            LawVerdict::Broken => "\u{1b}[1;31m",
+            LawVerdict::NotJudged => "\u{1b}[33m",
         };
         let verdict = verdict.as_str().replace('_', " ");
         let times = match breaches {
