@@ -22,7 +22,7 @@ use hapax_core::Timestamp;
 
 pub use error::{StormError, StormErrorKind};
 pub use judge::{Example, Law, LawVerdict};
-pub use plan::{Event, Group, RequestKind, Shape, StormPlan};
+pub use plan::{Event, Group, RequestKind, StormPlan, StormSize};
 pub use probe::{EffectCounts, Probe, RowReader};
 pub use report::{Figures, Report, junit_of_failure};
 pub use requests::{Progress, RequestOutcome, RequestSender, Try, check_reached};
@@ -37,7 +37,7 @@ const REPLAYED_MAX: usize = 10;
 /// A planned storm.
 pub struct Storm {
     sender: Arc<Sender>,
-    shape: Shape,
+    shape: StormSize,
     plan: StormPlan,
     seed: u64,
     probe: Option<Probe>,
@@ -49,7 +49,7 @@ impl Storm {
     /// order.
     pub fn new(
         sender: Sender,
-        shape: Shape,
+        shape: StormSize,
         seed: u64,
         now: Timestamp,
     ) -> Result<Self, StormError> {

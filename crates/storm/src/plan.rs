@@ -19,7 +19,7 @@ const FORGED_MAX: u64 = 25;
 
 /// The size and the kinds of a storm.
 #[derive(Debug, Clone)]
-pub struct Shape {
+pub struct StormSize {
     /// The event type; `None` for a common type of the sender.
     pub event_type: Option<String>,
     /// The number of distinct events.
@@ -108,7 +108,7 @@ impl StormPlan {
     /// The plan of a storm of this shape.
     pub fn new(
         sender: &Sender,
-        shape: &Shape,
+        shape: &StormSize,
         seed: u64,
         now: Timestamp,
     ) -> Result<Self, StormError> {
@@ -174,7 +174,7 @@ impl StormPlan {
     fn add_stale(
         &mut self,
         sender: &Sender,
-        shape: &Shape,
+        shape: &StormSize,
         rng: &mut Rng,
         now: Timestamp,
     ) -> Result<(), StormError> {
@@ -193,7 +193,7 @@ impl StormPlan {
     fn add_forged(
         &mut self,
         sender: &Sender,
-        shape: &Shape,
+        shape: &StormSize,
         rng: &mut Rng,
         now: Timestamp,
     ) -> Result<(), StormError> {
@@ -219,7 +219,7 @@ impl StormPlan {
     fn add(
         &mut self,
         sender: &Sender,
-        shape: &Shape,
+        shape: &StormSize,
         kind: RequestKind,
         rng: &mut Rng,
         now: Timestamp,
@@ -266,7 +266,7 @@ impl StormPlan {
     }
 
     /// Orders the requests by event, late and forged ones last, or at random with `--shuffle`.
-    fn order_requests(&mut self, shape: &Shape, rng: &mut Rng) {
+    fn order_requests(&mut self, shape: &StormSize, rng: &mut Rng) {
         for (place, event) in self.events.iter().enumerate() {
             let kind = event.kind;
             let copies = match kind {

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hapax_core::presets;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
-use hapax_storm::{LawVerdict, Probe, Report, Sender, Shape, Storm, StormErrorKind};
+use hapax_storm::{LawVerdict, Probe, Report, Sender, Storm, StormErrorKind, StormSize};
 use http::Response;
 use http_body_util::{BodyExt as _, Full};
 use hyper::server::conn::http1;
@@ -60,7 +60,7 @@ fn storm(url: &str, seed: u64) -> Storm {
     let spec = SourceSpec::new("stripe", "stripe", vec![secret]);
     let preset = presets::find("stripe").unwrap();
     let sender = Sender::new(preset, spec, url, url.parse().unwrap()).unwrap();
-    let shape = Shape {
+    let shape = StormSize {
         event_type: None,
         events: 5,
         copies: 4,

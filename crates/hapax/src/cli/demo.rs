@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::{Arrival, Timestamp, Verified, verify};
 use hapax_storm::{
-    EffectCounts, Probe, RequestOutcome, RequestSender, Sender, Shape, StormPlan, check_reached,
+    EffectCounts, Probe, RequestOutcome, RequestSender, Sender, StormPlan, StormSize, check_reached,
 };
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -69,7 +69,7 @@ impl Demo {
     async fn tell(self) -> Result<Exit, Failure> {
         let folder = Folder::new()?;
         let secret = format!("whsec_{}", uuid::Uuid::now_v7().simple());
-        let shape = Shape {
+        let shape = StormSize {
             event_type: Some("payout.paid".to_owned()),
             events: 5,
             copies: self.copies,
@@ -140,7 +140,7 @@ impl ChargedFees {
         name: &'static str,
         to: &str,
         secret: &str,
-        shape: &Shape,
+        shape: &StormSize,
         seed: u64,
         database: PathBuf,
     ) -> Result<Self, Failure> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_store::PgStore;
-use hapax_storm::{Law, LawVerdict, Probe, Report, RowReader, Shape, Storm, junit_of_failure};
+use hapax_storm::{Law, LawVerdict, Probe, Report, RowReader, Storm, StormSize, junit_of_failure};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
 
@@ -187,8 +187,8 @@ fn print_table(report: &Report) -> Result<(), Failure> {
 }
 
 impl ShapeArgs {
-    fn shape(&self) -> Shape {
-        Shape {
+    fn shape(&self) -> StormSize {
+        StormSize {
             event_type: self.event_type.clone(),
             events: self.events,
             copies: self.copies,
