@@ -25,7 +25,7 @@ pub use judge::{Example, Law, LawVerdict};
 pub use plan::{Event, Group, RequestKind, StormPlan, StormSize};
 pub use probe::{EffectCounts, Probe, RowReader};
 pub use report::{Figures, Report, junit_of_failure};
-pub use requests::{Progress, RequestOutcome, RequestSender, Try, check_reached};
+pub use requests::{AnsweredAttempt, Progress, RequestOutcome, RequestSender, check_reached};
 pub use sender::{HttpClient, NoAnswer, RequestAnswer, Sender, Signed, error_chain, http_client};
 
 use judge::{Effects, Evidence};

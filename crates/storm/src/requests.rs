@@ -35,12 +35,12 @@ pub struct RequestOutcome {
     /// The last answer, or the reason for none.
     pub answer: Result<RequestAnswer, NoAnswer>,
     /// Every answer, including the last.
-    pub tries: Vec<Try>,
+    pub tries: Vec<AnsweredAttempt>,
 }
 
 /// One attempt that was answered.
 #[derive(Debug, Clone, Copy)]
-pub struct Try {
+pub struct AnsweredAttempt {
     /// The HTTP status.
     pub status: u16,
     /// From the start of the request to the end of the answer.
@@ -140,13 +140,13 @@ async fn deliver(
     client: &HttpClient,
     request: &Arc<Signed>,
     kind: RequestKind,
-) -> (Result<RequestAnswer, NoAnswer>, Vec<Try>) {
+) -> (Result<RequestAnswer, NoAnswer>, Vec<AnsweredAttempt>) {
     let mut tries = Vec::new();
     loop {
         let started = Instant::now();
         let answer = sender.post(client, request).await;
         let Ok(answered) = &answer else { return (answer, tries) };
-        tries.push(Try { status: answered.status, took: started.elapsed() });
+        tries.push(AnsweredAttempt { status: answered.status, took: started.elapsed() });
         match retry_delay(kind, answered) {
             Some(wait) if tries.len() < TRIES_MAX => tokio::time::sleep(wait).await,
             Some(_) | None => return (answer, tries),
