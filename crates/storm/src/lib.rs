@@ -24,7 +24,7 @@ pub use error::{StormError, StormErrorKind};
 pub use judge::{Example, Law, LawVerdict};
 pub use plan::{Event, Group, RequestKind, StormPlan, StormSize};
 pub use probe::{EffectCounts, Probe, RowReader};
-pub use report::{Figures, Report, junit_of_failure};
+pub use report::{Report, StormCounts, junit_of_failure};
 pub use requests::{AnsweredAttempt, Progress, RequestOutcome, RequestSender, check_reached};
 pub use sender::{HttpClient, NoAnswer, RequestAnswer, Sender, Signed, error_chain, http_client};
 
@@ -97,7 +97,7 @@ impl Storm {
         let evidence = Evidence { plan, outcomes: &outcomes, replayed: &replayed, effects };
         Ok(Report {
             laws: judge::judge(&evidence, self.shape.stale, self.shape.forged),
-            figures: Figures::new(self.seed, &evidence, took),
+            figures: StormCounts::new(self.seed, &evidence, took),
             probe_failed: matches!(evidence.effects, Effects::Lost(_)),
             took,
         })

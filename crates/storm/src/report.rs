@@ -15,7 +15,7 @@ pub struct Report {
     /// Every law that applied.
     pub laws: Vec<Law>,
     /// The counts and measurements.
-    pub figures: Figures,
+    pub figures: StormCounts,
     /// Whether the probe worked before the storm and failed afterwards, so that effects were not judged.
     pub probe_failed: bool,
     /// How long the storm took, without the readings of the probe.
@@ -86,7 +86,7 @@ impl LawVerdict {
 }
 
 /// The counts and measurements of a storm.
-pub struct Figures {
+pub struct StormCounts {
     seed: u64,
     events: u64,
     requests: u64,
@@ -101,7 +101,7 @@ pub struct Figures {
     took: Duration,
 }
 
-impl Figures {
+impl StormCounts {
     pub(crate) fn new(seed: u64, evidence: &Evidence<'_>, took: Duration) -> Self {
         let all = || evidence.outcomes.iter().chain(evidence.replayed);
         let mut by_status = BTreeMap::new();
