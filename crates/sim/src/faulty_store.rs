@@ -49,7 +49,7 @@ struct Calls {
 }
 
 /// The plan for one call.
-struct Plan {
+struct InjectedFault {
     error: Option<StoreError>,
     before: Option<Arc<Semaphore>>,
     after: Option<Arc<Semaphore>>,
@@ -159,7 +159,7 @@ impl<S> FaultyStore<S> {
         change(self.calls().entry(act).or_default());
     }
 
-    fn begin(&self, act: Act, arguments: String) -> Plan {
+    fn begin(&self, act: Act, arguments: String) -> InjectedFault {
         let mut calls = self.calls();
         let calls = calls.entry(act).or_default();
         let planned = calls.failures.iter().find(|(numbers, _)| numbers.contains(&calls.begun));
@@ -167,7 +167,7 @@ impl<S> FaultyStore<S> {
         calls.begun += 1;
         calls.arguments.push(arguments);
         self.changed.notify_waiters();
-        Plan { error, before: calls.before.clone(), after: calls.after.clone() }
+        InjectedFault { error, before: calls.before.clone(), after: calls.after.clone() }
     }
 
     fn end(&self, act: Act) {
