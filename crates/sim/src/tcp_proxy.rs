@@ -149,12 +149,12 @@ struct Network {
     cut: watch::Sender<u64>,
     sprung: watch::Sender<usize>,
     open: AtomicUsize,
-    armed: Mutex<Armed>,
+    armed: Mutex<ArmedTrap>,
 }
 
 /// The number distinguishes a new trap from the one that a connection was counting for.
 #[derive(Default)]
-struct Armed {
+struct ArmedTrap {
     number: u64,
     trap: Option<Trap>,
 }
@@ -177,7 +177,7 @@ enum PieceAction {
 }
 
 impl Network {
-    fn armed(&self) -> MutexGuard<'_, Armed> {
+    fn armed(&self) -> MutexGuard<'_, ArmedTrap> {
         lock(&self.armed)
     }
 
