@@ -187,16 +187,16 @@ impl Network {
 }
 
 /// Counts a connection while it is open.
-struct Open<'a>(&'a AtomicUsize);
+struct CountedConnection<'a>(&'a AtomicUsize);
 
-impl<'a> Open<'a> {
-    fn count(open: &'a AtomicUsize) -> Open<'a> {
+impl<'a> CountedConnection<'a> {
+    fn count(open: &'a AtomicUsize) -> CountedConnection<'a> {
         open.fetch_add(1, Ordering::SeqCst);
-        Open(open)
+        CountedConnection(open)
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for CountedConnection<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -216,7 +216,7 @@ async fn accept(listener: TcpListener, upstream: SocketAddr, network: Arc<Networ
 }
 
 async fn carry(mut client: TcpStream, upstream: SocketAddr, network: &Network) {
-    let _open = Open::count(&network.open);
+    let _open = CountedConnection::count(&network.open);
     let mut cut = network.cut.subscribe();
     let mut server = None;
     let carried = async {
