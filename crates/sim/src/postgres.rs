@@ -40,7 +40,7 @@ pub enum StopMode {
 
 /// Whether commits on the primary wait for a standby.
 #[derive(Clone, Copy)]
-enum Following {
+enum StandbyMode {
     Synchronous,
     Asynchronous,
 }
@@ -296,7 +296,7 @@ impl Postgres {
     /// # Panics
     /// When it cannot be created or does not catch up.
     pub async fn standby(&self) -> Postgres {
-        match self.follow(Following::Synchronous).await {
+        match self.follow(StandbyMode::Synchronous).await {
             Ok(standby) => standby,
             Err(error) => panic!("starting a standby: {error}"),
         }
@@ -307,7 +307,7 @@ impl Postgres {
     /// # Panics
     /// When it cannot be created or does not connect.
     pub async fn asynchronous_standby(&self) -> Postgres {
-        match self.follow(Following::Asynchronous).await {
+        match self.follow(StandbyMode::Asynchronous).await {
             Ok(standby) => standby,
             Err(error) => panic!("starting a standby: {error}"),
         }
@@ -405,7 +405,7 @@ impl Postgres {
         }
     }
 
-    async fn follow(&self, following: Following) -> io::Result<Postgres> {
+    async fn follow(&self, following: StandbyMode) -> io::Result<Postgres> {
         let supervisor = Supervisor::new("standby", "QUIT")?;
         let name = format!("standby_{}", self.databases.fetch_add(1, Ordering::Relaxed));
         let primary = format!("host=127.0.0.1 port={} user=postgres", self.port);
@@ -420,8 +420,8 @@ impl Postgres {
         let standby = Postgres::open(supervisor, self.binaries.clone()).await?;
 
         let state = match following {
-            Following::Asynchronous => "async",
-            Following::Synchronous => {
+            StandbyMode::Asynchronous => "async",
+            StandbyMode::Synchronous => {
                 let wait = format!("ALTER SYSTEM SET synchronous_standby_names = '{name}'");
                 self.execute(&wait).await;
                 self.execute("SELECT pg_reload_conf()").await;
