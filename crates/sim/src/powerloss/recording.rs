@@ -114,19 +114,19 @@ impl<'a> Reader<'a> {
         if let Some(resumed) = rest.strip_prefix("<... ") {
             let Some((call, step)) = self.begun.remove(thread) else { return };
             let end = resumed.split_once(" resumed>").map_or("", |(_, end)| end);
-            self.ended(&Call::parse(&format!("{call}{end}")), step, offsets);
+            self.ended(&TracedCall::parse(&format!("{call}{end}")), step, offsets);
         } else if let Some(call) = rest.strip_suffix(" <unfinished ...>") {
-            let step = self.began(&Call::parse(call), offsets);
+            let step = self.began(&TracedCall::parse(call), offsets);
             self.begun.insert(thread, (call.to_owned(), step));
         } else {
-            let call = Call::parse(rest);
+            let call = TracedCall::parse(rest);
             let step = self.began(&call, offsets);
             self.ended(&call, step, offsets);
         }
     }
 
     /// Records a call that takes effect when it begins.
-    fn began(&mut self, call: &Call<'_>, offsets: &mut HashMap<u64, u64>) -> Option<usize> {
+    fn began(&mut self, call: &TracedCall<'_>, offsets: &mut HashMap<u64, u64>) -> Option<usize> {
         let step = match call.name {
             "write" | "sendto" | "sendmsg" | "writev" if call.is_socket() => {
                 DiskStep::Send(call.strings())
@@ -164,7 +164,12 @@ impl<'a> Reader<'a> {
     }
 
     /// Records a call that takes effect when it ends.
-    fn ended(&mut self, call: &Call<'_>, step: Option<usize>, offsets: &mut HashMap<u64, u64>) {
+    fn ended(
+        &mut self,
+        call: &TracedCall<'_>,
+        step: Option<usize>,
+        offsets: &mut HashMap<u64, u64>,
+    ) {
         if let Some(step) = step {
             if !matches!(self.recording.steps[step], DiskStep::Send(_)) {
                 let result = call.result.clone();
@@ -200,7 +205,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The two paths of a call, if they are recorded.
-    fn both(&self, call: &Call<'_>, at: [usize; 2]) -> Option<(PathBuf, PathBuf)> {
+    fn both(&self, call: &TracedCall<'_>, at: [usize; 2]) -> Option<(PathBuf, PathBuf)> {
         match at.map(|at| self.mine(call.path(at))) {
             [Some(from), Some(to)] => Some((from, to)),
             [None, None] => None,
@@ -217,13 +222,13 @@ impl<'a> Reader<'a> {
 }
 
 /// One call as strace shows it.
-struct Call<'t> {
+struct TracedCall<'t> {
     name: &'t str,
     args: Vec<&'t str>,
     result: Result<u64, String>,
 }
 
-impl<'t> Call<'t> {
+impl<'t> TracedCall<'t> {
     fn parse(text: &'t str) -> Self {
         let (name, rest) = text.split_once('(').unwrap_or((text, ""));
         // Strings are shown in hex, so no bracket of theirs can be mistaken for the last one.
