@@ -268,7 +268,7 @@ impl PgDb<KeyRight> {
 }
 
 /// A right to commit, and the outcome that its commit records.
-trait Recorded: Clone + Send + Sync + 'static {
+trait CommitRight: Clone + Send + Sync + 'static {
     /// The outcome.
     type Said: Send + Sync + 'static;
     /// The value that the commit returns.
@@ -302,7 +302,7 @@ trait Recorded: Clone + Send + Sync + 'static {
     fn committed(&self, shared: &Shared, said: Self::Said) -> Self::Proof;
 }
 
-impl Recorded for JobRight {
+impl CommitRight for JobRight {
     type Said = Option<String>;
     type Proof = Committed;
 
@@ -345,7 +345,7 @@ impl Recorded for JobRight {
     }
 }
 
-impl Recorded for KeyRight {
+impl CommitRight for KeyRight {
     type Said = StoredAnswer;
     type Proof = StoredAnswer;
 
@@ -381,7 +381,7 @@ impl Recorded for KeyRight {
     }
 }
 
-async fn begin<R: Recorded>(tx: PgTx<R>) -> Result<PgDb<R>, TxError> {
+async fn begin<R: CommitRight>(tx: PgTx<R>) -> Result<PgDb<R>, TxError> {
     if tx.shared.closing.is_cancelled() {
         return Err(StoreError::Closed.into());
     }
@@ -393,7 +393,7 @@ async fn begin<R: Recorded>(tx: PgTx<R>) -> Result<PgDb<R>, TxError> {
     began.map_err(TxError::from)
 }
 
-async fn open<R: Recorded>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
+async fn open<R: CommitRight>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
     let time = tx.time;
     let lent = tx.shared.pools.handlers.lend_in_turn().await.map_err(NotRun::Outage)?;
     let mut db = PgDb {
@@ -421,12 +421,12 @@ async fn open<R: Recorded>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
     if held { Ok(db) } else { Err(NotRun::Fence) }
 }
 
-async fn commit<R: Recorded>(db: PgDb<R>, said: R::Said) -> Result<R::Proof, TxError> {
+async fn commit<R: CommitRight>(db: PgDb<R>, said: R::Said) -> Result<R::Proof, TxError> {
     let shared = Arc::clone(&db.shared);
     shared.to_the_end(async move { Ok(end(db, said).await) }).await?
 }
 
-async fn end<R: Recorded>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, TxError> {
+async fn end<R: CommitRight>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, TxError> {
     db.is_sound().map_err(|error| TxError::Failed(error.into()))?;
     failpoint!("code.mid_commit");
     db.state = TxState::Sent;

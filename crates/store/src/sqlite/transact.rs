@@ -115,7 +115,7 @@ impl PublishedFor {
 }
 
 /// A right to commit, and the outcome that its commit records.
-trait Recorded: Send + 'static {
+trait CommitRight: Send + 'static {
     /// The value that the effects return.
     type Said;
     /// The value that the commit returns.
@@ -143,7 +143,7 @@ trait Recorded: Send + 'static {
     ) -> rusqlite::Result<Result<Self::Proof, TxError>>;
 }
 
-impl Recorded for JobRight {
+impl CommitRight for JobRight {
     type Said = Option<String>;
     type Proof = Committed;
     type Found = JobRow;
@@ -184,7 +184,7 @@ impl Recorded for JobRight {
     }
 }
 
-impl Recorded for KeyRight {
+impl CommitRight for KeyRight {
     type Said = StoredAnswer;
     type Proof = StoredAnswer;
     type Found = ();
@@ -328,7 +328,7 @@ pub enum DbError {
     Broken(String),
 }
 
-async fn on_the_writer<R: Recorded>(
+async fn on_the_writer<R: CommitRight>(
     tx: Tx<R>,
     effects: impl FnOnce(&Db<'_>) -> Result<R::Said, Failure> + Send + 'static,
 ) -> Result<R::Proof, TxError> {
@@ -346,7 +346,7 @@ async fn on_the_writer<R: Recorded>(
 
 /// Checks the right, runs the effects, records their outcome and commits. The outer error is the
 /// database's own: the writer must recover from it.
-fn commit<R: Recorded>(
+fn commit<R: CommitRight>(
     writer: &mut Writer,
     right: &R,
     timeout: Duration,
