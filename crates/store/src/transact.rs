@@ -97,12 +97,12 @@ impl Committed {
 #[derive(Debug)]
 pub struct Failure {
     error: String,
-    ending: Ending,
+    ending: FailureKind,
 }
 
 /// How an attempt without a commit ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ending {
+enum FailureKind {
     /// The attempt failed with a verdict: it uses a step of the schedule.
     Failed(Retry),
     /// A race against other transactions was lost: an immediate retry may succeed.
@@ -114,17 +114,17 @@ enum Ending {
 impl Failure {
     /// A failure that is retried by the handler's schedule.
     pub fn new(error: impl fmt::Display) -> Self {
-        Self { error: error.to_string(), ending: Ending::Failed(Retry::Schedule) }
+        Self { error: error.to_string(), ending: FailureKind::Failed(Retry::Schedule) }
     }
 
     /// An attempt that ended without a verdict.
     pub(crate) fn lost(error: impl fmt::Display) -> Self {
-        Self { error: error.to_string(), ending: Ending::Lost }
+        Self { error: error.to_string(), ending: FailureKind::Lost }
     }
 
     /// A lost race: an immediate retry may succeed.
     pub(crate) fn raced(error: impl fmt::Display) -> Self {
-        Self { error: error.to_string(), ending: Ending::Raced }
+        Self { error: error.to_string(), ending: FailureKind::Raced }
     }
 
     /// A failure that no retry can cure: a dead letter at once, for an operator to decide about.
@@ -151,23 +151,25 @@ impl Failure {
     /// database was lost.
     pub fn retry(&self) -> Option<Retry> {
         match self.ending {
-            Ending::Failed(retry) => Some(retry),
-            Ending::Raced => Some(Retry::Schedule),
-            Ending::Lost => None,
+            FailureKind::Failed(retry) => Some(retry),
+            FailureKind::Raced => Some(Retry::Schedule),
+            FailureKind::Lost => None,
         }
     }
 
     /// Whether only a race against other transactions was lost (a deadlock, for example), so that
     /// an immediate retry is worthwhile.
     pub fn is_race(&self) -> bool {
-        self.ending == Ending::Raced
+        self.ending == FailureKind::Raced
     }
 
     fn with(self, retry: Retry) -> Self {
         match self.ending {
-            Ending::Failed(_) | Ending::Raced => Self { ending: Ending::Failed(retry), ..self },
+            FailureKind::Failed(_) | FailureKind::Raced => {
+                Self { ending: FailureKind::Failed(retry), ..self }
+            }
             // A lost attempt uses no schedule.
-            Ending::Lost => self,
+            FailureKind::Lost => self,
         }
     }
 }
