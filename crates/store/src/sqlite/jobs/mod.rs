@@ -42,7 +42,7 @@ pub(super) const NO_LANE_LEFT: &str = "there are four million pairs of tenant an
 pub(super) struct Lanes {
     handlers: HashMap<HandlerRef, i64>,
     lanes: HashMap<(i64, i64), i64>,
-    by_lane: HashMap<i64, Lane>,
+    by_lane: HashMap<i64, TenantLane>,
     specs: HashMap<HandlerRef, Arc<HandlerSpec>>,
     /// Handlers that an operator has paused.
     paused: HashSet<HandlerRef>,
@@ -58,7 +58,7 @@ pub(super) struct Lanes {
 }
 
 #[derive(Debug)]
-struct Lane {
+struct TenantLane {
     handler: HandlerRef,
     tenant: Tenant,
     /// No job of the lane is due before this, as far as is known: most lanes need no query.
@@ -94,7 +94,9 @@ impl Lanes {
             let name = handler_of(row, 3)?;
             let tenant = Tenant::new(row.get_ref(5)?.as_str()?);
             loaded.lanes.insert((pair, handler), lane);
-            loaded.by_lane.insert(lane, Lane { handler: name, tenant, quiet_until: i64::MIN });
+            loaded
+                .by_lane
+                .insert(lane, TenantLane { handler: name, tenant, quiet_until: i64::MIN });
             loaded.last_lane = loaded.last_lane.max(lane);
         }
         Ok(loaded)
@@ -174,7 +176,8 @@ impl Lanes {
         self.last_lane = self.last_lane.max(lane);
         self.lanes.insert((pair, handler), lane);
         let tenant = tenant.clone();
-        self.by_lane.insert(lane, Lane { handler: handler_ref, tenant, quiet_until: i64::MAX });
+        self.by_lane
+            .insert(lane, TenantLane { handler: handler_ref, tenant, quiet_until: i64::MAX });
         Ok(lane)
     }
 
