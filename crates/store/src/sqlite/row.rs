@@ -127,12 +127,12 @@ pub(super) fn event_id(blob: [u8; 16]) -> EventId {
 /// The columns `state` and `review` of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EventState {
-    pub(super) state: State,
+    pub(super) state: EventPhase,
     pub(super) review: Option<ReviewReason>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum EventPhase {
     Open,
     Review,
     Discarded,
@@ -140,16 +140,16 @@ pub(super) enum State {
 
 impl EventState {
     pub(super) fn new(review: Option<ReviewReason>) -> Self {
-        let state = if review.is_some() { State::Review } else { State::Open };
+        let state = if review.is_some() { EventPhase::Review } else { EventPhase::Open };
         Self { state, review }
     }
 
     /// An unknown value counts as discarded: such an event never runs.
     pub(super) fn from_columns(state: i64, review: i64) -> Self {
         let state = match state {
-            0 => State::Open,
-            1 => State::Review,
-            _ => State::Discarded,
+            0 => EventPhase::Open,
+            1 => EventPhase::Review,
+            _ => EventPhase::Discarded,
         };
         let review = match review {
             1 => Some(ReviewReason::Late),
@@ -162,9 +162,9 @@ impl EventState {
 
     pub(super) fn columns(self) -> (i64, i64) {
         let state = match self.state {
-            State::Open => 0,
-            State::Review => 1,
-            State::Discarded => 2,
+            EventPhase::Open => 0,
+            EventPhase::Review => 1,
+            EventPhase::Discarded => 2,
         };
         let review = match self.review {
             None => 0,
@@ -177,15 +177,15 @@ impl EventState {
 
     pub(super) fn status(self) -> Status {
         match self.state {
-            State::Open => Status::Ignored,
-            State::Review => Status::Review,
-            State::Discarded => Status::Discarded,
+            EventPhase::Open => Status::Ignored,
+            EventPhase::Review => Status::Review,
+            EventPhase::Discarded => Status::Discarded,
         }
     }
 
     /// Why it is in review now; `None` after it was approved or rejected.
     pub(super) fn waiting(self) -> Option<ReviewReason> {
-        self.review.filter(|_| self.state == State::Review)
+        self.review.filter(|_| self.state == EventPhase::Review)
     }
 }
 
