@@ -81,7 +81,7 @@ impl RedisCache {
             keys_kept.map_or(FRONT_ENTRY_AGE_MAX, |kept| FRONT_ENTRY_AGE_MAX.min(kept / 2));
         let line = Arc::new(SharedConnection {
             client,
-            state: Mutex::new(State::Down { until: None }),
+            state: Mutex::new(RedisState::Down { until: None }),
             failed: AtomicU32::new(0),
             said: Mutex::new(CacheReply { fails_at: None, answers: false }),
         });
@@ -253,7 +253,7 @@ fn name_of(key: &KeyHash) -> [u8; 22] {
 /// The one connection, shared by lookups and writes.
 struct SharedConnection {
     client: Client,
-    state: Mutex<State>,
+    state: Mutex<RedisState>,
     /// Failures since the last answer: the pause grows with each.
     failed: AtomicU32,
     said: Mutex<CacheReply>,
@@ -267,7 +267,7 @@ struct CacheReply {
     answers: bool,
 }
 
-enum State {
+enum RedisState {
     Up(MultiplexedConnection),
     /// A task is connecting.
     Lifting,
@@ -280,13 +280,13 @@ enum State {
 impl SharedConnection {
     fn connection(&self) -> Option<MultiplexedConnection> {
         match &*self.state() {
-            State::Up(redis) => Some(redis.clone()),
-            State::Lifting | State::Down { .. } => None,
+            RedisState::Up(redis) => Some(redis.clone()),
+            RedisState::Lifting | RedisState::Down { .. } => None,
         }
     }
 
     fn is_up(&self) -> bool {
-        matches!(&*self.state(), State::Up(_))
+        matches!(&*self.state(), RedisState::Up(_))
     }
 
     /// Connects in the background, if the pause is over: no request waits for it.
@@ -294,9 +294,9 @@ impl SharedConnection {
         {
             let mut state = self.state();
             match &*state {
-                State::Up(_) | State::Lifting => return,
-                State::Down { until: Some(until) } if Instant::now() < *until => return,
-                State::Down { .. } => *state = State::Lifting,
+                RedisState::Up(_) | RedisState::Lifting => return,
+                RedisState::Down { until: Some(until) } if Instant::now() < *until => return,
+                RedisState::Down { .. } => *state = RedisState::Lifting,
             }
         }
         let line = Arc::clone(self);
@@ -308,7 +308,7 @@ impl SharedConnection {
             let next = match timeout(FRONT_CONNECT_MAX, connecting).await {
                 Ok(Ok(redis)) => {
                     line.say_that_it_answers();
-                    State::Up(redis)
+                    RedisState::Up(redis)
                 }
                 Ok(Err(error)) => line.down(error.category()),
                 Err(_) => line.down("no connection in time"),
@@ -337,14 +337,14 @@ impl SharedConnection {
     /// Records a failure: Redis is not used for a while.
     fn rest(&self, why: &str) {
         let mut state = self.state();
-        if let State::Up(_) = &*state {
+        if let RedisState::Up(_) = &*state {
             *state = self.down(why);
         }
     }
 
     /// Takes Redis out of use, for longer each time. Logged at most once per interval, so that a
     /// Redis that answers now and then does not fill the log.
-    fn down(&self, why: &str) -> State {
+    fn down(&self, why: &str) -> RedisState {
         let failed = self.failed.fetch_add(1, Ordering::Relaxed).min(16);
         let mut said = self.said.lock().expect("no panic happens under this lock");
         if said.fails_at.is_none_or(|at| at.elapsed() > FRONT_LOG_EVERY) {
@@ -354,10 +354,10 @@ impl SharedConnection {
             );
         }
         let rest = FRONT_REST.saturating_mul(1 << failed).min(FRONT_REST_MAX);
-        State::Down { until: Some(Instant::now() + rest) }
+        RedisState::Down { until: Some(Instant::now() + rest) }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, RedisState> {
         self.state.lock().expect("no panic happens under this lock")
     }
 }
