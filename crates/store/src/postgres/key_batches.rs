@@ -25,18 +25,18 @@ use crate::limits::{
 /// The queue of acts that wait for a commit.
 #[derive(Debug)]
 pub(super) struct KeyBatches {
-    to_write: mpsc::Sender<Act>,
-    waiting: Mutex<mpsc::Receiver<Act>>,
+    to_write: mpsc::Sender<PendingAct>,
+    waiting: Mutex<mpsc::Receiver<PendingAct>>,
 }
 
 /// An act, and the caller that waits for its outcome.
 #[derive(Debug)]
-enum Act {
+enum PendingAct {
     Reserve(ReserveAsk, oneshot::Sender<Result<Reservation, StoreError>>),
     Finish(Reserved, StoredAnswer, oneshot::Sender<Result<Held, StoreError>>),
 }
 
-impl Act {
+impl PendingAct {
     fn bytes(&self) -> usize {
         match self {
             Self::Reserve(..) => 0,
@@ -168,7 +168,7 @@ impl KeyBatches {
     /// Reserves a key with the next commit. Dropping the future does not undo it.
     pub(super) async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
         let (answer, answered) = oneshot::channel();
-        self.queue(Act::Reserve(ask, answer))?;
+        self.queue(PendingAct::Reserve(ask, answer))?;
         answered.await.unwrap_or(Err(StoreError::Closed))
     }
 
@@ -179,11 +179,11 @@ impl KeyBatches {
         answer: StoredAnswer,
     ) -> Result<Held, StoreError> {
         let (done, answered) = oneshot::channel();
-        self.queue(Act::Finish(reserved, answer, done))?;
+        self.queue(PendingAct::Finish(reserved, answer, done))?;
         answered.await.unwrap_or(Err(StoreError::Closed))
     }
 
-    fn queue(&self, act: Act) -> Result<(), StoreError> {
+    fn queue(&self, act: PendingAct) -> Result<(), StoreError> {
         self.to_write.try_send(act).map_err(|refused| match refused {
             mpsc::error::TrySendError::Full(_) => StoreError::Busy,
             mpsc::error::TrySendError::Closed(_) => StoreError::Closed,
@@ -191,7 +191,7 @@ impl KeyBatches {
     }
 
     /// The next batch; empty once the queue is closed.
-    async fn batch(&self) -> Vec<Act> {
+    async fn batch(&self) -> Vec<PendingAct> {
         let mut waiting = self.waiting.lock().await;
         let mut batch = Vec::new();
         let Some(first) = waiting.recv().await else { return batch };
@@ -233,7 +233,7 @@ async fn keep_committing(shared: Arc<Shared>) {
 }
 
 /// Commits a batch, or each act alone if the database refuses the batch.
-async fn commit(shared: &Arc<Shared>, mut batch: Vec<Act>) {
+async fn commit(shared: &Arc<Shared>, mut batch: Vec<PendingAct>) {
     // The sort is stable: of two acts on one key, the first is decided first.
     batch.sort_by(|one, other| one.place().cmp(&other.place()));
     failpoint!("idem.before_commit");
@@ -264,12 +264,12 @@ fn is_rolled_back(error: &PgError) -> bool {
         || matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED))
 }
 
-fn answer(shared: &Arc<Shared>, act: Act, outcome: Outcome) {
+fn answer(shared: &Arc<Shared>, act: PendingAct, outcome: Outcome) {
     match (act, outcome) {
-        (Act::Reserve(_, answer), Outcome::Reserved(reservation)) => {
+        (PendingAct::Reserve(_, answer), Outcome::Reserved(reservation)) => {
             drop(answer.send(Ok(reservation)));
         }
-        (Act::Finish(_, _, answer), Outcome::Finished(held)) => drop(answer.send(Ok(held))),
+        (PendingAct::Finish(_, _, answer), Outcome::Finished(held)) => drop(answer.send(Ok(held))),
         (act, Outcome::Later) => run_alone(shared, act),
         (act, Outcome::Unread(error)) => act.fail(StoreError::from(error)),
         (act, Outcome::Reserved(_) | Outcome::Finished(_)) => {
@@ -279,16 +279,16 @@ fn answer(shared: &Arc<Shared>, act: Act, outcome: Outcome) {
 }
 
 /// Runs one act beside the batches, to its end.
-fn run_alone(shared: &Arc<Shared>, act: Act) {
+fn run_alone(shared: &Arc<Shared>, act: PendingAct) {
     let shared_too = Arc::clone(shared);
     shared.tasks.spawn(async move {
         let shared = &shared_too;
         match act {
-            Act::Reserve(ask, answer) => {
+            PendingAct::Reserve(ask, answer) => {
                 let reserved = retried(|| reserve(shared, &ask)).await;
                 let _ = answer.send(reserved.map_err(StoreError::from));
             }
-            Act::Finish(reserved, stored, answer) => {
+            PendingAct::Finish(reserved, stored, answer) => {
                 let held = retried(|| finish(shared, &reserved, &stored)).await;
                 let _ = answer.send(held.map_err(StoreError::from));
             }
@@ -297,12 +297,14 @@ fn run_alone(shared: &Arc<Shared>, act: Act) {
 }
 
 /// Runs one statement for all acts, and returns the outcomes in their order.
-async fn write(shared: &Shared, batch: &[Act]) -> Result<Vec<Outcome>, PgError> {
+async fn write(shared: &Shared, batch: &[PendingAct]) -> Result<Vec<Outcome>, PgError> {
     let (mut answers, mut asks) = (Vec::new(), Vec::new());
     for act in batch {
         match act {
-            Act::Finish(reserved, answer, _) => answers.push(AnswerRow::new(reserved, answer)),
-            Act::Reserve(ask, _) => asks.push(AskRow::new(ask)),
+            PendingAct::Finish(reserved, answer, _) => {
+                answers.push(AnswerRow::new(reserved, answer))
+            }
+            PendingAct::Reserve(ask, _) => asks.push(AskRow::new(ask)),
         }
     }
     let not_kept = StoredAnswer::not_kept();
@@ -320,13 +322,13 @@ async fn write(shared: &Shared, batch: &[Act]) -> Result<Vec<Outcome>, PgError> 
     if rows.len() != batch.len() {
         return Err(PgError::Gone);
     }
-    let read = |(act, row): (&Act, &tokio_postgres::Row)| match act {
-        Act::Finish(..) => {
+    let read = |(act, row): (&PendingAct, &tokio_postgres::Row)| match act {
+        PendingAct::Finish(..) => {
             let kept: bool = row.get("kept");
             Outcome::Finished(if kept { Held::Kept } else { Held::Lost })
         }
-        Act::Reserve(..) if row.get::<_, &str>("outcome") == "later" => Outcome::Later,
-        Act::Reserve(ask, _) => match read_reservation(row, ask) {
+        PendingAct::Reserve(..) if row.get::<_, &str>("outcome") == "later" => Outcome::Later,
+        PendingAct::Reserve(ask, _) => match read_reservation(row, ask) {
             Ok(reservation) => Outcome::Reserved(reservation),
             Err(error) => Outcome::Unread(error),
         },
