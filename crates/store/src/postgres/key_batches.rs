@@ -148,7 +148,7 @@ impl<'a> AnswerRow<'a> {
 }
 
 /// The outcome of one act of a batch.
-enum Outcome {
+enum ActOutcome {
     Reserved(Reservation),
     Finished(Held),
     /// Left out: the act runs alone.
@@ -264,15 +264,17 @@ fn is_rolled_back(error: &PgError) -> bool {
         || matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED))
 }
 
-fn answer(shared: &Arc<Shared>, act: PendingAct, outcome: Outcome) {
+fn answer(shared: &Arc<Shared>, act: PendingAct, outcome: ActOutcome) {
     match (act, outcome) {
-        (PendingAct::Reserve(_, answer), Outcome::Reserved(reservation)) => {
+        (PendingAct::Reserve(_, answer), ActOutcome::Reserved(reservation)) => {
             drop(answer.send(Ok(reservation)));
         }
-        (PendingAct::Finish(_, _, answer), Outcome::Finished(held)) => drop(answer.send(Ok(held))),
-        (act, Outcome::Later) => run_alone(shared, act),
-        (act, Outcome::Unread(error)) => act.fail(StoreError::from(error)),
-        (act, Outcome::Reserved(_) | Outcome::Finished(_)) => {
+        (PendingAct::Finish(_, _, answer), ActOutcome::Finished(held)) => {
+            drop(answer.send(Ok(held)))
+        }
+        (act, ActOutcome::Later) => run_alone(shared, act),
+        (act, ActOutcome::Unread(error)) => act.fail(StoreError::from(error)),
+        (act, ActOutcome::Reserved(_) | ActOutcome::Finished(_)) => {
             act.fail(StoreError::Unavailable("a batch of keys was answered out of order".into()));
         }
     }
@@ -297,7 +299,7 @@ fn run_alone(shared: &Arc<Shared>, act: PendingAct) {
 }
 
 /// Runs one statement for all acts, and returns the outcomes in their order.
-async fn write(shared: &Shared, batch: &[PendingAct]) -> Result<Vec<Outcome>, PgError> {
+async fn write(shared: &Shared, batch: &[PendingAct]) -> Result<Vec<ActOutcome>, PgError> {
     let (mut answers, mut asks) = (Vec::new(), Vec::new());
     for act in batch {
         match act {
@@ -325,12 +327,12 @@ async fn write(shared: &Shared, batch: &[PendingAct]) -> Result<Vec<Outcome>, Pg
     let read = |(act, row): (&PendingAct, &tokio_postgres::Row)| match act {
         PendingAct::Finish(..) => {
             let kept: bool = row.get("kept");
-            Outcome::Finished(if kept { Held::Kept } else { Held::Lost })
+            ActOutcome::Finished(if kept { Held::Kept } else { Held::Lost })
         }
-        PendingAct::Reserve(..) if row.get::<_, &str>("outcome") == "later" => Outcome::Later,
+        PendingAct::Reserve(..) if row.get::<_, &str>("outcome") == "later" => ActOutcome::Later,
         PendingAct::Reserve(ask, _) => match read_reservation(row, ask) {
-            Ok(reservation) => Outcome::Reserved(reservation),
-            Err(error) => Outcome::Unread(error),
+            Ok(reservation) => ActOutcome::Reserved(reservation),
+            Err(error) => ActOutcome::Unread(error),
         },
     };
     Ok(batch.iter().zip(&rows).map(read).collect())
