@@ -52,7 +52,7 @@ impl AlertRecords for PgStore {
     }
 
     async fn alerts(&self) -> Result<Vec<StoredAlert>, StoreError> {
-        let Board { mut rows, now, .. } = board(&self.shared).await.map_err(read)?;
+        let StoredAlerts { mut rows, now, .. } = board(&self.shared).await.map_err(read)?;
         rows.retain(|row| row.is_listed(now));
         rows.iter_mut().for_each(|row| hide_ended(row, now));
         Ok(rows)
@@ -71,7 +71,7 @@ impl AlertRecords for PgStore {
                 return Ok(None);
             }
             drop(lent);
-            let Board { rows, now, .. } = board(&shared).await?;
+            let StoredAlerts { rows, now, .. } = board(&shared).await?;
             let found = rows.into_iter().find(|row| row.alert.key() == *id);
             Ok(found.map(|mut row| {
                 hide_ended(&mut row, now);
@@ -106,7 +106,7 @@ async fn check_in(shared: &Shared, checked: &CheckIn) -> Result<CheckedIn, PgErr
 }
 
 /// All of the stored alerts, at one moment.
-struct Board {
+struct StoredAlerts {
     version: i64,
     judge: Option<Uuid>,
     is_wanted: bool,
@@ -114,7 +114,7 @@ struct Board {
     rows: Vec<StoredAlert>,
 }
 
-async fn board(shared: &Shared) -> Result<Board, PgError> {
+async fn board(shared: &Shared) -> Result<StoredAlerts, PgError> {
     let mut lent = shared.pools.admin.lend().await?;
     let rows = lent
         .query(
@@ -128,7 +128,7 @@ async fn board(shared: &Shared) -> Result<Board, PgError> {
         )
         .await?;
     let first = only(&rows)?;
-    Ok(Board {
+    Ok(StoredAlerts {
         version: first.get(0),
         judge: first.get(1),
         is_wanted: first.get(2),
