@@ -40,7 +40,7 @@ pub(super) struct PruneProgress {
 
 /// The progress of a round over the events.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Round {
+enum StripRound {
     /// Every event of this slice was stripped, and there may be more.
     InFull,
     GoesOn,
@@ -71,7 +71,7 @@ pub(super) async fn slice(
     if broom.stripped >= VACUUM_AFTER && vacuum(shared, broom.stripped).await? {
         broom.stripped = 0;
     }
-    if stripped == Round::InFull {
+    if stripped == StripRound::InFull {
         // The rest is checked when this round ends: each check is a separate commit.
         return Ok(true);
     }
@@ -81,10 +81,10 @@ pub(super) async fn slice(
     let more_plans = forget_plans(shared, events_before, limit).await?;
     // Which events are left is known only after a whole round.
     let more_marks =
-        stripped == Round::Ended && forget_marks(shared, &mut broom, horizon, limit).await?;
+        stripped == StripRound::Ended && forget_marks(shared, &mut broom, horizon, limit).await?;
     let more_deleted =
         more_to_forget || more_messages || more_to_expire || more_plans || more_marks;
-    if stripped == Round::GoesOn || more_deleted {
+    if stripped == StripRound::GoesOn || more_deleted {
         return Ok(true);
     }
     partitions::drop_old(shared, events_before).await
@@ -95,7 +95,7 @@ async fn strip(
     broom: &mut PruneProgress,
     before: Timestamp,
     limit: usize,
-) -> Result<Round, PgError> {
+) -> Result<StripRound, PgError> {
     let (after, bound, most) = (broom.passed, past(before), most(limit));
     let row = retried(|| async {
         let mut lent = shared.pools.admin.lend().await?;
@@ -117,10 +117,10 @@ async fn strip(
     broom.passed = reached.unwrap_or(Uuid::nil());
     broom.stripped += u64::from(row.get::<_, i32>(4).unsigned_abs());
     Ok(match (alone, reached) {
-        (false, _) => Round::OfAnother,
-        (true, Some(_)) if row.get::<_, i32>(4) >= most => Round::InFull,
-        (true, Some(_)) => Round::GoesOn,
-        (true, None) => Round::Ended,
+        (false, _) => StripRound::OfAnother,
+        (true, Some(_)) if row.get::<_, i32>(4) >= most => StripRound::InFull,
+        (true, Some(_)) => StripRound::GoesOn,
+        (true, None) => StripRound::Ended,
     })
 }
 
