@@ -138,7 +138,7 @@ impl<S: Send + Sync> FromRequest<S> for ActionForm {
 }
 
 /// The parts of a request for an action.
-pub(in crate::admin) struct Asked<S> {
+pub(in crate::admin) struct ActionRequest<S> {
     pub(in crate::admin) admin: Arc<Admin<S>>,
     pub(in crate::admin) caller: Caller,
     /// The last part of the path: mostly the id of the action's subject.
@@ -149,11 +149,11 @@ pub(in crate::admin) struct Asked<S> {
 /// An action that a page offers.
 pub(in crate::admin) trait PageAction<S: AdminStore>: 'static {
     /// Describes what the action would do.
-    fn question(asked: Asked<S>) -> impl Future<Output = Result<Question, Problem>> + Send;
+    fn question(asked: ActionRequest<S>) -> impl Future<Output = Result<Question, Problem>> + Send;
 
     /// Acts.
     fn act(
-        asked: Asked<S>,
+        asked: ActionRequest<S>,
         form: &ActionForm,
     ) -> impl Future<Output = Result<Done, Problem>> + Send;
 }
@@ -191,7 +191,7 @@ pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
 ) -> Result<Page<Confirm>, Problem> {
     let frame = reader.frame(&admin, "").await;
     let caller = reader.caller()?;
-    let question = A::question(Asked { admin, caller, id, filters }).await?;
+    let question = A::question(ActionRequest { admin, caller, id, filters }).await?;
     Ok(reader.page(Confirm::new(frame, &uri, question)))
 }
 
@@ -205,7 +205,7 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
 ) -> Result<Acted, Problem> {
     let (filters, caller) = (Filters::of(&uri), reader.caller()?);
     check_session(&admin, &caller).await?;
-    let asked = Asked { admin: Arc::clone(&admin), caller, id, filters };
+    let asked = ActionRequest { admin: Arc::clone(&admin), caller, id, filters };
     let forms = Forms { side: "dashboard", under: "", quota: None };
     let acted = act_once::<S, A>(&forms, asked, &uri, &form).await?;
     let frame = reader.frame(&admin, "").await;
@@ -247,7 +247,7 @@ impl ActedOnce {
 /// Acts, unless the same form was sent before.
 pub(in crate::admin) async fn act_once<S: AdminStore, A: PageAction<S>>(
     forms: &Forms<'_>,
-    asked: Asked<S>,
+    asked: ActionRequest<S>,
     uri: &Uri,
     form: &ActionForm,
 ) -> Result<ActedOnce, Problem> {
@@ -320,7 +320,9 @@ fn location(answer: &StoredAnswer) -> String {
 pub(in crate::admin) struct ReplayEvent;
 
 impl<S: AdminStore> PageAction<S> for ReplayEvent {
-    async fn question(Asked { admin, caller, id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let event = events::find(&*admin.store, &id).await?.summary;
         let asked = ReplayEventRequest { dry_run: true, ..ReplayEventRequest::default() };
         let dry_run = replay::event(State(admin), Extension(caller), PathId(id), JsonBody(asked));
@@ -337,7 +339,7 @@ impl<S: AdminStore> PageAction<S> for ReplayEvent {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let asked = ReplayEventRequest {
@@ -404,7 +406,9 @@ pub(in crate::admin) type RejectEvent = Decide<1>;
 pub(in crate::admin) type DiscardEvent = Decide<2>;
 
 impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
-    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let event = events::find(&*admin.store, &id).await?.summary;
         let (title, sentence, button) = match WHICH {
             0 => (
@@ -432,7 +436,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
@@ -451,7 +455,9 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
 pub(in crate::admin) struct ReplayDelivery;
 
 impl<S: AdminStore> PageAction<S> for ReplayDelivery {
-    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let Json(delivery) = messages::delivery(State(admin), PathId(id.clone())).await?;
         Ok(Question {
             title: "Send this delivery again?".to_owned(),
@@ -468,7 +474,7 @@ impl<S: AdminStore> PageAction<S> for ReplayDelivery {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
@@ -492,7 +498,9 @@ pub(in crate::admin) type ReplayMessage = ChangeMessage<false>;
 pub(in crate::admin) type CancelMessage = ChangeMessage<true>;
 
 impl<S: AdminStore, const CANCEL: bool> PageAction<S> for ChangeMessage<CANCEL> {
-    async fn question(Asked { id, filters, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { id, filters, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let (title, sentence, button) = match CANCEL {
             true => (
                 "Cancel this message?",
@@ -517,7 +525,7 @@ impl<S: AdminStore, const CANCEL: bool> PageAction<S> for ChangeMessage<CANCEL> 
     }
 
     async fn act(
-        Asked { admin, caller, id, filters }: Asked<S>,
+        ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let query = QueryParams(MessageQuery { tenant: filters.get("tenant") });
@@ -561,7 +569,7 @@ fn handler_named(id: &str) -> Result<HandlerRef, Problem> {
 }
 
 impl<S: AdminStore, const PAUSES: bool> PageAction<S> for ChangeHandler<PAUSES> {
-    async fn question(Asked { id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(ActionRequest { id, .. }: ActionRequest<S>) -> Result<Question, Problem> {
         handler_named(&id)?;
         let (title, sentence, button) = match PAUSES {
             true => (
@@ -585,7 +593,7 @@ impl<S: AdminStore, const PAUSES: bool> PageAction<S> for ChangeHandler<PAUSES> 
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let handler = PathHandler(handler_named(&id)?);
@@ -611,7 +619,9 @@ pub(in crate::admin) type EnableEndpoint = ChangeEndpoint<1>;
 pub(in crate::admin) type PingEndpoint = ChangeEndpoint<2>;
 
 impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
-    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let Json(endpoint) = endpoints::show(State(admin), PathId(id.clone())).await?;
         let (title, sentence, button) = match WHICH {
             0 => (
@@ -637,7 +647,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
@@ -671,7 +681,9 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
 pub(in crate::admin) struct RotateEndpoint;
 
 impl<S: AdminStore> PageAction<S> for RotateEndpoint {
-    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let Json(endpoint) = endpoints::show(State(admin), PathId(id.clone())).await?;
         Ok(Question {
             title: "Rotate the secret of this endpoint?".to_owned(),
@@ -695,7 +707,7 @@ impl<S: AdminStore> PageAction<S> for RotateEndpoint {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let QueryParams(asked) = form.fields.only(&["overlap"]).query::<RotateRequest>()?;

@@ -9,7 +9,7 @@ use axum::{Extension, Json};
 use super::super::extract::{JsonBody, PathId};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, alerts};
-use super::actions::{ActionForm, Asked, Done, Field, PageAction, Question};
+use super::actions::{ActionForm, ActionRequest, Done, Field, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{Alert, AlertList, SilenceRequest, Span};
@@ -44,7 +44,9 @@ pub(in crate::admin) type SilenceAlert = ChangeSilence<true>;
 pub(in crate::admin) type UnsilenceAlert = ChangeSilence<false>;
 
 impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> {
-    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let Json(list) = alerts::list(State(admin)).await;
         let alert = list.items.into_iter().find(|alert| alert.id == id);
         let alert =
@@ -85,7 +87,7 @@ impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> 
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let span = match (BEGINS, form.fields.get("for")) {
@@ -113,7 +115,9 @@ impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> 
 pub(in crate::admin) struct TestAlert;
 
 impl<S: AdminStore> PageAction<S> for TestAlert {
-    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         is_test(&id)?;
         let reach = alerts::reach(&admin).await?;
         let (sentence, button) = match reach.problem {
@@ -137,7 +141,7 @@ impl<S: AdminStore> PageAction<S> for TestAlert {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         _: &ActionForm,
     ) -> Result<Done, Problem> {
         is_test(&id)?;

@@ -34,10 +34,10 @@ use super::{Admin, AdminStore, Site};
 use crate::api;
 
 pub(super) use actions::{
-    Acted, ActionForm, ApproveEvent, Asked, CancelMessage, Confirm, DisableEndpoint, DiscardEvent,
-    Done, EnableEndpoint, Field, Forms, PageAction, PauseHandler, PingEndpoint, Question,
-    RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage, ResumeHandler, RotateEndpoint, act,
-    act_once, ask,
+    Acted, ActionForm, ActionRequest, ApproveEvent, CancelMessage, Confirm, DisableEndpoint,
+    DiscardEvent, Done, EnableEndpoint, Field, Forms, PageAction, PauseHandler, PingEndpoint,
+    Question, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage, ResumeHandler,
+    RotateEndpoint, act, act_once, ask,
 };
 pub(super) use alerts::{SilenceAlert, TestAlert, UnsilenceAlert, alerts};
 pub(super) use assets::{File, file};

@@ -12,7 +12,7 @@ use super::super::auth::Caller;
 use super::super::extract::{IdempotencyKey, JsonBody, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints, plans as api_plans};
-use super::actions::{ActionForm, Asked, Done, Field, PageAction, Question};
+use super::actions::{ActionForm, ActionRequest, Done, Field, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork, ReasonRequest};
@@ -40,7 +40,7 @@ pub(in crate::admin) struct PlanEvents;
 
 impl<S: AdminStore> PageAction<S> for PlanEvents {
     async fn question(
-        Asked { admin, caller, id: act, filters }: Asked<S>,
+        ActionRequest { admin, caller, id: act, filters }: ActionRequest<S>,
     ) -> Result<Question, Problem> {
         let QueryParams(asked) = filters.only(&EVENT_FIELDS).query::<EventPlanRequest>()?;
         let asked = EventPlanRequest { dry_run: true, ..asked };
@@ -80,7 +80,7 @@ impl<S: AdminStore> PageAction<S> for PlanEvents {
     }
 
     async fn act(
-        Asked { admin, caller, id: act, filters }: Asked<S>,
+        ActionRequest { admin, caller, id: act, filters }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let QueryParams(asked) = filters.only(&EVENT_FIELDS).query::<EventPlanRequest>()?;
@@ -131,7 +131,7 @@ impl PlanDeliveries {
 
     /// Records the plan with this rate, and leads to its page.
     pub(in crate::admin) async fn record<S: AdminStore>(
-        Asked { admin, caller, id, filters }: Asked<S>,
+        ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
         form: &ActionForm,
         rate: Option<u32>,
     ) -> Result<Done, Problem> {
@@ -145,7 +145,9 @@ impl PlanDeliveries {
 }
 
 impl<S: AdminStore> PageAction<S> for PlanDeliveries {
-    async fn question(Asked { admin, caller, id, filters }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let (chosen, asked) = Self::asked(&filters)?;
         let asked = JsonBody(PlanRequest { dry_run: true, ..asked });
         let Json(endpoint) = endpoints::show(State(Arc::clone(&admin)), PathId(id.clone())).await?;
@@ -184,7 +186,7 @@ impl<S: AdminStore> PageAction<S> for PlanDeliveries {
         })
     }
 
-    async fn act(asked: Asked<S>, form: &ActionForm) -> Result<Done, Problem> {
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<Done, Problem> {
         Self::record(asked, form, rate_of(form)?).await
     }
 }
@@ -210,7 +212,9 @@ fn recorded(planned: &Planned) -> Result<Done, Problem> {
 pub(in crate::admin) struct CancelPlan;
 
 impl<S: AdminStore> PageAction<S> for CancelPlan {
-    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let Json(plan) = api_plans::show(State(admin), PathId(id.clone())).await?;
         let row = PlanRow::from(plan);
         Ok(Question {
@@ -228,7 +232,7 @@ impl<S: AdminStore> PageAction<S> for CancelPlan {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });

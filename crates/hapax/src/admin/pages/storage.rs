@@ -10,7 +10,7 @@ use hapax_core::Timestamp;
 use super::super::extract::{JsonBody, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, events, stats, storage as api_storage};
-use super::actions::{ActionForm, Asked, Done, PageAction, Question};
+use super::actions::{ActionForm, ActionRequest, Done, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{
@@ -100,7 +100,7 @@ pub(in crate::admin) async fn keys<S: AdminStore>(
 pub(in crate::admin) struct DeleteKey;
 
 impl<S: AdminStore> PageAction<S> for DeleteKey {
-    async fn question(Asked { id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(ActionRequest { id, .. }: ActionRequest<S>) -> Result<Question, Problem> {
         let name = api_storage::position(&id).ok_or_else(unknown)?;
         Ok(Question {
             title: "Delete this Idempotency-Key?".to_owned(),
@@ -120,7 +120,7 @@ impl<S: AdminStore> PageAction<S> for DeleteKey {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let name = api_storage::position(&id).ok_or_else(unknown)?;

@@ -15,9 +15,9 @@ use tokio::sync::Mutex;
 
 use super::super::extract::{JsonBody, PathId};
 use super::super::pages::{
-    Acted, ActionForm, Asked, Confirm, DisableEndpoint, Done, EnableEndpoint, Field, Filters,
-    Forms, Page, PageAction, PingEndpoint, PlanDeliveries, Question, Reader, act_once, rate,
-    rate_of,
+    Acted, ActionForm, ActionRequest, Confirm, DisableEndpoint, Done, EnableEndpoint, Field,
+    Filters, Forms, Page, PageAction, PingEndpoint, PlanDeliveries, Question, Reader, act_once,
+    rate, rate_of,
 };
 use super::super::problem::Problem;
 use super::super::{AdminStore, endpoints};
@@ -45,7 +45,7 @@ where
     A: PageAction<S>,
 {
     let admin = Arc::clone(&portal.admin);
-    let asked = Asked { admin, caller: visitor.caller(), id: own.id(), filters };
+    let asked = ActionRequest { admin, caller: visitor.caller(), id: own.id(), filters };
     let question = A::question(asked).await?;
     Ok(reader.page(Confirm::new(visitor.frame(&portal.site, ""), &uri, question)))
 }
@@ -67,7 +67,7 @@ where
     visitor.check_again(&portal).await?;
     let admin = Arc::clone(&portal.admin);
     let filters = Filters::of(&uri);
-    let asked = Asked { admin, caller: visitor.caller(), id: own.id(), filters };
+    let asked = ActionRequest { admin, caller: visitor.caller(), id: own.id(), filters };
     let under = format!("/p/{}", visitor.link().id);
     let forms = Forms { side: "portal", under: &under, quota: Some(FORMS) };
     let acted = act_once::<S, A>(&forms, asked, &uri, &form).await?;
@@ -112,7 +112,7 @@ fn headers_of(form: &ActionForm) -> Result<Option<BTreeMap<String, String>>, Pro
 pub(super) struct AddEndpoint;
 
 impl<S: AdminStore> PageAction<S> for AddEndpoint {
-    async fn question(_: Asked<S>) -> Result<Question, Problem> {
+    async fn question(_: ActionRequest<S>) -> Result<Question, Problem> {
         let mut fields = fields(None, &[], None);
         fields.push(Field {
             name: "signing",
@@ -143,7 +143,7 @@ impl<S: AdminStore> PageAction<S> for AddEndpoint {
     }
 
     async fn act(
-        Asked { admin, caller, id: tenant, .. }: Asked<S>,
+        ActionRequest { admin, caller, id: tenant, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let signing = form.fields.only(&["signing"]).query::<SigningField>()?.0.signing;
@@ -177,7 +177,9 @@ struct SigningField {
 pub(super) struct EditEndpoint;
 
 impl<S: AdminStore> PageAction<S> for EditEndpoint {
-    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let record = endpoints::find(&admin, &id).await?;
         let settings = record.settings;
         let types: Vec<String> = settings.types.into();
@@ -211,7 +213,7 @@ impl<S: AdminStore> PageAction<S> for EditEndpoint {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         let before = endpoints::find(&admin, &id).await?.settings.url;
@@ -234,7 +236,9 @@ impl<S: AdminStore> PageAction<S> for EditEndpoint {
 pub(super) struct RemoveEndpoint;
 
 impl<S: AdminStore> PageAction<S> for RemoveEndpoint {
-    async fn question(Asked { admin, id, .. }: Asked<S>) -> Result<Question, Problem> {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
         let record = endpoints::find(&admin, &id).await?;
         Ok(Question {
             title: "Remove this endpoint?".to_owned(),
@@ -250,7 +254,7 @@ impl<S: AdminStore> PageAction<S> for RemoveEndpoint {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         _: &ActionForm,
     ) -> Result<Done, Problem> {
         let Json(_) = endpoints::delete(State(admin), Extension(caller), PathId(id)).await?;
@@ -263,12 +267,12 @@ impl<S: AdminStore> PageAction<S> for RemoveEndpoint {
 pub(super) struct Disable;
 
 impl<S: AdminStore> PageAction<S> for Disable {
-    async fn question(asked: Asked<S>) -> Result<Question, Problem> {
+    async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
         DisableEndpoint::question(asked).await
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         endpoints::disable_by_receiver(&admin, &caller, &id, form.reason.clone()).await?;
@@ -281,7 +285,7 @@ impl<S: AdminStore> PageAction<S> for Disable {
 pub(super) struct Enable;
 
 impl<S: AdminStore> PageAction<S> for Enable {
-    async fn question(asked: Asked<S>) -> Result<Question, Problem> {
+    async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
         let disabled = endpoints::find(&asked.admin, &asked.id).await?.disabled;
         let question = EnableEndpoint::question(asked).await?;
         match disabled.is_some_and(|disabled| disabled.by == DisabledBy::Operator) {
@@ -295,7 +299,7 @@ impl<S: AdminStore> PageAction<S> for Enable {
     }
 
     async fn act(
-        Asked { admin, caller, id, .. }: Asked<S>,
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<Done, Problem> {
         endpoints::enable_by_receiver(&admin, &caller, &id, form.reason.clone()).await?;
@@ -320,7 +324,7 @@ static PLANNING: Mutex<()> = Mutex::const_new(());
 pub(super) struct ReplayMany;
 
 impl<S: AdminStore> PageAction<S> for ReplayMany {
-    async fn question(asked: Asked<S>) -> Result<Question, Problem> {
+    async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
         let counts = Arc::clone(&asked.admin.portal_counts);
         let _counting = counts.try_acquire().map_err(|_| {
             Problem::limited("deliveries are being counted for somebody else: try again", 1)
@@ -330,7 +334,7 @@ impl<S: AdminStore> PageAction<S> for ReplayMany {
         Ok(Question { fields, ..question })
     }
 
-    async fn act(asked: Asked<S>, form: &ActionForm) -> Result<Done, Problem> {
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<Done, Problem> {
         let rate = rate_of(form)?.unwrap_or(RATE).min(RATE_MAX);
         let _planning = PLANNING.lock().await;
         let plans = asked.admin.store.plans(PLANS_SEARCHED).await?;
@@ -353,11 +357,14 @@ impl<S: AdminStore> PageAction<S> for ReplayMany {
 pub(super) struct Ping;
 
 impl<S: AdminStore> PageAction<S> for Ping {
-    async fn question(asked: Asked<S>) -> Result<Question, Problem> {
+    async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
         PingEndpoint::question(asked).await
     }
 
-    async fn act(Asked { admin, id, .. }: Asked<S>, _: &ActionForm) -> Result<Done, Problem> {
+    async fn act(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+        _: &ActionForm,
+    ) -> Result<Done, Problem> {
         let record = endpoints::find(&admin, &id).await?;
         if !admin.store.take_portal_ping(record.tenant, (admin.now)()).await? {
             let seconds = PORTAL_PINGS_WITHIN.as_secs();
