@@ -78,7 +78,7 @@ pub(in crate::admin) struct Field {
 
 /// The result of an action, and the page that shows it.
 #[derive(Default)]
-pub(in crate::admin) struct Done {
+pub(in crate::admin) struct ActionResult {
     pub(in crate::admin) page: String,
     /// The query of the page.
     pub(in crate::admin) filters: Filters,
@@ -155,7 +155,7 @@ pub(in crate::admin) trait PageAction<S: AdminStore>: 'static {
     fn act(
         asked: ActionRequest<S>,
         form: &ActionForm,
-    ) -> impl Future<Output = Result<Done, Problem>> + Send;
+    ) -> impl Future<Output = Result<ActionResult, Problem>> + Send;
 }
 
 #[derive(Template)]
@@ -341,7 +341,7 @@ impl<S: AdminStore> PageAction<S> for ReplayEvent {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let asked = ReplayEventRequest {
             reason: form.reason.clone(),
             force: form.force,
@@ -356,7 +356,7 @@ impl<S: AdminStore> PageAction<S> for ReplayEvent {
         let Json(replayed) = replay.await?;
         let page = event_page(&admin, &id).await?;
         let sentence = effects(&replayed).join(" ");
-        Ok(Done { page, sentence, ..Done::default() })
+        Ok(ActionResult { page, sentence, ..ActionResult::default() })
     }
 }
 
@@ -438,7 +438,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
         let asked = JsonBody(DecideRequest { reason: form.reason.clone() });
         let Json(decided) = match WHICH {
@@ -447,7 +447,11 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for Decide<WHICH> {
             _ => review::discard_of_event(state, by, path, asked).await?,
         };
         let sentence = format!("The event is {} now.", decided.status.as_str());
-        Ok(Done { page: format!("/events/{}", decided.id), sentence, ..Done::default() })
+        Ok(ActionResult {
+            page: format!("/events/{}", decided.id),
+            sentence,
+            ..ActionResult::default()
+        })
     }
 }
 
@@ -476,7 +480,7 @@ impl<S: AdminStore> PageAction<S> for ReplayDelivery {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
         let replay =
             messages::replay_delivery(State(admin), Extension(caller), PathId(id.clone()), asked);
@@ -485,7 +489,7 @@ impl<S: AdminStore> PageAction<S> for ReplayDelivery {
             DeliveryEffect::Due => "The delivery is due now.".to_owned(),
             DeliveryEffect::AlreadyOpen => "The delivery is due or under way already.".to_owned(),
         };
-        Ok(Done { page: format!("/deliveries/{id}"), sentence, ..Done::default() })
+        Ok(ActionResult { page: format!("/deliveries/{id}"), sentence, ..ActionResult::default() })
     }
 }
 
@@ -527,7 +531,7 @@ impl<S: AdminStore, const CANCEL: bool> PageAction<S> for ChangeMessage<CANCEL> 
     async fn act(
         ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let query = QueryParams(MessageQuery { tenant: filters.get("tenant") });
         let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
         let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
@@ -541,7 +545,7 @@ impl<S: AdminStore, const CANCEL: bool> PageAction<S> for ChangeMessage<CANCEL> 
             count => format!("{count} deliveries are"),
         };
         let (page, sentence) = (message_page(&id), format!("{count} {what}."));
-        Ok(Done { page, filters, sentence, ..Done::default() })
+        Ok(ActionResult { page, filters, sentence, ..ActionResult::default() })
     }
 }
 
@@ -595,7 +599,7 @@ impl<S: AdminStore, const PAUSES: bool> PageAction<S> for ChangeHandler<PAUSES> 
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let handler = PathHandler(handler_named(&id)?);
         let reason = JsonBody(ReasonRequest { reason: form.reason.clone() });
         let (state, by) = (State(admin), Extension(caller));
@@ -607,7 +611,7 @@ impl<S: AdminStore, const PAUSES: bool> PageAction<S> for ChangeHandler<PAUSES> 
                 .await
                 .map(|_| format!("The handler {id} is resumed."))?,
         };
-        Ok(Done { page: "/handlers".to_owned(), sentence, ..Done::default() })
+        Ok(ActionResult { page: "/handlers".to_owned(), sentence, ..ActionResult::default() })
     }
 }
 
@@ -649,7 +653,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
         let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
         let sentence = match WHICH {
@@ -673,7 +677,7 @@ impl<S: AdminStore, const WHICH: u8> PageAction<S> for ChangeEndpoint<WHICH> {
                 answer.chars().take(300).collect()
             }
         };
-        Ok(Done { page: format!("/endpoints/{id}"), sentence, ..Done::default() })
+        Ok(ActionResult { page: format!("/endpoints/{id}"), sentence, ..ActionResult::default() })
     }
 }
 
@@ -709,7 +713,7 @@ impl<S: AdminStore> PageAction<S> for RotateEndpoint {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let QueryParams(asked) = form.fields.only(&["overlap"]).query::<RotateRequest>()?;
         let rotated =
             endpoints::rotate(State(admin), Extension(caller), PathId(id.clone()), JsonBody(asked));
@@ -719,6 +723,6 @@ impl<S: AdminStore> PageAction<S> for RotateEndpoint {
             None => "The key was rotated. Give the new public key to the receiver.",
         };
         let (page, sentence) = (format!("/endpoints/{id}"), sentence.to_owned());
-        Ok(Done { page, sentence, secret: endpoint.secret, ..Done::default() })
+        Ok(ActionResult { page, sentence, secret: endpoint.secret, ..ActionResult::default() })
     }
 }

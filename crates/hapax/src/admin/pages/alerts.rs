@@ -9,7 +9,7 @@ use axum::{Extension, Json};
 use super::super::extract::{JsonBody, PathId};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, alerts};
-use super::actions::{ActionForm, ActionRequest, Done, Field, PageAction, Question};
+use super::actions::{ActionForm, ActionRequest, ActionResult, Field, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{Alert, AlertList, SilenceRequest, Span};
@@ -89,7 +89,7 @@ impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> 
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let span = match (BEGINS, form.fields.get("for")) {
             (false, _) => std::time::Duration::ZERO,
             (true, text) => units::duration(&text.unwrap_or_default())
@@ -107,7 +107,7 @@ impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> 
             Some(silence) => format!("The alert is silenced until {}.", format::at(silence.until)),
             None => "The alert is not silenced any more.".to_owned(),
         };
-        Ok(Done { page: "/alerts".to_owned(), sentence, ..Done::default() })
+        Ok(ActionResult { page: "/alerts".to_owned(), sentence, ..ActionResult::default() })
     }
 }
 
@@ -143,7 +143,7 @@ impl<S: AdminStore> PageAction<S> for TestAlert {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         _: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         is_test(&id)?;
         let Json(tested) = alerts::test(State(admin), Extension(caller)).await?;
         let sentence = match tested.messages.is_empty() {
@@ -153,7 +153,7 @@ impl<S: AdminStore> PageAction<S> for TestAlert {
                 format::count(tested.deliveries as u64, "message")
             ),
         };
-        Ok(Done { page: "/alerts".to_owned(), sentence, ..Done::default() })
+        Ok(ActionResult { page: "/alerts".to_owned(), sentence, ..ActionResult::default() })
     }
 }
 

@@ -34,9 +34,9 @@ use super::{Admin, AdminStore, Site};
 use crate::api;
 
 pub(super) use actions::{
-    Acted, ActionForm, ActionRequest, ApproveEvent, CancelMessage, Confirm, DisableEndpoint,
-    DiscardEvent, Done, EnableEndpoint, Field, Forms, PageAction, PauseHandler, PingEndpoint,
-    Question, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage, ResumeHandler,
+    Acted, ActionForm, ActionRequest, ActionResult, ApproveEvent, CancelMessage, Confirm,
+    DisableEndpoint, DiscardEvent, EnableEndpoint, Field, Forms, PageAction, PauseHandler,
+    PingEndpoint, Question, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage, ResumeHandler,
     RotateEndpoint, act, act_once, ask,
 };
 pub(super) use alerts::{SilenceAlert, TestAlert, UnsilenceAlert, alerts};

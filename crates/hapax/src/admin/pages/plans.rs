@@ -12,7 +12,7 @@ use super::super::auth::Caller;
 use super::super::extract::{IdempotencyKey, JsonBody, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints, plans as api_plans};
-use super::actions::{ActionForm, ActionRequest, Done, Field, PageAction, Question};
+use super::actions::{ActionForm, ActionRequest, ActionResult, Field, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork, ReasonRequest};
@@ -82,7 +82,7 @@ impl<S: AdminStore> PageAction<S> for PlanEvents {
     async fn act(
         ActionRequest { admin, caller, id: act, filters }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let QueryParams(asked) = filters.only(&EVENT_FIELDS).query::<EventPlanRequest>()?;
         let asked = EventPlanRequest {
             rate: rate_of(form)?,
@@ -134,7 +134,7 @@ impl PlanDeliveries {
         ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
         form: &ActionForm,
         rate: Option<u32>,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let (_, asked) = Self::asked(&filters)?;
         let asked = JsonBody(PlanRequest { rate, reason: form.reason.clone(), ..asked });
         let key = IdempotencyKey(Some(form.plan.to_string()));
@@ -186,7 +186,7 @@ impl<S: AdminStore> PageAction<S> for PlanDeliveries {
         })
     }
 
-    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<Done, Problem> {
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
         Self::record(asked, form, rate_of(form)?).await
     }
 }
@@ -202,10 +202,10 @@ pub(in crate::admin) fn rate_of(form: &ActionForm) -> Result<Option<u32>, Proble
 }
 
 /// Leads to the page of the plan.
-fn recorded(planned: &Planned) -> Result<Done, Problem> {
+fn recorded(planned: &Planned) -> Result<ActionResult, Problem> {
     let id = planned.id.ok_or_else(|| Problem::unavailable("the plan has no id"))?;
     let sentence = "The plan is recorded and runs.".to_owned();
-    Ok(Done { page: format!("/replays/{id}"), sentence, ..Done::default() })
+    Ok(ActionResult { page: format!("/replays/{id}"), sentence, ..ActionResult::default() })
 }
 
 /// Stops a plan.
@@ -234,13 +234,13 @@ impl<S: AdminStore> PageAction<S> for CancelPlan {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
         let cancelled =
             api_plans::cancel(State(admin), Extension(caller), PathId(id.clone()), asked);
         let Json(plan) = cancelled.await?;
         let sentence = format!("The plan is {} now.", plan.state.as_str());
-        Ok(Done { page: format!("/replays/{id}"), sentence, ..Done::default() })
+        Ok(ActionResult { page: format!("/replays/{id}"), sentence, ..ActionResult::default() })
     }
 }
 

@@ -10,7 +10,7 @@ use hapax_core::Timestamp;
 use super::super::extract::{JsonBody, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, events, stats, storage as api_storage};
-use super::actions::{ActionForm, ActionRequest, Done, PageAction, Question};
+use super::actions::{ActionForm, ActionRequest, ActionResult, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{
@@ -122,14 +122,14 @@ impl<S: AdminStore> PageAction<S> for DeleteKey {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let name = api_storage::position(&id).ok_or_else(unknown)?;
         let reason = form.reason.clone().unwrap_or_default();
         let asked = DeleteKeyRequest { scope: name.scope, key: name.key, reason };
         let deleted = api_storage::delete_key(State(admin), Extension(caller), JsonBody(asked));
         let Json(_) = deleted.await?;
         let sentence = "The key is deleted.".to_owned();
-        Ok(Done { page: "/keys".to_owned(), sentence, ..Done::default() })
+        Ok(ActionResult { page: "/keys".to_owned(), sentence, ..ActionResult::default() })
     }
 }
 

@@ -15,9 +15,9 @@ use tokio::sync::Mutex;
 
 use super::super::extract::{JsonBody, PathId};
 use super::super::pages::{
-    Acted, ActionForm, ActionRequest, Confirm, DisableEndpoint, Done, EnableEndpoint, Field,
-    Filters, Forms, Page, PageAction, PingEndpoint, PlanDeliveries, Question, Reader, act_once,
-    rate, rate_of,
+    Acted, ActionForm, ActionRequest, ActionResult, Confirm, DisableEndpoint, EnableEndpoint,
+    Field, Filters, Forms, Page, PageAction, PingEndpoint, PlanDeliveries, Question, Reader,
+    act_once, rate, rate_of,
 };
 use super::super::problem::Problem;
 use super::super::{AdminStore, endpoints};
@@ -145,7 +145,7 @@ impl<S: AdminStore> PageAction<S> for AddEndpoint {
     async fn act(
         ActionRequest { admin, caller, id: tenant, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let signing = form.fields.only(&["signing"]).query::<SigningField>()?.0.signing;
         let asked = EndpointRequest {
             url: form.fields.get("url").map(|url| url.trim().to_owned()),
@@ -163,7 +163,7 @@ impl<S: AdminStore> PageAction<S> for AddEndpoint {
             None => "The endpoint was added. Its page shows the public key.",
         };
         let (page, sentence) = (format!("/endpoints/{}", endpoint.id), sentence.to_owned());
-        Ok(Done { page, sentence, secret: endpoint.secret, ..Done::default() })
+        Ok(ActionResult { page, sentence, secret: endpoint.secret, ..ActionResult::default() })
     }
 }
 
@@ -215,7 +215,7 @@ impl<S: AdminStore> PageAction<S> for EditEndpoint {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let before = endpoints::find(&admin, &id).await?.settings.url;
         let url = form.fields.get("url").map(|url| url.trim().to_owned());
         let asked = EndpointRequest {
@@ -228,7 +228,7 @@ impl<S: AdminStore> PageAction<S> for EditEndpoint {
         };
         endpoints::change_by(&admin, &caller, AddressChoice::Receiver, &id, asked).await?;
         let sentence = "The endpoint is changed.".to_owned();
-        Ok(Done { page: format!("/endpoints/{id}"), sentence, ..Done::default() })
+        Ok(ActionResult { page: format!("/endpoints/{id}"), sentence, ..ActionResult::default() })
     }
 }
 
@@ -256,10 +256,10 @@ impl<S: AdminStore> PageAction<S> for RemoveEndpoint {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         _: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let Json(_) = endpoints::delete(State(admin), Extension(caller), PathId(id)).await?;
         let sentence = "The endpoint is removed.".to_owned();
-        Ok(Done { page: "/".to_owned(), sentence, ..Done::default() })
+        Ok(ActionResult { page: "/".to_owned(), sentence, ..ActionResult::default() })
     }
 }
 
@@ -274,10 +274,10 @@ impl<S: AdminStore> PageAction<S> for Disable {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         endpoints::disable_by_receiver(&admin, &caller, &id, form.reason.clone()).await?;
         let sentence = "The endpoint is disabled.".to_owned();
-        Ok(Done { page: format!("/endpoints/{id}"), sentence, ..Done::default() })
+        Ok(ActionResult { page: format!("/endpoints/{id}"), sentence, ..ActionResult::default() })
     }
 }
 
@@ -301,10 +301,10 @@ impl<S: AdminStore> PageAction<S> for Enable {
     async fn act(
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         endpoints::enable_by_receiver(&admin, &caller, &id, form.reason.clone()).await?;
         let sentence = "The endpoint is enabled.".to_owned();
-        Ok(Done { page: format!("/endpoints/{id}"), sentence, ..Done::default() })
+        Ok(ActionResult { page: format!("/endpoints/{id}"), sentence, ..ActionResult::default() })
     }
 }
 
@@ -334,7 +334,7 @@ impl<S: AdminStore> PageAction<S> for ReplayMany {
         Ok(Question { fields, ..question })
     }
 
-    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<Done, Problem> {
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
         let rate = rate_of(form)?.unwrap_or(RATE).min(RATE_MAX);
         let _planning = PLANNING.lock().await;
         let plans = asked.admin.store.plans(PLANS_SEARCHED).await?;
@@ -364,7 +364,7 @@ impl<S: AdminStore> PageAction<S> for Ping {
     async fn act(
         ActionRequest { admin, id, .. }: ActionRequest<S>,
         _: &ActionForm,
-    ) -> Result<Done, Problem> {
+    ) -> Result<ActionResult, Problem> {
         let record = endpoints::find(&admin, &id).await?;
         if !admin.store.take_portal_ping(record.tenant, (admin.now)()).await? {
             let seconds = PORTAL_PINGS_WITHIN.as_secs();
@@ -381,6 +381,6 @@ impl<S: AdminStore> PageAction<S> for Ping {
             }
             (_, status) => format!("The ping failed: {}.", outcome(status, false)),
         };
-        Ok(Done { page: format!("/endpoints/{id}"), sentence, ..Done::default() })
+        Ok(ActionResult { page: format!("/endpoints/{id}"), sentence, ..ActionResult::default() })
     }
 }
