@@ -51,11 +51,11 @@ pub(in crate::admin) struct Question {
     /// The effect of the action, in sentences.
     pub(in crate::admin) sentences: Vec<String>,
     /// Fields that choose the subject of the action. Another choice shows the question again.
-    pub(in crate::admin) choices: Vec<Field>,
+    pub(in crate::admin) choices: Vec<FormField>,
     /// The button that acts; empty if there is nothing to do.
     pub(in crate::admin) button: &'static str,
     /// Further fields of the form.
-    pub(in crate::admin) fields: Vec<Field>,
+    pub(in crate::admin) fields: Vec<FormField>,
     pub(in crate::admin) needs_reason: bool,
     pub(in crate::admin) offers_force: bool,
     /// Whether the action cannot be undone.
@@ -66,7 +66,7 @@ pub(in crate::admin) struct Question {
 
 /// A field of a form.
 #[derive(Default)]
-pub(in crate::admin) struct Field {
+pub(in crate::admin) struct FormField {
     pub(in crate::admin) name: &'static str,
     pub(in crate::admin) label: &'static str,
     pub(in crate::admin) value: Option<String>,
@@ -698,11 +698,11 @@ impl<S: AdminStore> PageAction<S> for RotateEndpoint {
                  over without losing one."
                     .to_owned(),
             ],
-            fields: vec![Field {
+            fields: vec![FormField {
                 name: "overlap",
                 label: "Overlap (0s revokes the old secret now)",
                 value: Some("24h".to_owned()),
-                ..Field::default()
+                ..FormField::default()
             }],
             button: "Rotate",
             back: format!("/endpoints/{id}"),

@@ -9,7 +9,7 @@ use axum::{Extension, Json};
 use super::super::extract::{JsonBody, PathId};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, alerts};
-use super::actions::{ActionForm, ActionRequest, ActionResult, Field, PageAction, Question};
+use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{Alert, AlertList, SilenceRequest, Span};
@@ -73,11 +73,11 @@ impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> 
                     .to_owned(),
                 "If the problem still exists then, its receivers are notified.".to_owned(),
             ],
-            fields: vec![Field {
+            fields: vec![FormField {
                 name: "for",
                 label: "How long (such as 30m, 4h, 7d)",
                 value: Some("4h".to_owned()),
-                ..Field::default()
+                ..FormField::default()
             }],
             needs_reason: true,
             button: "Silence",

@@ -35,7 +35,7 @@ use crate::api;
 
 pub(super) use actions::{
     Acted, ActionForm, ActionRequest, ActionResult, ApproveEvent, CancelMessage, Confirm,
-    DisableEndpoint, DiscardEvent, EnableEndpoint, Field, Forms, PageAction, PauseHandler,
+    DisableEndpoint, DiscardEvent, EnableEndpoint, FormField, Forms, PageAction, PauseHandler,
     PingEndpoint, Question, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage, ResumeHandler,
     RotateEndpoint, act, act_once, ask,
 };

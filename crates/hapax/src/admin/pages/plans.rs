@@ -12,7 +12,7 @@ use super::super::auth::Caller;
 use super::super::extract::{IdempotencyKey, JsonBody, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints, plans as api_plans};
-use super::actions::{ActionForm, ActionRequest, ActionResult, Field, PageAction, Question};
+use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, Reader};
 use crate::api::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork, ReasonRequest};
@@ -154,7 +154,7 @@ impl<S: AdminStore> PageAction<S> for PlanDeliveries {
         let key = IdempotencyKey(None);
         let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
         let Json(Planned { count, .. }) = api_plans::create(state, by, key, path, asked).await?;
-        let field = |name, label, words| Field {
+        let field = |name, label, words| FormField {
             name,
             label,
             value: chosen.get(name),
@@ -191,8 +191,8 @@ impl<S: AdminStore> PageAction<S> for PlanDeliveries {
     }
 }
 
-pub(in crate::admin) fn rate(label: &'static str) -> Field {
-    Field { name: "rate", label, ..Field::default() }
+pub(in crate::admin) fn rate(label: &'static str) -> FormField {
+    FormField { name: "rate", label, ..FormField::default() }
 }
 
 pub(in crate::admin) fn rate_of(form: &ActionForm) -> Result<Option<u32>, Problem> {

@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 use super::super::extract::{JsonBody, PathId};
 use super::super::pages::{
     Acted, ActionForm, ActionRequest, ActionResult, Confirm, DisableEndpoint, EnableEndpoint,
-    Field, Filters, Forms, Page, PageAction, PingEndpoint, PlanDeliveries, Question, Reader,
+    Filters, FormField, Forms, Page, PageAction, PingEndpoint, PlanDeliveries, Question, Reader,
     act_once, rate, rate_of,
 };
 use super::super::problem::Problem;
@@ -75,16 +75,23 @@ where
 }
 
 /// The fields that describe an endpoint.
-fn fields(url: Option<String>, types: &[String], description: Option<String>) -> Vec<Field> {
+fn fields(url: Option<String>, types: &[String], description: Option<String>) -> Vec<FormField> {
     vec![
-        Field { name: "url", label: "Address (https://…)", value: url, ..Field::default() },
-        Field {
+        FormField {
+            name: "url", label: "Address (https://…)", value: url, ..FormField::default()
+        },
+        FormField {
             name: "types",
             label: "Types, separated by commas, such as invoice.* (empty: all)",
             value: Some(types.join(", ")),
-            ..Field::default()
+            ..FormField::default()
         },
-        Field { name: "description", label: "Description", value: description, ..Field::default() },
+        FormField {
+            name: "description",
+            label: "Description",
+            value: description,
+            ..FormField::default()
+        },
     ]
 }
 
@@ -114,18 +121,18 @@ pub(super) struct AddEndpoint;
 impl<S: AdminStore> PageAction<S> for AddEndpoint {
     async fn question(_: ActionRequest<S>) -> Result<Question, Problem> {
         let mut fields = fields(None, &[], None);
-        fields.push(Field {
+        fields.push(FormField {
             name: "signing",
             label: "Signature",
             value: Some(Signing::default().as_str().to_owned()),
             words: &["standard", "ed25519", "timestamped"],
-            ..Field::default()
+            ..FormField::default()
         });
-        fields.push(Field {
+        fields.push(FormField {
             name: "headers",
             label: "Custom headers, one a line, as Name: value (never shown again)",
             has_lines: true,
-            ..Field::default()
+            ..FormField::default()
         });
         Ok(Question {
             title: "Add an endpoint".to_owned(),
@@ -184,11 +191,11 @@ impl<S: AdminStore> PageAction<S> for EditEndpoint {
         let settings = record.settings;
         let types: Vec<String> = settings.types.into();
         let mut fields = fields(Some(settings.url.clone()), &types, settings.description);
-        fields.push(Field {
+        fields.push(FormField {
             name: "headers",
             label: "New custom headers, one a line, as Name: value (empty: they stay as they are)",
             has_lines: true,
-            ..Field::default()
+            ..FormField::default()
         });
         let mut sentences =
             vec!["Deliveries that wait go to the new address. The secret stays.".to_owned()];
