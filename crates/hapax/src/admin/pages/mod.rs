@@ -123,7 +123,7 @@ impl Reader {
     async fn frame<S: AdminStore>(&self, admin: &Admin<S>, here: &'static str) -> Frame {
         let may = |access| self.caller.as_ref().is_some_and(|caller| caller.may(access));
         Frame {
-            place: Place::Dashboard,
+            place: PageSide::Dashboard,
             site: admin.site.base().to_owned(),
             base: admin.site.base().to_owned(),
             who: self.caller.as_ref().map(|caller| caller.who().to_owned()).unwrap_or_default(),
@@ -141,7 +141,7 @@ impl Reader {
 
 /// Where a page belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum PageSide {
     /// The pages of operators.
     Dashboard,
     /// The pages of a receiving party.
@@ -152,7 +152,7 @@ pub(super) enum Place {
 
 /// The frame around the content of every page.
 pub(super) struct Frame {
-    pub(super) place: Place,
+    pub(super) place: PageSide,
     /// The path that the side is served under, where its files are.
     pub(super) site: String,
     /// The path in front of the pages: that of the side, in the portal followed by the link.
@@ -179,12 +179,12 @@ pub(super) struct Link {
 impl Frame {
     /// The frame of a page of the dashboard that has no reader.
     fn empty(site: &Site) -> Self {
-        Self::bare(Place::Dashboard, site)
+        Self::bare(PageSide::Dashboard, site)
     }
 
     /// The frame of a page of the portal that has no session.
     pub(super) fn door(site: &Site) -> Self {
-        Self::bare(Place::PortalDoor, site)
+        Self::bare(PageSide::PortalDoor, site)
     }
 
     /// The frame of a page of the portal, behind a link.
@@ -196,11 +196,11 @@ impl Frame {
             may_operate: link.rights.permit(PortalRight::Replay),
             may_administer: link.rights.permit(PortalRight::Endpoints),
             here,
-            ..Self::bare(Place::Portal, site)
+            ..Self::bare(PageSide::Portal, site)
         }
     }
 
-    fn bare(place: Place, site: &Site) -> Self {
+    fn bare(place: PageSide, site: &Site) -> Self {
         Self {
             place,
             site: site.base().to_owned(),
@@ -215,22 +215,22 @@ impl Frame {
     }
 
     pub(super) fn is_dashboard(&self) -> bool {
-        self.place == Place::Dashboard
+        self.place == PageSide::Dashboard
     }
 
     /// What a reader calls the pages.
     pub(super) fn name(&self) -> &'static str {
         match self.place {
-            Place::Dashboard => "Hapax",
-            Place::Portal | Place::PortalDoor => "Webhooks",
+            PageSide::Dashboard => "Hapax",
+            PageSide::Portal | PageSide::PortalDoor => "Webhooks",
         }
     }
 
     pub(super) fn links(&self) -> Vec<Link> {
         let pages: &[(&str, &str)] = match self.place {
-            Place::Dashboard => &DASHBOARD_PAGES,
-            Place::Portal => &PORTAL_PAGES,
-            Place::PortalDoor => &[],
+            PageSide::Dashboard => &DASHBOARD_PAGES,
+            PageSide::Portal => &PORTAL_PAGES,
+            PageSide::PortalDoor => &[],
         };
         let link = |&(path, name)| {
             let count = if path == "/alerts" { self.alerts } else { 0 };
