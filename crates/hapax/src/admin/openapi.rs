@@ -76,7 +76,7 @@ pub(super) trait Input {
 }
 
 /// Something that a handler answers.
-pub(super) trait Answer {
+pub(super) trait DescribedAnswer {
     fn describe(description: &mut Description);
 }
 
@@ -86,7 +86,7 @@ macro_rules! described {
         where
             H: Fn($($input),*) -> F,
             F: Future,
-            F::Output: Answer,
+            F::Output: DescribedAnswer,
             $($input: Input,)*
         {
             fn describe() -> Description {
@@ -157,27 +157,27 @@ impl<T: ToSchema> Input for JsonBody<T> {
     }
 }
 
-impl<T: ToSchema> Answer for Json<T> {
+impl<T: ToSchema> DescribedAnswer for Json<T> {
     fn describe(description: &mut Description) {
         description.answer = Some(("application/json", description.reference::<T>()));
     }
 }
 
-impl<T: ToSchema> Answer for Created<T> {
+impl<T: ToSchema> DescribedAnswer for Created<T> {
     fn describe(description: &mut Description) {
         Json::<T>::describe(description);
         description.status = "201";
     }
 }
 
-impl<T: ToSchema> Answer for Accepted<T> {
+impl<T: ToSchema> DescribedAnswer for Accepted<T> {
     fn describe(description: &mut Description) {
         Json::<T>::describe(description);
         description.status = "202";
     }
 }
 
-impl<T: Answer> Answer for Result<T, Problem> {
+impl<T: DescribedAnswer> DescribedAnswer for Result<T, Problem> {
     fn describe(description: &mut Description) {
         T::describe(description);
     }
@@ -203,7 +203,7 @@ impl Input for HeaderMap {
     fn describe(_: &mut Description) {}
 }
 
-impl Answer for LoggedIn {
+impl DescribedAnswer for LoggedIn {
     fn describe(description: &mut Description) {
         description.is_page = true;
     }
@@ -213,48 +213,48 @@ impl Input for Filters {
     fn describe(_: &mut Description) {}
 }
 
-impl<T> Answer for Page<T> {
+impl<T> DescribedAnswer for Page<T> {
     fn describe(description: &mut Description) {
         description.is_page = true;
     }
 }
 
-impl Answer for Acted {
+impl DescribedAnswer for Acted {
     fn describe(description: &mut Description) {
         description.is_page = true;
     }
 }
 
-impl Answer for SeeOther {
+impl DescribedAnswer for SeeOther {
     fn describe(description: &mut Description) {
         description.is_page = true;
     }
 }
 
-impl Answer for File {
+impl DescribedAnswer for File {
     fn describe(description: &mut Description) {
         description.is_page = true;
     }
 }
 
-impl Answer for StatusCode {
+impl DescribedAnswer for StatusCode {
     fn describe(_: &mut Description) {}
 }
 
-impl Answer for Text {
+impl DescribedAnswer for Text {
     fn describe(description: &mut Description) {
         let text = Schema::from(Object::with_type(Type::String));
         description.answer = Some(("text/plain", text.into()));
     }
 }
 
-impl Answer for Exposition {
+impl DescribedAnswer for Exposition {
     fn describe(description: &mut Description) {
         Text::describe(description);
     }
 }
 
-impl Answer for Document {
+impl DescribedAnswer for Document {
     fn describe(description: &mut Description) {
         let object = Schema::from(Object::with_type(Type::Object));
         description.answer = Some(("application/json", object.into()));
