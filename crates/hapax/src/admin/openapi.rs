@@ -66,7 +66,7 @@ impl Description {
 }
 
 /// A handler that can be described. `T` is the tuple of its inputs, as in [`axum::handler::Handler`].
-pub(super) trait Described<T> {
+pub(super) trait DescribedHandler<T> {
     fn describe() -> Description;
 }
 
@@ -82,7 +82,7 @@ pub(super) trait DescribedAnswer {
 
 macro_rules! described {
     ($($input:ident),*) => {
-        impl<H, F, M, $($input),*> Described<(M, $($input,)*)> for H
+        impl<H, F, M, $($input),*> DescribedHandler<(M, $($input,)*)> for H
         where
             H: Fn($($input),*) -> F,
             F: Future,

@@ -8,7 +8,7 @@ use axum::http::Method;
 use axum::routing::{MethodFilter, MethodRouter};
 
 use super::auth::Access;
-use super::openapi::{Described, Description};
+use super::openapi::{DescribedHandler, Description};
 use super::{
     Admin, AdminStore, alerts, audit, claims, endpoints, events, handlers, history, jobs, messages,
     pages, plans, portal, rejections, replay, review, stats, storage, tenants,
@@ -170,7 +170,7 @@ pub(super) struct ApiRoute<S> {
 fn open<S, H, T>(path: &'static str, to: H, summary: &'static str) -> ApiRoute<S>
 where
     S: AdminStore,
-    H: Handler<T, Arc<Admin<S>>> + Described<T>,
+    H: Handler<T, Arc<Admin<S>>> + DescribedHandler<T>,
     T: 'static,
 {
     route(Method::GET, None, path, to, summary)
@@ -179,7 +179,7 @@ where
 fn get<S, H, T>(access: Access, path: &'static str, to: H, summary: &'static str) -> ApiRoute<S>
 where
     S: AdminStore,
-    H: Handler<T, Arc<Admin<S>>> + Described<T>,
+    H: Handler<T, Arc<Admin<S>>> + DescribedHandler<T>,
     T: 'static,
 {
     route(Method::GET, Some(access), path, to, summary)
@@ -188,7 +188,7 @@ where
 fn post<S, H, T>(access: Access, path: &'static str, to: H, summary: &'static str) -> ApiRoute<S>
 where
     S: AdminStore,
-    H: Handler<T, Arc<Admin<S>>> + Described<T>,
+    H: Handler<T, Arc<Admin<S>>> + DescribedHandler<T>,
     T: 'static,
 {
     route(Method::POST, Some(access), path, to, summary)
@@ -203,7 +203,7 @@ fn route<S, H, T>(
 ) -> ApiRoute<S>
 where
     S: AdminStore,
-    H: Handler<T, Arc<Admin<S>>> + Described<T>,
+    H: Handler<T, Arc<Admin<S>>> + DescribedHandler<T>,
     T: 'static,
 {
     let filter = MethodFilter::try_from(method.clone()).expect("a method that routes can have");
