@@ -23,12 +23,12 @@ impl Providers {
         match (&self.name, self.json) {
             (None, true) => {
                 for preset in presets::all() {
-                    output::json(&Described::of(preset))?;
+                    output::json(&PresetDescription::of(preset))?;
                 }
             }
             (None, false) => table()?,
-            (Some(name), true) => output::json(&Described::of(find(name)?))?,
-            (Some(name), false) => in_full(&Described::of(find(name)?))?,
+            (Some(name), true) => output::json(&PresetDescription::of(find(name)?))?,
+            (Some(name), false) => in_full(&PresetDescription::of(find(name)?))?,
         }
         Ok(Exit::Done)
     }
@@ -46,7 +46,7 @@ fn find(name: &str) -> Result<&'static Preset, Failure> {
 
 /// A preset as it is printed.
 #[derive(Debug, Serialize)]
-struct Described {
+struct PresetDescription {
     name: &'static str,
     title: &'static str,
     scheme: String,
@@ -64,7 +64,7 @@ struct Described {
     config: String,
 }
 
-impl Described {
+impl PresetDescription {
     fn of(preset: &'static Preset) -> Self {
         let (event_id, event_type) = signing::selectors(preset);
         Self {
@@ -114,7 +114,7 @@ fn config_block(preset: &Preset) -> String {
 fn table() -> Result<(), Failure> {
     let rows: Vec<[String; 4]> = presets::all()
         .iter()
-        .map(Described::of)
+        .map(PresetDescription::of)
         .map(|it| [it.name, &it.scheme, &it.event_id, &it.event_type].map(shortened))
         .collect();
     let head = ["NAME", "SCHEME", "EVENT ID", "EVENT TYPE"].map(str::to_owned);
@@ -140,7 +140,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-fn in_full(it: &Described) -> Result<(), Failure> {
+fn in_full(it: &PresetDescription) -> Result<(), Failure> {
     let afresh = if it.signs_retries_afresh {
         "yes"
     } else {
