@@ -129,14 +129,14 @@ pub(super) async fn leave<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
     reader: Reader,
-) -> Result<Left, Problem> {
+) -> Result<LeftPage, Problem> {
     let link = visitor.link();
     portal.admin.store.end_portal_link(link.id).await?;
     let attributes = portal.site.cookie_attributes_below(&path_of(link));
     let cookie = format!("{COOKIE}=; {attributes}; Max-Age=0");
     let cookie = HeaderValue::try_from(cookie).expect("attributes");
     let page = reader.page(Goodbye { frame: Frame::door(&portal.site) });
-    Ok(Left { page: Box::new(page), cookie })
+    Ok(LeftPage { page: Box::new(page), cookie })
 }
 
 #[derive(Template)]
@@ -146,12 +146,12 @@ pub(super) struct Goodbye {
 }
 
 /// The page after leaving.
-pub(super) struct Left {
+pub(super) struct LeftPage {
     page: Box<Page<Goodbye>>,
     cookie: HeaderValue,
 }
 
-impl IntoResponse for Left {
+impl IntoResponse for LeftPage {
     fn into_response(self) -> Response {
         let mut response = self.page.into_response();
         response.headers_mut().insert(header::SET_COOKIE, self.cookie);
