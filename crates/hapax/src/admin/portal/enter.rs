@@ -34,7 +34,7 @@ pub(super) struct Enter {
 
 #[derive(Template)]
 #[template(path = "portal/used.html")]
-pub(super) struct Used {
+pub(super) struct UsedCodePage {
     frame: Frame,
     pages: String,
 }
@@ -42,7 +42,7 @@ pub(super) struct Used {
 /// The page that a code leads to.
 pub(super) enum Door {
     Open(Box<Page<Enter>>),
-    Used(Box<Page<Used>>),
+    Used(Box<Page<UsedCodePage>>),
 }
 
 impl IntoResponse for Door {
@@ -68,7 +68,7 @@ pub(super) async fn ask<S: AdminStore>(
     let link = known(&portal, &code).await?.ok_or_else(ended)?;
     if link.entered_at.is_some() {
         let pages = format!("{}{}/", portal.site.base(), path_of(&link));
-        return Ok(Door::Used(Box::new(reader.page(Used { frame, pages }))));
+        return Ok(Door::Used(Box::new(reader.page(UsedCodePage { frame, pages }))));
     }
     let page = Enter {
         frame,
