@@ -40,12 +40,12 @@ pub(super) struct UsedCodePage {
 }
 
 /// The page that a code leads to.
-pub(super) enum Door {
+pub(super) enum EnterPage {
     Open(Box<Page<Enter>>),
     Used(Box<Page<UsedCodePage>>),
 }
 
-impl IntoResponse for Door {
+impl IntoResponse for EnterPage {
     fn into_response(self) -> Response {
         match self {
             Self::Open(page) => page.into_response(),
@@ -63,12 +63,12 @@ pub(super) async fn ask<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     reader: Reader,
     PathId(code): PathId,
-) -> Result<Door, Problem> {
+) -> Result<EnterPage, Problem> {
     let frame = Frame::door(&portal.site);
     let link = known(&portal, &code).await?.ok_or_else(ended)?;
     if link.entered_at.is_some() {
         let pages = format!("{}{}/", portal.site.base(), path_of(&link));
-        return Ok(Door::Used(Box::new(reader.page(UsedCodePage { frame, pages }))));
+        return Ok(EnterPage::Used(Box::new(reader.page(UsedCodePage { frame, pages }))));
     }
     let page = Enter {
         frame,
@@ -78,7 +78,7 @@ pub(super) async fn ask<S: AdminStore>(
         may_replay: link.rights.permit(PortalRight::Replay),
         may_change: link.rights.permit(PortalRight::Endpoints),
     };
-    Ok(Door::Open(Box::new(reader.page(page))))
+    Ok(EnterPage::Open(Box::new(reader.page(page))))
 }
 
 /// A browser that has entered or left.
