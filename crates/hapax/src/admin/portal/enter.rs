@@ -82,12 +82,12 @@ pub(super) async fn ask<S: AdminStore>(
 }
 
 /// A browser that has entered or left.
-pub(super) struct Passed {
+pub(super) struct CookieRedirect {
     to: String,
     cookie: HeaderValue,
 }
 
-impl IntoResponse for Passed {
+impl IntoResponse for CookieRedirect {
     fn into_response(self) -> Response {
         let mut response = SeeOther(self.to).into_response();
         response.headers_mut().insert(header::SET_COOKIE, self.cookie);
@@ -100,7 +100,7 @@ pub(super) async fn enter<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     PathId(code): PathId,
     headers: HeaderMap,
-) -> Result<Passed, Problem> {
+) -> Result<CookieRedirect, Problem> {
     // Another site must not use up a code, nor lead the browser to the pages of another tenant.
     check_same_site(&headers, portal.site.origin())?;
     let now = (portal.admin.now)();
@@ -121,7 +121,7 @@ pub(super) async fn enter<S: AdminStore>(
     let cookie = format!("{COOKIE}={}; {attributes}; Max-Age={seconds}", session.text);
     let mut cookie = HeaderValue::try_from(cookie).expect("base64 and attributes");
     cookie.set_sensitive(true);
-    Ok(Passed { to: format!("{path}/"), cookie })
+    Ok(CookieRedirect { to: format!("{path}/"), cookie })
 }
 
 /// `POST /p/{link}/logout`. The link ends, because its code works no more.
