@@ -215,20 +215,20 @@ pub(super) async fn plan<S: AdminStore>(
 #[template(path = "portal/verify.html")]
 pub(super) struct Verify {
     frame: Frame,
-    samples: [Sample; 4],
+    samples: [CodeSample; 4],
 }
 
 /// Code that verifies a delivery.
-pub(super) struct Sample {
+pub(super) struct CodeSample {
     language: &'static str,
     code: &'static str,
 }
 
-const SAMPLES: [Sample; 4] = [
-    Sample { language: "Node.js", code: include_str!("../../../assets/verify/verify.mjs") },
-    Sample { language: "Python", code: include_str!("../../../assets/verify/verify.py") },
-    Sample { language: "Go", code: include_str!("../../../assets/verify/verify.go") },
-    Sample { language: "PHP", code: include_str!("../../../assets/verify/verify.php") },
+const SAMPLES: [CodeSample; 4] = [
+    CodeSample { language: "Node.js", code: include_str!("../../../assets/verify/verify.mjs") },
+    CodeSample { language: "Python", code: include_str!("../../../assets/verify/verify.py") },
+    CodeSample { language: "Go", code: include_str!("../../../assets/verify/verify.go") },
+    CodeSample { language: "PHP", code: include_str!("../../../assets/verify/verify.php") },
 ];
 
 /// `GET /p/{link}/verify`.
