@@ -132,12 +132,12 @@ impl<S: Store + Inspect + InspectOutbox + SourceSecretStore + AlertRecords + Tra
 /// Looks for problems, and lists the alerts.
 pub(crate) struct AlertMonitor {
     inputs: Inputs,
-    kept: Mutex<Kept>,
+    kept: Mutex<MonitorState>,
     /// Held during a round: only one runs at a time.
     turn: tokio::sync::Mutex<()>,
 }
 
-struct Kept {
+struct MonitorState {
     rules: AlertRules,
     /// When this node last asked for the lease of the judge, and whether it got it.
     lease: Option<(Timestamp, bool)>,
@@ -191,7 +191,7 @@ enum Round {
 impl AlertMonitor {
     /// Nothing was found yet.
     pub(crate) fn new(inputs: Inputs, rules: AlertRules) -> Self {
-        let kept = Kept {
+        let kept = MonitorState {
             rules,
             lease: None,
             merged: MergedTraffic::new((inputs.now)()),
@@ -540,7 +540,7 @@ impl AlertMonitor {
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, MonitorState> {
         self.kept.lock().expect("no panic happens under this lock")
     }
 }
