@@ -172,7 +172,7 @@ struct Alert {
 }
 
 /// The alerts that one round has found.
-struct Found {
+struct RoundFindings {
     /// In the data of all nodes, if this node is their judge.
     judged: Option<Vec<Finding>>,
     /// Of this process.
@@ -374,7 +374,7 @@ impl AlertMonitor {
         }
     }
 
-    fn find<S: AlertStore>(&self, store: &S, now: Timestamp, is_judge: bool) -> Found {
+    fn find<S: AlertStore>(&self, store: &S, now: Timestamp, is_judge: bool) -> RoundFindings {
         let log = self.inputs.log.as_ref().and_then(|log| std::fs::metadata(log).ok());
         let mut secrets = (self.inputs.tenant_secrets)();
         let mut guard = self.kept();
@@ -407,7 +407,7 @@ impl AlertMonitor {
             unprepared: kept.unprepared.as_deref().unwrap_or_default(),
         };
         let alerts = &kept.rules.alerts;
-        Found {
+        RoundFindings {
             judged: is_judge.then(|| judge(&observed, alerts)),
             own: judge_node(&observed, alerts),
         }
@@ -419,7 +419,7 @@ impl AlertMonitor {
     async fn report<S: AlertStore>(
         &self,
         store: &S,
-        found: &Found,
+        found: &RoundFindings,
         now: Timestamp,
         why: Round,
     ) -> Result<(), StoreError> {
@@ -470,7 +470,7 @@ impl AlertMonitor {
     }
 
     /// The store has recorded everything that was found.
-    fn forget_unrecorded(&self, found: &Found) {
+    fn forget_unrecorded(&self, found: &RoundFindings) {
         let unrecorded = std::mem::take(&mut self.kept().unrecorded);
         let found: BTreeSet<&About> = found.all().map(|finding| &finding.about).collect();
         for alert in unrecorded.into_values().filter(|alert| !found.contains(&alert.about)) {
@@ -479,7 +479,7 @@ impl AlertMonitor {
     }
 
     /// The store could not record what was found: this node lists and logs it.
-    fn keep_unrecorded(&self, found: &Found, now: Timestamp) {
+    fn keep_unrecorded(&self, found: &RoundFindings, now: Timestamp) {
         let mut kept = self.kept();
         let known: BTreeSet<String> = kept.listed.iter().map(|alert| alert.id.clone()).collect();
         let mut before = std::mem::take(&mut kept.unrecorded);
@@ -545,7 +545,7 @@ impl AlertMonitor {
     }
 }
 
-impl Found {
+impl RoundFindings {
     fn all(&self) -> impl Iterator<Item = &Finding> {
         self.judged.iter().flatten().chain(&self.own)
     }
