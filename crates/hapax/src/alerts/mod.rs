@@ -181,7 +181,7 @@ struct RoundFindings {
 
 /// Why a round runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Round {
+enum RoundCause {
     /// Its time has come.
     Due,
     /// A request asks for the alerts.
@@ -223,13 +223,13 @@ impl AlertMonitor {
         let mut beats = interval(Duration::from_millis(every));
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while stop.run_until_cancelled(beats.tick()).await.is_some() {
-            stop.run_until_cancelled(self.round(&*store, Round::Due)).await;
+            stop.run_until_cancelled(self.round(&*store, RoundCause::Due)).await;
         }
     }
 
     /// The active alerts of all nodes, the most severe first and those that are silenced last.
     pub(crate) async fn alerts<S: AlertStore>(&self, store: &S) -> Vec<api::Alert> {
-        self.round(store, Round::Asked).await;
+        self.round(store, RoundCause::Asked).await;
         self.listed()
     }
 
@@ -278,12 +278,12 @@ impl AlertMonitor {
         Ok((failed, from))
     }
 
-    async fn round<S: AlertStore>(&self, store: &S, why: Round) {
+    async fn round<S: AlertStore>(&self, store: &S, why: RoundCause) {
         let _turn = self.turn.lock().await;
         let now = (self.inputs.now)();
         let last_round = self.kept().last_round;
         let is_young = last_round.is_some_and(|at| now.duration_since(at).abs() < ROUND_AGAIN);
-        if why == Round::Asked && is_young {
+        if why == RoundCause::Asked && is_young {
             return;
         }
         let is_judge = self.is_judge(store, now, why).await;
@@ -311,10 +311,10 @@ impl AlertMonitor {
     }
 
     /// Whether this node judges the data of all nodes.
-    async fn is_judge<S: AlertStore>(&self, store: &S, now: Timestamp, why: Round) -> bool {
+    async fn is_judge<S: AlertStore>(&self, store: &S, now: Timestamp, why: RoundCause) -> bool {
         let known = self.kept().lease;
         if let Some((at, holds)) = known
-            && why == Round::Asked
+            && why == RoundCause::Asked
             && now.duration_since(at).abs() < LEASE_TRUSTED
         {
             return holds;
@@ -421,7 +421,7 @@ impl AlertMonitor {
         store: &S,
         found: &RoundFindings,
         now: Timestamp,
-        why: Round,
+        why: RoundCause,
     ) -> Result<(), StoreError> {
         let mut rows = store.alerts().await?;
         let since = |subject: &str| {
@@ -440,7 +440,7 @@ impl AlertMonitor {
         let is_same = judged.as_deref().is_none_or(|judged| subjects(judged) == stored(JUDGE))
             && subjects(&own) == stored(node);
         let fresh: Vec<ActiveAlert> = judged.iter().flatten().chain(&own).cloned().collect();
-        if why == Round::Due || !is_same {
+        if why == RoundCause::Due || !is_same {
             let report = AlertReport {
                 node,
                 judged,

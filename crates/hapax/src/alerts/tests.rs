@@ -327,7 +327,7 @@ impl Monitored {
     /// The alerts after this second's round, with their beginning in seconds.
     async fn round(&self, store: &impl AlertStore, second: i64) -> Vec<(String, i64)> {
         self.second.store(second, Ordering::SeqCst);
-        self.monitor.round(store, Round::Due).await;
+        self.monitor.round(store, RoundCause::Due).await;
         let since = |alert: &api::Alert| alert.since.duration_since(at(0)).as_secs();
         self.monitor.listed().iter().map(|alert| (alert.name.clone(), since(alert))).collect()
     }
