@@ -18,14 +18,14 @@ const KEPT: SignedDuration = SignedDuration::from_hours(25);
 
 /// The counters of one source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Counts {
+pub(super) struct SourceCounts {
     pub(super) new: u64,
     pub(super) copies: u64,
     pub(super) conflicts: u64,
     pub(super) failed: u64,
 }
 
-impl Counts {
+impl SourceCounts {
     pub(super) fn arrivals(self) -> u64 {
         self.new + self.copies
     }
@@ -46,7 +46,7 @@ impl Counts {
 #[derive(Debug)]
 struct Sample {
     at: Timestamp,
-    counts: BTreeMap<SourceName, Counts>,
+    counts: BTreeMap<SourceName, SourceCounts>,
 }
 
 /// The first and the last verified arrival of a source, and their number.
@@ -105,11 +105,11 @@ impl History {
 
     /// The counters in the last sample at or before `at`, and the time of that sample. Before the
     /// first sample all counters are zero.
-    pub(super) fn at(&self, at: Timestamp, source: &SourceName) -> (Counts, Timestamp) {
+    pub(super) fn at(&self, at: Timestamp, source: &SourceName) -> (SourceCounts, Timestamp) {
         let samples = self.fine.iter().rev().chain(self.coarse.iter().rev());
         match samples.into_iter().find(|sample| sample.at <= at) {
             Some(sample) => (sample.counts.get(source).copied().unwrap_or_default(), sample.at),
-            None => (Counts::default(), self.began),
+            None => (SourceCounts::default(), self.began),
         }
     }
 
@@ -120,7 +120,7 @@ impl History {
         span: Duration,
         now: Timestamp,
         traffic: &Traffic,
-    ) -> (Counts, Timestamp) {
+    ) -> (SourceCounts, Timestamp) {
         let (before, since) = self.at(earlier(now, span), &traffic.source);
         (counted(traffic).1.since(before), since)
     }
@@ -137,15 +137,19 @@ pub(super) fn earlier(now: Timestamp, span: Duration) -> Timestamp {
     span.and_then(|span| now.checked_sub(span).ok()).unwrap_or(Timestamp::MIN)
 }
 
-fn counted(traffic: &Traffic) -> (SourceName, Counts) {
+fn counted(traffic: &Traffic) -> (SourceName, SourceCounts) {
     let Traffic { source, new, copies, conflicts, failed_verifications, unavailable: _ } = traffic;
-    let counts =
-        Counts { new: *new, copies: *copies, conflicts: *conflicts, failed: *failed_verifications };
+    let counts = SourceCounts {
+        new: *new,
+        copies: *copies,
+        conflicts: *conflicts,
+        failed: *failed_verifications,
+    };
     (source.clone(), counts)
 }
 
-fn is_something((_, counts): &(SourceName, Counts)) -> bool {
-    *counts != Counts::default()
+fn is_something((_, counts): &(SourceName, SourceCounts)) -> bool {
+    *counts != SourceCounts::default()
 }
 
 #[cfg(test)]
