@@ -44,7 +44,7 @@ impl SourceCounts {
 
 /// The counters at one moment, without sources whose counters are all zero.
 #[derive(Debug)]
-struct Sample {
+struct CounterSample {
     at: Timestamp,
     counts: BTreeMap<SourceName, SourceCounts>,
 }
@@ -61,8 +61,8 @@ pub(super) struct Activity {
 #[derive(Debug)]
 pub(super) struct History {
     began: Timestamp,
-    fine: VecDeque<Sample>,
-    coarse: VecDeque<Sample>,
+    fine: VecDeque<CounterSample>,
+    coarse: VecDeque<CounterSample>,
     activity: BTreeMap<SourceName, Activity>,
 }
 
@@ -90,7 +90,7 @@ impl History {
         }
         // A source that is no longer configured cannot be silent.
         self.activity.retain(|source, _| traffic.iter().any(|one| one.source == *source));
-        self.fine.push_back(Sample { at, counts });
+        self.fine.push_back(CounterSample { at, counts });
         while self.fine.front().is_some_and(|sample| at.duration_since(sample.at) > FINE) {
             let aged = self.fine.pop_front();
             let last = self.coarse.back().map(|sample| sample.at);
