@@ -212,14 +212,14 @@ impl<T: DeserializeOwned> ToSchema for Word<T> {
 /// The name and the variants that the derived `Deserialize` of an enum asks for.
 fn name_and_words<T: DeserializeOwned>() -> (&'static str, &'static [&'static str]) {
     let mut asked = None;
-    let _ = T::deserialize(Asked(&mut asked));
+    let _ = T::deserialize(EnumRecorder(&mut asked));
     asked.expect("an enum asks for its variants")
 }
 
 /// A deserializer that only records what an enum asks for.
-struct Asked<'a>(&'a mut Option<(&'static str, &'static [&'static str])>);
+struct EnumRecorder<'a>(&'a mut Option<(&'static str, &'static [&'static str])>);
 
-impl<'de> Deserializer<'de> for Asked<'_> {
+impl<'de> Deserializer<'de> for EnumRecorder<'_> {
     type Error = ValueError;
 
     fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, ValueError> {
