@@ -39,7 +39,7 @@ pub(super) fn run(file: &Path, tolerance: Option<Duration>) -> Result<Exit, Fail
     for vector in vectors {
         let name = serde_json::from_str::<NameOnly>(vector.get()).ok().and_then(|only| only.name);
         match judge(vector.get(), tolerance) {
-            Ok(judgement) => output::json(&Line { name, judgement })?,
+            Ok(judgement) => output::json(&BatchLine { name, judgement })?,
             Err(error) => {
                 all_judged = false;
                 output::json(&Unjudged { name, error })?;
@@ -50,7 +50,7 @@ pub(super) fn run(file: &Path, tolerance: Option<Duration>) -> Result<Exit, Fail
 }
 
 #[derive(Serialize)]
-struct Line {
+struct BatchLine {
     name: Option<String>,
     #[serde(flatten)]
     judgement: Judgement,
