@@ -126,7 +126,7 @@ impl<'w> FormatFields<'w> for HumanFields {
         mut writer: Writer<'w>,
         fields: R,
     ) -> fmt::Result {
-        let mut line = Line::default();
+        let mut line = LogLine::default();
         fields.record(&mut line);
         let separator = if line.message.is_empty() || line.fields.is_empty() { "" } else { " " };
         write!(writer, "{}{separator}{}", line.message, line.fields)
@@ -134,12 +134,12 @@ impl<'w> FormatFields<'w> for HumanFields {
 }
 
 #[derive(Default)]
-struct Line {
+struct LogLine {
     message: String,
     fields: String,
 }
 
-impl Line {
+impl LogLine {
     fn add(&mut self, field: &Field, value: &str) {
         if field.name() == "message" {
             escape(value, &mut self.message);
@@ -154,7 +154,7 @@ impl Line {
     }
 }
 
-impl Visit for Line {
+impl Visit for LogLine {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.add(field, value);
     }
