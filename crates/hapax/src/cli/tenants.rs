@@ -27,12 +27,12 @@ pub(super) enum Tenants {
     /// Delete what is stored for a tenant: endpoints, secrets, bodies, jobs, messages and deliveries
     Delete(Delete),
     /// Show how far the deletion of a tenant's data has come
-    Deletion(Named),
+    Deletion(TenantArg),
     /// Make a link to the portal, with which a receiving party sees its endpoints and deliveries
     Portal(Portal),
     /// Revoke every link of a tenant to the portal, at once
     #[command(name = "revoke-portal")]
-    RevokePortal(Named),
+    RevokePortal(TenantArg),
 }
 
 impl Tenants {
@@ -149,7 +149,7 @@ impl Act {
 #[derive(Debug, clap::Args)]
 pub(super) struct Delete {
     #[command(flatten)]
-    named: Named,
+    named: TenantArg,
     /// Confirm: what is deleted cannot be restored
     #[arg(long, required = true)]
     yes: bool,
@@ -167,7 +167,7 @@ impl Delete {
 #[derive(Debug, clap::Args)]
 pub(super) struct Portal {
     #[command(flatten)]
-    named: Named,
+    named: TenantArg,
     /// How long the link lasts, such as 30m, 1h or 7d
     #[arg(long, value_name = "SPAN", default_value = "1h")]
     ttl: String,
@@ -197,7 +197,7 @@ impl Portal {
 
 /// Commands that name one tenant.
 #[derive(Debug, clap::Args)]
-pub(super) struct Named {
+pub(super) struct TenantArg {
     /// The tenant
     tenant: String,
     #[command(flatten)]
@@ -207,7 +207,7 @@ pub(super) struct Named {
     json: bool,
 }
 
-impl Named {
+impl TenantArg {
     fn portal_path(&self) -> String {
         format!("/api/v1/tenants/{}/portal", encoded(&self.tenant))
     }
