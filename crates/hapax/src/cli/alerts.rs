@@ -14,13 +14,13 @@ use crate::format;
 #[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Alerts {
     #[command(subcommand)]
-    act: Option<Act>,
+    act: Option<AlertCommand>,
     #[command(flatten)]
     list: ListAlerts,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Act {
+enum AlertCommand {
     /// Silence an alert for a time: it stays in the list, and nobody is notified of it
     Silence(SilenceAlert),
     /// Publish a test alert to every endpoint that wants alerts; exit 1 if there is none
@@ -31,8 +31,8 @@ impl Alerts {
     pub(super) fn run(self) -> Result<Exit, Failure> {
         match self.act {
             None => admin_client::run(self.list.run()),
-            Some(Act::Silence(silence)) => admin_client::run(silence.run()),
-            Some(Act::Test(test)) => admin_client::run(test.run()),
+            Some(AlertCommand::Silence(silence)) => admin_client::run(silence.run()),
+            Some(AlertCommand::Test(test)) => admin_client::run(test.run()),
         }
     }
 }
