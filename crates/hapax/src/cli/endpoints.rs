@@ -27,15 +27,15 @@ pub(super) enum Endpoints {
     /// Give an endpoint a new secret; the old one signs beside it for a while
     Rotate(Rotate),
     /// Deliver to a disabled endpoint again, with what was held meanwhile
-    Enable(Act),
+    Enable(EndpointArg),
     /// Stop delivering to an endpoint; its deliveries are held until it is enabled
-    Disable(Act),
+    Disable(EndpointArg),
     /// Send one signed test message now, and print the answer. Exit 1 if it is not a 2xx
-    Ping(Act),
+    Ping(EndpointArg),
     /// Send many deliveries of an endpoint again, or those that it never got
     Replay(Box<ReplayEndpoint>),
     /// Remove an endpoint; its open deliveries are cancelled
-    Remove(Act),
+    Remove(EndpointArg),
 }
 
 impl Endpoints {
@@ -343,14 +343,14 @@ impl Rotate {
 
 /// Commands that name one endpoint.
 #[derive(Debug, clap::Args)]
-pub(super) struct Act {
+pub(super) struct EndpointArg {
     /// The endpoint's id
     id: String,
     #[command(flatten)]
     action: ActionArgs,
 }
 
-impl Act {
+impl EndpointArg {
     fn path(&self, act: &str) -> String {
         format!("/api/v1/endpoints/{}{act}", encoded(&self.id))
     }
