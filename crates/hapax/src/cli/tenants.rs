@@ -20,10 +20,10 @@ pub(super) enum Tenants {
     Set(SetSecrets),
     /// Show when the secrets of a tenant for a source end; their values are never shown
     #[command(name = "show-secrets")]
-    Show(Act),
+    Show(TenantSourceArgs),
     /// Remove the secrets of a tenant for a source: its webhooks get a 404
     #[command(name = "remove-secrets")]
-    Remove(Act),
+    Remove(TenantSourceArgs),
     /// Delete what is stored for a tenant: endpoints, secrets, bodies, jobs, messages and deliveries
     Delete(Delete),
     /// Show how far the deletion of a tenant's data has come
@@ -53,7 +53,7 @@ impl Tenants {
 #[derive(clap::Args)]
 pub(super) struct SetSecrets {
     #[command(flatten)]
-    act: Act,
+    act: TenantSourceArgs,
     /// A secret: env:NAME, file:PATH or the text itself. May be repeated
     #[arg(long = "secret", value_name = "SECRET", required = true)]
     secrets: Vec<String>,
@@ -90,7 +90,7 @@ impl SetSecrets {
 
 /// Commands that name one tenant of a source.
 #[derive(Debug, clap::Args)]
-pub(super) struct Act {
+pub(super) struct TenantSourceArgs {
     /// The tenant
     tenant: String,
     /// The source, as the config names it
@@ -102,7 +102,7 @@ pub(super) struct Act {
     json: bool,
 }
 
-impl Act {
+impl TenantSourceArgs {
     fn path(&self) -> String {
         format!(
             "/api/v1/tenants/{}/sources/{}/secrets",
