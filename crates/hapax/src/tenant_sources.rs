@@ -117,7 +117,7 @@ pub(crate) struct PairSummary {
 
 /// Why the secrets of a pair are not changed. Nothing was changed.
 #[derive(Debug)]
-pub(crate) enum Refused {
+pub(crate) enum SecretsRefused {
     /// The request is wrong.
     Invalid(String),
     /// There is no such source, or nothing to remove.
@@ -128,7 +128,7 @@ pub(crate) enum Refused {
     Unavailable(String),
 }
 
-impl From<StoreError> for Refused {
+impl From<StoreError> for SecretsRefused {
     fn from(error: StoreError) -> Self {
         Self::Unavailable(error.to_string())
     }
@@ -201,28 +201,28 @@ impl TenantRules {
     }
 
     /// The source of a pair with these secrets, or why it cannot have them.
-    fn check(&self, pair: &SourcePair, secrets: &SourceSecrets) -> Result<Served, Refused> {
+    fn check(&self, pair: &SourcePair, secrets: &SourceSecrets) -> Result<Served, SecretsRefused> {
         let SourcePair { tenant, source } = pair;
         units::name(tenant.as_str()).map_err(|invalid| {
-            Refused::Invalid(format!("tenant: {}; {}", invalid.problem, invalid.hint))
+            SecretsRefused::Invalid(format!("tenant: {}; {}", invalid.problem, invalid.hint))
         })?;
         if tenant.as_str() == OWN_TENANT {
-            return Err(Refused::Invalid(own_tenant_fault()));
+            return Err(SecretsRefused::Invalid(own_tenant_fault()));
         }
         let template = self.templates.get(source).ok_or_else(|| {
-            Refused::Unknown(format!(
+            SecretsRefused::Unknown(format!(
                 "the config has no source {}: add [sources.NAME] first",
                 source.as_str().escape_debug()
             ))
         })?;
         if template.spec.envelope.tenant_from.is_some() {
-            return Err(Refused::Conflict(format!(
+            return Err(SecretsRefused::Conflict(format!(
                 "the source {source} takes the tenant from a field of its events (tenant_from), so its \
                  tenants have no secrets of their own"
             )));
         }
         if self.configured.contains(pair) {
-            return Err(Refused::Conflict(format!(
+            return Err(SecretsRefused::Conflict(format!(
                 "the config declares the secrets of {}: change them there",
                 label(pair)
             )));
@@ -235,14 +235,15 @@ impl TenantRules {
         };
         if secrets.secrets().iter().any(from_config) {
             let why = "env: and file: are read from the config only: send the secret itself";
-            return Err(Refused::Invalid(why.to_owned()));
+            return Err(SecretsRefused::Invalid(why.to_owned()));
         }
-        let source = template
-            .source_for(tenant.clone(), secrets.secrets().to_vec())
-            .map_err(|error| Refused::Invalid(format!("{}; {}", error.problem, error.hint)))?;
+        let source =
+            template.source_for(tenant.clone(), secrets.secrets().to_vec()).map_err(|error| {
+                SecretsRefused::Invalid(format!("{}; {}", error.problem, error.hint))
+            })?;
         let keys = source.scheme().key_hashes();
         if keys.iter().enumerate().any(|(place, key)| keys[..place].contains(key)) {
-            return Err(Refused::Invalid("the same secret was given twice".to_owned()));
+            return Err(SecretsRefused::Invalid("the same secret was given twice".to_owned()));
         }
         Ok(Served::new(source, secrets.secrets()))
     }
@@ -371,13 +372,13 @@ impl State {
     }
 
     /// The owners of all secrets except those of one pair, or why they cannot be known.
-    fn owners_beside(&self, pair: &SourcePair) -> Result<SecretOwners, Refused> {
+    fn owners_beside(&self, pair: &SourcePair) -> Result<SecretOwners, SecretsRefused> {
         let mut owners = self.rules.owners.clone();
         for (other, stored) in self.pairs.iter().filter(|(other, _)| *other != pair) {
             match &stored.state {
                 PairState::Served(served) => owners.insert_served(served, &label(other)),
                 PairState::Unavailable { why, is_opened: false } => {
-                    return Err(Refused::Unavailable(format!(
+                    return Err(SecretsRefused::Unavailable(format!(
                         "the secrets of {} cannot be opened, so it cannot be checked that no two tenants \
                          share one: {why}. Add the key to `old` in [vault], or remove those secrets",
                         label(other)
@@ -440,7 +441,7 @@ impl<S: SourceSecretStore> TenantSources<S> {
     }
 
     /// The secrets of a pair, as far as an operator may know them.
-    pub(crate) async fn show(&self, pair: &SourcePair) -> Result<PairSummary, Refused> {
+    pub(crate) async fn show(&self, pair: &SourcePair) -> Result<PairSummary, SecretsRefused> {
         let mut state = self.state.lock().await;
         self.refresh_locked(&mut state).await?;
         summary(&state, pair)
@@ -452,19 +453,19 @@ impl<S: SourceSecretStore> TenantSources<S> {
         pair: &SourcePair,
         secrets: &SourceSecrets,
         by: Action,
-    ) -> Result<PairSummary, Refused> {
+    ) -> Result<PairSummary, SecretsRefused> {
         let mut state = self.state.lock().await;
         for _ in 0..CHANGE_TRIES {
             let version = self.refresh_locked(&mut state).await?;
             let served = state.rules.check(pair, secrets)?;
             if let Some(owner) = state.owners_beside(pair)?.owner(&served) {
-                return Err(Refused::Conflict(format!(
+                return Err(SecretsRefused::Conflict(format!(
                     "{owner} has the same secret: give each tenant its own, so that a signature identifies \
                      one of them"
                 )));
             }
             let vault = state.rules.vault.as_ref();
-            let vault = vault.map_err(|why| Refused::Unavailable(why.clone()))?;
+            let vault = vault.map_err(|why| SecretsRefused::Unavailable(why.clone()))?;
             let context = SealContext::source_secrets(&pair.tenant, &pair.source);
             let sealed = vault.seal(&context, &secrets.to_bytes(), nonce());
             let act = SourceSecretsAct::Set(sealed);
@@ -475,7 +476,7 @@ impl<S: SourceSecretStore> TenantSources<S> {
                 }
                 SourceSecretsChanged::VersionChanged => {}
                 SourceSecretsChanged::TooMany => {
-                    return Err(Refused::Conflict(format!(
+                    return Err(SecretsRefused::Conflict(format!(
                         "there are {TENANT_SOURCES_MAX} tenants with secrets of their own, the most that \
                          there may be"
                     )));
@@ -487,7 +488,7 @@ impl<S: SourceSecretStore> TenantSources<S> {
     }
 
     /// Removes the secrets of a pair: its requests get a 404.
-    pub(crate) async fn remove(&self, pair: &SourcePair, by: Action) -> Result<(), Refused> {
+    pub(crate) async fn remove(&self, pair: &SourcePair, by: Action) -> Result<(), SecretsRefused> {
         let mut state = self.state.lock().await;
         for _ in 0..CHANGE_TRIES {
             let version = self.refresh_locked(&mut state).await?;
@@ -617,7 +618,7 @@ fn log_pair_states(before: &BTreeMap<SourcePair, Pair>, after: &BTreeMap<SourceP
     }
 }
 
-fn summary(state: &State, pair: &SourcePair) -> Result<PairSummary, Refused> {
+fn summary(state: &State, pair: &SourcePair) -> Result<PairSummary, SecretsRefused> {
     let stored = state.pairs.get(pair).ok_or_else(|| unknown(pair))?;
     let secrets = match &stored.state {
         PairState::Served(served) => Ok(served.until.clone()),
@@ -626,12 +627,14 @@ fn summary(state: &State, pair: &SourcePair) -> Result<PairSummary, Refused> {
     Ok(PairSummary { pair: pair.clone(), set_at: stored.set_at, secrets })
 }
 
-fn unknown(pair: &SourcePair) -> Refused {
-    Refused::Unknown(format!("no secrets were set at run time for {}", label(pair)))
+fn unknown(pair: &SourcePair) -> SecretsRefused {
+    SecretsRefused::Unknown(format!("no secrets were set at run time for {}", label(pair)))
 }
 
-fn contended() -> Refused {
-    Refused::Unavailable("other secrets are being changed at the same time: try again".to_owned())
+fn contended() -> SecretsRefused {
+    SecretsRefused::Unavailable(
+        "other secrets are being changed at the same time: try again".to_owned(),
+    )
 }
 
 fn pair_of(source: &Source) -> SourcePair {

@@ -19,7 +19,7 @@ use super::{Accepted, Admin, AdminStore};
 use crate::api::{
     Deleted, SourceSecretRequest, SourceSecrets, SourceSecretsRequest, TenantDeletion,
 };
-use crate::tenant_sources::Refused;
+use crate::tenant_sources::SecretsRefused;
 
 /// `GET /api/v1/tenants/{tenant}/sources/{source}/secrets`.
 pub(super) async fn show<S: AdminStore>(
@@ -110,13 +110,13 @@ pub(super) async fn deletion<S: AdminStore>(
     Ok(Json(found.ok_or_else(unknown)?.into()))
 }
 
-impl From<Refused> for Problem {
-    fn from(refused: Refused) -> Self {
+impl From<SecretsRefused> for Problem {
+    fn from(refused: SecretsRefused) -> Self {
         match refused {
-            Refused::Invalid(detail) => Self::bad_request(&detail),
-            Refused::Unknown(detail) => Self::not_found(&detail),
-            Refused::Conflict(detail) => Self::conflict(&detail),
-            Refused::Unavailable(detail) => Self::unavailable(&detail),
+            SecretsRefused::Invalid(detail) => Self::bad_request(&detail),
+            SecretsRefused::Unknown(detail) => Self::not_found(&detail),
+            SecretsRefused::Conflict(detail) => Self::conflict(&detail),
+            SecretsRefused::Unavailable(detail) => Self::unavailable(&detail),
         }
     }
 }
