@@ -45,7 +45,7 @@ pub(crate) struct TenantSources<S> {
     store: Arc<S>,
     apply: Apply,
     /// One change or refresh at a time on this node, a reload included.
-    state: Mutex<State>,
+    state: Mutex<AppliedSecrets>,
     /// When the secrets of each served pair end, for alerts.
     ends: RwLock<Vec<SecretEnds>>,
 }
@@ -69,7 +69,7 @@ struct SecretOwners {
     keys: HashMap<KeyHash, String>,
 }
 
-struct State {
+struct AppliedSecrets {
     rules: TenantRules,
     /// The version of the set that is applied; `None` before the first read.
     version: Option<u64>,
@@ -277,7 +277,7 @@ impl Served {
     }
 }
 
-impl State {
+impl AppliedSecrets {
     /// Judges these pairs. A pair whose sealed secrets are the same is not opened again, unless `again` is set.
     fn judge(
         &self,
@@ -395,7 +395,7 @@ impl State {
 impl<S: SourceSecretStore> TenantSources<S> {
     /// Nothing is read before [`TenantSources::refresh`].
     pub(crate) fn new(store: Arc<S>, rules: TenantRules, apply: Apply) -> Self {
-        let state = State { rules, version: None, pairs: BTreeMap::new() };
+        let state = AppliedSecrets { rules, version: None, pairs: BTreeMap::new() };
         Self { store, apply, state: Mutex::new(state), ends: RwLock::default() }
     }
 
@@ -560,7 +560,7 @@ impl<S: SourceSecretStore> TenantSources<S> {
     }
 
     /// Reads the stored secrets if they have changed, applies them, and returns their version.
-    async fn refresh_locked(&self, state: &mut State) -> Result<u64, StoreError> {
+    async fn refresh_locked(&self, state: &mut AppliedSecrets) -> Result<u64, StoreError> {
         let version = self.store.source_secrets_version().await?;
         if state.version == Some(version) {
             return Ok(version);
@@ -576,7 +576,7 @@ impl<S: SourceSecretStore> TenantSources<S> {
         Ok(set.version)
     }
 
-    fn note_ends(&self, state: &State) {
+    fn note_ends(&self, state: &AppliedSecrets) {
         let ends = state.pairs.iter().filter_map(|(pair, stored)| match &stored.state {
             PairState::Served(served) => Some(SecretEnds {
                 source: pair.source.clone(),
@@ -618,7 +618,7 @@ fn log_pair_states(before: &BTreeMap<SourcePair, Pair>, after: &BTreeMap<SourceP
     }
 }
 
-fn summary(state: &State, pair: &SourcePair) -> Result<PairSummary, SecretsRefused> {
+fn summary(state: &AppliedSecrets, pair: &SourcePair) -> Result<PairSummary, SecretsRefused> {
     let stored = state.pairs.get(pair).ok_or_else(|| unknown(pair))?;
     let secrets = match &stored.state {
         PairState::Served(served) => Ok(served.until.clone()),
