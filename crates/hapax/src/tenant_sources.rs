@@ -73,12 +73,12 @@ struct AppliedSecrets {
     rules: TenantRules,
     /// The version of the set that is applied; `None` before the first read.
     version: Option<u64>,
-    pairs: BTreeMap<SourcePair, Pair>,
+    pairs: BTreeMap<SourcePair, StoredPair>,
 }
 
 /// A stored pair.
 #[derive(Debug, Clone)]
-struct Pair {
+struct StoredPair {
     sealed: Result<Sealed, OpenError>,
     set_at: Timestamp,
     state: PairState,
@@ -283,7 +283,7 @@ impl AppliedSecrets {
         &self,
         mut records: Vec<SourceSecretRecord>,
         again: bool,
-    ) -> BTreeMap<SourcePair, Pair> {
+    ) -> BTreeMap<SourcePair, StoredPair> {
         // The order decides which of two pairs with one secret is served: the same one on every node.
         records.sort_by(|one, other| (one.set_at, &one.pair).cmp(&(other.set_at, &other.pair)));
         let mut owners = self.rules.owners.clone();
@@ -309,7 +309,7 @@ impl AppliedSecrets {
                 }
             }
             let SourceSecretRecord { pair, sealed, set_at } = record;
-            pairs.insert(pair, Pair { sealed, set_at, state: pair_state });
+            pairs.insert(pair, StoredPair { sealed, set_at, state: pair_state });
         }
         pairs
     }
@@ -336,8 +336,8 @@ impl AppliedSecrets {
     /// left alone.
     fn changes(
         &self,
-        before: &BTreeMap<SourcePair, Pair>,
-        after: &BTreeMap<SourcePair, Pair>,
+        before: &BTreeMap<SourcePair, StoredPair>,
+        after: &BTreeMap<SourcePair, StoredPair>,
     ) -> Vec<RouteChange> {
         let is_ours = |pair: &SourcePair| !self.rules.configured.contains(pair);
         let gone = before.keys().filter(|pair| is_ours(pair) && !after.contains_key(*pair));
@@ -345,7 +345,7 @@ impl AppliedSecrets {
             tenant: tenant.clone(),
             source: source.clone(),
         });
-        let is_same = |pair: &SourcePair, now: &Pair| {
+        let is_same = |pair: &SourcePair, now: &StoredPair| {
             before.get(pair).is_some_and(|before| match (&before.state, &now.state) {
                 (PairState::Served(one), PairState::Served(two)) => Arc::ptr_eq(one, two),
                 (PairState::Unavailable { .. }, PairState::Unavailable { .. })
@@ -590,7 +590,10 @@ impl<S: SourceSecretStore> TenantSources<S> {
 }
 
 /// Logs pairs that cannot be served any more, and those that can again.
-fn log_pair_states(before: &BTreeMap<SourcePair, Pair>, after: &BTreeMap<SourcePair, Pair>) {
+fn log_pair_states(
+    before: &BTreeMap<SourcePair, StoredPair>,
+    after: &BTreeMap<SourcePair, StoredPair>,
+) {
     for (pair, stored) in after {
         let was = before.get(pair).map(|before| &before.state);
         let name = label(pair);
