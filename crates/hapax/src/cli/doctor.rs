@@ -60,7 +60,7 @@ pub(super) struct Doctor {
 
 /// The result of one check.
 #[derive(Debug, Serialize)]
-struct Finding {
+struct CheckResult {
     check: &'static str,
     level: Level,
     note: String,
@@ -75,11 +75,11 @@ enum Level {
 }
 
 #[derive(Debug, Default)]
-struct Findings(Vec<Finding>);
+struct Findings(Vec<CheckResult>);
 
 impl Findings {
     fn add(&mut self, check: &'static str, level: Level, note: impl Into<String>) {
-        self.0.push(Finding { check, level, note: note.into() });
+        self.0.push(CheckResult { check, level, note: note.into() });
     }
 }
 
