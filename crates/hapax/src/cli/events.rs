@@ -388,7 +388,7 @@ impl Tail {
     }
 
     async fn follow(&self, server: &Server) -> Result<Exit, Failure> {
-        let mut seen = Seen::default();
+        let mut seen = SeenIds::default();
         let mut left = self.count.unwrap_or(u64::MAX);
         let mut first = self.look(server, &seen).await?;
         seen.note(&first);
@@ -426,7 +426,7 @@ impl Tail {
     }
 
     /// Events that were not printed yet, newest first.
-    async fn look(&self, server: &Server, seen: &Seen) -> Result<Vec<Value>, Failure> {
+    async fn look(&self, server: &Server, seen: &SeenIds) -> Result<Vec<Value>, Failure> {
         let mut new = Vec::new();
         let mut cursor = None;
         for _ in 0..TAIL_PAGES_MAX {
@@ -453,12 +453,12 @@ impl Tail {
 
 /// Ids that were printed or skipped; the oldest are dropped first.
 #[derive(Debug, Default)]
-struct Seen {
+struct SeenIds {
     ids: HashSet<String>,
     order: VecDeque<String>,
 }
 
-impl Seen {
+impl SeenIds {
     fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
