@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::job::{HandlerName, JobId, Phase, Policy, Retry, WorkLocation};
 use hapax_core::ledger::Ledger;
-use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Position, ResourcePosition as OrderPlace};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Position, ResourcePosition};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{LatePolicy, ReplayGuard, SourceSpec};
@@ -433,7 +433,7 @@ pub(crate) fn job(name: &str) -> NewJob {
 }
 
 pub(crate) fn placed(name: &str, resource: &str, position: i64) -> NewJob {
-    let place = OrderPlace { resource: resource.into(), position: Position(position) };
+    let place = ResourcePosition { resource: resource.into(), position: Position(position) };
     NewJob { place: Some(place), ..job(name) }
 }
 

@@ -9,7 +9,7 @@ use crate::harness::{Place, Sender, body};
 use hapax_core::SourceName;
 use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{HandlerName, Phase, Policy, WorkLocation};
-use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Position, ResourcePosition as OrderPlace};
+use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Position, ResourcePosition};
 use hapax_core::store::{
     Claim, ClaimAsk, EventName, HandlerRef, HandlerSpec, Inspect, Lookup, NewJob, Ran, SqlAsk,
     SqlRan, SqlRun, Status, Store, Work,
@@ -57,7 +57,7 @@ impl World {
         Self { place, store, program, timeout: crate::harness::FOREVER }
     }
 
-    async fn accept(&self, id: &str, place: Option<OrderPlace>) {
+    async fn accept(&self, id: &str, place: Option<ResourcePosition>) {
         let mut ingest = Sender::plain().ingest(&body(id));
         let job = NewJob { handler: handler().handler, place, hopeless: None };
         ingest.jobs = vec![vec![job]];
@@ -306,8 +306,10 @@ async fn an_older_version_never_overwrites_a_newer_one() {
     let count = versions.len();
     versions = (0..count).map(|n| versions[n * 7 % count]).collect();
     for (resource, version) in versions {
-        let place =
-            OrderPlace { resource: format!("r{resource}").into(), position: Position(version) };
+        let place = ResourcePosition {
+            resource: format!("r{resource}").into(),
+            position: Position(version),
+        };
         world.accept(&format!("e{resource}_{version:02}"), Some(place)).await;
         if resource % 5 == 0 {
             world.run().await;

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use hapax_core::SourceName;
 use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{HandlerName, Policy, WorkLocation};
-use hapax_core::order::{OrderRule, Position, ResourcePosition as OrderPlace};
+use hapax_core::order::{OrderRule, Position, ResourcePosition};
 use hapax_core::store::{
     Claim, ClaimAsk, HandlerRef, HandlerSpec, NewJob, Ran, SqlAsk, SqlRan, SqlRun, Store, Work,
 };
@@ -93,7 +93,7 @@ impl Base {
     }
 
     async fn accept(&self, id: &str, place: Option<(&str, i64)>) {
-        let place = place.map(|(resource, position)| OrderPlace {
+        let place = place.map(|(resource, position)| ResourcePosition {
             resource: resource.into(),
             position: Position(position),
         });
