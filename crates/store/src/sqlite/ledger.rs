@@ -311,7 +311,7 @@ mod tests {
     use http::{Method, StatusCode};
 
     use super::*;
-    use crate::harness::{Place, Sender, World};
+    use crate::harness::{DatabaseDirectory, Sender, World};
 
     fn ask(key: &str) -> ReserveAsk {
         ReserveAsk {
@@ -341,7 +341,7 @@ mod tests {
         // With a commit for each act there would be a sync for each, and a tenth of the rate. The
         // same key is reserved twice in the batch: the second answer must not report a reservation
         // that is not on disk yet.
-        let place = Place::new();
+        let place = DatabaseDirectory::new();
         let store = place.open();
         let commits = Arc::new(AtomicUsize::new(0));
         let (hold, held) = std::sync::mpsc::channel::<()>();
@@ -388,7 +388,7 @@ mod tests {
     async fn replays_of_large_answers_do_not_keep_a_batch_waiting() {
         // In a storm of retries, one batch would read five hundred answers of a megabyte into
         // memory at once, and every ack would wait for them.
-        let place = Place::new();
+        let place = DatabaseDirectory::new();
         let store = place.open();
         let large = StoredAnswer { body: vec![0; 1 << 20].into(), ..answer() };
         let reserved = fresh(&store, "k").await;
@@ -423,7 +423,7 @@ mod tests {
     async fn a_commit_that_failed_reserved_and_finished_nothing() {
         // If "fresh" were answered before the commit is on disk, two attempts could run under one
         // fence.
-        let place = Place::new();
+        let place = DatabaseDirectory::new();
         let store = place.open();
         let first = fresh(&store, "first").await;
         let mut refusals = 1..=1;
@@ -451,7 +451,7 @@ mod tests {
     async fn a_store_that_was_opened_again_still_knows_and_repeats_no_fence() {
         // Each fence ends in another way, all of them delete their row, and each time the file is
         // closed and opened.
-        let place = Place::new();
+        let place = DatabaseDirectory::new();
         let mut fences = HashSet::new();
         for round in 0..3 {
             let store = place.open();

@@ -19,8 +19,8 @@ use rusqlite::Connection;
 use super::lists::Candidates;
 use super::{Db, SqliteOptions, SqliteStore};
 use crate::harness::{
-    LEASE, Place, Replay, Sender, World, after, body, done, handler, job, noon, ordered, placed,
-    spec,
+    DatabaseDirectory, LEASE, Replay, Sender, World, after, body, done, handler, job, noon,
+    ordered, placed, spec,
 };
 use crate::limits::FRESH_KEYS_MAX;
 use crate::transact::{Failure, Transact as _, TxError};
@@ -59,7 +59,7 @@ async fn writable_again(store: &SqliteStore) {
 async fn a_commit_that_failed_leaves_nothing_behind_and_its_retry_is_new() {
     // The naive store keeps the key in memory, and calls the retry a duplicate of an event that
     // does not exist.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
     let before = verdict(&store, &sender, "before").await.expect("accepts").id();
@@ -78,7 +78,7 @@ async fn a_commit_that_failed_leaves_nothing_behind_and_its_retry_is_new() {
 async fn a_source_whose_first_commit_failed_is_known_with_its_retry() {
     // The number that the failed commit gave the source is not on disk; an event under it would
     // have no source.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
     fail_commits(&store).await;
@@ -122,7 +122,7 @@ async fn a_write_that_failed_frees_no_lease_of_this_process() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_waits_for_the_commit_of_its_event() {
     // Memory would answer the copy while the first arrival is not on disk yet.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = Arc::new(place.open());
     let (began, begins) = std::sync::mpsc::channel::<()>();
     let (hold, held) = std::sync::mpsc::channel::<()>();
@@ -157,7 +157,7 @@ async fn a_copy_waits_for_the_commit_of_its_event() {
 async fn after_a_failed_sync_the_log_is_empty_and_the_epoch_one_higher() {
     // An unsynced commit may be a hole in the log now: everything synced after it would be lost
     // with it. The failed transaction must not reappear in the page cache either.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     for n in 0..20 {
         verdict(&store, &Sender::plain(), &format!("evt_{n}")).await.expect("accepts");
@@ -189,7 +189,7 @@ async fn after_a_failed_sync_the_log_is_empty_and_the_epoch_one_higher() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_for_which_no_lane_is_left_fails_alone() {
     // The writer must neither end nor recover repeatedly because of it.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     place.open().close().await;
     let (hold, held) = std::sync::mpsc::channel::<()>();
     let conn = Connection::open(place.file()).expect("opens");
@@ -236,7 +236,7 @@ async fn an_event_for_which_no_lane_is_left_fails_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plan_whose_row_cannot_be_read_stops_neither_the_writer_nor_other_plans() {
     // A newer version wrote the first plan. An error of the writer would make it start again, each second.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
     verdict(&store, &sender, "evt_1").await.expect("accepts");
@@ -269,7 +269,7 @@ async fn a_plan_whose_row_cannot_be_read_stops_neither_the_writer_nor_other_plan
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_failed_is_an_error_for_all_of_its_batch() {
     // Small events that share the batch with one that cannot be written must not be acked.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
     verdict(&store, &sender, "before").await.expect("accepts");
@@ -307,7 +307,7 @@ async fn a_commit_that_failed_is_an_error_for_all_of_its_batch() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_work_while_writes_fail() {
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
     let id = verdict(&store, &sender, "before").await.expect("accepts").id();
@@ -323,7 +323,7 @@ async fn reads_work_while_writes_fail() {
 #[tokio::test]
 async fn a_query_that_panics_leaves_its_connection_usable() {
     // There are two readers: after two panics no read would be possible.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     for _ in 0..3 {
         let panicked: Result<(), _> = store.readers.run(|_| panic!("as it must not")).await;
@@ -334,7 +334,7 @@ async fn a_query_that_panics_leaves_its_connection_usable() {
 }
 
 /// Adds keys to the tree up to `through`, as a merge that died halfway would have.
-fn interrupted_merge(place: &Place, merged: std::ops::RangeInclusive<i64>) {
+fn interrupted_merge(place: &DatabaseDirectory, merged: std::ops::RangeInclusive<i64>) {
     let conn = Connection::open(place.file()).expect("opens");
     let mut events =
         conn.prepare("SELECT seq, event_id FROM hapax_event ORDER BY seq").expect("prepares");
@@ -354,7 +354,7 @@ fn interrupted_merge(place: &Place, merged: std::ops::RangeInclusive<i64>) {
 async fn a_merge_that_died_halfway_is_finished_and_forgets_no_key() {
     // Keys in the tree beyond the mark: the reload starts at the old mark, and the merge must skip
     // keys that are there already.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let sender = Sender::plain();
     let store = place.open();
     for n in 0..100 {
@@ -383,7 +383,7 @@ async fn a_merge_that_died_halfway_is_finished_and_forgets_no_key() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_hash_for_another_event_stops_the_store_loudly() {
     // Otherwise one of two events would be a duplicate of the other for ever.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let sender = Sender::plain();
     let store = place.open();
     verdict(&store, &sender, "evt_1").await.expect("accepts");
@@ -410,7 +410,7 @@ async fn the_same_hash_for_another_event_stops_the_store_loudly() {
 async fn keys_are_known_before_during_and_after_a_merge_and_after_a_restart() {
     // More keys than memory holds, so that merges run between the batches. Every key is looked up
     // again afterwards: in the tree, in memory, and after a reload.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = Arc::new(place.open());
     let sender = Arc::new(Sender::of_several());
     let per_body = 500;
@@ -450,7 +450,7 @@ async fn keys_are_known_before_during_and_after_a_merge_and_after_a_restart() {
 
 #[tokio::test]
 async fn a_second_process_is_refused() {
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let second = SqliteStore::open(SqliteOptions::new(place.directory()));
     assert!(matches!(second, Err(super::OpenError::InUse(_))), "{second:?}");
@@ -463,7 +463,7 @@ async fn a_changed_or_newer_migration_is_refused() {
         ("UPDATE hapax_migration SET checksum = 'another'", false),
         ("INSERT INTO hapax_migration (version, name, checksum) VALUES (999, 'x', 'y')", true),
     ] {
-        let place = Place::new();
+        let place = DatabaseDirectory::new();
         let store = place.open();
         store.close().await;
         drop(store);
@@ -479,7 +479,7 @@ async fn a_changed_or_newer_migration_is_refused() {
 
 #[tokio::test]
 async fn tables_and_numbers_of_the_user_in_the_same_file_stay_untouched() {
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let conn = Connection::open(place.file()).expect("opens");
     conn.execute_batch(
         "CREATE TABLE payout_fees (id TEXT); INSERT INTO payout_fees VALUES ('mine');
@@ -515,7 +515,7 @@ async fn tables_and_numbers_of_the_user_in_the_same_file_stay_untouched() {
 #[tokio::test]
 async fn every_documented_view_can_be_read_by_other_programs() {
     // A dashboard uses them on both databases: a view that is missing on SQLite breaks it.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     store.close().await;
     drop(store);
@@ -531,7 +531,7 @@ async fn every_documented_view_can_be_read_by_other_programs() {
 async fn commits_are_synced_again_after_a_deferred_write() {
     // Counting copies lowers the setting for its own commit. If the setting stayed, events would be
     // acked that a power cut can undo.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
     for _ in 0..3 {
@@ -551,7 +551,7 @@ async fn commits_are_synced_again_after_a_deferred_write() {
 async fn a_deferred_write_that_could_not_begin_leaves_commits_synced() {
     // Another connection holds the file for writing when copies are to be counted: the setting for
     // that commit must not stay for the following ones.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     verdict(&store, &Sender::plain(), "evt_1").await.expect("accepts");
     let file = place.file();
@@ -584,7 +584,7 @@ async fn closing_does_not_wait_for_a_full_disk() {
         let late = verdict(&store, &Sender::plain(), "evt_1").await;
         assert!(matches!(late, Err(StoreError::Closed)), "{late:?}");
     };
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = Arc::new(place.open());
     for _ in 0..3 {
         verdict(&store, &Sender::plain(), "evt_1").await.expect("answers");
@@ -592,7 +592,7 @@ async fn closing_does_not_wait_for_a_full_disk() {
     store.writer.tamper(refuse_commits);
     in_time(store).await;
 
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = Arc::new(place.open());
     let (hold, held) = std::sync::mpsc::channel::<()>();
     store.writer.tamper(move |conn| {
@@ -616,7 +616,7 @@ async fn closing_does_not_wait_for_a_full_disk() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
     // A statement fails, and the closure hides the failure and reports success.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let made = Connection::open(place.file()).expect("opens");
     made.execute_batch("CREATE TABLE mine (n)").expect("the user's table");
     drop(made);
@@ -763,7 +763,7 @@ async fn old_messages_are_deleted_with_the_history_and_new_ones_stay() {
 async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
     // The body of an event is deleted, then a copy arrives and is counted, then the key is deleted.
     // The count must not stay.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
     verdict(&store, &sender, "evt_1").await.expect("accepts");
@@ -791,7 +791,7 @@ async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
 async fn pages_of_pruned_events_are_filled_again_though_their_keys_stay() {
     // Several rounds of events, each pruned before the next one arrives. Only the narrow rows may
     // add to the file, and they are a small part of it.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
     let mut pages = Vec::new();
@@ -821,7 +821,7 @@ async fn pages_of_pruned_events_are_filled_again_though_their_keys_stay() {
 #[tokio::test]
 async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
     // A scan or a sort would make every claim slower with each job that waits.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let (send, answer) = tokio::sync::oneshot::channel();
     store.writer.tamper(|conn| {
@@ -856,7 +856,7 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
 #[tokio::test]
 async fn lanes_and_lists_of_rare_states_are_read_from_indexes_alone() {
     // A query about a million jobs must not read a million rows, least of all those of done jobs.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let (send, answer) = tokio::sync::oneshot::channel();
     store.writer.tamper(|conn| {
@@ -921,7 +921,7 @@ async fn lanes_and_lists_of_rare_states_are_read_from_indexes_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
     // One bit of a stored body flips: for an external worker, for SQL, and between claim and run.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let made = Connection::open(place.file()).expect("opens");
     made.execute_batch("CREATE TABLE mine (body)").expect("the user's table");
     drop(made);
@@ -1010,7 +1010,7 @@ async fn a_commit_that_failed_keeps_no_sql_job_from_its_next_attempt() {
 async fn copies_are_answered_while_the_writer_is_busy_and_all_else_waits_for_it() {
     // A retry storm must not queue behind a long batch, and a lookup beside the writer must neither
     // call a conflict a duplicate nor lose one.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
     let mut ids = Vec::new();
@@ -1058,7 +1058,7 @@ async fn copies_are_answered_while_the_writer_is_busy_and_all_else_waits_for_it(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_copy_is_answered_while_writing_fails() {
     // The file still shows the event, but the disk under it may have lost what came after.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
     let id = verdict(&store, &sender, "evt_1").await.expect("accepts").id();
@@ -1109,7 +1109,7 @@ async fn a_replayed_event_is_not_answered_as_it_was_before() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_does_not_wait_for_a_disk_that_hangs() {
     // Copies give way to a commit of new events; this one never ends while the copy is asked.
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let store = Arc::new(place.open());
     let sender = Sender::plain();
     let id = verdict(&store, &sender, "evt_1").await.expect("accepts").id();

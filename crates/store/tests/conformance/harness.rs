@@ -26,9 +26,9 @@ use http::{HeaderMap, HeaderValue, Method};
 use tokio::sync::OnceCell;
 use uuid::Uuid;
 
-pub(crate) struct Place(tempfile::TempDir);
+pub(crate) struct DatabaseDirectory(tempfile::TempDir);
 
-impl Place {
+impl DatabaseDirectory {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().expect("a temporary directory"))
     }
@@ -372,7 +372,7 @@ pub(crate) struct World<S> {
     pub(crate) clock: Clock,
     /// The directory of the store, if it is on a disk: it is removed with the world.
     #[allow(dead_code)]
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<DatabaseDirectory>,
 }
 
 impl World<MemoryStore> {
@@ -385,7 +385,7 @@ impl World<MemoryStore> {
 
 impl World<SqliteStore> {
     pub(crate) fn on_disk() -> Self {
-        let (clock, place) = (Clock::default(), Place::new());
+        let (clock, place) = (Clock::default(), DatabaseDirectory::new());
         let options =
             SqliteOptions { clock: clock.for_a_store(), ..SqliteOptions::new(place.directory()) };
         let store = Arc::new(SqliteStore::open(options).expect("opens"));

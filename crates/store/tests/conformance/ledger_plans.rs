@@ -8,7 +8,7 @@ use hapax_core::ledger::{Fingerprint, Quota, Reservation, ReserveAsk, Reserved};
 use hapax_store::{MemoryStore, PgOptions, PgStore, SqliteOptions, SqliteStore};
 use proptest::prelude::*;
 
-use crate::harness::{Clock, Place, Working, World, pg_database};
+use crate::harness::{Clock, DatabaseDirectory, Working, World, pg_database};
 use crate::ledger::{answer, ask};
 
 #[derive(Debug, Clone, Copy)]
@@ -128,7 +128,8 @@ async fn in_memory(plan: &[Act]) -> Vec<String> {
 
 async fn on_disk(plan: &[Act]) -> Vec<String> {
     let world = World::on_disk();
-    let directory = world.place.as_ref().map(Place::directory).expect("it lives on a disk");
+    let directory =
+        world.place.as_ref().map(DatabaseDirectory::directory).expect("it lives on a disk");
     let restart = async |store: Arc<SqliteStore>, clock: &Clock| {
         store.close().await;
         drop(store);

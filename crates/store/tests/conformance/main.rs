@@ -52,7 +52,7 @@ macro_rules! on_every_store {
         mod sqlite {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
             async fn $case() {
-                let place = crate::harness::Place::new();
+                let place = crate::harness::DatabaseDirectory::new();
                 crate::cases::$case(std::sync::Arc::new(place.open())).await;
             })*
         }

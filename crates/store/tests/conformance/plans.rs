@@ -8,7 +8,7 @@ use hapax_core::store::{EventId, Ingest, Inspect, Store, Verdict};
 use hapax_store::{MemoryStore, PgOptions, PgStore};
 use proptest::prelude::*;
 
-use crate::harness::{Place, Sender, after, pg_database};
+use crate::harness::{DatabaseDirectory, Sender, after, pg_database};
 
 #[derive(Debug, Clone)]
 struct Step {
@@ -115,7 +115,7 @@ proptest! {
     #[test]
     fn random_plans_get_equal_answers_from_sqlite(steps in prop::collection::vec(step(), 1..40)) {
         runtime().block_on(async {
-            let place = Place::new();
+            let place = DatabaseDirectory::new();
             same_answers(steps, place.open(), async |store| {
                 store.close().await;
                 drop(store);

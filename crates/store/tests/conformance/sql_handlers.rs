@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::harness::{Place, Sender, body};
+use crate::harness::{DatabaseDirectory, Sender, body};
 use hapax_core::SourceName;
 use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::{HandlerName, Phase, Policy, WorkLocation};
@@ -18,7 +18,7 @@ use hapax_store::SqliteStore;
 use rusqlite::Connection;
 
 struct World {
-    place: Place,
+    place: DatabaseDirectory,
     store: SqliteStore,
     program: Arc<SqlProgram>,
     timeout: Duration,
@@ -40,7 +40,7 @@ impl World {
     }
 
     async fn with(sql: &str, spec: HandlerSpec) -> Self {
-        let place = Place::new();
+        let place = DatabaseDirectory::new();
         Connection::open(place.file())
             .expect("opens")
             .execute_batch(

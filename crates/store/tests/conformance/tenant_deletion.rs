@@ -9,7 +9,9 @@ use hapax_core::store::{
 use hapax_core::vault::SealContext;
 use hapax_core::{SourceName, Tenant};
 
-use crate::harness::{Place, Sender, World, body, done, failed, job, ordered, placed, spec};
+use crate::harness::{
+    DatabaseDirectory, Sender, World, body, done, failed, job, ordered, placed, spec,
+};
 use crate::sending::{self, ALL, Sending, delivered, message, vault, wanting};
 
 fn acme() -> Tenant {
@@ -158,7 +160,7 @@ pub(crate) async fn what_arrives_after_a_deletion_began_stays<S: Sending>(world:
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_deletion_goes_on_after_a_restart() {
     use hapax_core::store::{Action, Store, TenantDeletions};
-    let place = Place::new();
+    let place = DatabaseDirectory::new();
     let by = || Action { who: "ops".into(), reason: None, at: hapax_core::Timestamp::now() };
     let store = place.open();
     let sender = Sender::of("acme", "shop");

@@ -29,12 +29,12 @@ use super::claim::{due_sql, least_tried_sql};
 use super::operator_actions::orphans_sql;
 use super::order::{BUSY_KEYS, EARLIER_DEAD, EARLIER_OPEN, first_open_sql, parked_sql};
 use super::{LEASES, NEXT_DUE};
-use crate::harness::{Clock, FOREVER, Place, Sender, after, body, noon};
+use crate::harness::{Clock, DatabaseDirectory, FOREVER, Sender, after, body, noon};
 use crate::sqlite::{SqliteOptions, SqliteStore};
 
 /// A data directory that outlives the stores that are opened in it.
 struct Setup {
-    place: Place,
+    place: DatabaseDirectory,
     clock: Clock,
 }
 
@@ -52,7 +52,7 @@ fn by() -> Action {
 
 impl Setup {
     fn new() -> Self {
-        Self { place: Place::new(), clock: Clock::default() }
+        Self { place: DatabaseDirectory::new(), clock: Clock::default() }
     }
 
     fn open(&self) -> SqliteStore {
