@@ -270,7 +270,7 @@ impl PgDb<KeyRight> {
 /// A right to commit, and the outcome that its commit records.
 trait CommitRight: Clone + Send + Sync + 'static {
     /// The outcome.
-    type Said: Send + Sync + 'static;
+    type Recorded: Send + Sync + 'static;
     /// The value that the commit returns.
     type Proof: Send + 'static;
 
@@ -288,22 +288,22 @@ trait CommitRight: Clone + Send + Sync + 'static {
         &self,
         shared: &Shared,
         client: &Object,
-        said: &Self::Said,
+        said: &Self::Recorded,
     ) -> impl Future<Output = Result<(), NotRun>> + Send;
 
     /// Whether the outcome is recorded by this right; asked when the answer to a commit was lost.
     fn is_recorded(
         &self,
         shared: &Shared,
-        said: &Self::Said,
+        said: &Self::Recorded,
     ) -> impl Future<Output = Result<bool, PgError>> + Send;
 
     /// Called after the commit; returns its proof.
-    fn committed(&self, shared: &Shared, said: Self::Said) -> Self::Proof;
+    fn committed(&self, shared: &Shared, said: Self::Recorded) -> Self::Proof;
 }
 
 impl CommitRight for JobRight {
-    type Said = Option<String>;
+    type Recorded = Option<String>;
     type Proof = Committed;
 
     fn tenant(&self) -> Option<Tenant> {
@@ -346,7 +346,7 @@ impl CommitRight for JobRight {
 }
 
 impl CommitRight for KeyRight {
-    type Said = StoredAnswer;
+    type Recorded = StoredAnswer;
     type Proof = StoredAnswer;
 
     fn tenant(&self) -> Option<Tenant> {
@@ -421,12 +421,12 @@ async fn open<R: CommitRight>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
     if held { Ok(db) } else { Err(NotRun::Fence) }
 }
 
-async fn commit<R: CommitRight>(db: PgDb<R>, said: R::Said) -> Result<R::Proof, TxError> {
+async fn commit<R: CommitRight>(db: PgDb<R>, said: R::Recorded) -> Result<R::Proof, TxError> {
     let shared = Arc::clone(&db.shared);
     shared.to_the_end(async move { Ok(end(db, said).await) }).await?
 }
 
-async fn end<R: CommitRight>(mut db: PgDb<R>, said: R::Said) -> Result<R::Proof, TxError> {
+async fn end<R: CommitRight>(mut db: PgDb<R>, said: R::Recorded) -> Result<R::Proof, TxError> {
     db.is_sound().map_err(|error| TxError::Failed(error.into()))?;
     failpoint!("code.mid_commit");
     db.state = TxState::Sent;

@@ -117,7 +117,7 @@ impl PublishedFor {
 /// A right to commit, and the outcome that its commit records.
 trait CommitRight: Send + 'static {
     /// The value that the effects return.
-    type Said;
+    type Recorded;
     /// The value that the commit returns.
     type Proof: Send + 'static;
     /// The job or reservation, as found in the database.
@@ -138,13 +138,13 @@ trait CommitRight: Send + 'static {
         conn: &Connection,
         lanes: &mut Lanes,
         found: &Self::Found,
-        said: Self::Said,
+        said: Self::Recorded,
         now: Timestamp,
     ) -> rusqlite::Result<Result<Self::Proof, TxError>>;
 }
 
 impl CommitRight for JobRight {
-    type Said = Option<String>;
+    type Recorded = Option<String>;
     type Proof = Committed;
     type Found = JobRow;
 
@@ -185,7 +185,7 @@ impl CommitRight for JobRight {
 }
 
 impl CommitRight for KeyRight {
-    type Said = StoredAnswer;
+    type Recorded = StoredAnswer;
     type Proof = StoredAnswer;
     type Found = ();
 
@@ -330,7 +330,7 @@ pub enum DbError {
 
 async fn on_the_writer<R: CommitRight>(
     tx: Tx<R>,
-    effects: impl FnOnce(&Db<'_>) -> Result<R::Said, Failure> + Send + 'static,
+    effects: impl FnOnce(&Db<'_>) -> Result<R::Recorded, Failure> + Send + 'static,
 ) -> Result<R::Proof, TxError> {
     let Tx { store, right, timeout } = tx;
     let shared = Arc::clone(&store.shared);
@@ -350,7 +350,7 @@ fn commit<R: CommitRight>(
     writer: &mut Writer,
     right: &R,
     timeout: Duration,
-    effects: impl FnOnce(&Db<'_>) -> Result<R::Said, Failure>,
+    effects: impl FnOnce(&Db<'_>) -> Result<R::Recorded, Failure>,
 ) -> rusqlite::Result<Result<R::Proof, TxError>> {
     let now = writer.now();
     let tx = Transaction::begin(&writer.conn)?;
