@@ -81,7 +81,7 @@ impl ConfigReader<'_> {
             let mut spec = SourceSpec::new(preset.name, preset.name, Vec::new());
             spec.params = signing::dev_params(preset, secret.expose());
             let secret_texts = vec![secret_text_hash(&own)];
-            let secrets = vec![ActiveSecret::forever(own).known_as("the dev secret")];
+            let secrets = vec![ActiveSecret::forever(own).known_as("dev-secret")];
             match Source::build(SourceSpec { secrets, ..spec.clone() }) {
                 Ok(source) => {
                     let keep_keys = keep_keys(settings, &source);
