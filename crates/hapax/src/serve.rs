@@ -35,7 +35,9 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 use uuid::Uuid;
 
-use crate::admin::{self, Admin, AdminStore, Authorizer, Redactions, Site, WithoutToken};
+use crate::admin::{
+    self, Admin, AdminStore, Authorizer, Redactions, SharedPages, Site, WithoutToken,
+};
 use crate::alerts::{self, AlertMonitor, Inputs};
 use crate::config::{
     self, CallerIdentity, Config, InvalidSetting, Keep, Permission, Redaction, Role, ServiceUrl,
@@ -260,6 +262,7 @@ async fn serve_on<S: ServerStore>(
         redactions: Arc::clone(&redactions),
         portal_url: portal_url.or_else(|| portal_at.clone()),
         portal_counts: Arc::new(Semaphore::new(1)),
+        shared_pages: Arc::new(SharedPages::new(Arc::clone(&now))),
         rejections: Arc::clone(&rejections),
         readiness: Arc::clone(&readiness),
         metrics: metrics.clone(),

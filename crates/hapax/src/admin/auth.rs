@@ -270,7 +270,28 @@ enum Grants {
     Only(Arc<[Permission]>),
 }
 
+/// The facts about a caller that decide what a page shows.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct CallerView {
+    who: Arc<str>,
+    has_session: bool,
+    may_operate: bool,
+    may_administer: bool,
+    sees_payloads: bool,
+}
+
 impl Caller {
+    /// What decides which pages this caller sees.
+    pub(super) fn view(&self) -> CallerView {
+        CallerView {
+            who: Arc::clone(&self.who),
+            has_session: self.session.is_some(),
+            may_operate: self.may(Access::Operate),
+            may_administer: self.may(Access::Admin),
+            sees_payloads: self.sees_payloads(),
+        }
+    }
+
     /// The holder of a link to the portal, which permits nothing on the admin side.
     pub(super) fn of_link(link: PortalLinkId) -> Self {
         let who = format!("portal {link}").into();
@@ -537,6 +558,7 @@ pub(super) async fn authorize<S: AdminStore>(
                 response.extensions_mut().insert(Authenticated);
             }
             if let Some(audited) = audited {
+                admin.shared_pages.end();
                 audited.record(admin, &who, response.status()).await;
             }
             response

@@ -53,8 +53,9 @@ use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use utoipa::openapi::OpenApi;
 
-use auth::RouteGuard;
+use auth::{Access, RouteGuard};
 pub(crate) use auth::{Authenticated, Authorizer, WithoutToken};
+pub(crate) use pages::SharedPages;
 pub(crate) use portal::router as portal_router;
 use problem::Problem;
 pub(crate) use redaction::Redactions;
@@ -136,6 +137,8 @@ pub(crate) struct Admin<S> {
     pub(crate) portal_url: Option<String>,
     /// Held while deliveries are counted for a receiving party: one count at a time on this node.
     pub(crate) portal_counts: Arc<Semaphore>,
+    /// The pages that were rendered within the last second.
+    pub(crate) shared_pages: Arc<SharedPages>,
     /// Whether the process is ready; not any more once it shuts down.
     pub(crate) readiness: Arc<Readiness>,
     /// The requests that this process refused.
@@ -167,6 +170,13 @@ pub(crate) struct Admin<S> {
 pub(crate) fn router<S: AdminStore>(admin: Arc<Admin<S>>) -> Router {
     let mut router = Router::new();
     for ApiRoute { access, path, to, describe, .. } in routes::<S>() {
+        let to = match (access, describe().is_page()) {
+            (Some(Access::Read), true) => to.route_layer(axum::middleware::from_fn_with_state(
+                Arc::clone(&admin.shared_pages),
+                pages::share,
+            )),
+            (Some(_) | None, true | false) => to,
+        };
         let to = match access {
             None => to,
             Some(access) => to.route_layer(axum::middleware::from_fn_with_state(

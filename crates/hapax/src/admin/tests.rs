@@ -20,7 +20,7 @@ use hapax_core::store::{
     NewJob, Outcome, Settlement, Store as _, Work as _,
 };
 use hapax_core::{SourceName, Timestamp};
-use hapax_engine::{Pulled, Readiness, Traffic};
+use hapax_engine::{Now, Pulled, Readiness, Traffic};
 use hapax_sim::{Act, FaultyStore, SignedEvent};
 use hapax_store::MemoryStore;
 use http_body_util::BodyExt as _;
@@ -32,7 +32,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 use uuid::Uuid;
 
-use super::{Admin, Authorizer, Redactions, WithoutToken, portal_router, router};
+use super::{Admin, Authorizer, Redactions, SharedPages, WithoutToken, portal_router, router};
 use crate::alerts::{AlertMonitor, AlertRules, Inputs};
 use crate::config::{Permission, Redaction};
 use crate::rejection_recorder::RejectionRecorder;
@@ -101,6 +101,12 @@ impl TestStore {
             store.put(event).await;
         }
         store
+    }
+
+    /// The clock that [`TestStore::set_clock`] sets.
+    fn now(&self) -> Now {
+        let clock = Arc::clone(&self.clock);
+        Arc::new(move || *clock.lock().unwrap())
     }
 
     fn set_clock(&self, now: Timestamp) {
@@ -232,6 +238,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         )])),
         portal_url: Some("https://webhooks.example.com".to_owned()),
         portal_counts: Arc::clone(&portal_counts),
+        shared_pages: Arc::new(SharedPages::new(store.now())),
         readiness,
         sending: Arc::new(SharedSending::new(Err("no vault in this test".to_owned()))),
         tenants: Arc::new(tenants),

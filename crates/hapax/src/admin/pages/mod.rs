@@ -13,6 +13,7 @@ mod overview;
 mod plans;
 mod plot;
 mod sending;
+mod shared_pages;
 mod storage;
 pub(crate) mod text;
 mod work;
@@ -47,6 +48,8 @@ pub(super) use login::{LoggedIn, LoginForm, log_in, log_out, login};
 pub(super) use overview::overview;
 pub(super) use plans::{CancelPlan, PlanDeliveries, PlanEvents, plan, plans, rate, rate_of};
 pub(super) use sending::{STATUSES, deliveries, delivery, endpoint, endpoints, message, messages};
+pub(crate) use shared_pages::SharedPages;
+pub(super) use shared_pages::share;
 pub(super) use storage::{DeleteKey, duplicates, keys, storage};
 pub(super) use work::{audit, dead, handlers, source};
 

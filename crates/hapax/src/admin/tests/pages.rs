@@ -35,6 +35,11 @@ impl Server {
         answered(&self.router, request, more, form).await
     }
 
+    /// Moves the clock until no earlier rendering is shared any more.
+    fn shared_pages_end(&self) {
+        self.store.set_clock(noon() + std::time::Duration::from_secs(1));
+    }
+
     async fn page(&self, path: &str) -> Answered {
         self.browse(Method::GET, path, &[], "").await
     }
@@ -112,6 +117,42 @@ async fn text_of_a_sender_stays_text_on_every_page() {
 }
 
 #[tokio::test]
+async fn tabs_share_a_rendering_for_a_second_and_an_action_ends_it() {
+    // A rendering that outlives an action would show an operator that the action did nothing. One that is
+    // shared across rights would show buttons, or values, that the reader must not have.
+    let server = server_with(vec![event("evt_1", &[])], WithoutToken::Refused).await;
+    let list = async |token: &str, known: &str| {
+        let bearer = format!("Bearer {token}");
+        let more = [("authorization", &*bearer), ("if-none-match", known)];
+        server.browse(Method::GET, "/events", &more, "").await
+    };
+    let first = list("reader-token", "").await;
+    assert!(first.text.contains("evt_1"), "{}", first.text);
+    server.store.put(event("evt_2", &[("fee", JobState::Dead)])).await;
+
+    let shared = list("reader-token", "").await;
+    assert_eq!((shared.status, &shared.text), (StatusCode::OK, &first.text));
+    let known = first.header(header::ETAG);
+    let unchanged = list("reader-token", known).await;
+    assert_eq!((unchanged.status, &*unchanged.text), (StatusCode::NOT_MODIFIED, ""));
+    let other_rights = list("ops-token", known).await;
+    assert!(other_rights.text.contains("evt_2"), "the rendering of another role was shown");
+
+    server.shared_pages_end();
+    let later = list("reader-token", known).await;
+    assert!(later.text.contains("evt_2"), "a rendering was shared for longer than a second");
+
+    server.store.put(event("evt_3", &[])).await;
+    let id = server.store.event("evt_2").await.summary.id;
+    let path = format!("/api/v1/events/{id}/discard");
+    let ops = [("authorization", "Bearer ops-token"), ("content-type", "application/json")];
+    let acted = server.browse(Method::POST, &path, &ops, "{\"reason\":\"known\"}").await;
+    assert_eq!(acted.status, StatusCode::OK, "{}", acted.text);
+    let after = list("reader-token", "").await;
+    assert!(after.text.contains("evt_3"), "a rendering from before the action was shown");
+}
+
+#[tokio::test]
 async fn a_form_that_is_sent_twice_acts_once() {
     let server = server(vec![event("evt_1", &[("fee", JobState::Dead)])]).await;
     let id = server.store.event("evt_1").await.summary.id.to_string();
@@ -141,6 +182,7 @@ async fn a_page_is_not_sent_again_while_it_is_the_same() {
     let again = server.browse(Method::GET, "/events", &[("if-none-match", &etag)], "").await;
     assert_eq!((again.status, again.text.as_str()), (StatusCode::NOT_MODIFIED, ""));
     server.store.put(event("evt_2", &[])).await;
+    server.shared_pages_end();
     let changed = server.browse(Method::GET, "/events", &[("if-none-match", &etag)], "").await;
     assert_eq!(changed.status, StatusCode::OK);
 }
@@ -332,6 +374,7 @@ async fn the_overview_plots_what_was_recorded() {
         .record_traffic(uuid::Uuid::from_u128(7), vec![count])
         .await
         .unwrap();
+    server.shared_pages_end();
     let page = server.page("/").await.text;
     assert!(page.contains("<svg") && page.contains("3 new, 2 copies, 1 rejected"), "{page}");
     assert!(page.contains("4 × 503 in 1h"), "{page}");
