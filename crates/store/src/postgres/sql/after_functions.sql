@@ -1,7 +1,9 @@
 -- Runs in the transaction of each migration step and of each new version of the functions, after them.
 
 -- Keeps: every function of Hapax finds its rows by index. A session keeps the plans that it made while
--- a table was empty, and until the table is analysed those would read all of it.
+-- a table was empty, and until the table is analysed those would read all of it. A plan that cannot
+-- avoid a forbidden way has an enormous cost, for which PostgreSQL would compile the statement each time:
+-- that takes longer than any statement of Hapax runs.
 DO $after$
 DECLARE
     f regprocedure;
@@ -13,6 +15,7 @@ BEGIN
         EXECUTE format('ALTER FUNCTION %s SET enable_seqscan = off', f);
         EXECUTE format('ALTER FUNCTION %s SET enable_hashjoin = off', f);
         EXECUTE format('ALTER FUNCTION %s SET enable_mergejoin = off', f);
+        EXECUTE format('ALTER FUNCTION %s SET jit = off', f);
     END LOOP;
 END $after$;
 
