@@ -167,7 +167,7 @@ pub mod limits {
 
     /// Reservations and answers of Idempotency-Keys in one commit. The quota of a caller may be exceeded
     /// by as many keys as other commits are adding at the same time.
-    pub const KEY_BATCH_MAX: usize = 32;
+    pub const KEY_BATCH_MAX: usize = 128;
 
     /// Commits of Idempotency-Keys at the same time: while two run, further requests are batched.
     pub const KEY_BATCHES_AT_ONCE: usize = 2;

@@ -6,9 +6,6 @@ RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    -- This margin is more than concurrent transactions can add.
-    margin_keys CONSTANT bigint := 1000;
-    margin_bytes CONSTANT bigint := least(64 * 1048576, has_room.max_bytes / 2);
     own record;
     api record;
     callers numeric;
@@ -17,7 +14,8 @@ BEGIN
         SELECT coalesce(sum(u.keys), 0)::bigint AS keys, coalesce(sum(u.bytes), 0)::bigint AS bytes,
                count(*) AS slots
         INTO own FROM hapax.key_usage u WHERE u.owner = has_room.owner;
-        EXIT WHEN own.keys < max_keys - margin_keys AND own.bytes < max_bytes - margin_bytes;
+        EXIT WHEN own.keys < max_keys - hapax.key_margin()
+            AND own.bytes < max_bytes - hapax.byte_margin(max_bytes);
         IF round = 1 THEN
             PERFORM pg_advisory_xact_lock(1751216225, hashtext(has_room.owner));
         END IF;

@@ -1,15 +1,12 @@
+-- Moves changed reservations between the counts of their owners: one call for each owner of a statement.
 CREATE OR REPLACE FUNCTION hapax.reservation_changed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NEW.owner IS NOT DISTINCT FROM OLD.owner THEN
-        PERFORM hapax.count_keys(NEW.owner, 0, NEW.bytes - OLD.bytes);
-        RETURN NULL;
-    END IF;
-    IF OLD.owner IS NOT NULL THEN
-        PERFORM hapax.count_keys(OLD.owner, -1, -OLD.bytes);
-    END IF;
-    IF NEW.owner IS NOT NULL THEN
-        PERFORM hapax.count_keys(NEW.owner, 1, NEW.bytes);
-    END IF;
+    PERFORM hapax.count_keys(c.owner, c.keys, c.bytes)
+    FROM (SELECT b.owner, sum(b.keys)::bigint AS keys, sum(b.bytes)::bigint AS bytes
+          FROM (SELECT n.owner, 1 AS keys, n.bytes FROM came n
+                UNION ALL SELECT o.owner, -1, -o.bytes FROM gone o) b
+          WHERE b.owner IS NOT NULL GROUP BY b.owner
+          HAVING sum(b.keys) <> 0 OR sum(b.bytes) <> 0 ORDER BY b.owner) c;
     RETURN NULL;
 END $$;

@@ -51,11 +51,10 @@ BEGIN
             UNION ALL
             VALUES
                 ('reservation_came', 'reservation',
-                 'AFTER INSERT ON hapax.%I FOR EACH ROW WHEN (NEW.owner IS NOT NULL)'),
+                 'AFTER INSERT ON hapax.%I REFERENCING NEW TABLE AS came FOR EACH STATEMENT'),
                 ('reservation_changed', 'reservation',
-                 'AFTER UPDATE ON hapax.%I FOR EACH ROW '
-                 'WHEN (NEW.owner IS DISTINCT FROM OLD.owner '
-                 'OR NEW.owner IS NOT NULL AND NEW.bytes <> OLD.bytes)'),
+                 'AFTER UPDATE ON hapax.%I REFERENCING OLD TABLE AS gone NEW TABLE AS came '
+                 'FOR EACH STATEMENT'),
                 ('reservation_went', 'reservation',
                  'AFTER DELETE ON hapax.%I REFERENCING OLD TABLE AS gone FOR EACH STATEMENT')
         ) t
