@@ -173,7 +173,7 @@ impl Pools {
         sizes: PoolSizes,
     ) -> Result<Self, PgOpenError> {
         Ok(Self {
-            ingest: ClientPool::by_index(
+            ingest: ClientPool::by_one_plan(
                 target,
                 "hapax-ingest",
                 sizes.ingest,
@@ -181,7 +181,7 @@ impl Pools {
             )?,
             work: ClientPool::by_index(target, "hapax-work", sizes.work, StatementTimeouts::WORK)?,
             handlers: ClientPool::for_handlers(handlers, sizes.handlers)?,
-            ledger: ClientPool::by_index(
+            ledger: ClientPool::by_one_plan(
                 target,
                 "hapax-ledger",
                 sizes.ledger,
@@ -273,6 +273,21 @@ impl ClientPool {
         timeouts: StatementTimeouts,
     ) -> Result<Self, PgOpenError> {
         let session = format!("SET enable_seqscan = off; {}", session(timeouts));
+        Self::with(target, name, size, timeouts, session)
+    }
+
+    /// The same, with one plan for each statement, whatever its values. PostgreSQL would plan a small batch
+    /// again each time, which takes longer than to run it.
+    fn by_one_plan(
+        target: &Target,
+        name: &str,
+        size: usize,
+        timeouts: StatementTimeouts,
+    ) -> Result<Self, PgOpenError> {
+        let session = format!(
+            "SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan; {}",
+            session(timeouts)
+        );
         Self::with(target, name, size, timeouts, session)
     }
 
