@@ -1,7 +1,9 @@
 -- Keeps: the response for an event that exists already, with its status over all its jobs. An event
--- without jobs and body is pruned; the status that it ended with is the sixth column.
+-- without jobs and body is pruned; the status that it ended with is the sixth column. An open event that
+-- never had a job is ignored, pruned or not: only its own row is read.
 SELECT e.hash, e.id, e.body_hash, e.state, e.review,
-       CASE WHEN j.rank IS NULL AND (SELECT true FROM hapax.body b WHERE b.id = e.id) IS NULL
+       CASE WHEN j.rank IS NULL AND (e.has_jobs OR e.state <> hapax.event_state('open'))
+                 AND (SELECT true FROM hapax.body b WHERE b.id = e.id) IS NULL
             THEN coalesce((SELECT n.status FROM hapax.ended n WHERE n.event = e.id),
                           CASE WHEN e.has_jobs THEN 'processed' ELSE 'ignored' END) END AS pruned,
        j.rank, j.result, e.guard
@@ -9,5 +11,5 @@ FROM hapax.event e
 LEFT JOIN LATERAL (
     SELECT min(hapax.rank(j.state, j.steps)) AS rank,
            (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result
-    FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)
+    FROM hapax.job j WHERE e.has_jobs AND j.job >= e.id AND j.job <= hapax.last_job(e.id)
 ) j ON true
