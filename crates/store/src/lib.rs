@@ -224,6 +224,10 @@ pub mod limits {
     /// Requests whose lookups are sent to Redis as one command.
     pub const FRONT_ASKED_MAX: usize = 256;
 
+    /// Entries that are written to Redis as one pipeline: enough for several commits, and lookups do not
+    /// wait long behind them.
+    pub const FRONT_WRITTEN_MAX: usize = 1_024;
+
     /// Commits whose entries wait to be written to Redis, and requests that wait to look up;
     /// further ones skip Redis.
     pub const FRONT_WAITING_MAX: usize = 1_024;

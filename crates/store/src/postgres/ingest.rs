@@ -6,7 +6,7 @@
 //! is tried alone, so that one bad request fails alone.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use hapax_core::job::Phase;
 use hapax_core::store::{
@@ -87,11 +87,12 @@ pub(super) async fn decide(
             false => short.push(group),
         }
     }
-    let work = Outcome { shared, epoch };
+    let work = Outcome::new(shared, epoch);
     let row_verdicts = ask_each(shared, IngestStatement::Short, &short, &mut board).await;
     work.settle_short(short, row_verdicts, &mut board, &mut long).await;
     let row_verdicts = ask_each(shared, IngestStatement::Long, &long, &mut board).await;
     work.settle_long(&long, row_verdicts, &mut board).await;
+    work.remember();
     let decided = || board.iter().flatten().flatten().flatten();
     let copies = decided().filter(|verdict| matches!(verdict, Verdict::Duplicate(_))).count();
     shared.lookup.note(copies, decided().count());
@@ -108,7 +109,7 @@ pub(super) async fn decide(
 pub(super) async fn plain_copies(shared: &Shared, ingests: &[Ingest]) -> Vec<Option<Vec<Verdict>>> {
     let nothing = || ingests.iter().map(|_| None).collect();
     let Some(epoch) = shared.epoch.confirmed() else { return nothing() };
-    let work = Outcome { shared, epoch: Some(epoch.clone()) };
+    let work = Outcome::new(shared, Some(epoch.clone()));
     let receipts = ingests.iter().flat_map(|ingest| &ingest.receipts);
     let hashes: Vec<Uuid> = receipts.map(|receipt| of_hash(receipt.key_hash())).collect();
     let existing = match work.existing(LookupBy::Hash, &hashes).await {
@@ -132,7 +133,9 @@ pub(super) async fn plain_copies(shared: &Shared, ingests: &[Ingest]) -> Vec<Opt
         let answer = |(existing, receipt)| work.duplicate(existing, receipt, &ingest.via);
         Some(copies.into_iter().map(answer).collect())
     };
-    ingests.iter().map(all_of).collect()
+    let verdicts = ingests.iter().map(all_of).collect();
+    work.remember();
+    verdicts
 }
 
 /// Whether a receipt needs the function from the start.
@@ -270,6 +273,8 @@ async fn ask_once(
 struct Outcome<'a> {
     shared: &'a Shared,
     epoch: Option<Epoch>,
+    /// Events that memory and Redis may answer copies of, if their work has ended.
+    decided: Mutex<Vec<(KeyHash, Recent)>>,
 }
 
 /// The column by which an event is found: one statement for each, so that each uses its index.
@@ -288,7 +293,11 @@ struct Existing {
     known: KnownEvent,
 }
 
-impl Outcome<'_> {
+impl<'a> Outcome<'a> {
+    fn new(shared: &'a Shared, epoch: Option<Epoch>) -> Self {
+        Self { shared, epoch, decided: Mutex::default() }
+    }
+
     /// Reads the events of receipts that lost a race. Most are plain copies; the others go to the
     /// function.
     async fn settle_short<'g>(
@@ -404,7 +413,7 @@ impl Outcome<'_> {
         let phase = |job: &NewJob| if job.hopeless.is_some() { Phase::Dead } else { Phase::Ready };
         let status = Status::of_jobs(item.jobs.iter().map(|job| (phase(job), 0)));
         let known = KnownEvent { id, status, result: None };
-        self.remember(
+        self.note(
             item.receipt,
             Recent {
                 body_hash: item.receipt.body_hash(),
@@ -419,7 +428,7 @@ impl Outcome<'_> {
     fn duplicate(&self, existing: &Existing, receipt: &Receipt, via: &ArrivalInfo) -> Verdict {
         self.shared.note_copy(existing.known.id, via);
         if existing.hash == receipt.key_hash() {
-            self.remember(
+            self.note(
                 receipt,
                 Recent {
                     body_hash: existing.body_hash,
@@ -433,10 +442,15 @@ impl Outcome<'_> {
         Verdict::Duplicate(existing.known.clone())
     }
 
-    /// Caches only events that cannot change any more, and only within the epoch in which they were
-    /// read.
-    fn remember(&self, receipt: &Receipt, recent: Recent) {
-        self.shared.remember(self.epoch.as_ref(), receipt.key_hash(), recent);
+    fn note(&self, receipt: &Receipt, recent: Recent) {
+        let mut decided = self.decided.lock().expect("no panic happens under this lock");
+        decided.push((receipt.key_hash(), recent));
+    }
+
+    /// Caches the events that cannot change any more, within the epoch in which they were read.
+    fn remember(&self) {
+        let decided = &mut *self.decided.lock().expect("no panic happens under this lock");
+        self.shared.remember(self.epoch.as_ref(), std::mem::take(decided));
     }
 
     fn wake(&self, item: &Item<'_>) {

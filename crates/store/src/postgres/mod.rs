@@ -471,21 +471,27 @@ impl PgStore {
 }
 
 impl Shared {
-    /// Lets memory answer copies of a committed event whose work has ended, as long as the database
-    /// is the one that `epoch` names.
-    fn remember(&self, epoch: Option<&Epoch>, key: KeyHash, recent: Recent) {
-        if !recent.known.status.is_final() {
+    /// Lets memory and Redis answer copies of committed events whose work has ended, as long as the
+    /// database is the one that `epoch` names. One call for a whole commit.
+    fn remember(&self, epoch: Option<&Epoch>, mut events: Vec<(KeyHash, Recent)>) {
+        events.retain(|(_, recent)| recent.known.status.is_final());
+        if events.is_empty() {
             return;
         }
         if let (Some(front), Some((now, seal))) = (&self.front, self.epoch.sealed())
             && Some(&now) == epoch
-            && recent.review.is_none()
         {
-            let Recent { body_hash, guard, known, .. } = recent.clone();
-            let entry = Entry { body_hash, guard, known, written_at: Timestamp::now() };
-            front.write(&seal, [(key, entry)]);
+            let written_at = Timestamp::now();
+            let open = events.iter().filter(|(_, recent)| recent.review.is_none());
+            let entry = |(key, recent): &(KeyHash, Recent)| {
+                let Recent { body_hash, guard, known, .. } = recent.clone();
+                (*key, Entry { body_hash, guard, known, written_at })
+            };
+            front.write(seal, open.map(entry));
         }
-        self.epoch.within(epoch, || self.recent.put(key, &recent));
+        self.epoch.within(epoch, || {
+            events.iter().for_each(|(key, recent)| self.recent.put(*key, recent));
+        });
     }
 
     /// Removes these keys from memory and Redis: their entries no longer hold.

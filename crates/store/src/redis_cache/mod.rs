@@ -27,14 +27,14 @@ pub use probe::RedisReport;
 
 use crate::limits::{
     FRONT_ANSWER_MAX, FRONT_ASKED_MAX, FRONT_CONNECT_MAX, FRONT_ENTRY_AGE_MAX, FRONT_LOG_EVERY,
-    FRONT_REST, FRONT_REST_MAX, FRONT_WAITING_MAX,
+    FRONT_REST, FRONT_REST_MAX, FRONT_WAITING_MAX, FRONT_WRITTEN_MAX,
 };
 
 /// The Redis cache, which is never trusted without a proof.
 pub(crate) struct RedisCache {
     line: Arc<SharedConnection>,
     asked: mpsc::Sender<CacheLookup>,
-    writes: mpsc::Sender<CacheEntries>,
+    writes: mpsc::Sender<CacheChange>,
     age_max: Duration,
     keys_kept: Option<Duration>,
     counted: LookupCounters,
@@ -62,8 +62,13 @@ struct CacheLookup {
     answer: oneshot::Sender<Vec<Option<Vec<u8>>>>,
 }
 
-/// Values to be written under their keys; `None` deletes the key.
-type CacheEntries = Vec<(KeyHash, Option<Vec<u8>>)>;
+/// A change that waits for the background task.
+enum CacheChange {
+    /// Entries to be sealed and written under their keys.
+    Write(Arc<Seal>, Vec<(KeyHash, Entry)>),
+    /// Keys to be deleted.
+    Remove(Vec<KeyHash>),
+}
 
 /// The URL is not a Redis URL. Its text is not repeated: it may contain a password.
 #[derive(Debug, thiserror::Error)]
@@ -129,8 +134,9 @@ impl RedisCache {
         values.await.ok()
     }
 
-    /// Queues entries of events that are committed and ended. Dropped when the queue is full.
-    pub(crate) fn write(&self, seal: &Seal, ended: impl IntoIterator<Item = (KeyHash, Entry)>) {
+    /// Queues entries of events that are committed and ended, all those of one commit together. Dropped
+    /// when the queue is full.
+    pub(crate) fn write(&self, seal: Arc<Seal>, ended: impl IntoIterator<Item = (KeyHash, Entry)>) {
         let lasts = |(_, entry): &(KeyHash, Entry)| {
             self.keys_kept.is_none_or(|kept| {
                 let received_at =
@@ -139,19 +145,18 @@ impl RedisCache {
                 age.is_ok_and(|age| age + self.age_max < kept)
             })
         };
-        let sealed = |(key, entry): (KeyHash, Entry)| (key, Some(entry.sealed(seal, &key)));
-        self.send(ended.into_iter().filter(lasts).map(sealed).collect());
+        let entries: Vec<_> = ended.into_iter().filter(lasts).collect();
+        if !entries.is_empty() {
+            let _full = self.writes.try_send(CacheChange::Write(seal, entries));
+        }
     }
 
     /// Queues the deletion of these keys' entries. Best effort: an entry that stays still belongs
     /// to a committed event.
     pub(crate) fn remove(&self, keys: impl IntoIterator<Item = KeyHash>) {
-        self.send(keys.into_iter().map(|key| (key, None)).collect());
-    }
-
-    fn send(&self, entries: CacheEntries) {
-        if !entries.is_empty() {
-            let _full = self.writes.try_send(entries);
+        let keys: Vec<_> = keys.into_iter().collect();
+        if !keys.is_empty() {
+            let _full = self.writes.try_send(CacheChange::Remove(keys));
         }
     }
 
@@ -215,25 +220,36 @@ async fn ask_together(
 async fn write_entries(
     line: Arc<SharedConnection>,
     tasks: TaskTracker,
-    mut entries: mpsc::Receiver<CacheEntries>,
+    mut changes: mpsc::Receiver<CacheChange>,
     age_max: Duration,
     stop: CancellationToken,
 ) {
-    while let Some(Some(first)) = stop.run_until_cancelled(entries.recv()).await {
+    let seconds = age_max.as_secs().max(1);
+    while let Some(Some(first)) = stop.run_until_cancelled(changes.recv()).await {
         let Some(mut redis) = line.connection() else {
             line.lift(&tasks);
             continue;
         };
         let mut pipe = redis::pipe();
-        let more = std::iter::from_fn(|| entries.try_recv().ok()).take(FRONT_WAITING_MAX);
-        for (key, value) in std::iter::once(first).chain(more).flatten() {
-            let seconds = age_max.as_secs().max(1);
-            let name = name_of(&key);
-            match value {
-                Some(value) => pipe.cmd("SET").arg(&name).arg(value).arg("EX").arg(seconds),
-                None => pipe.cmd("DEL").arg(&name),
-            };
-            pipe.ignore();
+        let mut keys = 0;
+        let mut next = Some(first);
+        while let Some(change) = next {
+            match change {
+                CacheChange::Write(seal, entries) => {
+                    keys += entries.len();
+                    for (key, entry) in entries {
+                        let (name, value) = (name_of(&key), entry.sealed(&seal, &key));
+                        pipe.cmd("SET").arg(&name).arg(value).arg("EX").arg(seconds).ignore();
+                    }
+                }
+                CacheChange::Remove(gone) => {
+                    keys += gone.len();
+                    gone.iter().for_each(|key| {
+                        pipe.cmd("DEL").arg(&name_of(key)).ignore();
+                    });
+                }
+            }
+            next = if keys < FRONT_WRITTEN_MAX { changes.try_recv().ok() } else { None };
         }
         let written = timeout(FRONT_CONNECT_MAX, pipe.query_async::<()>(&mut redis));
         match stop.run_until_cancelled(written).await {
