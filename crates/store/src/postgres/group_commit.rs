@@ -12,6 +12,7 @@ use tokio::runtime;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 
+use super::copy_pacing::CopyPacing;
 use super::{Shared, copy_lookup, ingest};
 use crate::limits::{ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, WAITING_MAX, WORTH_A_COMMIT};
 
@@ -23,6 +24,8 @@ const SLOW: Duration = Duration::from_millis(25);
 pub(super) struct GroupCommit {
     waiting: Mutex<CommitQueue>,
     writer_wanted: Notify,
+    /// Holds answers to copies while requests wait here.
+    pub(super) pacing: CopyPacing,
 }
 
 #[derive(Debug)]
@@ -69,7 +72,8 @@ pub(super) async fn wait(
 impl GroupCommit {
     pub(super) fn new() -> Self {
         let line = CommitQueue { requests: VecDeque::new(), queued: 0, at_work: 0, open: true };
-        Self { waiting: Mutex::new(line), writer_wanted: Notify::new() }
+        let pacing = CopyPacing::default();
+        Self { waiting: Mutex::new(line), writer_wanted: Notify::new(), pacing }
     }
 
     /// Queues a request for a commit, which answers it. The commit happens even if the caller stops
@@ -85,6 +89,7 @@ impl GroupCommit {
             return;
         }
         line.queued += 1;
+        self.pacing.queued();
         line.requests.push_back(PendingIngest { ingest, answer });
         if line.is_worth_it() {
             self.writer_wanted.notify_one();
@@ -115,7 +120,9 @@ impl GroupCommit {
             batch.push(next);
         }
         line.at_work += 1;
-        Some((batch, ActiveWriter { queue: self, counts: true }))
+        let at_work =
+            ActiveWriter { queue: self, counts: true, requests: batch.len(), new_events: 0 };
+        Some((batch, at_work))
     }
 
     fn line(&self) -> std::sync::MutexGuard<'_, CommitQueue> {
@@ -127,6 +134,9 @@ impl GroupCommit {
 struct ActiveWriter<'a> {
     queue: &'a GroupCommit,
     counts: bool,
+    requests: usize,
+    /// Events that its commit accepted.
+    new_events: usize,
 }
 
 impl ActiveWriter<'_> {
@@ -146,6 +156,7 @@ impl ActiveWriter<'_> {
 impl Drop for ActiveWriter<'_> {
     fn drop(&mut self) {
         self.stop_counting();
+        self.queue.pacing.committed(self.requests, self.new_events);
     }
 }
 
@@ -211,14 +222,18 @@ async fn keep_writing(shared: Arc<Shared>) {
         };
         let (batch, mut at_work) = taken;
         tokio::pin! { let commit = commit(&shared, batch); }
-        if tokio::time::timeout(SLOW, &mut commit).await.is_err() {
-            at_work.is_slow();
-            commit.await;
-        }
+        at_work.new_events = match tokio::time::timeout(SLOW, &mut commit).await {
+            Ok(new_events) => new_events,
+            Err(_slow) => {
+                at_work.is_slow();
+                commit.await
+            }
+        };
     }
 }
 
-async fn commit(shared: &Shared, batch: Vec<PendingIngest>) {
+/// Commits a batch and answers each request; returns the number of new events.
+async fn commit(shared: &Shared, batch: Vec<PendingIngest>) -> usize {
     let began = Instant::now();
     let (ingests, answers): (Vec<_>, Vec<_>) =
         batch.into_iter().map(|waiting| (waiting.ingest, waiting.answer)).unzip();
@@ -228,7 +243,11 @@ async fn commit(shared: &Shared, batch: Vec<PendingIngest>) {
     let receipts: usize = ingests.iter().map(|ingest| ingest.receipts.len()).sum();
     metrics::histogram!("hapax_store_commit_seconds").record(began.elapsed());
     metrics::histogram!("hapax_store_batch_size").record(receipts as f64);
+    let mut new_events = 0;
     for (answer, verdicts) in answers.into_iter().zip(decided) {
+        let all = verdicts.iter().flatten();
+        new_events += all.filter(|verdict| matches!(verdict, Verdict::Accepted(_))).count();
         let _ = answer.send(verdicts);
     }
+    new_events
 }

@@ -3,7 +3,8 @@
 //! Every atomic act is one statement that commits itself: a paused node or a dropped future can
 //! hold no key and leave no transaction open. [`connect`] lends connections, [`migrate`] brings the
 //! tables forward, [`group_commit`] batches requests into commits, and [`ingest`] makes events
-//! durable. [`copy_lookup`] answers copies in a retry storm. [`outbox`] publishes messages and
+//! durable. [`copy_lookup`] answers copies in a retry storm, and [`copy_pacing`] keeps them from taking
+//! the machine from new events. [`outbox`] publishes messages and
 //! claims their deliveries. [`epoch`] detects when cached answers are no longer valid, and
 //! [`reader`] serves queries of operators.
 
@@ -12,6 +13,7 @@ mod claim_hints;
 mod connect;
 mod copies;
 mod copy_lookup;
+mod copy_pacing;
 mod epoch;
 mod event_plans;
 mod functions;
@@ -328,20 +330,27 @@ impl Drop for PgStore {
 impl Store for PgStore {
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         if let Some(verdicts) = self.all_recent(&ingest) {
+            self.shared.group_commit.pacing.pass().await;
             return Ok(verdicts);
         }
         if let Some(verdicts) = self.all_in_front(&ingest).await {
+            self.shared.group_commit.pacing.pass().await;
             return Ok(verdicts);
         }
         let (answer, verdicts) = oneshot::channel();
-        let to_write = match self.shared.lookup.is_storm() {
+        let is_storm = self.shared.lookup.is_storm();
+        let to_write = match is_storm {
             true => self.shared.lookup.ask(ingest, answer),
             false => Some((ingest, answer)),
         };
         if let Some((ingest, answer)) = to_write {
             self.shared.group_commit.queue(ingest, answer);
         }
-        group_commit::wait(verdicts).await
+        let verdicts = group_commit::wait(verdicts).await?;
+        if is_storm && verdicts.iter().all(|verdict| matches!(verdict, Verdict::Duplicate(_))) {
+            self.shared.group_commit.pacing.pass().await;
+        }
+        Ok(verdicts)
     }
 
     fn writable(&self) -> Result<(), StoreError> {
