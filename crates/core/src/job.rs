@@ -148,6 +148,19 @@ pub struct Policy {
     pub lease: Duration,
 }
 
+impl Policy {
+    /// Whether a failed attempt is the last one, if `steps` steps of the schedule were used before. Attempts that were
+    /// never sent use no step.
+    pub fn ends_with(&self, steps: u32, retry: Retry) -> bool {
+        let is_last = self.retry.len() <= steps as usize + 1;
+        match retry {
+            Retry::Never => true,
+            Retry::Unsent => false,
+            Retry::Schedule | Retry::NotBefore(_) | Retry::In(_) => is_last,
+        }
+    }
+}
+
 /// How far a job has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Progress {

@@ -25,6 +25,7 @@ pub mod key;
 pub mod ledger;
 pub mod lifecycle;
 pub mod limits;
+pub mod log_buckets;
 pub mod message;
 pub mod order;
 pub mod own_messages;

@@ -19,14 +19,13 @@ mod request_ids;
 mod run_to_completion;
 mod sender;
 mod serve;
+mod source_tallies;
 mod worker;
 
 pub use event_waiters::EventWaiters;
 pub use http::{Drained, tls};
 pub use ingress::respond::IngressResponse;
-pub use ingress::routes::{
-    AnswerMode, PathTaken, RouteChange, RouteSpec, Routes, RoutesSpec, Traffic,
-};
+pub use ingress::routes::{AnswerMode, PathTaken, RouteChange, RouteSpec, Routes, RoutesSpec};
 pub use ingress::sender_keys::SenderKeys;
 pub use ingress::{Ingress, Now};
 pub use janitor::{Janitor, Retention};

@@ -201,8 +201,16 @@ async fn serve_on<S: ServerStore>(
     let traffic = Arc::new(TrafficRecorder::new(
         node,
         {
-            let ingress = Arc::clone(&ingress);
-            Box::new(move || ingress.traffic())
+            let (ingress, workers) = (Arc::clone(&ingress), Arc::clone(&workers));
+            Box::new(move || {
+                let mut figures = ingress.figures();
+                for (source, worked) in workers.figures() {
+                    if let Some(figures) = figures.get_mut(&source) {
+                        figures.add(&worked);
+                    }
+                }
+                figures
+            })
         },
         Arc::clone(&now),
     ));
@@ -277,6 +285,12 @@ async fn serve_on<S: ServerStore>(
             Arc::new(move |of, claims| {
                 let workers = Arc::clone(&workers);
                 Box::pin(async move { workers.with_current(&of, claims).await })
+            })
+        },
+        tried: {
+            let workers = Arc::clone(&workers);
+            Arc::new(move |source, job, began, ended| {
+                workers.count_tried(source, job, began, ended);
             })
         },
         sending: Arc::clone(&sending),

@@ -1,14 +1,16 @@
-//! Records how much each source sends. Every ten seconds this process writes its own counts of the current minute;
-//! a row is replaced, so a write that is repeated counts nothing twice. A process that is killed loses at most ten
-//! seconds.
+//! Records the figures of each source: what it sent, what became of its jobs, and how long both took. Every ten
+//! seconds this process writes its own figures of the current minute; a row is replaced, so a write that is repeated
+//! counts nothing twice. A process that is killed loses at most ten seconds.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::store::{MINUTE_SECONDS, TrafficCount, TrafficHistory};
+use hapax_core::store::{
+    MINUTE_SECONDS, Stocks, StoreError, TrafficAsk, TrafficCount, TrafficFigures, TrafficHistory,
+};
 use hapax_core::{SourceName, Timestamp, tuned};
-use hapax_engine::{Now, Traffic};
+use hapax_engine::Now;
 use tokio::sync::Mutex;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
@@ -26,27 +28,61 @@ const IDLE_ROUNDS_MAX: u32 = 60;
 /// The most rows that wait for a store that cannot write: an hour of a hundred sources. The oldest are dropped.
 const WAITING_MAX: usize = 6_000;
 
-/// Counts what this process receives, and writes it.
+/// Reads the counters of this process since its start, for every configured source.
+pub(crate) type ReadFigures = Box<dyn Fn() -> BTreeMap<SourceName, TrafficFigures> + Send + Sync>;
+
+/// Counts what this process does, and writes it.
 pub(crate) struct TrafficRecorder {
     node: Uuid,
-    traffic: Box<dyn Fn() -> Vec<Traffic> + Send + Sync>,
+    figures: ReadFigures,
     now: Now,
     counted: Mutex<Counted>,
 }
 
 impl TrafficRecorder {
-    /// `node` names this process, and only this one; `traffic` returns its counters since the start.
-    pub(crate) fn new(
-        node: Uuid,
-        traffic: Box<dyn Fn() -> Vec<Traffic> + Send + Sync>,
-        now: Now,
-    ) -> Self {
-        Self { node, traffic, now, counted: Mutex::default() }
+    /// `node` names this process, and only this one.
+    pub(crate) fn new(node: Uuid, figures: ReadFigures, now: Now) -> Self {
+        Self { node, figures, now, counted: Mutex::default() }
     }
 
     /// The sources that are configured now.
     pub(crate) fn sources(&self) -> Vec<SourceName> {
-        (self.traffic)().into_iter().map(|one| one.source).collect()
+        (self.figures)().into_keys().collect()
+    }
+
+    /// Notes how much of each source waits now. The next record contains the largest numbers of its minute.
+    pub(crate) async fn note_stocks(&self, stocks: BTreeMap<SourceName, Stocks>) {
+        let minute = minute_of((self.now)());
+        let mut counted = self.counted.lock().await;
+        for (source, stocks) in stocks {
+            // A source without any needs no row.
+            if stocks != Stocks::default() {
+                let row = counted.minutes.entry((minute, source)).or_default();
+                let most = row.figures.stocks.max(stocks);
+                row.is_written &= most == row.figures.stocks;
+                row.figures.stocks = most;
+            }
+        }
+    }
+
+    /// The figures of each source since `from`, over all nodes, in one step. Every configured source is among them.
+    pub(crate) async fn since<S: TrafficHistory>(
+        &self,
+        store: &S,
+        from: Timestamp,
+        tallies: bool,
+    ) -> Result<BTreeMap<SourceName, TrafficFigures>, StoreError> {
+        self.record(store).await;
+        let step = Duration::from_secs(i64::MAX.unsigned_abs());
+        // A node's clock may be ahead.
+        let ask = TrafficAsk { source: None, from, to: Timestamp::MAX, step, tallies };
+        let counts = store.traffic_by_source(ask).await?;
+        let mut figures: BTreeMap<_, TrafficFigures> =
+            self.sources().into_iter().map(|source| (source, TrafficFigures::default())).collect();
+        for count in counts {
+            figures.entry(count.source).or_default().add(&count.figures);
+        }
+        Ok(figures)
     }
 
     /// Records until `stop`, and once more then.
@@ -73,7 +109,7 @@ impl TrafficRecorder {
     pub(crate) async fn record<S: TrafficHistory>(&self, store: &S) -> bool {
         let mut counted = self.counted.lock().await;
         let now = (self.now)();
-        counted.count((self.traffic)(), now);
+        counted.count((self.figures)(), now);
         let rows = counted.waiting();
         if rows.is_empty() {
             return false;
@@ -91,37 +127,39 @@ impl TrafficRecorder {
 /// The counts of this process.
 #[derive(Default)]
 struct Counted {
-    /// The counters of each source when they were last read: new, copies, conflicts, rejected, unavailable.
-    counters: HashMap<SourceName, [u64; 5]>,
-    /// The counts of a minute and source, for the current minute and for minutes that are not written yet.
-    minutes: BTreeMap<(i64, String), Minute>,
+    /// The counters of each source when they were last read.
+    counters: BTreeMap<SourceName, TrafficFigures>,
+    /// The figures of a minute and source, for the current minute and for minutes that are not written yet.
+    minutes: BTreeMap<(i64, SourceName), Minute>,
 }
 
 #[derive(Default)]
 struct Minute {
-    counts: [u64; 5],
+    figures: TrafficFigures,
     is_written: bool,
 }
 
 impl Counted {
-    /// Adds what the counters have grown by. Counters of a source that was removed and added again start at zero.
-    fn count(&mut self, traffic: Vec<Traffic>, now: Timestamp) {
+    /// Adds what the counters have grown by.
+    fn count(&mut self, figures: BTreeMap<SourceName, TrafficFigures>, now: Timestamp) {
         let minute = minute_of(now);
-        let mut counters = HashMap::new();
-        for Traffic { source, new, copies, conflicts, failed_verifications, unavailable } in traffic
-        {
-            let after = [new, copies, conflicts, failed_verifications, unavailable];
-            let before = self.counters.get(&source).copied().unwrap_or_default();
-            let grown: [u64; 5] =
-                std::array::from_fn(|at| after[at].checked_sub(before[at]).unwrap_or(after[at]));
-            if grown != [0; 5] {
-                let row = self.minutes.entry((minute, source.to_string())).or_default();
-                row.counts = std::array::from_fn(|at| row.counts[at] + grown[at]);
-                row.is_written = false;
+        for (source, after) in &figures {
+            let nothing = TrafficFigures::default();
+            let before = self.counters.get(source).unwrap_or(&nothing);
+            if after == before {
+                continue;
             }
-            counters.insert(source, after);
+            let grown = TrafficFigures {
+                counts: after.counts.since(&before.counts),
+                tallies: after.tallies.since(&before.tallies),
+                stocks: after.stocks,
+            };
+            let row = self.minutes.entry((minute, source.clone())).or_default();
+            row.figures.add(&grown);
+            row.is_written = false;
         }
-        self.counters = counters;
+        // A source that is removed and added again goes on counting.
+        self.counters.extend(figures);
         while self.minutes.len() > WAITING_MAX {
             self.minutes.pop_first();
         }
@@ -130,14 +168,10 @@ impl Counted {
     /// The rows to write.
     fn waiting(&self) -> Vec<TrafficCount> {
         let waiting = self.minutes.iter().filter(|(_, row)| !row.is_written);
-        let count = |((minute, source), row): (&(i64, String), &Minute)| TrafficCount {
-            source: SourceName::new(source),
+        let count = |((minute, source), row): (&(i64, SourceName), &Minute)| TrafficCount {
+            source: source.clone(),
             at: Timestamp::from_second(*minute).unwrap_or(Timestamp::UNIX_EPOCH),
-            new: row.counts[0],
-            copies: row.counts[1],
-            conflicts: row.counts[2],
-            rejected: row.counts[3],
-            unavailable: row.counts[4],
+            figures: row.figures.clone(),
         };
         waiting.map(count).collect()
     }
@@ -158,9 +192,9 @@ fn minute_of(at: Timestamp) -> i64 {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex as PlainMutex;
-    use std::sync::atomic::{AtomicI64, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-    use hapax_core::store::TrafficAsk;
+    use hapax_core::store::{TrafficCounts, traffic_of_all};
     use hapax_sim::{Act, FaultyStore};
     use hapax_store::MemoryStore;
 
@@ -170,6 +204,7 @@ mod tests {
     async fn each_arrival_is_recorded_once_whatever_becomes_of_a_write() {
         // The store fails, also after it has written; minutes pass; a source is removed and added again.
         let counters = Arc::new(PlainMutex::new([0; 4]));
+        let is_configured = Arc::new(AtomicBool::new(true));
         let second = Arc::new(AtomicI64::new(1_000_020));
         let clock: Now = {
             let second = Arc::clone(&second);
@@ -178,32 +213,35 @@ mod tests {
         let store = FaultyStore::new(MemoryStore::with_clock(Arc::clone(&clock)));
         let recorder = {
             let counters = Arc::clone(&counters);
-            let traffic = move || {
-                let [new, copies, conflicts, failed_verifications] = *counters.lock().unwrap();
-                let source = SourceName::new("s");
-                vec![Traffic {
-                    source,
-                    new,
-                    copies,
-                    conflicts,
-                    failed_verifications,
-                    unavailable: 0,
-                }]
+            let is_configured = Arc::clone(&is_configured);
+            let figures = move || {
+                if !is_configured.load(Ordering::SeqCst) {
+                    return BTreeMap::new();
+                }
+                let [new, copies, conflicts, rejected] = *counters.lock().unwrap();
+                let counts =
+                    TrafficCounts { new, copies, conflicts, rejected, ..TrafficCounts::default() };
+                let figures = TrafficFigures { counts, ..TrafficFigures::default() };
+                BTreeMap::from([(SourceName::new("s"), figures)])
             };
-            TrafficRecorder::new(Uuid::from_u128(1), Box::new(traffic), clock)
+            TrafficRecorder::new(Uuid::from_u128(1), Box::new(figures), clock)
         };
-        let points = async || {
+        let read = async || {
             let ask = TrafficAsk {
                 source: None,
                 from: Timestamp::from_second(1_000_000).unwrap(),
                 to: Timestamp::from_second(1_001_000).unwrap(),
                 step: Duration::from_secs(60),
+                tallies: true,
             };
-            let points = store.traffic(ask).await.unwrap();
-            points
-                .iter()
-                .map(|one| [one.new, one.copies, one.conflicts, one.rejected])
-                .collect::<Vec<_>>()
+            traffic_of_all(store.traffic_by_source(ask).await.unwrap())
+        };
+        let points = async || {
+            let counts = |figures: TrafficFigures| {
+                let TrafficCounts { new, copies, conflicts, rejected, .. } = figures.counts;
+                [new, copies, conflicts, rejected]
+            };
+            read().await.into_values().map(counts).collect::<Vec<_>>()
         };
         let step = async |now: [u64; 4], seconds: i64| {
             *counters.lock().unwrap() = now;
@@ -219,8 +257,19 @@ mod tests {
         // In the next minute both rows are written.
         assert!(step([8, 2, 0, 2], 60).await);
         assert_eq!(points().await, [[6, 1, 0, 2], [2, 1, 0, 0]]);
-        // Removed, and added again.
-        assert!(step([1, 0, 0, 0], 5).await);
+        // Removed for a while, and added again.
+        is_configured.store(false, Ordering::SeqCst);
+        assert!(!step([8, 2, 0, 2], 5).await);
+        is_configured.store(true, Ordering::SeqCst);
+        assert!(step([9, 2, 0, 2], 5).await);
         assert_eq!(points().await, [[6, 1, 0, 2], [3, 1, 0, 0]]);
+        // Of the stocks of a minute the largest are kept.
+        for waiting in [5, 9, 0, 3] {
+            let stocks = Stocks { waiting, ..Stocks::default() };
+            recorder.note_stocks(BTreeMap::from([(SourceName::new("s"), stocks)])).await;
+            recorder.record(&store).await;
+        }
+        let last = read().await.into_values().last().unwrap();
+        assert_eq!((last.stocks.waiting, last.counts.new), (9, 3));
     }
 }

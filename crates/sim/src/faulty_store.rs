@@ -375,7 +375,6 @@ acts! {
     }
     TrafficHistory {
         RecordTraffic: record_traffic(node: Uuid, counts: Vec<TrafficCount>) -> ();
-        Traffic: traffic(ask: TrafficAsk) -> Vec<TrafficPoint>;
         TrafficBySource: traffic_by_source(ask: TrafficAsk) -> Vec<TrafficCount>;
     }
     KeyRecords {

@@ -1,5 +1,6 @@
-//! How much each source sent over time: counts by the minute, later by the hour and by the day.
+//! The figures of each source over time: counts, durations and stocks by the minute, later by the hour and by the day.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -7,57 +8,310 @@ use uuid::Uuid;
 
 use super::StoreError;
 use crate::key::SourceName;
+use crate::log_buckets::middle_of;
 
-/// The requests that a node counted for one source in one minute.
+/// The figures of one source in one minute or step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficCount {
     /// The source.
     pub source: SourceName,
-    /// The minute: any time in it.
+    /// The minute: any time in it. For a step its start, a multiple of its length since 1970.
     pub at: Timestamp,
-    /// Arrivals of new events.
-    pub new: u64,
-    /// Arrivals of known events.
-    pub copies: u64,
-    /// Arrivals of known events with another body; they are copies too.
-    pub conflicts: u64,
-    /// Requests that failed verification.
-    pub rejected: u64,
-    /// Requests that were answered with 503: they could not be made durable, and the sender must retry.
-    pub unavailable: u64,
+    /// The figures.
+    pub figures: TrafficFigures,
 }
 
-/// Which counts to read.
+/// The figures of a time.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TrafficFigures {
+    /// The numbers that are added up.
+    pub counts: TrafficCounts,
+    /// Counts by kind and index, such as durations by bucket. They are added up too.
+    pub tallies: Tallies,
+    /// The largest stocks.
+    pub stocks: Stocks,
+}
+
+impl TrafficFigures {
+    /// Adds figures of the same source, of another node or another time.
+    pub fn add(&mut self, other: &Self) {
+        self.counts.add(&other.counts);
+        self.tallies.add(&other.tallies);
+        self.stocks = self.stocks.max(other.stocks);
+    }
+
+    /// Adds figures of another source.
+    pub fn add_source(&mut self, other: &Self) {
+        let stocks = self.stocks.plus(other.stocks);
+        self.add(other);
+        self.stocks = stocks;
+    }
+}
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident: $number:ty,)+) => {
+        /// Numbers that are added when figures are merged.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub struct TrafficCounts {
+            $($(#[$doc])* pub $name: $number,)+
+        }
+
+        impl TrafficCounts {
+            /// The names of all numbers, which are the names of their columns.
+            pub const COLUMNS: [&str; [$(stringify!($name)),+].len()] = [$(stringify!($name)),+];
+
+            /// All numbers, in the order of [`Self::COLUMNS`].
+            pub fn numbers(&self) -> [i64; Self::COLUMNS.len()] {
+                [$(i64::try_from(self.$name).unwrap_or(i64::MAX)),+]
+            }
+
+            /// The counts of these numbers.
+            pub fn of_numbers(numbers: [i64; Self::COLUMNS.len()]) -> Self {
+                let [$($name),+] = numbers;
+                Self { $($name: <$number>::try_from($name).unwrap_or_default()),+ }
+            }
+
+            /// Adds other counts.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name = self.$name.saturating_add(other.$name);)+
+            }
+        }
+    };
+}
+
+counts! {
+    /// Arrivals of new events.
+    new: u64,
+    /// Arrivals of known events.
+    copies: u64,
+    /// Arrivals of known events with another body; they are copies too.
+    conflicts: u64,
+    /// Requests that failed verification. [`TallyKind::Rejected`] has the reasons.
+    rejected: u64,
+    /// Requests that were answered with 503: they could not be made durable, and the sender must retry.
+    unavailable: u64,
+    /// Jobs that succeeded.
+    succeeded: u64,
+    /// Attempts that failed.
+    failed_attempts: u64,
+    /// Jobs that a failed attempt made dead letters.
+    died: u64,
+    /// Jobs that failed for the first time, less jobs that ended after a failure: the growth of the number of jobs
+    /// that are being retried.
+    retrying: i64,
+    /// The sum of all durations of [`TallyKind::Ack`], in microseconds.
+    ack_micros: u64,
+    /// The sum of all durations of [`TallyKind::Wait`], in microseconds.
+    wait_micros: u64,
+    /// The sum of all durations of [`TallyKind::Processing`], in microseconds.
+    processing_micros: u64,
+}
+
+impl TrafficCounts {
+    /// The growth since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let mut grown = self.numbers();
+        for (number, before) in grown.iter_mut().zip(before.numbers()) {
+            *number -= before;
+        }
+        Self::of_numbers(grown)
+    }
+}
+
+/// How much of a source waits, and when it last sent. Stocks of nodes and of times are merged by their maximum,
+/// because each of them counts the same jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stocks {
+    /// Jobs that are not finished and need no operator.
+    pub waiting: u64,
+    /// Dead letters.
+    pub dead: u64,
+    /// Events and jobs that wait for a decision of an operator.
+    pub review: u64,
+    /// The second of the last verified arrival, since 1970; zero for none.
+    pub last_arrival: u64,
+}
+
+impl Stocks {
+    /// The names of the columns.
+    pub const COLUMNS: [&str; 4] = ["waiting", "dead", "review", "last_arrival"];
+
+    /// The numbers, in the order of [`Self::COLUMNS`].
+    pub fn numbers(self) -> [i64; 4] {
+        let Self { waiting, dead, review, last_arrival } = self;
+        [waiting, dead, review, last_arrival].map(|count| i64::try_from(count).unwrap_or(i64::MAX))
+    }
+
+    /// The stocks of these numbers.
+    pub fn of_numbers(numbers: [i64; 4]) -> Self {
+        let [waiting, dead, review, last_arrival] = numbers.map(i64::unsigned_abs);
+        Self { waiting, dead, review, last_arrival }
+    }
+
+    /// The larger one of each stock.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            waiting: self.waiting.max(other.waiting),
+            dead: self.dead.max(other.dead),
+            review: self.review.max(other.review),
+            last_arrival: self.last_arrival.max(other.last_arrival),
+        }
+    }
+
+    /// The stocks of two sources together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            waiting: self.waiting.saturating_add(other.waiting),
+            dead: self.dead.saturating_add(other.dead),
+            review: self.review.saturating_add(other.review),
+            last_arrival: self.last_arrival.max(other.last_arrival),
+        }
+    }
+}
+
+/// What a tally counts. The index of a duration is its bucket ([`crate::log_buckets`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TallyKind {
+    /// Durations from the head of a request to its 2xx.
+    Ack = 0,
+    /// Durations from the first arrival of an event to the start of the first attempt of a job.
+    Wait = 1,
+    /// Durations from the first arrival of an event to the end of a job that succeeded.
+    Processing = 2,
+    /// Requests that failed verification. The index is the place of the reason in [`REJECTED_REASONS`].
+    Rejected = 3,
+}
+
+/// The reasons for which a request fails verification.
+pub const REJECTED_REASONS: [&str; 5] = ["missing", "signature", "stale", "future", "stale_unseen"];
+
+/// Counts by kind and index. Only counts that are not zero are kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tallies(BTreeMap<u16, u64>);
+
+impl Tallies {
+    /// Adds `count` to the tally of a kind and index.
+    pub fn count(&mut self, kind: TallyKind, index: u8, count: u64) {
+        self.count_code(code(kind, index), count);
+    }
+
+    fn count_code(&mut self, code: u16, count: u64) {
+        if count > 0 {
+            let sum = self.0.entry(code).or_default();
+            *sum = sum.saturating_add(count);
+        }
+    }
+
+    /// Adds other tallies.
+    pub fn add(&mut self, other: &Self) {
+        other.0.iter().for_each(|(code, count)| self.count_code(*code, *count));
+    }
+
+    /// The growth since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let mut grown = Self::default();
+        for (code, count) in &self.0 {
+            let earlier = before.0.get(code).copied().unwrap_or_default();
+            grown.count_code(*code, count.saturating_sub(earlier));
+        }
+        grown
+    }
+
+    /// Whether every count is zero.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The counts of a kind by index, in the order of the index.
+    pub fn of(&self, kind: TallyKind) -> impl Iterator<Item = (u8, u64)> + '_ {
+        let range = code(kind, 0)..=code(kind, u8::MAX);
+        self.0.range(range).map(|(code, count)| ((code & 0xff) as u8, *count))
+    }
+
+    /// The sum over all indexes of a kind.
+    pub fn total(&self, kind: TallyKind) -> u64 {
+        self.of(kind).map(|(_, count)| count).sum()
+    }
+
+    /// A duration that the fraction `part` of all durations of a kind does not exceed, but for the width of a bucket.
+    pub fn quantile(&self, kind: TallyKind, part: f64) -> Option<Duration> {
+        let rank = ((part * self.total(kind) as f64).ceil() as u64).max(1);
+        let mut passed = 0;
+        let found = self.of(kind).find(|(_, count)| {
+            passed += count;
+            passed >= rank
+        });
+        found.map(|(bucket, _)| middle_of(bucket))
+    }
+
+    /// One number for each count: the count above twelve bits for kind and index.
+    pub fn packed(&self) -> Vec<i64> {
+        let pack = |(code, count): (&u16, &u64)| {
+            let count = (*count).min(i64::MAX.unsigned_abs() >> CODE_BITS);
+            ((count << CODE_BITS) | u64::from(*code)).cast_signed()
+        };
+        self.0.iter().map(pack).collect()
+    }
+
+    /// Adds numbers of [`Self::packed`].
+    pub fn add_packed(&mut self, packed: impl IntoIterator<Item = i64>) {
+        for number in packed {
+            let number = number.cast_unsigned();
+            self.count_code((number & ((1 << CODE_BITS) - 1)) as u16, number >> CODE_BITS);
+        }
+    }
+
+    /// The same numbers as bytes, each in as few as it needs.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(4 * self.0.len());
+        for number in self.packed() {
+            let mut rest = number.cast_unsigned();
+            while rest >= 0x80 {
+                bytes.push((rest & 0x7f) as u8 | 0x80);
+                rest >>= 7;
+            }
+            bytes.push(rest as u8);
+        }
+        bytes
+    }
+
+    /// Adds the numbers in bytes of [`Self::bytes`].
+    pub fn add_bytes(&mut self, bytes: &[u8]) {
+        let (mut number, mut shift) = (0_u64, 0);
+        for byte in bytes {
+            number |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or_default();
+            shift += 7;
+            if byte & 0x80 == 0 {
+                self.add_packed([number.cast_signed()]);
+                (number, shift) = (0, 0);
+            }
+        }
+    }
+}
+
+/// The bits of kind and index in a packed number: four and eight.
+const CODE_BITS: u32 = 12;
+
+fn code(kind: TallyKind, index: u8) -> u16 {
+    ((kind as u16) << 8) | u16::from(index)
+}
+
+/// Which figures to read.
 #[derive(Debug, Clone)]
 pub struct TrafficAsk {
-    /// Only this source; `None` for all together.
+    /// Only this source; `None` for all of them.
     pub source: Option<SourceName>,
     /// From this time on.
     pub from: Timestamp,
     /// Before this time.
     pub to: Timestamp,
-    /// The length of one point, at least a second.
+    /// The length of one step, at least a second.
     pub step: Duration,
+    /// Whether the tallies are read, which takes longer.
+    pub tallies: bool,
 }
 
-/// The counts of one step.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TrafficPoint {
-    /// The start of the step: a multiple of its length since 1970.
-    pub at: Timestamp,
-    /// Arrivals of new events.
-    pub new: u64,
-    /// Arrivals of known events.
-    pub copies: u64,
-    /// Arrivals of known events with another body; they are copies too.
-    pub conflicts: u64,
-    /// Requests that failed verification.
-    pub rejected: u64,
-    /// Requests that were answered with 503: they could not be made durable, and the sender must retry.
-    pub unavailable: u64,
-}
-
-/// The history of traffic.
+/// The figures over time.
 pub trait TrafficHistory: Send + Sync + 'static {
     /// Writes what `node`, a process that is named only once, has counted in whole minutes. A count replaces the one
     /// that the node wrote for the same minute and source, so an act that is repeated counts nothing twice. The same
@@ -69,17 +323,21 @@ pub trait TrafficHistory: Send + Sync + 'static {
         counts: Vec<TrafficCount>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// The steps with a count, in their order. Old counts are as coarse as they are kept.
-    fn traffic(
-        &self,
-        ask: TrafficAsk,
-    ) -> impl Future<Output = Result<Vec<TrafficPoint>, StoreError>> + Send;
-
-    /// The same for each source: a count for each step and source that has one, in the order of time.
+    /// The figures of each step and source that has any, in the order of time. Old figures are as coarse as they are
+    /// kept.
     fn traffic_by_source(
         &self,
         ask: TrafficAsk,
     ) -> impl Future<Output = Result<Vec<TrafficCount>, StoreError>> + Send;
+}
+
+/// The figures of all sources together, by step.
+pub fn traffic_of_all(counts: Vec<TrafficCount>) -> BTreeMap<Timestamp, TrafficFigures> {
+    let mut steps: BTreeMap<Timestamp, TrafficFigures> = BTreeMap::new();
+    for count in counts {
+        steps.entry(count.at).or_default().add_source(&count.figures);
+    }
+    steps
 }
 
 /// The length of a count as it is recorded, in seconds.
@@ -98,3 +356,48 @@ pub const TRAFFIC_KEPT: i64 = 2 * 366 * 86_400;
 
 /// The most counts that one act merges or deletes.
 pub const MERGED_MAX: usize = 500;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log_buckets::bucket_of;
+
+    #[test]
+    fn tallies_survive_every_form_and_add_up() {
+        let mut tallies = Tallies::default();
+        tallies.count(TallyKind::Ack, 0, 1);
+        tallies.count(TallyKind::Processing, 200, 1 << 40);
+        tallies.count(TallyKind::Rejected, 4, 127);
+        tallies.count(TallyKind::Wait, 7, 0);
+        let mut twice = Tallies::default();
+        twice.add_packed(tallies.packed());
+        assert_eq!(twice, tallies);
+        twice.add_bytes(&tallies.bytes());
+        assert_eq!(twice.of(TallyKind::Rejected).collect::<Vec<_>>(), [(4, 254)]);
+        assert_eq!(twice.since(&tallies), tallies);
+        assert!(tallies.since(&tallies).is_empty());
+    }
+
+    #[test]
+    fn a_quantile_is_in_the_bucket_of_its_rank() {
+        let mut tallies = Tallies::default();
+        assert_eq!(tallies.quantile(TallyKind::Ack, 0.5), None);
+        for millis in 1..=100 {
+            tallies.count(TallyKind::Ack, bucket_of(Duration::from_millis(millis)), 1);
+        }
+        let bucket = |part| tallies.quantile(TallyKind::Ack, part).map(bucket_of);
+        for (part, millis) in [(0.0, 1), (0.5, 50), (0.99, 99), (1.0, 100)] {
+            assert_eq!(bucket(part), Some(bucket_of(Duration::from_millis(millis))), "{part}");
+        }
+    }
+
+    #[test]
+    fn only_jobs_that_are_retried_may_become_fewer() {
+        let before = TrafficCounts { new: 5, retrying: 1, ..TrafficCounts::default() };
+        let after = TrafficCounts { new: 8, retrying: 0, ..TrafficCounts::default() };
+        let grown = after.since(&before);
+        assert_eq!((grown.new, grown.retrying), (3, -1));
+        assert_eq!(before.since(&after).new, 0);
+        assert_eq!(TrafficCounts::of_numbers(after.numbers()), after);
+    }
+}

@@ -167,6 +167,8 @@ pub struct Claim {
     pub fence: Fence,
     /// The number of this attempt, from 1.
     pub attempt: u32,
+    /// The steps of the schedule that earlier attempts used: how many of them failed.
+    pub steps: u32,
     /// The number of this run: 1 unless an operator forced another.
     pub run: u32,
     /// The Idempotency-Key for effects: equal across attempts, restarts and replays of this run.
@@ -292,11 +294,45 @@ pub struct SqlRan {
     pub guarded: usize,
     /// Jobs that failed.
     pub failed: usize,
+    /// The jobs that are done or failed, for statistics.
+    pub tried: Vec<TriedJob>,
     /// The events of all of these jobs. Requests that wait for one of them should be notified.
     pub events: Vec<EventId>,
     /// A job that was lost before. It is claimed and not begun. The caller must wait until no other job
     /// runs in the process, and then call [`Work::run_claimed`].
     pub alone: Option<Box<Claim>>,
+}
+
+/// An attempt that ended with a verdict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TriedJob {
+    /// When the first copy of the event arrived.
+    pub received_at: Timestamp,
+    /// The number of the attempt, from 1.
+    pub attempt: u32,
+    /// The steps of the schedule that earlier attempts used.
+    pub steps: u32,
+    /// The verdict.
+    pub verdict: TriedVerdict,
+}
+
+/// The verdict of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TriedVerdict {
+    /// The job is done.
+    Succeeded,
+    /// The attempt failed, and another one follows.
+    Failed,
+    /// The attempt failed, and the job is a dead letter.
+    Died,
+}
+
+impl TriedJob {
+    /// The attempt of a claim, with its verdict.
+    pub fn of(claim: &Claim, verdict: TriedVerdict) -> Self {
+        let Claim { attempt, steps, event, .. } = claim;
+        Self { received_at: event.received_at, attempt: *attempt, steps: *steps, verdict }
+    }
 }
 
 impl SqlRan {

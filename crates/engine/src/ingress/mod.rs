@@ -14,7 +14,7 @@ pub(crate) mod sender_keys;
 pub(crate) mod stored_headers;
 pub(crate) mod sync_wait;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ use hapax_core::scheme::sender_key::SenderKey;
 use hapax_core::source::LatePolicy;
 use hapax_core::store::{
     ArrivalInfo, Decision, Ingest, Inspect, KnownEvent, Rejection, Status, Store, StoreError,
-    StoreHints, Verdict, Verifier, Work,
+    StoreHints, TrafficFigures, Verdict, Verifier, Work,
 };
 use hapax_core::{
     Arrival, KeyHash, Receipt, Refusal, SourceName, Tenant, Timeliness, Timestamp, Verified,
@@ -51,7 +51,7 @@ use crate::http::client_address::remote;
 use crate::ingress::clock_check::{Alarm, ClockCheck, Witness};
 use crate::ingress::respond::{ConnectionReuse, IngressResponse, Reason, RequestId};
 use crate::ingress::routes::{
-    AnswerMode, LineKind, RouteChange, Routes, SourceRecord, SourceRoute, Traffic,
+    AnswerMode, LineKind, RouteChange, Routes, SourceRecord, SourceRoute,
 };
 use crate::ingress::sender_keys::{KeyUnavailable, SenderKeys};
 use crate::ingress::stored_headers::{Plain, kept_headers};
@@ -136,9 +136,9 @@ impl<S: Store + StoreHints> Ingress<S> {
         self.routes.store(Arc::new(routes));
     }
 
-    /// The traffic of every source since the process started; a reload does not reset it.
-    pub fn traffic(&self) -> Vec<Traffic> {
-        self.routes.load().traffic()
+    /// The figures of the requests of every source since the process started; a reload does not reset them.
+    pub fn figures(&self) -> BTreeMap<SourceName, TrafficFigures> {
+        self.routes.load().figures()
     }
 
     /// The requests that were refused since the last call, the newest of each source.
@@ -342,7 +342,7 @@ impl<S: Store + StoreHints> Ingress<S> {
                 respond::decided(&verdicts, route.source.ack(), call.request_id)
             }
         };
-        route.record.ack_seconds.record(call.began.elapsed());
+        route.record.count_ack(call.began.elapsed());
         answer
     }
 
@@ -364,7 +364,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         if unseen.is_empty() {
             return refuse(&route, &call, Reason::Stale.into(), ConnectionReuse::KeepAlive);
         }
-        route.record.count_failed_verification();
+        route.record.count_failed_verification(Reason::StaleUnseen);
         for (event, hash) in &unseen {
             note_stale_unseen(&route.record, &call, event, self.is_first_logged(*hash));
         }
@@ -696,7 +696,7 @@ fn refuse(
     after: ConnectionReuse,
 ) -> IngressResponse {
     if refused.reason.is_failed_verification() {
-        route.record.count_failed_verification();
+        route.record.count_failed_verification(refused.reason);
     }
     if refused.reason.is_failed_verification()
         && let Some(limit) = &route.unverified
@@ -794,7 +794,7 @@ fn note(record: &SourceRecord, call: &RequestContext, event: &EventLabels, verdi
         Verdict::Conflict(_) => Decision::Conflict,
         Verdict::Review(_) => Decision::Review,
     };
-    record.count(decision);
+    record.count(decision, call.received_at);
     if !record.budget(LineKind::of(decision)).admit(call.received_at) {
         return;
     }

@@ -3,12 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax_core::handler::{EventView, Handler};
-use hapax_core::store::{Decision, NewJob, Rejection, Verifier};
-use hapax_core::{Receipt, Source, SourceName, Tenant};
+use hapax_core::store::{Decision, NewJob, Rejection, TrafficFigures, Verifier};
+use hapax_core::{Receipt, Source, SourceName, Tenant, Timestamp};
 use http::HeaderName;
 use ipnet::IpNet;
 use metrics::{Counter, Histogram, counter, histogram};
@@ -20,6 +19,7 @@ use crate::ingress::rejections::RejectionLog;
 use crate::ingress::respond::Reason;
 use crate::limits::{BodyLimits, HANDSHAKES, LOG_LINES_PER_SECOND, Rate, UNVERIFIED_DEFAULT};
 use crate::log_budget::LogBudget;
+use crate::source_tallies::{SourceTallies, SourceTally};
 
 /// The settings of the ingress. All of them may change with a reload.
 #[derive(Debug)]
@@ -143,6 +143,8 @@ pub struct Routes {
     pub(crate) unfinished: BodyMemory,
     /// The last refused requests of all sources.
     rejections: Arc<RejectionLog>,
+    /// The counters that statistics and alerts read: metrics are write-only.
+    tallies: SourceTallies,
 }
 
 /// One source in the table.
@@ -162,11 +164,12 @@ impl Routes {
     /// Compiles the table.
     pub fn build(spec: RoutesSpec) -> Result<Self, PathTaken> {
         let rejections = Arc::<RejectionLog>::default();
+        let tallies = SourceTallies::default();
         let mut by_path = HashMap::with_capacity(spec.sources.len());
         for route in spec.sources {
             let path = path_of(route.source.tenant(), route.source.name());
             if by_path
-                .insert(path.clone(), Arc::new(SourceRoute::new(route, &rejections)))
+                .insert(path.clone(), Arc::new(SourceRoute::new(route, &rejections, &tallies)))
                 .is_some()
             {
                 return Err(PathTaken { path: path.into() });
@@ -175,35 +178,33 @@ impl Routes {
         Ok(Self {
             by_path,
             unavailable: HashMap::new(),
-            unknown_source: Arc::new(SourceRecord::new("unknown", &rejections)),
+            // These requests belong to no source, so they are in no figures.
+            unknown_source: Arc::new(SourceRecord::new("unknown", &rejections, Arc::default())),
             public_url: spec.public_url.trim_end_matches('/').into(),
             trusted_proxies: spec.trusted_proxies.into(),
             unfinished: BodyMemory::new(spec.body.unfinished_bytes_max, spec.body.left_alone),
             rejections,
+            tallies,
             body: spec.body,
         })
     }
 
-    /// Changes some pairs. Counters of a pair that is served before and after continue.
+    /// Changes some pairs. The counters of their sources continue.
     pub fn change(&mut self, changes: Vec<RouteChange>) {
         for change in changes {
             match change {
                 RouteChange::Serve(spec) => {
                     let path = path_of(spec.source.tenant(), spec.source.name());
-                    let mut route = SourceRoute::new(spec, &self.rejections);
-                    if let Some(before) = self.by_path.get(&path) {
-                        route.record.counted = before.record.counted.clone();
-                    }
+                    let route = SourceRoute::new(spec, &self.rejections, &self.tallies);
                     self.unavailable.remove(&path);
                     self.by_path.insert(path, Arc::new(route));
                 }
                 RouteChange::Unavailable { tenant, source } => {
                     let path = path_of(&tenant, &source);
                     self.by_path.remove(&path);
-                    self.unavailable.insert(
-                        path,
-                        Arc::new(SourceRecord::new(source.as_str(), &self.rejections)),
-                    );
+                    let tally = self.tallies.of(&source);
+                    let record = SourceRecord::new(source.as_str(), &self.rejections, tally);
+                    self.unavailable.insert(path, Arc::new(record));
                 }
                 RouteChange::Remove { tenant, source } => {
                     let path = path_of(&tenant, &source);
@@ -228,9 +229,10 @@ impl Routes {
     pub(crate) fn continue_from(&mut self, before: &Self) {
         // The recorder takes from the new table only.
         before.rejections.take().into_iter().for_each(|rejection| self.rejections.note(rejection));
-        for (path, route) in &mut self.by_path {
-            if let (Some(route), Some(before)) = (Arc::get_mut(route), before.by_path.get(path)) {
-                route.record.counted = before.record.counted.clone();
+        self.tallies = before.tallies.clone();
+        for route in self.by_path.values_mut() {
+            if let Some(route) = Arc::get_mut(route) {
+                route.record.tally = self.tallies.of(route.source.name());
             }
         }
     }
@@ -248,27 +250,11 @@ impl Routes {
         self.by_path.values().flat_map(|route| route.source.verifiers()).cloned().collect()
     }
 
-    /// The traffic of every source so far.
-    pub(crate) fn traffic(&self) -> Vec<Traffic> {
-        let mut by_source = BTreeMap::new();
-        for route in self.by_path.values() {
-            let source = route.source.name();
-            let traffic = by_source.entry(source).or_insert_with(|| Traffic {
-                source: source.clone(),
-                new: 0,
-                copies: 0,
-                conflicts: 0,
-                failed_verifications: 0,
-                unavailable: 0,
-            });
-            let counted = &route.record.counted;
-            traffic.new += counted.new.load(Ordering::Relaxed);
-            traffic.copies += counted.copies.load(Ordering::Relaxed);
-            traffic.conflicts += counted.conflicts.load(Ordering::Relaxed);
-            traffic.failed_verifications += counted.failed.load(Ordering::Relaxed);
-            traffic.unavailable += counted.unavailable.load(Ordering::Relaxed);
-        }
-        by_source.into_values().collect()
+    /// The figures of every source since the process started.
+    pub(crate) fn figures(&self) -> BTreeMap<SourceName, TrafficFigures> {
+        let sources: BTreeSet<_> = self.by_path.values().map(|route| route.source.name()).collect();
+        let figures = |source: &SourceName| (source.clone(), self.tallies.of(source).figures());
+        sources.into_iter().map(figures).collect()
     }
 
     /// Forgets quiet clients and logs how many lines the budget held back. Called every second.
@@ -285,23 +271,6 @@ impl Routes {
     }
 }
 
-/// The traffic of one source since the process started, over all tenants.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Traffic {
-    /// The source.
-    pub source: SourceName,
-    /// Arrivals of new events.
-    pub new: u64,
-    /// Arrivals of known events, including conflicts.
-    pub copies: u64,
-    /// Arrivals of known events with another body.
-    pub conflicts: u64,
-    /// Requests whose signature was missing or wrong, or whose signed time was outside the window.
-    pub failed_verifications: u64,
-    /// Requests that were answered with 503.
-    pub unavailable: u64,
-}
-
 fn path_of(tenant: &Tenant, source: &SourceName) -> Box<str> {
     match tenant.as_str() {
         "default" => source.as_str().into(),
@@ -310,10 +279,11 @@ fn path_of(tenant: &Tenant, source: &SourceName) -> Box<str> {
 }
 
 impl SourceRoute {
-    fn new(spec: RouteSpec, rejections: &Arc<RejectionLog>) -> Self {
+    fn new(spec: RouteSpec, rejections: &Arc<RejectionLog>, tallies: &SourceTallies) -> Self {
         let secret_headers = spec.source.scheme().secret_headers();
+        let tally = tallies.of(spec.source.name());
         Self {
-            record: SourceRecord::new(spec.source.name().as_str(), rejections),
+            record: SourceRecord::new(spec.source.name().as_str(), rejections, tally),
             secret_headers: secret_headers
                 .iter()
                 .filter_map(|name| HeaderName::try_from(name).ok())
@@ -344,20 +314,11 @@ pub(crate) struct SourceRecord {
     arrivals: [Counter; DECISIONS.len()],
     refusals: [Counter; Reason::ALL.len()],
     pub(crate) handshakes: Counter,
-    pub(crate) ack_seconds: Histogram,
-    /// The counters that statistics and alerts read: metrics are write-only.
-    counted: Arc<SourceCounters>,
+    ack_seconds: Histogram,
+    /// The counters of the source over all tenants.
+    tally: Arc<SourceTally>,
     pub(crate) rejections: Arc<RejectionLog>,
     budgets: [LogBudget; LineKind::ALL.len()],
-}
-
-#[derive(Debug, Default)]
-struct SourceCounters {
-    new: AtomicU64,
-    copies: AtomicU64,
-    conflicts: AtomicU64,
-    failed: AtomicU64,
-    unavailable: AtomicU64,
 }
 
 const DECISIONS: [Decision; 4] =
@@ -407,7 +368,7 @@ impl LineKind {
 }
 
 impl SourceRecord {
-    fn new(source: &str, rejections: &Arc<RejectionLog>) -> Self {
+    fn new(source: &str, rejections: &Arc<RejectionLog>, tally: Arc<SourceTally>) -> Self {
         let label = source.to_owned();
         Self {
             source: source.into(),
@@ -419,32 +380,31 @@ impl SourceRecord {
             }),
             handshakes: counter!("hapax_handshakes_total", "source" => label.clone()),
             ack_seconds: histogram!("hapax_ack_seconds", "source" => label.clone()),
-            counted: Arc::default(),
+            tally,
             rejections: Arc::clone(rejections),
             budgets: LineKind::ALL.map(|_| LogBudget::new(LOG_LINES_PER_SECOND)),
         }
     }
 
-    pub(crate) fn count(&self, decision: Decision) {
+    pub(crate) fn count(&self, decision: Decision, at: Timestamp) {
         self.arrivals[decision as usize].increment(1);
-        let counted = match decision {
-            Decision::Accepted | Decision::Review => &self.counted.new,
-            Decision::Duplicate | Decision::Conflict => &self.counted.copies,
-        };
-        counted.fetch_add(1, Ordering::Relaxed);
-        if decision == Decision::Conflict {
-            self.counted.conflicts.fetch_add(1, Ordering::Relaxed);
-        }
+        self.tally.arrived(decision, at);
+    }
+
+    /// Counts how long a request took that was answered with 2xx.
+    pub(crate) fn count_ack(&self, took: Duration) {
+        self.ack_seconds.record(took);
+        self.tally.acknowledged(took);
     }
 
     /// Counts a request that could not be verified, whatever its answer is.
-    pub(crate) fn count_failed_verification(&self) {
-        self.counted.failed.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_failed_verification(&self, reason: Reason) {
+        self.tally.rejected(reason);
     }
 
     pub(crate) fn count_refusal(&self, reason: Reason) {
         if matches!(reason, Reason::Unavailable | Reason::Crowded) {
-            self.counted.unavailable.fetch_add(1, Ordering::Relaxed);
+            self.tally.unavailable();
         }
         self.refusals[reason as usize].increment(1);
     }

@@ -4,8 +4,10 @@
 use std::time::Duration;
 
 use hapax_core::Timestamp;
+use hapax_core::job::Retry;
 use hapax_core::store::{
-    Claim, ClaimAsk, Held, Outcome, Ran, Settlement, SqlRun, StoreError, Work,
+    Claim, ClaimAsk, Held, Outcome, Ran, Settlement, SqlRun, StoreError, TriedJob, TriedVerdict,
+    Work,
 };
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use tracing::{debug, info, warn};
@@ -56,7 +58,7 @@ impl HandlerWorkers {
         loop {
             let recorded = match next {
                 StoreStep::Settle(outcome) => self.try_settle(workers, claim, outcome).await,
-                StoreStep::Run(run) => self.try_run(workers, run).await,
+                StoreStep::Run(run) => self.try_run(workers, claim, run).await,
                 StoreStep::Committed => return AttemptEnd::Done,
                 StoreStep::Lost => return AttemptEnd::Lost,
             };
@@ -84,8 +86,9 @@ impl HandlerWorkers {
             // ours was lost.
             (Settlement::AlreadyDone, _) => AttemptEnd::Done,
             (Settlement::Recorded, Outcome::Done { .. }) => AttemptEnd::Done,
-            (Settlement::Recorded, Outcome::Failed { error, .. }) => {
-                AttemptEnd::Failed(error.clone())
+            (Settlement::Recorded, Outcome::Failed { error, retry, .. }) => {
+                let is_last = self.config.policy.ends_with(claim.steps, *retry);
+                AttemptEnd::Failed { error: error.clone(), is_last }
             }
             (Settlement::Lost, _) => AttemptEnd::Lost,
         })
@@ -94,28 +97,45 @@ impl HandlerWorkers {
     async fn try_run<S: Work>(
         &self,
         workers: &Workers<S>,
+        claim: &Claim,
         run: &SqlRun,
     ) -> Result<AttemptEnd, StoreError> {
         Ok(match workers.store.run_claimed(run.clone()).await? {
             Ran::Done => AttemptEnd::Done,
             Ran::Guarded => AttemptEnd::Guarded,
             // For the log, so without the reason: a database quotes values in its errors.
-            Ran::Failed(_) => AttemptEnd::Failed("see `hapax explain`".into()),
+            Ran::Failed(_) => AttemptEnd::Failed {
+                error: "see `hapax explain`".into(),
+                is_last: self.config.policy.ends_with(claim.steps, Retry::Schedule),
+            },
             Ran::Lost => AttemptEnd::Lost,
         })
     }
 
-    /// Logs, counts and announces an attempt that has ended.
+    /// Logs, counts and announces an attempt that has ended. `took` is `None` if its work did not begin.
     pub(super) fn end<S>(
         &self,
         workers: &Workers<S>,
         claim: &Claim,
         ended: &AttemptEnd,
-        took: Duration,
+        took: Option<Duration>,
     ) {
-        self.counts.seconds.record(took);
+        let now = (workers.now)();
+        if let Some(took) = took {
+            self.counts.seconds.record(took);
+        }
         self.counts.of(ended).increment(1);
-        self.say(claim, ended, (workers.now)());
+        let verdict = match ended {
+            AttemptEnd::Done => Some(TriedVerdict::Succeeded),
+            AttemptEnd::Failed { is_last: false, .. } => Some(TriedVerdict::Failed),
+            AttemptEnd::Failed { is_last: true, .. } => Some(TriedVerdict::Died),
+            AttemptEnd::Guarded | AttemptEnd::Lost => None,
+        };
+        if let Some(verdict) = verdict {
+            let began = now.checked_sub(took.unwrap_or_default()).unwrap_or(now);
+            self.tally.tried(&TriedJob::of(claim, verdict), began, now);
+        }
+        self.say(claim, ended, now);
         workers.event_waiters.notify(claim.event.id);
     }
 
@@ -127,7 +147,7 @@ impl HandlerWorkers {
                 return;
             }
             AttemptEnd::Lost => "its claim was lost",
-            AttemptEnd::Failed(error) => error,
+            AttemptEnd::Failed { error, .. } => error,
         };
         if self.lines.admit(now) {
             warn!(

@@ -35,7 +35,7 @@ impl WorkerMetrics {
         match ended {
             AttemptEnd::Done => &self.done,
             AttemptEnd::Guarded => &self.guarded,
-            AttemptEnd::Failed(_) => &self.failed,
+            AttemptEnd::Failed { .. } => &self.failed,
             AttemptEnd::Lost => &self.lost,
         }
     }

@@ -15,7 +15,7 @@ mod polling;
 mod refetch;
 mod sql_batches;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +23,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use hapax_core::handler::{EventView, Handler, HandlerKind, RustHandler, SqlProgram};
 use hapax_core::store::{
-    Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Outcome, SqlRun, StoreHints, Work,
+    Claim, HandlerRef, HandlerSpec, Inspect, NewJob, Outcome, SqlRun, StoreHints, TrafficFigures,
+    TriedJob, Work,
 };
-use hapax_core::{Source, SourceName, Tenant};
+use hapax_core::{Source, SourceName, Tenant, Timestamp};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -43,6 +44,7 @@ use crate::ingress::routes::RouteSpec;
 use crate::limits::{LOG_LINES_PER_SECOND, STORE_PAUSE_MAX};
 use crate::log_budget::LogBudget;
 use crate::outbound::Outbound;
+use crate::source_tallies::{SourceTallies, SourceTally};
 use crate::worker::http_handler::App;
 use crate::worker::isolation::Isolation;
 use crate::worker::refetch::Refetcher;
@@ -107,6 +109,8 @@ pub struct Workers<S> {
     /// The name of this process in the records of attempts: a new one after each start.
     id: Arc<str>,
     tenants: SharedTenantVerifiers,
+    /// The counters that statistics read.
+    tallies: SourceTallies,
     lanes: watch::Sender<Vec<Arc<HandlerWorkers>>>,
 }
 
@@ -122,9 +126,17 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
     ) -> Self {
         let id = format!("worker-{}", Uuid::now_v7().simple()).into();
         let (isolation, unset) = (Isolation::default(), watch::Sender::default());
-        let tenants = SharedTenantVerifiers::default();
-        let workers =
-            Self { store, outbound, event_waiters, now, isolation, id, tenants, lanes: unset };
+        let workers = Self {
+            store,
+            outbound,
+            event_waiters,
+            now,
+            isolation,
+            id,
+            tenants: SharedTenantVerifiers::default(),
+            tallies: SourceTallies::default(),
+            lanes: unset,
+        };
         workers.reload(lanes);
         workers
     }
@@ -138,9 +150,27 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
     /// the concurrency of their handler.
     pub fn reload(&self, lanes: Vec<LaneSpec>) {
         let before = self.lanes.borrow().clone();
-        let build =
-            |spec| Arc::new(HandlerWorkers::new(spec, &self.outbound, &self.tenants, &before));
+        let build = |spec: LaneSpec| {
+            let tally = self.tallies.of(&spec.source);
+            Arc::new(HandlerWorkers::new(spec, &self.outbound, &self.tenants, tally, &before))
+        };
         self.lanes.send_replace(lanes.into_iter().map(build).collect());
+    }
+
+    /// The figures of the jobs of every source since the process started, also of sources that a reload removed.
+    pub fn figures(&self) -> BTreeMap<SourceName, TrafficFigures> {
+        self.tallies.figures()
+    }
+
+    /// Counts an attempt of an external worker in the figures of its source.
+    pub fn count_tried(
+        &self,
+        source: &SourceName,
+        job: &TriedJob,
+        began: Timestamp,
+        ended: Timestamp,
+    ) {
+        self.tallies.of(source).tried(job, began, ended);
     }
 
     /// The handlers, as the store needs them.
@@ -176,9 +206,7 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
                 Ok((place, claim, Ok(current))) => pulled.push((place, Pulled { claim, current })),
                 Ok((_, claim, Err(outcome))) => {
                     let ended = lane.record(self, &claim, &StoreStep::Settle(outcome)).await;
-                    lane.counts.of(&ended).increment(1);
-                    lane.say(&claim, &ended, (self.now)());
-                    self.event_waiters.notify(claim.event.id);
+                    lane.end(self, &claim, &ended, None);
                 }
                 // Its lease expires.
                 Err(panic) => log_panic(Err(panic)),
@@ -253,6 +281,8 @@ pub(crate) struct HandlerWorkers {
     /// The number of concurrent attempts; shared with the lane that a reload replaced.
     permits: Arc<Semaphore>,
     counts: WorkerMetrics,
+    /// The counters of the source.
+    tally: Arc<SourceTally>,
     lines: LogBudget,
 }
 
@@ -292,7 +322,11 @@ enum AttemptEnd {
     Done,
     /// The order guard set it aside.
     Guarded,
-    Failed(String),
+    Failed {
+        error: String,
+        /// The job is a dead letter.
+        is_last: bool,
+    },
     /// The fence was lost, or the outcome could not be recorded: the next claim decides.
     Lost,
 }
@@ -302,6 +336,7 @@ impl HandlerWorkers {
         spec: LaneSpec,
         outbound: &Outbound,
         tenants: &SharedTenantVerifiers,
+        tally: Arc<SourceTally>,
         before: &[Arc<Self>],
     ) -> Self {
         let LaneSpec { handler: config, source, verifiers } = spec;
@@ -329,6 +364,7 @@ impl HandlerWorkers {
                 None => Arc::new(Semaphore::new(config.concurrency.max(1))),
             },
             counts: WorkerMetrics::new(&handler),
+            tally,
             lines: LogBudget::new(LOG_LINES_PER_SECOND),
             handler,
             config,

@@ -129,7 +129,7 @@ impl HandlerWorkers {
             ended = inside => ended,
             never = self.keep(&workers, &claim) => match never {},
         };
-        self.end(&workers, &claim, &ended, took);
+        self.end(&workers, &claim, &ended, Some(took));
     }
 
     /// The part of an attempt outside the store.

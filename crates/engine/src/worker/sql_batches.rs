@@ -85,7 +85,7 @@ impl HandlerWorkers {
         workers: &Workers<S>,
         program: &Arc<SqlProgram>,
     ) -> Result<(ClaimYield, Option<Box<Claim>>), StoreError> {
-        let began = Instant::now();
+        let (began, began_at) = (Instant::now(), (workers.now)());
         let ran = workers.store.run_sql(SqlAsk {
             claim: self.ask(workers, SQL_SLICE),
             program: program.clone(),
@@ -99,6 +99,8 @@ impl HandlerWorkers {
             self.counts.failed.increment(ran.failed as u64);
             // The jobs shared a transaction, so each gets an equal share of its time.
             self.counts.seconds.record_many(began.elapsed() / all as u32, all);
+            let ended_at = (workers.now)();
+            ran.tried.iter().for_each(|job| self.tally.tried(job, began_at, ended_at));
             workers.event_waiters.notify_each(&ran.events);
         }
         if ran.failed > 0 && self.lines.admit((workers.now)()) {
@@ -166,6 +168,6 @@ impl HandlerWorkers {
             current: None,
         };
         let ended = self.record(workers, claim, &StoreStep::Run(run)).await;
-        self.end(workers, claim, &ended, began.elapsed());
+        self.end(workers, claim, &ended, Some(began.elapsed()));
     }
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use hapax_core::SourceName;
-use hapax_core::job::{Fence, HandlerName, JobId, Retry, WorkLocation};
+use hapax_core::job::{Fence, HandlerName, JobId, Phase, Retry, WorkLocation};
 use hapax_core::store::{
     AttemptNote, ClaimAsk, HandlerRef, HandlerSpec, Held, Inspect, JobDetail, NewMessage, Outcome,
-    Settlement, Store, StoreError, Work,
+    Settlement, Store, StoreError, TriedJob, TriedVerdict, Work,
 };
+use hapax_core::{SourceName, Timestamp};
 use hapax_engine::{NotReady, Pulled};
 use metrics::{counter, histogram};
 use tokio::sync::oneshot;
@@ -221,6 +221,7 @@ async fn settled<S: Work + Inspect>(
     // A repeated completion is answered again but was counted before.
     if settlement == Settlement::Recorded {
         count(&handler_of(&job), ended, now.attempts.last());
+        count_tried(admin, &job, &now);
     }
     Ok(Json(settled))
 }
@@ -235,6 +236,34 @@ fn count(handler: &HandlerRef, ended: &'static str, attempt: Option<&AttemptNote
         histogram!("hapax_handler_seconds", "source" => source, "handler" => handler)
             .record(took.as_secs_f64());
     }
+}
+
+/// Counts an attempt in the figures of its source. An event's id begins with the time of its arrival.
+fn count_tried<S>(admin: &Admin<S>, before: &JobDetail, after: &JobDetail) {
+    let Some(attempt) = after.attempts.last() else { return };
+    let verdict = match after.phase {
+        Phase::Done => TriedVerdict::Succeeded,
+        Phase::Dead => TriedVerdict::Died,
+        Phase::Ready => TriedVerdict::Failed,
+        Phase::Leased
+        | Phase::Stale
+        | Phase::Held
+        | Phase::Parked
+        | Phase::Review
+        | Phase::Discarded => return,
+    };
+    let ended = attempt.ended_at.unwrap_or(attempt.started_at);
+    let received = before.event.0.get_timestamp().map(|at| at.to_unix());
+    let received = received.and_then(|(seconds, nanos)| {
+        Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanos).ok()?).ok()
+    });
+    let tried = TriedJob {
+        received_at: received.unwrap_or(attempt.started_at),
+        attempt: attempt.attempt,
+        steps: before.progress.steps,
+        verdict,
+    };
+    (admin.tried)(&SourceName::new(&before.source), &tried, attempt.started_at, ended);
 }
 
 async fn claim_state<S: Inspect>(

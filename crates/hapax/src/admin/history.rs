@@ -1,11 +1,11 @@
-//! The history of traffic: how much each source sent over time.
+//! The figures over time: what each source sent, what became of its jobs, how long both took, and how much waited.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use hapax_core::store::TrafficAsk;
+use hapax_core::store::{TrafficAsk, traffic_of_all};
 use hapax_core::{SourceName, Timestamp};
 
 use super::events::{ago, instant};
@@ -37,11 +37,13 @@ pub(super) async fn history<S: AdminStore>(
         from,
         to,
         step: Duration::from_secs(step),
+        tallies: true,
     };
-    let points = admin.store.traffic(ask).await?;
+    admin.watch.traffic().record(&*admin.store).await;
+    let points = traffic_of_all(admin.store.traffic_by_source(ask).await?);
     Ok(Json(History {
         step_seconds: step,
-        items: points.into_iter().map(HistoryPoint::from).collect(),
+        items: points.iter().map(|(at, figures)| HistoryPoint::of(*at, figures)).collect(),
         next: None,
     }))
 }

@@ -44,8 +44,9 @@ use hapax_core::ledger::Ledger;
 use hapax_core::store::{
     AdminRecords, AlertRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, KeyRecords,
     Operate, Outbox, OwnMessages, Plans, PortalLinks, RejectionRecords, SourceSecretStore, Store,
-    TenantDeletions, TrafficHistory, VerifierNames, Work,
+    TenantDeletions, TrafficHistory, TriedJob, VerifierNames, Work,
 };
+use hapax_core::{SourceName, Timestamp};
 use hapax_engine::{JobsFor, Now, Pulled, Readiness};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
@@ -77,6 +78,10 @@ pub(crate) type RefetchClaims = Arc<
         + Send
         + Sync,
 >;
+
+/// Counts an attempt of a pull worker: its source, its verdict, its start and its end.
+pub(crate) type CountTried =
+    Arc<dyn Fn(&SourceName, &TriedJob, Timestamp, Timestamp) + Send + Sync>;
 
 /// The acts and reads of a store that the admin side uses.
 pub(crate) trait AdminStore:
@@ -153,6 +158,8 @@ pub(crate) struct Admin<S> {
     pub(crate) watch: Arc<AlertMonitor>,
     /// Fetches the current objects of claimed jobs.
     pub(crate) refetch: RefetchClaims,
+    /// Counts the attempts of pull workers in the figures of their source.
+    pub(crate) tried: CountTried,
     /// The sending side, or why endpoints cannot be used.
     pub(crate) sending: Arc<SharedSending>,
     /// The tenants that are added at run time.

@@ -102,7 +102,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         post(Operate, "/api/v1/handlers/{source}/{handler}/pause", handlers::pause::<S>, "Pauses a handler: no node claims its jobs"),
         post(Operate, "/api/v1/handlers/{source}/{handler}/resume", handlers::resume::<S>, "Resumes a paused handler"),
         get(Read, "/api/v1/lanes", jobs::lanes::<S>, "Shows the backlog of each handler with an open or dead job"),
-        get(Read, "/api/v1/stats", stats::stats::<S>, "Statistics of the events that first arrived within a window"),
+        get(Read, "/api/v1/stats", stats::stats::<S>, "Statistics of what was counted within a window"),
         get(Read, "/api/v1/history", history::history::<S>, "Counts of arrivals over time"),
         get(Read, "/api/v1/alerts", alerts::list::<S>, "Lists what needs attention, the most severe first"),
         post(Operate, "/api/v1/alerts/test", alerts::test::<S>, "Publishes a test alert to every endpoint that wants alerts"),

@@ -1,9 +1,8 @@
-//! The figures of the last hour, or of `window`: arrivals, the share of copies, the outcomes of
-//! jobs, and how each sender spaces its retries.
+//! The figures of the last hour, or of `window`, as all nodes have counted them: arrivals, the share of copies, the
+//! outcomes of jobs, and how long everything took.
 //!
-//! The figures count the events that were *first* received in the window, with all of their copies,
-//! so that the numbers of one event belong together. If there are more events than are read, the
-//! figures come from a sample, and the answer says so.
+//! How a sender spaces its retries is not counted. It is read from the events that were *first* received in the
+//! window. If there are more events than are read, the gaps come from a sample, and the answer says so.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,20 +10,20 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use hapax_core::SourceName;
-use hapax_core::store::{EventSample, SampleAsk, SampledEvent, Status};
+use hapax_core::store::{MERGES, MINUTE_SECONDS, SampleAsk, SampledEvent, TrafficFigures};
+use hapax_core::{SourceName, Timestamp};
 
 use super::events::ago;
 use super::extract::QueryParams;
 use super::handlers::PausedHandlers;
 use super::problem::Problem;
 use super::{Admin, AdminStore};
-use crate::api::{Figures, ProcessingSeconds, Span, Stats, StatsQuery};
+use crate::api::{Figures, Span, Stats, StatsQuery};
 
 /// The window if the request names none.
 const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
 
-/// The most events that are read. If there are more, this many are read as a sample. Reading them
+/// The most events whose copies are read. If there are more, this many are read as a sample. Reading them
 /// takes one reader a little more than a tenth of a second.
 const EVENTS_MAX: usize = 10_000;
 
@@ -32,126 +31,81 @@ pub(super) async fn stats<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     QueryParams(query): QueryParams<StatsQuery>,
 ) -> Result<Json<Stats>, Problem> {
+    let mut stats = counted(&admin, &query).await?;
+    let window = Span(Duration::from_secs_f64(stats.window_seconds));
+    admin.store.flush_copies().await;
+    let since = ago((admin.now)(), window);
+    let sample = admin.store.sample(SampleAsk { since, limit: EVENTS_MAX }).await?;
+    stats.sampled = sample.is_partial();
+    let of = |source: &str| -> Vec<&SampledEvent> {
+        sample.events.iter().filter(|event| event.summary.source == source).collect()
+    };
+    match &query.source {
+        Some(source) => stats.figures.gaps_seconds = gaps_seconds(&of(source)),
+        None => {
+            let all: Vec<&SampledEvent> = sample.events.iter().collect();
+            stats.figures.gaps_seconds = gaps_seconds(&all);
+            for (source, figures) in stats.sources.iter_mut().flatten() {
+                figures.gaps_seconds = gaps_seconds(&of(source));
+            }
+        }
+    }
+    Ok(Json(stats))
+}
+
+/// The statistics without the gaps between copies, which take longer to read than everything else.
+pub(super) async fn counted<S: AdminStore>(
+    admin: &Admin<S>,
+    query: &StatsQuery,
+) -> Result<Stats, Problem> {
     let Span(window) = query.window.unwrap_or(Span(WINDOW_DEFAULT));
     if window.is_zero() {
         return Err(Problem::bad_request("window is longer than zero, such as 1h"));
     }
-    let since = ago((admin.now)(), Span(window));
-    admin.store.flush_copies().await;
-    let sample = admin.store.sample(SampleAsk { since, limit: EVENTS_MAX }).await?;
-    let (failed, failed_since) = admin.watch.failed_within(&*admin.store, window).await?;
-    let by_source = by_source(&sample, &failed);
-    let sampled = sample.is_partial();
+    let since = beginning((admin.now)(), window);
+    let all = admin.watch.traffic().since(&*admin.store, since, true).await?;
     let mut paused_handlers = PausedHandlers::of(&*admin.store).await?.into_list();
     if let Some(source) = &query.source {
         paused_handlers.retain(|one| one.source == *source);
     }
-    let answer = |figures, sources| Stats {
+    let (figures, sources) = match &query.source {
+        Some(source) => match all.get(&SourceName::new(source)) {
+            Some(figures) => (Figures::of(figures), None),
+            None => return Err(Problem::not_found("no source has that name")),
+        },
+        None => {
+            let mut sum = TrafficFigures::default();
+            all.values().for_each(|figures| sum.add_source(figures));
+            (Figures::of(&sum), Some(by_source(&all)))
+        }
+    };
+    Ok(Stats {
         window_seconds: window.as_secs_f64(),
         since,
-        sampled,
-        failed_verifications_since: failed_since,
-        paused_handlers: paused_handlers.clone(),
+        sampled: false,
+        failed_verifications_since: since,
+        paused_handlers,
         figures,
         sources,
-    };
-    let Some(source) = query.source else {
-        let all: Vec<&SampledEvent> = sample.events.iter().collect();
-        let all = Figures::of(&all, scale(&sample), failed.values().sum());
-        return Ok(Json(answer(all, Some(by_source))));
-    };
-    match by_source.get(&source) {
-        Some(figures) => Ok(Json(answer(figures.clone(), None))),
-        None if failed.contains_key(&SourceName::new(&source)) => {
-            Ok(Json(answer(Figures::of(&[], 1.0, 0), None)))
-        }
-        None => Err(Problem::not_found("no source has that name")),
-    }
+    })
 }
 
-/// How many events each event of the sample stands for.
-fn scale(sample: &EventSample) -> f64 {
-    match sample.is_partial() {
-        true => sample.total as f64 / sample.events.len().max(1) as f64,
-        false => 1.0,
-    }
+/// The figures of every source of which anything was counted.
+fn by_source(all: &BTreeMap<SourceName, TrafficFigures>) -> BTreeMap<String, Figures> {
+    let is_something =
+        |figures: &TrafficFigures| figures.counts != TrafficFigures::default().counts;
+    let counted = all.iter().filter(|(_, figures)| is_something(figures));
+    counted.map(|(source, figures)| (source.to_string(), Figures::of(figures))).collect()
 }
 
-/// The figures of every source that had events or failed verifications.
-fn by_source(
-    sample: &EventSample,
-    failed: &BTreeMap<SourceName, u64>,
-) -> BTreeMap<String, Figures> {
-    let mut events: BTreeMap<&str, Vec<&SampledEvent>> = BTreeMap::new();
-    for event in &sample.events {
-        events.entry(&event.summary.source).or_default().push(event);
-    }
-    for (source, _) in failed.iter().filter(|(_, count)| **count > 0) {
-        events.entry(source.as_str()).or_default();
-    }
-    let scale = scale(sample);
-    let figures = |(source, events): (&str, Vec<&SampledEvent>)| {
-        let failed = failed.get(&SourceName::new(source)).copied().unwrap_or(0);
-        (source.to_owned(), Figures::of(&events, scale, failed))
-    };
-    events.into_iter().map(figures).collect()
-}
-
-impl Figures {
-    fn of(events: &[&SampledEvent], scale: f64, failed_verifications: u64) -> Self {
-        let arrivals: u64 = events.iter().map(|event| event.summary.arrivals).sum();
-        let estimate = |count: u64| (count as f64 * scale).round() as u64;
-        let unique = events.len() as u64;
-        Self {
-            received: estimate(arrivals),
-            unique: estimate(unique),
-            duplicates: estimate(arrivals) - estimate(unique),
-            duplicate_rate: share(arrivals - unique, arrivals),
-            success_rate: success_rate(events),
-            failed_verifications,
-            processing_seconds: ProcessingSeconds::of(events),
-            copies_per_event: share(arrivals, unique),
-            gaps_seconds: gaps_seconds(events),
-        }
-    }
-}
-
-fn share(part: u64, whole: u64) -> Option<f64> {
-    (whole > 0).then(|| part as f64 / whole as f64)
-}
-
-/// The share of events whose jobs are done, of all events whose jobs were attempted.
-fn success_rate(events: &[&SampledEvent]) -> Option<f64> {
-    let (mut done, mut tried) = (0, 0);
-    for event in events {
-        match event.summary.status {
-            Status::Processed | Status::Stale => (done, tried) = (done + 1, tried + 1),
-            Status::Dead | Status::Failed => tried += 1,
-            Status::Review
-            | Status::Discarded
-            | Status::Held
-            | Status::Processing
-            | Status::Received
-            | Status::Ignored => {}
-        }
-    }
-    share(done, tried)
-}
-
-impl ProcessingSeconds {
-    fn of(events: &[&SampledEvent]) -> Self {
-        let took = |event: &&SampledEvent| {
-            let summary = &event.summary;
-            let is_done = matches!(summary.status, Status::Processed | Status::Stale);
-            let ended = summary.processed_at.filter(|_| is_done)?;
-            Some(ended.duration_since(summary.received_at).as_secs_f64().max(0.0))
-        };
-        let mut seconds: Vec<f64> = events.iter().filter_map(took).collect();
-        seconds.sort_by(f64::total_cmp);
-        let sum: f64 = seconds.iter().sum();
-        let avg = (!seconds.is_empty()).then(|| sum / seconds.len() as f64);
-        Self { avg, p50: quantile(&seconds, 0.5), p99: quantile(&seconds, 0.99) }
-    }
+/// The beginning of a window: the minute of its first moment, or the hour or day where counts are that old.
+pub(super) fn beginning(now: Timestamp, window: Duration) -> Timestamp {
+    let first = ago(now, Span(window));
+    let age = i64::try_from(window.as_secs()).unwrap_or(i64::MAX);
+    let mut coarser = MERGES.iter().filter(|(_, _, after)| age > *after).map(|(_, to, _)| *to);
+    let width = coarser.next_back().unwrap_or(MINUTE_SECONDS);
+    let second = first.as_second();
+    Timestamp::from_second(second - second.rem_euclid(width)).unwrap_or(first)
 }
 
 /// The quantile: the smallest value that is at least as large as the fraction `part` of all values.
@@ -196,5 +150,18 @@ mod tests {
         check(&[1.0, 2.0], 0.5, Some(1.0));
         check(&hundred, 0.5, Some(50.0));
         check(&hundred, 0.99, Some(99.0));
+    }
+
+    #[test]
+    fn a_window_begins_where_its_oldest_counts_begin() {
+        let now: Timestamp = "2026-03-01T12:34:56Z".parse().unwrap();
+        let check = |hours: u64, expected: &str| {
+            let begins = beginning(now, Duration::from_secs(hours * 3_600));
+            assert_eq!(begins.to_string(), expected);
+        };
+        check(1, "2026-03-01T11:34:00Z");
+        check(48, "2026-02-27T12:34:00Z");
+        check(49, "2026-02-27T11:00:00Z");
+        check(91 * 24, "2025-11-30T00:00:00Z");
     }
 }

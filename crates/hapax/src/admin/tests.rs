@@ -4,6 +4,7 @@ mod browser;
 mod pages;
 mod portal;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -14,13 +15,15 @@ use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Request, StatusCode};
 use hapax_core::job::{HandlerName, Phase, Policy, Retry, WorkLocation};
+use hapax_core::log_buckets::bucket_of;
 use hapax_core::secret::Secret;
 use hapax_core::store::{
     ClaimAsk, EventDetail, EventName, HandlerRef, HandlerSpec, Inspect as _, JobDetail, Lookup,
-    NewJob, Outcome, Settlement, Store as _, Work as _,
+    NewJob, Outcome, Settlement, Store as _, TallyKind, TrafficCount, TrafficCounts,
+    TrafficFigures, TrafficHistory as _, Work as _,
 };
 use hapax_core::{SourceName, Timestamp};
-use hapax_engine::{Now, Pulled, Readiness, Traffic};
+use hapax_engine::{Now, Pulled, Readiness};
 use hapax_sim::{Act, FaultyStore, SignedEvent};
 use hapax_store::MemoryStore;
 use http_body_util::BodyExt as _;
@@ -264,15 +267,13 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
                 traffic: Arc::new(TrafficRecorder::new(
                     Uuid::from_u128(1),
                     Box::new(|| {
-                        let traffic = |source: &str, failed_verifications| Traffic {
-                            source: SourceName::new(source),
-                            new: 0,
-                            copies: 0,
-                            conflicts: 0,
-                            failed_verifications,
-                            unavailable: 0,
+                        let figures = |rejected| TrafficFigures {
+                            counts: TrafficCounts { rejected, ..TrafficCounts::default() },
+                            ..TrafficFigures::default()
                         };
-                        vec![traffic("quiet", 0), traffic("stripe", 7)]
+                        let named =
+                            |source: &str, rejected| (SourceName::new(source), figures(rejected));
+                        BTreeMap::from([named("quiet", 0), named("stripe", 7)])
                     }),
                     Arc::new(noon),
                 )),
@@ -289,6 +290,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
             let plain = |claim| Pulled { claim, current: None };
             Box::pin(std::future::ready(claims.into_iter().map(plain).collect()))
         }),
+        tried: Arc::new(|_, _, _, _| {}),
         now: Arc::new(noon),
         unfinished: unfinished.clone(),
         first_command: Some("hapax send stripe".to_owned()),
@@ -773,8 +775,8 @@ async fn configured_handlers_are_listed() {
 }
 
 #[tokio::test]
-async fn statistics_are_those_of_events_that_first_came_in_the_window() {
-    // An event before the window, one without work, one that failed, two that are done, and copies.
+async fn statistics_are_what_all_nodes_counted_in_the_window() {
+    // Two nodes counted, one of them before the window too; the gaps come from the events.
     let ago = |seconds: u64| noon() - Duration::from_secs(seconds);
     let seen = |id: &str, source: &str, first: Timestamp, jobs: &[_], gaps: &[u64]| {
         let mut event = event(id, jobs);
@@ -787,17 +789,59 @@ async fn statistics_are_those_of_events_that_first_came_in_the_window() {
         event.copies = gaps.iter().scan(first, after).collect();
         event
     };
-    let done =
-        |at: Timestamp, seconds| [("fee", JobState::Done(at + Duration::from_secs(seconds)))];
-    let failed = [("fee", JobState::Failed)];
     let server = server(vec![
-        seen("old", "stripe", ago(3_601), &done(ago(3_601), 1), &[1; 8]),
-        seen("one", "stripe", ago(3_600), &done(ago(3_600), 2), &[10, 60]),
-        seen("two", "stripe", ago(100), &done(ago(100), 4), &[30]),
-        seen("bad", "stripe", ago(90), &failed, &[20]),
+        seen("old", "stripe", ago(3_601), &[], &[1; 8]),
+        seen("one", "stripe", ago(3_600), &[], &[10, 60]),
+        seen("two", "stripe", ago(100), &[], &[30]),
+        seen("bad", "stripe", ago(90), &[], &[20]),
         seen("hub", "github", ago(80), &[], &[]),
     ])
     .await;
+    // What two nodes counted. The first minute is before the window of an hour.
+    let minute = |source: &str, at, counts, processing: &[u64]| {
+        let mut figures = TrafficFigures { counts, ..TrafficFigures::default() };
+        for seconds in processing {
+            let took = Duration::from_secs(*seconds);
+            figures.counts.processing_micros += 1_000_000 * seconds;
+            figures.tallies.count(TallyKind::Processing, bucket_of(took), 1);
+            figures.tallies.count(TallyKind::Ack, bucket_of(Duration::from_millis(2)), 1);
+            figures.counts.ack_micros += 2_000;
+        }
+        figures.tallies.count(TallyKind::Rejected, 1, figures.counts.rejected);
+        figures.stocks.last_arrival = 1_772_366_000 + figures.counts.new;
+        TrafficCount { source: SourceName::new(source), at, figures }
+    };
+    let counts = |new, copies, succeeded, retrying| TrafficCounts {
+        new,
+        copies,
+        succeeded,
+        retrying,
+        ..TrafficCounts::default()
+    };
+    for (node, minutes) in [
+        (
+            8,
+            vec![
+                minute("stripe", ago(3_660), counts(100, 100, 100, 0), &[1; 100]),
+                minute("stripe", ago(3_600), counts(1, 2, 1, 0), &[2]),
+            ],
+        ),
+        (
+            9,
+            vec![
+                minute(
+                    "stripe",
+                    ago(100),
+                    TrafficCounts { rejected: 2, ..counts(2, 2, 1, 1) },
+                    &[4],
+                ),
+                minute("github", ago(80), counts(1, 0, 0, 0), &[]),
+            ],
+        ),
+    ] {
+        let store = server.store.faults.inner();
+        store.record_traffic(Uuid::from_u128(node), minutes).await.unwrap();
+    }
     let (status, all) = server.get("/api/v1/stats").await;
     assert_eq!(status, StatusCode::OK, "{all}");
     assert_eq!((&all["received"], &all["unique"]), (&json!(8), &json!(4)), "{all}");
@@ -810,16 +854,23 @@ async fn statistics_are_those_of_events_that_first_came_in_the_window() {
 
     let (_, stripe) = server.get("/api/v1/stats?source=stripe&window=1h").await;
     assert_eq!((&stripe["received"], &stripe["unique"]), (&json!(7), &json!(3)), "{stripe}");
-    assert_eq!(stripe["success_rate"], json!(2.0 / 3.0));
-    assert_eq!(stripe["failed_verifications"], 7);
+    assert_eq!(stripe["success_rate"], json!(2.0 / 3.0), "one is being retried");
+    assert_eq!(stripe["failed_verifications"], 9, "this node has counted 7 of them");
+    assert_eq!(stripe["failed_verifications_by_reason"], json!({ "signature": 2 }));
+    assert_eq!(stripe["since"], "2026-03-01T11:00:00Z");
     assert_eq!(stripe["failed_verifications_since"], "2026-03-01T11:00:00Z");
-    assert_eq!(stripe["processing_seconds"], json!({ "avg": 3.0, "p50": 2.0, "p99": 4.0 }));
+    let processing = &stripe["processing_seconds"];
+    assert_eq!(processing["avg"], json!(3.0));
+    let is_about =
+        |value: &Value, seconds: f64| (value.as_f64().unwrap() / seconds - 1.0).abs() <= 0.125;
+    assert!(is_about(&processing["p50"], 2.0) && is_about(&processing["p99"], 4.0), "{stripe}");
+    assert!(is_about(&stripe["ack_seconds"]["p99"], 0.002), "{stripe}");
     assert_eq!(stripe["copies_per_event"], json!(7.0 / 3.0));
     assert_eq!(stripe["gaps_seconds"], json!([20.0, 60.0]));
     assert!(stripe["sources"].is_null(), "{stripe}");
 
     let (_, minute) = server.get("/api/v1/stats?source=stripe&window=95s").await;
-    assert_eq!((&minute["unique"], &minute["success_rate"]), (&json!(1), &json!(0.0)));
+    assert_eq!((&minute["unique"], &minute["success_rate"]), (&json!(2), &json!(0.5)));
     let (status, quiet) = server.get("/api/v1/stats?source=quiet").await;
     assert_eq!((status, &quiet["received"]), (StatusCode::OK, &json!(0)));
     assert_eq!(server.get("/api/v1/stats?source=strpe").await.0, StatusCode::NOT_FOUND);

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use hapax_core::{SourceName, Timestamp};
-use hapax_engine::Traffic;
 use jiff::SignedDuration;
+
+use super::traffic::Traffic;
 
 /// Up to this age all samples are kept, because alerts need them.
 const FINE: SignedDuration = SignedDuration::from_mins(10);
@@ -138,7 +139,7 @@ pub(super) fn earlier(now: Timestamp, span: Duration) -> Timestamp {
 }
 
 fn counted(traffic: &Traffic) -> (SourceName, SourceCounts) {
-    let Traffic { source, new, copies, conflicts, failed_verifications, unavailable: _ } = traffic;
+    let Traffic { source, new, copies, conflicts, failed_verifications } = traffic;
     let counts = SourceCounts {
         new: *new,
         copies: *copies,
@@ -162,14 +163,7 @@ mod tests {
 
     fn stripe(new: u64) -> Traffic {
         let source = SourceName::new("stripe");
-        Traffic {
-            source,
-            new,
-            copies: 0,
-            conflicts: 0,
-            failed_verifications: 2 * new,
-            unavailable: 0,
-        }
+        Traffic { source, new, copies: 0, conflicts: 0, failed_verifications: 2 * new }
     }
 
     #[test]

@@ -22,7 +22,7 @@ use hapax_core::endpoint::EndpointRecord;
 use hapax_core::own_messages::ActiveAlert;
 use hapax_core::store::{
     AlertRecords, CheckIn, CheckedIn, EndpointFilter, HandlerRef, Inspect, InspectOutbox,
-    LaneState, PausedHandler, SilenceAsk, SourceSecretStore, Store, StoreError, TrafficAsk,
+    LaneState, PausedHandler, SilenceAsk, SourceSecretStore, Stocks, Store, StoreError,
     TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp, tuned};
@@ -162,6 +162,23 @@ struct MonitorState {
     unprepared: Option<Vec<Unprepared>>,
 }
 
+impl MonitorState {
+    /// How much of each source waits, as it was last read.
+    fn stocks(&self) -> BTreeMap<SourceName, Stocks> {
+        let mut stocks: BTreeMap<SourceName, Stocks> = BTreeMap::new();
+        for lane in &self.lanes {
+            let of_source = stocks.entry(lane.handler.source.clone()).or_default();
+            of_source.waiting += lane.ready + lane.leased + lane.held + lane.parked;
+            of_source.dead += lane.dead;
+            of_source.review += lane.review;
+        }
+        for (source, count) in &self.in_review {
+            stocks.entry(source.clone()).or_default().review += count;
+        }
+        stocks
+    }
+}
+
 /// A problem with its first look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Alert {
@@ -257,25 +274,9 @@ impl AlertMonitor {
         alerts
     }
 
-    /// The failed verifications of each configured source in the last `span`, over all nodes, and the time from which
-    /// they are counted: the beginning of a minute.
-    pub(crate) async fn failed_within<S: AlertStore>(
-        &self,
-        store: &S,
-        span: Duration,
-    ) -> Result<(BTreeMap<SourceName, u64>, Timestamp), StoreError> {
-        self.inputs.traffic.record(store).await;
-        let now = (self.inputs.now)();
-        let from = traffic::minute_of(history::earlier(now, span));
-        // One step for all of it.
-        let step = Duration::from_secs(i64::MAX.unsigned_abs());
-        let ask = TrafficAsk { source: None, from, to: Timestamp::MAX, step };
-        let mut failed: BTreeMap<SourceName, u64> =
-            self.inputs.traffic.sources().into_iter().map(|source| (source, 0)).collect();
-        for count in store.traffic_by_source(ask).await? {
-            *failed.entry(count.source).or_default() += count.rejected;
-        }
-        Ok((failed, from))
+    /// The recorder of the figures of each source.
+    pub(crate) fn traffic(&self) -> &TrafficRecorder {
+        &self.inputs.traffic
     }
 
     async fn round<S: AlertStore>(&self, store: &S, why: RoundCause) {
@@ -359,6 +360,8 @@ impl AlertMonitor {
             Ok(failing) => self.kept().failing = failing.items,
             Err(error) => tracing::debug!(%error, "reading the endpoints that fail: {error}"),
         }
+        let stocks = self.kept().stocks();
+        self.inputs.traffic.note_stocks(stocks).await;
         self.inputs.traffic.record(store).await;
         let week = self.kept().merged.ask_week(now);
         if let Some(week) = week {

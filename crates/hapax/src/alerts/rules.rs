@@ -8,10 +8,10 @@ use hapax_core::endpoint::EndpointRecord;
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::store::{HandlerRef, LaneState, PausedHandler};
 use hapax_core::{SourceName, Timestamp};
-use hapax_engine::Traffic;
 use jiff::SignedDuration;
 
 use super::history::{History, earlier};
+use super::traffic::Traffic;
 use crate::api::Severity;
 use crate::config::Alerts;
 use crate::statements::Unprepared;

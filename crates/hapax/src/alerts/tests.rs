@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use hapax_core::Tenant;
 use hapax_core::endpoint::{EndpointId, EndpointSealed, EndpointSettings};
 use hapax_core::job::HandlerName;
-use hapax_core::store::TrafficCount;
+use hapax_core::store::{TrafficCount, TrafficCounts, TrafficFigures};
 use hapax_core::vault::Sealed;
 use hapax_core::{SourceName, Timestamp};
-use hapax_engine::Traffic;
 use hapax_sim::{Act, FaultyStore};
 use hapax_store::MemoryStore;
 
 use super::history::History;
+use super::traffic::Traffic;
 use super::*;
 
 fn at(second: i64) -> Timestamp {
@@ -22,7 +22,7 @@ fn at(second: i64) -> Timestamp {
 
 fn traffic(new: u64, copies: u64, failed_verifications: u64) -> Traffic {
     let source = SourceName::new("stripe");
-    Traffic { source, new, copies, conflicts: 0, failed_verifications, unavailable: 0 }
+    Traffic { source, new, copies, conflicts: 0, failed_verifications }
 }
 
 fn lane(oldest_due: Option<Timestamp>, dead: u64) -> LaneState {
@@ -305,7 +305,17 @@ impl Monitored {
         let now: Now = Arc::new(move || at(clock.load(Ordering::SeqCst)));
         let counters: Arc<std::sync::Mutex<Vec<Traffic>>> = Arc::default();
         let read = Arc::clone(&counters);
-        let traffic = Box::new(move || read.lock().unwrap().clone());
+        let figures = |traffic: &Traffic| {
+            let counts = TrafficCounts {
+                new: traffic.new,
+                copies: traffic.copies,
+                conflicts: traffic.conflicts,
+                rejected: traffic.failed_verifications,
+                ..TrafficCounts::default()
+            };
+            (traffic.source.clone(), TrafficFigures { counts, ..TrafficFigures::default() })
+        };
+        let traffic = Box::new(move || read.lock().unwrap().iter().map(figures).collect());
         let node = Uuid::from_u128(node);
         let inputs = Inputs {
             node,
@@ -486,11 +496,10 @@ fn the_longest_pause_of_a_week_is_that_between_two_hours_with_arrivals() {
     let count = |source: &str, hour: i64, new| TrafficCount {
         source: SourceName::new(source),
         at: at(hour * 3_600),
-        new,
-        copies: 0,
-        conflicts: 0,
-        rejected: 1,
-        unavailable: 0,
+        figures: TrafficFigures {
+            counts: TrafficCounts { new, rejected: 1, ..TrafficCounts::default() },
+            ..TrafficFigures::default()
+        },
     };
     let mut merged = MergedTraffic::new(at(0));
     assert!(merged.ask_week(at(0)).is_some());

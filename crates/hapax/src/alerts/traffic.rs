@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use hapax_core::store::{MINUTE_SECONDS, TrafficAsk, TrafficCount};
 use hapax_core::{SourceName, Timestamp};
-use hapax_engine::Traffic;
 use jiff::SignedDuration;
 
 use super::history::{History, earlier};
@@ -24,6 +23,20 @@ const WEEK: Duration = Duration::from_secs(7 * 86_400);
 const WEEK_EVERY: SignedDuration = SignedDuration::from_hours(1);
 
 const HOUR: Duration = Duration::from_secs(3_600);
+
+/// The counters of one source over all nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Traffic {
+    pub(super) source: SourceName,
+    /// Arrivals of new events.
+    pub(super) new: u64,
+    /// Arrivals of known events, including conflicts.
+    pub(super) copies: u64,
+    /// Arrivals of known events with another body.
+    pub(super) conflicts: u64,
+    /// Requests whose signature was missing or wrong, or whose signed time was outside the window.
+    pub(super) failed_verifications: u64,
+}
 
 /// The counters of each source over all nodes.
 pub(super) struct MergedTraffic {
@@ -57,7 +70,7 @@ impl MergedTraffic {
     pub(super) fn ask(&self) -> TrafficAsk {
         let step = Duration::from_secs(MINUTE_SECONDS.unsigned_abs());
         // A node's clock may be ahead.
-        TrafficAsk { source: None, from: self.settled, to: Timestamp::MAX, step }
+        TrafficAsk { source: None, from: self.settled, to: Timestamp::MAX, step, tallies: false }
     }
 
     /// Takes what was read, in the order of time. Only `sources` are configured.
@@ -73,7 +86,8 @@ impl MergedTraffic {
         let mut counts = counts.into_iter().peekable();
         while let Some(count) = counts.next() {
             let sum = sums.entry(count.source).or_default();
-            let grown = [count.new, count.copies, count.conflicts, count.rejected];
+            let added = count.figures.counts;
+            let grown = [added.new, added.copies, added.conflicts, added.rejected];
             *sum = std::array::from_fn(|at| sum[at].saturating_add(grown[at]));
             if counts.peek().is_some_and(|next| next.at == count.at) {
                 continue;
@@ -104,6 +118,7 @@ impl MergedTraffic {
             from: minute_of(earlier(now, WEEK)),
             to: Timestamp::MAX,
             step: HOUR,
+            tallies: false,
         })
     }
 
@@ -111,7 +126,9 @@ impl MergedTraffic {
     pub(super) fn take_week(&mut self, counts: &[TrafficCount], now: Timestamp) {
         let mut last: BTreeMap<&SourceName, Timestamp> = BTreeMap::new();
         self.pauses.clear();
-        for count in counts.iter().filter(|count| count.new + count.copies > 0) {
+        let has_arrivals =
+            |count: &&TrafficCount| count.figures.counts.new + count.figures.counts.copies > 0;
+        for count in counts.iter().filter(has_arrivals) {
             if let Some(before) = last.insert(&count.source, count.at) {
                 let pause = count.at.duration_since(before).unsigned_abs().saturating_sub(HOUR);
                 let longest = self.pauses.entry(count.source.clone()).or_default();
@@ -144,7 +161,6 @@ fn traffic(sums: &BTreeMap<SourceName, [u64; 4]>) -> Vec<Traffic> {
             copies: *copies,
             conflicts: *conflicts,
             failed_verifications: *rejected,
-            unavailable: 0,
         };
     sums.iter().map(of_source).collect()
 }

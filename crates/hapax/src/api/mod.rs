@@ -55,9 +55,7 @@ pub(crate) use replay::{
     DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,
     ReplayJobsRequest, Replayed,
 };
-pub(crate) use stats::{
-    Figures, History, HistoryPoint, HistoryQuery, ProcessingSeconds, Stats, StatsQuery,
-};
+pub(crate) use stats::{Figures, History, HistoryPoint, HistoryQuery, Stats, StatsQuery};
 pub(crate) use storage::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, Storage};
 pub(crate) use tenants::{
     DeletionState, SourceSecretRequest, SourceSecrets, SourceSecretsRequest, TenantDeletion,

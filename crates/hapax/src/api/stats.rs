@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use hapax_core::Timestamp;
+use hapax_core::store::{REJECTED_REASONS, Tallies, TallyKind, TrafficFigures};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -13,28 +14,29 @@ use super::{HandlerPause, Moment, Span};
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct StatsQuery {
-    /// Only events of this source.
+    /// Only this source.
     pub(crate) source: Option<String>,
-    /// Only events that first arrived within this time; without it `1h`.
+    /// What was counted within this time; without it `1h`.
     pub(crate) window: Option<Span>,
 }
 
-/// Statistics of the events that first arrived within a window.
+/// Statistics of what all nodes counted within a window.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Stats {
     pub(crate) window_seconds: f64,
+    /// The time from which everything is counted: the beginning of a minute. In windows of more than two days it is
+    /// the beginning of an hour, and in windows of more than 90 days that of a day.
     pub(crate) since: Timestamp,
-    /// Whether the counts are estimates from some of many events.
+    /// Whether `gaps_seconds` come from some of many events. Everything else is counted.
     pub(crate) sampled: bool,
-    /// The time from which failed verifications are counted: the beginning of a minute.
+    /// The same as `since`.
     pub(crate) failed_verifications_since: Timestamp,
     #[serde(flatten)]
     pub(crate) figures: Figures,
     /// Handlers that an operator has paused: their jobs wait.
     #[serde(default)]
     pub(crate) paused_handlers: Vec<HandlerPause>,
-    /// The same for each source that had an event or a failed verification; absent if one source was asked
-    /// for.
+    /// The same for each source of which anything was counted; absent if one source was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sources: Option<BTreeMap<String, Figures>>,
 }
@@ -44,36 +46,118 @@ pub(crate) struct Stats {
 pub(crate) struct Figures {
     /// Arrivals, including copies.
     pub(crate) received: u64,
-    /// Events.
+    /// Arrivals of new events.
     pub(crate) unique: u64,
-    /// Arrivals after the first, including conflicts.
+    /// Arrivals of known events, including conflicts.
     pub(crate) duplicates: u64,
+    /// Arrivals of known events with another body.
+    #[serde(default)]
+    pub(crate) conflicts: u64,
     /// `duplicates` / `received`.
     #[schema(required)]
     pub(crate) duplicate_rate: Option<f64>,
-    /// Of the events whose jobs were attempted, the share whose jobs are done.
+    /// The share of jobs that succeeded, of those that succeeded, became dead letters, or began to be retried in the
+    /// window.
     #[schema(required)]
     pub(crate) success_rate: Option<f64>,
-    /// Requests whose signature was missing or wrong, or whose signed time was outside the window, over all
-    /// nodes.
+    /// Jobs that succeeded.
+    #[serde(default)]
+    pub(crate) succeeded: u64,
+    /// Attempts that failed.
+    #[serde(default)]
+    pub(crate) failed_attempts: u64,
+    /// Jobs that a failed attempt made dead letters.
+    #[serde(default)]
+    pub(crate) died: u64,
+    /// Requests whose signature was missing or wrong, or whose signed time was outside the window.
     pub(crate) failed_verifications: u64,
-    pub(crate) processing_seconds: ProcessingSeconds,
+    /// The same by reason: `missing`, `signature`, `stale`, `future`, `stale_unseen`. Reasons without a request are
+    /// left out.
+    #[serde(default)]
+    pub(crate) failed_verifications_by_reason: BTreeMap<String, u64>,
+    /// Requests that were answered with 503: they could not be made durable, and the sender must retry.
+    #[serde(default)]
+    pub(crate) unavailable: u64,
+    /// From the head of a request to its 2xx.
+    #[serde(default)]
+    pub(crate) ack_seconds: Seconds,
+    /// From the first arrival of an event to the start of the first attempt of a job.
+    #[serde(default)]
+    pub(crate) wait_seconds: Seconds,
+    /// From the first arrival of an event to the end of a job that succeeded.
+    pub(crate) processing_seconds: Seconds,
     /// `received` / `unique`: how often an event arrives, including the first time.
     #[schema(required)]
     pub(crate) copies_per_event: Option<f64>,
     /// The median wait before the second arrival of an event, before the third, and so on.
     pub(crate) gaps_seconds: Vec<f64>,
+    /// The last verified arrival in the window, to the second.
+    #[schema(required)]
+    #[serde(default)]
+    pub(crate) last_arrival: Option<Timestamp>,
 }
 
-/// The time from the first arrival to the end of the last job.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
-pub(crate) struct ProcessingSeconds {
+impl Figures {
+    /// The figures of a time, without the gaps between copies.
+    pub(crate) fn of(figures: &TrafficFigures) -> Self {
+        let TrafficFigures { counts, tallies, stocks } = figures;
+        let received = counts.new + counts.copies;
+        let share = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
+        let retrying = u64::try_from(counts.retrying).unwrap_or_default();
+        let by_reason = tallies.of(TallyKind::Rejected).filter_map(|(index, count)| {
+            let reason = REJECTED_REASONS.get(usize::from(index))?;
+            Some(((*reason).to_owned(), count))
+        });
+        let last_arrival = i64::try_from(stocks.last_arrival).ok().filter(|second| *second > 0);
+        Self {
+            received,
+            unique: counts.new,
+            duplicates: counts.copies,
+            conflicts: counts.conflicts,
+            duplicate_rate: share(counts.copies, received),
+            success_rate: share(counts.succeeded, counts.succeeded + counts.died + retrying),
+            succeeded: counts.succeeded,
+            failed_attempts: counts.failed_attempts,
+            died: counts.died,
+            failed_verifications: counts.rejected,
+            failed_verifications_by_reason: by_reason.collect(),
+            unavailable: counts.unavailable,
+            ack_seconds: Seconds::of(tallies, TallyKind::Ack, counts.ack_micros),
+            wait_seconds: Seconds::of(tallies, TallyKind::Wait, counts.wait_micros),
+            processing_seconds: Seconds::of(
+                tallies,
+                TallyKind::Processing,
+                counts.processing_micros,
+            ),
+            copies_per_event: share(received, counts.new),
+            gaps_seconds: Vec::new(),
+            last_arrival: last_arrival.and_then(|second| Timestamp::from_second(second).ok()),
+        }
+    }
+}
+
+/// How long something took. The percentiles are right to an eighth; null if there was nothing to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Seconds {
     #[schema(required)]
     pub(crate) avg: Option<f64>,
     #[schema(required)]
     pub(crate) p50: Option<f64>,
     #[schema(required)]
     pub(crate) p99: Option<f64>,
+}
+
+impl Seconds {
+    /// The durations of a kind, and their sum.
+    fn of(tallies: &Tallies, kind: TallyKind, micros: u64) -> Self {
+        let count = tallies.total(kind);
+        let quantile = |part| tallies.quantile(kind, part).map(|took| took.as_secs_f64());
+        Self {
+            avg: (count > 0).then(|| micros as f64 / 1e6 / count as f64),
+            p50: quantile(0.5),
+            p99: quantile(0.99),
+        }
+    }
 }
 
 /// The query of `GET /api/v1/history`.
@@ -93,8 +177,8 @@ pub(crate) struct HistoryQuery {
     pub(crate) step: Option<Span>,
 }
 
-/// Counts over time. Steps without a count are left out.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// Figures over time. Steps without any are left out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct History {
     /// The length of a step.
     pub(crate) step_seconds: u64,
@@ -104,8 +188,8 @@ pub(crate) struct History {
     pub(crate) next: Option<String>,
 }
 
-/// The counts of one step, over all nodes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// The figures of one step, over all nodes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct HistoryPoint {
     /// The start of the step. Counts older than two days start at an hour, those older than 90 days at a day.
     pub(crate) at: Timestamp,
@@ -121,12 +205,56 @@ pub(crate) struct HistoryPoint {
     /// Requests that were answered with 503: they could not be made durable, and the sender must retry.
     #[serde(default)]
     pub(crate) unavailable: u64,
+    /// Jobs that succeeded.
+    #[serde(default)]
+    pub(crate) succeeded: u64,
+    /// Attempts that failed.
+    #[serde(default)]
+    pub(crate) failed_attempts: u64,
+    /// Jobs that a failed attempt made dead letters.
+    #[serde(default)]
+    pub(crate) died: u64,
+    /// From the head of a request to its 2xx.
+    #[serde(default)]
+    pub(crate) ack_seconds: Seconds,
+    /// From the first arrival of an event to the start of the first attempt of a job.
+    #[serde(default)]
+    pub(crate) wait_seconds: Seconds,
+    /// From the first arrival of an event to the end of a job that succeeded.
+    #[serde(default)]
+    pub(crate) processing_seconds: Seconds,
+    /// The most jobs that waited at one time. At most 10,000 are counted for each handler.
+    #[serde(default)]
+    pub(crate) waiting: u64,
+    /// The most dead letters at one time, counted in the same way.
+    #[serde(default)]
+    pub(crate) dead: u64,
+    /// The most events and jobs that waited for review at one time, counted in the same way.
+    #[serde(default)]
+    pub(crate) review: u64,
 }
 
-impl From<hapax_core::store::TrafficPoint> for HistoryPoint {
-    fn from(point: hapax_core::store::TrafficPoint) -> Self {
-        let hapax_core::store::TrafficPoint { at, new, copies, conflicts, rejected, unavailable } =
-            point;
-        Self { at, new, copies, conflicts, rejected, unavailable }
+impl HistoryPoint {
+    /// The figures of the step that starts at `at`.
+    pub(crate) fn of(at: Timestamp, figures: &TrafficFigures) -> Self {
+        let stocks = figures.stocks;
+        let figures = Figures::of(figures);
+        Self {
+            at,
+            new: figures.unique,
+            copies: figures.duplicates,
+            conflicts: figures.conflicts,
+            rejected: figures.failed_verifications,
+            unavailable: figures.unavailable,
+            succeeded: figures.succeeded,
+            failed_attempts: figures.failed_attempts,
+            died: figures.died,
+            ack_seconds: figures.ack_seconds,
+            wait_seconds: figures.wait_seconds,
+            processing_seconds: figures.processing_seconds,
+            waiting: stocks.waiting,
+            dead: stocks.dead,
+            review: stocks.review,
+        }
     }
 }

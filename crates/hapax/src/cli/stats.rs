@@ -14,7 +14,7 @@ pub(super) struct Stats {
     /// Only this source
     #[arg(long)]
     source: Option<String>,
-    /// Count events that first arrived within this time: 15m, 24h
+    /// Show what was counted within this time: 15m, 24h
     #[arg(long, value_name = "DURATION", default_value = "1h")]
     window: String,
     #[command(flatten)]
@@ -45,7 +45,9 @@ impl Stats {
         }
         output::data(&line(self.source.as_deref().unwrap_or("all"), &stats.figures))?;
         if stats.sampled {
-            output::words("there are too many events to count: the numbers are estimated");
+            output::words(
+                "there are many events: how copies are spaced comes from a sample of them",
+            );
         }
         for one in &stats.paused_handlers {
             let since =
@@ -53,8 +55,7 @@ impl Stats {
             let name = output::shown(&format!("{}/{}", one.source, one.handler));
             output::words(&format!("the handler {name} is paused since {since}: its jobs wait"));
         }
-        let since = format::at(stats.failed_verifications_since);
-        output::words(&format!("failed verifications are counted since {since}"));
+        output::words(&format!("counted since {}", format::at(stats.since)));
         Ok(Exit::Done)
     }
 }

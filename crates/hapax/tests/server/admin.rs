@@ -560,6 +560,11 @@ fn the_history_of_traffic_survives_a_restart() {
         found["items"].as_array().unwrap().iter().map(|point| point[field].as_u64().unwrap()).sum()
     };
     assert_eq!((sum("new"), sum("copies"), sum("rejected")), (2, 1, 1), "{found}");
+    let acks = |point: &serde_json::Value| point["ack_seconds"]["p99"].as_f64();
+    assert!(
+        found["items"].as_array().unwrap().iter().any(|point| acks(point) > Some(0.0)),
+        "{found}"
+    );
     let other = server.admin_get("/api/v1/history?source=nobody").json();
     assert_eq!(other["items"], serde_json::json!([]), "{other}");
 }

@@ -43,8 +43,8 @@ use hapax_core::store::{
     EventSample, EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail,
     JobFilter, JobScope, LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer,
     PausedHandler, Ran, Rejection, ReplayAsk, Replayed, Reviewed, SampleAsk, Session, Settlement,
-    SqlAsk, SqlRan, SqlRun, StorageUse, Store, StoreError, StoreHints, Verdict, Verifier, Wake,
-    Work,
+    SqlAsk, SqlRan, SqlRun, StorageUse, Store, StoreError, StoreHints, TriedJob, TriedVerdict,
+    Verdict, Verifier, Wake, Work,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
@@ -329,8 +329,15 @@ impl Work for MemoryStore {
         }
         for claim in begun.claims {
             match self.run_one(&claim, None).await? {
-                Ran::Done => ran.done += 1,
-                Ran::Failed(_) => ran.failed += 1,
+                Ran::Done => {
+                    ran.done += 1;
+                    ran.tried.push(TriedJob::of(&claim, TriedVerdict::Succeeded));
+                }
+                Ran::Failed(_) => {
+                    ran.failed += 1;
+                    let verdict = self.model().verdict_of_failure(claim.job);
+                    ran.tried.push(TriedJob::of(&claim, verdict));
+                }
                 Ran::Guarded | Ran::Lost => continue,
             }
             ran.events.push(claim.event.id);

@@ -1,18 +1,18 @@
-//! The history of traffic in the model.
+//! The figures over time in the model.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use hapax_core::store::{
-    MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError, TRAFFIC_KEPT, TrafficAsk, TrafficCount,
-    TrafficHistory, TrafficPoint,
+    MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError, TRAFFIC_KEPT, Tallies, TrafficAsk,
+    TrafficCount, TrafficFigures, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp};
 use uuid::Uuid;
 
 use super::MemoryStore;
 
-/// Counts by length, start, source and node: new, copies, conflicts, rejected, unavailable. Merged counts have the nil node.
-pub(super) type Counts = BTreeMap<(i64, i64, String, Uuid), [u64; 5]>;
+/// Figures by length, start, source and node. Merged figures have the nil node.
+pub(super) type Counts = BTreeMap<(i64, i64, String, Uuid), TrafficFigures>;
 
 impl TrafficHistory for MemoryStore {
     async fn record_traffic(
@@ -24,9 +24,7 @@ impl TrafficHistory for MemoryStore {
         let kept = &mut self.model().traffic;
         for count in counts {
             let start = floor(count.at.as_second(), MINUTE_SECONDS);
-            let counted =
-                [count.new, count.copies, count.conflicts, count.rejected, count.unavailable];
-            kept.insert((MINUTE_SECONDS, start, count.source.to_string(), node), counted);
+            kept.insert((MINUTE_SECONDS, start, count.source.to_string(), node), count.figures);
         }
         let nodes = (MINUTE_SECONDS, MINUTE_SECONDS, NODES_MERGED_AFTER);
         for (from, to, age) in std::iter::once(nodes).chain(MERGES) {
@@ -35,62 +33,34 @@ impl TrafficHistory for MemoryStore {
             };
             let old: Vec<_> = kept.keys().filter(is_old).cloned().collect();
             for key in old {
-                let counted = kept.remove(&key).unwrap_or_default();
+                let figures = kept.remove(&key).unwrap_or_default();
                 let (_, start, source, _) = key;
-                add(kept, (to, floor(start, to), source, Uuid::nil()), counted);
+                kept.entry((to, floor(start, to), source, Uuid::nil())).or_default().add(&figures);
             }
         }
         kept.retain(|(_, start, _, _), _| *start >= now - TRAFFIC_KEPT);
         Ok(())
     }
 
-    async fn traffic(&self, ask: TrafficAsk) -> Result<Vec<TrafficPoint>, StoreError> {
+    async fn traffic_by_source(&self, ask: TrafficAsk) -> Result<Vec<TrafficCount>, StoreError> {
         let (from, to) = (ask.from.as_second(), ask.to.as_second());
         let step = i64::try_from(ask.step.as_secs()).unwrap_or(i64::MAX).max(1);
-        let mut points: BTreeMap<i64, [u64; 5]> = BTreeMap::new();
-        for ((_, start, source, _), counted) in &self.model().traffic {
+        let mut steps: BTreeMap<(i64, String), TrafficFigures> = BTreeMap::new();
+        for ((_, start, source, _), figures) in &self.model().traffic {
             let is_asked = ask.source.as_ref().is_none_or(|asked| asked.as_str() == source);
             if is_asked && (from..to).contains(start) {
-                let point = points.entry(floor(*start, step)).or_default();
-                point.iter_mut().zip(counted).for_each(|(sum, more)| *sum += more);
+                steps.entry((floor(*start, step), source.clone())).or_default().add(figures);
             }
         }
-        let point = |(at, [new, copies, conflicts, rejected, unavailable]): (i64, [u64; 5])| {
+        let count = |((at, source), mut figures): ((i64, String), TrafficFigures)| {
+            if !ask.tallies {
+                figures.tallies = Tallies::default();
+            }
             let at = Timestamp::from_second(at).unwrap_or(Timestamp::UNIX_EPOCH);
-            TrafficPoint { at, new, copies, conflicts, rejected, unavailable }
+            TrafficCount { source: SourceName::new(source), at, figures }
         };
-        Ok(points.into_iter().map(point).collect())
+        Ok(steps.into_iter().map(count).collect())
     }
-
-    async fn traffic_by_source(&self, ask: TrafficAsk) -> Result<Vec<TrafficCount>, StoreError> {
-        let sources: BTreeSet<String> =
-            self.model().traffic.keys().map(|(_, _, source, _)| source.clone()).collect();
-        let mut counts = Vec::new();
-        for source in sources.into_iter().map(SourceName::new) {
-            if ask.source.as_ref().is_some_and(|asked| *asked != source) {
-                continue;
-            }
-            let ask = TrafficAsk { source: Some(source.clone()), ..ask.clone() };
-            let of_source =
-                |TrafficPoint { at, new, copies, conflicts, rejected, unavailable }| TrafficCount {
-                    source: source.clone(),
-                    at,
-                    new,
-                    copies,
-                    conflicts,
-                    rejected,
-                    unavailable,
-                };
-            counts.extend(self.traffic(ask).await?.into_iter().map(of_source));
-        }
-        counts.sort_by(|a, b| (a.at, a.source.as_str()).cmp(&(b.at, b.source.as_str())));
-        Ok(counts)
-    }
-}
-
-fn add(kept: &mut Counts, key: (i64, i64, String, Uuid), counted: [u64; 5]) {
-    let sums = kept.entry(key).or_default();
-    sums.iter_mut().zip(counted).for_each(|(sum, more)| *sum += more);
 }
 
 fn floor(second: i64, width: i64) -> i64 {

@@ -10,7 +10,7 @@ use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{OVERTAKEN, OrderDecision};
 use hapax_core::store::{
     AttemptNote, Claim, ClaimAsk, ClaimedEvent, EventId, HandlerAnswer, HandlerRef, HandlerSpec,
-    Held, NewMessage, Outcome, Ran, Settlement,
+    Held, NewMessage, Outcome, Ran, Settlement, TriedVerdict,
 };
 use hapax_core::{Tenant, Timestamp};
 use jiff::SignedDuration;
@@ -115,6 +115,7 @@ impl Model {
             job: job.id,
             fence: job.fence,
             attempt: job.progress.attempt,
+            steps: job.progress.steps,
             run: job.run,
             idempotency_key: idempotency_key(
                 event.detail.summary.id,
@@ -263,6 +264,14 @@ impl Model {
                 Settlement::Recorded
             }
             Held::Lost => Settlement::Lost,
+        }
+    }
+
+    /// Whether a job that has failed is a dead letter now.
+    pub(super) fn verdict_of_failure(&self, job: JobId) -> TriedVerdict {
+        match self.numbered(job).map(|at| self.jobs[&at].phase) {
+            Some(Phase::Dead) => TriedVerdict::Died,
+            Some(_) | None => TriedVerdict::Failed,
         }
     }
 

@@ -239,6 +239,7 @@ fn taken(handler: &HandlerRef, row: &Row) -> ClaimedJob {
             job: JobId(row.get("job")),
             fence: Fence(row.get("fence")),
             attempt: unsigned(row.get("attempt")),
+            steps: unsigned(row.get("steps")),
             run,
             idempotency_key: idempotency_key(id, &handler.handler, run),
             leased_until: row.get("leased_until"),

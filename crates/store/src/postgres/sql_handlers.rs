@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 use deadpool_postgres::Object;
 use hapax_core::failpoint;
 use hapax_core::handler::{PostgresType, SqlParameter, SqlProgram, SqlStatement};
-use hapax_core::job::{Fence, JobId, Retry};
+use hapax_core::job::{Fence, JobId, Policy, Retry};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{OrderDecision, OrderRule, Position};
 use hapax_core::store::{
-    DAMAGED_BODY, HandlerRef, Ran, Settlement, SqlAsk, SqlRan, SqlRun, StoreError,
+    DAMAGED_BODY, HandlerRef, Ran, Settlement, SqlAsk, SqlRan, SqlRun, StoreError, TriedJob,
+    TriedVerdict,
 };
 use tokio_postgres::error::{DbError, ErrorPosition, SqlState};
 use tokio_postgres::types::{ToSql, Type};
@@ -125,6 +126,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
             Ok(SoloOutcome::JobOutcome(went)) => count(&mut ran, went, taken),
             Ok(SoloOutcome::Failed(_)) => {
                 ran.failed += 1;
+                ran.tried.push(TriedJob::of(&taken.claim, bench.verdict_of_failure(taken)));
                 ran.events.push(taken.claim.event.id);
             }
             Ok(SoloOutcome::Lost) => {}
@@ -151,7 +153,10 @@ pub(super) enum SoloOutcome {
 
 fn count(ran: &mut SqlRan, went: JobOutcome, taken: &ClaimedJob) {
     match went {
-        JobOutcome::Done => ran.done += 1,
+        JobOutcome::Done => {
+            ran.done += 1;
+            ran.tried.push(TriedJob::of(&taken.claim, TriedVerdict::Succeeded));
+        }
         JobOutcome::Guarded => ran.guarded += 1,
     }
     ran.events.push(taken.claim.event.id);
@@ -195,6 +200,8 @@ struct SqlRunner<'a> {
     program: &'a SqlProgram,
     timeout: Duration,
     order: Option<OrderRule>,
+    /// The schedule of the handler, if this node knows it.
+    policy: Option<Policy>,
     publishes: bool,
 }
 
@@ -205,8 +212,18 @@ impl<'a> SqlRunner<'a> {
         program: &'a SqlProgram,
         timeout: Duration,
     ) -> Self {
-        let order = shared.handlers.get(handler).and_then(|known| known.spec.order.clone());
-        Self { shared, program, timeout, order, publishes: publishes(program) }
+        let spec = shared.handlers.get(handler).map(|known| known.spec.clone());
+        let (order, policy) = spec.map_or((None, None), |spec| (spec.order, Some(spec.policy)));
+        Self { shared, program, timeout, order, policy, publishes: publishes(program) }
+    }
+
+    /// Whether a failure of this job made it a dead letter.
+    fn verdict_of_failure(&self, taken: &ClaimedJob) -> TriedVerdict {
+        let steps = taken.claim.steps;
+        match &self.policy {
+            Some(policy) if !policy.ends_with(steps, Retry::Schedule) => TriedVerdict::Failed,
+            Some(_) | None => TriedVerdict::Died,
+        }
     }
 
     /// Runs one job in its own transaction, and records its failure if it fails.

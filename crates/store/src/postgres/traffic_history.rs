@@ -1,16 +1,20 @@
-//! The history of traffic, in the counts of all nodes together.
+//! The figures over time, of all nodes together.
+
+use std::collections::BTreeMap;
 
 use hapax_core::store::{
-    MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError, TRAFFIC_KEPT, TrafficAsk,
-    TrafficCount, TrafficHistory, TrafficPoint,
+    MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, Stocks, StoreError, TRAFFIC_KEPT,
+    Tallies, TrafficAsk, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::connect::PgError;
+use super::connect::{PgError, PooledClient};
 use super::reader::read;
 use super::{PgStore, Shared};
+
+const COUNTS: usize = TrafficCounts::COLUMNS.len();
 
 impl TrafficHistory for PgStore {
     async fn record_traffic(
@@ -25,88 +29,100 @@ impl TrafficHistory for PgStore {
         .await
     }
 
-    async fn traffic(&self, ask: TrafficAsk) -> Result<Vec<TrafficPoint>, StoreError> {
-        let rows = self.counts(&ask, "''").await?;
-        let point = |row: &Row| {
-            let TrafficCount { source: _, at, new, copies, conflicts, rejected, unavailable } =
-                count(row);
-            TrafficPoint { at, new, copies, conflicts, rejected, unavailable }
-        };
-        Ok(rows.iter().map(point).collect())
-    }
-
     async fn traffic_by_source(&self, ask: TrafficAsk) -> Result<Vec<TrafficCount>, StoreError> {
-        Ok(self.counts(&ask, "source").await?.iter().map(count).collect())
-    }
-}
-
-impl PgStore {
-    /// The counts of each step, and of each value of the expression `of`.
-    async fn counts(&self, ask: &TrafficAsk, of: &str) -> Result<Vec<Row>, StoreError> {
-        let step = i64::try_from(ask.step.as_secs()).unwrap_or(i64::MAX).max(1);
-        let source = ask.source.as_ref().map(|source| source.as_str());
-        let sql = format!(
-            "SELECT start - start % $4 AS at, {of} AS of, sum(new)::bigint, sum(copies)::bigint, \
-                    sum(conflicts)::bigint, sum(rejected)::bigint, sum(unavailable)::bigint \
-             FROM hapax.traffic \
-             WHERE width IN (60, 3600, 86400) AND start >= $1 AND start < $2 \
-               AND ($3::text IS NULL OR source = $3) \
-             GROUP BY 1, 2 ORDER BY 1, 2"
-        );
         let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
-        let (from, to) = (ask.from.as_second(), ask.to.as_second());
-        lent.query(&sql, &[&from, &to, &source, &step]).await.map_err(read)
+        let steps = figures_of(&mut lent, &ask).await.map_err(read)?;
+        let count = |((at, source), figures)| TrafficCount {
+            source: SourceName::new(source),
+            at: Timestamp::from_second(at).unwrap_or(Timestamp::UNIX_EPOCH),
+            figures,
+        };
+        Ok(steps.into_iter().map(count).collect())
     }
 }
 
-fn count(row: &Row) -> TrafficCount {
-    let count = |at| row.get::<_, i64>(at).unsigned_abs();
-    TrafficCount {
-        source: SourceName::new(row.get::<_, &str>(1)),
-        at: Timestamp::from_second(row.get(0)).unwrap_or(Timestamp::UNIX_EPOCH),
-        new: count(2),
-        copies: count(3),
-        conflicts: count(4),
-        rejected: count(5),
-        unavailable: count(6),
+/// The figures of each step and source.
+async fn figures_of(
+    lent: &mut PooledClient,
+    ask: &TrafficAsk,
+) -> Result<BTreeMap<(i64, String), TrafficFigures>, PgError> {
+    let step = i64::try_from(ask.step.as_secs()).unwrap_or(i64::MAX).max(1);
+    let source = ask.source.as_ref().map(|source| source.as_str());
+    let (from, to) = (ask.from.as_second(), ask.to.as_second());
+    let condition = "FROM hapax.traffic \
+         WHERE width IN (60, 3600, 86400) AND start >= $1 AND start < $2 \
+           AND ($3::text IS NULL OR source = $3)";
+    let sums = TrafficCounts::COLUMNS.map(|column| format!("sum({column})::bigint")).join(", ");
+    let most = Stocks::COLUMNS.map(|column| format!("max({column})")).join(", ");
+    let sql =
+        format!("SELECT start - start % $4, source, {sums}, {most} {condition} GROUP BY 1, 2");
+    let rows = lent.query(&sql, &[&from, &to, &source, &step]).await?;
+    let mut steps: BTreeMap<(i64, String), TrafficFigures> =
+        rows.iter().map(|row| ((row.get(0), row.get(1)), figures(row))).collect();
+    if ask.tallies {
+        let sql =
+            format!("SELECT start - start % $4, source, tallies {condition} AND tallies <> '{{}}'");
+        for row in lent.query(&sql, &[&from, &to, &source, &step]).await? {
+            if let Some(figures) = steps.get_mut(&(row.get(0), row.get(1))) {
+                figures.tallies.add_packed(row.get::<_, Vec<i64>>(2));
+            }
+        }
+    }
+    Ok(steps)
+}
+
+/// The figures in the columns of a row after step and source.
+fn figures(row: &Row) -> TrafficFigures {
+    TrafficFigures {
+        counts: TrafficCounts::of_numbers(std::array::from_fn(|at| row.get(2 + at))),
+        stocks: Stocks::of_numbers(std::array::from_fn(|at| row.get(2 + COUNTS + at))),
+        tallies: Tallies::default(),
     }
 }
 
 /// A node writes only rows of its own.
 async fn write(shared: &Shared, node: Uuid, counts: &[TrafficCount]) -> Result<(), PgError> {
-    let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    let start = |count: &TrafficCount| {
-        let second = count.at.as_second();
-        second - second.rem_euclid(MINUTE_SECONDS)
-    };
-    let starts: Vec<i64> = counts.iter().map(start).collect();
-    let sources: Vec<&str> = counts.iter().map(|count| count.source.as_str()).collect();
-    let new: Vec<i64> = counts.iter().map(|count| number(count.new)).collect();
-    let copies: Vec<i64> = counts.iter().map(|count| number(count.copies)).collect();
-    let conflicts: Vec<i64> = counts.iter().map(|count| number(count.conflicts)).collect();
-    let rejected: Vec<i64> = counts.iter().map(|count| number(count.rejected)).collect();
-    let unavailable: Vec<i64> = counts.iter().map(|count| number(count.unavailable)).collect();
+    let columns = [&TrafficCounts::COLUMNS[..], &Stocks::COLUMNS[..], &["tallies"]].concat();
+    let places: Vec<_> = (1..=columns.len()).map(|at| format!("${}", at + 4)).collect();
+    let replaced: Vec<_> =
+        columns.iter().map(|column| format!("{column} = excluded.{column}")).collect();
+    let sql = format!(
+        "INSERT INTO hapax.traffic (width, start, source, node, {}) VALUES ($1, $2, $3, $4, {}) \
+         ON CONFLICT (width, start, source, node) DO UPDATE SET {}",
+        columns.join(", "),
+        places.join(", "),
+        replaced.join(", ")
+    );
     let mut lent = shared.pools.admin.lend().await?;
-    lent.query(
-        "INSERT INTO hapax.traffic (width, start, source, node, new, copies, conflicts, rejected, unavailable) \
-         SELECT 60, start, source, $1, new, copies, conflicts, rejected, unavailable \
-         FROM unnest($2::bigint[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], \
-                     $8::bigint[]) \
-              AS counted (start, source, new, copies, conflicts, rejected, unavailable) \
-         ON CONFLICT (width, start, source, node) DO UPDATE \
-         SET new = excluded.new, copies = excluded.copies, conflicts = excluded.conflicts, \
-             rejected = excluded.rejected, unavailable = excluded.unavailable",
-        &[&node, &starts, &sources, &new, &copies, &conflicts, &rejected, &unavailable],
-    )
-    .await?;
+    for count in counts {
+        let second = count.at.as_second();
+        let start = second - second.rem_euclid(MINUTE_SECONDS);
+        let (source, figures) = (count.source.as_str(), &count.figures);
+        let (counts, stocks) = (figures.counts.numbers(), figures.stocks.numbers());
+        let tallies = figures.tallies.packed();
+        let mut values: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> =
+            vec![&MINUTE_SECONDS, &start, &source, &node];
+        for number in counts.iter().chain(&stocks) {
+            values.push(number);
+        }
+        values.push(&tallies);
+        lent.query(&sql, &values).await?;
+    }
     Ok(())
 }
 
-/// Merges old counts: those of all nodes for a minute, and then minutes into longer ones. Rows that another node
+/// Merges old figures: those of all nodes for a minute, and then minutes into longer ones. Rows that another node
 /// merges are skipped.
 async fn merge(shared: &Shared) -> Result<(), PgError> {
     let now = shared.now().unwrap_or_else(Timestamp::now).as_second();
     let most = i64::try_from(MERGED_MAX).unwrap_or(i64::MAX);
+    let columns = [&TrafficCounts::COLUMNS[..], &Stocks::COLUMNS[..]].concat().join(", ");
+    let sums = TrafficCounts::COLUMNS.map(|column| format!("sum({column}) AS {column}")).join(", ");
+    let largest = Stocks::COLUMNS.map(|column| format!("max({column}) AS {column}")).join(", ");
+    let added = TrafficCounts::COLUMNS
+        .map(|column| format!("{column} = kept.{column} + excluded.{column}"));
+    let grown = Stocks::COLUMNS
+        .map(|column| format!("{column} = greatest(kept.{column}, excluded.{column})"));
     let mut lent = shared.pools.admin.lend().await?;
     let nodes = (MINUTE_SECONDS, MINUTE_SECONDS, NODES_MERGED_AFTER);
     for (from, to, age) in std::iter::once(nodes).chain(MERGES) {
@@ -123,17 +139,23 @@ async fn merge(shared: &Shared) -> Result<(), PgError> {
                  DELETE FROM hapax.traffic AS t USING old \
                  WHERE t.width = old.width AND t.start = old.start AND t.source = old.source \
                    AND t.node = old.node \
-                 RETURNING t.start, t.source, t.new, t.copies, t.conflicts, t.rejected, t.unavailable) \
-             INSERT INTO hapax.traffic AS kept \
-                 (width, start, source, node, new, copies, conflicts, rejected, unavailable) \
-             SELECT $4, start - start % $4, source, '00000000-0000-0000-0000-000000000000', sum(new), \
-                    sum(copies), sum(conflicts), sum(rejected), sum(unavailable) \
-             FROM gone GROUP BY 2, 3 ORDER BY 2, 3 \
+                 RETURNING t.*), \
+             counted AS ( \
+                 SELECT start - start % $4 AS start, source, {sums}, {largest} FROM gone GROUP BY 1, 2), \
+             tallied AS ( \
+                 SELECT start, source, array_agg((count << 12) | code) AS tallies \
+                 FROM (SELECT start - start % $4 AS start, source, number & 4095 AS code, \
+                              sum(number >> 12)::bigint AS count \
+                       FROM gone, unnest(gone.tallies) AS number GROUP BY 1, 2, 3) AS summed \
+                 GROUP BY 1, 2) \
+             INSERT INTO hapax.traffic AS kept (width, start, source, node, {columns}, tallies) \
+             SELECT $4, start, source, '00000000-0000-0000-0000-000000000000', {columns}, \
+                    coalesce(tallies, '{{}}') \
+             FROM counted LEFT JOIN tallied USING (start, source) ORDER BY start, source \
              ON CONFLICT (width, start, source, node) DO UPDATE \
-             SET new = kept.new + excluded.new, copies = kept.copies + excluded.copies, \
-                 conflicts = kept.conflicts + excluded.conflicts, \
-                 rejected = kept.rejected + excluded.rejected, \
-                 unavailable = kept.unavailable + excluded.unavailable"
+             SET {}, {}, tallies = hapax.add_tallies(kept.tallies, excluded.tallies)",
+            added.join(", "),
+            grown.join(", ")
         );
         lent.query(&sql, &[&from, &(now - age), &most, &to]).await?;
     }

@@ -15,7 +15,7 @@ use hapax_core::handler::{SqlParameter, SqlProgram, SqlStatement};
 use hapax_core::job::{Fence, JobId, Phase, Retry};
 use hapax_core::lifecycle::Act;
 use hapax_core::order::OrderDecision;
-use hapax_core::store::{Claim, DAMAGED_BODY, Ran, SqlAsk, SqlRan, SqlRun};
+use hapax_core::store::{Claim, DAMAGED_BODY, Ran, SqlAsk, SqlRan, SqlRun, TriedJob, TriedVerdict};
 use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
 use rusqlite::types::Value;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
@@ -115,11 +115,12 @@ impl SqlRunner<'_> {
                 break;
             }
             match self.alone(job, claim, &Effects::of(ask))? {
-                Ok(JobOutcome::Done) => ran.done += 1,
+                Ok(JobOutcome::Done) => count_done(&mut ran, claim),
                 Ok(JobOutcome::Guarded) => ran.guarded += 1,
                 Err(error) => {
-                    self.fail(job, &error)?;
+                    let verdict = self.fail(job, &error)?;
                     ran.failed += 1;
+                    ran.tried.push(TriedJob::of(claim, verdict));
                 }
             }
             ran.events.push(claim.event.id);
@@ -201,7 +202,7 @@ impl SqlRunner<'_> {
                 break;
             }
             match self.work(job, claim, &Effects::of(ask)) {
-                Ok(JobOutcome::Done) => ran.done += 1,
+                Ok(JobOutcome::Done) => count_done(&mut ran, claim),
                 Ok(JobOutcome::Guarded) => ran.guarded += 1,
                 Err(NotRun::Statement(_)) => return Ok(SharedRun::Undone { by: Some(begun) }),
                 Err(NotRun::Store(error)) => return Err(error),
@@ -308,13 +309,19 @@ impl SqlRunner<'_> {
         Ok(result)
     }
 
-    fn fail(&mut self, job: &JobRow, error: &str) -> rusqlite::Result<()> {
+    fn fail(&mut self, job: &JobRow, error: &str) -> rusqlite::Result<TriedVerdict> {
         let now = (self.now)();
         let tx = Transaction::begin(self.conn)?;
         let failed = self.lanes.fail(self.conn, job, error, Retry::Schedule, None, now)?;
-        assert!(failed.is_ok(), "the writer has just seen this fence hold");
-        tx.commit()
+        let change = failed.expect("the writer has just seen this fence hold");
+        tx.commit()?;
+        Ok(if change.phase == Phase::Dead { TriedVerdict::Died } else { TriedVerdict::Failed })
     }
+}
+
+fn count_done(ran: &mut SqlRan, claim: &Claim) {
+    ran.done += 1;
+    ran.tried.push(TriedJob::of(claim, TriedVerdict::Succeeded));
 }
 
 /// How long the check of all statements may take.

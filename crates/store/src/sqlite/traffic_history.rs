@@ -1,14 +1,20 @@
-//! The history of traffic, on the writer.
+//! The figures over time, on the writer.
+
+use std::collections::BTreeMap;
 
 use hapax_core::store::{
-    MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError, TRAFFIC_KEPT, TrafficAsk,
-    TrafficCount, TrafficHistory, TrafficPoint,
+    MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, Stocks, StoreError, TRAFFIC_KEPT,
+    Tallies, TrafficAsk, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp};
-use rusqlite::Connection;
+use rusqlite::types::{ToSql, Value};
+use rusqlite::{Connection, Row, params_from_iter};
 use uuid::Uuid;
 
 use super::SqliteStore;
+
+const COUNTS: usize = TrafficCounts::COLUMNS.len();
+const STOCKS: usize = Stocks::COLUMNS.len();
 
 impl TrafficHistory for SqliteStore {
     async fn record_traffic(
@@ -18,85 +24,120 @@ impl TrafficHistory for SqliteStore {
     ) -> Result<(), StoreError> {
         self.writer
             .act(move |writer| {
-                write(&writer.conn, node, &counts)?;
+                for count in &counts {
+                    let start = floor(count.at.as_second(), MINUTE_SECONDS);
+                    let key =
+                        Key { width: MINUTE_SECONDS, start, source: count.source.to_string() };
+                    write(&writer.conn, &key, node, &count.figures)?;
+                }
                 merge(&writer.conn, writer.now().as_second())
             })
             .await
     }
 
-    async fn traffic(&self, ask: TrafficAsk) -> Result<Vec<TrafficPoint>, StoreError> {
-        let counts = self.readers.run(move |conn| counts(conn, &ask, "''")).await?;
-        let point = |count: TrafficCount| {
-            let TrafficCount { source: _, at, new, copies, conflicts, rejected, unavailable } =
-                count;
-            TrafficPoint { at, new, copies, conflicts, rejected, unavailable }
-        };
-        Ok(counts.into_iter().map(point).collect())
-    }
-
     async fn traffic_by_source(&self, ask: TrafficAsk) -> Result<Vec<TrafficCount>, StoreError> {
-        self.readers.run(move |conn| counts(conn, &ask, "source")).await
+        self.readers.run(move |conn| read(conn, &ask)).await
     }
 }
 
-/// The counts of each step, and of each value of the expression `of`.
-fn counts(conn: &Connection, ask: &TrafficAsk, of: &str) -> rusqlite::Result<Vec<TrafficCount>> {
+/// The place of figures, without the node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    width: i64,
+    start: i64,
+    source: String,
+}
+
+fn floor(second: i64, width: i64) -> i64 {
+    second - second.rem_euclid(width)
+}
+
+/// The figures of each step and source.
+fn read(conn: &Connection, ask: &TrafficAsk) -> rusqlite::Result<Vec<TrafficCount>> {
     let step = i64::try_from(ask.step.as_secs()).unwrap_or(i64::MAX).max(1);
     let source = ask.source.as_ref().map(|source| source.as_str());
-    conn.prepare_cached(&format!(
-        "SELECT start - start % ?4 AS at, {of} AS of, sum(new), sum(copies), sum(conflicts), sum(rejected),
-                sum(unavailable)
-         FROM hapax_traffic
+    let asked = (ask.from.as_second(), ask.to.as_second(), source, step);
+    let condition = "FROM hapax_traffic
          WHERE width IN (60, 3600, 86400) AND start >= ?1 AND start < ?2
-           AND (?3 IS NULL OR source = ?3)
-         GROUP BY at, of ORDER BY at, of",
-    ))?
-    .query_map((ask.from.as_second(), ask.to.as_second(), source, step), |row| {
-        let count = |at| row.get::<_, i64>(at).map(i64::unsigned_abs);
-        let at = Timestamp::from_second(row.get(0)?);
-        Ok(TrafficCount {
-            source: SourceName::new(row.get::<_, String>(1)?),
-            at: at.unwrap_or(Timestamp::UNIX_EPOCH),
-            new: count(2)?,
-            copies: count(3)?,
-            conflicts: count(4)?,
-            rejected: count(5)?,
-            unavailable: count(6)?,
-        })
-    })?
-    .collect()
+           AND (?3 IS NULL OR source = ?3)";
+    let sums = TrafficCounts::COLUMNS.map(|column| format!("sum({column})")).join(", ");
+    let most = Stocks::COLUMNS.map(|column| format!("max({column})")).join(", ");
+    let mut steps: BTreeMap<(i64, String), TrafficFigures> = BTreeMap::new();
+    let mut sum = conn.prepare_cached(&format!(
+        "SELECT start - start % ?4 AS at, source AS of, {sums}, {most} {condition} GROUP BY at, of"
+    ))?;
+    let mut rows = sum.query(asked)?;
+    while let Some(row) = rows.next()? {
+        let tallies = Tallies::default();
+        steps.insert((row.get(0)?, row.get(1)?), figures(row, 2, tallies)?);
+    }
+    if ask.tallies {
+        let mut each = conn.prepare_cached(&format!(
+            "SELECT start - start % ?4, source, tallies {condition} AND tallies <> x''"
+        ))?;
+        let mut rows = each.query(asked)?;
+        while let Some(row) = rows.next()? {
+            if let Some(figures) = steps.get_mut(&(row.get(0)?, row.get(1)?)) {
+                figures.tallies.add_bytes(row.get_ref(2)?.as_blob()?);
+            }
+        }
+    }
+    let count = |((at, source), figures)| TrafficCount {
+        source: SourceName::new(source),
+        at: Timestamp::from_second(at).unwrap_or(Timestamp::UNIX_EPOCH),
+        figures,
+    };
+    Ok(steps.into_iter().map(count).collect())
 }
 
-fn write(conn: &Connection, node: Uuid, counts: &[TrafficCount]) -> rusqlite::Result<()> {
-    let mut insert = conn.prepare_cached(
-        "INSERT OR REPLACE INTO hapax_traffic (width, start, source, node, new, copies, conflicts, rejected,
-                                               unavailable)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-    )?;
-    let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    for TrafficCount { source, at, new, copies, conflicts, rejected, unavailable } in counts {
-        let second = at.as_second();
-        let start = second - second.rem_euclid(MINUTE_SECONDS);
-        let [new, copies, conflicts, rejected, unavailable] =
-            [*new, *copies, *conflicts, *rejected, *unavailable].map(number);
-        let key = (MINUTE_SECONDS, start, source.as_str(), node.as_bytes());
-        insert.execute((
-            key.0,
-            key.1,
-            key.2,
-            key.3,
-            new,
-            copies,
-            conflicts,
-            rejected,
-            unavailable,
-        ))?;
+/// The figures in the columns of a row from `first` on.
+fn figures(row: &Row<'_>, first: usize, tallies: Tallies) -> rusqlite::Result<TrafficFigures> {
+    let mut counts = [0; COUNTS];
+    for (at, number) in counts.iter_mut().enumerate() {
+        *number = row.get(first + at)?;
     }
+    let mut stocks = [0; STOCKS];
+    for (at, number) in stocks.iter_mut().enumerate() {
+        *number = row.get(first + COUNTS + at)?;
+    }
+    Ok(TrafficFigures {
+        counts: TrafficCounts::of_numbers(counts),
+        stocks: Stocks::of_numbers(stocks),
+        tallies,
+    })
+}
+
+fn columns() -> String {
+    [&TrafficCounts::COLUMNS[..], &Stocks::COLUMNS[..]].concat().join(", ")
+}
+
+/// Writes figures in the place of those that were there.
+fn write(
+    conn: &Connection,
+    key: &Key,
+    node: Uuid,
+    figures: &TrafficFigures,
+) -> rusqlite::Result<()> {
+    let numbers = figures.counts.numbers().into_iter().chain(figures.stocks.numbers());
+    let mut values: Vec<Value> = vec![
+        key.width.into(),
+        key.start.into(),
+        key.source.clone().into(),
+        node.as_bytes().to_vec().into(),
+    ];
+    values.extend(numbers.map(Value::from));
+    values.push(figures.tallies.bytes().into());
+    let places = vec!["?"; values.len()].join(", ");
+    conn.prepare_cached(&format!(
+        "INSERT OR REPLACE INTO hapax_traffic (width, start, source, node, {}, tallies)
+         VALUES ({places})",
+        columns()
+    ))?
+    .execute(params_from_iter(values))?;
     Ok(())
 }
 
-/// Merges old counts: those of all processes for a minute, and then minutes into longer ones. Both statements choose
-/// the same rows: the first ones by their key.
+/// Merges old figures: those of all processes for a minute, and then minutes into longer ones.
 fn merge(conn: &Connection, now: i64) -> rusqlite::Result<()> {
     let most = i64::try_from(MERGED_MAX).unwrap_or(i64::MAX);
     let nodes = (MINUTE_SECONDS, MINUTE_SECONDS, NODES_MERGED_AFTER);
@@ -105,27 +146,30 @@ fn merge(conn: &Connection, now: i64) -> rusqlite::Result<()> {
             true => "AND node <> x'00000000000000000000000000000000' AND width = 60",
             false => "",
         };
-        let old = format!(
-            "FROM hapax_traffic WHERE width = ?1 AND start < ?2 {of_nodes}
-             ORDER BY start, source, node LIMIT ?3"
+        let condition = format!(
+            "WHERE width = ?1 AND start < ?2 {of_nodes} ORDER BY start, source, node LIMIT ?3"
         );
-        conn.prepare_cached(&format!(
-            "INSERT INTO hapax_traffic (width, start, source, node, new, copies, conflicts, rejected,
-                                        unavailable)
-             SELECT ?4, start - start % ?4, source, x'00000000000000000000000000000000',
-                    new, copies, conflicts, rejected, unavailable
-             FROM (SELECT * {old}) WHERE true
-             ON CONFLICT DO UPDATE SET new = new + excluded.new, copies = copies + excluded.copies,
-                                       conflicts = conflicts + excluded.conflicts,
-                                       rejected = rejected + excluded.rejected,
-                                       unavailable = unavailable + excluded.unavailable",
-        ))?
-        .execute((from, now - age, most, to))?;
-        conn.prepare_cached(&format!(
+        let mut merged: BTreeMap<Key, TrafficFigures> = BTreeMap::new();
+        let mut take = conn.prepare_cached(&format!(
             "DELETE FROM hapax_traffic WHERE (width, start, source, node) IN
-                 (SELECT width, start, source, node {old})",
-        ))?
-        .execute((from, now - age, most))?;
+                 (SELECT width, start, source, node FROM hapax_traffic {condition})
+             RETURNING start, source, {}, tallies",
+            columns()
+        ))?;
+        add(&mut merged, to, &mut take, &[&from, &(now - age), &most])?;
+        for (key, mut figures) in merged {
+            let mut before = BTreeMap::new();
+            let mut take = conn.prepare_cached(&format!(
+                "DELETE FROM hapax_traffic
+                 WHERE width = ?1 AND start = ?2 AND source = ?3
+                   AND node = x'00000000000000000000000000000000'
+                 RETURNING start, source, {}, tallies",
+                columns()
+            ))?;
+            add(&mut before, to, &mut take, &[&key.width, &key.start, &key.source])?;
+            before.values().for_each(|earlier| figures.add(earlier));
+            write(conn, &key, Uuid::nil(), &figures)?;
+        }
     }
     conn.prepare_cached(
         "DELETE FROM hapax_traffic WHERE (width, start, source, node) IN
@@ -133,5 +177,22 @@ fn merge(conn: &Connection, now: i64) -> rusqlite::Result<()> {
               WHERE width = 86400 AND start < ?1 ORDER BY start, source LIMIT ?2)",
     )?
     .execute((now - TRAFFIC_KEPT, most))?;
+    Ok(())
+}
+
+/// Adds the figures of all rows that `take` returns, in steps of `width` seconds.
+fn add(
+    merged: &mut BTreeMap<Key, TrafficFigures>,
+    width: i64,
+    take: &mut rusqlite::Statement<'_>,
+    asked: &[&dyn ToSql],
+) -> rusqlite::Result<()> {
+    let mut rows = take.query(asked)?;
+    while let Some(row) = rows.next()? {
+        let mut tallies = Tallies::default();
+        tallies.add_bytes(row.get_ref(2 + COUNTS + STOCKS)?.as_blob()?);
+        let key = Key { width, start: floor(row.get(0)?, width), source: row.get(1)? };
+        merged.entry(key).or_default().add(&figures(row, 2, tallies)?);
+    }
     Ok(())
 }

@@ -12,7 +12,7 @@ use hapax_core::job::{Fence, LOST_ALONE_MAX, Phase, Retry, WorkLocation};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::store::{
     Claim, ClaimAsk, HandlerAnswer, HandlerSpec, Held, JobFilter, NewJob, NewMessage, Outcome, Ran,
-    ReplayEffect, Settlement, SqlAsk, SqlRun, Status, Verdict, Wake,
+    ReplayEffect, Settlement, SqlAsk, SqlRun, Status, TriedJob, TriedVerdict, Verdict, Wake,
 };
 
 use crate::harness::{
@@ -827,6 +827,36 @@ pub(crate) async fn events_that_sql_work_ended_are_named<S: Working>(world: Worl
     let ask = SqlAsk { claim, program: program(), timeout: crate::harness::FOREVER };
     let ran = world.store.run_sql(ask).await.expect("runs");
     assert_eq!((ran.done, ran.events), (5, accepted));
+    let succeeded = TriedJob {
+        received_at: world.event("evt_0").await.summary.received_at,
+        attempt: 1,
+        steps: 0,
+        verdict: TriedVerdict::Succeeded,
+    };
+    assert_eq!(ran.tried, vec![succeeded; 5]);
+}
+
+pub(crate) async fn a_claim_says_how_many_attempts_failed_before_it<S: Working>(world: World<S>) {
+    // A lost attempt is no failure, so it is not among them.
+    world.announce([spec("fee")]).await;
+    world.accept("evt_1", &[job("fee")]).await;
+    let mut seen = Vec::new();
+    for wait in [60, 300] {
+        let claim = world.claim_one("fee").await;
+        seen.push((claim.attempt, claim.steps));
+        world.settle(&claim, failed(Retry::Schedule)).await;
+        world.pass(2 * wait);
+    }
+    let lost = world.claim_one("fee").await;
+    seen.push((lost.attempt, lost.steps));
+    world.pass(LEASE + 600);
+    let last = world.claim_one("fee").await;
+    seen.push((last.attempt, last.steps));
+    assert_eq!(seen, [(1, 0), (2, 1), (3, 2), (4, 2)]);
+    assert!(spec("fee").policy.ends_with(last.steps, Retry::Schedule));
+    assert!(!spec("fee").policy.ends_with(1, Retry::Schedule));
+    world.settle(&last, failed(Retry::Schedule)).await;
+    assert_eq!(world.job("evt_1", "fee").await.phase, Phase::Dead);
 }
 
 pub(crate) async fn a_claimed_job_is_run_by_itself_under_its_fence_and_once<S: Working>(

@@ -190,6 +190,7 @@ on_every_working_store! {
         sql_work_is_claimed_and_done_in_one_step,
         sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun,
         events_that_sql_work_ended_are_named,
+        a_claim_says_how_many_attempts_failed_before_it,
         a_claimed_job_is_run_by_itself_under_its_fence_and_once,
     }
     ledger {

@@ -12,7 +12,7 @@ use hapax_core::job::{HandlerName, Phase, Policy, WorkLocation};
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule, Position, ResourcePosition};
 use hapax_core::store::{
     Claim, ClaimAsk, EventName, HandlerRef, HandlerSpec, Inspect, Lookup, NewJob, Ran, SqlAsk,
-    SqlRan, SqlRun, Status, Store, Work,
+    SqlRan, SqlRun, Status, Store, TriedVerdict, Work,
 };
 use hapax_store::SqliteStore;
 use rusqlite::Connection;
@@ -124,6 +124,19 @@ async fn every_event_takes_effect_once_and_returns_its_result() {
     let again = again.expect("answers").remove(0);
     let hapax_core::store::Verdict::Duplicate(known) = again else { panic!("{again:?}") };
     assert_eq!((known.status, known.result.as_deref()), (Status::Processed, Some("fee 50")));
+    world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_failure_of_a_job_is_told_from_the_others() {
+    let world = World::new("INSERT INTO picky VALUES (100)").await;
+    world.accept("evt_1", None).await;
+    let mut tried = Vec::new();
+    for _ in 0..4 {
+        tried.extend(world.run().await.tried.iter().map(|job| (job.steps, job.verdict)));
+    }
+    let expected = [(0, TriedVerdict::Failed), (1, TriedVerdict::Failed), (2, TriedVerdict::Died)];
+    assert_eq!(tried, expected);
     world.store.close().await;
 }
 

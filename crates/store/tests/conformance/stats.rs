@@ -1,14 +1,15 @@
 //! The input of statistics, alerts and `doctor`: how far behind each handler is, which events are
 //! unfinished, and which arrived in a span of time.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hapax_core::job::Retry;
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
-    EventFilter, EventSample, LaneState, SampleAsk, Status, TrafficAsk, TrafficCount, TrafficPoint,
-    Verdict,
+    EventFilter, EventSample, LaneState, SampleAsk, Status, Stocks, Tallies, TallyKind, TrafficAsk,
+    TrafficCount, TrafficCounts, TrafficFigures, Verdict, traffic_of_all,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
 use uuid::Uuid;
@@ -294,14 +295,32 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
     const DAY: i64 = 86_400;
     let now = world.clock.now();
     let at = |seconds: i64| now - Duration::from_secs(seconds.unsigned_abs());
-    let count = |source: &str, at, new| TrafficCount {
-        source: SourceName::new(source),
-        at,
-        new,
-        copies: 2 * new,
-        conflicts: 3 * new,
-        rejected: 1,
-        unavailable: 3,
+    let count = |source: &str, at, new| {
+        let mut tallies = Tallies::default();
+        tallies.count(TallyKind::Ack, 40, new);
+        tallies.count(TallyKind::Processing, u8::try_from(new % 100).expect("small"), 1);
+        TrafficCount {
+            source: SourceName::new(source),
+            at,
+            figures: TrafficFigures {
+                counts: TrafficCounts {
+                    new,
+                    copies: 2 * new,
+                    conflicts: 3 * new,
+                    rejected: 1,
+                    unavailable: 3,
+                    succeeded: 4 * new,
+                    failed_attempts: 5 * new,
+                    died: 6 * new,
+                    retrying: -7,
+                    ack_micros: 8 * new,
+                    wait_micros: 9 * new,
+                    processing_micros: 1 << 50,
+                },
+                tallies,
+                stocks: Stocks { waiting: new, dead: 1, review: 0, last_arrival: 1_000 + new },
+            },
+        }
     };
     let read = async |source: Option<&str>, step: i64| {
         let ask = TrafficAsk {
@@ -309,8 +328,9 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
             from: at(400 * DAY),
             to: now + Duration::from_secs(1),
             step: Duration::from_secs(step.unsigned_abs()),
+            tallies: true,
         };
-        world.store.traffic(ask).await.expect("reads")
+        traffic_of_all(world.store.traffic_by_source(ask).await.expect("reads"))
     };
     let record_as = async |node: u128, counts| {
         let recorded = world.store.record_traffic(Uuid::from_u128(node), counts).await;
@@ -322,24 +342,47 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
         record(vec![count("a", at(0), repeated), count("b", at(0), 10)]).await;
         record_as(2, vec![count("a", at(0), 1), count("a", at(60), 4)]).await;
     }
-    let news = |points: Vec<TrafficPoint>| points.iter().map(|point| point.new).collect::<Vec<_>>();
+    let news = |points: BTreeMap<Timestamp, TrafficFigures>| {
+        points.values().map(|figures| figures.counts.new).collect::<Vec<_>>()
+    };
     assert_eq!(news(read(Some("a"), 60).await), [4, 2]);
     assert_eq!(news(read(None, 60).await), [4, 12]);
-    let all = read(None, 100 * 365 * DAY).await;
-    assert_eq!((all[0].new, all[0].copies, all[0].rejected), (16, 32, 4), "{all:?}");
-    assert_eq!(all[0].unavailable, 12, "{all:?}");
-    assert_eq!(all[0].conflicts, 48, "{all:?}");
+    let all = read(None, 100 * 365 * DAY).await.into_values().next().expect("one step");
+    let sums = TrafficCounts {
+        new: 16,
+        copies: 32,
+        conflicts: 48,
+        rejected: 4,
+        unavailable: 12,
+        succeeded: 64,
+        failed_attempts: 80,
+        died: 96,
+        retrying: -28,
+        ack_micros: 128,
+        wait_micros: 144,
+        processing_micros: 4 << 50,
+    };
+    assert_eq!(all.counts, sums);
+    assert_eq!(all.tallies.of(TallyKind::Ack).collect::<Vec<_>>(), [(40, 16)]);
+    let processing: Vec<_> = all.tallies.of(TallyKind::Processing).collect();
+    assert_eq!(processing, [(1, 2), (4, 1), (10, 1)]);
+    // Of the stocks of one source the largest counts, and those of two sources are added.
+    let stocks = Stocks { waiting: 14, dead: 2, review: 0, last_arrival: 1_010 };
+    assert_eq!(all.stocks, stocks);
 
     let ask = TrafficAsk {
         source: None,
         from: at(DAY),
         to: now + Duration::from_secs(1),
         step: Duration::from_secs(60),
+        tallies: false,
     };
     let of_each = world.store.traffic_by_source(ask.clone()).await.expect("reads");
-    let of_each: Vec<_> = of_each.iter().map(|one| (one.source.as_str(), one.new)).collect();
+    assert!(of_each.iter().all(|one| one.figures.tallies.is_empty()), "they were not asked for");
+    let of_each: Vec<_> =
+        of_each.iter().map(|one| (one.source.as_str(), one.figures.counts.new)).collect();
     assert_eq!(of_each, [("a", 4), ("a", 2), ("b", 10)]);
-    let ask = TrafficAsk { source: Some(SourceName::new("b")), ..ask };
+    let ask = TrafficAsk { source: Some(SourceName::new("b")), tallies: true, ..ask };
     let of_one = world.store.traffic_by_source(ask).await.expect("reads");
     assert_eq!(of_one, [count("b", at(0), 10)]);
 
@@ -352,7 +395,15 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
         assert_eq!(news(read(Some("a"), DAY).await).iter().sum::<u64>(), 1_206);
     }
     let by_the_minute = read(Some("a"), 60).await;
-    let coarse: Vec<_> = by_the_minute.iter().map(|point| point.at.as_second()).collect();
+    let coarse: Vec<_> = by_the_minute.keys().map(|at| at.as_second()).collect();
     assert_eq!(coarse[0] % DAY, 0, "{by_the_minute:?}");
     assert_eq!(coarse[1] % 3_600, 0, "{by_the_minute:?}");
+    let of_each_day = read(Some("a"), DAY).await;
+    let whole: Vec<_> = of_each_day.values().map(|figures| figures.stocks.waiting).collect();
+    assert_eq!(whole[..2], [1_000, 100], "{of_each_day:?}");
+    let acks: u64 = of_each_day.values().map(|figures| figures.tallies.total(TallyKind::Ack)).sum();
+    assert_eq!(acks, 1_206, "{of_each_day:?}");
+    let micros: u64 =
+        of_each_day.values().map(|figures| figures.counts.processing_micros >> 50).sum();
+    assert_eq!(micros, 6, "{of_each_day:?}");
 }

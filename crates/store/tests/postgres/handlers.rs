@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
-use hapax_core::store::Work;
+use hapax_core::store::{TriedVerdict, Work};
 use hapax_store::{PgOptions, PgStore};
 
 use crate::{Base, asked, connect, ordered, run, spec, until};
@@ -285,6 +285,19 @@ async fn every_table_of_hapax_refuses_handlers() {
                   AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid
                                   AND t.tgname = 'refuse_handler')";
     assert_eq!(base.one(open).await, "");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_failure_of_a_job_is_told_from_the_others() {
+    let base = Base::new("sql_last", spec(2)).await;
+    base.accept("evt_1", None).await;
+    let mut tried = Vec::new();
+    for _ in 0..3 {
+        let ran = base.run("SELECT 1 / 0").await;
+        tried.extend(ran.tried.iter().map(|job| (job.steps, job.verdict)));
+    }
+    assert_eq!(tried, [(0, TriedVerdict::Failed), (1, TriedVerdict::Died)]);
+    assert_eq!(base.one("SELECT state::text FROM hapax.job").await, "4", "dead");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

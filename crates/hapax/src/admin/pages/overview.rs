@@ -7,15 +7,20 @@ use std::time::Duration;
 use askama::Template;
 use axum::Json;
 use axum::extract::State;
-use hapax_core::Timestamp;
+use hapax_core::store::TrafficFigures;
+use hapax_core::{SourceName, Timestamp};
 
 use super::super::extract::QueryParams;
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, alerts, history, jobs, stats};
 use super::filters::Filters;
 use super::plot::Plot;
+use super::text::Stock;
 use super::{Frame, Page, Reader};
 use crate::api::{AlertList, Figures, HistoryQuery, Lane, Moment, Span, Stats, StatsQuery};
+
+/// The span whose share of copies is usual for a source.
+const USUAL_OVER: Duration = Duration::from_secs(7 * 86_400);
 
 #[derive(Template)]
 #[template(path = "overview.html")]
@@ -26,8 +31,6 @@ pub(in crate::admin) struct Overview {
     alerts: AlertList,
     sources: Vec<SourceRow>,
     stuck: Stuck,
-    /// Requests that were answered with 503 in the window.
-    unavailable: u64,
     plot: Plot,
     is_empty: bool,
     first_command: Option<String>,
@@ -35,8 +38,8 @@ pub(in crate::admin) struct Overview {
 
 /// The work that waits for an operator.
 struct Stuck {
-    dead: u64,
-    review: u64,
+    dead: Stock,
+    review: Stock,
     dead_deliveries: u64,
 }
 
@@ -44,8 +47,10 @@ struct Stuck {
 struct SourceRow {
     name: String,
     figures: Option<Figures>,
-    ready: u64,
-    dead: u64,
+    /// The share of copies in a week.
+    usual: Option<f64>,
+    waiting: Stock,
+    dead: Stock,
     oldest_due: Option<Timestamp>,
 }
 
@@ -56,28 +61,31 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     filters: Filters,
 ) -> Result<Page<Overview>, Problem> {
     let frame = reader.frame(&admin, "/").await;
-    let query = filters.query::<StatsQuery>()?;
-    let Json(stats) = stats::stats(State(Arc::clone(&admin)), query).await?;
+    let QueryParams(query) = filters.query::<StatsQuery>()?;
+    let stats = stats::counted(&admin, &query).await?;
     let Json(alerts) = alerts::list(State(Arc::clone(&admin))).await;
     let Json(lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
-    let in_review: u64 = admin.store.in_review().await?.iter().map(|(_, count)| count).sum();
-    let dead_deliveries = admin.store.delivery_backlog().await?.dead;
-    let sources = source_rows(&stats, &lanes.items);
+    let mut stuck = Stuck {
+        dead: Stock::default(),
+        review: Stock::default(),
+        dead_deliveries: admin.store.delivery_backlog().await?.dead,
+    };
+    lanes.items.iter().for_each(|lane| stuck.dead.add(lane.dead));
+    let in_review = admin.store.in_review().await?;
+    in_review.iter().for_each(|(_, count)| stuck.review.add(*count));
     let to = (admin.now)();
+    let week = stats::beginning(to, USUAL_OVER);
+    let week = admin.watch.traffic().since(&*admin.store, week, false).await?;
+    let sources = source_rows(&stats, &lanes.items, &week);
     let from = Moment::Ago(Span(Duration::from_secs_f64(stats.window_seconds)));
     let query = HistoryQuery { from: Some(from), ..HistoryQuery::default() };
     let Json(history) = history::history(State(Arc::clone(&admin)), QueryParams(query)).await?;
     let page = Overview {
-        unavailable: history.items.iter().map(|point| point.unavailable).sum(),
         plot: Plot::of(history, to, stats.window_seconds as u64),
         is_empty: sources.is_empty(),
         first_command: admin.first_command.clone(),
         window: filters.get("window").unwrap_or_else(|| "1h".to_owned()),
-        stuck: Stuck {
-            dead: lanes.items.iter().map(|lane| lane.dead).sum(),
-            review: in_review,
-            dead_deliveries,
-        },
+        stuck,
         frame,
         stats,
         alerts,
@@ -86,14 +94,19 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     Ok(reader.page(page))
 }
 
-/// Every source with an event in the window or a job that is not done.
-fn source_rows(stats: &Stats, lanes: &[Lane]) -> Vec<SourceRow> {
+/// Every source of which anything was counted in the window or that has a job that is not done.
+fn source_rows(
+    stats: &Stats,
+    lanes: &[Lane],
+    week: &BTreeMap<SourceName, TrafficFigures>,
+) -> Vec<SourceRow> {
     let mut rows: BTreeMap<&str, SourceRow> = BTreeMap::new();
     let row = |name: &str| SourceRow {
         name: name.to_owned(),
         figures: None,
-        ready: 0,
-        dead: 0,
+        usual: week.get(&SourceName::new(name)).and_then(|week| Figures::of(week).duplicate_rate),
+        waiting: Stock::default(),
+        dead: Stock::default(),
         oldest_due: None,
     };
     for (name, figures) in stats.sources.iter().flatten() {
@@ -101,8 +114,9 @@ fn source_rows(stats: &Stats, lanes: &[Lane]) -> Vec<SourceRow> {
     }
     for lane in lanes {
         let row = rows.entry(&lane.source).or_insert_with(|| row(&lane.source));
-        row.ready += lane.ready + lane.leased + lane.held + lane.parked;
-        row.dead += lane.dead;
+        let waiting = [lane.ready, lane.leased, lane.held, lane.parked];
+        waiting.into_iter().for_each(|count| row.waiting.add(count));
+        row.dead.add(lane.dead);
         row.oldest_due = row.oldest_due.into_iter().chain(lane.oldest_due).min();
     }
     rows.into_values().collect()

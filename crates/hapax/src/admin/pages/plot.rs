@@ -1,26 +1,35 @@
-//! A plot of traffic: stacked bars of new events, copies and rejected requests, as numbers for an SVG.
+//! The plots of the overview, as numbers for an SVG: stacked bars of new events, copies and rejected requests; the
+//! slowest acknowledgements; and how many jobs waited.
 
 use hapax_core::Timestamp;
 
 use crate::api::{History, HistoryPoint};
 
-/// The size of the plot in its own units.
+/// The size of a plot in its own units.
 const WIDTH: u64 = 720;
 const HEIGHT: u64 = 100;
 
-/// The bars of a plot.
+/// The bars of the plots.
 pub(super) struct Plot {
     pub(super) bars: Vec<Bar>,
-    /// The most requests of one step, which is the height of the plot.
+    /// The most requests of one step, which is the height of the first plot.
     pub(super) most: u64,
+    /// The longest p99 of an acknowledgement, in seconds.
+    pub(super) ack_most: Option<f64>,
+    /// The most jobs that waited.
+    pub(super) waiting_most: u64,
     pub(super) step_minutes: u64,
 }
 
-/// One step. The parts of a bar are stacked.
+/// One step. The first parts of a bar are stacked.
 pub(super) struct Bar {
     pub(super) x: u64,
     pub(super) width: u64,
     pub(super) parts: [Part; 3],
+    /// The p99 of acknowledgements, in a plot of its own.
+    pub(super) ack: Part,
+    /// The jobs that waited, in a plot of its own.
+    pub(super) waiting: Part,
     pub(super) point: HistoryPoint,
 }
 
@@ -32,58 +41,72 @@ pub(super) struct Part {
 }
 
 impl Plot {
-    /// The plot of a history that ends at `to` and has `span` seconds.
+    /// The plots of a history that ends at `to` and has `span` seconds.
     pub(super) fn of(history: History, to: Timestamp, span: u64) -> Self {
         let step = history.step_seconds.max(1);
         let slots = span.div_ceil(step).max(1) + 1;
         let last = to.as_second().unsigned_abs() / step;
         let total = |point: &HistoryPoint| point.new + point.copies + point.rejected;
         let most = history.items.iter().map(total).max().unwrap_or(0);
+        let waiting_most = history.items.iter().map(|point| point.waiting).max().unwrap_or(0);
+        let slowest = history.items.iter().filter_map(|point| point.ack_seconds.p99);
+        let ack_most = slowest.max_by(f64::total_cmp);
         let bar = |point: HistoryPoint| {
             let slot = point.at.as_second().unsigned_abs() / step;
             let behind = last.saturating_sub(slot).min(slots - 1);
             let left = (slots - 1 - behind) * WIDTH / slots;
             let right = (slots - behind) * WIDTH / slots;
-            // A count that is not zero is always visible.
-            let height = |count: u64| match count {
-                0 => 0,
-                count => {
-                    (u128::from(count) * u128::from(HEIGHT) / u128::from(most.max(1))).max(1) as u64
-                }
-            };
-            let (new, copies) = (height(point.new), height(point.copies));
-            let rejected = height(point.rejected);
-            let part = |class, height: u64, below: u64| Part {
-                class,
-                y: HEIGHT.saturating_sub(height + below),
-                height,
-            };
+            let new = height(point.new, most);
+            let copies = height(point.copies, most);
+            let rejected = height(point.rejected, most);
             let parts = [
                 part("new", new, 0),
                 part("copies", copies, new),
                 part("rejected", rejected, new + copies),
             ];
-            Bar { x: left, width: (right - left).saturating_sub(1).max(1), parts, point }
+            let micros = |seconds: Option<f64>| (seconds.unwrap_or_default() * 1e6) as u64;
+            let ack = height(micros(point.ack_seconds.p99), micros(ack_most));
+            Bar {
+                x: left,
+                width: (right - left).saturating_sub(1).max(1),
+                parts,
+                ack: part("ack", ack, 0),
+                waiting: part("waiting", height(point.waiting, waiting_most), 0),
+                point,
+            }
         };
         let bars = history.items.into_iter().map(bar).collect();
-        Self { bars, most, step_minutes: step / 60 }
+        Self { bars, most, ack_most, waiting_most, step_minutes: step / 60 }
     }
+}
+
+/// The height of a count if `most` has the whole height. A count that is not zero is always visible.
+fn height(count: u64, most: u64) -> u64 {
+    match count {
+        0 => 0,
+        count => (u128::from(count) * u128::from(HEIGHT) / u128::from(most.max(1))).max(1) as u64,
+    }
+}
+
+fn part(class: &'static str, height: u64, below: u64) -> Part {
+    Part { class, y: HEIGHT.saturating_sub(height + below), height }
 }
 
 #[cfg(test)]
 mod tests {
+    use hapax_core::store::TrafficFigures;
+
     use super::*;
 
     #[test]
     fn every_bar_is_inside_the_plot_and_every_count_is_visible() {
         let to = Timestamp::from_second(36_000 * 60).unwrap();
-        let point = |minutes: i64, new, copies, rejected| HistoryPoint {
-            at: Timestamp::from_second((36_000 - minutes) * 60).unwrap(),
-            new,
-            copies,
-            conflicts: 0,
-            rejected,
-            unavailable: 0,
+        let point = |minutes: i64, new, copies, rejected| {
+            let at = Timestamp::from_second((36_000 - minutes) * 60).unwrap();
+            let mut point = HistoryPoint::of(at, &TrafficFigures::default());
+            (point.new, point.copies, point.rejected, point.waiting) = (new, copies, rejected, new);
+            point.ack_seconds.p99 = Some(1.0 / minutes.max(1) as f64);
+            point
         };
         let items = vec![point(60, 1, 0, 0), point(30, u64::MAX / 4, 1, 1), point(0, 5, 5, 5)];
         let plot = Plot::of(History { step_seconds: 60, items, next: None }, to, 3_600);
@@ -96,6 +119,8 @@ mod tests {
         let heights: Vec<_> =
             plot.bars.iter().map(|bar| bar.parts.each_ref().map(|part| part.height)).collect();
         assert_eq!(heights, [[1, 0, 0], [99, 1, 1], [1, 1, 1]]);
+        let others = plot.bars.iter().map(|bar| [bar.ack.height, bar.waiting.height]);
+        assert_eq!(others.collect::<Vec<_>>(), [[1, 1], [3, 100], [100, 1]]);
         assert!(plot.bars[0].x < plot.bars[1].x && plot.bars[1].x < plot.bars[2].x);
     }
 }

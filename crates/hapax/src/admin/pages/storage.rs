@@ -22,6 +22,7 @@ use crate::api::{
 pub(in crate::admin) struct Duplicates {
     frame: Frame,
     window: String,
+    /// The gaps come from some of many events.
     is_sampled: bool,
     sources: Vec<(String, Figures)>,
     /// Events that arrived more than once.

@@ -1,6 +1,7 @@
 //! How pages show times, counts and text that a sender controls.
 
 use hapax_core::Timestamp;
+use hapax_core::limits::LANE_COUNT_MAX;
 
 /// An instant in UTC, to the millisecond.
 pub(crate) fn clock(at: &Timestamp) -> String {
@@ -53,6 +54,28 @@ pub(crate) fn number(number: &u64) -> String {
     grouped
 }
 
+/// How many of something wait, if at least so many do: a count stops at its limit.
+pub(crate) fn stock(stock: &Stock) -> String {
+    let more = if stock.is_capped { "+" } else { "" };
+    format!("{}{more}", number(&stock.count))
+}
+
+/// A count that stops at a limit.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Stock {
+    pub(crate) count: u64,
+    /// The limit was reached: there may be more.
+    pub(crate) is_capped: bool,
+}
+
+impl Stock {
+    /// Adds a count of one handler or source, which stops at [`LANE_COUNT_MAX`].
+    pub(crate) fn add(&mut self, count: u64) {
+        self.count += count;
+        self.is_capped |= count >= LANE_COUNT_MAX;
+    }
+}
+
 /// A size in the largest suitable unit.
 pub(crate) fn bytes(bytes: &u64) -> String {
     let units = ["kB", "MB", "GB", "TB"];
@@ -79,6 +102,7 @@ pub(crate) fn percent(share: &Option<f64>) -> String {
 pub(crate) fn seconds(seconds: &Option<f64>) -> String {
     match *seconds {
         None => "–".to_owned(),
+        Some(seconds) if seconds < 0.01 => format!("{:.1} ms", seconds * 1_000.0),
         Some(seconds) if seconds < 1.0 => format!("{:.0} ms", seconds * 1_000.0),
         Some(seconds) if seconds < 120.0 => format!("{seconds:.1} s"),
         Some(seconds) => format!("{:.0} min", seconds / 60.0),

@@ -2,7 +2,10 @@
 
 use axum::http::{Method, Request, StatusCode, header};
 use hapax_core::job::Phase;
-use hapax_core::store::{AdminRecords as _, AuditFilter, TrafficCount, TrafficHistory as _};
+use hapax_core::store::{
+    AdminRecords as _, AuditFilter, Stocks, TallyKind, TrafficCount, TrafficCounts, TrafficFigures,
+    TrafficHistory as _,
+};
 use hapax_sim::SignedEvent;
 use hapax_store::MemoryStore;
 use serde_json::json;
@@ -357,16 +360,22 @@ async fn everything_of_a_source_that_is_not_configured_any_more_is_masked() {
 #[tokio::test]
 async fn the_overview_plots_what_was_recorded() {
     let server = server(vec![event("evt_1", &[])]).await;
-    assert!(!server.page("/").await.text.contains("<svg"));
-    let count = TrafficCount {
-        source: hapax_core::SourceName::new("stripe"),
-        at: noon() - std::time::Duration::from_secs(300),
-        new: 3,
-        copies: 2,
-        conflicts: 0,
-        rejected: 1,
-        unavailable: 4,
+    let before = server.page("/").await.text;
+    assert!(before.contains("7 failed verifications"), "{before}");
+    let mut figures = TrafficFigures {
+        counts: TrafficCounts {
+            new: 3,
+            copies: 2,
+            rejected: 1,
+            unavailable: 4,
+            ..TrafficCounts::default()
+        },
+        stocks: Stocks { waiting: 12, ..Stocks::default() },
+        ..TrafficFigures::default()
     };
+    figures.tallies.count(TallyKind::Ack, 40, 5);
+    let at = noon() - std::time::Duration::from_secs(300);
+    let count = TrafficCount { source: hapax_core::SourceName::new("stripe"), at, figures };
     server
         .store
         .faults
@@ -378,6 +387,9 @@ async fn the_overview_plots_what_was_recorded() {
     let page = server.page("/").await.text;
     assert!(page.contains("<svg") && page.contains("3 new, 2 copies, 1 rejected"), "{page}");
     assert!(page.contains("4 × 503 in 1h"), "{page}");
+    assert!(page.contains("40.0 % (40.0 %)"), "the share of copies, and the usual one: {page}");
+    assert!(page.contains("<b class=\"ack\">ack p99</b>, at most 16"), "{page}");
+    assert!(page.contains("<b class=\"waiting\">waiting</b> jobs, at most 12"), "{page}");
     let too_many = server.page("/api/v1/history?from=365d&step=1m").await;
     assert_eq!(too_many.status, StatusCode::BAD_REQUEST);
 }

@@ -14,7 +14,7 @@ CREATE OR REPLACE FUNCTION hapax.claim(
     seen_lane integer, seen_resource text, known_lanes integer[], known_since timestamptz[],
     leases_since timestamptz, now_at timestamptz DEFAULT NULL)
 RETURNS TABLE (
-    job uuid, fence bigint, attempt integer, run integer, leased_until timestamptz, event uuid,
+    job uuid, fence bigint, attempt integer, steps integer, run integer, leased_until timestamptz, event uuid,
     lane integer, tenant text, event_id bytea, event_type bytea, occurred_at timestamptz,
     received_at timestamptz, resource text, place bigint, forced boolean, alone boolean,
     headers bytea, body bytea, body_hash uuid,
@@ -107,8 +107,8 @@ BEGIN
     END IF;
 
     RETURN QUERY
-    SELECT x.job, x.fence, x.attempt, x.run, x.due_at, x.event, x.lane, e.tenant, e.event_id,
-        e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced,
+    SELECT x.job, x.fence, x.attempt, x.steps, x.run, x.due_at, x.event, x.lane, e.tenant,
+        e.event_id, e.event_type, e.occurred_at, e.received_at, x.resource, x.position, x.forced,
         x.lost > 0 AND h.workplace = hapax.workplace('node'),
         b.headers, b.body, e.body_hash, NULL::uuid[], NULL::integer, NULL::text,
         NULL::integer[], NULL::timestamptz[], NULL::timestamptz

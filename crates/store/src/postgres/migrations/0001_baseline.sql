@@ -499,18 +499,34 @@ CREATE TABLE hapax.audit (
     status  integer     NOT NULL
 );
 
--- Counts of the requests of each source, on all nodes together: by the minute, after a while by the
--- hour and by the day. width and start are in seconds.
+-- The figures of each source, on all nodes together: by the minute, after a while by the hour and by
+-- the day. width and start are in seconds. A node writes rows of its own; merged rows have the nil
+-- node. succeeded: jobs; retrying: the growth of the number of jobs that are being retried; *_micros:
+-- sums of durations; waiting, dead, review: the largest stocks; last_arrival: the last second with
+-- one. tallies: counts by kind and index, such
+-- as durations by bucket; each number is a count above 12 bits for kind and index.
 CREATE TABLE hapax.traffic (
     width    bigint NOT NULL,
     start    bigint NOT NULL,
     source   text   NOT NULL,
     node     uuid   NOT NULL,
-    new      bigint NOT NULL,
-    copies   bigint NOT NULL,
+    new bigint NOT NULL,
+    copies bigint NOT NULL,
     conflicts bigint NOT NULL,
     rejected bigint NOT NULL,
     unavailable bigint NOT NULL,
+    succeeded bigint NOT NULL,
+    failed_attempts bigint NOT NULL,
+    died bigint NOT NULL,
+    retrying bigint NOT NULL,
+    ack_micros bigint NOT NULL,
+    wait_micros bigint NOT NULL,
+    processing_micros bigint NOT NULL,
+    waiting bigint NOT NULL,
+    dead bigint NOT NULL,
+    review bigint NOT NULL,
+    last_arrival bigint NOT NULL,
+    tallies  bigint[] NOT NULL,
     PRIMARY KEY (width, start, source, node)
 );
 CREATE INDEX traffic_nodes ON hapax.traffic (start)

@@ -210,6 +210,7 @@ impl Lanes {
             job: job_id(&id, job.seq, job.lane),
             fence: Fence(job.fence),
             attempt: job.progress.attempt,
+            steps: job.progress.steps,
             run: job.run,
             idempotency_key: idempotency_key(event.id, &lane.handler.handler, job.run),
             leased_until: timestamp(job.due_at),

@@ -538,18 +538,33 @@ CREATE TABLE hapax_audit (
     status  INTEGER NOT NULL
 );
 
--- Counts of the requests of each source: by the minute, after a while by the hour and by the day.
--- width and start are in seconds.
+-- The figures of each source: by the minute, after a while by the hour and by the day. width and start are in
+-- seconds. A process writes rows of its own; merged rows have the nil node. succeeded: jobs; retrying: the growth of
+-- the number of jobs that are being retried; *_micros: sums of durations; waiting, dead, review: the largest stocks; last_arrival: the last second with
+-- one.
+-- tallies: counts by kind and index, such as durations by bucket (hapax_core::store::Tallies).
 CREATE TABLE hapax_traffic (
     width    INTEGER NOT NULL,
     start    INTEGER NOT NULL,
     source   TEXT    NOT NULL,
     node     BLOB    NOT NULL,
-    new      INTEGER NOT NULL,
-    copies   INTEGER NOT NULL,
+    new INTEGER NOT NULL,
+    copies INTEGER NOT NULL,
     conflicts INTEGER NOT NULL,
     rejected INTEGER NOT NULL,
     unavailable INTEGER NOT NULL,
+    succeeded INTEGER NOT NULL,
+    failed_attempts INTEGER NOT NULL,
+    died INTEGER NOT NULL,
+    retrying INTEGER NOT NULL,
+    ack_micros INTEGER NOT NULL,
+    wait_micros INTEGER NOT NULL,
+    processing_micros INTEGER NOT NULL,
+    waiting INTEGER NOT NULL,
+    dead INTEGER NOT NULL,
+    review INTEGER NOT NULL,
+    last_arrival INTEGER NOT NULL,
+    tallies  BLOB    NOT NULL,
     PRIMARY KEY (width, start, source, node)
 ) WITHOUT ROWID;
 CREATE INDEX hapax_traffic_nodes ON hapax_traffic (start)

@@ -1,0 +1,8 @@
+-- The sums of the counts in both, by kind and index. Each number is a count above 12 bits for kind and
+-- index.
+CREATE OR REPLACE FUNCTION hapax.add_tallies(one bigint[], other bigint[]) RETURNS bigint[]
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce(array_agg((summed.count << 12) | summed.code ORDER BY summed.code), '{}')
+    FROM (SELECT number & 4095 AS code, sum(number >> 12)::bigint AS count
+          FROM unnest(one || other) AS number GROUP BY 1) AS summed
+$$;
