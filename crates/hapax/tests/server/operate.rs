@@ -429,6 +429,44 @@ fn statistics_and_alerts_report_copies_forgeries_and_dead_letters() {
 }
 
 #[test]
+fn figures_that_were_recorded_survive_a_kill_and_are_counted_once() {
+    // The second process counts the same source from zero; a pull worker completes one job and gives up another.
+    let house = House::new(&stripe("[sources.stripe.handlers.fee]\npull = true\n"));
+    let sender = Sender::stripe(SECRET);
+    let claim = json!({ "source": "stripe", "handler": "fee", "limit": 1, "wait": "10s" });
+    let figures = |server: &Server| server.admin_get("/api/v1/stats?source=stripe").json();
+    let pull = |server: &Server, act: &str, outcome: Value| {
+        let claimed = server.admin_post("/api/v1/claims", &claim).json();
+        let item = &claimed["items"][0];
+        let mut body = json!({ "fence": item["fence"] });
+        body.as_object_mut().unwrap().extend(outcome.as_object().unwrap().clone());
+        let path = format!("/api/v1/claims/{}/{act}", item["job"].as_str().unwrap());
+        assert_eq!(server.admin_post(&path, &body).status, 200, "{claimed}");
+    };
+    let server = house.start();
+    for id in ["evt_1", "evt_1", "evt_2"] {
+        server.ask(sender.event(id));
+    }
+    pull(&server, "complete", json!({ "result": "paid" }));
+    let before = figures(&server);
+    assert_eq!((&before["received"], &before["succeeded"]), (&json!(3), &json!(1)), "{before}");
+    server.kill();
+
+    let server = house.start();
+    let again = figures(&server);
+    for figure in ["received", "unique", "duplicates", "succeeded", "ack_seconds"] {
+        assert_eq!(again[figure], before[figure], "{figure}: {again}");
+    }
+    server.ask(sender.event("evt_3")).is("accepted");
+    pull(&server, "fail", json!({ "error": "no such account", "retry_in": "never" }));
+    let after = figures(&server);
+    assert_eq!((&after["received"], &after["unique"]), (&json!(4), &json!(3)), "{after}");
+    let ended = ["succeeded", "failed_attempts", "died"].map(|figure| after[figure].as_u64());
+    assert_eq!(ended, [Some(1); 3], "{after}");
+    assert_eq!(after["success_rate"], json!(0.5), "{after}");
+}
+
+#[test]
 fn events_that_came_and_never_completed_are_found() {
     let house =
         House::new(&stripe("[sources.stripe.handlers.fee]\ntypes = [\"never.*\"]\npull = true\n"));
