@@ -172,7 +172,8 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     if writer.broom.body == 0 {
         writer.broom.unfinished.clear();
     }
-    let mut looked = look(&writer.conn, writer.broom.body, before, limit)?;
+    let now = micros(writer.now());
+    let mut looked = look(&writer.conn, writer.broom.body, before, now, limit)?;
     let is_last = looked.len() < limit;
     let Some(mut last) = looked.last().map(|event| event.seq) else {
         writer.broom.body = 0;
@@ -182,7 +183,7 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     let broom = &writer.broom;
     let stays = |event: &EventWithBody| {
         let no_room = broom.passed(event).is_some_and(|walk| walk.held.len() + SLICE > HELD_MAX);
-        event.ends_as().is_none() || no_room
+        event.received_at >= before || event.ends_as().is_none() || no_room
     };
     let (mut stripped, mut is_cut) = (Vec::new(), false);
     let tx = Transaction::begin_unsynced(&writer.conn)?;
@@ -198,8 +199,8 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
         }
     }
     tx.commit()?;
-    let left: Vec<&EventWithBody> =
-        looked.iter().filter(|one| one.seq <= last && stays(one)).collect();
+    let is_left = |one: &&EventWithBody| one.seq <= last && one.received_at < before && stays(one);
+    let left: Vec<&EventWithBody> = looked.iter().filter(is_left).collect();
     for event in left {
         let source = event.source.as_str();
         match writer.broom.unfinished.get_mut(source) {
@@ -238,7 +239,7 @@ pub(super) fn erase(
         .collect::<rusqlite::Result<_>>()?;
     let mut freed = BTreeSet::new();
     for (seq, source, event_id) in &found {
-        let mut events: Vec<EventWithBody> = look(&writer.conn, seq - 1, i64::MAX, 1)?;
+        let mut events: Vec<EventWithBody> = look(&writer.conn, seq - 1, i64::MAX, i64::MAX, 1)?;
         events.retain(|event| event.seq == *seq);
         add_jobs(&writer.conn, &mut events)?;
         let ended = events.first().and_then(EventWithBody::ends_as).unwrap_or(Status::Discarded);
@@ -276,11 +277,13 @@ fn leased_lanes(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<i64>> {
     .collect()
 }
 
-/// The next events that have their bodies, up to the first that arrived at `before` or later.
+/// The next events that have their bodies, up to the first that arrived at `before` or later. An event of the future
+/// is among them and ends nothing: it arrived while the clock was wrong, and events after it may be old.
 fn look(
     conn: &Connection,
     passed: i64,
     before: i64,
+    now: i64,
     limit: usize,
 ) -> rusqlite::Result<Vec<EventWithBody>> {
     let mut next = conn.prepare_cached(
@@ -291,7 +294,7 @@ fn look(
     )?;
     let old = next.query_map((passed, limit as i64), |row| {
         let received_at = row.get(1)?;
-        if received_at >= before {
+        if (before..=now).contains(&received_at) {
             return Ok(None);
         }
         Ok(Some(EventWithBody {
@@ -408,7 +411,7 @@ fn go_on(
     let again: Vec<i64> = walk.held.range(walk.held_passed + 1..).take(limit).copied().collect();
     let mut looked = Vec::with_capacity(again.len());
     for seq in &again {
-        let found = narrow(&writer.conn, seq - 1, i64::MAX, 1)?;
+        let found = narrow(&writer.conn, seq - 1, i64::MAX, i64::MAX, 1)?;
         looked.extend(found.into_iter().filter(|event| event.seq == *seq));
     }
     let gone = forget_old(writer, looked.iter().filter(|event| event.received_at < before))?;
@@ -417,8 +420,10 @@ fn go_on(
     walk.held_passed = again.last().copied().unwrap_or(walk.held_passed);
 
     let room = HELD_MAX.saturating_sub(walk.held.len()).min(limit);
-    let looked = narrow(&writer.conn, walk.passed, before, room)?;
-    let gone = forget_old(writer, looked.iter().filter(|event| is_ours(event)))?;
+    let now = micros(writer.now());
+    let looked = narrow(&writer.conn, walk.passed, before, now, room)?;
+    let is_old = |event: &&PrunedRow| is_ours(event) && event.received_at < before;
+    let gone = forget_old(writer, looked.iter().filter(is_old))?;
     // An event that still has its body is added when it loses the body.
     let left = looked.iter().filter(|event| is_ours(event) && event.is_pruned);
     walk.held.extend(left.map(|event| event.seq).filter(|seq| !gone.contains(seq)));
@@ -458,11 +463,12 @@ fn forget_old<'a>(
     Ok(old.into_iter().map(|event| event.seq).collect())
 }
 
-/// The next events, up to the first that arrived at `before` or later.
+/// The next events, up to the first that arrived at `before` or later, as [`look`] finds them.
 fn narrow(
     conn: &Connection,
     passed: i64,
     before: i64,
+    now: i64,
     limit: usize,
 ) -> rusqlite::Result<Vec<PrunedRow>> {
     let mut next = conn.prepare_cached(
@@ -473,7 +479,7 @@ fn narrow(
     )?;
     let old = next.query_map((passed, limit as i64), |row| {
         let received_at = row.get(5)?;
-        if received_at >= before {
+        if (before..=now).contains(&received_at) {
             return Ok(None);
         }
         Ok(Some(PrunedRow {

@@ -295,6 +295,7 @@ on_every_working_store! {
         a_dry_run_says_what_would_happen_and_changes_nothing,
         pruning_takes_what_is_finished_and_past_its_horizon,
         pruning_takes_ranges_and_leaves_what_lies_between,
+        an_event_of_the_future_does_not_keep_the_events_after_it,
     }
     publishing {
         the_same_message_again_is_a_duplicate_and_other_content_is_a_conflict,

@@ -431,6 +431,33 @@ pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Worki
     assert!(matches!(again, Verdict::Accepted(id) if id != first), "{again:?}");
 }
 
+pub(crate) async fn an_event_of_the_future_does_not_keep_the_events_after_it<S: Working>(
+    world: World<S>,
+) {
+    // The clock was wrong by ten years while one event arrived. Everything after it is of the present.
+    const YEARS: i64 = 10 * 365 * 86_400;
+    world.announce([spec("fee")]).await;
+    world.accept("before", &[]).await;
+    world.pass(YEARS);
+    world.accept("future", &[]).await;
+    world.pass(-YEARS);
+    world.accept("after", &[]).await;
+    world.pass(1_000);
+    world.accept("fresh", &[]).await;
+    let bodies_go = || Horizon { events_before: after(500), ..Horizon::forever() };
+    prune(&world, bodies_go()).await;
+    for (id, expected) in [("before", true), ("future", false), ("after", true), ("fresh", false)] {
+        assert_eq!(is_pruned(&world, id).await, expected, "{id}");
+    }
+    let keys = vec![(SourceName::new("shop"), after(500))];
+    world.pass(86_401);
+    prune(&world, Horizon { keys_before: keys, ..bodies_go() }).await;
+    for (id, expected) in [("before", false), ("future", true), ("after", false), ("fresh", true)] {
+        let key = Sender::plain().ingest(&body(id)).receipts[0].key().clone();
+        assert_eq!(world.store.knows(&key).await.expect("reads"), expected, "{id}");
+    }
+}
+
 pub(crate) async fn pruning_takes_ranges_and_leaves_what_lies_between<S: Working>(world: World<S>) {
     // Every third event is unfinished, and every fourth belongs to another source. A deletion by
     // ranges must not take a neighbour, and a late copy must still get each final status.

@@ -67,13 +67,15 @@ fn strip(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<boo
     let passed = writer.broom.messages.whole;
     let mut looked = whole_after(&writer.conn, passed, limit)?;
     let found = looked.len();
-    looked.truncate(looked.iter().take_while(|(_, created_at)| *created_at < before).count());
+    // A message of the future was published while the clock was wrong. Messages after it may be old.
+    let ends_here = before..=micros(writer.now());
+    looked.truncate(looked.iter().take_while(|(_, at)| !ends_here.contains(at)).count());
     let is_last = looked.len() < found || found < limit;
     let mut reached = passed;
     if !looked.is_empty() {
         let tx = Transaction::begin_unsynced(&writer.conn)?;
-        for (seq, _) in &looked {
-            if is_over(&writer.conn, *seq, before)? {
+        for (seq, created_at) in &looked {
+            if *created_at < before && is_over(&writer.conn, *seq, before)? {
                 for (table, column) in HISTORY {
                     let delete = format!("DELETE FROM {table} WHERE {column} = ?1");
                     writer.conn.prepare_cached(&delete)?.execute([seq])?;
@@ -165,10 +167,11 @@ fn forget(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<bo
         .query_map((passed, limit as i64), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<rusqlite::Result<_>>()?;
     let found = looked.len();
-    looked.truncate(looked.iter().take_while(|(_, created_at, _)| *created_at < before).count());
+    let ends_here = before..=micros(writer.now());
+    looked.truncate(looked.iter().take_while(|(_, at, _)| !ends_here.contains(at)).count());
     let more = looked.len() == found && found == limit;
-    let gone: Vec<i64> =
-        looked.iter().filter(|(.., narrow)| *narrow).map(|(seq, ..)| *seq).collect();
+    let is_old = |(_, at, narrow): &&(i64, i64, bool)| *at < before && *narrow;
+    let gone: Vec<i64> = looked.iter().filter(is_old).map(|(seq, ..)| *seq).collect();
     if let Some(last) = gone.last() {
         let tx = Transaction::begin_unsynced(&writer.conn)?;
         for seq in &gone {
