@@ -290,6 +290,9 @@ pub struct NewPlan {
     /// A hash of the request as it was given. Times in `work` may count from the present, so a repeated
     /// request has another `work`.
     pub request: KeyHash,
+    /// Whether it is recorded only while no other plan about deliveries of its endpoint runs. Of several such plans
+    /// that are recorded at once, on any nodes, one is.
+    pub alone: bool,
 }
 
 /// How many deliveries or events a plan would be about.
@@ -310,6 +313,8 @@ pub enum PlanCreated {
     OtherRequest,
     /// There is no such endpoint.
     UnknownEndpoint,
+    /// The plan was to run [alone](NewPlan::alone), and another one of its endpoint runs.
+    EndpointBusy,
 }
 
 /// A plan with its progress.

@@ -31,6 +31,7 @@ async fn two_plans(store: &JobStore) -> [PlanId; 2] {
             work: EventPlan::new(EventAct::Replay { force: false }, None, filter).into(),
             rate: None,
             request: KeyHash([7; 16]),
+            alone: false,
         };
         let by = Action { who: "ops".to_owned(), reason: None, at: Timestamp::now() };
         let created = store.faults.create_plan(new, by).await.unwrap();

@@ -36,6 +36,29 @@ pub(super) async fn create<S: AdminStore>(
     PathId(id): PathId,
     JsonBody(asked): JsonBody<PlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
+    of_deliveries(&admin, key, id, asked)?.record(&admin, &caller).await
+}
+
+/// The same for a receiving party: refused while another plan of the endpoint runs.
+pub(super) async fn create_alone<S: AdminStore>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    key: IdempotencyKey,
+    id: String,
+    asked: PlanRequest,
+) -> Result<Planned, Problem> {
+    let asked = of_deliveries(admin, key.0, id, asked)?;
+    let Json(planned) = AskedPlan { alone: true, ..asked }.record(admin, caller).await?;
+    Ok(planned)
+}
+
+/// The plan over deliveries that a request asks for.
+fn of_deliveries<S>(
+    admin: &Admin<S>,
+    key: Option<String>,
+    id: String,
+    asked: PlanRequest,
+) -> Result<AskedPlan, Problem> {
     let endpoint = EndpointId(id.parse().map_err(|_| unknown_endpoint())?);
     let request = hash_of(&asked);
     let now = (admin.now)();
@@ -43,7 +66,7 @@ pub(super) async fn create<S: AdminStore>(
     if until.is_some_and(|until| until <= since) {
         return Err(Problem::bad_request("until must be later than since"));
     }
-    let asked = AskedPlan {
+    Ok(AskedPlan {
         work: DeliveryPlan { endpoint, which: asked.status, since, until }.into(),
         subject: id,
         key,
@@ -51,8 +74,8 @@ pub(super) async fn create<S: AdminStore>(
         rate: asked.rate,
         dry_run: asked.dry_run,
         reason: extract::reason(asked.reason)?,
-    };
-    asked.record(&admin, &caller).await
+        alone: false,
+    })
 }
 
 /// `POST /api/v1/events/replay`.
@@ -170,6 +193,7 @@ fn of_events<S>(
         rate: asked.rate,
         dry_run: asked.dry_run,
         reason,
+        alone: false,
     })
 }
 
@@ -183,6 +207,8 @@ struct AskedPlan {
     rate: Option<u32>,
     dry_run: bool,
     reason: Option<String>,
+    /// Whether no other plan of the endpoint may run.
+    alone: bool,
 }
 
 impl AskedPlan {
@@ -191,7 +217,7 @@ impl AskedPlan {
         admin: &Admin<S>,
         caller: &Caller,
     ) -> Result<Json<Planned>, Problem> {
-        let Self { work, subject, key, request, rate, dry_run, reason } = self;
+        let Self { work, subject, key, request, rate, dry_run, reason, alone } = self;
         if rate.is_some_and(|rate| !(1..=RATE_MAX).contains(&rate)) {
             return Err(Problem::bad_request("rate must be from 1 to 100000 a second"));
         }
@@ -203,7 +229,7 @@ impl AskedPlan {
         }
         let who = caller.who();
         let id = key.map_or_else(new_id, |key| id_of(who, &subject, &key));
-        let plan = NewPlan { id, work, rate, request };
+        let plan = NewPlan { id, work, rate, request, alone };
         match admin.store.create_plan(plan, caller.action(reason, (admin.now)())).await? {
             PlanCreated::Created(plan) => {
                 let (id, count) = (plan.id, plan.total);
@@ -218,6 +244,9 @@ impl AskedPlan {
             }
             PlanCreated::OtherRequest => Err(Problem::key_reused()),
             PlanCreated::UnknownEndpoint => Err(unknown_endpoint()),
+            PlanCreated::EndpointBusy => Err(Problem::conflict(
+                "deliveries of this endpoint are being sent again already: wait until that ends, or cancel it",
+            )),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::delivery::DeliveryPhase;
+use hapax_core::endpoint::EndpointId;
 use hapax_core::job::{HandlerName, Phase};
 use hapax_core::store::{
     Action, ActionNote, DeliveryPlan, EventAct, EventFilter, EventPlan, EventSlice, Held, Horizon,
@@ -90,6 +91,14 @@ impl Plans for MemoryStore {
         plans.sort_by_key(|plan| Reverse(plan.created_at));
         plans.truncate(limit);
         Ok(plans)
+    }
+}
+
+/// The endpoint of a plan over deliveries.
+fn endpoint_of(work: &PlanWork) -> Option<EndpointId> {
+    match work {
+        PlanWork::Deliveries(work) => Some(work.endpoint),
+        PlanWork::Events(_) => None,
     }
 }
 
@@ -189,6 +198,13 @@ impl Model {
         let Some((total, left)) = self.planned(&new.work, now) else {
             return PlanCreated::UnknownEndpoint;
         };
+        let is_busy = |one: &StoredPlan| {
+            one.plan.state == PlanState::Running
+                && endpoint_of(&one.plan.work) == endpoint_of(&new.work)
+        };
+        if new.alone && self.plans.iter().any(is_busy) {
+            return PlanCreated::EndpointBusy;
+        }
         let plan = Plan {
             id: new.id,
             work: new.work,

@@ -176,13 +176,13 @@ async fn create(
     work: &DeliveryPlan,
     by: &Action,
 ) -> Result<PlanCreated, PgError> {
-    let NewPlan { id, rate, request, .. } = plan;
+    let NewPlan { id, rate, request, alone, .. } = plan;
     let rate = rate_column(*rate);
     let created: bool = {
         let mut lent = shared.pools.admin.lend().await?;
         let rows = lent
             .query(
-                "SELECT hapax.create_plan($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+                "SELECT hapax.create_plan($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
                 &[
                     &id.0,
                     &work.endpoint.0,
@@ -193,14 +193,21 @@ async fn create(
                     &text(&by.who),
                     &by.reason.as_deref().map(text),
                     &Uuid::from_bytes(request.0),
+                    alone,
                     &shared.now(),
                 ],
             )
             .await?;
         only(&rows)?.get(0)
     };
-    let created = if created { created_before(shared, plan).await? } else { None };
-    Ok(created.unwrap_or(PlanCreated::UnknownEndpoint))
+    if !created {
+        return Ok(PlanCreated::UnknownEndpoint);
+    }
+    Ok(match created_before(shared, plan).await? {
+        Some(created) => created,
+        None if *alone => PlanCreated::EndpointBusy,
+        None => PlanCreated::UnknownEndpoint,
+    })
 }
 
 async fn run(shared: &Shared, limit: usize, except: &[PlanId]) -> Result<PlanRun, PgError> {

@@ -400,7 +400,7 @@ fn insert(
     total: u64,
     now: Timestamp,
 ) -> rusqlite::Result<PlanCreated> {
-    let NewPlan { id, work, rate, request } = plan;
+    let NewPlan { id, work, rate, request, alone } = plan;
     let (endpoint, which, events, asked_until) = match work {
         PlanWork::Deliveries(work) => {
             let Some(endpoint) = endpoint_number(conn, work.endpoint)? else {
@@ -410,6 +410,14 @@ fn insert(
         }
         PlanWork::Events(work) => (None, None, Some(json_of_plan(work)), work.filter.until),
     };
+    // The writer is the only one that records plans, so none can begin between this and the insertion.
+    if *alone && created_before(conn, *id, *request)?.is_none() {
+        let sql =
+            "SELECT EXISTS (SELECT 1 FROM hapax_plan WHERE state = 'running' AND endpoint = ?1)";
+        if conn.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0))? {
+            return Ok(PlanCreated::EndpointBusy);
+        }
+    }
     conn.prepare_cached(
         "INSERT INTO hapax_plan (id, endpoint, which, since_at, until_at, asked_until, rate, total, next_at,
              passed_at, passed, last, who, reason, created_at, events, request)

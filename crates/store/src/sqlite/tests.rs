@@ -246,7 +246,7 @@ async fn a_plan_whose_row_cannot_be_read_stops_neither_the_writer_nor_other_plan
         let work = EventPlan::new(EventAct::Discard, None, EventFilter::default()).into();
         let request = hapax_core::KeyHash([7; 16]);
         let by = Action { who: "ops".to_owned(), reason: None, at: noon() };
-        let new = NewPlan { id, work, rate: None, request };
+        let new = NewPlan { id, work, rate: None, request, alone: false };
         store.create_plan(new, by).await.expect("creates");
         ids.push(id);
     }

@@ -29,7 +29,13 @@ fn plan_of(act: EventAct, filter: EventFilter) -> EventPlan {
 }
 
 async fn begin<S: Sending>(world: &World<S>, work: EventPlan, rate: Option<u32>) -> Plan {
-    let plan = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate, request: REQUEST };
+    let plan = NewPlan {
+        id: PlanId(Uuid::now_v7()),
+        work: work.into(),
+        rate,
+        request: REQUEST,
+        alone: false,
+    };
     let created = world.store.create_plan(plan, world.by("an outage")).await.expect("creates");
     let PlanCreated::Created(plan) = created else { panic!("{created:?}") };
     *plan
@@ -491,7 +497,8 @@ pub(crate) async fn a_repeated_request_makes_one_plan_over_events<S: Sending>(wo
     let work = plan_of(REPLAY, dead());
     let first = begin(&world, work.clone(), None).await;
     world.pass(1);
-    let new = NewPlan { id: first.id, work: work.into(), rate: Some(5), request: REQUEST };
+    let new =
+        NewPlan { id: first.id, work: work.into(), rate: Some(5), request: REQUEST, alone: false };
     let again = world.store.create_plan(new.clone(), world.by("a repeated request")).await;
     assert_eq!(again.expect("answers"), PlanCreated::Created(Box::new(first)));
     // Another request under the same id changes nothing.

@@ -402,6 +402,7 @@ on_every_working_store! {
         a_plan_with_a_rate_runs_in_time,
         a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one,
         many_nodes_run_one_plan_and_take_each_delivery_once,
+        of_plans_that_run_alone_one_of_an_endpoint_is_recorded_at_a_time,
     }
     event_plans {
         dead_letters_of_a_time_are_replayed_once,

@@ -23,7 +23,13 @@ fn all_of(endpoint: EndpointId, which: PlannedDeliveries) -> DeliveryPlan {
 }
 
 async fn begin<S: Sending>(world: &World<S>, work: DeliveryPlan, rate: Option<u32>) -> Plan {
-    let plan = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate, request: REQUEST };
+    let plan = NewPlan {
+        id: PlanId(Uuid::now_v7()),
+        work: work.into(),
+        rate,
+        request: REQUEST,
+        alone: false,
+    };
     let created = world.store.create_plan(plan, world.by("an outage")).await.expect("creates");
     let PlanCreated::Created(plan) = created else { panic!("{created:?}") };
     *plan
@@ -243,7 +249,8 @@ pub(crate) async fn a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one<S: Se
     // deleted.
     let second = begin(&world, work, None).await;
     assert_eq!(second.total, 4);
-    let new = NewPlan { id: second.id, work: work.into(), rate: None, request: REQUEST };
+    let new =
+        NewPlan { id: second.id, work: work.into(), rate: None, request: REQUEST, alone: false };
     let again = world.store.create_plan(new.clone(), world.by("a repeated request")).await;
     assert_eq!(again.expect("answers"), PlanCreated::Created(Box::new(second.clone())));
     let other = NewPlan { request: KeyHash([8; 16]), ..new };
@@ -252,8 +259,13 @@ pub(crate) async fn a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one<S: Se
     world.delete(endpoint).await;
     assert_eq!(run(&world, 2).await, PlanRun::Idle);
     assert_eq!(plan(&world, second.id).await.state, PlanState::Cancelled);
-    let unknown =
-        NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate: None, request: REQUEST };
+    let unknown = NewPlan {
+        id: PlanId(Uuid::now_v7()),
+        work: work.into(),
+        rate: None,
+        request: REQUEST,
+        alone: false,
+    };
     let unknown = world.store.create_plan(unknown, world.by("too late")).await.expect("answers");
     assert_eq!(unknown, PlanCreated::UnknownEndpoint);
     assert_eq!(count(&world, work).await, PlanCount::UnknownEndpoint);
@@ -294,4 +306,47 @@ pub(crate) async fn many_nodes_run_one_plan_and_take_each_delivery_once<S: Sendi
         assert_eq!(delivery.actions.len(), 1, "{}", delivery.message);
         assert_eq!(world.replay_delivery(delivery.id).await, DeliveryReplayed::AlreadyOpen);
     }
+}
+
+pub(crate) async fn of_plans_that_run_alone_one_of_an_endpoint_is_recorded_at_a_time<S: Sending>(
+    world: World<S>,
+) {
+    // Every form comes from another node, and none sees the plans of the others.
+    const FORMS: usize = 12;
+    let (endpoint, other) = (world.add(settings()).await, world.add(settings()).await);
+    let new = |endpoint: EndpointId| NewPlan {
+        id: PlanId(Uuid::now_v7()),
+        work: all_of(endpoint, PlannedDeliveries::All).into(),
+        rate: Some(1),
+        request: REQUEST,
+        alone: true,
+    };
+    let tasks: Vec<_> = (0..FORMS)
+        .map(|_| {
+            let (store, plan, by) = (world.store.clone(), new(endpoint), world.by("a form"));
+            tokio::spawn(async move { store.create_plan(plan, by).await.expect("answers") })
+        })
+        .collect();
+    let mut recorded = Vec::new();
+    for task in tasks {
+        match task.await.expect("no panic") {
+            PlanCreated::Created(plan) => recorded.push(plan.id),
+            refused => assert_eq!(refused, PlanCreated::EndpointBusy),
+        }
+    }
+    assert_eq!(recorded.len(), 1, "{recorded:?}");
+    // The same form again is the same plan, and another endpoint is not concerned.
+    let again = NewPlan { id: recorded[0], ..new(endpoint) };
+    let again = world.store.create_plan(again, world.by("again")).await.expect("answers");
+    assert!(matches!(again, PlanCreated::Created(_)), "{again:?}");
+    let elsewhere = world.store.create_plan(new(other), world.by("a form")).await.expect("answers");
+    assert!(matches!(elsewhere, PlanCreated::Created(_)), "{elsewhere:?}");
+    // An operator may plan beside it. A plan of an operator counts for the next form.
+    world.store.cancel_plan(recorded[0], world.by("enough")).await.expect("cancels");
+    let operators = begin(&world, all_of(endpoint, PlannedDeliveries::All), Some(1)).await;
+    let refused = world.store.create_plan(new(endpoint), world.by("a form")).await;
+    assert_eq!(refused.expect("answers"), PlanCreated::EndpointBusy);
+    world.store.cancel_plan(operators.id, world.by("enough")).await.expect("cancels");
+    let free = world.store.create_plan(new(endpoint), world.by("a form")).await.expect("answers");
+    assert!(matches!(free, PlanCreated::Created(_)), "{free:?}");
 }

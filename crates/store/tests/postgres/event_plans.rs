@@ -24,7 +24,8 @@ fn by() -> Action {
 }
 
 async fn begin(base: &Base, work: PlanWork) -> Plan {
-    let new = NewPlan { id: PlanId(Uuid::now_v7()), work, rate: None, request: REQUEST };
+    let new =
+        NewPlan { id: PlanId(Uuid::now_v7()), work, rate: None, request: REQUEST, alone: false };
     let created = base.store.create_plan(new, by()).await.expect("creates");
     let PlanCreated::Created(plan) = created else { panic!("{created:?}") };
     *plan

@@ -150,7 +150,7 @@ async fn round(store: &Arc<PgStore>, endpoint: EndpointId, name: &str) {
     for which in [PlannedDeliveries::Dead, PlannedDeliveries::All] {
         let work = DeliveryPlan { endpoint, which, since, until: None };
         let id = PlanId(Uuid::now_v7());
-        let plan = NewPlan { id, work: work.into(), rate: None, request: REQUEST };
+        let plan = NewPlan { id, work: work.into(), rate: None, request: REQUEST, alone: false };
         store.create_plan(plan, by()).await.expect("plans");
         store.run_plan(5, Vec::new()).await.expect("runs");
         store.cancel_plan(id, by()).await.expect("cancels");

@@ -46,7 +46,10 @@ pub(super) use events::{event, events, find, review};
 pub(super) use filters::Filters;
 pub(super) use login::{LoggedIn, LoginForm, log_in, log_out, login};
 pub(super) use overview::overview;
-pub(super) use plans::{CancelPlan, PlanDeliveries, PlanEvents, plan, plans, rate, rate_of};
+pub(super) use plans::{
+    CancelPlan, PlanDeliveries, PlanEvents, plan, plans, rate, rate_of, recorded,
+};
+pub(super) use portal_links::{RevokePortalLink, portal_links};
 pub(super) use sending::{STATUSES, deliveries, delivery, endpoint, endpoints, message, messages};
 pub(crate) use shared_pages::SharedPages;
 pub(super) use shared_pages::share;

@@ -129,18 +129,15 @@ impl PlanDeliveries {
         Ok((chosen, asked))
     }
 
-    /// Records the plan with this rate, and leads to its page.
-    pub(in crate::admin) async fn record<S: AdminStore>(
-        ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
+    /// The plan with this rate that a form asks for, and the key under which it is recorded once.
+    pub(in crate::admin) fn request(
+        filters: &Filters,
         form: &ActionForm,
         rate: Option<u32>,
-    ) -> Result<ActionResult, Problem> {
-        let (_, asked) = Self::asked(&filters)?;
-        let asked = JsonBody(PlanRequest { rate, reason: form.reason.clone(), ..asked });
-        let key = IdempotencyKey(Some(form.plan.to_string()));
-        let (state, by, path) = (State(admin), Extension(caller), PathId(id));
-        let Json(planned) = api_plans::create(state, by, key, path, asked).await?;
-        recorded(&planned)
+    ) -> Result<(IdempotencyKey, PlanRequest), Problem> {
+        let (_, asked) = Self::asked(filters)?;
+        let asked = PlanRequest { rate, reason: form.reason.clone(), ..asked };
+        Ok((IdempotencyKey(Some(form.plan.to_string())), asked))
     }
 }
 
@@ -186,8 +183,14 @@ impl<S: AdminStore> PageAction<S> for PlanDeliveries {
         })
     }
 
-    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
-        Self::record(asked, form, rate_of(form)?).await
+    async fn act(
+        ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
+        form: &ActionForm,
+    ) -> Result<ActionResult, Problem> {
+        let (key, asked) = Self::request(&filters, form, rate_of(form)?)?;
+        let (state, by, path) = (State(admin), Extension(caller), PathId(id));
+        let Json(planned) = api_plans::create(state, by, key, path, JsonBody(asked)).await?;
+        recorded(&planned)
     }
 }
 
@@ -202,7 +205,7 @@ pub(in crate::admin) fn rate_of(form: &ActionForm) -> Result<Option<u32>, Proble
 }
 
 /// Leads to the page of the plan.
-fn recorded(planned: &Planned) -> Result<ActionResult, Problem> {
+pub(in crate::admin) fn recorded(planned: &Planned) -> Result<ActionResult, Problem> {
     let id = planned.id.ok_or_else(|| Problem::unavailable("the plan has no id"))?;
     let sentence = "The plan is recorded and runs.".to_owned();
     Ok(ActionResult { page: format!("/replays/{id}"), sentence, ..ActionResult::default() })

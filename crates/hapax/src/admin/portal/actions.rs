@@ -10,17 +10,15 @@ use hapax_core::endpoint::{AddressChoice, DisabledBy};
 use hapax_core::endpoint_secret::Signing;
 use hapax_core::ledger::Quota;
 use hapax_core::limits::{PORTAL_PINGS_MAX, PORTAL_PINGS_WITHIN};
-use hapax_core::store::{PlanState, PlanWork};
-use tokio::sync::Mutex;
 
 use super::super::extract::{JsonBody, PathId};
 use super::super::pages::{
     Acted, ActionForm, ActionRequest, ActionResult, Confirm, DisableEndpoint, EnableEndpoint,
     Filters, FormField, Forms, Page, PageAction, PingEndpoint, PlanDeliveries, Question, Reader,
-    act_once, rate, rate_of,
+    act_once, rate, rate_of, recorded,
 };
 use super::super::problem::Problem;
-use super::super::{AdminStore, endpoints};
+use super::super::{AdminStore, endpoints, plans};
 use super::Portal;
 use super::guard::Visitor;
 use super::own::Own;
@@ -320,13 +318,6 @@ impl<S: AdminStore> PageAction<S> for Enable {
 const RATE: u32 = 10;
 const RATE_MAX: u32 = 50;
 
-/// How many of the newest plans are searched for a running one. Plans end within hours.
-const PLANS_SEARCHED: usize = 1_000;
-
-/// Held between the search for a running plan and the record of a new one, so that two forms on this node do not
-/// record two. Forms on several nodes at the same instant may: each plan keeps its rate, and sends a delivery once.
-static PLANNING: Mutex<()> = Mutex::const_new(());
-
 /// Sends many deliveries of an endpoint again, at a bounded rate and in one plan at a time.
 pub(super) struct ReplayMany;
 
@@ -341,22 +332,13 @@ impl<S: AdminStore> PageAction<S> for ReplayMany {
         Ok(Question { fields, ..question })
     }
 
-    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+    async fn act(
+        ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
+        form: &ActionForm,
+    ) -> Result<ActionResult, Problem> {
         let rate = rate_of(form)?.unwrap_or(RATE).min(RATE_MAX);
-        let _planning = PLANNING.lock().await;
-        let plans = asked.admin.store.plans(PLANS_SEARCHED).await?;
-        let is_running = plans.iter().filter(|plan| plan.state == PlanState::Running).any(|plan| {
-            match &plan.work {
-                PlanWork::Deliveries(work) => work.endpoint.to_string() == asked.id,
-                PlanWork::Events(_) => false,
-            }
-        });
-        if is_running {
-            return Err(Problem::conflict(
-                "deliveries of this endpoint are being sent again already: wait until that ends, or cancel it",
-            ));
-        }
-        PlanDeliveries::record(asked, form, Some(rate)).await
+        let (key, asked) = PlanDeliveries::request(&filters, form, Some(rate))?;
+        recorded(&plans::create_alone(&admin, &caller, key, id, asked).await?)
     }
 }
 

@@ -129,7 +129,13 @@ impl Server {
         let work =
             DeliveryPlan { endpoint: id, which: PlannedDeliveries::Dead, since, until: None };
         let request = hapax_core::KeyHash::of(b"a test", [&b"x"[..]]);
-        let plan = NewPlan { id: PlanId(Uuid::now_v7()), work: work.into(), rate: None, request };
+        let plan = NewPlan {
+            id: PlanId(Uuid::now_v7()),
+            work: work.into(),
+            rate: None,
+            request,
+            alone: false,
+        };
         let plan = match store.create_plan(plan, by()).await.unwrap() {
             PlanCreated::Created(plan) => plan.id,
             other => panic!("{other:?}"),

@@ -1,8 +1,10 @@
--- Records a plan with its count. False if there is no such endpoint. The same id twice is one plan: the caller
--- compares the hash of its request with the stored one.
+-- Keeps: of the plans that were to run alone, at most one of an endpoint runs. The index plan_alone decides the race.
+-- Records a plan with its count. False if there is no such endpoint. True, and no row with this id, if the plan was
+-- to run alone and another one of its endpoint runs. The same id twice is one plan: the caller compares the hash of
+-- its request with the stored one.
 CREATE OR REPLACE FUNCTION hapax.create_plan(
     of_id uuid, of_endpoint uuid, which text, since timestamptz, until timestamptz, rate integer,
-    who text, reason text, request uuid, now_at timestamptz DEFAULT NULL)
+    who text, reason text, request uuid, alone boolean, now_at timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -19,10 +21,14 @@ BEGIN
     END IF;
     bounds := hapax.plan_bounds(since, ends_at);
     INSERT INTO hapax.plan (id, endpoint, which, since_at, until_at, asked_until, rate, total, next_at,
-                            passed, last_message, who, reason, created_at, request)
-    VALUES (of_id, number, create_plan.which, create_plan.since, ends_at, create_plan.until,
-            create_plan.rate, counted, at, bounds.first - 1, bounds.last, create_plan.who,
-            create_plan.reason, at, create_plan.request)
-    ON CONFLICT (id) DO NOTHING;
+                            passed, last_message, who, reason, created_at, request, alone)
+    SELECT of_id, number, create_plan.which, create_plan.since, ends_at, create_plan.until,
+           create_plan.rate, counted, at, bounds.first - 1, bounds.last, create_plan.who,
+           create_plan.reason, at, create_plan.request, create_plan.alone
+    -- A plan of an operator, which does not run alone, is not in that index.
+    WHERE NOT create_plan.alone OR NOT EXISTS (
+        SELECT 1 FROM hapax.plan p
+        WHERE p.endpoint = number AND p.state = 'running' AND p.id <> of_id)
+    ON CONFLICT DO NOTHING;
     RETURN true;
 END $$;

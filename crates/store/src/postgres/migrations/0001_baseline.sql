@@ -562,9 +562,12 @@ CREATE TABLE hapax.plan (
     created_at   timestamptz NOT NULL,
     ended_at     timestamptz,
     request      uuid    NOT NULL,
+    alone        boolean NOT NULL DEFAULT false,
     CHECK ((endpoint IS NULL) = (events IS NOT NULL) AND (endpoint IS NULL) = (which IS NULL))
 ) WITH (fillfactor = 50);
 CREATE INDEX plan_running ON hapax.plan (next_at) WHERE state = 'running';
+-- Keeps: of the plans of an endpoint that were to run alone, at most one runs.
+CREATE UNIQUE INDEX plan_alone ON hapax.plan (endpoint) WHERE state = 'running' AND alone;
 CREATE INDEX plan_age ON hapax.plan (created_at);
 CREATE INDEX plan_ended ON hapax.plan (ended_at) WHERE ended_at IS NOT NULL;
 
