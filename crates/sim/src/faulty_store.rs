@@ -393,6 +393,7 @@ acts! {
         FindPortalLink: portal_link(code: [u8; 32]) -> Option<PortalLink>;
         EnterPortal: enter_portal(code: [u8; 32], session: [u8; 32], at: Timestamp) -> Option<PortalLink>;
         FindPortalSession: portal_session(link: PortalLinkId, session: [u8; 32]) -> Option<PortalLink>;
+        ListPortalLinks: portal_links(tenant: Option<Tenant>, at: Timestamp, limit: usize) -> Vec<PortalLink>;
         EndPortalLink: end_portal_link(link: PortalLinkId) -> ();
         RevokePortalLinks: revoke_portal_links(tenant: Tenant) -> u64;
         TakePortalPing: take_portal_ping(tenant: Tenant, at: Timestamp) -> bool;

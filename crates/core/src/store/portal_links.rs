@@ -35,6 +35,17 @@ pub enum PortalRight {
     Endpoints,
 }
 
+impl PortalRight {
+    /// As text.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Replay => "replay",
+            Self::Endpoints => "endpoints",
+        }
+    }
+}
+
 /// The rights of a link. Every link permits reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortalRights {
@@ -121,6 +132,14 @@ pub trait PortalLinks: Send + Sync + 'static {
         link: PortalLinkId,
         session: [u8; 32],
     ) -> impl Future<Output = Result<Option<PortalLink>, StoreError>> + Send;
+
+    /// The links that have not ended at `at`, of this tenant or of all, newest first; at most `limit`.
+    fn portal_links(
+        &self,
+        tenant: Option<Tenant>,
+        at: Timestamp,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<PortalLink>, StoreError>> + Send;
 
     /// Ends one link. A link that is unknown has ended already.
     fn end_portal_link(

@@ -82,6 +82,9 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         post(Administer, "/keys/{id}/delete", pages::act::<S, pages::DeleteKey>, "Deletes an Idempotency-Key"),
         get(Read, "/storage", pages::storage::<S>, "The page of storage"),
         get(Read, "/audit", pages::audit::<S>, "The page of the audit trail"),
+        get(Read, "/portal", pages::portal_links::<S>, "The page of links to the portal"),
+        get(Administer, "/portal/{id}/revoke", pages::ask::<S, pages::RevokePortalLink>, "Asks before a link to the portal is revoked"),
+        post(Administer, "/portal/{id}/revoke", pages::act::<S, pages::RevokePortalLink>, "Revokes a link to the portal"),
         open("/login", pages::login::<S>, "The login"),
         route(Method::POST, None, "/login", pages::log_in::<S>, "Exchanges a token for a session"),
         route(Method::POST, None, "/logout", pages::log_out::<S>, "Ends a session"),
@@ -148,7 +151,8 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::delete::<S>, "Removes the secrets of a tenant for a source: its requests get a 404"),
         route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}", tenants::erase::<S>, "Deletes what is stored for a tenant; large tenants in the background"),
         post(Administer, "/api/v1/tenants/{tenant}/portal", portal::links::create::<S>, "Makes a link with which a receiving party sees its endpoints and deliveries"),
-        route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}/portal", portal::links::revoke::<S>, "Revokes every link of a tenant to the portal, at once on every node"),
+        get(Read, "/api/v1/tenants/{tenant}/portal", portal::links::list::<S>, "Lists the links of a tenant to the portal that have not ended, newest first"),
+        route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}/portal", portal::links::revoke::<S>, "Revokes one link of a tenant to the portal, or every one, at once on every node"),
         get(Read, "/api/v1/tenants/{tenant}/deletion", tenants::deletion::<S>, "Shows how far the deletion of a tenant's data has come"),
     ]
 }

@@ -49,7 +49,7 @@ pub(crate) use messages::{
     SkippedDelivery,
 };
 pub(crate) use plans::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork};
-pub(crate) use portal::{PortalAccess, PortalRequest, RevokedLinks};
+pub(crate) use portal::{PortalAccess, PortalLink, PortalRequest, PortalRevokeQuery, RevokedLinks};
 pub(crate) use rejections::Rejection;
 pub(crate) use replay::{
     DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,

@@ -7,10 +7,10 @@ use super::admin_client::{self, Remote, encoded};
 use super::events::read;
 use super::output::{self, Exit, Failure};
 use crate::api::{
-    DeletionState, PortalAccess, RevokedLinks, SourceSecretRequest, SourceSecrets,
-    SourceSecretsRequest, TenantDeletion,
+    DeletionState, List, PortalAccess, PortalLink, RevokedLinks, SourceSecretRequest,
+    SourceSecrets, SourceSecretsRequest, TenantDeletion,
 };
-use crate::config;
+use crate::{config, format};
 
 /// `hapax tenants`.
 #[derive(Debug, clap::Subcommand)]
@@ -30,9 +30,12 @@ pub(super) enum Tenants {
     Deletion(TenantArg),
     /// Make a link to the portal, with which a receiving party sees its endpoints and deliveries
     Portal(Portal),
-    /// Revoke every link of a tenant to the portal, at once
+    /// List the links of a tenant to the portal that have not ended
+    #[command(name = "portal-links")]
+    PortalLinks(TenantArg),
+    /// Revoke every link of a tenant to the portal, or one of them, at once
     #[command(name = "revoke-portal")]
-    RevokePortal(TenantArg),
+    RevokePortal(RevokePortal),
 }
 
 impl Tenants {
@@ -44,7 +47,8 @@ impl Tenants {
             Self::Delete(delete) => admin_client::run(delete.run()),
             Self::Deletion(named) => admin_client::run(named.deletion()),
             Self::Portal(portal) => admin_client::run(portal.run()),
-            Self::RevokePortal(named) => admin_client::run(named.revoke_portal()),
+            Self::PortalLinks(named) => admin_client::run(named.portal_links()),
+            Self::RevokePortal(revoke) => admin_client::run(revoke.run()),
         }
     }
 }
@@ -195,6 +199,34 @@ impl Portal {
     }
 }
 
+/// `hapax tenants revoke-portal`.
+#[derive(Debug, clap::Args)]
+pub(super) struct RevokePortal {
+    #[command(flatten)]
+    named: TenantArg,
+    /// Only this link, by its id
+    #[arg(long, value_name = "ID")]
+    link: Option<uuid::Uuid>,
+}
+
+impl RevokePortal {
+    async fn run(self) -> Result<Exit, Failure> {
+        let server = self.named.remote.open()?;
+        let path = match self.link {
+            Some(link) => format!("{}?link={link}", self.named.portal_path()),
+            None => self.named.portal_path(),
+        };
+        let answer = server.delete(&path).await?;
+        if self.named.json {
+            output::json(&answer)?;
+            return Ok(Exit::Done);
+        }
+        let RevokedLinks { revoked } = read(answer)?;
+        output::words(&format!("revoked {}", format::count(revoked, "link")));
+        Ok(Exit::Done)
+    }
+}
+
 /// Commands that name one tenant.
 #[derive(Debug, clap::Args)]
 pub(super) struct TenantArg {
@@ -212,15 +244,26 @@ impl TenantArg {
         format!("/api/v1/tenants/{}/portal", encoded(&self.tenant))
     }
 
-    async fn revoke_portal(self) -> Result<Exit, Failure> {
+    async fn portal_links(self) -> Result<Exit, Failure> {
         let server = self.remote.open()?;
-        let answer = server.delete(&self.portal_path()).await?;
+        let answer = server.get(&self.portal_path()).await?;
         if self.json {
             output::json(&answer)?;
             return Ok(Exit::Done);
         }
-        let RevokedLinks { revoked } = read(answer)?;
-        output::words(&format!("revoked {}", crate::format::count(revoked, "link")));
+        let links: List<PortalLink> = read(answer)?;
+        for link in &links.items {
+            let allow: Vec<_> = link.allow.iter().map(|right| right.as_str()).collect();
+            let entered = match link.entered_at {
+                Some(at) => format!("entered {}", format::at(at)),
+                None => "not entered".to_owned(),
+            };
+            let ends = format::at(link.expires_at);
+            output::data(&format!("{}  ends {ends}  {}  {entered}", link.link, allow.join(",")))?;
+        }
+        if links.items.is_empty() {
+            output::words("no link of this tenant is open");
+        }
         Ok(Exit::Done)
     }
 

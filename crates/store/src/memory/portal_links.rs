@@ -72,6 +72,23 @@ impl PortalLinks for MemoryStore {
         Ok(found.map(|stored| stored.link.clone()))
     }
 
+    async fn portal_links(
+        &self,
+        tenant: Option<Tenant>,
+        at: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<PortalLink>, StoreError> {
+        let model = self.model();
+        let all = model.portal.links.values().map(|stored| &stored.link);
+        let open = all.filter(|link| {
+            link.expires_at > at && tenant.as_ref().is_none_or(|tenant| link.tenant == *tenant)
+        });
+        let mut open: Vec<PortalLink> = open.cloned().collect();
+        open.sort_by_key(|link| std::cmp::Reverse((link.created_at, link.id)));
+        open.truncate(limit);
+        Ok(open)
+    }
+
     async fn end_portal_link(&self, link: PortalLinkId) -> Result<(), StoreError> {
         self.model().portal.links.remove(&link);
         Ok(())

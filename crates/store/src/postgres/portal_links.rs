@@ -56,6 +56,23 @@ impl PortalLinks for PgStore {
         Ok(rows.first().map(link_of))
     }
 
+    async fn portal_links(
+        &self,
+        tenant: Option<Tenant>,
+        at: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<PortalLink>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM hapax.portal_link \
+             WHERE expires_at > $2 AND ($1::text IS NULL OR tenant = $1) \
+             ORDER BY created_at DESC, id DESC LIMIT $3"
+        );
+        let tenant = tenant.as_ref().map(|tenant| text(tenant.as_str()));
+        let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
+        let rows = lent.query(&sql, &[&tenant, &at, &(limit as i64)]).await.map_err(read)?;
+        Ok(rows.iter().map(link_of).collect())
+    }
+
     async fn end_portal_link(&self, link: PortalLinkId) -> Result<(), StoreError> {
         self.act(move |shared| async move {
             let mut lent = shared.pools.admin.lend().await?;

@@ -84,6 +84,26 @@ impl PortalLinks for SqliteStore {
             .await
     }
 
+    async fn portal_links(
+        &self,
+        tenant: Option<Tenant>,
+        at: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<PortalLink>, StoreError> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM hapax_portal_link
+             WHERE expires_at > ?2 AND (?1 IS NULL OR tenant = ?1)
+             ORDER BY created_at DESC, id DESC LIMIT ?3"
+        );
+        self.readers
+            .run(move |conn| {
+                let tenant = tenant.as_ref().map(Tenant::as_str);
+                let asked = (tenant, micros(at), limit as i64);
+                conn.prepare_cached(&sql)?.query_map(asked, read)?.collect()
+            })
+            .await
+    }
+
     async fn end_portal_link(&self, link: PortalLinkId) -> Result<(), StoreError> {
         self.writer
             .act(move |writer| {

@@ -91,6 +91,7 @@ on_every_store! {
     of_twenty_that_use_one_code_one_enters,
     a_link_that_has_ended_lets_nobody_in_and_is_deleted_with_the_next_one,
     revoking_ends_every_link_of_one_tenant,
+    a_list_has_every_link_that_has_not_ended,
     the_links_of_a_tenant_go_with_its_data,
     a_tenant_has_at_most_so_many_pings_in_a_minute,
     the_newest_rejections_of_each_source_are_kept,

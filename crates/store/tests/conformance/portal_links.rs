@@ -104,6 +104,29 @@ pub(crate) async fn revoking_ends_every_link_of_one_tenant<S: PortalLinks>(store
     assert!(store.enter_portal([3; 32], [13; 32], at).await.expect("answers").is_some());
 }
 
+pub(crate) async fn a_list_has_every_link_that_has_not_ended<S: PortalLinks>(store: Arc<S>) {
+    let at = now();
+    let minute = |n: u64| Duration::from_secs(60 * n);
+    let links = [("acme", 0), ("shop", 1), ("acme", 2)]
+        .map(|(tenant, minutes)| link(tenant, at + HOUR + minute(minutes)));
+    for (n, link) in links.iter().enumerate() {
+        store.create_portal_link(link.clone(), [n as u8; 32]).await.expect("creates");
+    }
+    store.enter_portal([2; 32], [12; 32], at).await.expect("enters").expect("a link");
+    let list = async |tenant: Option<&str>, at: Timestamp, limit: usize| {
+        let found = store.portal_links(tenant.map(Tenant::new), at, limit).await.expect("reads");
+        found.into_iter().map(|link| (link.id, link.entered_at)).collect::<Vec<_>>()
+    };
+    let [first, second, third] = [&links[0], &links[1], &links[2]].map(|link| link.id);
+    assert_eq!(list(None, at, 10).await, [(third, Some(at)), (second, None), (first, None)]);
+    assert_eq!(list(None, at, 1).await, [(third, Some(at))]);
+    assert_eq!(list(Some("acme"), at, 10).await, [(third, Some(at)), (first, None)]);
+    assert_eq!(list(Some("nobody"), at, 10).await, []);
+    assert_eq!(list(None, at + HOUR + minute(1), 10).await, [(third, Some(at))]);
+    store.end_portal_link(third).await.expect("ends");
+    assert_eq!(list(None, at, 10).await, [(second, None), (first, None)]);
+}
+
 pub(crate) async fn the_links_of_a_tenant_go_with_its_data<S: PortalLinks + TenantDeletions>(
     store: Arc<S>,
 ) {

@@ -12,6 +12,7 @@ mod login;
 mod overview;
 mod plans;
 mod plot;
+mod portal_links;
 mod sending;
 mod shared_pages;
 mod storage;
@@ -247,18 +248,19 @@ impl Frame {
 }
 
 /// The lists of the dashboard.
-const DASHBOARD_PAGES: [(&str, &str); 13] = [
+const DASHBOARD_PAGES: [(&str, &str); 14] = [
     ("/events", "Events"),
+    ("/dead", "Dead"),
     ("/review", "Review"),
-    ("/dead", "Dead letters"),
     ("/handlers", "Handlers"),
     ("/endpoints", "Endpoints"),
+    ("/alerts", "Alerts"),
     ("/messages", "Messages"),
     ("/deliveries", "Deliveries"),
     ("/replays", "Plans"),
     ("/duplicates", "Duplicates"),
     ("/keys", "Keys"),
-    ("/alerts", "Alerts"),
+    ("/portal", "Portal"),
     ("/storage", "Storage"),
     ("/audit", "Audit"),
 ];

@@ -1,4 +1,4 @@
-//! The routes of the admin API that make and revoke links to the portal.
+//! The routes of the admin API that make, list and revoke links to the portal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,13 @@ use hapax_core::store::{PortalLink, PortalLinkId, PortalRights};
 use uuid::Uuid;
 
 use super::super::auth::{Caller, RandomValue};
-use super::super::extract::{JsonBody, PathId};
+use super::super::extract::{JsonBody, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, Created};
-use crate::api::{PortalAccess, PortalRequest, RevokedLinks, Span};
+use crate::api::{
+    List, PortalAccess, PortalLink as ListedLink, PortalRequest, PortalRevokeQuery, RevokedLinks,
+    Span,
+};
 
 /// How long a link lasts that names no time.
 const TTL_DEFAULT: Duration = Duration::from_secs(3_600);
@@ -72,14 +75,44 @@ pub(in crate::admin) async fn create<S: AdminStore>(
     }))
 }
 
+/// The most links that a list shows. A link is for a task, so few are open at a time.
+const LISTED_MAX: usize = 500;
+
+/// `GET /api/v1/tenants/{tenant}/portal`.
+pub(in crate::admin) async fn list<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    PathId(tenant): PathId,
+) -> Result<Json<List<ListedLink>>, Problem> {
+    let links = open_links(&admin, Some(checked_tenant(&tenant)?)).await?;
+    Ok(Json(List::whole(links.into_iter().map(ListedLink::from).collect())))
+}
+
+/// The newest links of a tenant, or of all tenants, that have not ended.
+pub(in crate::admin) async fn open_links<S: AdminStore>(
+    admin: &Admin<S>,
+    tenant: Option<Tenant>,
+) -> Result<Vec<PortalLink>, Problem> {
+    Ok(admin.store.portal_links(tenant, (admin.now)(), LISTED_MAX).await?)
+}
+
 /// `DELETE /api/v1/tenants/{tenant}/portal`.
 pub(in crate::admin) async fn revoke<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
     PathId(tenant): PathId,
+    QueryParams(asked): QueryParams<PortalRevokeQuery>,
 ) -> Result<Json<RevokedLinks>, Problem> {
     let tenant = checked_tenant(&tenant)?;
-    let revoked = admin.store.revoke_portal_links(tenant.clone()).await?;
+    let revoked = match asked.link {
+        None => admin.store.revoke_portal_links(tenant.clone()).await?,
+        Some(link) => {
+            let links = open_links(&admin, Some(tenant.clone())).await?;
+            let known = links.into_iter().find(|known| known.id.0 == link);
+            let known = known.ok_or_else(|| Problem::not_found("the tenant has no such link"))?;
+            admin.store.end_portal_link(known.id).await?;
+            1
+        }
+    };
     tracing::info!(
         %tenant,
         token = caller.who(),
