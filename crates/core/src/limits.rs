@@ -69,6 +69,10 @@ pub const PORTAL_REFUSALS_PER_MINUTE: u32 = 20;
 /// outlive the session that it was admitted with.
 pub const FORM_READ_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
 
+/// How long the body of a request to the admin API may take to arrive. A program may be on a slow line, and a message
+/// is larger than a form. A body that never ends must not keep its connection and its memory.
+pub const API_BODY_READ_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
+
 /// The most transitions of a state machine: the states reachable from each state are computed when the
 /// config is read, and no config written by hand has more.
 pub const TRANSITIONS_MAX: usize = 1_000;

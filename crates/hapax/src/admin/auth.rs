@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use aws_lc_rs::{constant_time, digest, rand};
+use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, header, uri::Authority};
+use axum::http::{HeaderMap, StatusCode, Version, header, uri::Authority};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use hapax_core::Timestamp;
+use hapax_core::limits::{API_BODY_READ_WITHIN, FORM_READ_WITHIN};
 use hapax_core::secret::Secret;
 use hapax_core::store::{Action, AuditEntry, HandlerRef, PortalLinkId, Session};
 
@@ -22,6 +24,9 @@ use crate::config::Permission;
 
 /// Wrong tokens per second that are answered 401; further ones are answered 429.
 const WRONG_TOKENS_PER_SECOND: u32 = 20;
+
+/// The largest body of a request to the admin side, in bytes.
+const BODY_BYTES_MAX: usize = 2 << 20;
 
 /// Refusals per minute that the audit trail records.
 const REFUSALS_PER_MINUTE: u32 = 60;
@@ -111,11 +116,11 @@ impl Authorizer {
     fn admit(
         &self,
         access: Access,
-        is_safe: bool,
-        headers: &HeaderMap,
+        head: RequestHead<'_>,
         session: Option<&Session>,
         origin: Option<&str>,
     ) -> Result<Caller, Refusal> {
+        let RequestHead { is_safe, version, headers } = head;
         let rules = self.rules.load();
         let by_session = session.and_then(|session| rules.by_session(session));
         let caller = match (headers.get(header::AUTHORIZATION), by_session, rules.without_token) {
@@ -127,7 +132,12 @@ impl Authorizer {
                 caller
             }
             (None, None, WithoutToken::Refused) => return Err(Problem::unauthorized().into()),
-            (None, None, WithoutToken::FromLoopback) => loopback_caller(access, headers, origin)?,
+            (None, None, WithoutToken::FromLoopback) => {
+                if is_forwarded(version, headers) {
+                    return Err(Problem::unauthorized().into());
+                }
+                loopback_caller(access, headers, origin)?
+            }
         };
         if caller.may(access) {
             return Ok(caller);
@@ -189,6 +199,15 @@ impl AccessRules {
             session: Some(session.hash),
         })
     }
+}
+
+/// The part of a request that decides whether it is allowed.
+#[derive(Clone, Copy)]
+struct RequestHead<'a> {
+    /// Whether its method changes nothing.
+    is_safe: bool,
+    version: Version,
+    headers: &'a HeaderMap,
 }
 
 /// Why a request was refused, and whose it was, if that is known.
@@ -379,16 +398,13 @@ impl Caller {
     }
 }
 
-/// The caller without a token on an open admin side. A web page that uses DNS rebinding still sends its own
-/// host name, and a reverse proxy adds headers; both are refused.
+/// The caller without a token on an open admin side. A web page that uses DNS rebinding still sends its own host
+/// name, and is refused.
 fn loopback_caller(
     access: Access,
     headers: &HeaderMap,
     origin: Option<&str>,
 ) -> Result<Caller, Problem> {
-    if headers.keys().any(|name| is_proxy_header(name.as_str())) {
-        return Err(Problem::unauthorized());
-    }
     check_host_is_loopback(headers)?;
     match access {
         Access::Read => {}
@@ -399,22 +415,20 @@ fn loopback_caller(
     Ok(Caller { who: LOOPBACK.into(), may: Grants::Everything, session: None })
 }
 
+/// Whether a reverse proxy on this machine may have forwarded the request for somebody else. Most proxies add a header.
+/// nginx adds none unless it is told to, and speaks HTTP/1.0, which no browser and no client of today does.
+fn is_forwarded(version: Version, headers: &HeaderMap) -> bool {
+    version < Version::HTTP_11 || headers.keys().any(|name| is_proxy_header(name.as_str()))
+}
+
 /// Whether reverse proxies add a header of this name. `_` counts as `-`, as in many servers.
 fn is_proxy_header(name: &str) -> bool {
     let name = name.replace('_', "-");
-    name.starts_with("x-forwarded")
-        || name.starts_with("x-original-")
-        || matches!(
-            &*name,
-            "forwarded"
-                | "via"
-                | "x-real-ip"
-                | "x-client-ip"
-                | "x-cluster-client-ip"
-                | "true-client-ip"
-                | "cf-connecting-ip"
-                | "fastly-client-ip"
-        )
+    let begins = ["x-forwarded", "x-original-", "x-envoy-", "x-azure-", "x-appengine-", "x-amzn-"];
+    let contains = ["client-ip", "clientip", "real-ip", "connecting-ip", "user-ip"];
+    matches!(&*name, "forwarded" | "via" | "cdn-loop")
+        || begins.iter().any(|part| name.starts_with(part))
+        || contains.iter().any(|part| name.contains(part))
 }
 
 fn check_host_is_loopback(headers: &HeaderMap) -> Result<(), Problem> {
@@ -522,34 +536,16 @@ impl<S> Clone for RouteGuard<S> {
 /// Middleware that refuses requests that are not allowed and passes the [`Caller`] on to the route.
 pub(super) async fn authorize<S: AdminStore>(
     State(guard): State<RouteGuard<S>>,
-    mut request: Request,
+    request: Request,
     next: Next,
 ) -> Response {
     let admin = &guard.admin;
-    let session = match (
-        request.headers().get(header::AUTHORIZATION),
-        session_hash(request.headers(), SESSION_COOKIE),
-    ) {
-        (None, Some(hash)) => match admin.store.session(hash).await {
-            Ok(session) => session.filter(|session| session.expires_at > (admin.now)()),
-            Err(error) => return Problem::from(error).into_response(),
-        },
-        (_, _) => None,
-    };
-    let is_safe = request.method().is_safe();
-    let audited = (!is_safe && guard.access.is_audited()).then(|| Audited {
+    let audited = (!request.method().is_safe() && guard.access.is_audited()).then(|| Audited {
         action: format!("{} {}", request.method(), guard.path),
         subject: request.uri().path().to_owned(),
     });
-    let (headers, origin) = (request.headers(), admin.site.origin());
-    match admin.authorizer.admit(guard.access, is_safe, headers, session.as_ref(), origin) {
-        Ok(caller) => {
-            // No id contains a NUL, and PostgreSQL refuses to compare text with one.
-            let path_and_query = request.uri().path_and_query();
-            if path_and_query.is_some_and(|asked| asked.as_str().contains("%00")) {
-                let detail = "the path and the query must not contain a NUL character (%00)";
-                return Problem::bad_request(detail).into_response();
-            }
+    match received(&guard, request).await {
+        Ok((caller, mut request)) => {
             let who = Arc::clone(&caller.who);
             let is_authenticated = caller.is_authenticated();
             request.extensions_mut().insert(caller);
@@ -565,7 +561,8 @@ pub(super) async fn authorize<S: AdminStore>(
         }
         Err(refusal) => {
             let response = refusal.problem.into_response();
-            if let Some(audited) = audited {
+            // A store that cannot be read cannot record either.
+            if let Some(audited) = audited.filter(|_| response.status().is_client_error()) {
                 audited.record(admin, &refusal.who, response.status()).await;
             }
             response
@@ -573,16 +570,56 @@ pub(super) async fn authorize<S: AdminStore>(
     }
 }
 
-/// Checks that the session of a caller, if it has one, has not ended since the request was admitted.
-pub(super) async fn check_session<S: AdminStore>(
-    admin: &Admin<S>,
-    caller: &Caller,
-) -> Result<(), Problem> {
-    let Some(hash) = caller.session else { return Ok(()) };
-    let session = admin.store.session(hash).await?;
-    let open = session.filter(|session| session.expires_at > (admin.now)());
-    let still = open.and_then(|session| admin.authorizer.rules.load().by_session(&session));
-    still.map(|_| ()).ok_or_else(Problem::unauthorized)
+/// The request with its whole body, and its caller. Only a request that is allowed is read. It is judged again once
+/// its body is there, because the token or the session may have ended while the body was held back.
+async fn received<S: AdminStore>(
+    guard: &RouteGuard<S>,
+    request: Request,
+) -> Result<(Caller, Request), Refusal> {
+    let (is_safe, version) = (request.method().is_safe(), request.version());
+    let head = RequestHead { is_safe, version, headers: request.headers() };
+    let caller = admitted(guard, head).await?;
+    // No id contains a NUL, and PostgreSQL refuses to compare text with one.
+    let path_and_query = request.uri().path_and_query();
+    if path_and_query.is_some_and(|asked| asked.as_str().contains("%00")) {
+        let detail = "the path and the query must not contain a NUL character (%00)";
+        return Err(Refusal { who: caller.who, problem: Problem::bad_request(detail) });
+    }
+    if is_safe {
+        return Ok((caller, request));
+    }
+    let within = match guard.path.starts_with("/api/") {
+        true => API_BODY_READ_WITHIN,
+        false => FORM_READ_WITHIN,
+    };
+    let (parts, body) = request.into_parts();
+    let read = tokio::time::timeout(within, axum::body::to_bytes(body, BODY_BYTES_MAX)).await;
+    let refused = |problem| Refusal { who: Arc::clone(&caller.who), problem };
+    let body = match read {
+        Err(_) => return Err(refused(Problem::too_slow())),
+        Ok(Err(_)) => return Err(refused(Problem::too_large())),
+        Ok(Ok(body)) => body,
+    };
+    let caller = admitted(guard, RequestHead { is_safe, version, headers: &parts.headers }).await?;
+    Ok((caller, Request::from_parts(parts, Body::from(body))))
+}
+
+/// The caller of a request that is allowed now.
+async fn admitted<S: AdminStore>(
+    RouteGuard { admin, access, .. }: &RouteGuard<S>,
+    head: RequestHead<'_>,
+) -> Result<Caller, Refusal> {
+    let headers = head.headers;
+    let session = match (headers.get(header::AUTHORIZATION), session_hash(headers, SESSION_COOKIE))
+    {
+        (None, Some(hash)) => {
+            let session = admin.store.session(hash).await.map_err(Problem::from)?;
+            session.filter(|session| session.expires_at > (admin.now)())
+        }
+        (_, _) => None,
+    };
+    let origin = admin.site.origin();
+    admin.authorizer.admit(*access, head, session.as_ref(), origin)
 }
 
 /// A request that the audit trail records.
@@ -656,7 +693,9 @@ mod tests {
         for (name, value) in lines {
             headers.append(*name, value.parse().expect("a header value"));
         }
-        authorizer.admit(access, access == Access::Read, &headers, None, None).is_ok()
+        let (is_safe, version) = (access == Access::Read, Version::HTTP_11);
+        let head = RequestHead { is_safe, version, headers: &headers };
+        authorizer.admit(access, head, None, None).is_ok()
     }
 
     #[test]
@@ -673,6 +712,46 @@ mod tests {
         assert!(!admits(&authorizer, &[]));
         assert!(!admits(&authorizer, &[("host", "evil.example@localhost")]));
         assert!(!admits(&authorizer, &[("host", "localhost"), ("host", "evil.example")]));
+    }
+
+    #[test]
+    fn a_request_that_a_proxy_forwarded_needs_a_token_on_loopback_too() {
+        // A proxy on the same machine comes from loopback, and names a loopback host where it connects to one.
+        let names = [
+            "forwarded",
+            "via",
+            "x-forwarded-for",
+            "x-forwarded-host",
+            "x_forwarded_for",
+            "x-real-ip",
+            "x-original-url",
+            "cf-connecting-ip",
+            "true-client-ip",
+            "fly-client-ip",
+            "x-azure-clientip",
+            "x-appengine-user-ip",
+            "x-envoy-external-address",
+            "x-amzn-trace-id",
+            "cdn-loop",
+        ];
+        let secret = Secret::new("right");
+        let tokens = [("ops", &secret, &[Permission::Read][..])];
+        let authorizer = Authorizer::new([127, 0, 0, 1].into(), WithoutToken::FromLoopback, tokens);
+        let host = ("host", "localhost");
+        for name in names {
+            assert!(!admits(&authorizer, &[host, (name, "1")]), "{name}");
+            assert!(admits(&authorizer, &[host, (name, "1"), ("authorization", "Bearer right")]));
+        }
+        for harmless in ["accept", "user-agent", "sec-fetch-site", "x-request-id", "priority"] {
+            assert!(!is_proxy_header(harmless), "{harmless}");
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert("host", "localhost".parse().expect("a host"));
+        for (version, expected) in [(Version::HTTP_10, false), (Version::HTTP_2, true)] {
+            let head = RequestHead { is_safe: true, version, headers: &headers };
+            let admitted = authorizer.admit(Access::Read, head, None, None).is_ok();
+            assert_eq!(admitted, expected, "{version:?}");
+        }
     }
 
     #[test]

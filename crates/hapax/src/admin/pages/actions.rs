@@ -20,7 +20,7 @@ use hapax_core::store::HandlerRef;
 use url::form_urlencoded;
 use uuid::Uuid;
 
-use super::super::auth::{Caller, check_session};
+use super::super::auth::Caller;
 use super::super::extract::{JsonBody, PathHandler, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::storage::OWN_REALMS;
@@ -195,7 +195,7 @@ pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
     Ok(reader.page(Confirm::new(frame, &uri, question)))
 }
 
-/// Acts, once for each form. The form is read after the session was checked, so the session is checked again.
+/// Acts, once for each form.
 pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
     State(admin): State<Arc<Admin<S>>>,
     reader: Reader,
@@ -204,7 +204,6 @@ pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
     form: ActionForm,
 ) -> Result<Acted, Problem> {
     let (filters, caller) = (Filters::of(&uri), reader.caller()?);
-    check_session(&admin, &caller).await?;
     let asked = ActionRequest { admin: Arc::clone(&admin), caller, id, filters };
     let forms = Forms { side: "dashboard", under: "", quota: None };
     let acted = act_once::<S, A>(&forms, asked, &uri, &form).await?;

@@ -17,6 +17,7 @@ use super::super::problem::Problem;
 use super::super::{Admin, AdminStore};
 use super::filters::{Filters, form};
 use super::{Frame, Page, Reader, SeeOther};
+use crate::logs::needs_escape;
 
 /// How long a session lasts.
 const SESSION: Duration = Duration::from_secs(12 * 3_600);
@@ -110,8 +111,9 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
         Err(problem) => return Err(problem),
     };
     let RandomValue { text: value, hash } = RandomValue::new()?;
-    let name: String =
-        form.name.trim().chars().filter(|c| !c.is_control()).take(NAME_CHARS_MAX).collect();
+    // Without parentheses and hidden characters, so that no name looks like that of another token.
+    let is_plain = |c: &char| !needs_escape(*c) && !matches!(c, '(' | ')');
+    let name: String = form.name.trim().chars().filter(is_plain).take(NAME_CHARS_MAX).collect();
     let who = match name.is_empty() {
         true => caller.who().to_owned(),
         false => format!("{} ({name})", caller.who()),

@@ -255,6 +255,55 @@ async fn a_form_that_was_held_back_does_not_act_after_the_logout() {
 }
 
 #[tokio::test]
+async fn a_request_of_the_api_that_was_held_back_does_not_act_after_the_logout() {
+    // The same through the API, with the session of a browser.
+    let events = vec![event("evt_1", &[("fee", JobState::Dead)])];
+    let server = server_with(events, WithoutToken::Refused).await;
+    let cookie = server.log_in("ops-token", "anna").await;
+    let (body, is_read, sender) = HeldBody::with_sender();
+    let request = Request::post("/api/v1/events/evt_1/replay")
+        .header("host", "localhost")
+        .header("content-type", "application/json")
+        .header("cookie", &cookie)
+        .header(SAME_ORIGIN.0, SAME_ORIGIN.1)
+        .body(body)
+        .unwrap();
+    let answer = tokio::spawn(server.router.clone().oneshot(request));
+    is_read.await.unwrap();
+    let with_cookie = ("cookie", cookie.as_str());
+    server.browse(Method::POST, "/logout", &[with_cookie, SAME_ORIGIN], "").await;
+    sender.send("{}".into()).unwrap();
+    assert_eq!(answer.await.unwrap().unwrap().status(), StatusCode::UNAUTHORIZED);
+    assert!(server.store.event("evt_1").await.actions.is_empty());
+    assert_eq!(server.store.job("evt_1").await.phase, Phase::Dead);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_of_the_api_whose_body_never_ends_is_refused() {
+    // Without a deadline such a request keeps its connection for ever. The clock moves on while the server waits.
+    let server = server_with(Vec::new(), WithoutToken::Refused).await;
+    let (body, is_read, _sender) = HeldBody::with_sender();
+    let request = Request::post("/api/v1/events/evt_1/replay")
+        .header("authorization", "Bearer ops-token")
+        .header("content-type", "application/json")
+        .body(body)
+        .unwrap();
+    let answer = tokio::spawn(server.router.clone().oneshot(request));
+    is_read.await.unwrap();
+    assert_eq!(answer.await.unwrap().unwrap().status(), StatusCode::REQUEST_TIMEOUT);
+}
+
+#[tokio::test]
+async fn the_name_of_a_login_looks_like_no_other_actor() {
+    // The audit trail names the token, and the name behind it is the caller's own word.
+    let server = server_with(Vec::new(), WithoutToken::Refused).await;
+    server.log_in("ops-token", "anna%29+root+%28%E2%80%AEboss").await;
+    let all = AuditFilter { limit: 1, ..AuditFilter::default() };
+    let entries = server.store.faults.inner().audited(all).await.unwrap().items;
+    assert_eq!(entries[0].who, "ops (anna root boss)");
+}
+
+#[tokio::test]
 async fn the_audit_trail_has_every_action_and_every_refusal() {
     let server =
         server_with(vec![event("evt_1", &[("fee", JobState::Dead)])], WithoutToken::Refused).await;
