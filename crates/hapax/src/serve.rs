@@ -268,6 +268,7 @@ async fn serve_on<S: ServerStore>(
         authorizer: Arc::clone(&authorizer),
         site: Arc::clone(&site),
         redactions: Arc::clone(&redactions),
+        public_url: public_url(&config, public_address),
         portal_url: portal_url.or_else(|| portal_at.clone()),
         portal_counts: Arc::new(Semaphore::new(1)),
         shared_pages: Arc::new(SharedPages::new(Arc::clone(&now))),
@@ -594,13 +595,8 @@ fn sender_keys(config: &Config) -> anyhow::Result<SenderKeys> {
 }
 
 fn routes(config: &Config, public_address: SocketAddr) -> anyhow::Result<Routes> {
-    // With port 0 only the listener has the port.
-    let public_url = match (&config.dev, &config.settings.public_url) {
-        (None, Some(url)) => url.clone(),
-        (Some(_), _) | (None, None) => format!("http://{public_address}"),
-    };
     Ok(Routes::build(RoutesSpec {
-        public_url,
+        public_url: public_url(config, public_address),
         trusted_proxies: config.settings.trusted_proxies.clone(),
         body: BodyLimits {
             bytes_max: config.settings.max_body_bytes,
@@ -609,6 +605,14 @@ fn routes(config: &Config, public_address: SocketAddr) -> anyhow::Result<Routes>
         },
         sources: route_specs(config),
     })?)
+}
+
+/// What the addresses for senders begin with. With port 0 only the listener has the port.
+fn public_url(config: &Config, public_address: SocketAddr) -> String {
+    match (&config.dev, &config.settings.public_url) {
+        (None, Some(url)) => url.clone(),
+        (Some(_), _) | (None, None) => format!("http://{public_address}"),
+    }
 }
 
 fn route_specs(config: &Config) -> Vec<RouteSpec> {

@@ -1,46 +1,29 @@
 //! The history of one event in plain sentences, for `hapax explain` and for the page of the event. It lets an
 //! operator answer "what happened to my payment?".
 
+mod timeline;
+
 use hapax_core::Timestamp;
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::job::Phase;
-use hapax_core::store::{Decision, ReviewReason, Status};
+use hapax_core::store::{ReviewReason, Status};
 
 use crate::api::{Action, Attempt, Event, Job, PublishedDelivery};
 use crate::format;
 
-/// One sentence of a history.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Sentence {
-    /// When it happened; `None` for what is true now.
-    pub(crate) at: Option<Timestamp>,
-    pub(crate) text: String,
-    /// Whether something failed.
-    pub(crate) is_bad: bool,
-}
-
-impl Sentence {
-    fn now(text: String) -> Self {
-        Self { at: None, text, is_bad: false }
-    }
-
-    fn at(at: Timestamp, text: String) -> Self {
-        Self { at: Some(at), text, is_bad: false }
-    }
-}
+pub(crate) use timeline::{Step, skew, summary, timeline};
 
 /// The sentences in order: arrivals, verification, state, jobs with their attempts, published
 /// messages, and actions of operators.
-pub(crate) fn story(event: &Event, now: Timestamp) -> Vec<Sentence> {
-    let received = event.summary.received_at;
-    let mut story = vec![Sentence::now(came(event))];
-    story.extend(bytes_differed(event).map(Sentence::now));
-    story.extend(verified(event).map(|text| Sentence::at(received, text)));
-    story.extend(state(event).map(Sentence::now));
-    story.extend(came_under(event).map(Sentence::now));
+pub(crate) fn story(event: &Event, now: Timestamp) -> Vec<String> {
+    let mut story = vec![came(event)];
+    story.extend(bytes_differed(event));
+    story.extend(verified(event));
+    story.extend(state(event));
+    story.extend(came_under(event));
     for job in &event.jobs {
-        story.push(Sentence { is_bad: job.status == Phase::Dead, ..Sentence::now(fate(job, now)) });
-        story.extend(paused(job).map(Sentence::now));
+        story.push(fate(job, now));
+        story.extend(paused(job).map(|text| format!("  {text}")));
         story.extend(job.attempts.iter().map(attempt));
     }
     for message in &event.messages {
@@ -50,24 +33,34 @@ pub(crate) fn story(event: &Event, now: Timestamp) -> Vec<Sentence> {
             true => String::new(),
             false => format!(" of tenant {}", message.tenant),
         };
-        let text = format!("A handler published {kind} (message {id}{of_tenant}) at {time}.");
-        story.push(Sentence::at(message.created_at, text));
+        story.push(format!("A handler published {kind} (message {id}{of_tenant}) at {time}."));
         for delivery in &message.deliveries {
-            story.push(arrived(delivery));
-            story.extend(
-                delivery
-                    .actions
-                    .iter()
-                    .map(|action| Sentence::at(action.at, format!("  {}", acted(action)))),
-            );
+            story.push(outcome(delivery));
+            story.extend(delivery.actions.iter().map(|action| format!("  {}", acted(action))));
         }
     }
-    story.extend(event.actions.iter().map(|action| Sentence::at(action.at, acted(action))));
+    story.extend(event.actions.iter().map(acted));
     story
+}
+
+/// What an operator should know beside the summary and the jobs of an event.
+pub(crate) fn notes(event: &Event) -> Vec<String> {
+    came_under(event).into_iter().chain(event.jobs.iter().filter_map(paused)).collect()
 }
 
 /// The sentence about an operator's act on the event or the delivery of the sentence before.
 fn acted(action: &Action) -> String {
+    let (what, reason) = act(action);
+    format!("{what} at {}{reason}.", format::at(action.at))
+}
+
+/// The same without its time.
+fn acted_on(action: &Action) -> String {
+    let (what, reason) = act(action);
+    format!("{what}{reason}")
+}
+
+fn act(action: &Action) -> (String, String) {
     let done = match action.action.as_str() {
         "replay" => "replayed",
         "approve" => "approved",
@@ -78,29 +71,7 @@ fn acted(action: &Action) -> String {
         other => other,
     };
     let reason = action.reason.as_ref().map(|reason| format!(" (reason: \"{reason}\")"));
-    let (operator, time) = (&action.who, format::at(action.at));
-    format!("{operator} {done} it at {time}{}.", reason.unwrap_or_default())
-}
-
-/// One sentence for each arrival. [`story`] only counts them.
-pub(crate) fn arrivals(event: &Event) -> Vec<Sentence> {
-    let mut sentences = Vec::with_capacity(event.arrivals.len());
-    for (position, arrival) in event.arrivals.iter().enumerate() {
-        let from = arrival.remote.map(|remote| format!(" from {remote}")).unwrap_or_default();
-        let request = arrival.request_id;
-        let what = match (position, arrival.decision) {
-            (0, Decision::Review) => format!("Received{from} and kept for review"),
-            (0, _) => format!("Received{from}"),
-            (_, Decision::Conflict) => {
-                format!("A copy with other bytes arrived{from} and did nothing")
-            }
-            (_, _) => format!("A copy arrived{from} and did nothing"),
-        };
-        let text = format!("{what} (request {request}).");
-        let is_bad = arrival.decision == Decision::Conflict;
-        sentences.push(Sentence { is_bad, ..Sentence::at(arrival.received_at, text) });
-    }
-    sentences
+    (format!("{} {done} it", action.who), reason.unwrap_or_default())
 }
 
 fn came(event: &Event) -> String {
@@ -264,18 +235,12 @@ fn paused(job: &Job) -> Option<String> {
     let since = format::at(job.handler_paused_at?);
     let (source, handler) = (&job.source, &job.handler);
     Some(format!(
-        "  The handler is paused since {since}: the job waits, and nothing is counted meanwhile. \
+        "The handler is paused since {since}: the job waits, and nothing is counted meanwhile. \
          `hapax handlers resume {source}/{handler}` resumes it."
     ))
 }
 
 /// The sentence about the endpoint and the status of a delivery.
-fn arrived(delivery: &PublishedDelivery) -> Sentence {
-    let at = delivery.finished_at;
-    let is_bad = matches!(delivery.status, DeliveryStatus::Dead | DeliveryStatus::Failed);
-    Sentence { at, text: outcome(delivery), is_bad }
-}
-
 fn outcome(delivery: &PublishedDelivery) -> String {
     let (url, attempts) = (&delivery.url, format::count(u64::from(delivery.attempt), "attempt"));
     let reason = delivery.reason.as_deref().unwrap_or("no reason is recorded");
@@ -310,7 +275,7 @@ fn until(due: Timestamp, now: Timestamp) -> String {
     }
 }
 
-fn attempt(attempt: &Attempt) -> Sentence {
+fn attempt(attempt: &Attempt) -> String {
     let Attempt { run, attempt: number, worker, .. } = attempt;
     let which = match run {
         0 | 1 => format!("Attempt {number}"),
@@ -329,14 +294,10 @@ fn attempt(attempt: &Attempt) -> Sentence {
         other => format!("ended as {other}{lasted}{error}"),
     };
     let by = if worker.is_empty() { String::new() } else { format!(" by {worker}") };
-    let text = format!(
+    format!(
         "  {which}{by} started at {began} and {ended}.{}",
         answered(attempt).unwrap_or_default()
-    );
-    Sentence {
-        is_bad: attempt.outcome != "done",
-        ..Sentence::at(attempt.ended_at.unwrap_or(attempt.started_at), text)
-    }
+    )
 }
 
 /// The app's answer, unless the error already contains it.
@@ -361,7 +322,11 @@ mod tests {
     const EVENT: &str = "01958d0e-0000-7000-8000-000000000001";
     const JOB: &str = "01958d0e-0000-7000-8000-000000000002";
 
-    fn explained(changes: serde_json::Value) -> Vec<String> {
+    pub(super) fn now() -> Timestamp {
+        "2026-03-01T12:10:00Z".parse().unwrap()
+    }
+
+    pub(super) fn event_with(changes: serde_json::Value) -> Event {
         let mut event = json!({
             "id": EVENT, "event_id": "evt_1", "tenant": "default", "source": "stripe",
             "event_type": "payout.paid", "occurred_at": null,
@@ -371,19 +336,21 @@ mod tests {
             "actions": [], "headers": [], "body": "{}",
         });
         event.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        let event: Event = serde_json::from_value(event).unwrap();
-        let now = "2026-03-01T12:10:00Z".parse().unwrap();
-        story(&event, now).into_iter().map(|sentence| sentence.text).collect()
+        serde_json::from_value(event).unwrap()
     }
 
-    fn arrival(time: &str, secret: &str) -> serde_json::Value {
+    fn explained(changes: serde_json::Value) -> Vec<String> {
+        story(&event_with(changes), now())
+    }
+
+    pub(super) fn arrival(time: &str, secret: &str) -> serde_json::Value {
         json!({
             "decision": "accepted", "received_at": format!("2026-03-01T{time}Z"), "request_id": EVENT,
             "remote": null, "scheme": "stripe", "secret": secret, "signed_at": "2026-03-01T11:59:58Z",
         })
     }
 
-    fn job(status: &str, changes: serde_json::Value) -> serde_json::Value {
+    pub(super) fn job(status: &str, changes: serde_json::Value) -> serde_json::Value {
         let mut job = json!({
             "id": JOB, "event": EVENT, "event_id": "evt_1", "tenant": "default", "source": "stripe",
             "handler": "fee", "steps": 2, "lost": 0, "fence": 2, "idempotency_key": "fee",

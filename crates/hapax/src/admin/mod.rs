@@ -138,6 +138,8 @@ pub(crate) struct Admin<S> {
     pub(crate) redactions: Arc<Redactions>,
     /// How browsers reach the pages.
     pub(crate) site: Arc<Site>,
+    /// What the addresses for senders begin with.
+    pub(crate) public_url: String,
     /// What links to the portal begin with, if there is one.
     pub(crate) portal_url: Option<String>,
     /// Held while deliveries are counted for a receiving party: one count at a time on this node.

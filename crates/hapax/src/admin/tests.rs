@@ -294,6 +294,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         now: Arc::new(noon),
         unfinished: unfinished.clone(),
         first_command: Some("hapax send stripe".to_owned()),
+        public_url: "http://127.0.0.1:8080".to_owned(),
     });
     let portal = portal_router(Arc::clone(&admin), Arc::default());
     Server { store, router: router(admin), portal, portal_counts, stop, unfinished }

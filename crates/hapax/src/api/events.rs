@@ -262,13 +262,6 @@ pub(crate) struct PublishedMessage {
     pub(crate) deliveries: Vec<PublishedDelivery>,
 }
 
-impl PublishedMessage {
-    /// Its type. Templates cannot name the field, which is a keyword.
-    pub(crate) fn kind(&self) -> &str {
-        &self.r#type
-    }
-}
-
 /// A delivery of a message that a handler of an event published.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PublishedDelivery {

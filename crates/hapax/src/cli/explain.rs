@@ -31,8 +31,7 @@ impl Explain {
         let server = self.remote.open()?;
         let event: Event =
             read(server.get(&format!("/api/v1/events/{}", encoded(&self.id))).await?)?;
-        let story: Vec<String> =
-            story(&event, Timestamp::now()).into_iter().map(|sentence| sentence.text).collect();
+        let story = story(&event, Timestamp::now());
         if self.json {
             let EventSummary { id, event_id, status, .. } = &event.summary;
             output::json(

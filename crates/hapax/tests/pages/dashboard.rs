@@ -257,13 +257,16 @@ impl Operator {
         let events = self.api("/api/v1/events?limit=9").json();
         for event in events["items"].as_array().unwrap() {
             let id = event["id"].as_str().unwrap();
-            browser.open(&format!("/events/{id}"));
-            browser.script("for (const e of document.querySelectorAll('details')) e.open = true");
-            browser.is_sound();
-            let shown = browser.text();
-            let hidden = ['\u{202e}', '\u{2066}', '\u{200b}', '\u{1b}', '\u{7}'];
-            assert!(!shown.contains(hidden), "{shown:?}");
-            assert!(shown.contains("\\ud800") || event["event_id"] == long.as_str(), "{shown}");
+            for tab in ["pretty", "raw", "headers", "signature", "curl"] {
+                browser.open(&format!("/events/{id}?tab={tab}"));
+                browser.is_sound();
+                let shown = browser.text();
+                let hidden = ['\u{202e}', '\u{2066}', '\u{200b}', '\u{1b}', '\u{7}'];
+                assert!(!shown.contains(hidden), "{shown:?}");
+                let has_body = matches!(tab, "pretty" | "raw" | "curl");
+                let is_lone = has_body && event["event_id"] != long.as_str();
+                assert_eq!(shown.contains("\\ud800"), is_lone, "{tab}: {shown}");
+            }
             browser.open(&format!("/events/{id}/replay"));
             browser.is_sound();
         }

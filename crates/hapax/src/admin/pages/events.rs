@@ -1,4 +1,5 @@
-//! The pages of events: the list, the review, one event, and the search for an id.
+//! The pages of events: the list, the review, and the search for an id. One event has a page of its own
+//! ([`super::event`]).
 
 use std::sync::Arc;
 
@@ -11,13 +12,11 @@ use hapax_core::job::JobId;
 use url::form_urlencoded;
 use uuid::Uuid;
 
-use super::super::extract::PathId;
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, events as api_events};
 use super::filters::Filters;
 use super::{Frame, Page, Reader, SeeOther, plans};
-use crate::api::{Event, EventSummary, EventsQuery};
-use crate::story::{Sentence, arrivals, story};
+use crate::api::{EventSummary, EventsQuery};
 
 /// The states that an event can have, as the filter offers them.
 const STATUSES: [&str; 10] = [
@@ -112,50 +111,6 @@ async fn list<S: AdminStore>(
         is_review: path == "/review",
         is_first: filters.get("cursor").is_none(),
         bulk: bulk.collect(),
-    };
-    Ok(reader.page(page))
-}
-
-#[derive(Template)]
-#[template(path = "event.html")]
-pub(in crate::admin) struct EventPage {
-    frame: Frame,
-    event: Event,
-    /// The current state.
-    summary: Vec<Sentence>,
-    /// The history, in order.
-    timeline: Vec<Sentence>,
-    /// Copies that are not shown between the first and the newest ones.
-    copies_not_shown: u64,
-    pretty: String,
-    done: Option<String>,
-}
-
-/// `GET /events/{id}`.
-pub(in crate::admin) async fn event<S: AdminStore>(
-    State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
-    PathId(id): PathId,
-    filters: Filters,
-) -> Result<Page<EventPage>, Problem> {
-    let frame = reader.frame(&admin, "/events").await;
-    let now = (admin.now)();
-    let caller = Extension(reader.caller()?);
-    let Json(event) = api_events::show(State(admin), caller, PathId(id)).await?;
-    let (dated, summary): (Vec<_>, Vec<_>) =
-        story(&event, now).into_iter().partition(|sentence| sentence.at.is_some());
-    let mut timeline = arrivals(&event);
-    timeline.extend(dated);
-    timeline.sort_by_key(|sentence| sentence.at);
-    let shown = event.arrivals.len() as u64;
-    let page = EventPage {
-        frame,
-        copies_not_shown: event.summary.arrival_count.saturating_sub(shown),
-        pretty: event.body.body.as_deref().map(super::text::indented).unwrap_or_default(),
-        event,
-        summary,
-        timeline,
-        done: filters.done(),
     };
     Ok(reader.page(page))
 }

@@ -6,6 +6,8 @@
 mod actions;
 mod alerts;
 pub(crate) mod assets;
+mod curl;
+mod event;
 mod events;
 mod filters;
 mod login;
@@ -43,7 +45,8 @@ pub(super) use actions::{
 };
 pub(super) use alerts::{SilenceAlert, TestAlert, UnsilenceAlert, alerts};
 pub(super) use assets::{File, file};
-pub(super) use events::{event, events, find, review};
+pub(super) use event::event;
+pub(super) use events::{events, find, review};
 pub(super) use filters::Filters;
 pub(super) use login::{LoggedIn, LoginForm, log_in, log_out, login};
 pub(super) use overview::overview;

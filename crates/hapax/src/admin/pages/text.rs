@@ -122,7 +122,8 @@ pub(crate) fn elapsed(from: &Timestamp, at: &Timestamp) -> String {
 }
 
 /// JSON indented by its brackets, commas and colons. The bytes of each value stay as they are: no number is
-/// rounded, no name reordered, no duplicate dropped. Text that is not JSON stays as it is.
+/// rounded, no name reordered, no duplicate dropped. Text that is not JSON stays as it is, and so does text that would
+/// become too long: a small body of nested lists is mostly indentation.
 pub(crate) fn indented(text: &str) -> String {
     if serde_json::from_str::<serde::de::IgnoredAny>(text).is_err() {
         return text.to_owned();
@@ -131,6 +132,9 @@ pub(crate) fn indented(text: &str) -> String {
     let mut depth = 0_usize;
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
+        if indented.len() > text.len() + INDENTATION_BYTES_MAX {
+            return text.to_owned();
+        }
         match c {
             '"' => {
                 indented.push(c);
@@ -163,6 +167,9 @@ pub(crate) fn indented(text: &str) -> String {
     }
     indented
 }
+
+/// The most bytes that indentation adds to a text: more than any body needs that a person reads.
+const INDENTATION_BYTES_MAX: usize = 1 << 20;
 
 /// Indentation levels that are shown; deeper ones stay at the last.
 const DEPTH_SHOWN_MAX: usize = 40;
@@ -204,6 +211,15 @@ mod tests {
         for text in ["a=1&b={x}", "{\"a\":", "", "{\"a\":1}x"] {
             assert_eq!(indented(text), text);
         }
+    }
+
+    #[test]
+    fn a_body_that_is_mostly_indentation_stays_as_it_is() {
+        // 400 kB would become 17 MB, for every reader of the page.
+        let body = format!("{}1{}{}", "[".repeat(60), ",1".repeat(200_000), "]".repeat(60));
+        assert_eq!(indented(&body), body);
+        let small = format!("{}1{}", "[".repeat(60), "]".repeat(60));
+        assert!(indented(&small).lines().count() > 100);
     }
 
     #[test]

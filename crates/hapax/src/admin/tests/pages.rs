@@ -107,10 +107,11 @@ async fn text_of_a_sender_stays_text_on_every_page() {
         new.event.headers = format!("content-type: application/json\nx-sent: {id}");
         let server = server(vec![new]).await;
         let ours = server.store.event(id).await.summary.id.to_string();
-        for path in
-            ["/", "/events", "/dead", &format!("/events/{ours}"), &format!("/events/{ours}/replay")]
-        {
-            let page = server.page(path).await;
+        let tabs = ["pretty", "raw", "headers", "signature", "curl", "<b>"];
+        let tabs = tabs.map(|tab| format!("/events/{ours}?tab={tab}"));
+        let paths = ["/", "/events", "/dead"].map(str::to_owned).into_iter().chain(tabs);
+        for path in paths.chain([format!("/events/{ours}/replay")]) {
+            let page = server.page(&path.replace("<b>", "%3Cb%3E")).await;
             assert_eq!(page.status, StatusCode::OK, "{path}: {}", page.text);
             for mark in ["<script>alert", "<img", "<svg onload", "\u{202e}", "\u{2066}"] {
                 assert!(!page.text.contains(mark), "{path} of {id:?} contains {mark:?}");
