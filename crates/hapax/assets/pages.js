@@ -4,20 +4,64 @@
 const FAST = 2000;
 const SLOW = 10000;
 
-const ago = (seconds) => {
-  const units = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
-  const [size, name] = units.find(([size]) => seconds >= size) ?? [1, "second"];
-  const count = Math.floor(seconds / size);
-  return `${count} ${name}${count === 1 ? "" : "s"} ago`;
+// The choice of UTC or local times, which a browser may refuse to remember.
+const ZONE = "hapax-zone";
+let isLocal = false;
+try {
+  isLocal = localStorage.getItem(ZONE) === "local";
+} catch {}
+
+const span = (seconds) => {
+  const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  const [size, name] = units.find(([size]) => seconds >= size) ?? [1, "s"];
+  return `${Math.floor(seconds / size)} ${name}`;
+};
+
+const age = (at) => {
+  const seconds = (Date.now() - at.getTime()) / 1000;
+  return seconds >= 0 ? `${span(seconds)} ago` : `in ${span(-seconds)}`;
+};
+
+// The local time in the same form as the UTC time of the server.
+const local = (at, utc) => {
+  const pad = (number, digits = 2) => String(number).padStart(digits, "0");
+  const date = `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} `;
+  const clock = `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
+  const millis = utc.includes(".") ? `.${pad(at.getMilliseconds(), 3)}` : "";
+  return (utc.includes("-") ? date : "") + clock + millis;
 };
 
 const showTimes = () => {
   for (const time of document.querySelectorAll("time[datetime]")) {
     const at = new Date(time.dateTime);
     if (Number.isNaN(at.getTime())) continue;
-    const seconds = (Date.now() - at.getTime()) / 1000;
-    time.title = seconds >= 0 ? `${at.toLocaleString()}, ${ago(seconds)}` : at.toLocaleString();
+    time.dataset.utc ??= time.textContent;
+    const { utc } = time.dataset;
+    const text = isLocal ? local(at, utc) : utc;
+    if (time.textContent !== text) time.textContent = text;
+    time.dataset.age = age(at);
+    time.title = `${isLocal ? utc : `${local(at, utc)} local time`}, ${age(at)}`;
   }
+};
+
+const addZoneButton = () => {
+  const button = document.createElement("button");
+  const name = () => {
+    button.textContent = isLocal ? "local" : "UTC";
+    button.title = isLocal ? "Times are local. Show UTC" : "Times are UTC. Show local times";
+  };
+  button.type = "button";
+  button.className = "quiet";
+  button.addEventListener("click", () => {
+    isLocal = !isLocal;
+    try {
+      localStorage.setItem(ZONE, isLocal ? "local" : "utc");
+    } catch {}
+    name();
+    showTimes();
+  });
+  name();
+  document.querySelector(".who")?.prepend(button);
 };
 
 const addCopyButtons = () => {
@@ -96,4 +140,6 @@ const watch = async () => {
 
 for (const region of document.querySelectorAll("[data-live]")) served.set(region.id, region.innerHTML);
 decorate();
+addZoneButton();
+setInterval(showTimes, SLOW);
 if (document.querySelector("[data-live]") !== null) watch();

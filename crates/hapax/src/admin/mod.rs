@@ -9,6 +9,7 @@ mod alerts;
 mod audit;
 mod auth;
 mod claims;
+mod delivery_figures;
 mod endpoints;
 mod events;
 mod extract;

@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use hapax_core::Timestamp;
 
+use super::super::delivery_figures::DeliveryFigures;
 use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints as api_endpoints, messages as api_messages};
@@ -54,6 +55,7 @@ pub(in crate::admin) struct EndpointPage {
     frame: Frame,
     endpoint: Endpoint,
     deliveries: Vec<Delivery>,
+    figures: DeliveryFigures,
     done: Option<String>,
 }
 
@@ -72,8 +74,12 @@ pub(in crate::admin) async fn endpoint<S: AdminStore>(
         ..DeliveriesQuery::default()
     };
     let Json(deliveries) = api_messages::deliveries(State(admin), QueryParams(newest)).await?;
-    let page = EndpointPage { frame, endpoint, deliveries: deliveries.items, done: filters.done() };
-    Ok(reader.page(page))
+    let deliveries = deliveries.items;
+    let attempts = deliveries.iter().flat_map(|delivery| &delivery.attempts);
+    let answered = attempts.filter(|attempt| attempt.error.is_none());
+    let states = deliveries.iter().map(|delivery| delivery.status);
+    let figures = DeliveryFigures::of(states, answered.filter_map(|attempt| attempt.took_ms));
+    Ok(reader.page(EndpointPage { frame, endpoint, deliveries, figures, done: filters.done() }))
 }
 
 #[derive(Template)]

@@ -36,6 +36,9 @@ pub(in crate::admin) struct Dead {
 struct ErrorGroup {
     error: String,
     count: usize,
+    /// When the first and the last of them ended.
+    first: Option<Timestamp>,
+    last: Option<Timestamp>,
 }
 
 /// `GET /dead`.
@@ -50,10 +53,14 @@ pub(in crate::admin) async fn dead<S: AdminStore>(
     let Json(page) = jobs::list(State(admin), query).await?;
     let mut groups: Vec<ErrorGroup> = Vec::new();
     for job in &page.items {
-        let error = job.error.clone().unwrap_or_default();
+        let (error, at) = (job.error.clone().unwrap_or_default(), job.finished_at);
         match groups.iter_mut().find(|group| group.error == error) {
-            Some(group) => group.count += 1,
-            None => groups.push(ErrorGroup { error, count: 1 }),
+            Some(group) => {
+                group.count += 1;
+                group.first = group.first.into_iter().chain(at).min();
+                group.last = group.last.max(at);
+            }
+            None => groups.push(ErrorGroup { error, count: 1, first: at, last: at }),
         }
     }
     groups.sort_by_key(|group| std::cmp::Reverse(group.count));

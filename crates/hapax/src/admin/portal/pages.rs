@@ -8,14 +8,15 @@ use hapax_core::message::{Payload, thin_envelope};
 use hapax_core::store::{Cursor, DeliveryFilter, EndpointFilter};
 
 use super::super::AdminStore;
+use super::super::delivery_figures::DeliveryFigures;
 use super::super::events::instant;
 use super::super::extract::{QueryParams, cursor, limit};
 use super::super::pages::{Filters, Frame, Page, Reader, STATUSES, text};
 use super::super::problem::Problem;
 use super::Portal;
 use super::guard::Visitor;
-use super::own::{OwnDelivery, OwnEndpoint, OwnPlan};
-use super::view::{DeliveryView, EndpointView, Figures, PlanView};
+use super::own::{OwnDelivery, OwnEndpoint, OwnPlan, owned_endpoint};
+use super::view::{DeliveryView, EndpointView, PlanView, figures};
 use crate::api::{Body, DeliveriesQuery};
 
 /// Endpoints of one page.
@@ -68,7 +69,7 @@ pub(super) struct EndpointPage {
     frame: Frame,
     endpoint: EndpointView,
     deliveries: Vec<DeliveryView>,
-    figures: Figures,
+    figures: DeliveryFigures,
     done: Option<String>,
 }
 
@@ -91,7 +92,7 @@ pub(super) async fn endpoint<S: AdminStore>(
     let page = EndpointPage {
         frame: visitor.frame(&portal.site, "/"),
         endpoint: endpoint.into(),
-        figures: Figures::of(&deliveries),
+        figures: figures(&deliveries),
         deliveries,
         done: filters.done(),
     };

@@ -6,6 +6,8 @@ use hapax_core::delivery::{DeliveryId, DeliveryStatus, EndpointStanding};
 use hapax_core::endpoint::{DisabledBy, EndpointId, EndpointRecord};
 use hapax_core::store::{DeliveryAttempt, DeliveryDetail, Plan, PlanState, PlanWork};
 
+use super::super::delivery_figures::DeliveryFigures;
+
 /// An endpoint.
 pub(super) struct EndpointView {
     pub(super) id: EndpointId,
@@ -145,28 +147,10 @@ pub(super) fn outcome(status: Option<u16>, is_lost: bool) -> String {
 }
 
 /// How the newest deliveries of an endpoint went.
-#[derive(Default)]
-pub(super) struct Figures {
-    pub(super) delivered: usize,
-    pub(super) ended: usize,
-    /// The median time that the endpoint took to answer.
-    pub(super) median_ms: Option<u64>,
-}
-
-impl Figures {
-    pub(super) fn of(deliveries: &[DeliveryView]) -> Self {
-        let is_delivered = |it: &&DeliveryView| it.status == DeliveryStatus::Delivered;
-        let is_dead = |it: &&DeliveryView| it.status == DeliveryStatus::Dead;
-        let delivered = deliveries.iter().filter(is_delivered).count();
-        let answered = deliveries.iter().flat_map(|it| &it.attempts).filter(|it| !it.failed);
-        let mut took: Vec<u64> = answered.filter_map(|attempt| attempt.took_ms).collect();
-        took.sort_unstable();
-        Self {
-            delivered,
-            ended: delivered + deliveries.iter().filter(is_dead).count(),
-            median_ms: took.get(took.len() / 2).copied(),
-        }
-    }
+pub(super) fn figures(deliveries: &[DeliveryView]) -> DeliveryFigures {
+    let answered = deliveries.iter().flat_map(|it| &it.attempts).filter(|it| !it.failed);
+    let took_ms = answered.filter_map(|attempt| attempt.took_ms);
+    DeliveryFigures::of(deliveries.iter().map(|it| it.status), took_ms)
 }
 
 /// A plan to send deliveries again.
