@@ -20,6 +20,10 @@ use crate::config::{self, ADMIN_TOKEN_FILE, Flags, ServerLocation};
 /// The timeout of one request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The timeout of a request that makes a plan. The server counts what the plan is about before it records the plan, and
+/// a count by text reads every body.
+const PLAN_ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// The largest answer that is read: one event with all of its conflicting bodies.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
@@ -316,9 +320,11 @@ impl Server {
             let date = parts.headers.get(DATE).and_then(|date| date.to_str().ok());
             Ok(Reply { status: parts.status, date: date.map(str::to_owned), body })
         };
-        match tokio::time::timeout(ANSWER_TIMEOUT, exchange).await {
+        // Only requests that make a plan have a key.
+        let within = if key.is_some() { PLAN_ANSWER_TIMEOUT } else { ANSWER_TIMEOUT };
+        match tokio::time::timeout(within, exchange).await {
             Ok(answered) => answered,
-            Err(_) => Err(cannot(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))),
+            Err(_) => Err(cannot(format!("no answer within {} s", within.as_secs()))),
         }
     }
 
