@@ -62,6 +62,13 @@ pub const PORTAL_PINGS_WITHIN: std::time::Duration = std::time::Duration::from_s
 /// few enough that no program keeps the database busy.
 pub const PORTAL_FORMS_PER_MINUTE: u32 = 60;
 
+/// The pages that one link to the portal may ask one node for in a second, for long: ten open tabs ask for fewer. Lists
+/// of all tenants share one reader.
+pub const PORTAL_PAGES_PER_SECOND: u32 = 20;
+
+/// The pages that one link may ask for at once beyond that.
+pub const PORTAL_PAGES_AT_ONCE: u32 = 200;
+
 /// The most refused or failed forms of one link that one node records in the audit trail within a minute.
 pub const PORTAL_REFUSALS_PER_MINUTE: u32 = 20;
 

@@ -1,5 +1,7 @@
 //! Links to the portal on two nodes: what one node makes or revokes, the other one knows at once.
 
+use serde_json::json;
+
 use crate::portal_visits::{PORTAL, Visit, ask, link, portal};
 use crate::support::nodes::Database;
 
@@ -20,4 +22,33 @@ fn a_link_of_one_node_opens_the_portal_of_the_other_until_it_is_revoked() {
     assert_eq!(nodes[1].admin_request("DELETE", "/api/v1/tenants/acme/portal", None).status, 200);
     assert_eq!(visit.get("/").status, 401);
     assert_eq!(visit.moved(at[1]).get("/").status, 401);
+}
+
+#[test]
+fn a_list_says_nothing_about_how_many_deliveries_another_tenant_has() {
+    // A list reads at most so many rows and then offers to search on, whatever it found.
+    let database = Database::shared("portal_volume");
+    let key = "[vault]\nkey = \"MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=\"\n";
+    let house = database.house("", &format!("{key}{PORTAL}"));
+    let node = house.start();
+    let endpoint = json!({ "url": "https://shop.example/in", "tenant": "shop" });
+    let endpoint = node.admin_post("/api/v1/endpoints", &endpoint).json()["id"].clone();
+    let endpoint = endpoint.as_str().unwrap();
+    let disabled = node.admin_post(&format!("/api/v1/endpoints/{endpoint}/disable"), &json!({}));
+    assert_eq!(disabled.status, 200, "{disabled:?}");
+    // In many transactions: in one, each message would read all row versions of those before it.
+    database.execute(
+        "DO $$ BEGIN FOR n IN 1..202 LOOP \
+             PERFORM hapax.publish('invoice.paid', '{}', NULL, 'shop') FROM generate_series(1, 50); \
+             COMMIT; \
+         END LOOP; END $$",
+    );
+    let list = format!("/api/v1/deliveries?tenant=acme&endpoint={endpoint}");
+    assert!(node.admin_get(&list).json()["next"].is_string(), "the search ends before its bound");
+    let visit = Visit::enter(portal(&node), &link(&node, "acme", &["read"]));
+    for filter in ["", "&status=held", "&since=1h"] {
+        let page = visit.get(&format!("/deliveries?endpoint={endpoint}{filter}"));
+        assert_eq!(page.status, 200);
+        assert!(!page.text().contains("rel=\"next\""), "{filter}: {}", page.text());
+    }
 }

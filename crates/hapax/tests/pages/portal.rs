@@ -5,15 +5,22 @@ use serde_json::json;
 
 use super::browser::Browser;
 use crate::portal_visits::{PORTAL, link, portal};
+use crate::support::nodes::Database;
 use crate::support::sink::Sink;
 use crate::support::{House, Server, until};
 
 const HOSTILE: &str = "<script>window.hit = 1</script>\u{202e}";
 
-/// A server with an endpoint of the tenant acme that refuses one of two messages, and one of another tenant.
-fn sent(sink: &Sink) -> (House, Server) {
-    let house = House::new(&format!("[outbound]\nallow = [\"127.0.0.0/8\"]\n{PORTAL}"));
-    let server = house.start();
+/// The config of a server whose endpoints may be on this machine.
+fn config() -> String {
+    format!(
+        "[vault]\nkey = \"MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=\"\n\
+         [outbound]\nallow = [\"127.0.0.0/8\"]\n{PORTAL}"
+    )
+}
+
+/// Adds an endpoint of the tenant acme that refuses one of two messages, and one of another tenant.
+fn send(server: &Server, sink: &Sink) {
     for tenant in ["acme", "shop"] {
         let endpoint = json!({
             "url": sink.url(), "tenant": tenant, "retry": ["0s"], "description": HOSTILE,
@@ -33,18 +40,29 @@ fn sent(sink: &Sink) -> (House, Server) {
         };
         (ended("delivered") == 2 && ended("dead") == 2).then_some(())
     });
-    (house, server)
 }
 
 #[test]
-fn the_portal_in_a_browser() {
+fn the_portal_in_a_browser_on_sqlite() {
+    walk("the_portal_in_a_browser_on_sqlite", House::new(&config()).start());
+}
+
+#[test]
+fn the_portal_in_a_browser_on_postgres() {
+    let database = Database::empty("portal_pages");
+    let house = House::new(&format!("database_url = \"{}\"\n{}", database.url, config()));
+    walk("the_portal_in_a_browser_on_postgres", house.start());
+}
+
+/// The whole way of a receiving party.
+fn walk(test: &str, server: Server) {
     let sink = Sink::new(|got, before| match got.text().contains("refused") && before < 4 {
         true => "500 Down".to_owned(),
         false => "200 OK".to_owned(),
     });
-    let (_house, server) = sent(&sink);
+    send(&server, &sink);
     let base = format!("http://{}", portal(&server));
-    let Some(browser) = Browser::start("the_portal_in_a_browser", &base) else { return };
+    let Some(browser) = Browser::start(test, &base) else { return };
 
     browser.looks(360, "dark");
     browser.open(&link(&server, "acme", &["read", "replay", "endpoints"]));

@@ -131,9 +131,12 @@ fn permits<S>(
     visitor: &Visitor,
     request: &Request,
 ) -> Result<(), Problem> {
-    if !guard.method.is_safe() {
-        portal.limits.admit_form(visitor.link().id)?;
-        check_same_origin(request.headers(), portal.site.origin())?;
+    match guard.method.is_safe() {
+        true => portal.limits.admit_page(visitor.link().id)?,
+        false => {
+            portal.limits.admit_form(visitor.link().id)?;
+            check_same_origin(request.headers(), portal.site.origin())?;
+        }
     }
     let lacks = match guard.right {
         PortalRight::Read => "this link does not permit reading",

@@ -1,7 +1,10 @@
 //! How much one link may ask of this node.
 
 use governor::{DefaultKeyedRateLimiter, Quota};
-use hapax_core::limits::{PORTAL_FORMS_PER_MINUTE, PORTAL_REFUSALS_PER_MINUTE};
+use hapax_core::limits::{
+    PORTAL_FORMS_PER_MINUTE, PORTAL_PAGES_AT_ONCE, PORTAL_PAGES_PER_SECOND,
+    PORTAL_REFUSALS_PER_MINUTE,
+};
 use hapax_core::store::PortalLinkId;
 
 use super::super::problem::Problem;
@@ -9,8 +12,9 @@ use super::super::problem::Problem;
 /// From this many links on, those that were quiet for a minute are forgotten.
 const LINKS_KEPT: usize = 10_000;
 
-/// The forms of each link within a minute.
+/// The pages and forms of each link.
 pub(super) struct LinkLimits {
+    pages: DefaultKeyedRateLimiter<PortalLinkId>,
     forms: DefaultKeyedRateLimiter<PortalLinkId>,
     refusals: DefaultKeyedRateLimiter<PortalLinkId>,
 }
@@ -21,11 +25,28 @@ impl Default for LinkLimits {
             let quota = Quota::per_minute(a_minute.try_into().expect("not zero"));
             governor::RateLimiter::keyed(quota)
         };
-        Self { forms: keyed(PORTAL_FORMS_PER_MINUTE), refusals: keyed(PORTAL_REFUSALS_PER_MINUTE) }
+        let pages = Quota::per_second(PORTAL_PAGES_PER_SECOND.try_into().expect("not zero"))
+            .allow_burst(PORTAL_PAGES_AT_ONCE.try_into().expect("not zero"));
+        Self {
+            pages: governor::RateLimiter::keyed(pages),
+            forms: keyed(PORTAL_FORMS_PER_MINUTE),
+            refusals: keyed(PORTAL_REFUSALS_PER_MINUTE),
+        }
     }
 }
 
 impl LinkLimits {
+    /// Admits a request for a page, or says that there were too many.
+    pub(super) fn admit_page(&self, link: PortalLinkId) -> Result<(), Problem> {
+        if has_room(&self.pages, link) {
+            return Ok(());
+        }
+        Err(Problem::limited(
+            &format!("at most {PORTAL_PAGES_PER_SECOND} pages a second: try again later"),
+            1,
+        ))
+    }
+
     /// Admits a form of the link, or says that it has sent too many.
     pub(super) fn admit_form(&self, link: PortalLinkId) -> Result<(), Problem> {
         if has_room(&self.forms, link) {

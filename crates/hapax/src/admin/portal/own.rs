@@ -122,7 +122,8 @@ impl<S: AdminStore> FromRequestParts<Arc<Portal<S>>> for OwnPlan {
     }
 }
 
-async fn owned_endpoint<S: AdminStore>(
+/// The endpoint with this id, if it belongs to the tenant.
+pub(super) async fn owned_endpoint<S: AdminStore>(
     portal: &Portal<S>,
     visitor: &Visitor,
     id: EndpointId,

@@ -547,6 +547,20 @@ async fn a_receiver_sends_many_again_at_a_bounded_rate_and_in_one_plan_at_a_time
 }
 
 #[tokio::test]
+async fn a_link_that_floods_the_portal_is_slowed_down_and_no_other_is() {
+    // Lists have one reader for all tenants and operators, which one receiving party must not take for itself.
+    let server = server(Vec::new()).await;
+    let (one, other) = (server.entered("acme", &ALL).await, server.entered("shop", &ALL).await);
+    let mut refused = 0;
+    for _ in 0..600 {
+        let answer = one.get(&server, "/deliveries").await;
+        refused += usize::from(answer.status == StatusCode::TOO_MANY_REQUESTS);
+    }
+    assert!((1..=400).contains(&refused), "{refused}");
+    assert_eq!(other.get(&server, "/deliveries").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn one_count_for_receivers_runs_at_a_time() {
     let server = server(Vec::new()).await;
     let own = server.things("acme", "https://acme.example/in").await;
