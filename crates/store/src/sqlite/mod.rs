@@ -18,6 +18,7 @@ mod key_index;
 mod key_records;
 mod ledger;
 mod lists;
+mod new_rows;
 mod open;
 mod operator_actions;
 mod order;

@@ -33,6 +33,7 @@ use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
 use super::meta;
 use super::open::{self, DatabaseLocation, OpenError};
+use super::new_rows::NewRows;
 use super::outbox::Outbox;
 use super::prune::PruneProgress;
 use super::row::Ids;
@@ -475,6 +476,7 @@ impl Batch {
             answerer(Err(why.clone()));
         }
     }
+    rows: NewRows,
 }
 
 /// The command that runs after a batch because it must not share it.
@@ -803,8 +805,13 @@ impl Writer {
     }
 
     /// Commits the batch and answers its requests. On an error every request gets it, and the
+        // The act may read what the batch has written so far.
+        if let Err(error) = batch.rows.insert(&self.conn) {
+            let _ = batched(Err(unavailable(&error)));
+            return Err(error);
+        }
     /// caller must call [`Writer::recover`].
-    fn commit(&mut self, batch: Batch) -> rusqlite::Result<()> {
+    fn commit(&mut self, mut batch: Batch) -> rusqlite::Result<()> {
         if batch.is_empty() {
             return Ok(());
         }
@@ -828,7 +835,8 @@ impl Writer {
                 }
             }
         }
-        let ended = self.conn.prepare_cached(end).and_then(|mut end| end.execute([]));
+        let ended = batch.rows.insert(&self.conn);
+        let ended = ended.and_then(|()| self.conn.prepare_cached(end)?.execute([]));
         if let Err(error) = ended {
             batch.fail(&error);
             return Err(error);

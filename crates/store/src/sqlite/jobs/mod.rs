@@ -27,6 +27,7 @@ use row::AT_REST;
 pub(super) use row::overdue_sql;
 pub(super) use row::{JobRow, answer_of, job_id, place_of};
 
+use super::new_rows::{self, NewJobRow};
 use super::order;
 use super::row::{DEAD, Dice, LANE_BITS, READY, micros, timestamp};
 
@@ -239,14 +240,28 @@ impl Lanes {
         last < 1 << LANE_BITS
     }
 
-    /// Writes the jobs of an event in the event's own transaction. Returns true if any of them
-    /// waits for work.
+    /// Writes the jobs of an event in the open transaction.
     pub(super) fn write(
         &mut self,
         conn: &Connection,
         event: EventAt<'_>,
         jobs: &[NewJob],
         now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let mut rows = Vec::with_capacity(jobs.len());
+        self.add_rows(conn, event, jobs, now, &mut rows)?;
+        new_rows::insert_jobs(conn, &rows)
+    }
+
+    /// Adds the jobs of an event to `rows`, which the caller writes in the event's own transaction.
+    /// Returns true if any of them waits for work.
+    pub(super) fn add_rows(
+        &mut self,
+        conn: &Connection,
+        event: EventAt<'_>,
+        jobs: &[NewJob],
+        now: Timestamp,
+        rows: &mut Vec<NewJobRow>,
     ) -> rusqlite::Result<bool> {
         let mut waits = false;
         for job in jobs {
@@ -261,16 +276,15 @@ impl Lanes {
                 Some(_) => (DEAD, micros(now)),
                 None => (READY, micros(now).saturating_add(wait)),
             };
-            conn.prepare_cached(include_str!("../sql/insert_job.sql"))?.execute((
-                event.seq,
+            rows.push(NewJobRow {
+                seq: event.seq,
                 lane,
                 state,
-                due,
-                job.place.as_ref().map(|place| &*place.resource),
-                job.place.as_ref().map(|place| place.position.0),
-                job.hopeless.as_deref(),
+                due_at: due,
+                place: job.place.clone(),
+                error: job.hopeless.clone(),
                 wait,
-            ))?;
+            });
             if state == READY {
                 waits = true;
                 self.stir(lane, due);

@@ -1,3 +1,3 @@
 -- Keeps: the content of an event, in the event's own commit.
 INSERT INTO hapax_body (seq, event_type, occurred_at, request_id, remote, secret, signed_at, headers, body)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)

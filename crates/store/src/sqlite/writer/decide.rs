@@ -1,6 +1,8 @@
 //! Decides about a receipt: new, a copy, a conflict, or for review. Every function here runs within
 //! the batch's transaction, on the one thread that writes.
 
+use std::sync::Arc;
+
 use hapax_core::job::Phase;
 use hapax_core::store::{ArrivalInfo, KnownEvent, NewJob, ReviewReason, Status, Verdict};
 use hapax_core::{
@@ -13,6 +15,7 @@ use crate::recent::Recent;
 use crate::sqlite::copies;
 use crate::sqlite::existing::Existing;
 use crate::sqlite::jobs::EventAt;
+use crate::sqlite::new_rows::EventRow;
 use crate::sqlite::row::{EventState, micros};
 
 impl Writer {
@@ -24,7 +27,7 @@ impl Writer {
         via: &ArrivalInfo,
     ) -> rusqlite::Result<Verdict> {
         let hash = receipt.key_hash();
-        let existing = self.existing(&hash)?;
+        let existing = self.existing(batch, &hash)?;
         let is_copy = |one: &Existing| one.recent.body_hash == receipt.body_hash();
         if !existing.as_ref().is_some_and(is_copy) {
             let known = existing.as_ref().map(|one| one.seq);
@@ -35,13 +38,13 @@ impl Writer {
         if let Some(existing) = existing {
             return self.meet_again(batch, existing, Some(hash), receipt, jobs, via);
         }
-        if let Some(existing) = self.in_a_neighbouring_span(receipt)? {
+        if let Some(existing) = self.in_a_neighbouring_span(batch, receipt)? {
             return self.meet_again(batch, existing, None, receipt, jobs, via);
         }
         if receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Duplicate)
             && let Some(seq) = self.held_by(receipt)?
         {
-            let holder = self.existing_at(seq)?;
+            let holder = self.existing_at(batch, seq)?;
             return self.meet_again(batch, holder, None, receipt, jobs, via);
         }
         let review = match receipt.timeliness() {
@@ -63,7 +66,7 @@ impl Writer {
     ) -> rusqlite::Result<Option<Verdict>> {
         let Some(key) = receipt.if_replay() else { return Ok(None) };
         let hash = key.hash();
-        if let Some(filed) = self.existing(&hash)? {
+        if let Some(filed) = self.existing(batch, &hash)? {
             return self.meet_again(batch, filed, None, receipt, jobs, via).map(Some);
         }
         match self.held_by(receipt)? {
@@ -75,11 +78,15 @@ impl Writer {
         }
     }
 
-    fn in_a_neighbouring_span(&self, receipt: &Receipt) -> rusqlite::Result<Option<Existing>> {
+    fn in_a_neighbouring_span(
+        &self,
+        batch: &mut Batch,
+        receipt: &Receipt,
+    ) -> rusqlite::Result<Option<Existing>> {
         let Some(beside) = receipt.neighbours() else { return Ok(None) };
         let near = micros(beside.not_before)..=micros(beside.not_after);
         for key in &beside.keys {
-            if let Some(existing) = self.existing(&key.hash())?
+            if let Some(existing) = self.existing(batch, &key.hash())?
                 && near.contains(&existing.received_at)
             {
                 return Ok(Some(existing));
@@ -116,9 +123,9 @@ impl Writer {
         }
         if let Some(other) = receipt.if_conflict() {
             let hash = other.hash();
-            let filed = match (self.existing(&hash)?, held_by) {
+            let filed = match (self.existing(batch, &hash)?, held_by) {
                 (Some(filed), _) => Some(filed),
-                (None, Some(seq)) => Some(self.existing_at(seq)?),
+                (None, Some(seq)) => Some(self.existing_at(batch, seq)?),
                 (None, None) => None,
             };
             return match filed {
@@ -231,33 +238,26 @@ impl Writer {
         let id = self.ids.make(via.received_at, seq);
         let event_state = EventState::new(review);
         let (state, review_column) = event_state.columns();
-        self.conn.prepare_cached(include_str!("../sql/insert_event.sql"))?.execute(
-            rusqlite::params![
-                seq,
-                id.0.as_bytes(),
-                pair,
-                &*key.event_id,
-                micros(via.received_at),
-                &receipt.body_hash().0[..],
-                guard.map(|guard| guard.hash.0),
-                guard.and_then(|guard| self.guarded_until(guard)),
-                state,
-                review_column,
-            ],
-        )?;
-        self.conn.prepare_cached(include_str!("../sql/insert_body.sql"))?.execute(
-            rusqlite::params![
-                seq,
-                receipt.event_type(),
-                receipt.occurred_at().map(micros),
-                via.request_id.as_bytes(),
-                via.remote.map(|address| address.to_string()),
-                via.secret as i64,
-                via.signed_at.map(micros),
-                &*via.headers,
-                &receipt.body()[..],
-            ],
-        )?;
+        batch.rows.event(EventRow {
+            seq,
+            id,
+            pair,
+            event_id: key.event_id.clone(),
+            received_at: micros(via.received_at),
+            body_hash: receipt.body_hash(),
+            guard_hash: guard.map(|guard| guard.hash),
+            guard_until: guard.and_then(|guard| self.guarded_until(guard)),
+            state,
+            review: review_column,
+            event_type: receipt.event_type().map(Into::into),
+            occurred_at: receipt.occurred_at().map(micros),
+            request_id: via.request_id,
+            remote: via.remote,
+            secret: via.secret as i64,
+            signed_at: via.signed_at.map(micros),
+            headers: Arc::clone(&via.headers),
+            body: receipt.body().clone(),
+        });
         batch.wrote = true;
         self.index.claim(hash, seq);
         if let Some(guard) = guard {
@@ -267,7 +267,8 @@ impl Writer {
         let jobs = if review.is_some() { &[] } else { jobs };
         if !jobs.is_empty() {
             let event = EventAt { seq, pair, tenant: &key.tenant, source: &key.source };
-            batch.work |= self.lanes.write(&self.conn, event, jobs, (self.clock)())?;
+            let (now, rows) = ((self.clock)(), batch.rows.jobs());
+            batch.work |= self.lanes.add_rows(&self.conn, event, jobs, now, rows)?;
         }
         let phase = |job: &NewJob| if job.hopeless.is_some() { Phase::Dead } else { Phase::Ready };
         let status = match event_state.status() {
@@ -296,12 +297,16 @@ impl Writer {
             .optional()
     }
 
-    fn existing(&self, hash: &KeyHash) -> rusqlite::Result<Option<Existing>> {
+    fn existing(&self, batch: &mut Batch, hash: &KeyHash) -> rusqlite::Result<Option<Existing>> {
         let seq = self.index.find(&self.conn, hash)?;
-        seq.map(|seq| self.existing_at(seq)).transpose()
+        seq.map(|seq| self.existing_at(batch, seq)).transpose()
     }
 
-    fn existing_at(&self, seq: i64) -> rusqlite::Result<Existing> {
+    /// The event with this number, committed or in the batch.
+    fn existing_at(&self, batch: &mut Batch, seq: i64) -> rusqlite::Result<Existing> {
+        if batch.rows.hold(seq) {
+            batch.rows.insert(&self.conn)?;
+        }
         Existing::at(&self.conn, seq)?.ok_or(rusqlite::Error::QueryReturnedNoRows)
     }
 
