@@ -45,6 +45,14 @@ enum JobOutcome {
     Guarded,
 }
 
+/// How one job went before its "done" was written.
+enum Worked {
+    /// The effects are in the open transaction. The result of the last statement, if it has one.
+    Ran(Option<String>),
+    /// The order does not allow it now.
+    Guarded,
+}
+
 /// How a batch went.
 enum SharedRun {
     Ran(SqlRan),
@@ -196,19 +204,28 @@ impl SqlRunner<'_> {
     ) -> rusqlite::Result<SharedRun> {
         let tx = Transaction::begin(self.conn)?;
         let mut ran = SqlRan::default();
+        let mut alike = Vec::with_capacity(claims.len());
         for (begun, (job, claim)) in claims.iter().enumerate() {
             if begun > 0 && Instant::now() >= until {
                 self.give_back(&claims[begun..])?;
                 break;
             }
             match self.work(job, claim, &Effects::of(ask)) {
-                Ok(JobOutcome::Done) => count_done(&mut ran, claim),
-                Ok(JobOutcome::Guarded) => ran.guarded += 1,
+                Ok(Worked::Ran(None)) if job.place.is_none() => {
+                    alike.push(job);
+                    count_done(&mut ran, claim);
+                }
+                Ok(Worked::Ran(result)) => {
+                    self.done(job, result.as_deref())?;
+                    count_done(&mut ran, claim);
+                }
+                Ok(Worked::Guarded) => ran.guarded += 1,
                 Err(NotRun::Statement(_)) => return Ok(SharedRun::Undone { by: Some(begun) }),
                 Err(NotRun::Store(error)) => return Err(error),
             }
             ran.events.push(claim.event.id);
         }
+        self.lanes.all_done(self.conn, alike, (self.now)())?;
         failpoint!("worker.before_commit");
         match tx.commit() {
             Ok(()) => {
@@ -228,7 +245,11 @@ impl SqlRunner<'_> {
     ) -> rusqlite::Result<Result<JobOutcome, String>> {
         let tx = Transaction::begin(self.conn)?;
         let ran = match self.work(job, claim, effects) {
-            Ok(ran) => ran,
+            Ok(Worked::Ran(result)) => {
+                self.done(job, result.as_deref())?;
+                JobOutcome::Done
+            }
+            Ok(Worked::Guarded) => JobOutcome::Guarded,
             Err(NotRun::Statement(error)) => return Ok(Err(error)),
             Err(NotRun::Store(error)) => return Err(error),
         };
@@ -243,16 +264,16 @@ impl SqlRunner<'_> {
         }
     }
 
-    /// Guard, effects and "done" of one job, in the transaction that is open.
+    /// Guard and effects of one job, in the transaction that is open. The caller writes "done" in it.
     fn work(
         &mut self,
         job: &JobRow,
         claim: &Claim,
         effects: &Effects<'_>,
-    ) -> Result<JobOutcome, NotRun> {
+    ) -> Result<Worked, NotRun> {
         let now = (self.now)();
-        if let Some(set_aside) = self.guard(job, now).map_err(NotRun::Store)? {
-            return Ok(set_aside);
+        if self.is_set_aside(job, now).map_err(NotRun::Store)? {
+            return Ok(Worked::Guarded);
         }
         let result = self.effects(claim, effects)?;
         let of = For { tenant: &claim.event.key.tenant, event: Some(job.seq) };
@@ -261,17 +282,22 @@ impl SqlRunner<'_> {
             .map_err(NotRun::Store)?
             .map_err(NotRun::Statement)?;
         failpoint!("worker.mid_handler", &claim.event.key.event_id);
-        let done =
-            self.lanes.done(self.conn, job, result.as_deref(), None, now).map_err(NotRun::Store)?;
-        assert!(done.is_ok(), "the writer has just seen this fence hold");
-        Ok(JobOutcome::Done)
+        Ok(Worked::Ran(result))
     }
 
-    fn guard(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<Option<JobOutcome>> {
+    /// Records "done" in the transaction of the effects.
+    fn done(&mut self, job: &JobRow, result: Option<&str>) -> rusqlite::Result<()> {
+        let done = self.lanes.done(self.conn, job, result, None, (self.now)())?;
+        assert!(done.is_ok(), "the writer has just seen this fence hold");
+        Ok(())
+    }
+
+    /// Whether the order does not allow the job now. It is set aside then.
+    fn is_set_aside(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<bool> {
         let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
-        let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(None) };
+        let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(false) };
         let hold = match order::guard(self.conn, job, &rule.policy, place)? {
-            OrderDecision::Run => return Ok(None),
+            OrderDecision::Run => return Ok(false),
             OrderDecision::Stale => None,
             OrderDecision::Hold => Some(rule.gaps.hold),
         };
@@ -281,7 +307,7 @@ impl SqlRunner<'_> {
         if aside.phase == Phase::Held {
             order::limit_held(self.conn, self.lanes, job, &rule, now)?;
         }
-        Ok(Some(JobOutcome::Guarded))
+        Ok(true)
     }
 
     fn effects(&mut self, claim: &Claim, effects: &Effects<'_>) -> Result<Option<String>, NotRun> {

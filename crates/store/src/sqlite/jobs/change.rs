@@ -1,10 +1,14 @@
 //! Applies the decision of [`hapax_core::lifecycle::step`] to a job's row. Every change of a job
 //! goes through here.
 
+use std::fmt::Write as _;
+use std::time::Duration;
+
 use hapax_core::Timestamp;
 use hapax_core::job::Phase;
 use hapax_core::lifecycle::{
-    Act, Change, ErrorText, History, Holder, JobState, ResourceEffect, Unchanged, step,
+    Act, Admission, Change, ErrorText, History, Holder, JobState, Overtaken, ResourceEffect,
+    Unchanged, step,
 };
 use hapax_core::order::OVERTAKEN;
 use hapax_core::store::HandlerAnswer;
@@ -96,7 +100,7 @@ impl Lanes {
             Err(unchanged) => return Ok(Err(unchanged)),
         };
         record_history(conn, row, &change, reported, now)?;
-        write(conn, row, &change, reported, now)?;
+        write_change(conn, row, &change, reported, now)?;
         let mut mark = reported.mark;
         match change.phase {
             Phase::Ready | Phase::Leased | Phase::Held => self.stir(row.lane, micros(change.due)),
@@ -112,7 +116,84 @@ impl Lanes {
     }
 }
 
-fn write(
+impl Lanes {
+    /// Claims due jobs of one lane that keep no order, with one statement for all of them: its cost is
+    /// mostly that of opening the indexes. Returns the rows afterwards.
+    pub(super) fn lease_all(
+        &mut self,
+        conn: &Connection,
+        lane: i64,
+        due: Vec<JobRow>,
+        lease: Duration,
+        worker: &str,
+        now: Timestamp,
+    ) -> rusqlite::Result<Vec<JobRow>> {
+        let claim = Act::Claim { admission: Admission::Run, lease };
+        let mut until = None;
+        let mut leased = Vec::with_capacity(due.len());
+        for row in due {
+            debug_assert!(row.lane == lane && row.place.is_none());
+            let Ok(change) = step(&row.as_state(), &claim, now, self.dice.roll()) else { continue };
+            assert_eq!(*until.get_or_insert(change.due), change.due, "one lease for all of them");
+            leased.push(row.claimed(&change, worker, now));
+        }
+        let Some(until) = until else { return Ok(leased) };
+        let due_at = micros(until);
+        let wait = (due_at - micros(now)).max(0);
+        let jobs = seqs_of(leased.iter().map(|row| row.seq));
+        let values = (lane, jobs, due_at, micros(now), worker, wait);
+        let written =
+            conn.prepare_cached(include_str!("../sql/lease_jobs.sql"))?.execute(values)?;
+        assert_eq!(written, leased.len(), "the writer has just read these rows");
+        self.stir(lane, due_at);
+        Ok(leased)
+    }
+
+    /// Records "done" of jobs that were just claimed, keep no order and have no result, with one statement
+    /// for each lane and fence.
+    pub(in crate::sqlite) fn all_done(
+        &mut self,
+        conn: &Connection,
+        mut jobs: Vec<&JobRow>,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        jobs.sort_unstable_by_key(|job| (job.lane, job.fence, job.seq));
+        for alike in jobs.chunk_by(|one, next| (one.lane, one.fence) == (next.lane, next.fence)) {
+            let Some(JobRow { lane, fence, .. }) = alike.first() else { continue };
+            for row in alike {
+                let done = Act::Done { overtaken: Overtaken::No };
+                let change = step(&row.as_state(), &done, now, self.dice.roll());
+                let is_done = change.is_ok_and(|change| change.phase == Phase::Done);
+                assert!(is_done && row.place.is_none(), "a claimed job without an order ends");
+            }
+            let seqs = seqs_of(alike.iter().map(|row| row.seq));
+            let written = conn.prepare_cached(include_str!("../sql/jobs_done.sql"))?.execute((
+                lane,
+                seqs,
+                fence,
+                micros(now),
+            ))?;
+            assert_eq!(written, alike.len(), "the writer has just claimed these jobs");
+        }
+        Ok(())
+    }
+}
+
+/// Event numbers as a JSON array, for statements over many jobs.
+fn seqs_of(seqs: impl Iterator<Item = i64>) -> String {
+    let mut text = String::from("[");
+    for seq in seqs {
+        if text.len() > 1 {
+            text.push(',');
+        }
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{seq}");
+    }
+    text.push(']');
+    text
+}
+
+fn write_change(
     conn: &Connection,
     row: &JobRow,
     change: &Change,

@@ -95,6 +95,12 @@ impl Lanes {
                 lane.quiet_until = next.unwrap_or(i64::MAX);
             }
         }
+        let is_plain = |job: &JobRow| job.place.is_none() && !job.progress.alone(spec.workplace);
+        if due.len() > 1 && due.iter().all(is_plain) {
+            let lease = spec.policy.lease;
+            claimed.extend(self.lease_all(conn, lane, due, lease, ask.worker, now)?);
+            return Ok(false);
+        }
         for job in due {
             if job.progress.alone(spec.workplace) && !claimed.is_empty() {
                 // The job stays ready, for a separate claim.
