@@ -29,8 +29,8 @@ pub(super) struct KeyIndex {
     known: Arc<KnownKeys>,
     /// Keys of the transaction that is open now.
     batch: KeyMap<i64>,
-    /// How many keys of the running merge are in the tree.
-    merged: usize,
+    /// How far the running merge is.
+    progress: MergeProgress,
     /// How many fresh keys start a merge.
     fresh_max: usize,
     /// Keys in the young tree.
@@ -50,9 +50,9 @@ pub(super) struct KnownKeys(RwLock<KeysInMemory>);
 #[derive(Debug, Default)]
 struct KeysInMemory {
     /// Keys that are not surely in the tree.
-    fresh: KeyMap<i64>,
-    /// The running merge.
-    merge: Option<Merge>,
+    fresh: FreshKeys,
+    /// The running merge. A shard stays until its last key is in the tree.
+    merge: Option<FreshKeys>,
     /// The keys in the trees.
     filter: Filter,
 }
@@ -86,7 +86,7 @@ impl KnownKeys {
 
 impl KeysInMemory {
     fn place(&self, hash: &KeyHash) -> KeyLocation {
-        let merging = || self.merge.as_ref().and_then(|merge| merge.find(hash));
+        let merging = || self.merge.as_ref().and_then(|merge| merge.get(hash));
         match self.fresh.get(hash).or_else(merging) {
             Some(seq) => KeyLocation::At(*seq),
             None if self.filter.may_hold(&hash.0) => KeyLocation::PerhapsInTree,
@@ -104,34 +104,90 @@ struct Moved {
 const LOWEST: KeyHash = KeyHash([0; 16]);
 const HIGHEST: KeyHash = KeyHash([0xff; 16]);
 
-/// A running merge: its keys in order. All keys of the merge can be found here until the last one
-/// is in the tree.
-#[derive(Debug)]
-struct Merge {
-    keys: Vec<(KeyHash, i64)>,
+/// Keys in memory, in shards by their first bits: a merge sorts one shard at a time, and no shard's map
+/// grows for long. Sorting or growing all keys at once would keep acks waiting.
+#[derive(Debug, Default)]
+struct FreshKeys {
+    /// Empty until the first key arrives.
+    shards: Box<[KeyMap<i64>]>,
+    keys: usize,
+    /// The highest event number ever added.
     through: i64,
 }
 
-impl Merge {
-    fn of(mut keys: Vec<(KeyHash, i64)>) -> Self {
+/// Bits of a key that choose its shard. A shard of [`FRESH_KEYS_MAX`] keys is less than one chunk of a
+/// merge.
+const SHARD_BITS: u32 = 7;
+
+impl FreshKeys {
+    fn get(&self, hash: &KeyHash) -> Option<&i64> {
+        self.shards.get(shard_of(hash))?.get(hash)
+    }
+
+    fn insert(&mut self, hash: KeyHash, seq: i64) {
+        if self.shards.is_empty() {
+            self.shards = (0..1 << SHARD_BITS).map(|_| KeyMap::default()).collect();
+        }
+        self.through = self.through.max(seq);
+        self.keys += usize::from(self.shards[shard_of(&hash)].insert(hash, seq).is_none());
+    }
+
+    fn remove(&mut self, hash: &KeyHash) {
+        let removed = self.shards.get_mut(shard_of(hash)).and_then(|shard| shard.remove(hash));
+        self.keys -= usize::from(removed.is_some());
+    }
+
+    fn len(&self) -> usize {
+        self.keys
+    }
+
+    /// The keys of a shard, in order. All keys of the next shard are higher.
+    fn sorted(&self, shard: usize) -> Vec<(KeyHash, i64)> {
+        let shard = self.shards.get(shard).into_iter().flatten();
+        let mut keys: Vec<_> = shard.map(|(hash, seq)| (*hash, *seq)).collect();
         keys.sort_unstable();
-        let through = keys.iter().map(|(_, seq)| *seq).max().unwrap_or(0);
-        Self { keys, through }
+        keys
+    }
+}
+
+fn shard_of(hash: &KeyHash) -> usize {
+    usize::from(hash.0[0] >> (u8::BITS - SHARD_BITS))
+}
+
+/// How far a merge is: the keys of one shard in order, and how many of all keys are left.
+#[derive(Debug, Default)]
+struct MergeProgress {
+    run: Vec<(KeyHash, i64)>,
+    /// How many of `run` are in the tree.
+    done: usize,
+    next_shard: usize,
+    /// Keys of the merge that are not in the tree, those of `run` included.
+    left: usize,
+}
+
+impl MergeProgress {
+    /// The next keys.
+    fn chunk(&self) -> &[(KeyHash, i64)] {
+        let end = (self.done + MERGE_CHUNK).min(self.run.len());
+        &self.run[self.done..end]
     }
 
-    fn find(&self, hash: &KeyHash) -> Option<&i64> {
-        let at = self.keys.binary_search_by(|(key, _)| key.cmp(hash)).ok()?;
-        Some(&self.keys[at].1)
+    /// The shard whose last key is in the tree, right after that.
+    fn ended_shard(&self) -> Option<usize> {
+        if self.done == self.run.len() { self.next_shard.checked_sub(1) } else { None }
     }
 
-    /// The next keys after the first `done`.
-    fn chunk(&self, done: usize) -> &[(KeyHash, i64)] {
-        let end = (done + MERGE_CHUNK).min(self.keys.len());
-        &self.keys[done..end]
+    fn is_last_chunk(&self) -> bool {
+        self.chunk().len() == self.left
     }
 
-    fn is_last_chunk(&self, done: usize) -> bool {
-        done + MERGE_CHUNK >= self.keys.len()
+    /// Sorts the next shards until there is a key.
+    fn load(&mut self, merge: &FreshKeys) {
+        while self.done == self.run.len() && self.left > 0 {
+            self.run = merge.sorted(self.next_shard);
+            self.done = 0;
+            self.next_shard += 1;
+        }
     }
 }
 
@@ -150,7 +206,7 @@ impl KeyIndex {
     /// Reads the index as the last commit left it, and makes it the one that readers see.
     pub(super) fn load(conn: &Connection, known: Arc<KnownKeys>) -> rusqlite::Result<Self> {
         let merged_through = meta(conn, "merged_through")?;
-        let mut fresh = KeyMap::default();
+        let mut fresh = FreshKeys::default();
         let mut rows = conn.prepare(include_str!("sql/reload_keys.sql"))?;
         let mut rows = rows.query([merged_through])?;
         while let Some(row) = rows.next()? {
@@ -170,7 +226,7 @@ impl KeyIndex {
         Ok(Self {
             known,
             batch: KeyMap::default(),
-            merged: 0,
+            progress: MergeProgress::default(),
             fresh_max: tuned!("sqlite.fresh_keys", FRESH_KEYS_MAX),
             young,
             young_max: tuned!("sqlite.young_keys", YOUNG_KEYS_MAX),
@@ -196,7 +252,8 @@ impl KeyIndex {
     /// Records that the transaction was committed.
     pub(super) fn committed(&mut self) {
         if !self.batch.is_empty() {
-            self.known.write().fresh.extend(self.batch.drain());
+            let mut known = self.known.write();
+            self.batch.drain().for_each(|(hash, seq)| known.fresh.insert(hash, seq));
         }
     }
 
@@ -245,8 +302,9 @@ impl KeyIndex {
         self.begin_merge();
         let known = self.known.read();
         let Some(merge) = &known.merge else { return Ok(()) };
+        self.progress.load(merge);
         let mut insert = conn.prepare_cached(include_str!("sql/insert_key.sql"))?;
-        for (hash, seq) in merge.chunk(self.merged) {
+        for (hash, seq) in self.progress.chunk() {
             let in_trees =
                 if known.filter.may_hold(&hash.0) { find_in_trees(conn, hash)? } else { None };
             match in_trees {
@@ -259,7 +317,7 @@ impl KeyIndex {
                 }
             }
         }
-        if merge.is_last_chunk(self.merged) {
+        if self.progress.is_last_chunk() {
             conn.execute(
                 "UPDATE hapax_meta SET value = ?1 WHERE name = 'merged_through'",
                 [merge.through],
@@ -268,19 +326,15 @@ impl KeyIndex {
         Ok(())
     }
 
-    /// Turns the fresh keys into a merge, unless one is running. Keys are sorted outside the lock: until
-    /// then readers find them among the fresh ones.
+    /// Turns the fresh keys into a merge, unless one is running.
     fn begin_merge(&mut self) {
         if self.is_merging() {
             return;
         }
-        let keys = self.known.read().fresh.iter().map(|(hash, seq)| (*hash, *seq)).collect();
-        let merge = Merge::of(keys);
         let mut known = self.known.write();
-        known.merge = Some(merge);
-        // The map is cleared and not taken, so that it keeps its capacity for the next keys.
-        known.fresh.clear();
-        self.merged = 0;
+        let keys = std::mem::take(&mut known.fresh);
+        self.progress = MergeProgress { left: keys.len(), ..MergeProgress::default() };
+        known.merge = Some(keys);
     }
 
     /// Moves the next keys from the young tree to the large one.
@@ -312,20 +366,22 @@ impl KeyIndex {
             self.moving = moved.next;
             return;
         }
-        let mut known = self.known.write();
-        let KeysInMemory { merge, filter, .. } = &mut *known;
-        let Some(running) = merge else { return };
         // Keys that a merge added before a crash are counted twice until the next start: the next
         // move then comes a little early.
-        let chunk = running.chunk(self.merged);
-        self.young += chunk.len();
-        for (hash, _) in chunk {
-            filter.add(&hash.0);
+        let chunk = self.progress.chunk().len();
+        let is_last = self.progress.is_last_chunk();
+        let mut known = self.known.write();
+        for (hash, _) in self.progress.chunk() {
+            known.filter.add(&hash.0);
         }
-        if running.is_last_chunk(self.merged) {
-            *merge = None;
-        } else {
-            self.merged += MERGE_CHUNK;
+        self.young += chunk;
+        self.progress.done += chunk;
+        self.progress.left -= chunk;
+        if is_last {
+            known.merge = None;
+        } else if let (Some(merge), Some(shard)) = (&mut known.merge, self.progress.ended_shard()) {
+            // The filter and the tree know its keys. The memory of a whole merge would be large.
+            merge.shards[shard] = KeyMap::default();
         }
     }
 }
