@@ -173,6 +173,10 @@ pub mod limits {
     pub const KEY_BATCHES_AT_ONCE: usize = 2;
 
     /// How long a commit of several Idempotency-Keys waits for a transaction that has locked one of them:
+    /// Fences of Idempotency-Keys that one write of their number on SQLite allows for. A restart skips the
+    /// rest of them.
+    pub const FENCES_AT_ONCE: i64 = 256;
+
     /// the others wait as long.
     pub const KEY_BATCH_LOCK_MAX: Duration = Duration::from_millis(50);
 

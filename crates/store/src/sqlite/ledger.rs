@@ -17,14 +17,15 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use super::SqliteStore;
 use super::row::micros;
 use super::writer::{BatchResult, Writer};
-use crate::limits::BATCH_BYTES_MAX;
+use crate::limits::{BATCH_BYTES_MAX, FENCES_AT_ONCE};
 use crate::stored_answer;
 
 impl Ledger for SqliteStore {
     async fn reserve(&self, ask: ReserveAsk) -> Result<Reservation, StoreError> {
         self.writer
             .run_batched(0, move |writer| {
-                let reservation = reserve(&writer.conn, ask, writer.now())?;
+                let now = writer.now();
+                let reservation = reserve(&writer.conn, &mut writer.fences, ask, now)?;
                 Ok(match reservation {
                     Reservation::Fresh(_) => BatchResult::wrote(reservation),
                     Reservation::Replay(ref answer) => {
@@ -64,8 +65,37 @@ impl Ledger for SqliteStore {
     async fn abandon(&self, reserved: &Reserved) -> Result<(), StoreError> {
         let reserved = reserved.clone();
         self.writer
-            .run_batched(0, move |writer| Ok(BatchResult::wrote(abandon(&writer.conn, &reserved)?)))
+            .run_batched(0, move |writer| {
+                abandon(&writer.conn, &mut writer.fences, &reserved)?;
+                Ok(BatchResult::wrote(()))
+            })
             .await
+    }
+}
+
+/// Fences that this process may issue. The number in `hapax_meta` covers all of them, so that most
+/// reservations need not write it. A failed write or a restart drops the rest of the block.
+#[derive(Debug, Default)]
+pub(super) struct FenceBlock {
+    issued: i64,
+    last: i64,
+}
+
+impl FenceBlock {
+    /// A fence that was never issued before. The open transaction must be committed before any use of the
+    /// fence.
+    fn next(&mut self, conn: &Connection) -> rusqlite::Result<i64> {
+        if self.issued == self.last {
+            let last: i64 = conn
+                .prepare_cached(
+                    "UPDATE hapax_meta SET value = value + ?1 WHERE name = 'reservation_fence'
+                     RETURNING value",
+                )?
+                .query_row([FENCES_AT_ONCE], |row| row.get(0))?;
+            *self = Self { issued: last - FENCES_AT_ONCE, last };
+        }
+        self.issued += 1;
+        Ok(self.issued)
     }
 }
 
@@ -111,7 +141,12 @@ fn kept(status: i64, row: &Row<'_>) -> rusqlite::Result<StoredAnswer> {
     ))
 }
 
-fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Result<Reservation> {
+fn reserve(
+    conn: &Connection,
+    fences: &mut FenceBlock,
+    ask: ReserveAsk,
+    now: Timestamp,
+) -> rusqlite::Result<Reservation> {
     let at = micros(now);
     let mut attempt = 1;
     if let Some(kept) = ReservedKey::find(conn, &ask, at)? {
@@ -132,7 +167,7 @@ fn reserve(conn: &Connection, ask: ReserveAsk, now: Timestamp) -> rusqlite::Resu
     {
         return Ok(Reservation::OverQuota);
     }
-    let fence = next_fence(conn)?;
+    let fence = fences.next(conn)?;
     let (lease, ttl) = (span(ask.lease), span(ask.ttl));
     conn.prepare_cached(
         "INSERT INTO hapax_reservation
@@ -227,7 +262,11 @@ pub(super) fn finish(
 
 /// Abandons a reservation. If an earlier attempt may have been carried out, the row stays to record
 /// it.
-fn abandon(conn: &Connection, reserved: &Reserved) -> rusqlite::Result<()> {
+fn abandon(
+    conn: &Connection,
+    fences: &mut FenceBlock,
+    reserved: &Reserved,
+) -> rusqlite::Result<()> {
     let right = (reserved.scope.as_str(), reserved.key.as_str(), reserved.fence.0);
     let gone = conn
         .prepare_cached(
@@ -238,22 +277,13 @@ fn abandon(conn: &Connection, reserved: &Reserved) -> rusqlite::Result<()> {
     if gone == 1 || !is_open(conn, reserved)? {
         return Ok(());
     }
-    let void = next_fence(conn)?;
+    let void = fences.next(conn)?;
     conn.prepare_cached(
         "UPDATE hapax_reservation SET attempt = attempt - 1, leased_until = 0, fence = ?4
          WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND status IS NULL",
     )?
     .execute((right.0, right.1, right.2, void))?;
     Ok(())
-}
-
-/// A fence that was never issued before.
-fn next_fence(conn: &Connection) -> rusqlite::Result<i64> {
-    conn.prepare_cached(
-        "UPDATE hapax_meta SET value = value + 1 WHERE name = 'reservation_fence'
-         RETURNING value",
-    )?
-    .query_row([], |row| row.get(0))
 }
 
 /// Deletes up to `limit` expired keys, and no more bytes than a commit may hold. Returns true if

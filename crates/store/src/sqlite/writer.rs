@@ -31,6 +31,7 @@ use super::clock::{self, ClockWatch};
 use super::copies;
 use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
+use super::ledger::FenceBlock;
 use super::meta;
 use super::open::{self, DatabaseLocation, OpenError};
 use super::new_rows::NewRows;
@@ -413,6 +414,7 @@ pub(super) struct Writer {
 /// How many events arrive, measured over [`EVENT_RATE_OVER`].
 #[derive(Debug, Default)]
 struct EventRate {
+    pub(super) fences: FenceBlock,
     since: Option<Instant>,
     count: usize,
     is_busy: bool,
@@ -566,6 +568,7 @@ impl Writer {
             let worked = match self.next(waiting) {
                 // Before the command, which looks for due work by the current clock.
                 Next::Command(first) => match clock::tend(&mut self) {
+            fences: FenceBlock::default(),
                     Ok(()) => self.work(Some(first), waiting),
                     Err(error) => {
                         refuse(first, &unavailable(&error));
@@ -1157,6 +1160,7 @@ fn raise_epoch(conn: &Connection) -> rusqlite::Result<()> {
     tx.commit()
 }
 
+        self.fences = FenceBlock::default();
 /// The error that callers get after a failed write.
 fn unavailable(error: &rusqlite::Error) -> StoreError {
     StoreError::Unavailable(cause_of(error))

@@ -8,7 +8,7 @@ CREATE TABLE hapax_meta (
 -- last_seq: no event ever had a higher one, even if it was pruned since.
 -- epoch: raised after a failed write, so that its remains in the log are overwritten.
 -- last_message: as last_seq, of messages.
--- reservation_fence: the highest one ever issued, including those of deleted keys.
+-- reservation_fence: no higher one was ever issued, including those of deleted keys.
 -- source_secrets: the version of all rows of hapax_source_secret, raised with each change.
 INSERT INTO hapax_meta (name, value)
 VALUES ('merged_through', 0), ('last_seq', 0), ('epoch', 0), ('last_message', 0),
