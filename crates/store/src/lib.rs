@@ -119,8 +119,16 @@ pub mod limits {
     /// writer's time.
     pub const COPIES_CHUNK: usize = 500;
 
-    /// How long a copy waits at most for a commit of new events that is in progress: longer than a commit
-    /// takes on a disk that works, and shorter than any sender notices.
+    /// New events in one commit up to which every copy that waits is answered after it: the machine has
+    /// room for both.
+    pub const FEW_EVENTS: usize = 4;
+
+    /// New events for each copy that is answered beside them, while many arrive: a retry storm then takes
+    /// at most a fifth of the machine from them.
+    pub const EVENTS_PER_COPY: usize = 4;
+
+    /// How long a copy waits at most for commits of new events: longer than a commit takes on a disk that
+    /// works, and shorter than any sender notices.
     pub const COPY_WAIT_MAX: Duration = Duration::from_millis(10);
 
     /// How long a copy may wait for its deferred write: less than a second, and no sooner than
@@ -165,6 +173,10 @@ pub mod limits {
     /// Bytes of messages in one commit, so that a few large ones do not delay every other request.
     pub const PUBLISH_BATCH_BYTES_MAX: usize = 4 << 20;
 
+    /// Fences of Idempotency-Keys that one write of their number on SQLite allows for. A restart skips the
+    /// rest of them.
+    pub const FENCES_AT_ONCE: i64 = 256;
+
     /// Reservations and answers of Idempotency-Keys in one commit. The quota of a caller may be exceeded
     /// by as many keys as other commits are adding at the same time.
     pub const KEY_BATCH_MAX: usize = 128;
@@ -173,10 +185,6 @@ pub mod limits {
     pub const KEY_BATCHES_AT_ONCE: usize = 2;
 
     /// How long a commit of several Idempotency-Keys waits for a transaction that has locked one of them:
-    /// Fences of Idempotency-Keys that one write of their number on SQLite allows for. A restart skips the
-    /// rest of them.
-    pub const FENCES_AT_ONCE: i64 = 256;
-
     /// the others wait as long.
     pub const KEY_BATCH_LOCK_MAX: Duration = Duration::from_millis(50);
 

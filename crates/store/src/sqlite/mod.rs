@@ -46,7 +46,7 @@ mod writer;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
@@ -57,13 +57,13 @@ use hapax_core::store::{
 };
 use hapax_core::{EventKey, SourceName, Timestamp};
 use rusqlite::Connection;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 
 pub use open::OpenError;
 pub use transact::{Db, DbError, Tx};
 
 use crate::copies::Copies;
-use crate::limits::{COPY_WAIT_MAX, READ_FLUSH_MAX};
+use crate::limits::{COPY_WAIT_MAX, EVENTS_PER_COPY, FEW_EVENTS, READ_FLUSH_MAX};
 use crate::recent::RecentEvents;
 use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
@@ -129,32 +129,74 @@ struct Shared {
 
 /// Whether the writer commits new events at the moment. Copies are cheaper than new events, so a
 /// retry storm would leave new events almost no share of the machine. So a copy that arrives during
-/// such a commit is answered when it ends.
-#[derive(Debug, Default)]
+/// such a commit is answered after it. While many new events arrive, each commit lets pass only a part
+/// of the copies that wait.
+#[derive(Debug)]
 struct NewEvents {
     are_written: AtomicBool,
-    ended: Notify,
+    /// Copies that wait.
+    waiting: AtomicUsize,
+    /// A permit lets one copy pass.
+    turns: Semaphore,
+}
+
+impl Default for NewEvents {
+    fn default() -> Self {
+        Self {
+            are_written: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            turns: Semaphore::new(0),
+        }
+    }
 }
 
 impl NewEvents {
-    /// Waits for the commit of new events that is in progress, if there is one, but not for a slow disk.
+    /// Waits while a commit of new events is in progress, but not for long.
     async fn go_first(&self) {
-        // The notification is requested before the check, so that a commit that ends in between is
-        // not missed.
-        let ended = self.ended.notified();
-        if self.are_written.load(Ordering::Acquire) {
-            let _ = tokio::time::timeout(COPY_WAIT_MAX, ended).await;
+        if !self.are_written.load(Ordering::SeqCst) {
+            return;
         }
+        let waiting = CopyWaits::new(&self.waiting);
+        // Either this sees that the commit has ended meanwhile, or its end sees that this copy waits.
+        if !self.are_written.load(Ordering::SeqCst) {
+            return;
+        }
+        if let Ok(Ok(turn)) = tokio::time::timeout(COPY_WAIT_MAX, self.turns.acquire()).await {
+            turn.forget();
+        }
+        drop(waiting);
     }
 
     fn begin(&self) {
-        self.are_written.store(true, Ordering::Release);
+        // Turns that no copy took must not add up.
+        self.turns.forget_permits(usize::MAX >> 3);
+        self.are_written.store(true, Ordering::SeqCst);
     }
 
-    fn end(&self) {
-        if self.are_written.swap(false, Ordering::AcqRel) {
-            self.ended.notify_waiters();
+    /// A commit of so many new events has ended, or failed.
+    fn end(&self, events: usize) {
+        if !self.are_written.swap(false, Ordering::SeqCst) {
+            return;
         }
+        let waiting = self.waiting.load(Ordering::SeqCst);
+        let turns = if events <= FEW_EVENTS { waiting } else { events / EVENTS_PER_COPY };
+        self.turns.add_permits(turns.min(waiting));
+    }
+}
+
+/// Counts a copy that waits.
+struct CopyWaits<'a>(&'a AtomicUsize);
+
+impl<'a> CopyWaits<'a> {
+    fn new(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::SeqCst);
+        Self(waiting)
+    }
+}
+
+impl Drop for CopyWaits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

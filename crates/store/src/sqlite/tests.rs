@@ -1135,3 +1135,70 @@ async fn a_copy_does_not_wait_for_a_disk_that_hangs() {
     assert!(matches!(new.await.expect("no panic").expect("accepts"), Verdict::Accepted(_)));
     store.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_stores_every_event_and_knows_those_that_it_has_not_inserted_yet() {
+    // The rows of a batch are inserted many at a time. A copy or a conflict in the same batch must find
+    // the row of its event all the same, and no row may get the content of its neighbour.
+    let place = DatabaseDirectory::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    store.writer.tamper(move |_| {
+        let _ = held.recv();
+    });
+    let send = |body: String| Box::pin(store.ingest(sender.ingest(&body)));
+    let mut sent: Vec<_> = (0..23).map(|n| send(body(&format!("evt_{n}")))).collect();
+    sent.push(send(body("evt_5")));
+    sent.push(send(body("evt_6").replace("10000", "1")));
+    sent.extend((23..47).map(|n| send(body(&format!("evt_{n}")))));
+    std::future::poll_fn(|context| {
+        for one in &mut sent {
+            assert!(one.as_mut().poll(context).is_pending());
+        }
+        Poll::Ready(())
+    })
+    .await;
+    drop(hold);
+    let mut ids = Vec::new();
+    for (n, one) in sent.into_iter().enumerate() {
+        match (n, one.await.expect("answers").remove(0)) {
+            (23, Verdict::Duplicate(known)) => assert_eq!(known.id, ids[5]),
+            (24, Verdict::Conflict(known)) => assert_eq!(known.id, ids[6]),
+            (_, Verdict::Accepted(id)) => ids.push(id),
+            (_, other) => panic!("{n}: {other:?}"),
+        }
+    }
+    assert_eq!(ids.len(), 47);
+    for (n, id) in ids.iter().enumerate() {
+        let Lookup::One(found) = store.event(&EventName::Ours(*id)).await.expect("reads") else {
+            panic!("event {n} is gone");
+        };
+        assert_eq!(found.summary.event_id, format!("evt_{n}"));
+        assert_eq!(found.body, body(&format!("evt_{n}")));
+    }
+    store.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn beside_many_new_events_only_a_part_of_the_copies_passes_after_each_commit() {
+    // Copies are cheaper than new events: if all of them passed, a retry storm would take most of the
+    // machine from new events.
+    let new_events = super::NewEvents::default();
+    let mut copies: Vec<_> = (0..20).map(|_| Box::pin(new_events.go_first())).collect();
+    new_events.begin();
+    let mut pass = async || {
+        std::future::poll_fn(|context| {
+            copies.retain_mut(|copy| copy.as_mut().poll(context).is_pending());
+            Poll::Ready(copies.len())
+        })
+        .await
+    };
+    assert_eq!(pass().await, 20);
+    new_events.end(40);
+    assert_eq!(pass().await, 10, "40 events let 10 copies pass");
+    new_events.begin();
+    assert_eq!(pass().await, 10);
+    new_events.end(1);
+    assert_eq!(pass().await, 0, "beside few events all copies pass");
+}

@@ -642,7 +642,7 @@ impl Writer {
             Err(error) => {
                 batch.fail(&error);
                 self.refuse_deferred(&unavailable(&error));
-                self.shared.new_events.end();
+                self.shared.new_events.end(0);
                 return Err(error);
             }
         };
@@ -650,7 +650,7 @@ impl Writer {
         if let Err(error) = &committed {
             self.refuse_deferred(&unavailable(error));
         }
-        self.shared.new_events.end();
+        self.shared.new_events.end(events);
         match (committed, then) {
             (Ok(()), NextBatch::Nothing) => Ok(ControlFlow::Continue(())),
             (Ok(()), NextBatch::Slice(slice)) => {
@@ -675,6 +675,7 @@ impl Writer {
     fn close(&mut self, waiting: &Receiver<Command>) {
         self.refuse_deferred(&StoreError::Closed);
         while let Ok(command) = waiting.try_recv() {
+        let events = batch.receipts;
             refuse(command, &StoreError::Closed);
         }
         let settled = self.flush_copies().and_then(|()| open::settle_log(&self.conn));
