@@ -9,8 +9,8 @@ mod decide;
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,8 +33,8 @@ use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
 use super::ledger::FenceBlock;
 use super::meta;
-use super::open::{self, DatabaseLocation, OpenError};
 use super::new_rows::NewRows;
+use super::open::{self, DatabaseLocation, OpenError};
 use super::outbox::Outbox;
 use super::prune::PruneProgress;
 use super::row::Ids;
@@ -58,7 +58,8 @@ pub(super) struct WriterHandle {
 /// Sends commands to the writer thread.
 #[derive(Debug, Clone)]
 pub(super) struct WriterSender {
-    commands: SyncSender<Command>,
+    commands: Sender<Command>,
+    waiting: Arc<AtomicUsize>,
     /// Events and slices that were sent.
     demand: Arc<AtomicU64>,
 }
@@ -67,10 +68,10 @@ impl WriterSender {
     /// Passes a request to the writer, which answers it.
     pub(super) fn ingest(&self, ingest: Ingest, answer: AnswerSender<Vec<Verdict>>) {
         self.demand.fetch_add(1, Ordering::Relaxed);
-        let Err(error) = self.commands.try_send(Command::Ingest(ingest, answer)) else { return };
-        let why = refusal(&error);
-        let (TrySendError::Full(command) | TrySendError::Disconnected(command)) = error;
-        refuse(command, &why);
+        if let Err(unsent) = self.send_or_return(Command::Ingest(ingest, answer)) {
+            let (command, why) = *unsent;
+            refuse(command, &why);
+        }
     }
 
     /// Asks for the waiting copies to be written now. A full queue may drop the request: copies are
@@ -80,15 +81,49 @@ impl WriterSender {
     }
 
     fn send(&self, command: Command) -> Result<(), StoreError> {
-        self.commands.try_send(command).map_err(|error| refusal(&error))
+        self.send_or_return(command).map_err(|unsent| unsent.1)
+    }
+
+    /// Sends a command unless too many wait.
+    fn send_or_return(&self, command: Command) -> Result<(), Box<(Command, StoreError)>> {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            return Err(Box::new((command, StoreError::Busy)));
+        }
+        let sent = self.commands.send(command);
+        sent.map_err(|SendError(command)| Box::new((command, StoreError::Closed)))
+    }
+
+    /// Asks the writer to end, after everything that waits.
+    fn close(&self, closed: oneshot::Sender<()>) -> bool {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.commands.send(Command::Close(closed)).is_ok()
     }
 }
 
-/// Why the queue did not take a command.
-fn refusal(error: &TrySendError<Command>) -> StoreError {
-    match error {
-        TrySendError::Full(_) => StoreError::Busy,
-        TrySendError::Disconnected(_) => StoreError::Closed,
+/// The commands that wait. The queue takes memory only for those; their number is bounded by
+/// [`WAITING_MAX`].
+struct Commands {
+    queue: Receiver<Command>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Commands {
+    fn try_recv(&self) -> Option<Command> {
+        let command = self.queue.try_recv().ok()?;
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        Some(command)
+    }
+
+    fn receive_within(&self, at_most: Duration) -> Next {
+        match self.queue.recv_timeout(at_most) {
+            Ok(command) => {
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                Next::Command(command)
+            }
+            Err(RecvTimeoutError::Timeout) => Next::Housekeeping,
+            Err(RecvTimeoutError::Disconnected) => Next::NobodyLeft,
+        }
     }
 }
 
@@ -194,17 +229,18 @@ impl WriterHandle {
         shared: Arc<Shared>,
         clock: Clock,
     ) -> Result<Self, OpenError> {
-        let (commands, waiting) = sync_channel(WAITING_MAX);
+        let (commands, queue) = channel();
+        let sender = WriterSender { commands, waiting: Arc::default(), demand: Arc::default() };
+        let commands = Commands { queue, waiting: Arc::clone(&sender.waiting) };
         let writer = Writer::open(place, shared, clock)?;
         let path = writer.place.path().to_owned();
         let thread = std::thread::Builder::new()
             .name("hapax-writer".into())
             .spawn(move || {
                 let _last_word = WriterEnded(Arc::clone(&writer.shared));
-                writer.run(&waiting);
+                writer.run(&commands);
             })
             .map_err(|source| OpenError::Io { path, source })?;
-        let sender = WriterSender { commands, demand: Arc::default() };
         Ok(Self { sender, thread: Mutex::new(Some(thread)) })
     }
 
@@ -324,12 +360,7 @@ impl WriterHandle {
 
     pub(super) async fn close(&self) {
         let (closed, wait) = oneshot::channel();
-        let commands = self.sender.commands.clone();
-        // If the queue is full, this call waits until there is room, so it must not run on the
-        // runtime's own threads.
-        let asked =
-            tokio::task::spawn_blocking(move || commands.send(Command::Close(closed)).is_ok());
-        if asked.await.unwrap_or(false) {
+        if self.sender.close(closed) {
             let _ = wait.await;
         }
         let thread = self.thread.lock().expect("no panic happens under this lock").take();
@@ -385,6 +416,7 @@ pub(super) struct Writer {
     clock: Clock,
     checkpointer: Checkpointer,
     pub(super) index: KeyIndex,
+    pub(super) fences: FenceBlock,
     /// The jobs that the running slice of an SQL handler has claimed.
     begun: Vec<(JobId, Fence)>,
     event_rate: EventRate,
@@ -414,7 +446,6 @@ pub(super) struct Writer {
 /// How many events arrive, measured over [`EVENT_RATE_OVER`].
 #[derive(Debug, Default)]
 struct EventRate {
-    pub(super) fences: FenceBlock,
     since: Option<Instant>,
     count: usize,
     is_busy: bool,
@@ -447,6 +478,7 @@ impl EventRate {
 struct Batch {
     answers: Vec<(AnswerSender<Vec<Verdict>>, Vec<Verdict>)>,
     answerers: Vec<Answerer>,
+    rows: NewRows,
     recent: Vec<(KeyHash, Recent)>,
     copies: Vec<(i64, ArrivalInfo)>,
     receipts: usize,
@@ -478,7 +510,6 @@ impl Batch {
             answerer(Err(why.clone()));
         }
     }
-    rows: NewRows,
 }
 
 /// The command that runs after a batch because it must not share it.
@@ -539,6 +570,7 @@ impl Writer {
             clock_watch: ClockWatch::default(),
             checkpointer,
             index,
+            fences: FenceBlock::default(),
             pairs,
             ids: Ids::default(),
             last_seq,
@@ -563,12 +595,11 @@ impl Writer {
 
     /// Runs until closed. A broken invariant stops the writer with an error in the log: every later
     /// call answers `Closed`.
-    fn run(mut self, waiting: &Receiver<Command>) {
+    fn run(mut self, waiting: &Commands) {
         loop {
             let worked = match self.next(waiting) {
                 // Before the command, which looks for due work by the current clock.
                 Next::Command(first) => match clock::tend(&mut self) {
-            fences: FenceBlock::default(),
                     Ok(()) => self.work(Some(first), waiting),
                     Err(error) => {
                         refuse(first, &unavailable(&error));
@@ -604,7 +635,7 @@ impl Writer {
         }
     }
 
-    fn next(&mut self, waiting: &Receiver<Command>) -> Next {
+    fn next(&mut self, waiting: &Commands) -> Next {
         if !self.deferred.is_empty() {
             return Next::Deferred;
         }
@@ -614,7 +645,7 @@ impl Writer {
         } else {
             self.copies_due.saturating_duration_since(Instant::now())
         };
-        receive_within(waiting, at_most)
+        waiting.receive_within(at_most)
     }
 
     /// Takes the deferred acts, `first` and the commands waiting behind it into one transaction, commits it and
@@ -622,7 +653,7 @@ impl Writer {
     fn work(
         &mut self,
         first: Option<Command>,
-        waiting: &Receiver<Command>,
+        waiting: &Commands,
     ) -> rusqlite::Result<ControlFlow<()>> {
         let mut batch = Batch::default();
         if matches!(first, Some(Command::Ingest(..))) {
@@ -646,6 +677,7 @@ impl Writer {
                 return Err(error);
             }
         };
+        let events = batch.receipts;
         let committed = self.commit(batch);
         if let Err(error) = &committed {
             self.refuse_deferred(&unavailable(error));
@@ -672,10 +704,9 @@ impl Writer {
 
     /// Refuses waiting commands, flushes copies and settles the log. Closing does not wait for a
     /// disk to recover: every answered commit is in the log and stays there.
-    fn close(&mut self, waiting: &Receiver<Command>) {
+    fn close(&mut self, waiting: &Commands) {
         self.refuse_deferred(&StoreError::Closed);
-        while let Ok(command) = waiting.try_recv() {
-        let events = batch.receipts;
+        while let Some(command) = waiting.try_recv() {
             refuse(command, &StoreError::Closed);
         }
         let settled = self.flush_copies().and_then(|()| open::settle_log(&self.conn));
@@ -689,9 +720,9 @@ impl Writer {
         &mut self,
         batch: &mut Batch,
         first: Option<Command>,
-        waiting: &Receiver<Command>,
+        waiting: &Commands,
     ) -> rusqlite::Result<NextBatch> {
-        let mut next = first.or_else(|| waiting.try_recv().ok());
+        let mut next = first.or_else(|| waiting.try_recv());
         while let Some(command) = next {
             match command {
                 Command::Ingest(ingest, answer) => self.take(batch, ingest, answer)?,
@@ -713,7 +744,7 @@ impl Writer {
             if batch.is_full() {
                 break;
             }
-            next = waiting.try_recv().ok();
+            next = waiting.try_recv();
         }
         Ok(NextBatch::Nothing)
     }
@@ -776,6 +807,11 @@ impl Writer {
             let _ = batched(Err(unavailable(&error)));
             return Err(error);
         }
+        // The act may read what the batch has written so far.
+        if let Err(error) = batch.rows.insert(&self.conn) {
+            let _ = batched(Err(unavailable(&error)));
+            return Err(error);
+        }
         let BatchResult { value: answerer, wrote, bytes: held, kind } = batched(Ok(self))?;
         if wrote && !batch.kinds.contains(&kind) {
             batch.kinds.push(kind);
@@ -809,11 +845,6 @@ impl Writer {
     }
 
     /// Commits the batch and answers its requests. On an error every request gets it, and the
-        // The act may read what the batch has written so far.
-        if let Err(error) = batch.rows.insert(&self.conn) {
-            let _ = batched(Err(unavailable(&error)));
-            return Err(error);
-        }
     /// caller must call [`Writer::recover`].
     fn commit(&mut self, mut batch: Batch) -> rusqlite::Result<()> {
         if batch.is_empty() {
@@ -1045,7 +1076,7 @@ impl Writer {
     /// only once: on disk the log would end there, whatever is synced after it. So the writer
     /// rewrites the log in place, syncs it, copies it into the database file, and starts a new log.
     /// Without the rewrite, a power loss could leave newer pages in the file under an older log.
-    fn recover(&mut self, waiting: &Receiver<Command>, error: &rusqlite::Error) -> ControlFlow<()> {
+    fn recover(&mut self, waiting: &Commands, error: &rusqlite::Error) -> ControlFlow<()> {
         let began = Instant::now();
         let cause = cause_of(error);
         tracing::error!(%error, "a commit failed, nothing is accepted until writing works: {error}");
@@ -1063,7 +1094,7 @@ impl Writer {
             while let left = next_try.saturating_duration_since(Instant::now())
                 && !left.is_zero()
             {
-                match receive_within(waiting, left) {
+                match waiting.receive_within(left) {
                     Next::Command(Command::Close(closed)) => {
                         let _ = closed.send(());
                         return ControlFlow::Break(());
@@ -1131,6 +1162,7 @@ impl Writer {
         self.lanes = Lanes::load(&conn, specs, freed)?;
         self.outbox = Outbox::load(&conn, self.outbox.vault_keys())?;
         self.index = KeyIndex::load(&conn, Arc::clone(&self.shared.keys))?;
+        self.fences = FenceBlock::default();
         self.broom = PruneProgress::default();
         self.pairs = load_pairs(&conn)?;
         self.last_seq = last_seq(&conn)?;
@@ -1161,7 +1193,6 @@ fn raise_epoch(conn: &Connection) -> rusqlite::Result<()> {
     tx.commit()
 }
 
-        self.fences = FenceBlock::default();
 /// The error that callers get after a failed write.
 fn unavailable(error: &rusqlite::Error) -> StoreError {
     StoreError::Unavailable(cause_of(error))
@@ -1203,12 +1234,4 @@ fn last_seq(conn: &Connection) -> rusqlite::Result<i64> {
     let newest: Option<i64> =
         conn.query_row("SELECT max(seq) FROM hapax_event", [], |row| row.get(0))?;
     Ok(newest.unwrap_or(0).max(meta(conn, "last_seq")?))
-}
-
-fn receive_within(waiting: &Receiver<Command>, at_most: Duration) -> Next {
-    match waiting.recv_timeout(at_most) {
-        Ok(command) => Next::Command(command),
-        Err(RecvTimeoutError::Timeout) => Next::Housekeeping,
-        Err(RecvTimeoutError::Disconnected) => Next::NobodyLeft,
-    }
 }
