@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::ready;
 use std::mem;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -38,7 +38,9 @@ impl<L: Ledger> IdempotencyLayer<L> {
         let running = TaskTracker::new();
         // A closed tracker lets `drained` return whenever nothing runs.
         running.close();
-        Self { shared: Arc::new(Shared { ledger, rules, waiting: RequestWaiters::new(), running }) }
+        let waiting = RequestWaiters::new();
+        let counters = Default::default();
+        Self { shared: Arc::new(Shared { ledger, rules, waiting, running, counters }) }
     }
 
     /// Returns when no request runs any more, including those whose clients have hung up. Call it between
@@ -54,12 +56,18 @@ pub(crate) struct Shared<L> {
     pub(crate) rules: Arc<IdempotencyRules>,
     pub(crate) waiting: RequestWaiters,
     running: TaskTracker,
+    /// The counter of each outcome, from its first use on. Finding one by its labels allocates.
+    counters: [OnceLock<metrics::Counter>; IdempotencyOutcome::COUNT],
 }
 
 impl<L> Shared<L> {
     pub(crate) fn count(&self, outcome: IdempotencyOutcome) {
-        let labels = [("realm", self.rules.realm.clone()), ("outcome", outcome.as_str().into())];
-        metrics::counter!("hapax_idempotency_total", &labels).increment(1);
+        let counter = self.counters[outcome as usize].get_or_init(|| {
+            let realm = self.rules.realm.clone();
+            let labels = [("realm", realm), ("outcome", outcome.as_str().into())];
+            metrics::counter!("hapax_idempotency_total", &labels)
+        });
+        counter.increment(1);
     }
 
     fn refuse(&self, problem: IdempotencyProblem) -> Response<Body> {
@@ -132,6 +140,8 @@ pub enum IdempotencyOutcome {
 }
 
 impl IdempotencyOutcome {
+    const COUNT: usize = Self::Unavailable as usize + 1;
+
     pub(crate) fn on(self, mut response: Response<Body>) -> Response<Body> {
         response.extensions_mut().insert(self);
         response
