@@ -18,9 +18,10 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 
 use crate::disk::Syncs;
-use crate::report::{Findings, Growth, Pairing};
+use crate::report::{Findings, Growth, Pairing, Steady};
 use crate::shared::events::Events;
 use crate::shared::load::{self, Length, Load, Measured};
+use crate::shared::open::{self, Plan};
 use crate::shared::server::{Server, Setup};
 use crate::shared::{CONNECTIONS, Place, WARM_UP, floor, on_one_thread};
 
@@ -41,7 +42,7 @@ struct Options {
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256")]
     connections: Vec<usize>,
     /// Which loads to run
-    #[arg(long, value_delimiter = ',', default_value = "new,copies,storm,growth")]
+    #[arg(long, value_delimiter = ',', default_value = "new,copies,steady,storm,growth")]
     loads: Vec<Wanted>,
     /// Seconds of one measured slice
     #[arg(long, default_value_t = 1.5)]
@@ -49,6 +50,9 @@ struct Options {
     /// Slices of each server and load, floor and Hapax in turn
     #[arg(long, default_value_t = 2)]
     rounds: usize,
+    /// Seconds of the open loop at half the top rate
+    #[arg(long, default_value_t = 10.0)]
+    steady_seconds: f64,
     /// Keys that the growing store ends with
     #[arg(long, default_value_t = 1_000_000)]
     grow: u64,
@@ -58,6 +62,9 @@ struct Options {
     /// Known events that each arrive once more in a retry storm
     #[arg(long, default_value_t = 200_000)]
     storm: u64,
+    /// The stores of the retry storms
+    #[arg(long, value_delimiter = ',', default_value = "sqlite,postgres")]
+    stores: Vec<StoreKind>,
     #[command(flatten)]
     place: Place,
 }
@@ -66,8 +73,15 @@ struct Options {
 enum Wanted {
     New,
     Copies,
+    Steady,
     Storm,
     Growth,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum StoreKind {
+    Sqlite,
+    Postgres,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -85,7 +99,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Findings
     let floor = Server::floor()?;
     let events = Rc::new(RefCell::new(Events::new(options.copies_of)));
     let wanted = |load| options.loads.contains(&load);
-    if wanted(Wanted::New) || wanted(Wanted::Copies) {
+    if [Wanted::New, Wanted::Copies, Wanted::Steady].into_iter().any(wanted) {
         let hapax =
             Server::hapax(&options.place.hapax, &directory.join("steady"), &Setup::default())?;
         // Events that are repeated later must be stored first.
@@ -97,6 +111,10 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Findings
                 let paired = pair(options, &floor, &hapax, &events, load, connections, directory);
                 report.pairings.push(paired.await?);
             }
+        }
+        if wanted(Wanted::Steady) {
+            options.place.output.say("new events in an open loop");
+            report.steady = Some(steady(options, &hapax, &events).await?);
         }
     }
     if wanted(Wanted::Storm) {
@@ -139,6 +157,23 @@ async fn pair(
         pairing.hapax.join(measured);
     }
     Ok(pairing)
+}
+
+/// New events at half the top rate, at planned times: what senders see while the server has room.
+async fn steady(
+    options: &Options,
+    hapax: &Server,
+    events: &Rc<RefCell<Events>>,
+) -> anyhow::Result<Steady> {
+    let length = Length::Time(Duration::from_secs_f64(options.seconds));
+    let top = load::run(&[hapax], events, Load::New, CONNECTIONS, length, Some(WARM_UP)).await?;
+    let plan = Plan {
+        per_second: top.per_second() / 2.0,
+        time: Duration::from_secs_f64(options.steady_seconds),
+        warm_up: WARM_UP,
+    };
+    let paced = open::run(hapax, events, plan).await?;
+    Ok(Steady { per_second: plan.per_second, paced })
 }
 
 async fn grow(options: &Options, floor: &Server, directory: &Path) -> anyhow::Result<Growth> {

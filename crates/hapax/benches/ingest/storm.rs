@@ -13,13 +13,13 @@ use std::time::Duration;
 use anyhow::Context as _;
 use hapax_sim::Postgres;
 
-use crate::Options;
 use crate::shared::events::Events;
 use crate::shared::figures::Figure;
 use crate::shared::load::{self, Length, Load, Measured};
 use crate::shared::report::{Column, Table, column};
 use crate::shared::server::{Server, Setup, cpu_seconds_of_family};
 use crate::shared::{CONNECTIONS, WARM_UP};
+use crate::{Options, StoreKind};
 
 /// How long a server records copies after their answers, at most.
 const RECORDED_WITHIN: Duration = Duration::from_secs(3);
@@ -55,13 +55,19 @@ enum Engine {
     Postgres { server: Box<Postgres>, database: String },
 }
 
-/// Measures both engines.
+/// Measures the stores that were asked for.
 pub(crate) async fn measure(
     options: &Options,
     floor: &Server,
     directory: &Path,
 ) -> anyhow::Result<Vec<Storm>> {
-    let mut storms = vec![storm(options, floor, &directory.join("storm"), &Engine::Sqlite).await?];
+    let mut storms = Vec::new();
+    if options.stores.contains(&StoreKind::Sqlite) {
+        storms.push(storm(options, floor, &directory.join("storm"), &Engine::Sqlite).await?);
+    }
+    if !options.stores.contains(&StoreKind::Postgres) {
+        return Ok(storms);
+    }
     let server = Postgres::with_settings(&[("shared_buffers", "128MB")]).await;
     let database = server.create_database("storm").await;
     let engine = Engine::Postgres { server: Box::new(server), database };

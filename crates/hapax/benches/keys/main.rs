@@ -18,6 +18,7 @@ use clap::Parser;
 use hapax_sim::Postgres;
 
 use crate::shared::events::Events;
+use crate::shared::figures::Figure;
 use crate::shared::load::{self, Length, Load, Measured};
 use crate::shared::report::{Report, Table};
 use crate::shared::server::Server;
@@ -102,6 +103,14 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     }
     let mut report = Report::default();
     report.table(table);
+    let rate =
+        |name: &str| ways.iter().find(|way| way.name == name).map(|way| way.measured.per_second());
+    for (name, at_least, aim) in
+        [("new keys, SQLite", 0.25, 0.35), ("new keys, PostgreSQL", 0.12, 0.25)]
+    {
+        let ratio = rate(name).unwrap_or(0.0) / ways[0].measured.per_second();
+        report.figures([Figure::higher(format!("{name}, to the app"), ratio, at_least, aim)]);
+    }
     Ok(report)
 }
 

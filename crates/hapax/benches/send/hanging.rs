@@ -115,5 +115,8 @@ async fn deliveries(
     let measured = arrivals.iter().filter(|arrival| arrival.published_us >= measured_from);
     let took = measured.map(|arrival| arrival.arrived_us.saturating_sub(arrival.published_us));
     let latencies_us = took.map(|us| u32::try_from(us).unwrap_or(u32::MAX)).collect();
-    Ok(Measured::new(plan.time.as_secs_f64(), published.cpu_seconds, hapax.usage()?, latencies_us))
+    let usage = hapax.usage()?;
+    let mut measured = Measured::new(plan.time.as_secs_f64(), usage, usage, latencies_us);
+    measured.cpu_seconds = published.cpu_seconds;
+    Ok(measured)
 }

@@ -175,8 +175,7 @@ impl Messages {
         })
         .await?;
         let (usage, seconds) = (to.usage()?, began.elapsed().as_secs_f64());
-        let cpu_seconds = usage.cpu_seconds - before.cpu_seconds;
-        Ok(Measured::new(seconds, cpu_seconds, usage, slice.latencies_us.take()))
+        Ok(Measured::new(seconds, before, usage, slice.latencies_us.take()))
     }
 }
 

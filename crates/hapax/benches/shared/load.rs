@@ -49,27 +49,37 @@ pub(crate) struct Measured {
     pub(crate) requests: u64,
     pub(crate) seconds: f64,
     pub(crate) cpu_seconds: f64,
+    /// Bytes that the server caused to be written to a disk.
+    pub(crate) written_bytes: u64,
     /// At the end of the last slice, while its connections were still open.
     pub(crate) usage: Usage,
     latencies_us: Vec<u32>,
 }
 
 impl Measured {
-    /// A request for each latency.
+    /// A request for each latency. `before` and `usage` are those at the begin and at the end.
     pub(crate) fn new(
         seconds: f64,
-        cpu_seconds: f64,
+        before: Usage,
         usage: Usage,
         mut latencies_us: Vec<u32>,
     ) -> Self {
         latencies_us.sort_unstable();
-        Self { requests: latencies_us.len() as u64, seconds, cpu_seconds, usage, latencies_us }
+        Self {
+            requests: latencies_us.len() as u64,
+            seconds,
+            cpu_seconds: usage.cpu_seconds - before.cpu_seconds,
+            written_bytes: usage.written_bytes.saturating_sub(before.written_bytes),
+            usage,
+            latencies_us,
+        }
     }
 
     pub(crate) fn join(&mut self, other: Self) {
         self.requests += other.requests;
         self.seconds += other.seconds;
         self.cpu_seconds += other.cpu_seconds;
+        self.written_bytes += other.written_bytes;
         self.usage = other.usage;
         self.latencies_us.extend(other.latencies_us);
         self.latencies_us.sort_unstable();
@@ -81,6 +91,10 @@ impl Measured {
 
     pub(crate) fn cpu_us_per_request(&self) -> f64 {
         self.cpu_seconds * 1e6 / self.requests as f64
+    }
+
+    pub(crate) fn written_bytes_per_request(&self) -> f64 {
+        self.written_bytes as f64 / self.requests as f64
     }
 
     /// The latency that `share` of the requests stayed below.
@@ -145,8 +159,7 @@ pub(crate) async fn run(
         slice.measuring.set(false);
         let (usage, seconds) = (Usage::of(servers)?, began.elapsed().as_secs_f64());
         slice.left.set(0);
-        let cpu_seconds = usage.cpu_seconds - before.cpu_seconds;
-        Ok(Measured::new(seconds, cpu_seconds, usage, slice.latencies_us.take()))
+        Ok(Measured::new(seconds, before, usage, slice.latencies_us.take()))
     };
     let both = async { tokio::try_join!(conduct, clients) };
     let (measured, ()) = here.run_until(both).await?;

@@ -16,7 +16,7 @@ use tokio::task::{JoinSet, LocalSet};
 
 use super::events::Events;
 use super::load::{Load, Measured, answer, check, expected, us_since};
-use super::server::{Server, Usage};
+use super::server::Server;
 
 /// Connections at the start; more are opened when none is free.
 const CONNECTIONS: usize = 64;
@@ -149,17 +149,11 @@ async fn drive<R: Requests + 'static>(
         ended.context("a request panicked")??;
     }
     pacer.join().map_err(|_| anyhow::anyhow!("the pacer panicked"))?;
-    let cpu_seconds = usage.cpu_seconds - before.unwrap_or(usage).cpu_seconds;
     let seconds = plan.time.as_secs_f64();
     let mut sent_late_us = road.sent_late_us.take();
     sent_late_us.sort_unstable();
     Ok(Paced {
-        measured: Measured::new(
-            seconds,
-            cpu_seconds,
-            Usage::of(&[server])?,
-            road.latencies_us.take(),
-        ),
+        measured: Measured::new(seconds, before.unwrap_or(usage), usage, road.latencies_us.take()),
         sent_late_us,
         connections,
     })

@@ -56,6 +56,10 @@ impl Report {
         self.tables.push(table);
     }
 
+    pub(crate) fn tables(&mut self, tables: impl IntoIterator<Item = Table>) {
+        self.tables.extend(tables);
+    }
+
     pub(crate) fn figures(&mut self, figures: impl IntoIterator<Item = Figure>) {
         self.figures.extend(figures);
     }

@@ -38,8 +38,8 @@ impl Findings {
             Figure::higher(
                 "SQL effects/s at 64 connections, to ingest alone",
                 one.ratio(),
-                0.5,
-                0.8,
+                0.75,
+                0.9,
             )
         });
         let beside = self.beside.iter().map(|one| {
