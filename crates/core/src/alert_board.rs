@@ -122,7 +122,8 @@ impl StoredAlert {
 pub struct AlertReport {
     /// The node.
     pub node: Uuid,
-    /// The problems in the data of all nodes, if the node was their judge. They count only if it still is.
+    /// The problems in the data of all nodes, if the node was their judge. These problems count only if the
+    /// node still is the judge.
     pub judged: Option<Vec<ActiveAlert>>,
     /// The problems of the node itself.
     pub own: Vec<ActiveAlert>,

@@ -30,8 +30,8 @@ pub const OPEN_MAX: Duration = Duration::from_secs(3_600);
 /// An endpoint that did nothing but fail for this long is disabled.
 pub const GIVE_UP_AFTER: Duration = Duration::from_secs(5 * 86_400);
 
-/// Attempts at once after the circuit closes. It doubles with each success, so that deliveries that were held
-/// do not all start together.
+/// Attempts at once after the circuit closes. The number doubles with each success, so that deliveries that
+/// were held do not all start together.
 pub const SLOTS_FIRST: u32 = 2;
 
 /// [`OPEN_MIN`], or the value that a test sets: a test that restarts its receiver would wait for

@@ -73,7 +73,7 @@ pub struct EndpointSettings {
     /// Whether it is disabled after days of nothing but failures.
     #[serde(default = "default_auto_disable")]
     pub auto_disable: bool,
-    /// How the newest of its secrets signs. It changes only together with the secrets.
+    /// How the newest of its secrets signs. This setting changes only together with the secrets.
     #[serde(default)]
     pub signing: Signing,
     /// The public key of the newest secret, if it signs with a key pair.

@@ -1,5 +1,5 @@
-//! The bounds of an endpoint's settings, and how its secrets and custom headers are sealed: the same for
-//! endpoints of the API and of an app that embeds Hapax.
+//! Checks the settings of an endpoint against their bounds, and seals its secrets and custom headers. The
+//! admin API and apps that embed Hapax share this code.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -328,7 +328,8 @@ impl EndpointSecrets {
     /// ones share one element at the end, `t=…,v1=…,v1=…`: the libraries of Standard Webhooks stop at the first
     /// signature that they can verify, and some fail at an element with two commas before it.
     ///
-    /// `id` is the value of `webhook-id`. It must not contain a dot, which separates what is signed.
+    /// `id` is the value of `webhook-id`. An id must not contain a dot, because dots separate the signed
+    /// parts.
     pub fn sign(&self, id: &str, now: Timestamp, body: &[u8]) -> HeaderValue {
         debug_assert!(!id.contains('.'), "the id of a message contains a dot");
         let timestamp = now.as_second().to_string();

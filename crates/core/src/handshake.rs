@@ -165,7 +165,8 @@ impl Challenge {
 pub(crate) struct HandshakeKeys {
     /// One for each secret, in the order of the config.
     hmac: Vec<hmac::Key>,
-    /// The secret that expires last. It answers where the request does not show which secret to use.
+    /// The secret that expires last. Hapax answers with this secret if the request does not show which one
+    /// to use.
     lasting: usize,
     verify_token: Option<Secret>,
 }

@@ -1,6 +1,6 @@
-//! Extracts a few values from raw JSON, strictly: one pass validates the whole document and returns
-//! slices of it. It builds no tree, rounds no number and normalises no text, so that a body has one
-//! reading and no other parser sees another id in it.
+//! Extracts a few values from raw JSON, strictly: one pass validates the whole document and returns slices
+//! of it. The reader builds no tree, rounds no number and normalises no text. A body therefore has one
+//! reading, and no other parser sees another id in it.
 //!
 //! A document must follow the grammar of RFC 8259. Three more things are refused: nesting deeper than
 //! [`JSON_DEPTH_MAX`], a repeated key on a path that is looked up (also if the keys are equal only after

@@ -71,8 +71,8 @@ pub enum GuardKeep {
 /// The treatment of an event whose guard is known and whose key is new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuardSeen {
-    /// The id is the sender's own: the same signed content under another id is a suspected replay. It goes
-    /// to review under [another key](Receipt::if_replay).
+    /// The id is the sender's own: the same signed content under another id is a suspected replay. A
+    /// suspected replay goes to review under [another key](Receipt::if_replay).
     Review,
     /// The id is derived: the arrival is a copy of the event that holds the guard.
     Duplicate,

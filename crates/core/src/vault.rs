@@ -1,5 +1,5 @@
-//! The vault: seals secrets before they are stored, and opens them again. It never stores anything, and
-//! never draws random numbers: the caller passes each nonce in.
+//! The vault: seals secrets before they are stored, and opens them again. The vault stores nothing and
+//! draws no random numbers: the caller passes each nonce in.
 //!
 //! A [`Sealed`] value names the key it was sealed with. Its [`SealContext`] is authenticated with it, so a
 //! value that was moved to another endpoint, tenant or purpose does not open.

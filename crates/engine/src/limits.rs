@@ -74,9 +74,9 @@ impl Default for HttpLimits {
 /// milliseconds, over a long distance with TLS perhaps half a second.
 pub const SLOW_AFTER: Duration = Duration::from_secs(2);
 
-/// How long a new connection is never closed for another. If there are more new senders than slots,
-/// they must wait for each other, not close each other. It also bounds a flood: at most all slots
-/// are replaced in this time.
+/// How long a new connection is never closed for another. If there are more new senders than slots, they
+/// must wait for each other, not close each other. The time also bounds a flood: at most all slots are
+/// replaced in it.
 pub const NEW_FOR: Duration = Duration::from_millis(250);
 
 /// An address is crowding if it holds more than one in this many of all slots, and at least
@@ -303,15 +303,15 @@ pub const PASSING_IDLE: Duration = Duration::from_secs(1);
 /// Idle outbound connections, for each host.
 pub const OUTBOUND_IDLE_MAX: usize = 64;
 
-/// How long before the end of its lease an upstream must have answered, so that the answer can
-/// still be stored. It is a tenth of the lease, at least this and at most [`UPSTREAM_MARGIN_MAX`].
+/// How long before the end of its lease an upstream must have answered, so that the answer can still be
+/// stored. The margin is a tenth of the lease, at least this and at most [`UPSTREAM_MARGIN_MAX`].
 pub const UPSTREAM_MARGIN_MIN: Duration = Duration::from_millis(100);
 /// The upper bound of that margin.
 pub const UPSTREAM_MARGIN_MAX: Duration = Duration::from_secs(2);
 
-/// Requests with a key that one proxy runs at once, including those whose clients have hung up. It
-/// is the default number of connections, and more if more are configured. Otherwise clients with
-/// short timeouts would pile up bodies, tasks and connections for as long as a slow upstream takes.
+/// Requests with a key that one proxy runs at once, including those whose clients have hung up. The limit
+/// is the default number of connections, and more if more are configured. Otherwise clients with short
+/// timeouts would pile up bodies, tasks and connections for as long as a slow upstream takes.
 pub const KEYED_MAX: usize = 4_096;
 
 /// How much of an app's answer is read; the rest is dropped with its connection.

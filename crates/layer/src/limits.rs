@@ -12,12 +12,12 @@ pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
 /// The Retry-After of a caller over its quota: its keys end one by one with their ttl, which is hours.
 pub(crate) const RETRY_AFTER_QUOTA: Duration = Duration::from_secs(60);
 
-/// The Retry-After while the ledger is unavailable. It is shorter than for senders of webhooks, since a
-/// client of an API waits for the answer.
+/// The Retry-After while the ledger is unavailable. The time is shorter than for senders of webhooks,
+/// because a client of an API waits for the answer.
 pub(crate) const RETRY_AFTER_UNAVAILABLE: Duration = Duration::from_secs(2);
 
-/// The first interval at which a waiting request polls the ledger. It doubles up to [`POLL_MAX`]. A request
-/// that ends in this process wakes the waiters at once; polling is for those in other processes.
+/// The first interval at which a waiting request polls the ledger. The interval doubles up to [`POLL_MAX`].
+/// A request that ends in this process wakes the waiters at once; polling is for those in other processes.
 pub(crate) const POLL_FIRST: Duration = Duration::from_millis(25);
 /// See [`POLL_FIRST`].
 pub(crate) const POLL_MAX: Duration = Duration::from_secs(1);

@@ -76,7 +76,7 @@ pub(crate) enum PrincipalError {
     Refused,
 }
 
-/// The name of the caller for the scope. It is empty only for requests without a caller.
+/// The name of the caller for the scope. The name is empty only for requests without a caller.
 pub(crate) fn name_of(rules: &IdempotencyRules, parts: &Parts) -> Result<String, PrincipalError> {
     let headers = &parts.headers;
     match &rules.principal {
@@ -115,7 +115,7 @@ fn carries_credentials(name: &HeaderName) -> bool {
     telling.iter().any(|word| name.as_str().contains(word))
 }
 
-/// The only value of a header. Of two values the app might use the other one.
+/// The only value of a header. If the request has two values, the app might use the other value.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], PrincipalError> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

@@ -26,8 +26,8 @@ pub(crate) struct BadPath;
 /// The path of a request in two readings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Path {
-    /// Decoded and in lower case, without empty segments, `.`, `..` and path parameters (`;…`). It
-    /// begins with a slash and ends with one only if it is the root.
+    /// Decoded and in lower case, without empty segments, `.`, `..` and path parameters (`;…`). The path
+    /// begins with a slash, and ends with one only if it is the root.
     normal: String,
     /// Decoded and in lower case only, for servers that resolve nothing.
     plain: String,

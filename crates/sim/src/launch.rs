@@ -17,8 +17,8 @@ pub(crate) struct Launched {
     pub(crate) port: u16,
 }
 
-/// Starts an engine on a free port. `ready` gets the process id and the log of this start. It never connects to
-/// the port, where another engine might answer.
+/// Starts an engine on a free port. `ready` gets the process id and the log of this start. The check never
+/// connects to the port, where another engine might answer.
 pub(crate) async fn on_a_free_port(
     supervisor: &Supervisor,
     command: impl Fn(u16) -> io::Result<Command>,

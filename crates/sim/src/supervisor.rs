@@ -1,5 +1,5 @@
 //! Owns the private directory of an engine, the user that it runs as, and the guarantee that engine and
-//! directory are gone when this process has ended. It knows no particular engine.
+//! directory are gone when this process has ended. The supervisor knows no particular engine.
 //!
 //! A watchdog gives the guarantee: a shell that reads from a pipe whose other end only this process holds.
 //! When this process drops it, panics or is killed, the pipe ends, and the shell ends every process whose

@@ -1,6 +1,6 @@
 //! A network that fails on demand: a TCP proxy in front of an engine that delays, holds and resets
-//! connections, also between a statement and its answer. It knows no protocol: bytes on the connection identify
-//! the moment.
+//! connections, also between a statement and its answer. The proxy knows no protocol: bytes on the
+//! connection identify the moment.
 
 use std::io;
 use std::net::SocketAddr;
@@ -99,7 +99,8 @@ impl TcpProxy {
         self.network.open.load(Ordering::SeqCst)
     }
 
-    /// Sets a trap for the first connection that reaches its moment. It replaces a trap that has not sprung.
+    /// Sets a trap for the first connection that reaches its moment. The new trap replaces one that has not
+    /// sprung.
     pub fn arm(&self, trap: Trap) {
         let mut armed = self.network.armed();
         armed.number += 1;

@@ -195,7 +195,7 @@ pub mod limits {
     /// of one of them: the others wait as long.
     pub const PUBLISH_BATCH_LOCK_MAX: Duration = Duration::from_millis(50);
 
-    /// How long the message that had to wait then waits alone. After that its publisher should
+    /// How long such a message then waits in a transaction of its own. After that its publisher should
     /// retry.
     pub const PUBLISH_ALONE_LOCK_MAX: Duration = Duration::from_secs(5);
 
@@ -203,7 +203,7 @@ pub mod limits {
     /// transactions publish without notifying it.
     pub const DELIVERY_POLL_EVERY: Duration = Duration::from_millis(250);
 
-    /// Prepared statements of a Rust handler that one connection keeps: more than a handler has. It
+    /// Prepared statements of a Rust handler that one connection keeps: more than a handler has. The limit
     /// bounds what dynamically built SQL may cost the server.
     pub const HANDLER_STATEMENTS_MAX: usize = 256;
 

@@ -9,7 +9,7 @@ use hapax_core::store::{Cursor, Page, ReadBound};
 
 use crate::limits::PAGE_MAX;
 
-/// What is left of a [`ReadBound`].
+/// The remaining part of a [`ReadBound`].
 #[derive(Debug)]
 pub(crate) struct ReadBudget {
     bound: ReadBound,
@@ -27,7 +27,7 @@ impl ReadBudget {
         self.rows += rows;
     }
 
-    /// Whether the page must end. It never has to before a row was read.
+    /// Whether the page must end. A page never ends before a row was read.
     pub(crate) fn is_spent(&self) -> bool {
         self.rows > 0
             && match self.bound {

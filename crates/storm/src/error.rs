@@ -4,7 +4,7 @@
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct StormError {
-    /// What to blame.
+    /// The party at fault.
     pub kind: StormErrorKind,
     /// What is wrong.
     pub message: String,

@@ -1,4 +1,5 @@
-//! Tests any webhook endpoint, in any language, for exactly-once effects. It needs no server of Hapax.
+//! Tests any webhook endpoint, in any language, for exactly-once effects. The test needs no server of
+//! Hapax.
 //!
 //! A [`Storm`] sends many concurrent copies of signed sample events, with late and forged ones among them,
 //! and checks law by law. `plan` decides what is sent, `requests` sends it, `probe` reads the effects,

@@ -1,5 +1,5 @@
-//! Sends the requests of a plan concurrently and collects the answers. It retries when the endpoint asks
-//! for that, as a sender would. It does not judge the answers.
+//! Sends the requests of a plan concurrently and collects the answers. A request is retried when the
+//! endpoint asks for that, as a sender would. The answers are judged in `judge.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -30,7 +30,7 @@ pub type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// A sender and the endpoint it posts to.
 pub struct Sender {
-    /// What it imitates.
+    /// The preset that it imitates.
     pub preset: &'static Preset,
     /// The source as an endpoint would configure it.
     pub source: Source,

@@ -75,7 +75,8 @@ pub struct SelectorError {
     pub hint: String,
 }
 
-/// The part of a request that a value comes from. It decides whether the signature covers the value.
+/// The part of a request that a value comes from. The origin decides whether the signature covers the
+/// value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin<'a> {
     /// The bytes of the body.
@@ -417,8 +418,8 @@ impl Envelope {
         Ok(())
     }
 
-    /// Reads a value without the array of events as one event. It must not be ignored and answered 200.
-    /// Without an id it is refused.
+    /// Reads a value without the array of events as one event. Such a value must not be ignored and
+    /// answered 200. Without an id it is refused.
     fn read_whole<'a>(
         &self,
         request: &Request<'a>,

@@ -1,4 +1,4 @@
-//! Selectors: text that selects a value of a request. They are compiled so that all JSON pointers of a
+//! Selectors: text that selects a value of a request. Selectors are compiled so that all JSON pointers of a
 //! level are found in one pass.
 
 use std::borrow::Cow;

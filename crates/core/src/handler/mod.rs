@@ -70,7 +70,7 @@ pub struct HttpTarget {
     pub sign_as: SignAs,
     /// The secret as configured.
     pub secret: Option<Secret>,
-    /// Signs with `secret`, in the scheme of `sign_as`. Set wherever there is a secret.
+    /// Signs with `secret`, in the scheme of `sign_as`. Set if the handler has a secret.
     pub signer: Option<Arc<Source>>,
 }
 

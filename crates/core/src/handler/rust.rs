@@ -1,4 +1,4 @@
-//! The trait of a handler in Rust: it gets a claim and returns the outcome. It commits its effects
+//! The trait of a handler in Rust: it gets a claim and returns the outcome. The handler commits its effects
 //! through its store, which checks the fence.
 
 use std::fmt;

@@ -104,7 +104,7 @@ impl Machine {
             None if holds(&self.ahead, self.start) => OrderDecision::Hold,
             None => OrderDecision::Stale,
             Some(current) if holds(&self.next, current) => OrderDecision::Run,
-            // The event names the current state. It is stale even if a cycle leads back to that
+            // The event names the current state. Such an event is stale even if a cycle leads back to that
             // state.
             Some(current) if target == current => OrderDecision::Stale,
             Some(current) if holds(&self.ahead, current) => OrderDecision::Hold,

@@ -268,8 +268,9 @@ pub(super) const PLAID: Preset = Preset {
     signed: "the time of issue and the body's SHA-256",
     retries: "up to 24 hours (from memory)",
     tolerance: "5 minutes",
-    // Nothing in the body distinguishes two equal notifications. They only announce a change, so a repeat is
-    // harmless and a loss is not: equal ones are one event only within the time of retries.
+    // Nothing in the body distinguishes two equal notifications. A notification only announces a change, so
+    // a repeat is harmless and a loss is not. Equal notifications are one event only within the time of
+    // retries.
     envelope: PresetEnvelope {
         id: PresetId::Hash { fields: &["body"], within: Some(60) },
         event_type: &["/webhook_type", "/webhook_code"],

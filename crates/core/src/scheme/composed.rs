@@ -527,7 +527,7 @@ impl AlternativeVerifier {
             .map(Self)
     }
 
-    /// The first set of names of which any header is present, or the first set if none is.
+    /// The first set of header names that occurs in the request, or the first of all if none does.
     fn chosen(&self, headers: &HeaderMap) -> &ComposedVerifier {
         self.0
             .iter()

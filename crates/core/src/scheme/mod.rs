@@ -235,7 +235,7 @@ impl Scheme {
         })
     }
 
-    /// Checks the signature over the raw bytes, in constant time. It does not check the window.
+    /// Checks the signature over the raw bytes, in constant time. The time window is not checked here.
     pub fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
         self.verifier.authenticate(arrival, now)
     }
@@ -315,8 +315,8 @@ impl Scheme {
         self.verifier.signed_content(arrival)
     }
 
-    /// Headers whose value is the secret itself (tokens, Basic credentials). They are never stored or
-    /// printed.
+    /// Headers whose value is the secret itself (tokens, Basic credentials). Such headers are never stored
+    /// or printed.
     pub fn secret_headers(&self) -> Vec<String> {
         self.verifier.secret_header().map(str::to_owned).into_iter().collect()
     }

@@ -6,9 +6,8 @@
 pub enum Recipe {
     /// A signature over composed content, carried in headers.
     Composed(ComposedSignature<'static>),
-    /// The same signature under alternative header names. The first set of names of which any header is
-    /// present applies, so that a header of another set cannot accompany a signature that does not
-    /// cover it.
+    /// The same signature under alternative header names. The first set that has a header in the request
+    /// applies. A header of another set therefore cannot accompany a signature that does not cover it.
     AlternativeNames(&'static [ComposedSignature<'static>]),
     /// The form of the secret selects one of two schemes. The request never does.
     BySecret {
@@ -47,7 +46,7 @@ pub enum Recipe {
     Basic,
 }
 
-/// A signature over composed content. It borrows its text, since the config can describe one too.
+/// A signature over composed content. A recipe borrows its text, because the config can describe one too.
 #[derive(Debug, Clone, Copy)]
 pub struct ComposedSignature<'a> {
     /// The algorithm.

@@ -134,8 +134,8 @@ fn covered_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
     Ok(fields)
 }
 
-/// The digest in the URL. It must be the last parameter, where the sender puts it. The form's fields
-/// follow the URL in the signed content, so a value of a field could otherwise pass as a parameter.
+/// The digest in the URL. The digest must be the last parameter, where the sender puts it. The form's
+/// fields follow the URL in the signed content, so a value of a field could otherwise pass as a parameter.
 fn body_digest(arrival: &Arrival) -> Option<Vec<u8>> {
     let digest = arrival.query().rsplit('&').next()?.strip_prefix(BODY_DIGEST)?;
     let is_whole = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -189,7 +189,7 @@ impl<'a> Parts<'a> {
 /// Names of fields by which a shifted boundary is recognised. Both senders sign names and values without
 /// a separator, so bytes can move from a value into the next name under the same signature.
 pub(super) struct KnownFields {
-    /// Fields of which a request has at least one, if the signed text contains their names.
+    /// If the signed text contains the names of these fields, the request must have at least one of them.
     ids: &'static [&'static str],
     /// Fields that are present if the signed text contains their names outside of free text.
     others: &'static [&'static str],

@@ -1,4 +1,4 @@
-//! Hints for logs and pacing. They change nothing and decide no race.
+//! Hints for logs and pacing. Hints change nothing and decide no race.
 
 use std::future::Future;
 

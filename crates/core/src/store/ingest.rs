@@ -47,8 +47,8 @@ impl fmt::Display for EventId {
 pub struct Ingest {
     /// At least one.
     pub receipts: Vec<Receipt>,
-    /// The jobs of each receipt, in the order of `receipts`. They are written in the same commit as
-    /// the event if it is accepted. Empty where no handler wants the event.
+    /// The jobs of each receipt, in the order of `receipts`. If the event is accepted, its jobs are written
+    /// in the same commit. Empty where no handler wants the event.
     pub jobs: Vec<Vec<NewJob>>,
     /// How the request arrived.
     pub via: ArrivalInfo,

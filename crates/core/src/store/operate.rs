@@ -22,8 +22,8 @@ pub trait Operate: Send + Sync + 'static {
         ask: ReplayAsk,
     ) -> impl Future<Output = Result<Vec<Replayed>, StoreError>> + Send;
 
-    /// Approves an event in review: `jobs` are written. They are written once, however many approvals and
-    /// on-time copies race. Where jobs of the event are in review instead, those become ready and run
+    /// Approves an event in review: `jobs` are written. The jobs are written once, however many approvals
+    /// and on-time copies race. Where jobs of the event are in review instead, those become ready and run
     /// whatever the order guard decides; then `jobs` is ignored.
     fn approve(
         &self,

@@ -188,7 +188,7 @@ pub struct PublishedMessage {
     pub deliveries: u64,
 }
 
-/// What to claim.
+/// The deliveries to claim.
 #[derive(Debug, Clone)]
 pub struct DeliveryAsk {
     /// The most deliveries to claim.

@@ -42,7 +42,7 @@ pub struct ExpiryAsk {
 pub struct Expiry {
     /// The endpoints that this commit announced.
     pub announced: Vec<ExpiryNotice>,
-    /// The endpoints of which this commit cancelled deliveries, and how many.
+    /// The endpoints whose deliveries this commit cancelled, and how many.
     pub cancelled: Vec<(EndpointId, u64)>,
     /// Whether this round has more to check.
     pub more: bool,

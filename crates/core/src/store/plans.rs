@@ -1,6 +1,5 @@
-//! Plans: acts of an operator on many deliveries or events at once. A plan is a row of the store.
-//! It runs in slices at a rate, shows its progress, can be cancelled, and continues after a
-//! restart.
+//! Plans: acts of an operator on many deliveries or events at once. A plan is a row of the store. A plan
+//! runs in slices at a rate, shows its progress, can be cancelled, and continues after a restart.
 
 use std::fmt;
 use std::future::Future;
@@ -23,7 +22,7 @@ pub trait Plans: Send + Sync + 'static {
         work: PlanWork,
     ) -> impl Future<Output = Result<PlanCount, StoreError>> + Send;
 
-    /// Records a plan with its count and its instant, in one commit. It runs from then on.
+    /// Records a plan with its count and its instant, in one commit. The plan runs from then on.
     ///
     /// The instant is fixed. A delivery that dies, a message that is published, an event that arrives, and a
     /// job that ends, dies or goes to review after it are not part of the plan.

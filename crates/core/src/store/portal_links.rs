@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::StoreError;
 use crate::key::Tenant;
 
-/// Our id of a link. It is part of the paths of its pages, and no secret.
+/// Our id of a link. The id is part of the paths of its pages, and not a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PortalLinkId(pub Uuid);
@@ -23,7 +23,7 @@ impl fmt::Display for PortalLinkId {
     }
 }
 
-/// What the holder of a link may do. Each right includes reading.
+/// A right of the holder of a link. Each right includes reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PortalRight {
@@ -89,7 +89,7 @@ pub struct PortalLink {
     pub id: PortalLinkId,
     /// Whose endpoints and deliveries it shows.
     pub tenant: Tenant,
-    /// What its holder may do.
+    /// The rights of its holder.
     pub rights: PortalRights,
     /// When it was created.
     pub created_at: Timestamp,

@@ -1,4 +1,4 @@
-//! What verified an arrival: the scheme, and which secret, by the reference that operators know it by.
+//! The verifier of an arrival: its scheme and its secret, by the reference that operators know.
 
 use std::future::Future;
 

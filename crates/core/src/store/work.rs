@@ -264,7 +264,8 @@ pub enum Outcome {
 pub const DAMAGED_BODY: &str = "the stored body does not match its hash: the database was damaged or \
                                 changed by hand, and no handler gets it";
 
-/// The answer of an app to one attempt. It is stored with the attempt, whether that succeeded or not.
+/// The answer of an app to one attempt. The answer is stored with the attempt, whether the attempt
+/// succeeded or not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HandlerAnswer {
     /// The HTTP status.

@@ -22,8 +22,9 @@ fn stored(sealed: &Sealed) -> Result<Sealed, OpenError> {
 
 #[test]
 fn a_value_moved_to_another_row_tenant_or_purpose_does_not_open() {
-    // The thief can write to the database: a stolen value is copied to wherever its plaintext would be sent
-    // to the thief. The contexts with shifted letters have equal bytes if their lengths are not counted.
+    // The attacker can write to the database, and copies a sealed value to a row whose plaintext would be
+    // sent to the attacker. The contexts with shifted letters have equal bytes if their lengths are not
+    // counted.
     let (acme, acm, default) = (Tenant::new("acme"), Tenant::new("acm"), Tenant::default());
     let (stripe, e1) = (SourceName::new("stripe"), SourceName::new("e1"));
     let contexts = [

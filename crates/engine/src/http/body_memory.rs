@@ -125,8 +125,8 @@ impl BodyPermit {
         }
     }
 
-    /// Records that the body is complete. It still holds its memory, but cannot be dropped any
-    /// more.
+    /// Records that the body is complete. A complete body still holds its memory, but is not dropped for a
+    /// newer one.
     pub(crate) fn is_whole(&self) {
         if let Some((_, course)) = &self.entry {
             course.whole.store(true, Ordering::Relaxed);

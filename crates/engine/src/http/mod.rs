@@ -1,6 +1,6 @@
-//! The HTTP loop: accepts, limits, serves and drains connections. It exists because `axum::serve`
-//! gives heads no deadline and does not limit connections. It knows nothing about webhooks: the
-//! admin API is served by the same loop.
+//! The HTTP loop: accepts, limits, serves and drains connections. Hapax has its own loop, because
+//! `axum::serve` gives heads no deadline and does not limit connections. The loop knows nothing about
+//! webhooks: it serves the admin API too.
 
 pub(crate) mod body;
 pub(crate) mod body_memory;
@@ -447,7 +447,7 @@ async fn speak<A, F, B, T>(
     }
 }
 
-/// The longest piece of an HTTP/1 body. It determines the memory of a connection.
+/// The longest piece of an HTTP/1 body. This length determines the memory of a connection.
 const READ_BUFFER_BYTES_MAX: usize = 64 * 1024;
 
 fn service<A, F, B>(

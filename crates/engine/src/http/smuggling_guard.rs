@@ -1,10 +1,9 @@
-//! Reads the bytes of an HTTP/1 peer a second time, beside the parser. It finds heads that a proxy
-//! in front may read differently, including heads that were sent before the previous request was
-//! answered.
+//! Reads the bytes of an HTTP/1 peer a second time, beside the parser. The guard finds heads that a proxy
+//! in front may read differently, including heads that were sent before the previous request was answered.
 //!
-//! The guard follows heads, bodies and chunks over the whole connection and counts the requests. It
-//! buffers only the start of the current line, so bytes may arrive in any number of pieces. If it
-//! cannot follow, every later request on the connection is ambiguous.
+//! The guard follows heads, bodies and chunks over the whole connection and counts the requests. The guard
+//! buffers only the start of the current line, so bytes may arrive in any number of pieces. If it cannot
+//! follow, every later request on the connection is ambiguous.
 
 use http::header::{HOST, TRANSFER_ENCODING};
 use http::uri::Authority;
@@ -68,7 +67,7 @@ pub(crate) struct FramingWatch {
     line: [u8; LINE_BYTES],
     line_bytes: usize,
     last: u8,
-    /// Heads of which at least one byte has arrived.
+    /// The number of request heads that have begun to arrive.
     heads: usize,
     head: Head,
     ambiguous_from: Option<usize>,

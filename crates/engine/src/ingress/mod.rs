@@ -146,7 +146,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         self.routes.load().take_rejections()
     }
 
-    /// What verifies the requests of all sources, by name.
+    /// The verifiers of all sources, by the source's name.
     pub fn verifiers(&self) -> BTreeSet<Verifier> {
         self.routes.load().verifiers()
     }

@@ -245,7 +245,7 @@ impl Routes {
         taken
     }
 
-    /// What verifies the requests of all sources, by name.
+    /// The verifiers of all sources, by the source's name.
     pub(crate) fn verifiers(&self) -> BTreeSet<Verifier> {
         self.by_path.values().flat_map(|route| route.source.verifiers()).cloned().collect()
     }

@@ -57,7 +57,7 @@ pub struct SenderKeys {
 /// Where the document of a URL is really fetched; a test's server stands in for a sender.
 type UrlOverride = Box<dyn Fn(&str) -> String + Send + Sync>;
 
-/// Why a key cannot be had now. The sender must retry.
+/// Why a key is not available now. The sender must retry.
 #[derive(Debug)]
 pub(crate) struct KeyUnavailable {
     pub(crate) why: String,

@@ -1,6 +1,6 @@
 //! The one HTTP client: every request that leaves Hapax goes through here. The client follows no redirect,
-//! reads no proxy from the environment, unpacks nothing, and reads no more than it may. It never repeats
-//! a request that a server may have seen: retries are decided where attempts are counted.
+//! reads no proxy from the environment, unpacks nothing, and reads no more than it may. The client never
+//! repeats a request that a server may have seen: retries are decided where attempts are counted.
 //!
 //! The client has two kinds of pools, which never share a connection:
 //! - [`Outbound`] is *trusted*: it calls addresses that the operator configured (HTTP handlers,
@@ -101,7 +101,7 @@ pub(crate) enum OutboundError {
 pub struct OutboundTlsError(#[from] rustls::Error);
 
 impl Outbound {
-    /// A client for any address that the operator configured. It trusts the public certificate
+    /// A client for any address that the operator configured. The client trusts the public certificate
     /// authorities.
     pub fn trusted() -> Result<Self, OutboundTlsError> {
         Self::build(Unseen::Reported)
@@ -113,7 +113,8 @@ impl Outbound {
         Self::build(Unseen::SentAgain)
     }
 
-    /// A client for endpoints that came through the API. It shares no connection with any other.
+    /// A client for endpoints that came through the API. This client shares no connection with any other
+    /// client.
     pub fn guarded(rules: GuardRules) -> Result<EndpointClient, OutboundTlsError> {
         EndpointClient::new(rules)
     }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Whether `address` is a unicast address of the public internet.
 ///
 /// Private, shared, loopback, link-local, multicast, reserved, benchmarking and documentation ranges are
-/// not public. The metadata services of clouds are not public either, wherever their address lies. An
+/// not public. The metadata services of clouds count as private, whatever range their address is in. An
 /// IPv6 address that carries an IPv4 address is judged by both.
 pub fn is_public(address: IpAddr) -> bool {
     match address {

@@ -1,5 +1,5 @@
-//! The log lines of a proxy: its answers, and errors of its upstream. They never contain a key, a caller,
-//! a path or a body.
+//! The log lines of a proxy: its answers, and errors of its upstream. The lines never contain a key, a
+//! caller, a path or a body.
 
 use hapax_layer::IdempotencyOutcome;
 use http::StatusCode;

@@ -91,7 +91,7 @@ struct ConfiguredService<L> {
     trusted: Box<[IpNet]>,
 }
 
-/// The facts about a request that its answer and its log line need. They are in the request's
+/// The facts about a request that its answer and its log line need. The proxy keeps them in the request's
 /// extensions.
 #[derive(Debug, Clone, Copy)]
 struct ProxyContext {
@@ -170,7 +170,7 @@ impl<L: Ledger> Proxy<L> {
         passed(&peer, afterwards.run_to_completion(answering).await)
     }
 
-    /// Answers a request of which only the head was read.
+    /// Answers a request after reading only its head.
     fn refuse<B>(
         &self,
         problem: Problem,

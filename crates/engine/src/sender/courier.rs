@@ -100,8 +100,8 @@ impl Courier {
         self.post(&claim.endpoint, &claim.message, body, now).await
     }
 
-    /// Sends a signed test message once and waits for the answer. It is no delivery: nothing is recorded
-    /// and nothing is retried.
+    /// Sends a signed test message once and waits for the answer. A test message is not a delivery: nothing
+    /// is recorded or retried.
     pub async fn ping(&self, target: &DeliveryTarget, id: &str, now: &Now) -> Ping {
         let body = format!(
             "{{\"id\":\"{id}\",\"type\":\"hapax.ping\",\"created_at\":\"{}\",\"api_version\":null,\"data\":{{}}}}",

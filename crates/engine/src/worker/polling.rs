@@ -12,8 +12,8 @@ use tracing::warn;
 use super::{ClaimYield, HandlerWorkers, Workers};
 use crate::limits::{GATHER, POLL_EVERY, STORE_PAUSE, STORE_PAUSE_MAX};
 
-/// The first pause of a lane that found nothing although the store expected a due job. It doubles, up to
-/// [`POLL_EVERY`], and bounds the cost of such hints.
+/// The first pause of a lane that found nothing although the store expected a due job. The pause doubles,
+/// up to [`POLL_EVERY`], and bounds the cost of such hints.
 const QUIET_PAUSE: Duration = Duration::from_millis(5);
 
 /// Decides when a lane claims again.
@@ -34,7 +34,7 @@ impl<'a, S: Work> Polling<'a, S> {
         Self { lane, workers, stop, quiet: 0, pause: Pause::default() }
     }
 
-    /// The store's next hint. It is requested before each claim, so that work which arrives between
+    /// The store's next hint. The hint is requested before each claim, so that work which arrives between
     /// an empty claim and the wait after it is not missed.
     pub(super) fn hint(&self) -> impl Future<Output = Wake> + Send + use<'a, S> {
         self.workers.store.wait(&self.lane.handler, self.span())

@@ -138,7 +138,7 @@ async fn cpu_share(server: &Server, time: Duration) -> anyhow::Result<f64> {
     Ok((server.usage()?.cpu_seconds - before) / time.as_secs_f64())
 }
 
-/// What is in the database.
+/// The content of the database.
 struct Seeded {
     /// An event in the middle.
     event: String,

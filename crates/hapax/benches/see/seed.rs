@@ -99,7 +99,7 @@ pub(crate) fn fill(options: &Options, directory: &Path, setup: &Setup) -> anyhow
             event.execute((seq, id_of(at, n), pair, id, at))?;
             content.execute((seq, event_type, &body))?;
             let (state, steps) = kind.job();
-            // What waits is due tomorrow, so that nothing claims it.
+            // Waiting jobs are due tomorrow, so that no worker claims them.
             let due = if state == READY { now + 86_400_000_000 } else { at };
             job.execute((seq, pair, state, due, steps))?;
             if n.is_multiple_of(COPIED_EVERY) {
@@ -118,7 +118,7 @@ pub(crate) fn fill(options: &Options, directory: &Path, setup: &Setup) -> anyhow
     Ok(Seeded { event: Uuid::from_bytes(id).to_string(), middle: first + SPAN_MICROS / 2 })
 }
 
-/// What became of an event.
+/// The outcome of an event.
 #[derive(PartialEq, Eq)]
 enum Kind {
     Waiting,

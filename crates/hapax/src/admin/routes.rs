@@ -109,7 +109,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/history", history::history::<S>, "Counts of arrivals over time"),
         get(Read, "/api/v1/alerts", alerts::list::<S>, "Lists what needs attention, the most severe first"),
         post(Operate, "/api/v1/alerts/test", alerts::test::<S>, "Publishes a test alert to every endpoint that wants alerts"),
-        post(Operate, "/api/v1/alerts/{id}/silence", alerts::silence::<S>, "Silences an alert for a time: nobody is notified of it"),
+        post(Operate, "/api/v1/alerts/{id}/silence", alerts::silence::<S>, "Silences an alert for a time: it stays in the list and publishes no messages"),
         get(Read, "/api/v1/storage", storage::storage::<S>, "Shows what the database occupies"),
         get(Read, "/api/v1/keys", storage::keys::<S>, "Lists Idempotency-Keys, by scope and key"),
         route(Method::DELETE, Some(Administer), "/api/v1/keys", storage::delete_key::<S>, "Deletes an Idempotency-Key with its answer: the next request with it runs"),

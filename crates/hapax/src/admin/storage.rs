@@ -13,8 +13,8 @@ use super::problem::Problem;
 use super::{Admin, AdminStore};
 use crate::api::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, List, Storage};
 
-/// What the names of Hapax's own APIs begin with. Their Idempotency-Keys are the forms that pages have sent. The colon
-/// keeps them apart from the names of proxies.
+/// The prefix of the names of Hapax's own APIs. Their Idempotency-Keys are the forms that pages have sent.
+/// The colon keeps them apart from the names of proxies.
 pub(super) const OWN_REALMS: &str = "hapax:";
 
 /// The most pages of keys that are read until one holds more than forms of pages.

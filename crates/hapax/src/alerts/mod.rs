@@ -385,7 +385,7 @@ impl AlertMonitor {
         if !is_judge {
             // The next time it begins with what all nodes have counted until then.
             kept.merged = MergedTraffic::new(now);
-            // What this node read when it last judged may be an hour old.
+            // The data that this node read when it last judged may be an hour old.
             kept.lanes.clear();
             kept.paused.clear();
             kept.in_review.clear();

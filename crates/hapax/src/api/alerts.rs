@@ -23,7 +23,7 @@ pub(crate) struct AlertList {
 pub(crate) struct AlertReach {
     /// Endpoints of the tenant `hapax` that want alerts and take deliveries.
     pub(crate) endpoints: usize,
-    /// Why alerts reach nobody, if so.
+    /// Why alerts reach no endpoint, if that is the case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) problem: Option<String>,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Alert {
     /// Whether a message that it is raised was published to endpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) notified: Option<bool>,
-    /// Until when and why nobody is notified of it.
+    /// The end and the reason of its silence, if it is silenced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) silenced: Option<AlertSilence>,
 }
@@ -99,7 +99,7 @@ impl Severity {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SilenceRequest {
-    /// How long nobody is notified of the alert, at most 31 days; `0s` ends its silence.
+    /// How long the alert publishes no messages, at most 31 days; `0s` ends its silence.
     pub(crate) r#for: Span,
     /// Why. Only the end of a silence needs none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

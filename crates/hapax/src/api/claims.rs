@@ -1,4 +1,4 @@
-//! What pull workers send and get.
+//! The requests of pull workers, and the answers to them.
 
 use hapax_core::Timestamp;
 use hapax_core::job::{Fence, JobId, Phase};

@@ -126,7 +126,7 @@ pub(crate) struct Event {
     pub(crate) attempts: Vec<EventAttempt>,
     /// The messages that its handlers published.
     pub(crate) messages: Vec<PublishedMessage>,
-    /// What operators did, oldest first.
+    /// The actions of operators, oldest first.
     pub(crate) actions: Vec<Action>,
     /// Name and value of each header, in their order.
     #[schema(value_type = Vec<Vec<String>>)]

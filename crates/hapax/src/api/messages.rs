@@ -16,7 +16,7 @@ use super::{Body, Moment};
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PublishRequest {
-    /// What happened, such as `invoice.paid`.
+    /// The type of the message, such as `invoice.paid`.
     pub(crate) r#type: String,
     /// Any JSON. Endpoints get it as it is given here, byte for byte.
     #[schema(value_type = Object)]
@@ -292,7 +292,7 @@ pub(crate) struct ReplayedDelivery {
     pub(crate) effect: DeliveryEffect,
 }
 
-/// What a replay did.
+/// The effect of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DeliveryEffect {
@@ -309,7 +309,7 @@ pub(crate) struct SkippedDelivery {
     pub(crate) effect: SkipEffect,
 }
 
-/// What a skip did.
+/// The effect of a skip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SkipEffect {

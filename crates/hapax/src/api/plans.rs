@@ -114,7 +114,7 @@ pub(crate) struct Planned {
     pub(crate) count: u64,
 }
 
-/// A plan with its progress. What it is about is as in the request that made it.
+/// A plan with its progress. Its other fields are those of the request that created it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Plan {
     #[schema(value_type = Uuid)]
@@ -141,7 +141,7 @@ pub(crate) struct Plan {
     pub(crate) reason: Option<String>,
 }
 
-/// What a plan does.
+/// The action of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "of", rename_all = "lowercase")]
 pub(crate) enum PlannedWork {

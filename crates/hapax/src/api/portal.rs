@@ -16,7 +16,7 @@ pub(crate) struct PortalRequest {
     /// How long the link lasts, with the session of the browser that enters by it. Default: 1h; at most 30d.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ttl: Option<Span>,
-    /// What its holder may do. `replay` and `endpoints` include `read`. Default: `read`.
+    /// The rights of its holder. `replay` and `endpoints` include `read`. Default: `read`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<PortalRightWord>>)]
     pub(crate) allow: Option<Vec<PortalRight>>,

@@ -69,7 +69,7 @@ pub(crate) struct ReplayJobsRequest {
     pub(crate) reason: Option<String>,
 }
 
-/// What a replay does, job by job.
+/// The effects of a replay, job by job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Replayed {
     pub(crate) dry_run: bool,
@@ -79,7 +79,7 @@ pub(crate) struct Replayed {
     pub(crate) next: Option<String>,
 }
 
-/// What a replay does to one job.
+/// The effect of a replay on one job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ReplayItem {
     /// Absent if the handler had no job for the event before.

@@ -1,11 +1,11 @@
-//! What the database occupies, and the Idempotency-Keys in it.
+//! The size of the database, and the Idempotency-Keys in it.
 
 use hapax_core::Timestamp;
 use hapax_core::store;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// What the database occupies on its disk.
+/// The space that the database occupies on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Storage {
     /// The database, without a log that is written beside it.
@@ -20,7 +20,7 @@ pub(crate) struct Storage {
     pub(crate) tables: Vec<StoredTable>,
 }
 
-/// What a table and its indexes occupy.
+/// The space that a table and its indexes occupy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct StoredTable {
     pub(crate) name: String,
@@ -76,7 +76,7 @@ pub(crate) struct Key {
     pub(crate) bytes: u64,
 }
 
-/// What became of the request under a key.
+/// The state of the request under a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum KeyState {

@@ -75,7 +75,7 @@ impl From<PairSummary> for SourceSecrets {
 pub(crate) struct TenantDeletion {
     pub(crate) tenant: String,
     pub(crate) state: DeletionState,
-    /// What was stored until then is deleted.
+    /// Data that was stored before this time is deleted.
     pub(crate) began_at: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ended_at: Option<Timestamp>,

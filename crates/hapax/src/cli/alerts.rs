@@ -21,7 +21,7 @@ pub(super) struct Alerts {
 
 #[derive(Debug, clap::Subcommand)]
 enum AlertCommand {
-    /// Silence an alert for a time: it stays in the list, and nobody is notified of it
+    /// Silence an alert for a time: it stays in the list and publishes no messages
     Silence(SilenceAlert),
     /// Publish a test alert to every endpoint that wants alerts; exit 1 if there is none
     Test(TestAlert),
@@ -61,7 +61,7 @@ impl ListAlerts {
             output::words("no active alerts");
         }
         if let Some(problem) = reach.problem {
-            output::words(&format!("alerts reach nobody: {}", output::shown(&problem)));
+            output::words(&format!("no endpoint receives alerts: {}", output::shown(&problem)));
         }
         match alerts.iter().any(|alert| alert.silenced.is_none()) {
             true => Ok(Exit::Negative),
@@ -145,7 +145,7 @@ impl TestAlert {
         }
         match reach.problem {
             Some(problem) => {
-                output::words(&format!("alerts reach nobody: {}", output::shown(&problem)));
+                output::words(&format!("no endpoint receives alerts: {}", output::shown(&problem)));
                 Ok(Exit::Negative)
             }
             None => {

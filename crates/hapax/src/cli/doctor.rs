@@ -301,7 +301,7 @@ fn database(path: &Path, found: &mut Findings) {
         Ok((_, all, free)) => {
             let mebibytes = |bytes: i64| bytes as f64 / f64::from(1 << 20);
             let note = format!(
-                "{shown} opens: {:.1} MiB, of which {:.1} MiB are free for new events",
+                "{shown} opens: {:.1} MiB; {:.1} MiB of it are free for new events",
                 mebibytes(all),
                 mebibytes(free)
             );

@@ -84,7 +84,7 @@ async fn search(
 pub(super) struct Words {
     /// Several items: `events`.
     pub(super) items: &'static str,
-    /// What an empty list means.
+    /// The text for an empty list.
     pub(super) empty: &'static str,
 }
 

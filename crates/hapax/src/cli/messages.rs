@@ -18,7 +18,7 @@ use crate::format;
 /// `hapax publish`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Publish {
-    /// What happened: invoice.paid
+    /// The type of the message, such as invoice.paid
     r#type: String,
     /// The content: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "JSON", default_value = "{}")]

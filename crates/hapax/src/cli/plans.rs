@@ -105,7 +105,7 @@ pub(super) struct EventPlanArgs {
     rate: Option<u32>,
 }
 
-/// What a plan does to its events besides its name.
+/// Options of a plan over events.
 #[derive(Debug, Default)]
 pub(super) struct EventPlanOptions {
     pub(super) handler: Option<String>,

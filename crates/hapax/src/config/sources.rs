@@ -98,7 +98,7 @@ impl SourceTemplate {
     }
 }
 
-/// What `[sources]` declares.
+/// The sources that `[sources]` declares.
 #[derive(Debug, Default)]
 pub(crate) struct ConfiguredSources {
     /// One entry for each (tenant, source) pair.

@@ -1,4 +1,5 @@
-//! Links to the portal on two nodes: what one node makes or revokes, the other one knows at once.
+//! Links to the portal on two nodes: a link that one node creates or revokes is valid or void on the other
+//! at once.
 
 use serde_json::json;
 

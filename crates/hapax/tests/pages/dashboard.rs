@@ -424,7 +424,7 @@ impl Operator {
             alerts["items"].as_array()?.iter().any(is_there).then_some(())
         });
         browser.open("/");
-        browser.shows(&["Alerts reach nobody: no endpoint of the tenant hapax"]);
+        browser.shows(&["No endpoint receives alerts: no endpoint of the tenant hapax"]);
         for (with_script, reason) in [(true, "anna <b>looks</b>"), (false, "still looking")] {
             browser.allow_scripts(with_script);
             browser.open("/alerts");
@@ -442,7 +442,7 @@ impl Operator {
             browser.hides(&[reason]);
         }
         browser.open("/alerts/test");
-        browser.shows(&["Alerts reach nobody"]);
+        browser.shows(&["No endpoint receives alerts"]);
         let sink = Sink::accepting();
         let endpoint = json!({ "url": sink.url(), "tenant": "hapax", "types": ["hapax.alert.*"] });
         assert_eq!(self.api_post("/api/v1/endpoints", &endpoint).status, 201);
@@ -458,7 +458,7 @@ impl Operator {
             got.iter().filter(|one| one.text().contains("\"name\":\"test\"")).count() == 4
         });
         browser.open("/");
-        browser.hides(&["Alerts reach nobody"]);
+        browser.hides(&["No endpoint receives alerts"]);
     }
 
     /// Opens every list and one page of each kind, narrow and dark, wide and light.

@@ -586,7 +586,7 @@ fn events_in_review_raise_an_alert_and_only_they_are_approved() {
         (run.code == 0).then_some(run)
     });
     assert!(
-        run.stderr.starts_with("no active alerts\nalerts reach nobody: no endpoint"),
+        run.stderr.starts_with("no active alerts\nno endpoint receives alerts: no endpoint"),
         "{run:?}"
     );
     let count = |since: &str| {
@@ -605,7 +605,7 @@ fn a_silenced_alert_notifies_nobody_until_it_ends_and_a_test_reaches_the_receive
     let server = house.start_with(&[("HAPAX_TEST_SETTINGS", settings)]);
     let test = command(&server, &["alerts", "test"]);
     assert_eq!(test.code, 1, "{test:?}");
-    assert!(test.stderr.contains("reach nobody") && test.stdout.is_empty(), "{test:?}");
+    assert!(test.stderr.contains("no endpoint receives alerts") && test.stdout.is_empty(), "{test:?}");
     let sink = Sink::accepting();
     let endpoint = json!({"url": sink.url(), "tenant": "hapax", "types": ["hapax.alert.*"]});
     assert_eq!(server.admin_post("/api/v1/endpoints", &endpoint).status, 201);

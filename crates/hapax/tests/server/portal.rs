@@ -100,7 +100,7 @@ fn a_receiving_party_adds_few_endpoints_at_public_addresses_only() {
     }
     let edit = format!("/endpoints/{}/edit", theirs["id"].as_str().unwrap());
     assert_eq!(visit.post(&edit, &[("url", "http://127.0.0.1:1/x")]).status, 400);
-    // What the operator chose stays, whatever else changes.
+    // The operator's settings stay, whatever the receiving party changes.
     let changed = visit.post(&edit, &[("url", &sink.url()), ("description", "ours")]);
     assert_eq!(changed.status, 303, "{}", changed.text());
     let ping = format!("/endpoints/{}/ping", theirs["id"].as_str().unwrap());

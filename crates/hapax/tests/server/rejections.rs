@@ -1,4 +1,4 @@
-//! What operators see of requests: which were refused, and which secret accepted the others.
+//! The records of requests that operators see: which were refused, and which secret accepted the others.
 
 use crate::support::sender::event;
 use crate::support::{House, Sender, until};

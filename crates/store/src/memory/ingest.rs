@@ -91,7 +91,7 @@ impl Model {
         self.insert(receipt.key(), review, coming)
     }
 
-    /// A suspected replay, new or known. It has its own key, so that it does not take the id of
+    /// A suspected replay, new or known. The replay has its own key, so that it does not take the id of
     /// another event. `known` is the event that has that id.
     fn suspect(
         &mut self,

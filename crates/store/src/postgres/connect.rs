@@ -390,9 +390,9 @@ pub(super) fn handler_session() -> String {
     )
 }
 
-/// A connection on loan. It returns to the pool when this is dropped, unless a statement on it was
-/// cut off, or the database has changed since. Then it is closed: its next answer may belong to that
-/// statement, a transaction may be open, or it leads to a server that is no longer the primary.
+/// A connection on loan. The connection returns to the pool when this guard is dropped, unless a statement
+/// on it was cut off or the database has changed since. Then it is closed: its next answer may belong to
+/// that statement, a transaction may be open, or it leads to a server that is no longer the primary.
 #[derive(Debug)]
 pub(super) struct PooledClient {
     client: Option<Object>,

@@ -23,9 +23,9 @@ const COUNTS_FOR: Duration = Duration::from_secs(1);
 /// finished event, or deleted its key, and does not notify this one.
 const BELIEVED_FOR: Duration = Duration::from_secs(60);
 
-/// How long an answer may take before another connection, perhaps to another server, is tried. It
-/// is shorter than any statement's timeout, so that a silent server is noticed before waiting
-/// requests give up.
+/// How long an answer may take before another connection, perhaps to another server, is tried. This time is
+/// shorter than any statement's timeout, so that a silent server is noticed before waiting requests give
+/// up.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
 /// An epoch of the database.

@@ -39,10 +39,10 @@ struct CommitQueue {
 }
 
 impl CommitQueue {
-    /// Whether a writer should start a commit now. A lone writer takes any request. Beside another
-    /// writer it waits for enough requests to justify a commit, because the other one will take
-    /// them when it returns. Once the queue is closed no further requests arrive, so any request is
-    /// enough.
+    /// Whether a writer should start a commit now. A lone writer takes any request. While another writer
+    /// commits, this writer waits for enough requests to justify a second commit; the other writer takes
+    /// smaller batches when it returns. Once the queue is closed no further requests arrive, so any request
+    /// is enough.
     fn is_worth_it(&self) -> bool {
         let least = if self.at_work == 0 || !self.open { 1 } else { WORTH_A_COMMIT };
         self.requests.len() >= least

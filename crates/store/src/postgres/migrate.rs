@@ -270,7 +270,8 @@ impl Schema {
     }
 }
 
-/// Runs the SQL in one message, and so in one transaction. It may take longer than a statement does.
+/// Runs the SQL in one message, and so in one transaction. The script may take longer than the timeout of a
+/// statement.
 async fn apply(lent: &mut PooledClient, what: &str, sql: &str) -> Result<(), PgOpenError> {
     let sql = format!("SET LOCAL statement_timeout = 0;\n{sql}");
     let applied = lent.batch(&sql).await;

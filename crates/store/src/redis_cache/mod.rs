@@ -3,8 +3,8 @@
 //! database ([`entry`]). If Redis is slow, wrong, empty or down, a request waits a bounded time and
 //! gets the same answer from the database.
 //!
-//! Entries are written in the background after their commit. They are dropped silently when Redis
-//! is not available. A miss proves nothing: then the database decides.
+//! Entries are written in the background after their commit. Entries are dropped silently when Redis is not
+//! available. A miss proves nothing: then the database decides.
 
 mod entry;
 mod probe;

@@ -69,8 +69,8 @@ pub(super) enum KeyLocation {
 }
 
 impl KnownKeys {
-    /// Where a key is. A reader that begins to read the trees after this call finds every key of which
-    /// this call did not say [`KeyLocation::Nowhere`], unless the key was deleted in between.
+    /// Where a key is. If this call does not return [`KeyLocation::Nowhere`], a reader that begins to read
+    /// the trees afterwards finds the key, unless it was deleted in between.
     pub(super) fn place(&self, hash: &KeyHash) -> KeyLocation {
         self.read().place(hash)
     }

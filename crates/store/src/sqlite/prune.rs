@@ -1,10 +1,10 @@
 //! Retention: deletes finished, expired data in small slices between the batches.
 //!
-//! Bodies and keys have separate horizons. An event past the first horizon loses its body, its
-//! history and its jobs. It keeps a narrow row, so that a late copy is still recognised. Past the
-//! second horizon the row and its key are deleted too. Events that are open, dead or in review
-//! stay. Each Idempotency-Key has its own expiry ([`ledger::forget`]). A plan of an operator that has
-//! ended is kept as long as a body ([`plans::forget`]).
+//! Bodies and keys have separate horizons. An event past the first horizon loses its body, its history and
+//! its jobs. The event keeps a narrow row, so that a late copy is still recognised. Past the second horizon
+//! the row and its key are deleted too. Events that are open, dead or in review stay. Each Idempotency-Key
+//! has its own expiry ([`ledger::forget`]). A plan of an operator that has ended is kept as long as a body
+//! ([`plans::forget`]).
 //!
 //! Rows are deleted by ranges of events. Rows of one time are adjacent, so deleting a range empties
 //! whole pages, which the next events fill. An unfinished event between two finished ones splits
@@ -59,7 +59,7 @@ const NARROW: [(&str, &str); 4] = [
 /// The most keys that a walk leaves and remembers; with more of them it waits.
 const HELD_MAX: usize = 10_000;
 
-/// The progress of retention. It advances only after the deletions are committed.
+/// The progress of retention. The progress advances only after the deletions are committed.
 #[derive(Debug, Default)]
 pub(super) struct PruneProgress {
     /// The last body that this round has checked.

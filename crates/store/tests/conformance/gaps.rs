@@ -138,8 +138,8 @@ pub(crate) async fn a_rejected_job_never_runs_unless_forced<S: Working>(world: W
 pub(crate) async fn a_late_number_leaves_jobs_in_review_to_the_operator<S: Working>(
     world: World<S>,
 ) {
-    // The missing number arrives while the next one is in review. It must not run before the
-    // decision or be lost, and later numbers wait.
+    // The missing number arrives while the next one is in review. The missing number must not run before
+    // the decision or be lost, and later numbers wait.
     world.announce([with_gaps("fee", FROM_ONE, gaps(OnGap::Review))]).await;
     let second = world.accept("n2", &[nth(2)]).await;
     assert!(world.claim("fee", 10).await.is_empty());

@@ -205,8 +205,8 @@ pub(crate) async fn the_same_key_in_another_scope_is_another_key<S: Working>(wor
 }
 
 pub(crate) async fn a_waiting_request_gets_the_longest_wait<S: Working>(world: World<S>) {
-    // The wait becomes a Retry-After. If it is too short, clients retry in vain; if it is too long,
-    // they wait in vain.
+    // The wait becomes a Retry-After. If Retry-After is too short, the retry fails again; if it is too
+    // long, the client waits for nothing.
     world.fresh("k").await;
     let left = |seconds: i64| Reservation::InProgress {
         remaining: Duration::from_secs(seconds.unsigned_abs()),

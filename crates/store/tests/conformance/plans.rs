@@ -1,4 +1,4 @@
-//! Random plans: the same steps on every store give the same answers. They find combinations that
+//! Random plans: the same steps on every store give the same answers. Random plans find combinations that
 //! no case covers.
 
 use std::collections::HashMap;

@@ -9,8 +9,9 @@ use crate::harness::{Sender, body};
 pub(crate) async fn an_arrival_names_what_verified_it<S: Store + Inspect + VerifierNames>(
     store: Arc<S>,
 ) {
-    // The name may be recorded after the event, twice, or by two nodes at once. A secret that is added before
-    // another one in the config must not rename what the other one verified.
+    // The name may be recorded after the event, twice, or by two nodes at once. A secret that is inserted
+    // into the config before another must not change the name under which the other's arrivals are
+    // recorded.
     let named = |secret: &str| Verifier { scheme: "stripe".to_owned(), secret: secret.to_owned() };
     let (old, new) = (named("env:OLD"), named("file:/run/new"));
     assert_ne!(old.number(), new.number());

@@ -267,8 +267,8 @@ async fn a_silent_server_blocks_neither_senders_nor_the_writer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_waits_for_a_key_delays_no_other_event() {
-    // Another client's open transaction holds one key. A few requests, too few for a second commit,
-    // queue behind the commit that waits for the key. They must not wait as long as that commit.
+    // Another client's open transaction holds one key. A few requests, too few for a second commit, queue
+    // behind the commit that waits for the key. These requests must not wait as long as that commit.
     const WAITING: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                            AND application_name = 'hapax-ingest' AND wait_event_type = 'Lock'";
     let url = pg_database().await;

@@ -221,7 +221,7 @@ pub(in crate::admin) struct Forms<'a> {
     pub(in crate::admin) quota: Option<Quota>,
 }
 
-/// What a form did, now or when it was first sent.
+/// The result of a form, from now or from the first time that it was sent.
 pub(in crate::admin) enum ActedOnce {
     /// The page that shows it.
     Leads(String),

@@ -69,7 +69,7 @@ impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> 
             title: "Silence this alert?".to_owned(),
             subject: alert.message,
             sentences: vec![
-                "Nobody is notified of it until the end. It stays on this page, and the metric does not count it."
+                "Until then the alert publishes no messages. It stays on this page, and the metric does not count it."
                     .to_owned(),
                 "If the problem still exists then, its receivers are notified.".to_owned(),
             ],
@@ -121,7 +121,7 @@ impl<S: AdminStore> PageAction<S> for TestAlert {
         is_test(&id)?;
         let reach = alerts::reach(&admin).await?;
         let (sentence, button) = match reach.problem {
-            Some(problem) => (format!("Alerts reach nobody: {problem}"), ""),
+            Some(problem) => (format!("No endpoint receives alerts: {problem}"), ""),
             None => (
                 format!(
                     "Two messages go to {}: the test alert is raised, and cleared.",

@@ -228,7 +228,7 @@ impl Frame {
         self.place == PageSide::Dashboard
     }
 
-    /// What a reader calls the pages.
+    /// The name of the pages in their title.
     pub(super) fn name(&self) -> &'static str {
         match self.place {
             PageSide::Dashboard => "Hapax",

@@ -224,7 +224,7 @@ impl<S: AdminStore> PageAction<S> for CancelPlan {
             title: "Cancel this plan?".to_owned(),
             sentences: vec![
                 format!("It has taken {} of {}.", row.taken(), row.plan.total),
-                "What it has done stays done.".to_owned(),
+                "Its finished part stays as it is.".to_owned(),
             ],
             subject: row.what,
             button: "Cancel the plan",

@@ -1,5 +1,5 @@
-//! What the holder of a link may do. The actions of the dashboard are used where they show nothing that is meant for
-//! operators; the others are here.
+//! The actions that the holder of a link may take. The actions of the dashboard are used where they show
+//! nothing that is meant for operators; the others are here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

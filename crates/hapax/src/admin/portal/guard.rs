@@ -46,7 +46,7 @@ impl Visitor {
         Caller::of_link(self.link.id)
     }
 
-    /// What surrounds the content of a page.
+    /// The parts of a page around its content.
     pub(super) fn frame(&self, site: &Site, here: &'static str) -> Frame {
         Frame::of_link(site, &self.link, here)
     }
@@ -112,8 +112,8 @@ pub(super) async fn admit<S: AdminStore>(
     response
 }
 
-/// The holder of the link that the path names, by the session in the request's cookie. Whether the link is unknown,
-/// has ended or belongs to another session is not told apart.
+/// The holder of the link that the path names, by the session in the request's cookie. The answer does not
+/// reveal whether the link is unknown, has ended or belongs to another session.
 async fn visitor<S: AdminStore>(
     portal: &Portal<S>,
     link: Option<PortalLinkId>,

@@ -71,7 +71,7 @@ pub(crate) fn router<S: AdminStore>(admin: Arc<Admin<S>>, site: Arc<Site>) -> Ro
         .with_state(portal)
 }
 
-/// What a receiving party reads instead of the reason of a failure inside the server.
+/// The text that a receiving party reads instead of the reason of a failure inside the server.
 const UNAVAILABLE: &str = "the service cannot answer now: try again in a minute";
 
 /// Middleware of all routes: errors become pages, reasons that are meant for operators stay inside, and browsers get

@@ -1,5 +1,6 @@
-//! What belongs to the tenant of a link. These extractors are the only way from an id in a path to a thing, so that no
-//! handler can reach what another tenant owns: its ids are answered as if they did not exist.
+//! Endpoints, deliveries and plans that belong to the tenant of a link. These extractors are the only way
+//! from an id in a path to a thing, so that no handler can reach what another tenant owns: its ids are
+//! answered as if they did not exist.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! What the pages of the portal show. The types hold no name of a node, no resolved address, no header value, no
-//! name of an operator and no reason that was written for operators, so that no template can show one.
+//! The values that the pages of the portal show. The types hold no name of a node, no resolved address, no
+//! header value, no name of an operator and no reason that was written for operators, so that no template
+//! can show one.
 
 use hapax_core::Timestamp;
 use hapax_core::delivery::{DeliveryId, DeliveryStatus, EndpointStanding};
@@ -15,7 +16,7 @@ pub(super) struct EndpointView {
     pub(super) description: Option<String>,
     pub(super) status: &'static str,
     pub(super) since: Option<Timestamp>,
-    /// What the status means for deliveries, unless it is active.
+    /// The meaning of the status for deliveries, unless the endpoint is active.
     pub(super) note: &'static str,
     pub(super) is_disabled: bool,
     /// Whether the sender disabled it: then only the sender enables it.
@@ -75,7 +76,7 @@ pub(super) struct DeliveryView {
     pub(super) endpoint: EndpointId,
     pub(super) url: String,
     pub(super) status: DeliveryStatus,
-    /// What the status means, where that is not plain.
+    /// An explanation of the status, if the word alone is not clear.
     pub(super) note: &'static str,
     pub(super) attempt: u32,
     pub(super) created_at: Timestamp,

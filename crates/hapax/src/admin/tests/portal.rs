@@ -156,7 +156,7 @@ fn by() -> Action {
     }
 }
 
-/// What a tenant has.
+/// The objects of a tenant.
 struct Things {
     endpoint: EndpointId,
     delivery: DeliveryId,
@@ -599,7 +599,7 @@ async fn a_receiver_neither_enables_what_the_operator_disabled_nor_replaces_the_
     let page = visit.get(&server, &format!("{path}/enable")).await.text;
     assert!(page.contains("ask them to enable it") && !page.contains("unpaid"), "{page}");
 
-    // What it disabled itself, it enables.
+    // A receiving party can enable an endpoint that it disabled itself.
     store.change_endpoint(own.endpoint, EndpointAct::Enable, by()).await.unwrap();
     for (act, is_disabled) in [("disable", true), ("enable", false)] {
         assert_eq!(post(act).await.status, StatusCode::SEE_OTHER, "{act}");

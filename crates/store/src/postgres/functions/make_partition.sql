@@ -1,5 +1,5 @@
--- Keeps: a partition for the bodies of every day. It is created beside the table and then attached,
--- which blocks neither readers nor writers. Two nodes may ask for the same day.
+-- Keeps: a partition for the bodies of every day. A partition is created beside the table and then
+-- attached, which blocks neither readers nor writers. Two nodes may ask for the same day.
 CREATE OR REPLACE FUNCTION hapax.make_partition(day date) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -176,7 +176,8 @@ CREATE INDEX job_gap    ON hapax.job (lane, resource, position, job) WHERE state
 CREATE INDEX job_parked ON hapax.job (handler, lane, resource, position, job) WHERE state = 6 /* parked */;
 CREATE INDEX job_dead   ON hapax.job (handler, job) WHERE state IN (4 /* dead */, 7 /* review */);
 CREATE INDEX job_at_work ON hapax.job (lane, resource) WHERE state = 1 /* leased */ AND resource IS NOT NULL;
--- What operators list, from new to old. Both hold rare states only: a job that runs at once is never in them.
+-- For the lists of operators, from new to old. Both hold rare states only: a job that runs at once is never
+-- in them.
 CREATE INDEX job_listed ON hapax.job (state, job)
     WHERE state IN (3 /* stale */, 4 /* dead */, 5 /* held */, 7 /* review */, 8 /* discarded */);
 CREATE INDEX job_failed ON hapax.job (job) WHERE state IN (0 /* ready */, 6 /* parked */) AND steps > 0;

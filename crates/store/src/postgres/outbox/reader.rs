@@ -63,7 +63,7 @@ const RANKED: [DeliveryStatus; 8] = [
     DeliveryStatus::Cancelled,
 ];
 
-/// A page from rows of which one more was read than the page holds.
+/// A page of rows. The query reads one row more than a page holds, to know whether there is a next page.
 fn page<T>(mut rows: Vec<(u128, T)>, limit: usize) -> Page<T> {
     let more = rows.len() > limit;
     rows.truncate(limit);

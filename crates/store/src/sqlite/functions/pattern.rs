@@ -1,7 +1,8 @@
 //! `LIKE` and `GLOB`.
 //!
 //! Only the last `%` or `*` that was passed has to be tried at other places, so the match needs no
-//! recursion. It can still take as many steps as text and pattern multiplied; the deadline ends it.
+//! recursion. The match can still take as many steps as the lengths of text and pattern multiplied; the
+//! deadline ends it.
 
 use rusqlite::functions::Context;
 

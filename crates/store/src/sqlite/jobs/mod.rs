@@ -52,7 +52,7 @@ pub(super) struct Lanes {
     /// Where the next claim of a handler starts its round over the tenants.
     turns: HashMap<HandlerRef, usize>,
     freed: bool,
-    /// Whether a job was readied of which waiting workers have not been notified.
+    /// Whether a job was readied and waiting workers have not been notified yet.
     woken: bool,
     /// For the jitter of waits.
     dice: Dice,

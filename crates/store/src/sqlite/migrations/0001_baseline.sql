@@ -174,7 +174,8 @@ CREATE INDEX hapax_job_overdue   ON hapax_job (lane, due_at) WHERE state = 5 /* 
 CREATE INDEX hapax_job_parked    ON hapax_job (lane, resource, position) WHERE state = 6 /* parked */;
 CREATE INDEX hapax_job_review    ON hapax_job (lane) WHERE state = 7 /* review */;
 CREATE INDEX hapax_job_discarded ON hapax_job (lane) WHERE state = 8 /* discarded */;
--- What operators list, from new to old. Both hold rare states only: a job that runs at once is never in them.
+-- For the lists of operators, from new to old. Both hold rare states only: a job that runs at once is never
+-- in them.
 CREATE INDEX hapax_job_listed ON hapax_job (state, event_seq)
     WHERE state IN (3 /* stale */, 4 /* dead */, 5 /* held */, 7 /* review */, 8 /* discarded */);
 CREATE INDEX hapax_job_failed ON hapax_job (event_seq)

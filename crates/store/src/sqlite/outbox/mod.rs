@@ -83,7 +83,7 @@ pub(super) struct Outbox {
     nodes: HashMap<Uuid, (Timestamp, Vec<HandlerRef>)>,
     /// For the jitter of waits.
     dice: Dice,
-    /// Whether a delivery is due of which a waiting sender has not been notified.
+    /// Whether a delivery is due and the waiting sender has not been notified yet.
     woken: bool,
     /// Whether the open act has changed a row.
     wrote: bool,

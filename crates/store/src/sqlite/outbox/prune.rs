@@ -1,5 +1,5 @@
-//! Retention of messages. A message past its time whose deliveries are over loses its bytes, its
-//! deliveries and their attempts. It keeps a narrow row, so that its id stays known until the horizon of ids.
+//! Retention of messages. A message past its time whose deliveries are over loses its bytes, its deliveries
+//! and their attempts. The message keeps a narrow row, so that its id stays known until the horizon of ids.
 //! A message with a delivery that is open or dead stays.
 
 use std::time::Instant;
