@@ -22,7 +22,7 @@ const RETRY_WAIT_MAX: Duration = Duration::from_secs(30 * 86_400);
 /// The longest deadline of an attempt: a slot of the sender is used until then.
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
-/// The shortest one.
+/// The shortest deadline of an attempt.
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 
 /// The most attempts of one endpoint at once.

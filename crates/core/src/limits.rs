@@ -125,7 +125,7 @@ pub const ENDPOINT_SECRETS_MAX: usize = 3;
 /// The most secrets of one (tenant, source) pair that are set at run time: a request is checked against each.
 pub const SOURCE_SECRETS_MAX: usize = 8;
 
-/// The longest one. PEM keys and key sets are shorter.
+/// The longest secret that is set at run time. PEM keys and key sets are shorter.
 pub const SOURCE_SECRET_BYTES_MAX: usize = 16 << 10;
 
 /// The most (tenant, source) pairs that are set at run time: each node holds all of them in memory.

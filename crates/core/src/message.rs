@@ -41,7 +41,7 @@ pub struct NewMessage {
     /// or to `default`.
     #[serde(default)]
     pub tenant: Option<String>,
-    /// The id; the same id twice is one message. Without one, the store makes one.
+    /// The id; the same id twice is one message. If it is missing, the store makes an id.
     #[serde(default)]
     pub id: Option<String>,
     /// The version of the publisher's API that `data` follows.

@@ -491,8 +491,9 @@ const ADMIN_CONNECTIONS_MAX: usize = 256;
 /// The most connections to the portal: people at receiving parties.
 const PORTAL_CONNECTIONS_MAX: usize = 512;
 
-/// The listen backlog; the system may allow less. When it is full the kernel drops connections, and a sender
-/// retries only after a second or more. So it is as large as `max_connections`, and not the usual 128.
+/// The listen backlog; the system may allow less. When it is full the kernel drops connections, and a
+/// sender retries only after a second or more. The backlog is therefore as large as `max_connections`, and
+/// not the usual 128.
 const WAITING_CONNECTIONS_MAX: u32 = 4096;
 
 fn bind(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {

@@ -183,8 +183,8 @@ impl RecentEvents {
     }
 }
 
-/// Where a key's entry is, if there is one. The tag finds the entry of a key whose body is unknown.
-/// Two keys of one set may have the same tag: then one of them removes the other, and no more.
+/// Where a key's entry is, if there is one. The tag finds the entry of a key whose body is unknown. Two
+/// keys of one set may have the same tag: then the entry of one replaces the entry of the other.
 struct SlotPlace {
     shard: usize,
     set: usize,

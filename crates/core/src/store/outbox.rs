@@ -59,8 +59,8 @@ pub trait Outbox: Send + Sync + 'static {
         ask: DeliveryAsk,
     ) -> impl Future<Output = Result<Exchanged, StoreError>> + Send;
 
-    /// How many exchanges of one sender the store can use at once. A store that prepares one commit while it
-    /// syncs another one uses more than one.
+    /// How many exchanges of one sender the store can use at once. A store that prepares a commit while it
+    /// syncs the previous one can use several.
     fn exchanges_at_once(&self) -> usize {
         1
     }

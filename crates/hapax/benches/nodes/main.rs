@@ -157,7 +157,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A few events repeatedly, on the node that accepted them.
+    /// Sends copies of a few events to the node that accepted them.
     async fn copies(&self, report: &mut Findings) -> anyhow::Result<()> {
         let database = self.postgres.create_database("copies").await;
         let node = self.node("copies", &database, None, "")?;

@@ -21,7 +21,7 @@ const OUTCOME_MS: u64 = 3_600_000;
 /// How long the second request waits for the first's outcome.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// The first and the longest interval at which it polls.
+/// The first and the longest interval between two polls.
 const LOOK: Duration = Duration::from_millis(2);
 const LOOK_MAX: Duration = Duration::from_millis(20);
 

@@ -242,8 +242,8 @@ pub(super) enum Access {
 }
 
 impl Access {
-    /// Whether requests that change something are recorded in the audit trail. Workers and publishers make
-    /// too many.
+    /// Whether requests that change something are recorded in the audit trail. Requests of workers and
+    /// publishers are not: there are too many of them.
     fn is_audited(self) -> bool {
         match self {
             Self::Operate | Self::Admin => true,

@@ -27,7 +27,8 @@ pub(super) async fn storage<S: AdminStore>(
     Ok(Json(admin.store.storage().await?.into()))
 }
 
-/// `GET /api/v1/keys`: all but the forms of Hapax's own pages. A scope that names them shows them.
+/// `GET /api/v1/keys`: the keys of all proxies and APIs, without those of Hapax's own pages. A scope that
+/// names them shows them.
 pub(super) async fn keys<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     QueryParams(query): QueryParams<KeysQuery>,

@@ -260,7 +260,7 @@ impl Stage {
         until("retention was at work", || (self.books.whole() < accepted).then_some(()));
         let keys = self.keys.lock().unwrap().len() as i64;
         until("retention was at work on keys", || (self.books.keys() < keys).then_some(()));
-        // An expired key is new again, once.
+        // After a key has expired, one request with it runs again.
         let one =
             self.keys.lock().unwrap().first_key_value().map(|(key, it)| (key.clone(), it.len()));
         let (key, heard) = one.expect("there were proxies");

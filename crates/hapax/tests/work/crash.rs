@@ -117,7 +117,7 @@ fn a_crash_at_each_step_of_an_sql_handler_neither_loses_nor_doubles_an_effect() 
     let sender = Sender::stripe(SECRET);
     let mut events = 0;
     for point in POINTS {
-        // At the first hit, and after other jobs were done by the same process.
+        // The process dies at the first hit, or at the second, after it has finished other jobs.
         for at in [1, 2] {
             let load = Load::events(2, &sender, events..events + EVENTS);
             events += EVENTS;

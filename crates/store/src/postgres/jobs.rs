@@ -414,7 +414,7 @@ pub(super) async fn next_due(
     Ok(only(&rows)?.get(0))
 }
 
-/// The one row of a statement that always has one.
+/// The only row of a statement that always returns one row.
 pub(super) fn only(rows: &[Row]) -> Result<&Row, PgError> {
     rows.first().ok_or(PgError::Gone)
 }

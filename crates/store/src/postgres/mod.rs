@@ -167,7 +167,7 @@ struct Shared {
     recent: RecentEvents,
     front: Option<RedisCache>,
     copies: Copies<EventId>,
-    /// Notified when enough copies wait that they should be written now.
+    /// Notified when so many copies wait that they should be written now.
     copies_full: Notify,
     /// One flush of copies at a time.
     flushing: tokio::sync::Mutex<()>,

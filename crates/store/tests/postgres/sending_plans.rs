@@ -86,7 +86,7 @@ async fn check(server: &Postgres, statistics: Statistics) {
     .await;
     for (table, scanned) in rows_scanned(&user).await {
         let scanned = scanned - before.get(&table).copied().unwrap_or_default();
-        // One scan of a filled table is more than all of the rounds together.
+        // A single full scan of a filled table would read more rows than all rounds together.
         assert!(scanned < ROWS, "{statistics:?}: {scanned} rows of {table} read by full scans");
     }
 }

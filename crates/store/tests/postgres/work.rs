@@ -56,7 +56,8 @@ async fn two_nodes_get_each_of_ten_thousand_jobs_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_resource_is_worked_on_by_one_node_at_a_time() {
-    // Two nodes and six claimers on five resources: the count beside the work must never pass one.
+    // Two nodes and six claimers work on five resources. The number of running jobs of a resource must
+    // never exceed one.
     let base = Base::new("one_at_a_time", ordered(latest())).await;
     let other = Base::node(&base.url, ordered(latest())).await;
     for n in 0..100 {

@@ -155,7 +155,8 @@ BEGIN
         IF due.endpoints = '{}' THEN
             turn := due.last_endpoint;
         END IF;
-        -- First each endpoint's share, then the rest for endpoints with more deliveries.
+        -- The first round gives each endpoint its share, the second gives the rest to endpoints with more
+        -- deliveries.
         share := ceil(wanted::numeric / greatest(cardinality(due.endpoints), 1));
         <<rounds>>
         FOR round IN 1..2 LOOP

@@ -1,4 +1,5 @@
--- Keeps: the order of commits under a key is that of the places that they take. Held until the commit.
+-- Keeps: transactions that publish under one key commit in the order of the places that they take. The lock
+-- is held until the commit.
 CREATE OR REPLACE FUNCTION hapax.key_lock(of_tenant text, of_key text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -99,7 +99,8 @@ impl Outbox {
         let before = micros(times.cancel_before);
         let holds = subject.held_since.is_some_and(|since| since < before);
         let old: Vec<DeliveryRow> = conn
-            // Parked ones first: the end of the dead one that they wait for would send them.
+            // Parked deliveries come first: if the dead delivery that they wait for ended first, they would
+            // be sent.
             .prepare_cached(&format!(
                 "SELECT {COLUMNS} FROM hapax_delivery d INDEXED BY hapax_delivery_parked_since
                  WHERE d.endpoint = ?1 AND d.state = 5 /* parked */ AND d.due_at < ?2 AND NOT ?5
