@@ -51,7 +51,7 @@ BEGIN
     ON CONFLICT (tenant) DO UPDATE
     SET began_at = excluded.began_at, began_in = excluded.began_in, next_at = excluded.next_at,
         last_message = excluded.last_message, endpoints = excluded.endpoints, who = excluded.who,
-        reason = excluded.reason, ended_at = NULL, phase = 0, is_last_pass = NULL, passed_source = '',
+        reason = excluded.reason, ended_at = NULL, phase = 0 /* events */, is_last_pass = NULL, passed_source = '',
         passed_event = '00000000-0000-0000-0000-000000000000', passed_message = 0, events = 0,
         messages = 0
     RETURNING x.* INTO d;

@@ -24,24 +24,24 @@ BEGIN
     IF d.is_last_pass IS NULL THEN
         d.is_last_pass := d.began_in < pg_snapshot_xmin(pg_current_snapshot());
     END IF;
-    IF d.phase = 0 THEN
+    IF d.phase = 0 /* events */ THEN
         slice := hapax.erase_events(d, most);
         d := slice.d;
         hashes := slice.hashes;
-    ELSIF d.phase = 1 THEN
+    ELSIF d.phase = 1 /* messages */ THEN
         d := hapax.erase_messages(d, most);
-    ELSIF d.phase = 2 THEN
+    ELSIF d.phase = 2 /* keys of hapax.once */ THEN
         DELETE FROM hapax.once_key k USING (
             SELECT o.tenant, o.scope, o.key FROM hapax.once_key o
             WHERE o.tenant = d.tenant AND o.at <= d.began_at LIMIT most FOR UPDATE SKIP LOCKED) old
         WHERE k.tenant = old.tenant AND k.scope = old.scope AND k.key = old.key;
         GET DIAGNOSTICS done = ROW_COUNT;
-        d.phase := CASE WHEN done < most THEN 3 ELSE 2 END;
+        d.phase := CASE WHEN done < most THEN 3 /* over */ ELSE 2 END;
     ELSIF d.is_last_pass THEN
         d.ended_at := at;
     ELSE
         -- The next pass begins from the start, once the open transactions have had a moment to end.
-        d.phase := 0;
+        d.phase := 0 /* events */;
         d.is_last_pass := NULL;
         d.passed_source := '';
         d.passed_event := nothing;

@@ -25,7 +25,7 @@ BEGIN
         SELECT min(p.source) INTO of_source FROM hapax.pair p
         WHERE p.tenant = d.tenant AND p.source > d.passed_source;
         IF of_source IS NULL THEN
-            d.phase := 1;
+            d.phase := 1 /* messages */;
             RETURN;
         END IF;
         d.passed_source := of_source;

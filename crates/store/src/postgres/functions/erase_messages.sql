@@ -23,7 +23,7 @@ BEGIN
     ELSIF seen = 5000 THEN
         d.passed_message := last_read;
     ELSE
-        d.phase := 2;
+        d.phase := 2 /* keys of hapax.once */;
     END IF;
     SELECT coalesce(array_agg(l.message) FILTER (WHERE l.body IS NOT NULL), '{}') INTO whole FROM (
         SELECT m.message, m.body FROM hapax.message m WHERE m.message = ANY (covered)
