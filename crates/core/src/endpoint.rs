@@ -40,7 +40,7 @@ impl fmt::Display for EndpointId {
 pub struct EndpointSettings {
     /// The address, checked and in its normal form.
     pub url: String,
-    /// Who chose the address.
+    /// The party that chose the address.
     #[serde(default)]
     pub address_by: AddressChoice,
     /// Globs over message types; empty matches all.
@@ -93,7 +93,7 @@ pub struct EndpointSettings {
     pub header_names: Vec<String>,
 }
 
-/// Who chose the address of an endpoint, and with that, where it may be.
+/// The party that chose the address of an endpoint. It decides which addresses are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AddressChoice {
@@ -276,12 +276,12 @@ pub struct Disabled {
     pub at: Timestamp,
     /// Why.
     pub reason: String,
-    /// Who disabled it.
+    /// The party that disabled it.
     #[serde(default)]
     pub by: DisabledBy,
 }
 
-/// Who disabled an endpoint, and with that, who may enable it.
+/// The party that disabled an endpoint. It decides who may enable the endpoint again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DisabledBy {

@@ -291,8 +291,8 @@ impl EndpointSecrets {
         Self { newest: first, earlier: Vec::new() }
     }
 
-    /// Replaces the newest secret by `new`. The replaced one signs for `overlap` longer; earlier ones keep
-    /// the ends that they have. An overlap of zero ends all of them now.
+    /// Replaces the newest secret by `new`. The replaced secret signs for `overlap` longer; earlier secrets
+    /// keep their ends. An overlap of zero ends all of them now.
     pub fn rotate(
         &self,
         new: SigningSecret,

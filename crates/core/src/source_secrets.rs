@@ -22,7 +22,7 @@ pub enum SourceSecretsError {
     /// One is blank: anyone could sign with it.
     #[error("a secret is empty")]
     Empty,
-    /// One is too long.
+    /// A secret is too long.
     #[error("a secret has more than {SOURCE_SECRET_BYTES_MAX} bytes")]
     TooLong,
     /// Two are equal.

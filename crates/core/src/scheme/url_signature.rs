@@ -109,8 +109,8 @@ fn tag(key: &hmac::Key, url: &str, fields: &[Field]) -> hmac::Tag {
     context.sign()
 }
 
-/// The form's fields as they are signed: sorted, each pair once. There are none where the URL
-/// contains the body's digest.
+/// The form's fields as they are signed: sorted, each pair once. The list is empty if the URL contains the
+/// body's digest.
 fn covered_fields(arrival: &Arrival) -> Result<Vec<Field>, Refusal> {
     if let Some(named) = body_digest(arrival) {
         if !matches!(arrival.body.trim_ascii_start().first(), Some(b'{' | b'[')) {

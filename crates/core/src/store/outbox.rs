@@ -244,7 +244,7 @@ pub struct DeliveryTarget {
     pub tenant: Tenant,
     /// The address.
     pub url: String,
-    /// Who chose the address.
+    /// The party that chose the address.
     pub address_by: AddressChoice,
     /// The deadline of the attempt.
     pub timeout: Duration,

@@ -596,8 +596,8 @@ where
     }
 }
 
-/// A response body that keeps its request in flight until it is sent: a long stream of events is
-/// not idle. Without a body it is empty.
+/// A response body that keeps its request in flight until it is sent: a long stream of events is not idle.
+/// `None` is an empty body.
 struct InFlightBody<B> {
     body: Option<B>,
     in_flight: InFlight,

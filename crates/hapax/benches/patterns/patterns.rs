@@ -90,8 +90,8 @@ impl Pattern {
         }
     }
 
-    /// Whether it promises one effect, whatever fails: then any other result ends the run with an
-    /// error.
+    /// Whether the pattern promises one effect, whatever fails. If such a pattern has another result, the
+    /// run ends with an error.
     pub(crate) fn is_sound(self) -> bool {
         match self {
             Self::UniqueConstraint

@@ -50,7 +50,7 @@ impl Hanging {
         let name = format!("beside {hanging} of {} that hang", self.endpoints);
         table.load(name, &self.beside, None, []);
         let ratios: Vec<String> = self.ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
-        table.note(format!("p99 of each pair, to without: {}", ratios.join(", ")));
+        table.note(format!("p99 of each pair, relative to without: {}", ratios.join(", ")));
         table.note("the endpoints that hang are not counted");
         table
     }

@@ -174,7 +174,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
         let beside = beside::measure(options, directory).await?;
         report.table(beside.table());
         report.figures([Figure::lower(
-            "ack p99 while a backlog drains, to without",
+            "ack p99 while a backlog drains, relative to without",
             beside.ratio(),
             1.5,
             1.2,
@@ -191,7 +191,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
         let hanging = hanging::measure(options, &directory.join("hanging")).await?;
         report.table(hanging.table());
         report.figures([Figure::lower(
-            "delivery p99 beside endpoints that hang, to without",
+            "delivery p99 beside endpoints that hang, relative to without",
             hanging.ratio(),
             1.25,
             1.05,
@@ -222,7 +222,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
         let ordered = order::measure(options, &directory.join("order")).await?;
         report.table(ordered.table());
         report.figures([Figure::higher(
-            "strict order per key, to without order",
+            "strict order per key, relative to without order",
             ordered.ratio(),
             0.5,
             0.8,
@@ -240,8 +240,8 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
                 1.0,
                 1.0,
             ),
-            Figure::lower("ack p99 in the minute after enable, to without", spread, 1.5, 1.2),
-            Figure::lower("ack p99 while held deliveries drain, to without", draining, 1.5, 1.2),
+            Figure::lower("ack p99 in the minute after enable, relative to without", spread, 1.5, 1.2),
+            Figure::lower("ack p99 while held deliveries drain, relative to without", draining, 1.5, 1.2),
         ]);
     }
     Ok(report)

@@ -43,7 +43,7 @@ impl Findings {
             )
         });
         let beside = self.beside.iter().map(|one| {
-            Figure::lower(format!("ack p99 beside {}, to without", one.what), one.ratio(), 2.0, 1.2)
+            Figure::lower(format!("ack p99 beside {}, relative to without", one.what), one.ratio(), 2.0, 1.2)
         });
         let backlog = self.backlog.iter().map(|one| {
             let jobs = thousands(one.jobs as f64);
@@ -57,7 +57,7 @@ impl Findings {
         let retention = self.retention.iter().flat_map(|one| {
             let what = one.what;
             let acks = Figure::lower(
-                format!("retention, {what}: ack p99, to without pruning"),
+                format!("retention, {what}: ack p99, relative to without pruning"),
                 one.p99_ratio(),
                 1.5,
                 1.2,

@@ -212,7 +212,7 @@ mod tests {
         assert!(!put(Some(&epoch(1))) && !put(None), "nothing is known yet");
         watch.hear(epoch(1), b"key", Instant::now(), || ());
         assert!(put(Some(&epoch(1))));
-        assert!(!put(None), "it was not known in which epoch that was asked");
+        assert!(!put(None), "the epoch of that answer was not known");
         let mut forgot = false;
         watch.hear(epoch(2), b"key", Instant::now(), || forgot = true);
         assert!(forgot);

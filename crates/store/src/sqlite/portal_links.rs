@@ -123,7 +123,7 @@ impl PortalLinks for SqliteStore {
     }
 }
 
-/// Deletes what is stored of a tenant here.
+/// Deletes the links and sessions of a tenant.
 pub(super) fn delete_of_tenant(conn: &Connection, tenant: &Tenant) -> rusqlite::Result<()> {
     delete_links(conn, tenant)?;
     conn.execute("DELETE FROM hapax_portal_ping WHERE tenant = ?1", [tenant.as_str()])?;

@@ -398,8 +398,9 @@ CREATE TABLE hapax.delivery (
     PRIMARY KEY (message, endpoint)
 ) WITH (fillfactor = 70);
 CREATE INDEX delivery_ready   ON hapax.delivery (endpoint, due_at, message) WHERE state = 0 /* ready */;
--- By an expression: no other index can serve the count of leases, whatever the statistics say. An index on
--- all deliveries of an endpoint would be as good for an empty table, and would later pass all that wait.
+-- The index is on an expression, so that the planner uses no other index for the count of leases, whatever
+-- the statistics say. For an empty table an index on all deliveries of an endpoint would look as good, and
+-- later its scan would read every waiting delivery.
 CREATE INDEX delivery_sending ON hapax.delivery ((endpoint + 0), message) WHERE state = 1 /* leased */;
 CREATE INDEX delivery_leased  ON hapax.delivery (due_at) WHERE state = 1 /* leased */;
 CREATE INDEX delivery_failed  ON hapax.delivery (message) WHERE state = 0 /* ready */ AND steps > 0;

@@ -23,7 +23,7 @@ use crate::sqlite::row::{micros, timestamp};
 /// The error of a delivery whose message has lost its bytes.
 const NO_BYTES: &str = "the bytes of this message are not in the database any more";
 
-/// How long an endpoint is skipped whose due deliveries cannot be claimed, in microseconds.
+/// How long claims skip an endpoint if none of its due deliveries can be claimed, in microseconds.
 const REST: i64 = 1_000_000;
 
 /// A delivery that is due.

@@ -30,7 +30,7 @@ impl OutboxRetention for SqliteStore {
     }
 }
 
-/// An endpoint, as far as expiry reads it.
+/// The columns of an endpoint that expiry reads.
 struct Subject {
     number: i64,
     id: EndpointId,
