@@ -134,7 +134,7 @@ mod tests {
         assert_eq!((all.items, all.next, all.searched_to), (vec![9, 7, 4], None, None));
         let full = search(&rows, 2, ReadBound::Rows(100));
         assert_eq!((full.items, full.next, full.searched_to), (vec![9, 7], Some(Cursor(7)), None));
-        // Full, and nothing follows: no cursor to an empty page.
+        // The page is full and nothing follows, so there must be no cursor to an empty page.
         let last = search(&rows, 3, ReadBound::Rows(100));
         assert_eq!((last.items.len(), last.next), (3, None));
         let short = search(&rows, 10, ReadBound::Rows(5));

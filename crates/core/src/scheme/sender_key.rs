@@ -32,7 +32,7 @@ pub(super) enum FetchedKey {
     Jwk(plaid::Key),
 }
 
-/// Why an answer is no key that can be trusted.
+/// Why an answer is not a key that can be trusted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SenderKeyError(pub String);

@@ -23,8 +23,8 @@ pub trait Operate: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<Replayed>, StoreError>> + Send;
 
     /// Approves an event in review: `jobs` are written. The jobs are written once, however many approvals
-    /// and on-time copies race. Where jobs of the event are in review instead, those become ready and run
-    /// whatever the order guard decides; then `jobs` is ignored.
+    /// and on-time copies race. If jobs of the event are in review instead, these jobs become ready and run
+    /// whatever the order guard decides, and `jobs` is ignored.
     fn approve(
         &self,
         event: EventId,

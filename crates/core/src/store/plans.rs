@@ -327,7 +327,7 @@ pub struct Plan {
     pub rate: Option<u32>,
     /// How many deliveries or events it counted when it was recorded.
     pub total: u64,
-    /// How many it has changed: sent again, or decided about.
+    /// The number of items that the plan has changed: sent again, or decided.
     pub done: u64,
     /// How many needed nothing: they were due or under way already, or decided otherwise.
     pub skipped: u64,

@@ -104,7 +104,13 @@ impl Findings {
             ),
             ratio("duplicates from Redis, to the floor", &self.redis, &self.floor_redis, 0.7, 0.9),
             ratio("two nodes that share them, relative to one", &self.two, &self.one, 0.9, 1.0),
-            ratio("two nodes with 64 each, relative to one", &self.two_in_full, &self.one, 0.9, 1.0),
+            ratio(
+                "two nodes with 64 each, relative to one",
+                &self.two_in_full,
+                &self.one,
+                0.9,
+                1.0,
+            ),
             effects,
         ];
         all.into_iter().flatten()

@@ -240,8 +240,18 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
                 1.0,
                 1.0,
             ),
-            Figure::lower("ack p99 in the minute after enable, relative to without", spread, 1.5, 1.2),
-            Figure::lower("ack p99 while held deliveries drain, relative to without", draining, 1.5, 1.2),
+            Figure::lower(
+                "ack p99 in the minute after enable, relative to without",
+                spread,
+                1.5,
+                1.2,
+            ),
+            Figure::lower(
+                "ack p99 while held deliveries drain, relative to without",
+                draining,
+                1.5,
+                1.2,
+            ),
         ]);
     }
     Ok(report)

@@ -43,7 +43,12 @@ impl Findings {
             )
         });
         let beside = self.beside.iter().map(|one| {
-            Figure::lower(format!("ack p99 beside {}, relative to without", one.what), one.ratio(), 2.0, 1.2)
+            Figure::lower(
+                format!("ack p99 beside {}, relative to without", one.what),
+                one.ratio(),
+                2.0,
+                1.2,
+            )
         });
         let backlog = self.backlog.iter().map(|one| {
             let jobs = thousands(one.jobs as f64);

@@ -165,7 +165,7 @@ impl Seconds {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct HistoryQuery {
-    /// Only this source; without it all together.
+    /// Only this source; all sources together if it is missing.
     pub(crate) source: Option<String>,
     /// From this time on: RFC 3339, or a duration before now. Default: `24h`.
     #[param(value_type = Option<String>)]

@@ -96,7 +96,7 @@ fn walk(test: &str, server: Server) {
     browser.is_sound();
     browser.is_quiet();
 
-    // Sent again, without script; the page itself shows what became of it.
+    // The delivery is sent again without script, and the page shows the outcome.
     browser.allow_scripts(false);
     browser.open(&dead);
     browser.follow("Send again…");

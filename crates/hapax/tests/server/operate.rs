@@ -605,7 +605,10 @@ fn a_silenced_alert_notifies_nobody_until_it_ends_and_a_test_reaches_the_receive
     let server = house.start_with(&[("HAPAX_TEST_SETTINGS", settings)]);
     let test = command(&server, &["alerts", "test"]);
     assert_eq!(test.code, 1, "{test:?}");
-    assert!(test.stderr.contains("no endpoint receives alerts") && test.stdout.is_empty(), "{test:?}");
+    assert!(
+        test.stderr.contains("no endpoint receives alerts") && test.stdout.is_empty(),
+        "{test:?}"
+    );
     let sink = Sink::accepting();
     let endpoint = json!({"url": sink.url(), "tenant": "hapax", "types": ["hapax.alert.*"]});
     assert_eq!(server.admin_post("/api/v1/endpoints", &endpoint).status, 201);

@@ -435,8 +435,8 @@ fn go_on(
     Ok(more)
 }
 
-/// Deletes those of these events that have neither a body nor a valid guard. A guard is kept for
-/// its own time, even if the key is kept for less.
+/// Of these events, deletes those that have neither a body nor a valid guard. A guard is kept for its own
+/// time, even if the key is kept for less.
 fn forget_old<'a>(
     writer: &mut Writer,
     events: impl Iterator<Item = &'a PrunedRow>,
