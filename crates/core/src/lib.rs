@@ -50,8 +50,8 @@ pub use verify::{Refusal, Verified, claimed_id, verify, verify_with_key};
 /// The one type for time: an instant in UTC. The caller decides which clock it comes from.
 pub use jiff::Timestamp;
 
-/// A named point at which a test may abort or stop the process. It compiles to nothing without the
-/// feature `failpoints`.
+/// A named point at which a test may abort or stop the process. Without the feature `failpoints` the point
+/// compiles to nothing.
 #[cfg(feature = "failpoints")]
 #[macro_export]
 macro_rules! failpoint {
@@ -63,8 +63,8 @@ macro_rules! failpoint {
     };
 }
 
-/// A named point at which a test may abort or stop the process. It compiles to nothing without the
-/// feature `failpoints`.
+/// A named point at which a test may abort or stop the process. Without the feature `failpoints` the point
+/// compiles to nothing.
 #[cfg(not(feature = "failpoints"))]
 #[macro_export]
 macro_rules! failpoint {
@@ -72,8 +72,8 @@ macro_rules! failpoint {
     ($name:literal, $event_id:expr) => {};
 }
 
-/// A value that a test may change through the environment. It is exactly `$default` without the
-/// feature `failpoints`.
+/// A value that a test may change through the environment. Without the feature `failpoints` the value is
+/// exactly `$default`.
 #[cfg(feature = "failpoints")]
 #[macro_export]
 macro_rules! tuned {
@@ -82,8 +82,8 @@ macro_rules! tuned {
     };
 }
 
-/// A value that a test may change through the environment. It is exactly `$default` without the
-/// feature `failpoints`.
+/// A value that a test may change through the environment. Without the feature `failpoints` the value is
+/// exactly `$default`.
 #[cfg(not(feature = "failpoints"))]
 #[macro_export]
 macro_rules! tuned {

@@ -205,7 +205,7 @@ impl MessageData {
     /// The object with only `id` and `object` left, each as it was given.
     pub fn thin(&self) -> String {
         let kept = ["/id", "/object"].map(|pointer| Pointer::parse(pointer).expect("a pointer"));
-        // Data that this cannot read (an array, a repeated key) has neither.
+        // If the data cannot be read (an array, a repeated key), both fields are left out.
         let found = json::extract(self.as_str().as_bytes(), &kept).unwrap_or_default();
         let fields: Vec<String> = ["id", "object"]
             .iter()

@@ -79,7 +79,8 @@ impl GuardedConnector {
         &self.0.rules
     }
 
-    /// Whether the addresses that a name has now are blocked on its port. A name without addresses is not.
+    /// Whether the addresses that a name has now are blocked on its port. A name without addresses is not
+    /// blocked.
     pub(super) async fn blocked_now(&self, name: &str, port: u16) -> Result<(), Blocked> {
         let found = timeout(ENDPOINT_CHECK_DEADLINE, self.0.resolver.lookup(name)).await;
         let addresses = found.ok().and_then(Result::ok).unwrap_or_default();

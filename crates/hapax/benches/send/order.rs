@@ -1,5 +1,5 @@
-//! Strict order per key: a backlog of two messages under each key, of which a tenth fails at first, drained to an
-//! endpoint with order and to one without. The order of arrivals at the endpoint with order is
+//! Strict order per key: a backlog of two messages under each key is drained to an endpoint with order and
+//! to one without. A tenth of the first attempts fails. The order of arrivals at the endpoint with order is
 //! checked.
 
 use std::cell::RefCell;

@@ -7,7 +7,7 @@ use super::PgStore;
 
 impl VerifierNames for PgStore {
     async fn name_verifiers(&self, mut verifiers: Vec<Verifier>) -> Result<(), StoreError> {
-        // In the order of their numbers, so that two nodes never wait for each other in a circle.
+        // Rows are written in the order of their numbers, so that two nodes never deadlock.
         verifiers.sort_by_key(Verifier::number);
         let number = |one: &Verifier| i32::try_from(one.number()).unwrap_or(i32::MAX);
         let numbers: Vec<i32> = verifiers.iter().map(number).collect();

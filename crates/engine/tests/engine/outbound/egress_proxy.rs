@@ -1,4 +1,5 @@
-//! The way out through a proxy: only the configured one, and only to addresses that were judged here.
+//! Requests through the egress proxy: they use the configured proxy only, and go only to addresses that
+//! were judged here.
 
 use std::net::Ipv4Addr;
 

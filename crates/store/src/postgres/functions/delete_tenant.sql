@@ -1,6 +1,7 @@
--- Begins to delete the data of a tenant, or returns the deletion that is under way. Its endpoints, the secrets of
--- its sources and its links to the portal are deleted with this commit; hapax.erase deletes the other data.
--- Keeps: one deletion of a tenant at a time. The lock of the tenant's endpoints decides.
+-- Begins to delete the data of a tenant, or returns the deletion that is under way. Its endpoints, the
+-- secrets of its sources and its links to the portal are deleted with this commit; hapax.erase deletes the
+-- other data. Keeps: one deletion of a tenant at a time. The lock of the tenant's endpoints decides a race
+-- between two calls.
 CREATE OR REPLACE FUNCTION hapax.delete_tenant(
     of_tenant text, who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL)
 RETURNS hapax.tenant_deletion

@@ -1,6 +1,6 @@
--- The lanes of a handler with a due job, at most `most`: first those after after_lane, then from the
--- start up to it. One probe per lane, however many jobs wait in it. known_lanes and known_since: see
--- hapax.claim. last_lane: the last lane that was probed.
+-- The lanes of a handler with a due job, at most `most`: first those after after_lane, then from the start
+-- up to it. The function probes each lane once, however many jobs wait in it. known_lanes and known_since:
+-- see hapax.claim. last_lane: the last lane that was probed.
 CREATE OR REPLACE FUNCTION hapax.due_lanes(
     of_handler integer, most integer, after_lane integer, known_lanes integer[],
     known_since timestamptz[], at timestamptz, OUT lanes integer[], OUT last_lane integer)
