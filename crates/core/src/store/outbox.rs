@@ -339,7 +339,7 @@ pub enum DeliveryReplayed {
 /// The answer to a skip of one delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliverySkipped {
-    /// It is cancelled.
+    /// The delivery is cancelled.
     Skipped,
     /// An attempt is under way.
     Sending,

@@ -38,7 +38,7 @@ pub enum LookupError {
     /// No name server answered in time.
     #[error("no name server answered in time")]
     TimedOut,
-    /// The lookup failed otherwise.
+    /// The lookup failed for another reason.
     #[error("the lookup failed: {0}")]
     Failed(String),
 }

@@ -12,7 +12,7 @@ use crate::limits::RETRY_AFTER_MAX;
 pub(crate) fn retry_after(value: &HeaderValue, now: Timestamp) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     let wait = match text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // Digits that are too many for the type are a long wait, not nonsense.
+        // A number that is too large for the type means a long wait, and is not ignored.
         true if !text.is_empty() => Duration::from_secs(text.parse().unwrap_or(u64::MAX)),
         true | false => Duration::try_from(date(text)?.duration_since(now)).unwrap_or_default(),
     };

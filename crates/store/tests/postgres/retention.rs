@@ -390,7 +390,7 @@ async fn retention_and_a_replay_of_the_same_event_exclude_each_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_deletion_of_a_tenant_covers_what_was_committed_before_it_whatever_the_nodes_clocks_say()
 {
-    // The clock of one node is ahead of the database's, that of another one behind it.
+    // The clock of one node is ahead of the database's clock, and the clock of another node is behind it.
     let base = Base::new("erased_by_commit", spec(1)).await;
     base.accept("before", None).await;
     let tenant = hapax_core::Tenant::default;
