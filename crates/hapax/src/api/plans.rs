@@ -15,8 +15,9 @@ use super::{Moment, Span};
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PlanRequest {
-    /// `dead`: what died in that time. `all`: everything that was published in that time, what was delivered
-    /// included. `missing`: what was published in that time and the endpoint never got.
+    /// `dead`: what died in that time. `all`: every delivery of messages that were published in that time,
+    /// including those that were delivered. `missing`: what was published in that time and the endpoint
+    /// never got.
     #[schema(value_type = PlannedDeliveriesWord)]
     pub(crate) status: PlannedDeliveries,
     /// From this time on: RFC 3339, or a duration before now such as `1h`.
