@@ -15,19 +15,23 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use hapax_sim::{Postgres, Redis};
 
 use crate::article::Driver;
 use crate::database::Ledger;
-use crate::report::{Effects, Findings};
+use crate::report::{Cost, Effects, Findings};
 use crate::shared::events::Events;
 use crate::shared::load::{self, Length, Load, Measured};
-use crate::shared::server::{Server, Setup};
+use crate::shared::server::{Server, Setup, Usage, cpu_seconds_of_family};
 use crate::shared::{CONNECTIONS, Place, WARM_UP, floor, on_one_thread};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// How long a node records copies after their answers, at most.
+const RECORDED_WITHIN: Duration = Duration::from_secs(3);
 
 #[derive(Parser)]
 #[command(about = "Hapax over PostgreSQL and Redis, against one INSERT for each request")]
@@ -45,8 +49,11 @@ struct Options {
     #[arg(long, default_value_t = 1_000)]
     copies_of: u64,
     /// Events that one node accepts and another then gets once each, for Redis to answer
-    #[arg(long, default_value_t = 60_000)]
+    #[arg(long, default_value_t = 200_000)]
     again: u64,
+    /// Connections of the load that shows tails
+    #[arg(long, default_value_t = 256)]
+    many: usize,
     /// A setting of the started PostgreSQL, `name=value`; may be repeated
     #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = setting)]
     settings: Vec<(String, String)>,
@@ -66,7 +73,7 @@ enum Wanted {
     New,
     /// Duplicates of a few events, from the memory of the node
     Copies,
-    /// Duplicates that only Redis and the database know
+    /// A retry storm of events that another node accepted, with Redis and without
     Redis,
     /// SQL handlers, from accepted to committed
     Effects,
@@ -116,7 +123,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Findings
         bench.copies(&mut report).await?;
     }
     if wanted(Wanted::Redis) {
-        options.place.output.say("duplicates that another node has seen");
+        options.place.output.say("a retry storm that another node took");
         bench.redis(&mut report).await?;
     }
     if wanted(Wanted::Effects) {
@@ -153,6 +160,8 @@ impl Bench<'_> {
             report.two.join(self.slice(&both, &events, Load::New).await?);
             let all = CONNECTIONS * both.len();
             report.two_in_full.join(self.slice_of(&both, &events, Load::New, all).await?);
+            let many = self.options.many;
+            report.many.join(self.slice_of(&[&one], &events, Load::New, many).await?);
         }
         Ok(())
     }
@@ -173,7 +182,8 @@ impl Bench<'_> {
     }
 
     /// One node accepts events, and another gets each of them once, so that its own memory knows
-    /// none of them: with Redis, and for comparison with the database alone.
+    /// none of them: with Redis, and for comparison with the database alone. The database is fresh, and
+    /// has no statistics.
     async fn redis(&self, report: &mut Findings) -> anyhow::Result<()> {
         let redis = Redis::start().await;
         for (with, name) in [(Some(&redis), "redis"), (None, "database")] {
@@ -183,17 +193,49 @@ impl Bench<'_> {
             let second = self.node(&format!("{name}-second"), &database, url.as_deref(), "")?;
             let events = Rc::new(RefCell::new(Events::new(0)));
             let again = Length::Events(self.options.again);
-            load::run(&[&first], &events, Load::New, CONNECTIONS, again, None).await?;
-            let floor =
-                load::run(&[&self.floor], &events, Load::Again, CONNECTIONS, again, None).await?;
-            let seen =
-                load::run(&[&second], &events, Load::Again, CONNECTIONS, again, None).await?;
+            let (first, floor, second) = ([&first], [&self.floor], [&second]);
+            let new = load::run(&first, &events, Load::New, CONNECTIONS, again, None);
+            let new = self.cost(&first, new).await?;
+            let floor = load::run(&floor, &events, Load::Again, CONNECTIONS, again, None);
+            report.floor_again.join(floor.await?);
+            events.borrow_mut().begin_again();
+            let seen = load::run(&second, &events, Load::Again, CONNECTIONS, again, None);
+            let seen = self.cost(&second, seen).await?;
             match with {
-                Some(_) => (report.floor_redis, report.redis) = (floor, seen),
-                None => report.database = seen,
+                Some(_) => report.redis = seen,
+                None => (report.fresh, report.database) = (new, seen),
             }
         }
         Ok(())
+    }
+
+    /// Runs a load, waits until its copies are recorded, and measures what it cost the nodes and the
+    /// database.
+    async fn cost(
+        &self,
+        nodes: &[&Server],
+        load: impl Future<Output = anyhow::Result<Measured>>,
+    ) -> anyhow::Result<Cost> {
+        let before = self.spent(nodes).await?;
+        let measured = load.await?;
+        tokio::time::sleep(RECORDED_WITHIN).await;
+        let after = self.spent(nodes).await?;
+        let requests = measured.requests as f64;
+        Ok(Cost {
+            measured,
+            cpu_us: (after.0 - before.0) * 1e6 / requests,
+            log_bytes: after.1.saturating_sub(before.1) as f64 / requests,
+        })
+    }
+
+    /// CPU seconds of the nodes and of PostgreSQL so far, and bytes of its write-ahead log.
+    async fn spent(&self, nodes: &[&Server]) -> anyhow::Result<(f64, u64)> {
+        let pid = self.postgres.pid().await.context("PostgreSQL has ended")?;
+        let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint::text";
+        let position = self.postgres.execute(sql).await.into_iter().flatten().next();
+        let position = position.context("no position in the log")?.parse()?;
+        let ours = Usage::of(nodes)?.cpu_seconds;
+        Ok((ours + cpu_seconds_of_family(pid)?, position))
     }
 
     /// SQL handlers of one node, while events arrive at full rate.

@@ -3,7 +3,11 @@
 use crate::shared::CONNECTIONS;
 use crate::shared::figures::{Figure, thousands};
 use crate::shared::load::Measured;
-use crate::shared::report::{Report, Table};
+use crate::shared::report::{Column, Report, Table, column};
+
+/// The columns of this bench alone: CPU time of the nodes and the database for each request, and bytes of
+/// the database's write-ahead log, both until the last copy is recorded.
+const COLUMNS: [Column; 2] = [column("all cpu us", 1), column("bytes", 0)];
 
 /// All results; a load that was not selected has no requests.
 #[derive(Default)]
@@ -15,12 +19,24 @@ pub(crate) struct Findings {
     pub(crate) two: Measured,
     /// With as many connections to each node as the single node had.
     pub(crate) two_in_full: Measured,
+    /// One node with many connections.
+    pub(crate) many: Measured,
     pub(crate) floor_copies: Measured,
     pub(crate) copies: Measured,
-    pub(crate) floor_redis: Measured,
-    pub(crate) redis: Measured,
-    pub(crate) database: Measured,
+    pub(crate) floor_again: Measured,
+    /// New events in a fresh database, without statistics.
+    pub(crate) fresh: Cost,
+    pub(crate) redis: Cost,
+    pub(crate) database: Cost,
     pub(crate) effects: Option<Effects>,
+}
+
+/// A load, and what each of its requests cost the nodes and the database.
+#[derive(Default)]
+pub(crate) struct Cost {
+    pub(crate) measured: Measured,
+    pub(crate) cpu_us: f64,
+    pub(crate) log_bytes: f64,
 }
 
 /// SQL handlers, from accepted to committed.
@@ -43,11 +59,20 @@ impl Effects {
 impl Findings {
     pub(crate) fn report(&self) -> Report {
         let mut report = Report::default();
-        let mut table = Table::of_loads(format!("{CONNECTIONS} connections"), []);
+        let mut table = Table::of_loads(format!("{CONNECTIONS} connections"), COLUMNS);
         for (name, measured, floor) in self.loads() {
             if measured.requests > 0 {
                 table.load(name, measured, floor, []);
             }
+        }
+        let costs = [
+            ("new events: a fresh database", &self.fresh),
+            ("storm that another node took: Redis", &self.redis),
+            ("storm that another node took: database", &self.database),
+        ];
+        for (name, cost) in costs.into_iter().filter(|(_, cost)| cost.measured.requests > 0) {
+            let more = [Some(cost.cpu_us), Some(cost.log_bytes)];
+            table.load(name, &cost.measured, Some(&self.floor_again), more);
         }
         if let Some(effects) = &self.effects {
             table.load("ingest beside SQL handlers", &effects.ingest, None, []);
@@ -65,9 +90,8 @@ impl Findings {
     }
 
     /// Each load under its name, with its floor.
-    fn loads(&self) -> [(&'static str, &Measured, Option<&Measured>); 11] {
-        let (new, copies, seen) =
-            (Some(&self.floor), Some(&self.floor_copies), Some(&self.floor_redis));
+    fn loads(&self) -> [(&'static str, &Measured, Option<&Measured>); 10] {
+        let (new, copies) = (Some(&self.floor), Some(&self.floor_copies));
         [
             ("new events: floor", &self.floor, None),
             ("new events: article", &self.article, new),
@@ -75,11 +99,10 @@ impl Findings {
             ("new events: one node", &self.one, new),
             ("new events: two nodes", &self.two, new),
             ("new events: two nodes, 64 each", &self.two_in_full, new),
+            ("new events: one node, many connections", &self.many, new),
             ("duplicates: floor", &self.floor_copies, None),
             ("duplicates: the node's memory", &self.copies, copies),
-            ("seen by another node: floor", &self.floor_redis, None),
-            ("seen by another node: Redis", &self.redis, seen),
-            ("seen by another node: database", &self.database, seen),
+            ("storm that another node took: floor", &self.floor_again, None),
         ]
     }
 
@@ -92,7 +115,16 @@ impl Findings {
         let effects = self.effects.as_ref().map(|effects| {
             Figure::higher("SQL effects/s, one node", effects.per_second(), 5_000.0, 10_000.0)
         });
+        let (fresh, redis) = (&self.fresh.measured, &self.redis.measured);
+        let (database, floor) = (&self.database.measured, &self.floor_again);
+        let tail = (self.many.requests > 0).then(|| {
+            let ms = self.many.latency_us(0.99) / 1_000.0;
+            Figure::lower("new events, many connections: p99 ms", ms, 40.0, 20.0)
+        });
         let all = [
+            ratio("new events, to the floor", &self.one, &self.floor, 0.35, 0.5),
+            ratio("new events in a fresh database, to the floor", fresh, floor, 0.35, 0.5),
+            tail,
             ratio("new events, to the article", &self.one, &self.article, 2.5, 4.0),
             ratio("the same, to one with a lean driver", &self.one, &self.lean_article, 2.5, 4.0),
             ratio(
@@ -102,7 +134,10 @@ impl Findings {
                 0.7,
                 0.9,
             ),
-            ratio("duplicates from Redis, to the floor", &self.redis, &self.floor_redis, 0.7, 0.9),
+            ratio("storm that another node took, Redis, to the floor", redis, floor, 0.45, 0.7),
+            ratio("the same from the database, to the floor", database, floor, 0.35, 0.6),
+            ratio("storm that another node took, Redis, to new events", redis, fresh, 1.0, 2.0),
+            ratio("the same from the database, to new events", database, fresh, 1.0, 2.0),
             ratio("two nodes that share them, relative to one", &self.two, &self.one, 0.9, 1.0),
             ratio(
                 "two nodes with 64 each, relative to one",
