@@ -85,7 +85,7 @@ impl EventKey {
 }
 
 /// The first 16 bytes of a SHA-256 over length-prefixed parts.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct KeyHash(pub [u8; 16]);
 
 impl KeyHash {

@@ -34,6 +34,7 @@ pub mod rate_limit;
 pub mod receipt;
 pub mod sample;
 pub mod scheme;
+pub mod search;
 pub mod secret;
 pub mod source;
 pub mod source_secrets;

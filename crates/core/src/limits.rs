@@ -137,6 +137,20 @@ pub const SECRET_OVERLAP_MAX: std::time::Duration = std::time::Duration::from_se
 /// The most alerts that one commit clears: each is a message, and the next round clears the rest.
 pub const ALERTS_CLEARED_MAX: usize = 100;
 
+/// The longest value that `search` indexes, in bytes: ids and addresses are shorter, and prose is not looked up as
+/// a whole.
+pub const SEARCH_VALUE_BYTES_MAX: usize = 255;
+
+/// The most values of an event that a source may name in `search`: each costs a row of the index.
+pub const SEARCH_FIELDS_MAX: usize = 8;
+
+/// The most events that a search by the id of a request or a message finds: as many as a page of a list shows.
+pub const TRACED_EVENTS_MAX: usize = 100;
+
+/// How long after the start of a request its events are received at the latest: a search by the id of the request
+/// looks so far. A request that takes longer has reached its deadline.
+pub const REQUEST_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// How long one page of a list reads before it returns what it found: a person does not notice the wait, and
 /// a search of the whole database takes turns with all other reads.
 pub const LIST_READ_MAX: std::time::Duration = std::time::Duration::from_millis(50);

@@ -17,6 +17,7 @@ mod plan_runner;
 mod proxy;
 mod request_ids;
 mod run_to_completion;
+mod search_indexer;
 mod sender;
 mod serve;
 mod source_tallies;
@@ -38,6 +39,7 @@ pub use outbound::{
 };
 pub use plan_runner::{JobsFor, run_plans};
 pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};
+pub use search_indexer::SearchIndexer;
 pub use sender::{Courier, Ping, Sender, SenderLimits, SenderSetup};
 pub use serve::{NotReady, Readiness, serve_ingress};
 pub use worker::{LaneSpec, Pulled, TenantVerifiers, Workers};

@@ -15,14 +15,16 @@ use arc_swap::ArcSwap;
 use axum::body::Body;
 use hapax::Database;
 use hapax_core::handler::{Handler, HandlerKind};
+use hapax_core::search::SearchFields;
 use hapax_core::secret::Secret;
+use hapax_core::store::SearchIndex;
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::limits::{BodyLimits, HttpLimits};
 use hapax_engine::tls::Certificate;
 use hapax_engine::{
     Drained, GuardRules, Ingress, Janitor, JobsFor, LaneSpec, Now, Outbound, Proxy, ProxySpec,
-    Readiness, Retention, RouteSpec, Routes, RoutesSpec, Sender, SenderKeys, Workers, http,
-    run_plans, serve_ingress, serve_proxy,
+    Readiness, Retention, RouteSpec, Routes, RoutesSpec, SearchIndexer, Sender, SenderKeys,
+    Workers, http, run_plans, serve_ingress, serve_proxy,
 };
 use hapax_layer::{IdempotencyRules, Principal};
 use hapax_store::{PgOptions, PgStore, SqliteOptions, SqliteStore};
@@ -102,9 +104,9 @@ fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
 }
 
 /// The stores that a server runs on.
-trait ServerStore: Database + AdminStore {}
+trait ServerStore: Database + AdminStore + SearchIndex {}
 
-impl<S: Database + AdminStore> ServerStore for S {}
+impl<S: Database + AdminStore + SearchIndex> ServerStore for S {}
 
 /// Runs the server on its store, from the first listener to the last commit. Parts for other roles are built
 /// but not started: the admin side of one node answers for handlers that another node runs.
@@ -164,6 +166,8 @@ async fn serve_on<S: ServerStore>(
             BoundProxy { proxy: Arc::new(proxy), listener, at }
         })
         .collect();
+    let search_fields = Arc::new(ArcSwap::from_pointee(search_fields(&config)));
+    let indexer = SearchIndexer::new(Arc::clone(&store), Arc::clone(&search_fields));
     let janitor = Arc::new(Janitor::new(Arc::clone(&store), Arc::clone(&now), retention(&config)));
     let stop = CancellationToken::new();
     let stop_background = CancellationToken::new();
@@ -269,6 +273,7 @@ async fn serve_on<S: ServerStore>(
         site: Arc::clone(&site),
         redactions: Arc::clone(&redactions),
         public_url: public_url(&config, public_address),
+        search_fields: Arc::clone(&search_fields),
         portal_url: portal_url.or_else(|| portal_at.clone()),
         portal_counts: Arc::new(Semaphore::new(1)),
         shared_pages: Arc::new(SharedPages::new(Arc::clone(&now))),
@@ -317,6 +322,10 @@ async fn serve_on<S: ServerStore>(
     let janitor_task = runs_workers.then(|| {
         let (janitor, stop) = (Arc::clone(&janitor), stop_background.clone());
         tokio::spawn(async move { janitor.run(stop).await })
+    });
+    let indexer_task = runs_workers.then(|| {
+        let stop = stop_background.clone();
+        tokio::spawn(async move { indexer.run(stop).await })
     });
     let sender_task = has_role(Role::Sender)
         .then(|| tokio::spawn(Arc::clone(&sender).run(drain, stop_background.clone())));
@@ -403,6 +412,7 @@ async fn serve_on<S: ServerStore>(
         watch,
         authorizer,
         redactions,
+        search_fields,
         certificates: [certificate, admin_certificate, portal_certificate]
             .into_iter()
             .flatten()
@@ -437,6 +447,7 @@ async fn serve_on<S: ServerStore>(
     join_task(sender_task).await.context("the sender panicked")?;
     join_task(plans_task).await.context("the runner of plans panicked")?;
     join_task(janitor_task).await.context("the janitor panicked")?;
+    join_task(indexer_task).await.context("the search indexer panicked")?;
     alerts_task.await.context("the alert monitor panicked")?;
     traffic_task.await.context("the recorder of traffic panicked")?;
     rejections_task.await.context("the recorder of rejections panicked")?;
@@ -664,6 +675,12 @@ fn without_token(config: &Config) -> WithoutToken {
 }
 
 /// The values that each source masks.
+fn search_fields(config: &Config) -> SearchFields {
+    SearchFields::new(
+        config.templates.iter().map(|one| (one.spec.name.clone(), one.search.clone())),
+    )
+}
+
 fn redacted(config: &Config) -> impl Iterator<Item = (String, Redaction)> {
     config.templates.iter().map(|one| (one.spec.name.to_string(), one.redact.clone()))
 }
@@ -780,6 +797,7 @@ struct Reloadable<S> {
     watch: Arc<AlertMonitor>,
     authorizer: Arc<Authorizer>,
     redactions: Arc<Redactions>,
+    search_fields: Arc<ArcSwap<SearchFields>>,
     /// The certificates of the public side, of the admin side and of the portal.
     certificates: Vec<Arc<Certificate>>,
     public_address: SocketAddr,
@@ -892,6 +910,7 @@ impl<S: ServerStore> Reloadable<S> {
         self.watch.reload(alerts::AlertRules::of(&newer));
         self.authorizer.reload(without_token(&newer), tokens(&newer));
         self.redactions.reload(redacted(&newer));
+        self.search_fields.store(Arc::new(search_fields(&newer)));
         for error in self.certificates.iter().filter_map(|it| it.reload().err()) {
             tracing::error!(
                 "{why}: cannot reload the certificate, the server keeps the old one: {error}"

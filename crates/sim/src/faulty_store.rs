@@ -16,6 +16,7 @@ use hapax_core::delivery::DeliveryId;
 use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRecord, NewEndpoint};
 use hapax_core::job::{Fence, HandlerName, JobId};
 use hapax_core::ledger::{Ledger, Reservation, ReserveAsk, Reserved, StoredAnswer};
+use hapax_core::search::SearchFields;
 use hapax_core::store::*;
 use hapax_core::{SourceName, Tenant, Timestamp};
 use tokio::sync::{Notify, Semaphore};
@@ -287,6 +288,7 @@ acts! {
     Inspect {
         ListEvents: events(filter: EventFilter) -> Page<EventSummary>;
         FindEvent: event(name: &EventName) -> Lookup<EventDetail>;
+        TracedEvents: events_traced_by(id: &str) -> Vec<EventId>;
         ListJobs: jobs(filter: JobFilter) -> Page<JobDetail>;
         FindJob: job(id: JobId) -> Option<JobDetail>;
         Lanes: lanes() -> Vec<LaneState>;
@@ -299,6 +301,9 @@ acts! {
                 self.inner.flush_copies()
             }
         }
+    }
+    SearchIndex {
+        IndexValues: index_values(fields: Arc<SearchFields>, limit: usize) -> bool;
     }
     Outbox {
         Publish: publish(message: NewMessage) -> Published;

@@ -265,6 +265,34 @@ pub mod limits {
     /// The same for messages on PostgreSQL, where the time of a message is the start of its transaction.
     pub const MESSAGE_TIME_SLACK: SignedDuration = SignedDuration::from_hours(24);
 
+    /// Rows of events that are read around the time at which a request began, to find what it brought. Commits follow
+    /// arrivals within milliseconds, so these are seconds at a high rate, and about 10 ms of reading.
+    pub const TRACE_ROWS_BEFORE: i64 = 1_000;
+
+    /// See [`TRACE_ROWS_BEFORE`].
+    pub const TRACE_ROWS_AFTER: i64 = 20_000;
+
+    /// Events whose values are read at once for the search index: a few milliseconds of a reader.
+    pub const INDEX_READ: i64 = 500;
+
+    /// Bytes of bodies that are read at once for the search index.
+    pub const INDEX_READ_BYTES: usize = 4 << 20;
+
+    /// Rows of the search index that are written between two batches of acks: about a millisecond of the writer's
+    /// time.
+    pub const INDEX_CHUNK: usize = 250;
+
+    /// Events that one commit of the search index takes on PostgreSQL: some ten milliseconds of the database.
+    pub const INDEX_STEP: usize = 2_000;
+
+    /// The search index on PostgreSQL takes up events this long after the time of their nodes: a node whose clock is
+    /// behind by less, or that commits later by less, is never missed by the first walk.
+    pub const INDEX_SETTLED_AFTER: SignedDuration = SignedDuration::from_secs(5);
+
+    /// The second walk of the search index takes up events after this time: no node works whose clock is further
+    /// behind, because every signature with a time would be refused there.
+    pub const INDEX_CHECKED_AFTER: SignedDuration = SignedDuration::from_hours(1);
+
     /// A list with fewer rows than this is read as a whole, whatever time is asked for: about 3 ms.
     pub const LIST_WHOLE_MAX: i64 = 10_000;
 

@@ -1,13 +1,55 @@
 //! One page of a list that is searched row by row, from new to old, until it is full or its bound is reached.
 //! A search that is continued from the cursor of the page before reads each row once.
+//!
+//! A list that searches for a text has two parts: the events that are found exactly come first, then all others. The
+//! highest bit of a cursor says that it lies in the second part.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
 
 use hapax_core::Timestamp;
-use hapax_core::store::{Cursor, Page, ReadBound};
+use hapax_core::store::{Cursor, EventFilter, Page, ReadBound};
+
+use uuid::Uuid;
 
 use crate::limits::PAGE_MAX;
+
+/// Set in cursors of the second part. No number of a row and no id of the next four thousand years has this bit.
+const REST: u128 = 1 << 127;
+
+/// The parts of a list that are left to read, each with the cursor that it continues from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parts {
+    /// The list has one part.
+    One(Option<Cursor>),
+    /// The events that are found exactly, then the others from the start.
+    Both(Option<Cursor>),
+    /// The others only.
+    Rest(Cursor),
+}
+
+impl Parts {
+    pub(crate) fn of(filter: &EventFilter) -> Self {
+        let is_exact = filter.text.as_ref().is_some_and(|text| text.is_exact());
+        match filter.before {
+            before if !is_exact => Self::One(before),
+            Some(Cursor(before)) if before & REST != 0 => Self::Rest(Cursor(before & !REST)),
+            before => Self::Both(before),
+        }
+    }
+}
+
+/// A cursor in the second part.
+pub(crate) fn in_rest(Cursor(at): Cursor) -> Cursor {
+    Cursor(at | REST)
+}
+
+/// The time at which a request with this id began; `None` if Hapax did not give the id.
+pub(crate) fn began_at(request: Uuid) -> Option<Timestamp> {
+    let millis = i64::try_from(request.as_u128() >> 80).ok()?;
+    let is_ours = request.get_version_num() == 7;
+    Timestamp::from_millisecond(millis).ok().filter(|_| is_ours)
+}
 
 /// The remaining part of a [`ReadBound`].
 #[derive(Debug)]
@@ -54,6 +96,7 @@ pub(crate) struct PageSearch<T> {
     /// The row that was read last, with its time.
     last: Option<(Cursor, Timestamp)>,
     end: End,
+    is_rest: bool,
 }
 
 /// Why the search of a page ended.
@@ -75,11 +118,19 @@ impl<T> PageSearch<T> {
             found: Vec::new(),
             last: None,
             end: End::Rows,
+            is_rest: false,
         }
+    }
+
+    /// Begins the second part of the list, unless the page has ended. Returns whether it has not.
+    pub(crate) fn begin_rest(&mut self) -> bool {
+        self.is_rest = true;
+        self.end == End::Rows
     }
 
     /// Takes the next row, with its item if the row matches. Breaks if the search is over.
     pub(crate) fn take(&mut self, at: Cursor, time: Timestamp, item: Option<T>) -> ControlFlow<()> {
+        let at = if self.is_rest { in_rest(at) } else { at };
         if let Some(item) = item {
             if self.found.len() == self.limit {
                 self.end = End::Full;

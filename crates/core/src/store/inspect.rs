@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::{EventId, HandlerAnswer, HandlerRef, ReviewReason, Status, StoreError, Verifier};
 use crate::delivery::MessageStatus;
 use crate::job::{Fence, HandlerName, JobId, Phase, Progress};
-use crate::key::{SourceName, Tenant};
+use crate::key::{KeyHash, SourceName, Tenant};
 use crate::limits::LIST_READ_MAX;
 
 /// The reads of the dashboard, the API and the command line. They never wait for a writer.
@@ -35,6 +35,14 @@ pub trait Inspect: Send + Sync + 'static {
         &self,
         name: &EventName,
     ) -> impl Future<Output = Result<Lookup<EventDetail>, StoreError>> + Send;
+
+    /// The events that an id leads to: the id of a request that brought them, first or as one of the newest copies,
+    /// or the id of a message that their handlers published. At most
+    /// [`TRACED_EVENTS_MAX`](crate::limits::TRACED_EVENTS_MAX).
+    fn events_traced_by(
+        &self,
+        id: &str,
+    ) -> impl Future<Output = Result<Vec<EventId>, StoreError>> + Send;
 
     /// Jobs that match, newest first, bounded like [`Inspect::events`].
     fn jobs(
@@ -288,8 +296,8 @@ pub struct EventFilter {
     pub event_type: Option<String>,
     /// In this status.
     pub status: Option<Status>,
-    /// Whose sender's id, our id or body contains this text.
-    pub text: Option<String>,
+    /// Only events that this text finds.
+    pub text: Option<TextSearch>,
     /// Only events that were received at or after this time.
     pub since: Option<Timestamp>,
     /// Received before.
@@ -309,6 +317,39 @@ pub struct EventFilter {
     /// How much the page may read.
     #[serde(skip)]
     pub bound: ReadBound,
+}
+
+/// A text that operators search for. An event is found exactly if it is named, or if one of its indexed values is the
+/// text. A list shows these events first, newest first. Then follow the events whose sender's id or body contains
+/// the text, newest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TextSearch {
+    /// The text.
+    pub text: String,
+    /// The events that the text names: by an id of an event, a job, a request, a message or a delivery.
+    pub named: Vec<EventId>,
+    /// The hashes of the text as an indexed value ([`SearchFields::hashes`](crate::search::SearchFields::hashes)).
+    pub values: Vec<KeyHash>,
+    /// The sources whose bodies may be searched; `None` is all of them.
+    pub sources: Option<Vec<SourceName>>,
+}
+
+impl TextSearch {
+    /// A search for the text in ids and bodies.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), ..Self::default() }
+    }
+
+    /// Whether events can be found exactly.
+    pub fn is_exact(&self) -> bool {
+        !self.named.is_empty() || !self.values.is_empty()
+    }
+}
+
+impl From<&str> for TextSearch {
+    fn from(text: &str) -> Self {
+        Self::new(text)
+    }
 }
 
 /// How much one page of a list may read before it returns what it found. Every page reads at least one row,

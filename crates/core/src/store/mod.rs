@@ -11,7 +11,7 @@
 //! added at run time, and [`AdminRecords`] the sessions of the dashboard and the audit trail.
 //! [`PortalLinks`] keeps the links of receiving parties to the portal.
 //! [`TenantDeletions`] deletes the data of a tenant. [`TrafficHistory`] keeps counts over time, and
-//! [`AlertRecords`] the alerts. [`StoreHints`] are for pacing and logs. Idempotency-Keys have their own trait,
+//! [`AlertRecords`] the alerts. [`SearchIndex`] indexes the values that operators search for. [`StoreHints`] are for pacing and logs. Idempotency-Keys have their own trait,
 //! [`crate::ledger::Ledger`]; [`KeyRecords`] reads them for operators.
 
 mod admin_records;
@@ -27,6 +27,7 @@ mod own_messages;
 mod plans;
 mod portal_links;
 mod rejections;
+mod search_index;
 mod source_secrets;
 mod tenant_deletion;
 mod traffic_history;
@@ -51,6 +52,7 @@ pub use own_messages::*;
 pub use plans::*;
 pub use portal_links::*;
 pub use rejections::*;
+pub use search_index::*;
 pub use source_secrets::*;
 pub use tenant_deletion::*;
 pub use traffic_history::*;

@@ -33,15 +33,18 @@ mod storage;
 mod tenants;
 #[cfg(test)]
 mod tests;
+mod text_search;
 
 use std::pin::Pin;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hapax_core::ledger::Ledger;
+use hapax_core::search::SearchFields;
 use hapax_core::store::{
     AdminRecords, AlertRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, KeyRecords,
     Operate, Outbox, OwnMessages, Plans, PortalLinks, RejectionRecords, SourceSecretStore, Store,
@@ -137,6 +140,8 @@ pub(crate) struct Admin<S> {
     pub(crate) authorizer: Arc<Authorizer>,
     /// The values that are masked for tokens without `payload`.
     pub(crate) redactions: Arc<Redactions>,
+    /// The values that sources name in `search`.
+    pub(crate) search_fields: Arc<ArcSwap<SearchFields>>,
     /// How browsers reach the pages.
     pub(crate) site: Arc<Site>,
     /// What the addresses for senders begin with.

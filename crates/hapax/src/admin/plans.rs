@@ -16,9 +16,10 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::auth::Caller;
-use super::events::{ago, instant, may_search};
+use super::events::{ago, instant};
 use super::extract::{self, IdempotencyKey, JsonBody, PathId};
 use super::problem::Problem;
+use super::text_search::text_search;
 use super::{Admin, AdminStore};
 use crate::api::{EventPlanRequest, List, Plan, PlanRequest, Planned, ReasonRequest};
 
@@ -86,7 +87,7 @@ pub(super) async fn replay_events<S: AdminStore>(
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
     let act = EventAct::Replay { force: asked.force };
-    of_events(&admin, &caller, act, key, asked)?.record(&admin, &caller).await
+    of_events(&admin, &caller, act, key, asked).await?.record(&admin, &caller).await
 }
 
 /// `POST /api/v1/events/approve`.
@@ -96,7 +97,7 @@ pub(super) async fn approve_events<S: AdminStore>(
     IdempotencyKey(key): IdempotencyKey,
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
-    of_events(&admin, &caller, EventAct::Approve, key, asked)?.record(&admin, &caller).await
+    of_events(&admin, &caller, EventAct::Approve, key, asked).await?.record(&admin, &caller).await
 }
 
 /// `POST /api/v1/events/reject`.
@@ -106,7 +107,7 @@ pub(super) async fn reject_events<S: AdminStore>(
     IdempotencyKey(key): IdempotencyKey,
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
-    of_events(&admin, &caller, EventAct::Reject, key, asked)?.record(&admin, &caller).await
+    of_events(&admin, &caller, EventAct::Reject, key, asked).await?.record(&admin, &caller).await
 }
 
 /// `POST /api/v1/events/discard`.
@@ -116,11 +117,11 @@ pub(super) async fn discard_events<S: AdminStore>(
     IdempotencyKey(key): IdempotencyKey,
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
-    of_events(&admin, &caller, EventAct::Discard, key, asked)?.record(&admin, &caller).await
+    of_events(&admin, &caller, EventAct::Discard, key, asked).await?.record(&admin, &caller).await
 }
 
 /// The plan over events that a request asks for.
-fn of_events<S>(
+async fn of_events<S: AdminStore>(
     admin: &Admin<S>,
     caller: &Caller,
     act: EventAct,
@@ -132,7 +133,6 @@ fn of_events<S>(
             "give a filter, such as source, type, status or since, or \"all\": true for every event",
         ));
     }
-    may_search(admin, caller, asked.source.as_deref(), asked.q.as_deref())?;
     let (now, request) = ((admin.now)(), hash_of(&asked));
     let since = asked.since.map(|at| instant(now, at));
     let until = asked.until.map(|at| instant(now, at));
@@ -179,7 +179,7 @@ fn of_events<S>(
         source: asked.source.map(SourceName::new),
         event_type: asked.r#type,
         status: asked.status,
-        text: asked.q.filter(|text| !text.is_empty()),
+        text: text_search(admin, caller, asked.q).await?,
         since,
         until,
         unfinished_since: asked.unfinished_for.map(|span| ago(now, span)),

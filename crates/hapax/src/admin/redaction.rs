@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use arc_swap::ArcSwap;
-use hapax_core::json;
+use hapax_core::{SourceName, json};
 
 use crate::api::{Body, Event};
 use crate::config::Redaction;
@@ -28,14 +28,24 @@ impl Redactions {
         self.0.store(sources.into_iter().collect::<HashMap<_, _>>().into());
     }
 
-    /// Whether a caller who must not see masked values may search in the bodies of this source, or of all sources:
-    /// what a search finds would reveal a masked value letter by letter.
-    pub(super) fn may_search(&self, source: Option<&str>) -> bool {
+    /// The sources whose bodies a caller may search who must not see masked values. What a search finds in another
+    /// body would reveal a masked value letter by letter.
+    pub(super) fn searchable(&self) -> Vec<SourceName> {
         let rules = self.0.load();
-        match source {
-            Some(source) => rules.get(source).is_some_and(Redaction::is_empty),
-            None => rules.values().all(Redaction::is_empty),
-        }
+        let open = rules.iter().filter(|(_, redaction)| redaction.pointers.is_empty());
+        let mut sources: Vec<_> = open.map(|(source, _)| SourceName::new(source)).collect();
+        sources.sort_unstable();
+        sources
+    }
+
+    /// Whether a value of a source is neither masked nor part of a masked one.
+    pub(super) fn shows(&self, source: &SourceName, pointer: &json::Pointer) -> bool {
+        let is_within = |masked: &json::Pointer| {
+            let mut keys = pointer.keys();
+            masked.keys().all(|key| keys.next() == Some(key))
+        };
+        let rules = self.0.load();
+        rules.get(source.as_str()).is_some_and(|rule| !rule.pointers.iter().any(is_within))
     }
 
     /// Masks the values of an event that its source names. For a source that is not configured any
@@ -102,6 +112,33 @@ mod tests {
         check(&["/email", "/card", "/card/n"], body, both);
         check(&["/nothing"], body, std::str::from_utf8(body).unwrap());
         check(&[], b"email=a@b.c", "email=a@b.c");
+    }
+
+    #[test]
+    fn a_value_is_searched_only_if_it_is_not_masked_nor_part_of_a_masked_one() {
+        let pointer = |text: &str| json::Pointer::parse(text).unwrap();
+        let masked = ["/email", "/card/number"].map(pointer);
+        let rule = Redaction { pointers: masked.into(), headers: Vec::new() };
+        let headers = Redaction { pointers: Vec::new(), headers: vec!["x-user".to_owned()] };
+        let sources = [("shop", rule), ("bank", headers), ("mail", Redaction::default())];
+        let rules = Redactions::new(sources.map(|(name, rule)| (name.to_owned(), rule)));
+        let check = |source: &str, text: &str, shown: bool| {
+            assert_eq!(
+                rules.shows(&SourceName::new(source), &pointer(text)),
+                shown,
+                "{source} {text}"
+            );
+        };
+        check("shop", "/customer", true);
+        check("shop", "/emails", true);
+        check("shop", "/card/name", true);
+        check("shop", "/email", false);
+        check("shop", "/card/number", false);
+        check("shop", "/card/number/last4", false);
+        check("bank", "/email", true);
+        check("gone", "/customer", false);
+        let searchable = rules.searchable();
+        assert_eq!(searchable, ["bank", "mail"].map(SourceName::new));
     }
 
     #[test]

@@ -11,11 +11,13 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Request, StatusCode};
 use hapax_core::job::{HandlerName, Phase, Policy, Retry, WorkLocation};
 use hapax_core::log_buckets::bucket_of;
+use hapax_core::search::SearchFields;
 use hapax_core::secret::Secret;
 use hapax_core::store::{
     ClaimAsk, EventDetail, EventName, HandlerRef, HandlerSpec, Inspect as _, JobDetail, Lookup,
@@ -195,6 +197,7 @@ struct Server {
     router: Router,
     portal: Router,
     portal_counts: Arc<Semaphore>,
+    search_fields: Arc<ArcSwap<SearchFields>>,
     stop: CancellationToken,
     unfinished: TaskTracker,
 }
@@ -228,6 +231,10 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         TenantRules::none("no vault in this test"),
         Box::new(|_, _| {}),
     );
+    let pointer = |text| hapax_core::json::Pointer::parse(text).expect("a pointer");
+    let pointers = ["/customer", "/email"].map(pointer).into();
+    let fields = SearchFields::new([(SourceName::new("stripe"), pointers)]);
+    let search_fields = Arc::new(ArcSwap::from_pointee(fields));
     let admin = Arc::new(Admin {
         store: Arc::clone(&store.faults),
         authorizer: Arc::new(authorizer),
@@ -239,6 +246,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
                 headers: vec!["x-user".to_owned()],
             },
         )])),
+        search_fields: Arc::clone(&search_fields),
         portal_url: Some("https://webhooks.example.com".to_owned()),
         portal_counts: Arc::clone(&portal_counts),
         shared_pages: Arc::new(SharedPages::new(store.now())),
@@ -297,7 +305,8 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         public_url: "http://127.0.0.1:8080".to_owned(),
     });
     let portal = portal_router(Arc::clone(&admin), Arc::default());
-    Server { store, router: router(admin), portal, portal_counts, stop, unfinished }
+    let router = router(admin);
+    Server { store, router, portal, portal_counts, search_fields, stop, unfinished }
 }
 
 impl Server {

@@ -58,7 +58,8 @@ pub(crate) struct EventPlanRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<StatusWord>)]
     pub(crate) status: Option<Status>,
-    /// Only events whose id or body contains this text.
+    /// Only events that this text finds: any id of theirs, a value that their source names in `search`, or a part
+    /// of the sender's id or the body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) q: Option<String>,
     /// Only events received at or after this time: RFC 3339, or a duration before now such as `1h`.
@@ -201,7 +202,7 @@ impl From<PlanWork> for PlannedWork {
                     handler: handler.map(|handler| handler.to_string()),
                     r#type: filter.event_type,
                     status: filter.status,
-                    q: filter.text,
+                    q: filter.text.map(|search| search.text),
                     since: filter.since,
                     until: filter.until,
                     unfinished_since: filter.unfinished_since,

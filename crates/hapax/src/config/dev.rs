@@ -103,6 +103,7 @@ impl ConfigReader<'_> {
                         keep_keys,
                         handlers: Vec::new(),
                         mode: AnswerMode::Async,
+                        search: Vec::new(),
                         redact: Redaction::default(),
                     });
                 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use hapax_core::envelope::{EnvelopeSpec, IdSpec};
 use hapax_core::handler::Handler;
 use hapax_core::json::{POINTERS_MAX, Pointer};
+use hapax_core::limits::SEARCH_FIELDS_MAX;
 use hapax_core::message::{OWN_TENANT, own_tenant_fault};
 use hapax_core::presets::{self, Preset};
 use hapax_core::scheme::CustomScheme;
@@ -61,6 +62,8 @@ pub(crate) struct SourceTemplate {
     pub(crate) handlers: Vec<Arc<Handler>>,
     /// As in [`ConfiguredSource`].
     pub(crate) mode: AnswerMode,
+    /// The values that are indexed, so that a search finds them at once.
+    pub(crate) search: Vec<Pointer>,
     /// The values that are masked for tokens without `payload`.
     pub(crate) redact: Redaction,
 }
@@ -72,13 +75,6 @@ pub(crate) struct Redaction {
     pub(crate) pointers: Vec<Pointer>,
     /// Names of headers.
     pub(crate) headers: Vec<String>,
-}
-
-impl Redaction {
-    /// Whether nothing is masked.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.pointers.is_empty() && self.headers.is_empty()
-    }
 }
 
 impl SourceTemplate {
@@ -123,7 +119,7 @@ pub(super) fn keep_keys(settings: &Settings, source: &Source) -> Keep {
     settings.retention.keys.unwrap_or(default)
 }
 
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 21] = [
     "provider",
     "secrets",
     "params",
@@ -139,6 +135,7 @@ const KEYS: [&str; 20] = [
     "occurred_at",
     "items",
     "require",
+    "search",
     "redact",
     "tenant_from",
     "tenants",
@@ -294,8 +291,39 @@ impl ConfigReader<'_> {
             keep_keys,
             handlers,
             mode,
+            search: self.search(section),
             redact: self.redaction(section),
         });
+    }
+
+    /// Reads `search`.
+    fn search(&mut self, section: &Section<'_>) -> Vec<Pointer> {
+        let mut pointers: Vec<Pointer> = Vec::new();
+        let Some(entry) = section.get("search") else { return pointers };
+        for word in entry.list(&mut self.problems).unwrap_or_default() {
+            let Some(text) = word.text(&mut self.problems) else { continue };
+            match Pointer::parse(text) {
+                Ok(pointer) if !text.is_empty() => pointers.push(pointer),
+                Ok(_) | Err(_) => {
+                    let invalid = InvalidSetting::new(
+                        format!("\"{}\" names no value of a JSON body", text.escape_debug()),
+                        "write a JSON pointer such as \"/data/object/customer\"",
+                    );
+                    word.report(invalid, &mut self.problems);
+                }
+            }
+        }
+        pointers.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+        pointers.dedup();
+        if pointers.len() > SEARCH_FIELDS_MAX {
+            let invalid = InvalidSetting::new(
+                format!("{} values are more than {SEARCH_FIELDS_MAX}", pointers.len()),
+                "name only the values that people look for; /events?q= also searches in whole bodies",
+            );
+            entry.report(invalid, &mut self.problems);
+            pointers.truncate(SEARCH_FIELDS_MAX);
+        }
+        pointers
     }
 
     /// Reads `redact`.

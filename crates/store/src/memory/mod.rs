@@ -24,6 +24,7 @@ mod plans;
 mod portal_links;
 mod reader;
 mod rejections;
+mod search_index;
 mod source_secrets;
 mod tenant_deletion;
 mod traffic_history;
@@ -193,6 +194,8 @@ struct Model {
     portal: portal_links::StoredLinks,
     /// The names of verifiers, by number.
     verifiers: HashMap<usize, Verifier>,
+    /// The values that operators search for.
+    search_index: search_index::IndexedValues,
     /// The last rejections of each source, oldest first.
     rejections: HashMap<SourceName, Vec<Rejection>>,
     /// The audit trail, oldest first.
@@ -443,6 +446,10 @@ impl Inspect for MemoryStore {
 
     async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
         Ok(self.model().find_event(name))
+    }
+
+    async fn events_traced_by(&self, id: &str) -> Result<Vec<EventId>, StoreError> {
+        Ok(self.model().traced_by(id))
     }
 
     async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {

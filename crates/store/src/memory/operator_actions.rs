@@ -309,6 +309,7 @@ impl Model {
     /// Takes body, history and jobs of an event. `summary`: what stays readable of it.
     pub(super) fn strip(&mut self, at: EventNumber, summary: EventSummary) {
         self.jobs.retain(|_, job| job.event != at);
+        self.search_index.forget(at);
         let stored = self.event_mut(at);
         stored.gone = true;
         stored.detail.summary = summary;

@@ -17,7 +17,6 @@ use hapax_core::{KeyHash, Timestamp};
 use jiff::SignedDuration;
 
 use super::outbox::{DeliveryNumber, EndpointNumber, MessageNumber};
-use super::reader::fits;
 use super::{EventNumber, Job, MemoryStore, Model, ReviewState};
 
 /// A plan, with the part that it has not taken yet.
@@ -144,7 +143,8 @@ impl Model {
         let later = self.events.range(from..).filter(|(_, stored)| !stored.gone);
         later
             .filter(move |(at, stored)| {
-                fits(&filter, stored, &self.summary(**at)) && stands(**at, stored.review_state)
+                self.fits(&filter, **at, stored, &self.summary(**at))
+                    && stands(**at, stored.review_state)
             })
             .map(|(at, _)| *at)
     }

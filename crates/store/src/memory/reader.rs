@@ -1,17 +1,19 @@
 //! Queries of events and jobs: everything here only reads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use hapax_core::job::{Phase, idempotency_key};
-use hapax_core::limits::LANE_COUNT_MAX;
+use hapax_core::limits::{LANE_COUNT_MAX, TRACED_EVENTS_MAX};
 use hapax_core::store::{
-    Cursor, EventDetail, EventFilter, EventName, EventSample, EventSummary, JobDetail, JobFilter,
-    LaneState, Lookup, MessageNote, Page, ReadBound, SampleAsk, SampledEvent, Status,
+    Cursor, EventDetail, EventFilter, EventId, EventName, EventSample, EventSummary, JobDetail,
+    JobFilter, LaneState, Lookup, MessageNote, Page, ReadBound, SampleAsk, SampledEvent, Status,
+    TextSearch,
 };
 use hapax_core::{SourceName, Timestamp};
+use uuid::Uuid;
 
 use super::{EventNumber, Job, Model, ReviewState, Stored};
-use crate::page_search::PageSearch;
+use crate::page_search::{PageSearch, Parts};
 
 impl Model {
     /// An event as a list shows it, with the status and result of its jobs.
@@ -90,10 +92,63 @@ impl Model {
             });
         let rows = there.map(|(at, stored)| {
             let summary = self.summary(*at);
+            let text = filter.text.as_ref();
+            let is_exact = text.is_some_and(|text| self.finds_exactly(text, *at, &summary));
             let received_at = summary.received_at;
-            (*at, received_at, Some(summary).filter(|summary| fits(filter, stored, summary)))
+            let item = Some(summary).filter(|summary| self.fits(filter, *at, stored, summary));
+            (*at, received_at, item, is_exact)
         });
-        page(rows, filter.before, filter.limit, filter.bound)
+        let mut search = PageSearch::begin(filter.limit, filter.bound);
+        let (exact, rest) = match Parts::of(filter) {
+            Parts::One(before) => (None, Some(before)),
+            Parts::Both(before) => (Some(before), Some(None)),
+            Parts::Rest(before) => (None, Some(Some(before))),
+        };
+        let is_before = |at: u64, before: Option<Cursor>| {
+            before.is_none_or(|Cursor(before)| u128::from(at) < before)
+        };
+        if let Some(before) = exact {
+            for (at, time, item, _) in
+                rows.clone().filter(|(at, _, _, is_exact)| *is_exact && is_before(*at, before))
+            {
+                if search.take(Cursor(at.into()), time, item).is_break() {
+                    break;
+                }
+            }
+        }
+        let has_two = !matches!(Parts::of(filter), Parts::One(_));
+        if has_two && !search.begin_rest() {
+            return search.page();
+        }
+        let before = rest.flatten();
+        for (at, time, item, is_exact) in rows.filter(|(at, _, _, _)| is_before(*at, before)) {
+            if search.take(Cursor(at.into()), time, item.filter(|_| !is_exact)).is_break() {
+                break;
+            }
+        }
+        search.page()
+    }
+
+    /// Whether a text names this event, or is one of its indexed values.
+    fn finds_exactly(&self, text: &TextSearch, at: EventNumber, summary: &EventSummary) -> bool {
+        text.named.contains(&summary.id)
+            || text.values.iter().any(|hash| self.search_index.has(at, *hash))
+    }
+
+    pub(super) fn traced_by(&self, id: &str) -> Vec<EventId> {
+        let request = id.parse::<Uuid>().ok();
+        let published: HashSet<EventNumber> = self
+            .messages
+            .values()
+            .filter(|message| message.id == id && !message.gone)
+            .filter_map(|message| message.event)
+            .collect();
+        let is_it = |at: &EventNumber, stored: &Stored| {
+            let arrivals = &stored.detail.arrivals;
+            published.contains(at) || arrivals.iter().any(|one| Some(one.request_id) == request)
+        };
+        let found = self.events.iter().filter(|(at, stored)| !stored.gone && is_it(at, stored));
+        found.map(|(_, stored)| stored.detail.summary.id).take(TRACED_EVENTS_MAX).collect()
     }
 
     pub(super) fn find_event(&self, name: &EventName) -> Lookup<EventDetail> {
@@ -214,24 +269,35 @@ pub(super) fn page<T>(
     search.page()
 }
 
-pub(super) fn fits(filter: &EventFilter, stored: &Stored, summary: &EventSummary) -> bool {
-    let body = &stored.detail.body;
-    let holds = |text: &String| {
-        summary.event_id.contains(text.as_str())
-            || body.windows(text.len().max(1)).any(|part| part == text.as_bytes())
-    };
-    filter.tenant.as_ref().is_none_or(|tenant| summary.tenant == tenant.as_str())
-        && filter.source.as_ref().is_none_or(|source| summary.source == source.as_str())
-        && filter
-            .event_type
-            .as_ref()
-            .is_none_or(|wanted| summary.event_type.as_deref() == Some(wanted.as_str()))
-        && filter.status.is_none_or(|status| summary.status == status)
-        && filter.since.is_none_or(|since| summary.received_at >= since)
-        && filter.until.is_none_or(|until| summary.received_at < until)
-        && filter
-            .unfinished_since
-            .is_none_or(|since| summary.received_at < since && !summary.status.is_final())
-        && filter.text.as_ref().is_none_or(holds)
-        && (!filter.has_copies || summary.arrivals > 1)
+impl Model {
+    pub(super) fn fits(
+        &self,
+        filter: &EventFilter,
+        at: EventNumber,
+        stored: &Stored,
+        summary: &EventSummary,
+    ) -> bool {
+        let body = &stored.detail.body;
+        let holds = |search: &TextSearch| {
+            let text = search.text.as_str();
+            let may_read = search.sources.as_ref().is_none_or(|of| of.contains(&stored.key.source));
+            self.finds_exactly(search, at, summary)
+                || summary.event_id.contains(text)
+                || may_read && body.windows(text.len().max(1)).any(|part| part == text.as_bytes())
+        };
+        filter.tenant.as_ref().is_none_or(|tenant| summary.tenant == tenant.as_str())
+            && filter.source.as_ref().is_none_or(|source| summary.source == source.as_str())
+            && filter
+                .event_type
+                .as_ref()
+                .is_none_or(|wanted| summary.event_type.as_deref() == Some(wanted.as_str()))
+            && filter.status.is_none_or(|status| summary.status == status)
+            && filter.since.is_none_or(|since| summary.received_at >= since)
+            && filter.until.is_none_or(|until| summary.received_at < until)
+            && filter
+                .unfinished_since
+                .is_none_or(|since| summary.received_at < since && !summary.status.is_final())
+            && filter.text.as_ref().is_none_or(holds)
+            && (!filter.has_copies || summary.arrivals > 1)
+    }
 }

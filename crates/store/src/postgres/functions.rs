@@ -57,7 +57,8 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     done, done_all, due_endpoints, due_lanes, end_delivery_leases, end_hold, end_holds, end_leases,
     endpoint_lock, envelope, erase, erase_events, erase_messages, exchange, expire, expire_deliveries, expire_delivery, fail, failed,
     finish, finish_key, first_fence, fold_usage, forget, forget_marks, forget_messages, give_back,
-    guard, has_ample_room, has_room, hold, hurry, ingest, is_held, is_reserved, judge_circuit, key_hash, key_lock,
+    guard, has_ample_room, has_room, hold, hurry, index_values,
+    ingest, is_held, is_reserved, judge_circuit, key_hash, key_lock,
     lane_of, lease_jobs, lock_marks, lose, lose_delivery, make_partition, message_fingerprint,
     next_due, next_fence, note_answer, note_attempt, note_death, note_delivery_attempt,
     note_ended, once,
@@ -66,7 +67,7 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     ready_next_delivery, refuse_handler, renew, replay, replay_delivery, reservation_came,
     reservation_changed, reservation_went, reserve, reserve_key, run_plan, seal_of, send_again,
     set_aside, set_paused, settle, settle_attempt, shown, shut_out_replays, silence_alert, skip_delivery, strip, strip_each,
-    strip_messages, strip_run, take_any, take_deliveries, take_in_order, take_slice, tend_usage, to_review,
+    strip_messages, strip_run, take_any, take_deliveries, take_in_order, take_search_mark, take_slice, tend_usage, to_review,
     try_mark, unpark, wake_parked, wants_message, wants_own, worked_for, works_for, write_alerts, write_jobs, write_message,
 ];
 

@@ -16,8 +16,9 @@ use super::Shared;
 use super::connect::{PgError, PooledClient};
 use super::reader::{Conditions, SUMMARY, filtered, read, read_jobs, stands_exactly, summary};
 use super::row::{first_id, past, state_of};
+use super::search_index::{finds_exactly, hashes};
 use crate::limits::{LIST_SORTED_MAX, PAGE_MAX};
-use crate::page_search::ReadBudget;
+use crate::page_search::{Parts, ReadBudget, in_rest};
 
 /// The rows of the first slice. A body may have a MiB, so a search in bodies begins with few.
 const SLICE_FIRST: usize = 64;
@@ -104,29 +105,99 @@ pub(super) async fn events(
     let mut lent = shared.pools.lists.lend().await.map_err(read)?;
     let mut page = SlicedPage::begin(filter.limit);
     let mut slices = Slices::begin(filter.bound);
-    let (low, mut before) = event_range(&mut lent, &filter).await.map_err(read)?;
+    let has_exact = filter.text.as_ref().is_some_and(|text| text.is_exact());
+    let before = match Parts::of(&filter) {
+        Parts::Both(before) => {
+            let candidates = Candidates::Exact;
+            let range = event_range(&mut lent, &filter, before).await.map_err(read)?;
+            let part = Part { filter: &filter, candidates, range, rest: false };
+            match part.read(&mut lent, &mut page, &mut slices).await.map_err(read)? {
+                Ended::Full => return Ok(page.page(None)),
+                Ended::Bound(at) => return Ok(page.page(Some(at))),
+                Ended::Rows => None,
+            }
+        }
+        Parts::One(before) => before,
+        Parts::Rest(before) => Some(before),
+    };
     let candidates = candidates(&mut lent, &filter).await.map_err(read)?;
-    loop {
-        let rows = slices.next();
-        let ids = candidates.read(&mut lent, &filter, (low, before), rows).await.map_err(read)?;
-        let is_last = (ids.len() as i64) < rows;
-        let Some(last) = ids.last().copied() else { return Ok(page.page(None)) };
-        let count = ids.len();
-        let mut asked = Conditions::default();
-        asked.add("w.id = ANY (?)", ids);
-        filtered(&mut asked, &filter);
-        if let Some(status) = filter.status {
-            asked.say(stands_exactly(status));
-        }
-        let tail = format!("ORDER BY e.id DESC LIMIT {}", page.wanted());
-        let found = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
-        let items = found.iter().map(|row| (Cursor(row.get::<_, Uuid>(0).as_u128()), summary(row)));
-        if page.add(items) || is_last {
-            return Ok(page.page(None));
-        }
-        before = last;
-        if !slices.read(count) {
-            return Ok(page.page(Some((Cursor(last.as_u128()), time_of(last)))));
+    let range = event_range(&mut lent, &filter, before).await.map_err(read)?;
+    let part = Part { filter: &filter, candidates, range, rest: has_exact };
+    match part.read(&mut lent, &mut page, &mut slices).await.map_err(read)? {
+        Ended::Full | Ended::Rows => Ok(page.page(None)),
+        Ended::Bound(at) => Ok(page.page(Some(at))),
+    }
+}
+
+/// A part of a list: the events that a search finds exactly, or the others.
+struct Part<'a> {
+    filter: &'a EventFilter,
+    candidates: Candidates,
+    range: (Uuid, Uuid),
+    /// Whether it is the second part.
+    rest: bool,
+}
+
+/// Why a part was left.
+enum Ended {
+    /// The page is full, and more items exist.
+    Full,
+    /// No row is left.
+    Rows,
+    /// The bound is reached, here.
+    Bound((Cursor, Timestamp)),
+}
+
+impl Part<'_> {
+    async fn read(
+        &self,
+        lent: &mut PooledClient,
+        page: &mut SlicedPage<EventSummary>,
+        slices: &mut Slices,
+    ) -> Result<Ended, PgError> {
+        let is_exact = matches!(self.candidates, Candidates::Exact);
+        let without_text;
+        let filter = match is_exact {
+            true => {
+                without_text = EventFilter { text: None, ..self.filter.clone() };
+                &without_text
+            }
+            false => self.filter,
+        };
+        let cursor = |id: Uuid| match self.rest {
+            true => in_rest(Cursor(id.as_u128())),
+            false => Cursor(id.as_u128()),
+        };
+        let (low, mut before) = self.range;
+        loop {
+            let rows = slices.next();
+            let ids = self.candidates.read(lent, self.filter, (low, before), rows).await?;
+            let is_last = (ids.len() as i64) < rows;
+            let Some(last) = ids.last().copied() else { return Ok(Ended::Rows) };
+            let count = ids.len();
+            let mut asked = Conditions::default();
+            asked.add("w.id = ANY (?)", ids);
+            filtered(&mut asked, filter);
+            if let Some(text) = filter.text.as_ref().filter(|_| self.rest) {
+                let exactly = finds_exactly(&mut asked, text);
+                asked.say(format!("NOT {exactly}"));
+            }
+            if let Some(status) = filter.status {
+                asked.say(stands_exactly(status));
+            }
+            let tail = format!("ORDER BY e.id DESC LIMIT {}", page.wanted());
+            let found = asked.query(lent, SUMMARY, &tail).await?;
+            let items = found.iter().map(|row| (cursor(row.get(0)), summary(row)));
+            if page.add(items) {
+                return Ok(Ended::Full);
+            }
+            if is_last {
+                return Ok(Ended::Rows);
+            }
+            before = last;
+            if !slices.read(count) {
+                return Ok(Ended::Bound((cursor(last), time_of(last))));
+            }
         }
     }
 }
@@ -135,13 +206,14 @@ pub(super) async fn events(
 async fn event_range(
     lent: &mut PooledClient,
     filter: &EventFilter,
+    before: Option<Cursor>,
 ) -> Result<(Uuid, Uuid), PgError> {
     // The rows of older events only keep their keys.
     let sql = "SELECT w.id FROM hapax.body w ORDER BY w.id LIMIT 1";
     let oldest = lent.query(sql, &[]).await?.first().map(|row| row.get(0));
     let since = filter.since.map(first_id);
     let ends = [filter.until.map(past), filter.unfinished_since.map(past)];
-    let cursor = filter.before.map(|Cursor(before)| Uuid::from_u128(before));
+    let cursor = before.map(|Cursor(before)| Uuid::from_u128(before));
     Ok((
         since.into_iter().chain(oldest).max().unwrap_or(Uuid::nil()),
         ends.into_iter().flatten().chain(cursor).min().unwrap_or(Uuid::max()),
@@ -162,6 +234,8 @@ enum Candidates {
     OfSource,
     /// These, from new to old.
     Few(Vec<Uuid>),
+    /// The events that a search finds exactly.
+    Exact,
 }
 
 impl Candidates {
@@ -179,6 +253,11 @@ impl Candidates {
                            AND e.id >= $2 ORDER BY e.id DESC LIMIT $3";
                 let source = filter.source.as_ref().map(ToString::to_string);
                 lent.query(sql, &[&before, &low, &rows, &source]).await?
+            }
+            Self::Exact => {
+                let text = filter.text.clone().unwrap_or_default();
+                let named: Vec<Uuid> = text.named.iter().map(|id| id.0).collect();
+                lent.query(EXACT, &[&before, &low, &rows, &named, &hashes(&text)]).await?
             }
             Self::Few(ids) => {
                 let in_range = ids.iter().filter(|id| **id < before && **id >= low);
@@ -252,6 +331,16 @@ const COPIED: &str = "SELECT c.id FROM ( \
          UNION ALL \
          (SELECT n.event FROM hapax.copy n WHERE n.event < $1 AND n.event >= $2 \
           ORDER BY n.event DESC LIMIT $3)) c \
+     ORDER BY c.id DESC LIMIT $3";
+
+/// The events that are named, and those with an indexed value: $4 and $5.
+const EXACT: &str = "SELECT c.id FROM ( \
+         (SELECT n.id FROM unnest($4::uuid[]) n (id) WHERE n.id < $1 AND n.id >= $2) \
+         UNION ALL \
+         (SELECT v.event FROM unnest($5::uuid[]) h (hash) CROSS JOIN LATERAL ( \
+              SELECT s.event FROM hapax.search_value s \
+              WHERE s.hash = h.hash AND s.event < $1 AND s.event >= $2 \
+              ORDER BY s.event DESC LIMIT $3) v)) c \
      ORDER BY c.id DESC LIMIT $3";
 
 const ALL: &str = "SELECT w.id FROM hapax.body w WHERE w.id < $1 AND w.id >= $2 \

@@ -40,6 +40,7 @@ mod reader;
 mod rejections;
 mod result_text;
 mod row;
+mod search_index;
 mod source_secrets;
 mod sql_handlers;
 mod stats;
@@ -387,6 +388,10 @@ impl Inspect for PgStore {
 
     async fn event(&self, name: &EventName) -> Result<Lookup<EventDetail>, StoreError> {
         reader::event(&self.shared, name.clone()).await
+    }
+
+    async fn events_traced_by(&self, id: &str) -> Result<Vec<EventId>, StoreError> {
+        search_index::traced_by(&self.shared, id).await
     }
 
     async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {

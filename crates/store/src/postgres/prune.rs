@@ -141,7 +141,8 @@ async fn vacuum(shared: &Shared, stripped: u64) -> Result<bool, PgError> {
     let done = async {
         lent.batch("SET statement_timeout = 0").await?;
         lent.batch(
-            "VACUUM (SKIP_LOCKED, TRUNCATE false) hapax.body, hapax.job, hapax.attempt, hapax.arrival, hapax.copy",
+            "VACUUM (SKIP_LOCKED, TRUNCATE false) hapax.body, hapax.job, hapax.attempt, hapax.arrival, hapax.copy, \
+             hapax.search_value",
         )
         .await
     }

@@ -15,6 +15,7 @@ use super::Shared;
 use super::connect::{PgError, PooledClient};
 use super::outbox;
 use super::row::{EventState, first_id, of_hash, past, phase_of};
+use super::search_index::finds_exactly;
 use super::verifiers;
 use crate::limits::COPIES_IN_FULL;
 
@@ -114,12 +115,24 @@ pub(super) fn filtered(asked: &mut Conditions, filter: &EventFilter) {
             "(c.event IS NOT NULL OR EXISTS (SELECT FROM hapax.arrival a WHERE a.event = e.id))",
         );
     }
-    if let Some(needle) = &filter.text {
-        asked.add(
-            "(position(? IN e.event_id) > 0 OR EXISTS (SELECT FROM hapax.body b \
-             WHERE b.id = e.id AND position(? IN b.body) > 0))",
-            needle.clone().into_bytes(),
-        );
+    if let Some(search) = &filter.text {
+        let exactly = match search.is_exact() {
+            true => finds_exactly(asked, search),
+            false => "false".to_owned(),
+        };
+        let may_read = match &search.sources {
+            None => "true".to_owned(),
+            Some(sources) => {
+                let names: Vec<String> = sources.iter().map(ToString::to_string).collect();
+                format!("e.source || '' = ANY ({})", asked.bind(names))
+            }
+        };
+        let needle = asked.bind(search.text.clone().into_bytes());
+        asked.say(format!(
+            "({exactly} OR position({needle} IN e.event_id) > 0 \
+              OR {may_read} AND EXISTS (SELECT FROM hapax.body b \
+                                        WHERE b.id = e.id AND position({needle} IN b.body) > 0))"
+        ));
     }
 }
 

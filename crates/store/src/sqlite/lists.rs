@@ -3,11 +3,11 @@
 //! the list reads that index; everything else is read from the newest row on.
 
 use std::collections::HashSet;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
-use hapax_core::Timestamp;
 use hapax_core::job::Phase;
 use hapax_core::store::{Cursor, EventFilter, EventSummary, JobDetail, JobFilter, Page, Status};
+use hapax_core::{SourceName, Timestamp};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 
@@ -16,8 +16,9 @@ use super::row::{
     DEAD, DISCARDED, HELD, LANE_BITS, LEASED, PARKED, READY, REVIEW, STALE, micros, state_of,
     timestamp,
 };
+use super::search_index::{self, ExactMatches};
 use crate::limits::{LIST_SORTED_MAX, LIST_TIME_SLACK, LIST_WHOLE_MAX};
-use crate::page_search::PageSearch;
+use crate::page_search::{PageSearch, Parts};
 
 /// The condition of the index over rare states, as the index has it: SQLite uses a partial index only for a
 /// query that repeats its condition.
@@ -79,6 +80,12 @@ impl Numbered {
         Ok(start.unwrap_or(all.start)..end.unwrap_or(all.end))
     }
 
+    /// The number from which on rows were received at this time or later, but for the slack.
+    pub(super) fn since(self, conn: &Connection, at: Timestamp) -> rusqlite::Result<i64> {
+        let all = self.range(conn, None, None)?;
+        self.first(conn, &all, micros(at))
+    }
+
     /// The number before which all rows are earlier than `at`, and from which on all are later, but for the
     /// slack.
     fn first(self, conn: &Connection, among: &Range<i64>, at: i64) -> rusqlite::Result<i64> {
@@ -127,9 +134,36 @@ pub(super) enum Candidates {
     /// The rows that this statement returns by number, from the newest on. ?1 is the end of the range, ?2
     /// its start, and ?3 the value, if there is one.
     Numbers { sql: String, value: Option<Value> },
+    /// The events that a search finds exactly.
+    Exact(ExactMatches),
 }
 
 impl Candidates {
+    /// Calls `take` with the numbers of the range, from the newest on, until it breaks.
+    fn numbers(
+        self,
+        conn: &Connection,
+        range: Range<i64>,
+        mut take: impl FnMut(i64) -> rusqlite::Result<ControlFlow<()>>,
+    ) -> rusqlite::Result<()> {
+        match self {
+            Self::All => Ok(()),
+            Self::Numbers { sql, value } => {
+                let mut statement = conn.prepare_cached(&sql)?;
+                let bounds = [range.end, range.start].map(Value::Integer);
+                let mut numbers =
+                    statement.query(params_from_iter(bounds.into_iter().chain(value)))?;
+                while let Some(number) = numbers.next()? {
+                    if take(number.get(0)?)?.is_break() {
+                        break;
+                    }
+                }
+                Ok(())
+            }
+            Self::Exact(matches) => matches.numbers(conn, range, take),
+        }
+    }
+
     /// The rows that any of these statements returns.
     pub(super) fn any(parts: &[String]) -> Self {
         let sql = format!("{} ORDER BY 1 DESC", parts.join(" UNION ALL "));
@@ -165,8 +199,8 @@ impl Checks {
         (table, alias, time): (&str, &str, &str),
         candidates: Candidates,
         range: Range<i64>,
-        mut search: PageSearch<i64>,
-    ) -> rusqlite::Result<Page<i64>> {
+        search: &mut PageSearch<i64>,
+    ) -> rusqlite::Result<()> {
         let said = match self.said.is_empty() {
             true => "1".to_owned(),
             false => self.said.join(" AND "),
@@ -195,34 +229,31 @@ impl Checks {
                     }
                 }
             }
-            Candidates::Numbers { sql, value } => {
+            Candidates::Numbers { .. } | Candidates::Exact(_) => {
                 let named = self.bind(Value::Null);
                 let mut check =
                     conn.prepare_cached(&format!("{columns} WHERE {alias}.seq = {named}"))?;
-                let mut statement = conn.prepare_cached(&sql)?;
-                let bounds = [range.end, range.start].map(Value::Integer);
-                let mut numbers =
-                    statement.query(params_from_iter(bounds.into_iter().chain(value)))?;
                 let mut last = None;
-                while let Some(number) = numbers.next()? {
-                    let seq: i64 = number.get(0)?;
+                candidates.numbers(conn, range, |seq| {
                     // Several jobs or deliveries of one row.
                     if last.replace(seq) == Some(seq) {
-                        continue;
+                        return Ok(ControlFlow::Continue(()));
                     }
                     if let Some(value) = self.values.last_mut() {
                         *value = Value::Integer(seq);
                     }
                     let checked =
                         check.query_row(params_from_iter(&self.values), row).optional()?;
-                    let Some((_, time, fits)) = checked else { continue };
-                    if search.take(cursor(seq), time, fits.then_some(seq)).is_break() {
-                        break;
-                    }
-                }
+                    Ok(match checked {
+                        Some((_, time, fits)) => {
+                            search.take(cursor(seq), time, fits.then_some(seq))
+                        }
+                        None => ControlFlow::Continue(()),
+                    })
+                })?;
             }
         }
-        Ok(search.page())
+        Ok(())
     }
 }
 
@@ -231,7 +262,7 @@ pub(super) fn events(
     conn: &Connection,
     filter: &EventFilter,
 ) -> rusqlite::Result<Page<EventSummary>> {
-    let search = PageSearch::begin(filter.limit, filter.bound);
+    let mut search = PageSearch::begin(filter.limit, filter.bound);
     // One snapshot: an item is shown as it was when it matched.
     let snapshot = conn.unchecked_transaction()?;
     let earliest = |times: [Option<Timestamp>; 2]| times.into_iter().flatten().min();
@@ -241,13 +272,24 @@ pub(super) fn events(
         earliest([filter.until, filter.unfinished_since]),
     )?;
     let table = ("hapax_event", "e", "received_at");
-    let page = checks(&snapshot, filter)?.search(
-        &snapshot,
-        table,
-        candidates(&snapshot, filter)?,
-        below(range, filter.before),
-        search,
-    )?;
+    let (exact, rest) = match Parts::of(filter) {
+        Parts::Both(before) => (Some(before), None),
+        Parts::One(before) => (None, before),
+        Parts::Rest(before) => (None, Some(before)),
+    };
+    let has_exact = filter.text.as_ref().filter(|text| text.is_exact());
+    if let (Some(before), Some(text)) = (exact, has_exact) {
+        let without_text = EventFilter { text: None, ..filter.clone() };
+        let matches = Candidates::Exact(ExactMatches::of(text));
+        let range = below(range.clone(), before);
+        checks(&snapshot, &without_text)?.search(&snapshot, table, matches, range, &mut search)?;
+    }
+    if has_exact.is_none() || search.begin_rest() {
+        let candidates = candidates(&snapshot, filter)?;
+        let range = below(range, rest);
+        checks(&snapshot, filter)?.search(&snapshot, table, candidates, range, &mut search)?;
+    }
+    let page = search.page();
     let mut one = snapshot.prepare_cached(&format!("{SUMMARY} WHERE e.seq = ?1"))?;
     let mut items = Vec::with_capacity(page.items.len());
     for seq in page.items {
@@ -309,13 +351,41 @@ fn checks(conn: &Connection, filter: &EventFilter) -> rusqlite::Result<Checks> {
         body.push_str(&format!(" AND b.event_type = {event_type}"));
     }
     if let Some(text) = &filter.text {
-        let text = checks.bind(Value::Text(text.clone()));
+        let may_read = match &text.sources {
+            None => "1".to_owned(),
+            Some(sources) => format!("e.pair IN ({})", pairs_of(conn, sources)?),
+        };
+        let needle = checks.bind(Value::Text(text.text.clone()));
         body.push_str(&format!(
-            " AND (instr(e.event_id, {text}) OR instr(b.body, CAST({text} AS BLOB)))"
+            " AND (instr(e.event_id, {needle})
+                   OR {may_read} AND instr(b.body, CAST({needle} AS BLOB)))"
         ));
     }
     checks.say(body + ")");
+    if let Some(text) = filter.text.as_ref().filter(|text| text.is_exact()) {
+        // These are in the first part of the list.
+        let (exactly, values) = search_index::finds_exactly(text);
+        let mut parts = exactly.split('?');
+        let mut said = parts.next().unwrap_or_default().to_owned();
+        for (part, value) in parts.zip(values) {
+            said.push_str(&checks.bind(value));
+            said.push_str(part);
+        }
+        checks.say(format!("NOT {said}"));
+    }
     Ok(checks)
+}
+
+/// The numbers of the pairs with these sources.
+fn pairs_of(conn: &Connection, sources: &[SourceName]) -> rusqlite::Result<String> {
+    let mut pairs = Vec::new();
+    let mut of_source = conn.prepare_cached("SELECT pair FROM hapax_pair WHERE source = ?1")?;
+    for source in sources {
+        for pair in of_source.query_map([source.as_str()], |row| row.get::<_, i64>(0))? {
+            pairs.push(pair?.to_string());
+        }
+    }
+    Ok(pairs.join(", "))
 }
 
 /// The condition for a status.

@@ -30,6 +30,7 @@ mod reader;
 mod rejections;
 mod row;
 mod sandbox;
+mod search_index;
 mod source_secrets;
 mod sql_handlers;
 mod stats;
@@ -51,9 +52,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
-    EventDetail, EventFilter, EventName, EventSample, EventSummary, Ingest, Inspect, JobDetail,
-    JobFilter, LaneState, Lookup, Page, PausedHandler, SampleAsk, StorageUse, Store, StoreError,
-    StoreHints, Verdict,
+    EventDetail, EventFilter, EventId, EventName, EventSample, EventSummary, Ingest, Inspect,
+    JobDetail, JobFilter, LaneState, Lookup, Page, PausedHandler, SampleAsk, StorageUse, Store,
+    StoreError, StoreHints, Verdict,
 };
 use hapax_core::{EventKey, SourceName, Timestamp};
 use rusqlite::Connection;
@@ -329,6 +330,11 @@ impl Inspect for SqliteStore {
         };
         let name = name.clone();
         self.readers.run(move |conn| reader::event(conn, &name, &seqs)).await
+    }
+
+    async fn events_traced_by(&self, id: &str) -> Result<Vec<EventId>, StoreError> {
+        let id = id.to_owned();
+        self.readers.run(move |conn| reader::traced_by(conn, &id)).await
     }
 
     async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {

@@ -38,8 +38,9 @@ const SLICE: usize = 100;
 const PIECE: usize = 50;
 
 /// The tables that are deleted with the body of an event, and the column that names the event.
-const HISTORY: [(&str, &str); 6] = [
+const HISTORY: [(&str, &str); 7] = [
     ("hapax_body", "seq"),
+    ("hapax_search_value", "seq"),
     ("hapax_job", "event_seq"),
     ("hapax_attempt", "event_seq"),
     ("hapax_arrival", "event_seq"),

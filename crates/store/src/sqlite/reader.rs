@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
+use hapax_core::limits::{REQUEST_TIME_MAX, TRACED_EVENTS_MAX};
 use hapax_core::store::{
-    ActionNote, ArrivalNote, AttemptNote, Cause, Decision, EventDetail, EventFilter, EventName,
-    EventSummary, JobDetail, Lookup, Status, StoreError,
+    ActionNote, ArrivalNote, AttemptNote, Cause, Decision, EventDetail, EventFilter, EventId,
+    EventName, EventSummary, JobDetail, Lookup, Status, StoreError,
 };
 use hapax_core::{SourceName, Tenant};
 use rusqlite::types::Value;
@@ -17,11 +18,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use super::jobs::{answer_of, job_id, place_of};
+use super::lists::Numbered;
 use super::open::{DatabaseLocation, OpenError};
 use super::outbox;
-use super::row::{EventState, LANE_BITS, event_id, phase_of, ranked, timestamp};
+use super::row::{EventState, LANE_BITS, event_id, micros, phase_of, ranked, timestamp};
+use super::search_index;
 use super::verifiers;
-use crate::limits::READ_MAX;
+use crate::limits::{READ_MAX, TRACE_ROWS_AFTER, TRACE_ROWS_BEFORE};
+use crate::page_search::began_at;
 
 /// Connections for short queries that are open at the same time; more queries wait.
 const READERS: usize = 2;
@@ -210,12 +214,67 @@ pub(super) fn filtered(filter: &EventFilter) -> (String, Vec<Value>) {
         }
     }
     if let Some(needle) = &filter.text {
-        sql.push_str(
-            " AND (e.event_id = ? OR instr(e.event_id, ?) OR instr(b.body, CAST(? AS BLOB)))",
-        );
-        values.extend(std::iter::repeat_n(text(needle), 3));
+        let (exactly, of_exactly) = search_index::finds_exactly(needle);
+        let may_read = match &needle.sources {
+            None => "1".to_owned(),
+            Some(sources) => {
+                let marks = vec!["?"; sources.len()].join(", ");
+                format!("p.source IN ({marks})")
+            }
+        };
+        sql.push_str(&format!(
+            " AND ({exactly} OR instr(e.event_id, ?)
+                   OR {may_read} AND instr(b.body, CAST(? AS BLOB)))"
+        ));
+        values.extend(of_exactly);
+        values.push(text(&needle.text));
+        let sources = needle.sources.iter().flatten();
+        values.extend(sources.map(|source| text(source.as_str())));
+        values.push(text(&needle.text));
     }
     (sql, values)
+}
+
+/// The events that a request brought, or whose handlers published a message with this id.
+pub(super) fn traced_by(conn: &Connection, id: &str) -> rusqlite::Result<Vec<EventId>> {
+    let mut found = Vec::new();
+    let mut add = |sql: &str, values: &[&dyn rusqlite::ToSql]| -> rusqlite::Result<()> {
+        let mut statement = conn.prepare_cached(sql)?;
+        for id in statement.query_map(values, |row| row.get(0))? {
+            found.push(event_id(id?));
+        }
+        Ok(())
+    };
+    let most = TRACED_EVENTS_MAX as i64;
+    add(
+        "SELECT e.id FROM hapax_message m JOIN hapax_event e ON e.seq = m.event_seq
+         JOIN hapax_body b ON b.seq = e.seq WHERE m.id = ?1 LIMIT ?2",
+        &[&id, &most],
+    )?;
+    let Ok(request) = id.parse::<Uuid>() else { return Ok(found) };
+    let bytes = request.as_bytes().as_slice();
+    add(
+        "SELECT e.id FROM hapax_arrival a JOIN hapax_event e ON e.seq = a.event_seq
+         JOIN hapax_body b ON b.seq = e.seq WHERE a.request_id = ?1 LIMIT ?2",
+        &[&bytes, &most],
+    )?;
+    let Some(began) = began_at(request) else { return Ok(found) };
+    let began_micros = micros(began);
+    // The id holds the time at which the request began. Its events were received soon after.
+    let first = Numbered::Events.since(conn, began)?.saturating_sub(TRACE_ROWS_BEFORE);
+    let last = first + TRACE_ROWS_BEFORE + TRACE_ROWS_AFTER;
+    let until = began_micros.saturating_add(REQUEST_TIME_MAX.as_micros() as i64);
+    add(
+        "SELECT e.id FROM hapax_event e CROSS JOIN hapax_body b ON b.seq = e.seq
+         WHERE e.seq >= ?1 AND e.seq < ?2 AND e.received_at >= ?3 AND e.received_at < ?4
+           AND b.request_id = ?5
+         ORDER BY e.seq LIMIT ?6",
+        &[&first, &last, &began_micros, &until, &bytes, &most],
+    )?;
+    found.sort_unstable();
+    found.dedup();
+    found.truncate(TRACED_EVENTS_MAX);
+    Ok(found)
 }
 
 /// The event among `seqs` that has this name.

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use hapax_core::SourceName;
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::Phase;
+use hapax_core::json::Pointer;
 use hapax_core::order::OrderPolicy;
+use hapax_core::search::SearchFields;
 use hapax_core::store::{
     Action, ClaimAsk, DAMAGED_BODY, DeliveryFilter, EventAct, EventFilter, EventName, EventPlan,
-    Horizon, Inspect, Lookup, NewPlan, Outcome, PlanId, PlanRun, Plans, Ran, Settlement, SqlAsk,
-    SqlRun, Status, Store, StoreError, StoreHints, Verdict, Work,
+    Horizon, Inspect, Lookup, NewPlan, Outcome, PlanId, PlanRun, Plans, Ran, SearchIndex as _,
+    Settlement, SqlAsk, SqlRun, Status, Store, StoreError, StoreHints, Verdict, Work,
 };
 use rusqlite::Connection;
 
@@ -1201,4 +1204,35 @@ async fn beside_many_new_events_only_a_part_of_the_copies_passes_after_each_comm
     assert_eq!(pass().await, 10);
     new_events.end(1);
     assert_eq!(pass().await, 0, "beside few events all copies pass");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_index_of_values_that_failed_halfway_is_completed_and_goes_with_its_events() {
+    // A mark that covered events whose rows are missing would hide them for ever. Rows that outlived their events
+    // would keep what retention deletes.
+    const EVENTS: i64 = 1_000;
+    let world = World::on_disk();
+    for n in 0..EVENTS {
+        world.accept(&format!("evt_{n}"), &[]).await;
+    }
+    let pointer = Pointer::parse("/amount").expect("a pointer");
+    let fields = Arc::new(SearchFields::new([(SourceName::new("shop"), vec![pointer])]));
+    let store = &world.store;
+    let count = async |table: &'static str| -> i64 {
+        let sql = format!("SELECT count(*) FROM {table}");
+        store.readers.run(move |conn| conn.query_row(&sql, [], |row| row.get(0))).await.unwrap()
+    };
+    fail_commits(store).await;
+    let failed = store.index_values(Arc::clone(&fields), 10_000).await;
+    assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
+    assert_eq!(count("hapax_search_mark").await, 0);
+    writable_again(store).await;
+    while store.index_values(Arc::clone(&fields), 10_000).await.expect("indexes") {}
+    assert_eq!(count("hapax_search_value").await, EVENTS);
+    // Nothing is left to do.
+    assert!(!store.index_values(Arc::clone(&fields), 10_000).await.expect("indexes"));
+    world.pass(1_000);
+    let horizon = Horizon { events_before: after(500), ..Horizon::forever() };
+    while store.prune(horizon.clone(), 100).await.expect("prunes") {}
+    assert_eq!((count("hapax_body").await, count("hapax_search_value").await), (0, 0));
 }

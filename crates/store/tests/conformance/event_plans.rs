@@ -7,7 +7,7 @@ use hapax_core::job::{HandlerName, Phase, Retry};
 use hapax_core::order::{Gaps, OnGap, OrderPolicy};
 use hapax_core::store::{
     EventAct, EventFilter, EventPlan, EventSlice, Held, Horizon, NewPlan, Plan, PlanCount,
-    PlanCreated, PlanId, PlanRun, PlanState, Status, Verdict,
+    PlanCreated, PlanId, PlanRun, PlanState, Status, TextSearch, Verdict,
 };
 use hapax_core::{KeyHash, Tenant, Timestamp};
 use uuid::Uuid;
@@ -417,7 +417,7 @@ pub(crate) async fn a_plan_takes_what_its_filter_names<S: Sending>(world: World<
     let of_type = |name: &str| EventFilter { event_type: Some(name.to_owned()), ..none() };
     check("a type", of_type("payout.paid"), 10).await;
     check("another type", of_type("payout"), 0).await;
-    let text = |text: &str| EventFilter { text: Some(text.to_owned()), ..none() };
+    let text = |text: &str| EventFilter { text: Some(TextSearch::new(text)), ..none() };
     check("a text in the id", text("dead"), 2).await;
     check("a text in the body", text("\"amount\":10000"), 10).await;
     check("since", EventFilter { since: Some(after(10)), ..none() }, 7).await;

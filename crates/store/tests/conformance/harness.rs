@@ -17,7 +17,7 @@ use hapax_core::source::{LatePolicy, ReplayGuard, SourceSpec};
 use hapax_core::store::{
     Action, ArrivalInfo, Claim, ClaimAsk, EventDetail, EventId, EventName, HandlerRef, HandlerSpec,
     Ingest, Inspect, JobDetail, KeyRecords, Lookup, NewJob, Operate, Outcome, ReplayAsk,
-    ReplayEffect, Settlement, Store, StoreHints, TrafficHistory, Verdict, Wake, Work,
+    ReplayEffect, SearchIndex, Settlement, Store, StoreHints, TrafficHistory, Verdict, Wake, Work,
 };
 use hapax_core::{Arrival, Receipt, Source, SourceName, Tenant, Timestamp, Verified, verify};
 use hapax_sim::Postgres;
@@ -337,11 +337,19 @@ pub(crate) fn body(id: &str) -> String {
 
 /// A store that can be worked with.
 pub(crate) trait Working:
-    Store + Work + Operate + Inspect + StoreHints + Ledger + KeyRecords + TrafficHistory
+    Store + Work + Operate + Inspect + StoreHints + Ledger + KeyRecords + TrafficHistory + SearchIndex
 {
 }
 impl<S> Working for S where
-    S: Store + Work + Operate + Inspect + StoreHints + Ledger + KeyRecords + TrafficHistory
+    S: Store
+        + Work
+        + Operate
+        + Inspect
+        + StoreHints
+        + Ledger
+        + KeyRecords
+        + TrafficHistory
+        + SearchIndex
 {
 }
 

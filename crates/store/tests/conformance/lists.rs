@@ -8,7 +8,7 @@ use hapax_core::job::{HandlerName, Phase, Retry};
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
     Cursor, DeliveryFilter, EventFilter, JobFilter, MessageFilter, NewMessage, Page, ReadBound,
-    Status, Verdict,
+    Status, TextSearch, Verdict,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
 
@@ -146,7 +146,7 @@ pub(crate) async fn a_search_over_several_pages_finds_each_match_once<S: Working
     assert_eq!(events(&world, EventFilter { tenant, ..any() }).await, ["other"]);
     let none = Some(SourceName::new("absent"));
     assert_eq!(events(&world, EventFilter { source: none, ..any() }).await, [""; 0]);
-    let text = Some("plain_17".to_owned());
+    let text = Some(TextSearch::new("plain_17"));
     assert_eq!(events(&world, EventFilter { text, ..any() }).await, ["plain_17"]);
     let event_type = Some("payout.never".to_owned());
     assert_eq!(events(&world, EventFilter { event_type, ..any() }).await, [""; 0]);
@@ -326,7 +326,7 @@ async fn of_a_second<S: Working>(world: &World<S>, second: i64, text: &str) -> V
     let filter = EventFilter {
         since: Some(after(second)),
         until: Some(after(second + 1)),
-        text: Some(text.to_owned()),
+        text: Some(TextSearch::new(text)),
         limit: 10,
         ..EventFilter::default()
     };
@@ -365,7 +365,7 @@ pub(crate) async fn a_list_of_a_time_is_whole_after_the_clock_was_set_back<S: Wo
     let filter = EventFilter {
         since: Some(after(3 * 3_600)),
         until: Some(after(3 * 3_600 + 1)),
-        text: Some("-3-77\"".to_owned()),
+        text: Some(TextSearch::new("-3-77\"")),
         limit: 10,
         ..EventFilter::default()
     };

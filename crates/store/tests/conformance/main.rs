@@ -31,6 +31,7 @@ mod publishing;
 mod redis_ledger;
 mod rejections;
 mod replay_plans;
+mod search_index;
 #[allow(dead_code)]
 mod sending;
 mod sending_plans;
@@ -142,6 +143,15 @@ on_every_working_store! {
         a_large_span_is_sampled_evenly,
         the_space_that_a_store_occupies_adds_up,
         traffic_is_added_up_and_becomes_coarser_without_losing_a_count,
+    }
+    search_index {
+        an_indexed_value_finds_its_events_however_many_lie_between,
+        other_fields_index_old_events_again,
+        exact_matches_come_first_and_each_event_once,
+        a_search_finds_what_it_may_ask_for_and_nothing_else,
+        a_pruned_event_is_not_found_by_its_values,
+        calls_that_index_at_once_leave_out_no_event,
+        an_event_is_found_by_the_id_of_a_request_or_a_message,
     }
     lists {
         a_search_over_several_pages_finds_each_match_once,

@@ -10,10 +10,11 @@ use hapax_core::ledger::{
     StoredAnswer,
 };
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
+use hapax_core::search::SearchFields;
 use hapax_core::store::{
     Action, ClaimAsk, EventFilter, HandlerAnswer, HandlerRef, HandlerSpec, Horizon, Inspect,
-    JobFilter, NewMessage, Operate, Outcome, ReadBound, ReplayAsk, Settlement, Status, Store,
-    Verdict, Work,
+    JobFilter, NewMessage, Operate, Outcome, ReadBound, ReplayAsk, SearchIndex, Settlement, Status,
+    Store, TextSearch, Verdict, Work,
 };
 use hapax_core::{SourceName, job::HandlerName};
 use hapax_sim::Postgres;
@@ -30,7 +31,7 @@ const ROWS: usize = 10_000;
 /// Every table that grows with the events or the keys.
 const TABLES: &str = "'event', 'body', 'body_20260601', 'job', 'attempt', 'copy', 'arrival', \
                       'action', 'seen', 'mark', 'message', 'reservation', 'once_key', 'lane', \
-                      'ended'";
+                      'ended', 'search_value'";
 
 /// The statistics that the planner has when a session makes its plans, and when the tables are
 /// filled.
@@ -92,7 +93,7 @@ async fn check(server: &Postgres, statistics: Statistics) {
     if statistics == Statistics::Stale {
         let empty = "TRUNCATE hapax.event, hapax.body, hapax.job, hapax.attempt, hapax.copy, \
                      hapax.arrival, hapax.action, hapax.seen, hapax.mark, hapax.message, \
-                     hapax.reservation, hapax.once_key, hapax.ended";
+                     hapax.reservation, hapax.once_key, hapax.ended, hapax.search_value";
         user.batch_execute(empty).await.expect("empties");
         user.batch_execute("VACUUM ANALYZE").await.expect("analyses");
     }
@@ -352,6 +353,13 @@ async fn lists(store: &PgStore) {
     for filter in filters.into_iter().chain([any(), of_source, of_time]) {
         store.events(filter).await.expect("reads");
     }
+    let pointer = hapax_core::json::Pointer::parse("/amount").expect("a pointer");
+    let fields = Arc::new(SearchFields::new([(SourceName::new("shop"), vec![pointer])]));
+    store.index_values(Arc::clone(&fields), 10).await.expect("indexes");
+    let values = fields.hashes("10000", |_, _| true);
+    let text = Some(TextSearch { values, ..TextSearch::new("10000") });
+    store.events(EventFilter { text, ..any() }).await.expect("reads");
+    store.events_traced_by("0197271c-0000-7000-8000-000000000000").await.expect("reads");
     for phase in [Phase::Dead, Phase::Held, Phase::Review, Phase::Stale, Phase::Ready] {
         let bound = ReadBound::Rows(20);
         let filter = JobFilter { phase: Some(phase), limit: 5, bound, ..JobFilter::default() };
@@ -433,6 +441,7 @@ async fn fill(user: &Client) {
          SELECT id, now(), gen_random_uuid(), false, 0 FROM filled;
          INSERT INTO hapax.action (event, what, who, at) SELECT id, 'replay', 'ops', now() FROM filled;
          INSERT INTO hapax.seen SELECT gen_random_uuid(), id FROM filled;
+         INSERT INTO hapax.search_value SELECT id, gen_random_uuid() FROM filled;
          INSERT INTO hapax.mark
          SELECT l.lane, 'r_' || n, 1, now() + (CASE n % 2 WHEN 0 THEN 1 ELSE -1 END) * interval '1 day'
          FROM filled, hapax.lane l JOIN hapax.handler h ON h.handler = l.handler

@@ -138,6 +138,10 @@ pub(in crate::admin) async fn find<S: AdminStore>(
     if let Some(path) = by_id {
         return Ok(SeeOther(path));
     }
+    let is_request = text.parse::<Uuid>().is_ok();
+    if is_request && let [event] = admin.store.events_traced_by(text).await?[..] {
+        return Ok(SeeOther(format!("/events/{event}")));
+    }
     if admin.store.message(text, None).await?.len() == 1 {
         let id: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
         return Ok(SeeOther(format!("/messages/{id}")));

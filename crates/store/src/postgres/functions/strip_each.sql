@@ -9,5 +9,6 @@ BEGIN
     DELETE FROM hapax.arrival a WHERE a.event = ANY (events);
     DELETE FROM hapax.copy c WHERE c.event = ANY (events);
     DELETE FROM hapax.action a WHERE a.event = ANY (events);
+    DELETE FROM hapax.search_value v WHERE v.event = ANY (events);
     DELETE FROM hapax.body b WHERE b.id = ANY (events);
 END $$;

@@ -14,6 +14,7 @@ BEGIN
     DELETE FROM hapax.arrival a WHERE a.event >= first AND a.event <= last;
     DELETE FROM hapax.copy c WHERE c.event >= first AND c.event <= last;
     DELETE FROM hapax.action a WHERE a.event >= first AND a.event <= last;
+    DELETE FROM hapax.search_value v WHERE v.event >= first AND v.event <= last;
     DELETE FROM hapax.body b WHERE b.id >= first AND b.id <= last;
     GET DIAGNOSTICS bodies = ROW_COUNT;
     IF bodies <> cardinality(events) THEN

@@ -109,6 +109,26 @@ CREATE TABLE hapax.body (
     PRIMARY KEY (id)
 ) PARTITION BY RANGE (id);
 
+-- The values of events that operators search for: hashes of hapax_core::search. Rows are added by deferred writes, and
+-- deleted with the body of their event as ranges.
+CREATE TABLE hapax.search_value (
+    event uuid NOT NULL,
+    hash  uuid NOT NULL,
+    PRIMARY KEY (event, hash)
+);
+CREATE INDEX search_value_hash ON hapax.search_value (hash, event);
+
+-- How far the index has come, for each set of fields that nodes use. through: the events up to here are indexed, as far
+-- as they were visible a few seconds after their time. checked: the same an hour later, which finds the events of nodes
+-- whose clocks are behind. busy_until: a node is indexing for these fields. seen_at: when one last did.
+CREATE TABLE hapax.search_mark (
+    fields     uuid PRIMARY KEY,
+    through    uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
+    checked    uuid,
+    busy_until timestamptz NOT NULL DEFAULT '-infinity',
+    seen_at    timestamptz NOT NULL DEFAULT '-infinity'
+);
+
 -- Further signed content of an event: its copies may be signed again. `until` as guard_until.
 CREATE TABLE hapax.seen (
     hash  uuid  PRIMARY KEY,
@@ -130,6 +150,8 @@ CREATE TABLE hapax.arrival (
     body        bytea,
     PRIMARY KEY (event, received_at, request_id)
 );
+-- The ids of requests grow with their time, so that a copy is added at the end.
+CREATE INDEX arrival_request ON hapax.arrival (request_id);
 
 -- Further arrivals of an event, which have no row in hapax.arrival any more, and how many of all its
 -- arrivals were conflicts.

@@ -69,6 +69,22 @@ CREATE TABLE hapax_body (
     body        BLOB    NOT NULL
 );
 
+-- The values of events that operators search for: hashes of hapax_core::search. Rows are added by deferred writes, in
+-- sorted merges, and deleted with hapax_body as ranges. A value is found in blocks of 65536 events, so that a merge
+-- rewrites the pages of the newest block only, however many events there are.
+CREATE TABLE hapax_search_value (
+    seq  INTEGER NOT NULL,
+    hash BLOB    NOT NULL,
+    PRIMARY KEY (seq, hash)
+) WITHOUT ROWID;
+CREATE INDEX hapax_search_value_block ON hapax_search_value (seq >> 16, hash);
+
+-- How far the index has come, for the fields that were indexed last. Moves with the last row that it covers.
+CREATE TABLE hapax_search_mark (
+    fields  BLOB    PRIMARY KEY,
+    through INTEGER NOT NULL
+) WITHOUT ROWID;
+
 -- The key index: fed in sorted merges from memory, never one random page per event. It has two trees,
 -- so that a merge from memory rewrites a small one: a merge into a large tree touches every page of it,
 -- and would cost more with every stored event.
@@ -105,6 +121,8 @@ CREATE TABLE hapax_arrival (
     body        BLOB,
     PRIMARY KEY (event_seq, received_at, request_id)
 ) WITHOUT ROWID;
+-- The ids of requests grow with their time, so that a copy is added at the end.
+CREATE INDEX hapax_arrival_request ON hapax_arrival (request_id);
 
 -- Further arrivals of an event, which have no row in hapax_arrival any more, and how many of all its
 -- arrivals were conflicts.

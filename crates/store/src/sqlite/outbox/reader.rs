@@ -174,7 +174,7 @@ pub(super) fn messages(
     conn: &Connection,
     filter: &MessageFilter,
 ) -> rusqlite::Result<Page<MessageSummary>> {
-    let search = PageSearch::begin(filter.limit, filter.bound);
+    let mut search = PageSearch::begin(filter.limit, filter.bound);
     let mut checks = Checks::default();
     let compared = [
         ("m.tenant =", filter.tenant.as_ref().map(|tenant| text(tenant.as_str()))),
@@ -199,13 +199,11 @@ pub(super) fn messages(
     checks.say("EXISTS (SELECT 1 FROM hapax_message_body b WHERE b.seq = m.seq)");
     let snapshot = conn.unchecked_transaction()?;
     let range = Numbered::Messages.range(&snapshot, filter.since, filter.until)?;
-    let page = checks.search(
-        &snapshot,
-        ("hapax_message", "m", "created_at"),
-        message_candidates(&snapshot, filter)?,
-        below(range, filter.before),
-        search,
-    )?;
+    let candidates = message_candidates(&snapshot, filter)?;
+    let range = below(range, filter.before);
+    let table = ("hapax_message", "m", "created_at");
+    checks.search(&snapshot, table, candidates, range, &mut search)?;
+    let page = search.page();
     let mut one = snapshot.prepare_cached(&format!("{} WHERE m.seq = ?1", summary_sql()))?;
     let mut items = Vec::with_capacity(page.items.len());
     for seq in page.items {
