@@ -1,8 +1,8 @@
 //! Presets for messaging, telephony, mail and social networks.
 
 use super::{
-    Ack, BASE, BodyFormat, JSON, Preset, PresetEnvelope, PresetId, SECRET_WHSEC, hmac_body,
-    hmac_timed, svix,
+    Ack, BASE, BodyFormat, HOUR, JSON, MINUTE, Preset, PresetEnvelope, PresetId, RetrySchedule,
+    SECRET_WHSEC, hmac_body, hmac_timed, svix,
 };
 use crate::handshake::Challenge;
 use crate::scheme::recipe::{
@@ -95,6 +95,10 @@ pub(super) const MAILGUN: Preset = Preset {
     signed: "a timestamp and a one-time token",
     unsigned: "the event itself: fetch it before acting on it",
     retries: "8 hours: 5, 10, 15 min, 1, 2, 4 h; anything but 200 and 406 is tried again",
+    schedule: Some(RetrySchedule {
+        waits_seconds: &[5 * MINUTE, 10 * MINUTE, 15 * MINUTE, HOUR, 2 * HOUR, 4 * HOUR],
+        documented_at: "https://documentation.mailgun.com/docs/mailgun/user-manual/webhooks/webhook-retries",
+    }),
     tolerance: "15 minutes",
     envelope: PresetEnvelope {
         id: PresetId::Selector("/event-data/id"),
@@ -114,6 +118,21 @@ pub(super) const POSTMARK: Preset = Preset {
     signed: "nothing: it sends the credentials",
     unsigned: "everything",
     retries: "inbound: 10 over about 10.5 hours; 403 stops them",
+    schedule: Some(RetrySchedule {
+        waits_seconds: &[
+            MINUTE,
+            5 * MINUTE,
+            10 * MINUTE,
+            10 * MINUTE,
+            10 * MINUTE,
+            15 * MINUTE,
+            30 * MINUTE,
+            HOUR,
+            2 * HOUR,
+            6 * HOUR,
+        ],
+        documented_at: "https://postmarkapp.com/support/article/understanding-inbound-webhook-retries-in-postmark",
+    }),
     // A message has many records, distinguished by kind, number and time.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
@@ -178,7 +197,11 @@ pub(super) const ZOOM: Preset = Preset {
     secret: "the secret token, used as it is",
     signed: "the time in x-zm-request-timestamp and the body",
     unsigned: "every other header",
-    retries: "3: after 5, 20, 60 min (from memory)",
+    retries: "3: after 5, 20, 60 min",
+    schedule: Some(RetrySchedule {
+        waits_seconds: &[5 * MINUTE, 20 * MINUTE, 60 * MINUTE],
+        documented_at: "https://devsupport.zoom.us/hc/en-us/articles/360059893812-Webhook-delays",
+    }),
     tolerance: "none in its library, 5 minutes advised",
     envelope: PresetEnvelope {
         id: PresetId::Hash {
@@ -289,6 +312,10 @@ pub(super) const RESEND: Preset = Preset {
     signed: "the id and time in svix-id and svix-timestamp, and the body",
     unsigned: "every other header",
     retries: "at once, then 5 s, 5 min, 30 min, 2, 5, 10, 10 h",
+    schedule: Some(RetrySchedule {
+        waits_seconds: &[5, 5 * MINUTE, 30 * MINUTE, 2 * HOUR, 5 * HOUR, 10 * HOUR, 10 * HOUR],
+        documented_at: "https://resend.com/docs/webhooks/retries-and-replays",
+    }),
     tolerance: "5 minutes, past and future",
     envelope: PresetEnvelope {
         id: PresetId::Selector("header:svix-id"),

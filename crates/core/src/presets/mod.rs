@@ -37,6 +37,8 @@ pub struct Preset {
     pub unsigned: &'static str,
     /// How long and how often it retries, as far as that is known.
     pub retries: &'static str,
+    /// The waits before each retry, where the sender documents them.
+    pub schedule: Option<RetrySchedule>,
     /// The window that the sender's documentation or libraries use.
     pub tolerance: &'static str,
     /// The same window as a duration, where it is wider than the default and the key is signed.
@@ -53,6 +55,15 @@ pub struct Preset {
     pub ack: Ack,
     /// Its handshake, if it has one.
     pub challenge: Option<Challenge>,
+}
+
+/// When a sender retries, by its own documentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetrySchedule {
+    /// The wait before each retry, after the attempt before it, in seconds.
+    pub waits_seconds: &'static [u64],
+    /// Where the sender documents it.
+    pub documented_at: &'static str,
 }
 
 /// The content that the guard of a sender's events covers, where the signed content does not
@@ -313,6 +324,7 @@ const BASE: Preset = Preset {
     signed: "the body",
     unsigned: "every header, and so the time of sending",
     retries: "not documented",
+    schedule: None,
     tolerance: "none: no time is signed",
     window: None,
     envelope: JSON,
@@ -321,6 +333,9 @@ const BASE: Preset = Preset {
     ack: Ack::Plain,
     challenge: None,
 };
+
+const MINUTE: u64 = 60;
+const HOUR: u64 = 60 * MINUTE;
 
 /// A JSON body with one event.
 const JSON: PresetEnvelope = PresetEnvelope {

@@ -1,7 +1,8 @@
 //! Presets for payments and finance.
 
 use super::{
-    Ack, BASE, JSON, Preset, PresetEnvelope, PresetId, SECRET_TEXT, hmac_body, hmac_pairs, standard,
+    Ack, BASE, HOUR, JSON, MINUTE, Preset, PresetEnvelope, PresetId, RetrySchedule, SECRET_TEXT,
+    hmac_body, hmac_pairs, standard,
 };
 use crate::handshake::Challenge;
 use crate::scheme::recipe::{
@@ -58,6 +59,25 @@ pub(super) const SQUARE: Preset = Preset {
     ..BASE
 };
 
+/// The first retries are sent 9, 18 and 27 seconds after the first attempt.
+const ADYEN_SCHEDULE: RetrySchedule = RetrySchedule {
+    waits_seconds: &[
+        9,
+        9,
+        9,
+        2 * MINUTE,
+        5 * MINUTE,
+        10 * MINUTE,
+        15 * MINUTE,
+        30 * MINUTE,
+        HOUR,
+        2 * HOUR,
+        4 * HOUR,
+        8 * HOUR,
+    ],
+    documented_at: "https://docs.adyen.com/development-resources/webhooks/troubleshoot",
+};
+
 pub(super) const ADYEN: Preset = Preset {
     name: "adyen",
     title: "Adyen (payments)",
@@ -66,7 +86,8 @@ pub(super) const ADYEN: Preset = Preset {
     signed: "of each item: pspReference, originalReference, merchantAccountCode, \
              merchantReference, amount, eventCode, success",
     unsigned: "every other field of an item (paymentMethod, eventDate, reason, …) and every header",
-    retries: "3 at once, then for up to 30 days: 2, 5, 10, 15, 30 min, 1, 2, 4, 8 h",
+    retries: "3 within 27 s, then for up to 30 days: 2, 5, 10, 15, 30 min, 1, 2, 4, 8 h",
+    schedule: Some(ADYEN_SCHEDULE),
     envelope: PresetEnvelope {
         items: Some("/notificationItems"),
         id: PresetId::Joined(&[
@@ -89,7 +110,8 @@ pub(super) const ADYEN_PLATFORM: Preset = Preset {
         ..hmac_body("hmacsignature", "", Encoding::Base64)
     }),
     secret: "hexadecimal",
-    retries: "3 at once, then for up to 30 days: 2, 5, 10, 15, 30 min, 1, 2, 4, 8 h",
+    retries: "3 within 27 s, then for up to 30 days: 2, 5, 10, 15, 30 min, 1, 2, 4, 8 h",
+    schedule: Some(ADYEN_SCHEDULE),
     // The resource alone would make one event of all its updates. Time and version distinguish them.
     envelope: PresetEnvelope {
         id: PresetId::Hash {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    BASE, BodyFormat, JSON, PUBLIC_KEY, Preset, PresetEnvelope, PresetGuard, PresetId,
-    SECRET_WHSEC, hmac_body, hmac_pairs, standard, svix, with_public_key,
+    BASE, BodyFormat, HOUR, JSON, MINUTE, PUBLIC_KEY, Preset, PresetEnvelope, PresetGuard,
+    PresetId, RetrySchedule, SECRET_WHSEC, hmac_body, hmac_pairs, standard, svix, with_public_key,
 };
 use crate::handshake::Challenge;
 use crate::scheme::recipe::{
@@ -151,6 +151,10 @@ pub(super) const SVIX: Preset = Preset {
     secret: "whsec_ and base64 of the key, or the sender's public key: whpk_ and base64",
     signed: "the id and time in svix-id and svix-timestamp (or webhook-…), and the body",
     retries: "at once, then 5 s, 5 min, 30 min, 2, 5, 10, 10 h",
+    schedule: Some(RetrySchedule {
+        waits_seconds: &[5, 5 * MINUTE, 30 * MINUTE, 2 * HOUR, 5 * HOUR, 10 * HOUR, 10 * HOUR],
+        documented_at: "https://docs.svix.com/retries",
+    }),
     envelope: PresetEnvelope {
         id: PresetId::FirstOf(&["header:svix-id", "header:webhook-id"]),
         occurred_at: Some("/timestamp"),
@@ -248,6 +252,10 @@ pub(super) const SANITY: Preset = Preset {
     signed: "the time of sending and the body",
     unsigned: "every other header, the id in idempotency-key among them",
     retries: "2, after 30 s each, of 429 and 5xx",
+    schedule: Some(RetrySchedule {
+        waits_seconds: &[30, 30],
+        documented_at: "https://www.sanity.io/docs/changelog/50ec6abf-fe0c-475b-ae72-314148860132",
+    }),
     tolerance: "none in its library; Hapax applies its own window to the signed time",
     // The customer defines the body, which need not contain an id or a version.
     envelope: PresetEnvelope {

@@ -57,6 +57,9 @@ struct PresetDescription {
     event_id: String,
     event_type: String,
     retries: &'static str,
+    /// The waits before each retry in seconds, where the sender documents them, and where it does.
+    retry_waits_seconds: Option<&'static [u64]>,
+    retries_documented_at: Option<&'static str>,
     tolerance: &'static str,
     signs_retries_afresh: bool,
     can_sign: bool,
@@ -78,6 +81,8 @@ impl PresetDescription {
             event_id,
             event_type,
             retries: preset.retries,
+            retry_waits_seconds: preset.schedule.map(|schedule| schedule.waits_seconds),
+            retries_documented_at: preset.schedule.map(|schedule| schedule.documented_at),
             tolerance: preset.tolerance,
             signs_retries_afresh: preset.signs_retries_afresh,
             can_sign: preset.can_sign(),
@@ -140,6 +145,15 @@ fn shortened(text: &str) -> String {
     }
 }
 
+/// A wait in its largest whole unit.
+fn in_words(seconds: u64) -> String {
+    match seconds {
+        hours if hours % 3_600 == 0 => format!("{} h", hours / 3_600),
+        minutes if minutes % 60 == 0 => format!("{} min", minutes / 60),
+        seconds => format!("{seconds} s"),
+    }
+}
+
 fn in_full(it: &PresetDescription) -> Result<(), Failure> {
     let afresh = if it.signs_retries_afresh {
         "yes"
@@ -147,6 +161,13 @@ fn in_full(it: &PresetDescription) -> Result<(), Failure> {
         "not known to do so: late retries go to review"
     };
     let can_sign = if it.can_sign { "yes" } else { "no: only the sender has the private key" };
+    let waits = match (it.retry_waits_seconds, it.retries_documented_at) {
+        (Some(waits), Some(documented_at)) => {
+            let waits: Vec<String> = waits.iter().map(|wait| in_words(*wait)).collect();
+            format!("{} (documented at {documented_at})", waits.join(", "))
+        }
+        (_, _) => "no schedule is documented".to_owned(),
+    };
     let lines = [
         ("name", it.name),
         ("title", it.title),
@@ -158,6 +179,7 @@ fn in_full(it: &PresetDescription) -> Result<(), Failure> {
         ("event id", &it.event_id),
         ("event type", &it.event_type),
         ("retries", it.retries),
+        ("retry waits", &waits),
         ("own tolerance", it.tolerance),
         ("signed afresh", afresh),
         ("can be sent", can_sign),
