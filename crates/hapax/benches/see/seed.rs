@@ -3,6 +3,9 @@
 use std::path::Path;
 
 use anyhow::Context as _;
+use hapax_core::SourceName;
+use hapax_core::json::Pointer;
+use hapax_core::search::SearchFields;
 use rusqlite::Connection;
 use uuid::Uuid;
 
@@ -26,16 +29,34 @@ const DEAD: i64 = 4;
 const HELD: i64 = 5;
 const REVIEW: i64 = 7;
 
-/// Sources with a handler whose jobs wait for workers that never come.
+/// The value that every source indexes.
+const SEARCHED: &str = "/data/object/id";
+
+/// The value of one event in the middle.
+pub(crate) const RARE_VALUE: &str = "po_of_one_event";
+
+/// Sources with a handler whose jobs wait for workers that never come. The first lines belong to the source that new
+/// events arrive at.
 pub(crate) fn tables(sources: u64) -> String {
+    let search = format!("search = [{SEARCHED:?}]\n");
     let source = |name: String| {
         format!(
-            "[sources.{name}]\nprovider = \"stripe\"\nsecrets = [\"whsec_of_{name}_0123456789\"]\n\
+            "[sources.{name}]\nprovider = \"stripe\"\nsecrets = [\"whsec_of_{name}_0123456789\"]\n{search}\
              [sources.{name}.handlers.work]\npull = true\n"
         )
     };
-    let names = (1..=sources).map(|n| format!("source-{n}")).chain(["rare".to_owned()]);
-    names.map(source).collect()
+    [search.clone()].into_iter().chain(names(sources).map(source)).collect()
+}
+
+fn names(sources: u64) -> impl Iterator<Item = String> {
+    (1..=sources).map(|n| format!("source-{n}")).chain(["rare".to_owned()])
+}
+
+/// The fields of [`tables`].
+fn fields(sources: u64) -> anyhow::Result<SearchFields> {
+    let pointer = Pointer::parse(SEARCHED).context("a pointer")?;
+    let all = names(sources).chain(["stripe".to_owned()]);
+    Ok(SearchFields::new(all.map(|name| (SourceName::new(name), vec![pointer.clone()]))))
 }
 
 /// Starts the server once, which makes the tables, and fills them.
@@ -67,7 +88,11 @@ pub(crate) fn fill(options: &Options, directory: &Path, setup: &Setup) -> anyhow
     let now = hapax_core::Timestamp::now().as_microsecond();
     let first = now - SPAN_MICROS;
     let step = SPAN_MICROS / i64::try_from(options.events.max(1))?;
-    let body = vec![b'x'; 1_000];
+    let fields = fields(options.sources)?;
+    let sources: Vec<SourceName> = names(options.sources).map(SourceName::new).collect();
+    let body = |value: &str| {
+        format!(r#"{{"data":{{"object":{{"id":"{value}"}}}},"pad":"{}"}}"#, "x".repeat(950))
+    };
     {
         let mut event = tx.prepare(
             "INSERT INTO hapax_event (seq, id, pair, event_id, received_at, body_hash, state, review)
@@ -81,6 +106,8 @@ pub(crate) fn fill(options: &Options, directory: &Path, setup: &Setup) -> anyhow
             "INSERT INTO hapax_job (event_seq, lane, state, due_at, steps, attempt)
              VALUES (?1, ?2, ?3, ?4, ?5, 1)",
         )?;
+        let mut indexed =
+            tx.prepare("INSERT INTO hapax_search_value (seq, hash) VALUES (?1, ?2)")?;
         let mut copy = tx.prepare(
             "INSERT INTO hapax_arrival (event_seq, received_at, request_id, conflict, secret)
              VALUES (?1, ?2, zeroblob(16), 0, 0)",
@@ -97,7 +124,17 @@ pub(crate) fn fill(options: &Options, directory: &Path, setup: &Setup) -> anyhow
             let event_type = if kind == Kind::RareType { "payout.rare" } else { "payout.paid" };
             let id = format!("evt_seed_{n}");
             event.execute((seq, id_of(at, n), pair, id, at))?;
-            content.execute((seq, event_type, &body))?;
+            // Customers have many events each.
+            let value = match n == options.events / 2 {
+                true => RARE_VALUE.to_owned(),
+                false => format!("po_{}", n % 10_000),
+            };
+            let body = body(&value);
+            content.execute((seq, event_type, body.as_bytes()))?;
+            let source = &sources[usize::try_from(pair - 1)?];
+            for hash in fields.values_of(source, body.as_bytes()) {
+                indexed.execute((seq, &hash.0[..]))?;
+            }
             let (state, steps) = kind.job();
             // Waiting jobs are due tomorrow, so that no worker claims them.
             let due = if state == READY { now + 86_400_000_000 } else { at };
@@ -110,6 +147,10 @@ pub(crate) fn fill(options: &Options, directory: &Path, setup: &Setup) -> anyhow
     tx.execute(
         "UPDATE hapax_meta SET value = ?1 WHERE name IN ('last_seq', 'merged_through')",
         [i64::try_from(options.events)?],
+    )?;
+    tx.execute(
+        "INSERT INTO hapax_search_mark (fields, through) VALUES (?1, ?2)",
+        (&fields.fingerprint().0[..], i64::try_from(options.events)?),
     )?;
     tx.commit()?;
     // By our id: the keys of these events are not in the key index.
