@@ -15,6 +15,7 @@ use arc_swap::ArcSwap;
 use axum::body::Body;
 use hapax::Database;
 use hapax_core::handler::{Handler, HandlerKind};
+use hapax_core::presets::{self, RetrySchedule};
 use hapax_core::search::SearchFields;
 use hapax_core::secret::Secret;
 use hapax_core::store::SearchIndex;
@@ -167,6 +168,7 @@ async fn serve_on<S: ServerStore>(
         })
         .collect();
     let search_fields = Arc::new(ArcSwap::from_pointee(search_fields(&config)));
+    let retry_schedules = Arc::new(ArcSwap::from_pointee(retry_schedules(&config)));
     let indexer = SearchIndexer::new(Arc::clone(&store), Arc::clone(&search_fields));
     let janitor = Arc::new(Janitor::new(Arc::clone(&store), Arc::clone(&now), retention(&config)));
     let stop = CancellationToken::new();
@@ -274,6 +276,7 @@ async fn serve_on<S: ServerStore>(
         redactions: Arc::clone(&redactions),
         public_url: public_url(&config, public_address),
         search_fields: Arc::clone(&search_fields),
+        retry_schedules: Arc::clone(&retry_schedules),
         portal_url: portal_url.or_else(|| portal_at.clone()),
         portal_counts: Arc::new(Semaphore::new(1)),
         shared_pages: Arc::new(SharedPages::new(Arc::clone(&now))),
@@ -413,6 +416,7 @@ async fn serve_on<S: ServerStore>(
         authorizer,
         redactions,
         search_fields,
+        retry_schedules,
         certificates: [certificate, admin_certificate, portal_certificate]
             .into_iter()
             .flatten()
@@ -675,6 +679,15 @@ fn without_token(config: &Config) -> WithoutToken {
 }
 
 /// The values that each source masks.
+/// The retry schedules that the senders of the sources document.
+fn retry_schedules(config: &Config) -> HashMap<String, RetrySchedule> {
+    let schedule = |one: &SourceTemplate| {
+        let schedule = presets::find(&one.spec.provider)?.schedule?;
+        Some((one.spec.name.to_string(), schedule))
+    };
+    config.templates.iter().filter_map(schedule).collect()
+}
+
 fn search_fields(config: &Config) -> SearchFields {
     SearchFields::new(
         config.templates.iter().map(|one| (one.spec.name.clone(), one.search.clone())),
@@ -798,6 +811,7 @@ struct Reloadable<S> {
     authorizer: Arc<Authorizer>,
     redactions: Arc<Redactions>,
     search_fields: Arc<ArcSwap<SearchFields>>,
+    retry_schedules: Arc<ArcSwap<HashMap<String, RetrySchedule>>>,
     /// The certificates of the public side, of the admin side and of the portal.
     certificates: Vec<Arc<Certificate>>,
     public_address: SocketAddr,
@@ -911,6 +925,7 @@ impl<S: ServerStore> Reloadable<S> {
         self.authorizer.reload(without_token(&newer), tokens(&newer));
         self.redactions.reload(redacted(&newer));
         self.search_fields.store(Arc::new(search_fields(&newer)));
+        self.retry_schedules.store(Arc::new(retry_schedules(&newer)));
         for error in self.certificates.iter().filter_map(|it| it.reload().err()) {
             tracing::error!(
                 "{why}: cannot reload the certificate, the server keeps the old one: {error}"

@@ -35,6 +35,7 @@ mod tenants;
 mod tests;
 mod text_search;
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -44,6 +45,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hapax_core::ledger::Ledger;
+use hapax_core::presets::RetrySchedule;
 use hapax_core::search::SearchFields;
 use hapax_core::store::{
     AdminRecords, AlertRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, KeyRecords,
@@ -142,6 +144,8 @@ pub(crate) struct Admin<S> {
     pub(crate) redactions: Arc<Redactions>,
     /// The values that sources name in `search`.
     pub(crate) search_fields: Arc<ArcSwap<SearchFields>>,
+    /// The documented retry schedules of the senders, by source.
+    pub(crate) retry_schedules: Arc<ArcSwap<HashMap<String, RetrySchedule>>>,
     /// How browsers reach the pages.
     pub(crate) site: Arc<Site>,
     /// What the addresses for senders begin with.

@@ -247,6 +247,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
             },
         )])),
         search_fields: Arc::clone(&search_fields),
+        retry_schedules: Arc::default(),
         portal_url: Some("https://webhooks.example.com".to_owned()),
         portal_counts: Arc::clone(&portal_counts),
         shared_pages: Arc::new(SharedPages::new(store.now())),

@@ -129,7 +129,7 @@ impl Walk {
         let last = Uuid::from_u128(end.as_u128().saturating_sub(1));
         let through = match events.last() {
             Some((id, _)) if more => *id,
-            _ => after.max(last),
+            Some(_) | None => after.max(last),
         };
         Ok(Step { events, through, more })
     }

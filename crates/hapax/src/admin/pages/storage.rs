@@ -1,11 +1,13 @@
 //! The pages of duplicates, Idempotency-Keys and storage.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::State;
 use axum::{Extension, Json};
 use hapax_core::Timestamp;
+use hapax_core::presets::RetrySchedule;
 
 use super::super::extract::{JsonBody, QueryParams};
 use super::super::problem::Problem;
@@ -25,6 +27,8 @@ pub(in crate::admin) struct Duplicates {
     /// The gaps come from some of many events.
     is_sampled: bool,
     sources: Vec<(String, Figures)>,
+    /// What the senders document.
+    schedules: Arc<HashMap<String, RetrySchedule>>,
     /// Events that arrived more than once.
     items: Vec<EventSummary>,
     older: Option<String>,
@@ -45,6 +49,7 @@ pub(in crate::admin) async fn duplicates<S: AdminStore>(
     let cursor = filters.get("cursor");
     let query = EventsQuery { copied: true, cursor: cursor.clone(), ..EventsQuery::default() };
     let caller = Extension(reader.caller()?);
+    let schedules = admin.retry_schedules.load_full();
     let Json(events) = events::list(State(admin), caller, QueryParams(query)).await?;
     let mut sources: Vec<_> = stats.sources.into_iter().flatten().collect();
     sources.sort_by(|(a, x), (b, y)| (y.duplicates, a).cmp(&(x.duplicates, b)));
@@ -54,6 +59,7 @@ pub(in crate::admin) async fn duplicates<S: AdminStore>(
         window,
         is_sampled: stats.sampled,
         sources,
+        schedules,
         items: events.items,
         searched_to: events.searched_to,
         is_first: cursor.is_none(),

@@ -114,6 +114,11 @@ pub(crate) fn some_seconds(duration: &f64) -> String {
     seconds(&Some(*duration))
 }
 
+/// A duration of whole seconds.
+pub(crate) fn whole_seconds(duration: &u64) -> String {
+    seconds(&Some(*duration as f64))
+}
+
 /// The time from `from` to `at`, as `+1.2 s`.
 pub(crate) fn elapsed(from: &Timestamp, at: &Timestamp) -> String {
     let span = at.duration_since(*from);
