@@ -212,10 +212,23 @@ impl House {
         Self::ready(Self::spawned(child))
     }
 
+    /// Starts a server that may die before it is ready: its addresses then refuse connections.
+    pub(crate) fn start_mortal(&self, env: &[(&str, &str)]) -> Server {
+        let mut server = self.spawn_with(env);
+        Self::is_ready(&mut server);
+        server
+    }
+
     fn ready(mut server: Server) -> Result<Server, String> {
-        let Some(ready) = server.stdout.try_wait_for("hapax ready:") else {
-            return Err(server.stderr.text());
-        };
+        match Self::is_ready(&mut server) {
+            true => Ok(server),
+            false => Err(server.stderr.text()),
+        }
+    }
+
+    /// Waits for the ready line and learns the addresses from it. Returns false if the server ended before.
+    fn is_ready(server: &mut Server) -> bool {
+        let Some(ready) = server.stdout.try_wait_for("hapax ready:") else { return false };
         let address = |after: &str| -> SocketAddr {
             let url = ready.split(after).nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
             let address: SocketAddr = url.split("//").nth(1).unwrap().parse().unwrap();
@@ -226,7 +239,7 @@ impl House {
         };
         server.ingress = address("ingress ");
         server.admin = address("admin ");
-        Ok(server)
+        true
     }
 
     /// Runs a server that is expected to refuse to start.
