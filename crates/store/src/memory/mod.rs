@@ -5,7 +5,7 @@
 //! Start with [`ingest`] (how events are stored), then [`work`] (the life of their jobs), then
 //! [`order`] (which job may run now), [`operator_actions`] (decisions of operators) and [`reader`]
 //! (queries). [`outbox`] sends messages to endpoints, [`outbox_reader`] has its queries,
-//! [`outbox_retention`] ends old deliveries, and [`plans`] run acts on many deliveries or events.
+//! [`outbox_expire`] ends old deliveries, and [`plans`] run acts on many deliveries or events.
 //! [`ledger`] and [`source_secrets`] are independent: the Idempotency-Keys of a user's API, and the
 //! secrets of tenants.
 
@@ -17,8 +17,8 @@ mod ledger;
 mod operator_actions;
 mod order;
 mod outbox;
+mod outbox_expire;
 mod outbox_reader;
-mod outbox_retention;
 mod own_messages;
 mod plans;
 mod portal_links;
