@@ -60,14 +60,14 @@ pub(super) struct Activity {
 
 /// The samples so far.
 #[derive(Debug)]
-pub(super) struct History {
+pub(super) struct CounterHistory {
     began: Timestamp,
     fine: VecDeque<CounterSample>,
     coarse: VecDeque<CounterSample>,
     activity: BTreeMap<SourceName, Activity>,
 }
 
-impl History {
+impl CounterHistory {
     /// An empty history: every counter was zero at `began`.
     pub(super) fn new(began: Timestamp) -> Self {
         Self { began, fine: VecDeque::new(), coarse: VecDeque::new(), activity: BTreeMap::new() }
@@ -170,7 +170,7 @@ mod tests {
     fn a_span_is_counted_from_the_sample_at_its_beginning_however_old() {
         // A day of samples every ten seconds: thinning them out must not change the numbers by more
         // than the minute that is left between two samples.
-        let mut history = History::new(at(0));
+        let mut history = CounterHistory::new(at(0));
         let day = 86_400;
         for second in (10..=day).step_by(10) {
             history.note(at(second), &[stripe(second as u64)]);
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_counter_that_starts_from_zero_again_gives_no_negative_number() {
-        let mut history = History::new(at(0));
+        let mut history = CounterHistory::new(at(0));
         history.note(at(10), &[stripe(100)]);
         let (counts, _) = history.within(Duration::from_secs(1), at(20), &stripe(3));
         assert_eq!(counts.new, 0);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_source_that_is_no_longer_configured_is_forgotten() {
-        let mut history = History::new(at(0));
+        let mut history = CounterHistory::new(at(0));
         history.note(at(10), &[stripe(1)]);
         assert_eq!(history.activity(&SourceName::new("stripe")).unwrap().last, at(10));
         history.note(at(20), &[]);

@@ -10,7 +10,7 @@ use hapax_core::store::{HandlerRef, LaneState, PausedHandler};
 use hapax_core::{SourceName, Timestamp};
 use jiff::SignedDuration;
 
-use super::history::{History, earlier};
+use super::history::{CounterHistory, earlier};
 use super::traffic::Traffic;
 use crate::api::Severity;
 use crate::config::Alerts;
@@ -83,7 +83,7 @@ pub(super) struct MissingKey {
 /// All observations of one round.
 pub(super) struct Observations<'a> {
     pub(super) now: Timestamp,
-    pub(super) history: &'a History,
+    pub(super) history: &'a CounterHistory,
     pub(super) traffic: &'a [Traffic],
     pub(super) lanes: &'a [LaneState],
     /// Events of each source that wait for review as a whole. Jobs in review are in `lanes`.

@@ -12,7 +12,7 @@ use hapax_core::{SourceName, Timestamp};
 use hapax_sim::{Act, FaultyStore};
 use hapax_store::MemoryStore;
 
-use super::history::History;
+use super::history::CounterHistory;
 use super::traffic::Traffic;
 use super::*;
 
@@ -34,7 +34,7 @@ fn lane(oldest_due: Option<Timestamp>, dead: u64) -> LaneState {
 /// The observations of a healthy server, to which a test adds a problem.
 struct Scene {
     now: Timestamp,
-    history: History,
+    history: CounterHistory,
     traffic: Vec<Traffic>,
     lanes: Vec<LaneState>,
     paused: Vec<PausedHandler>,
@@ -55,7 +55,7 @@ impl Scene {
     fn well() -> Self {
         Self {
             now: at(0),
-            history: History::new(at(0)),
+            history: CounterHistory::new(at(0)),
             traffic: Vec::new(),
             lanes: Vec::new(),
             paused: Vec::new(),

@@ -8,7 +8,7 @@ use hapax_core::store::{MINUTE_SECONDS, TrafficAsk, TrafficCount};
 use hapax_core::{SourceName, Timestamp};
 use jiff::SignedDuration;
 
-use super::history::{History, earlier};
+use super::history::{CounterHistory, earlier};
 
 /// How far back the judge begins: no rule compares a longer span.
 const BEGINS_BEFORE: Duration = Duration::from_secs(25 * 3_600);
@@ -40,7 +40,7 @@ pub(super) struct Traffic {
 
 /// The counters of each source over all nodes.
 pub(super) struct MergedTraffic {
-    history: History,
+    history: CounterHistory,
     /// The sums of all minutes before `settled`.
     sums: BTreeMap<SourceName, [u64; 4]>,
     settled: Timestamp,
@@ -56,7 +56,7 @@ impl MergedTraffic {
     pub(super) fn new(now: Timestamp) -> Self {
         let begin = minute_of(earlier(now, BEGINS_BEFORE));
         Self {
-            history: History::new(begin),
+            history: CounterHistory::new(begin),
             sums: BTreeMap::new(),
             settled: begin,
             current: Vec::new(),
@@ -143,7 +143,7 @@ impl MergedTraffic {
         &self.pauses
     }
 
-    pub(super) fn history(&self) -> &History {
+    pub(super) fn history(&self) -> &CounterHistory {
         &self.history
     }
 
