@@ -17,7 +17,7 @@ use crate::{config, signing};
 
 /// The secrets and parameters of a sender.
 #[derive(Debug, clap::Args)]
-pub(super) struct Identity {
+pub(super) struct SenderSecrets {
     /// The secret, or env:NAME or file:PATH; repeat it during a rotation [env: HAPAX_SECRET]
     #[arg(long = "secret", value_name = "SECRET")]
     pub(super) secrets: Vec<String>,
@@ -30,7 +30,7 @@ pub(super) struct Identity {
     pub(super) params: Vec<String>,
 }
 
-impl Identity {
+impl SenderSecrets {
     /// Every secret, those of --secret before --secret-file; HAPAX_SECRET is used only without both.
     pub(super) fn secrets(&self) -> Result<Vec<Secret>, Failure> {
         let mut given = self.secrets.clone();

@@ -27,7 +27,7 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
 use super::admin_client;
-use super::captured::Identity;
+use super::captured::SenderSecrets;
 use super::output::{self, Exit, Failure};
 use super::sender::imitate;
 use super::storm::sqlite_rows;
@@ -174,7 +174,7 @@ impl ChargedFees {
 
 fn sender(to: &str, secret: &str) -> Result<Sender, Failure> {
     let identity =
-        Identity { secrets: vec![secret.to_owned()], secret_file: None, params: Vec::new() };
+        SenderSecrets { secrets: vec![secret.to_owned()], secret_file: None, params: Vec::new() };
     imitate("stripe", &identity, to)
 }
 

@@ -12,7 +12,7 @@ use hapax_storm::{NoAnswer, RequestAnswer, Sender, Signed, http_client};
 use indicatif::ProgressBar;
 use tokio::task::JoinSet;
 
-use super::captured::{self, Identity};
+use super::captured::{self, SenderSecrets};
 use super::output::{self, Exit, Failure};
 use super::sender::{self, imitate};
 
@@ -31,7 +31,7 @@ pub(super) struct Send {
     #[arg(long, value_name = "URL")]
     to: String,
     #[command(flatten)]
-    identity: Identity,
+    identity: SenderSecrets,
     /// The number of distinct events
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=COUNT_MAX))]
     count: u64,

@@ -8,7 +8,7 @@ use hapax_core::source::SourceSpec;
 use hapax_storm::{Sender, StormError, StormErrorKind};
 use indicatif::ProgressBar;
 
-use super::captured::{self, Identity};
+use super::captured::{self, SenderSecrets};
 use super::output::{self, Failure};
 use crate::config;
 
@@ -16,7 +16,11 @@ use crate::config;
 const BAR_FROM: u64 = 50;
 
 /// A sender like this provider, which signs with the secrets of `identity` and posts to `to`.
-pub(super) fn imitate(provider: &str, identity: &Identity, to: &str) -> Result<Sender, Failure> {
+pub(super) fn imitate(
+    provider: &str,
+    identity: &SenderSecrets,
+    to: &str,
+) -> Result<Sender, Failure> {
     let preset = presets::find(provider).ok_or_else(|| {
         let hint = match presets::nearest(provider) {
             Some(near) => format!("did you mean \"{near}\"?"),

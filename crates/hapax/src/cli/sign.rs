@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use hapax_core::Source;
 use serde_json::{Value, json};
 
-use super::captured::{self, Identity};
+use super::captured::{self, SenderSecrets};
 use super::output::{self, Exit, Failure};
 
 /// `hapax sign`.
@@ -15,7 +15,7 @@ pub(super) struct Sign {
     #[arg(long, value_name = "NAME")]
     provider: String,
     #[command(flatten)]
-    identity: Identity,
+    identity: SenderSecrets,
     /// The time to sign with, in seconds since 1970 [default: now]
     #[arg(long, value_name = "UNIX", allow_negative_numbers = true)]
     now: Option<i64>,

@@ -14,7 +14,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
 
 use super::admin_client;
-use super::captured::Identity;
+use super::captured::SenderSecrets;
 use super::output::{self, Exit, Failure};
 use super::sender;
 use crate::config::{ServiceUrl, units};
@@ -37,7 +37,7 @@ pub(super) struct StormArgs {
     #[command(flatten)]
     flags: Flags,
     #[command(flatten)]
-    identity: Identity,
+    identity: SenderSecrets,
 }
 
 /// All arguments except the secrets.

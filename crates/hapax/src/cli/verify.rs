@@ -7,7 +7,7 @@ use hapax_core::{Arrival, Receipt, Refusal, Source, Timeliness, Timestamp, Verif
 use serde::Serialize;
 
 use super::batch;
-use super::captured::{self, Identity};
+use super::captured::{self, SenderSecrets};
 use super::output::{self, Exit, Failure};
 use crate::config::units;
 
@@ -18,7 +18,7 @@ pub(super) struct Verify {
     #[arg(long, value_name = "NAME", required_unless_present = "batch")]
     provider: Option<String>,
     #[command(flatten)]
-    identity: Identity,
+    identity: SenderSecrets,
     /// The time to verify at, in seconds since 1970 [default: now]
     #[arg(long, value_name = "UNIX", allow_negative_numbers = true)]
     now: Option<i64>,
