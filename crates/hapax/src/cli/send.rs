@@ -86,7 +86,7 @@ impl SendPlan {
     async fn run(self) -> Result<Exit, Failure> {
         let client = http_client();
         let total = self.flags.count.saturating_mul(self.flags.copies);
-        let mut progress = Progress::new(total, self.flags.json);
+        let mut progress = SendProgress::new(total, self.flags.json);
         let mut running = JoinSet::new();
         for number in 1..=self.flags.count {
             let signed = Arc::new(self.sign(number)?);
@@ -145,7 +145,7 @@ impl SendPlan {
 }
 
 /// The answers so far.
-struct Progress {
+struct SendProgress {
     json: bool,
     bar: ProgressBar,
     started: Instant,
@@ -155,7 +155,7 @@ struct Progress {
     cannot_connect: Option<String>,
 }
 
-impl Progress {
+impl SendProgress {
     fn new(total: u64, json: bool) -> Self {
         Self {
             json,
