@@ -42,9 +42,9 @@ impl Announced {
 
 /// All handlers of this node.
 #[derive(Debug, Default)]
-pub(super) struct Handlers(RwLock<HashMap<HandlerRef, Arc<Announced>>>);
+pub(super) struct HandlerRegistry(RwLock<HashMap<HandlerRef, Arc<Announced>>>);
 
-impl Handlers {
+impl HandlerRegistry {
     pub(super) fn get(&self, handler: &HandlerRef) -> Option<Arc<Announced>> {
         self.0.read().expect("no panic happens under this lock").get(handler).cloned()
     }

@@ -82,7 +82,7 @@ use connect::{ClientPool, Pools, Target};
 use copy_lookup::CopyLookup;
 use epoch::{Epoch, EpochWatch};
 use group_commit::GroupCommit;
-use handler_registry::Handlers;
+use handler_registry::HandlerRegistry;
 use key_batches::KeyBatches;
 use lane_ids::Names;
 use row::Ids;
@@ -158,7 +158,7 @@ struct Shared {
     pools: Pools,
     clock: Option<Clock>,
     names: Names,
-    handlers: Handlers,
+    handlers: HandlerRegistry,
     ids: Ids,
     group_commit: GroupCommit,
     lookup: CopyLookup,
@@ -207,7 +207,7 @@ impl PgStore {
             pools,
             clock: options.clock,
             names: Names::default(),
-            handlers: Handlers::default(),
+            handlers: HandlerRegistry::default(),
             ids: Ids::default(),
             group_commit: GroupCommit::new(),
             lookup: CopyLookup::new(),
