@@ -13,7 +13,7 @@ use super::claim_hints::ClaimHints;
 
 /// A handler that was announced.
 #[derive(Debug)]
-pub(super) struct Announced {
+pub(super) struct AnnouncedHandler {
     /// Its number in the database.
     pub(super) number: i32,
     pub(super) spec: HandlerSpec,
@@ -30,7 +30,7 @@ pub(super) struct ClaimCursor {
     pub(super) hints: ClaimHints,
 }
 
-impl Announced {
+impl AnnouncedHandler {
     pub(super) fn turn(&self) -> ClaimCursor {
         self.turn.lock().expect("no panic happens under this lock").clone()
     }
@@ -42,10 +42,10 @@ impl Announced {
 
 /// All handlers of this node.
 #[derive(Debug, Default)]
-pub(super) struct HandlerRegistry(RwLock<HashMap<HandlerRef, Arc<Announced>>>);
+pub(super) struct HandlerRegistry(RwLock<HashMap<HandlerRef, Arc<AnnouncedHandler>>>);
 
 impl HandlerRegistry {
-    pub(super) fn get(&self, handler: &HandlerRef) -> Option<Arc<Announced>> {
+    pub(super) fn get(&self, handler: &HandlerRef) -> Option<Arc<AnnouncedHandler>> {
         self.0.read().expect("no panic happens under this lock").get(handler).cloned()
     }
 
@@ -61,7 +61,7 @@ impl HandlerRegistry {
         let all = handlers.into_iter().map(|(number, spec)| {
             let turn = known.get(&spec.handler).map(|before| before.turn()).unwrap_or_default();
             let name = spec.handler.clone();
-            (name, Arc::new(Announced { number, spec, turn: Mutex::new(turn) }))
+            (name, Arc::new(AnnouncedHandler { number, spec, turn: Mutex::new(turn) }))
         });
         *known = all.collect();
     }
