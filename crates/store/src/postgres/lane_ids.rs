@@ -26,12 +26,12 @@ pub(super) struct LaneAt {
 
 /// The cached numbers.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct LaneIds {
     lanes: Mutex<HashMap<LaneName, LaneAt>>,
     pairs: Mutex<HashSet<(Tenant, SourceName)>>,
 }
 
-impl Names {
+impl LaneIds {
     /// The lane; created if it does not exist.
     pub(super) async fn lane(
         &self,

@@ -84,7 +84,7 @@ use epoch::{Epoch, EpochWatch};
 use group_commit::GroupCommit;
 use handler_registry::HandlerRegistry;
 use key_batches::KeyBatches;
-use lane_ids::Names;
+use lane_ids::LaneIds;
 use row::Ids;
 
 /// How long closing waits for acts that have begun.
@@ -157,7 +157,7 @@ pub struct PgStore {
 struct Shared {
     pools: Pools,
     clock: Option<Clock>,
-    names: Names,
+    names: LaneIds,
     handlers: HandlerRegistry,
     ids: Ids,
     group_commit: GroupCommit,
@@ -206,7 +206,7 @@ impl PgStore {
         let shared = Arc::new(Shared {
             pools,
             clock: options.clock,
-            names: Names::default(),
+            names: LaneIds::default(),
             handlers: HandlerRegistry::default(),
             ids: Ids::default(),
             group_commit: GroupCommit::new(),
