@@ -27,4 +27,4 @@ pub use postgres::{Postgres, StopMode, Tls};
 pub use redis::{Redis, RedisReply};
 pub use signed_event::SignedEvent;
 pub use skip::skip;
-pub use tcp_proxy::{READY_FOR_QUERY, TcpProxy, Traffic, Trap};
+pub use tcp_proxy::{READY_FOR_QUERY, TcpProxy, TrafficMode, Trap};

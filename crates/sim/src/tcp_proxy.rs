@@ -29,7 +29,7 @@ pub struct TcpProxy {
 
 /// The treatment of all connections, until the next change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Traffic {
+pub enum TrafficMode {
     /// Everything passes.
     Forward,
     /// Everything passes, this much later in each direction.
@@ -83,7 +83,7 @@ impl TcpProxy {
     }
 
     /// Changes the traffic of all connections, open and new.
-    pub fn set(&self, traffic: Traffic) {
+    pub fn set(&self, traffic: TrafficMode) {
         self.network.traffic.send_replace(traffic);
     }
 
@@ -123,7 +123,7 @@ impl TcpProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let network = Arc::new(Network {
-            traffic: watch::Sender::new(Traffic::Forward),
+            traffic: watch::Sender::new(TrafficMode::Forward),
             cut: watch::Sender::new(0),
             sprung: watch::Sender::new(0),
             open: AtomicUsize::new(0),
@@ -146,7 +146,7 @@ const PIECE_BYTES: usize = 16 * 1024;
 const PIECES_MAX: usize = 256;
 
 struct Network {
-    traffic: watch::Sender<Traffic>,
+    traffic: watch::Sender<TrafficMode>,
     cut: watch::Sender<u64>,
     sprung: watch::Sender<usize>,
     open: AtomicUsize,
@@ -207,7 +207,7 @@ async fn accept(listener: TcpListener, upstream: SocketAddr, network: Arc<Networ
     let mut carried = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         while carried.try_join_next().is_some() {}
-        if *network.traffic.borrow() == Traffic::Refuse {
+        if *network.traffic.borrow() == TrafficMode::Refuse {
             let _ = client.set_zero_linger();
             continue;
         }
@@ -318,7 +318,7 @@ async fn write(
     to: &mut WriteHalf<'_>,
 ) -> Result<(), Cut> {
     while let Some((read_at, piece)) = waiting.recv().await {
-        if let Traffic::Delay(delay) = flowing(network).await {
+        if let TrafficMode::Delay(delay) = flowing(network).await {
             tokio::time::sleep_until(read_at + delay).await;
         }
         to.write_all(&piece).await.map_err(|_| Cut::Reset)?;
@@ -327,11 +327,11 @@ async fn write(
 }
 
 /// Waits while traffic is held, and returns the traffic.
-async fn flowing(network: &Network) -> Traffic {
+async fn flowing(network: &Network) -> TrafficMode {
     let mut traffic = network.traffic.subscribe();
-    let flows = traffic.wait_for(|traffic| *traffic != Traffic::Hold).await;
+    let flows = traffic.wait_for(|traffic| *traffic != TrafficMode::Hold).await;
     // The borrowed network owns the sender, so the wait cannot fail.
-    flows.map_or(Traffic::Forward, |traffic| *traffic)
+    flows.map_or(TrafficMode::Forward, |traffic| *traffic)
 }
 
 /// The bytes that the server must send before the connection is reset, once the request has passed.

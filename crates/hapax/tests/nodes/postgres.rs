@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::nodes::{self, Database, SECRET, Senders, wait};
 use crate::support::{Answer, House, Sender, Server, until};
-use hapax_sim::{PgBouncer, Postgres, Redis, TcpProxy, Traffic};
+use hapax_sim::{PgBouncer, Postgres, Redis, TcpProxy, TrafficMode};
 
 /// A handler with short leases: jobs lost with the database are retried within the test. It has
 /// more attempts than any job needs.
@@ -324,7 +324,7 @@ fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
     let (_houses, nodes) = two(&on_either(network.port(), standby.port(), database.name()));
     let senders = Senders::to(&nodes);
     senders.send(2, 0..20, || ());
-    network.set(Traffic::Hold);
+    network.set(TrafficMode::Hold);
     wait(async {
         primary.kill_postmaster().await;
         standby.promote().await;

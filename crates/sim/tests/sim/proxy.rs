@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use hapax_sim::{Postgres, READY_FOR_QUERY, TcpProxy, Traffic, Trap};
+use hapax_sim::{Postgres, READY_FOR_QUERY, TcpProxy, TrafficMode, Trap};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -71,11 +71,11 @@ async fn held_bytes_arrive_when_traffic_flows_again() {
     // A partition must lose nothing when it ends, and let nothing pass while it lasts.
     let proxy = TcpProxy::to_port(echo().await).await;
     let mut client = connect(&proxy).await;
-    proxy.set(Traffic::Hold);
+    proxy.set(TrafficMode::Hold);
     client.write_all(b"?").await.expect("sent");
     let waited = tokio::time::timeout(Duration::from_millis(200), client.read_u8()).await;
     assert!(waited.is_err(), "something came through");
-    proxy.set(Traffic::Forward);
+    proxy.set(TrafficMode::Forward);
     assert_eq!(client.read_u8().await.expect("echoed"), b'?');
 }
 
@@ -85,7 +85,7 @@ async fn a_delay_holds_back_each_direction_and_does_not_add_up() {
     let proxy = TcpProxy::to_port(echo().await).await;
     let mut client = connect(&proxy).await;
     const DELAY: Duration = Duration::from_millis(500);
-    proxy.set(Traffic::Delay(DELAY));
+    proxy.set(TrafficMode::Delay(DELAY));
     let begun = Instant::now();
     for _ in 0..20 {
         client.write_all(b"piece").await.expect("sent");
@@ -103,7 +103,7 @@ async fn a_cut_reaches_every_connection_and_refusal_every_new_one() {
     // Two connections are open at the cut; a third is opened while new ones are refused.
     let proxy = TcpProxy::to_port(echo().await).await;
     let (mut one, mut other) = (connect(&proxy).await, connect(&proxy).await);
-    proxy.set(Traffic::Refuse);
+    proxy.set(TrafficMode::Refuse);
     assert_eq!(proxy.cut(), 2);
     one.read_u8().await.expect_err("cut");
     other.read_u8().await.expect_err("cut");
@@ -112,7 +112,7 @@ async fn a_cut_reaches_every_connection_and_refusal_every_new_one() {
         late.read_u8().await
     };
     refused.await.expect_err("refused");
-    proxy.set(Traffic::Forward);
+    proxy.set(TrafficMode::Forward);
     connect(&proxy).await;
 }
 

@@ -17,7 +17,7 @@ use hapax_core::store::{
     ClaimAsk, EventFilter, EventName, Held, Horizon, Ingest, Inspect, Lookup, Settlement, Store,
     StoreError, StoreHints, Verdict, Work,
 };
-use hapax_sim::{PgBouncer, Postgres, READY_FOR_QUERY, TcpProxy, Traffic, Trap};
+use hapax_sim::{PgBouncer, Postgres, READY_FOR_QUERY, TcpProxy, TrafficMode, Trap};
 use hapax_store::{PgOpenError, PgOptions, PgStore, PoolSizes};
 use http::{Method, StatusCode};
 
@@ -238,7 +238,7 @@ async fn a_silent_server_blocks_neither_senders_nor_the_writer() {
     let proxy = TcpProxy::to_port(server.port()).await;
     let store = Arc::new(open_narrow(&proxy.through(&url)).await);
     store.ingest(Sender::plain().ingest(&body("before"))).await.expect("ingests");
-    proxy.set(Traffic::Hold);
+    proxy.set(TrafficMode::Hold);
     let sending: Vec<_> = (0..8)
         .map(|n| {
             let store = Arc::clone(&store);
@@ -256,7 +256,7 @@ async fn a_silent_server_blocks_neither_senders_nor_the_writer() {
         // The timeout is five seconds; the other fifteen are for a busy machine.
         assert!(took < Duration::from_secs(20), "{took:?}");
     }
-    proxy.set(Traffic::Forward);
+    proxy.set(TrafficMode::Forward);
     until("works again", async || {
         store.ingest(Sender::plain().ingest(&body("evt_0"))).await.is_ok()
     })
