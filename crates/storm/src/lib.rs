@@ -27,7 +27,9 @@ pub use plan::{Event, Group, RequestKind, StormPlan, StormSize};
 pub use probe::{EffectCounts, Probe, RowReader};
 pub use report::{Report, StormCounts, junit_of_failure};
 pub use requests::{AnsweredAttempt, Progress, RequestOutcome, RequestSender, check_reached};
-pub use sender::{HttpClient, NoAnswer, RequestAnswer, Sender, Signed, error_chain, http_client};
+pub use sender::{
+    HttpClient, NoAnswer, RequestAnswer, Sender, SignedRequest, error_chain, http_client,
+};
 
 use judge::{Effects, Evidence};
 use rng::Rng;

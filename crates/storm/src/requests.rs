@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::StormError;
 use crate::plan::{Group, RequestKind, StormPlan};
-use crate::sender::{HttpClient, NoAnswer, RequestAnswer, Sender, Signed, http_client};
+use crate::sender::{HttpClient, NoAnswer, RequestAnswer, Sender, SignedRequest, http_client};
 
 /// Called after each request.
 pub type Progress = Arc<dyn Fn() + Send + Sync>;
@@ -70,7 +70,8 @@ impl RequestSender {
     ) -> Result<Vec<RequestOutcome>, StormError> {
         let mut outcomes = Vec::new();
         let mut running = JoinSet::new();
-        let mut signed: HashMap<(usize, RequestKind), (Timestamp, Arc<Signed>)> = HashMap::new();
+        let mut signed: HashMap<(usize, RequestKind), (Timestamp, Arc<SignedRequest>)> =
+            HashMap::new();
         for group in groups {
             let copies = u32::try_from(group.copies).unwrap_or(u32::MAX);
             let closed = |_| StormError::unreachable("the storm was interrupted");
@@ -109,8 +110,8 @@ impl RequestSender {
         &self,
         plan: &StormPlan,
         group: &Group,
-        known: &mut HashMap<(usize, RequestKind), (Timestamp, Arc<Signed>)>,
-    ) -> Result<Arc<Signed>, StormError> {
+        known: &mut HashMap<(usize, RequestKind), (Timestamp, Arc<SignedRequest>)>,
+    ) -> Result<Arc<SignedRequest>, StormError> {
         let now = Timestamp::now();
         if let Some((at, signed)) = known.get(&(group.event, group.kind))
             && now.as_second() - at.as_second() < SIGNED_FOR
@@ -119,7 +120,7 @@ impl RequestSender {
         }
         let event = &plan.events[group.event];
         let request = plan.request(&self.sender, event, group.kind, now)?;
-        let signed = Arc::new(Signed { event_id: event.event_id.clone(), request });
+        let signed = Arc::new(SignedRequest { event_id: event.event_id.clone(), request });
         known.insert((group.event, group.kind), (now, Arc::clone(&signed)));
         Ok(signed)
     }
@@ -138,7 +139,7 @@ pub fn check_reached(outcomes: Vec<RequestOutcome>) -> Result<Vec<RequestOutcome
 async fn deliver(
     sender: &Sender,
     client: &HttpClient,
-    request: &Arc<Signed>,
+    request: &Arc<SignedRequest>,
     kind: RequestKind,
 ) -> (Result<RequestAnswer, NoAnswer>, Vec<AnsweredAttempt>) {
     let mut tries = Vec::new();

@@ -41,7 +41,7 @@ pub struct Sender {
 
 /// A signed request; copies share it.
 #[derive(Debug)]
-pub struct Signed {
+pub struct SignedRequest {
     /// The sender's id of its event.
     pub event_id: String,
     /// The request.
@@ -112,9 +112,9 @@ impl Sender {
     }
 
     /// Signs `request` as of `now`.
-    pub fn sign(&self, request: &Arrival, now: Timestamp) -> Result<Signed, StormError> {
+    pub fn sign(&self, request: &Arrival, now: Timestamp) -> Result<SignedRequest, StormError> {
         let request = sign_as(&self.source, request, now)?;
-        Ok(Signed { event_id: self.event_id(&request, now), request })
+        Ok(SignedRequest { event_id: self.event_id(&request, now), request })
     }
 
     /// The event id that a receiver extracts from the request.
@@ -132,7 +132,7 @@ impl Sender {
     pub fn post(
         &self,
         client: &HttpClient,
-        signed: &Arc<Signed>,
+        signed: &Arc<SignedRequest>,
     ) -> impl Future<Output = Result<RequestAnswer, NoAnswer>> + Send + use<> {
         post(client.clone(), self.uri.clone(), Arc::clone(signed))
     }
@@ -187,7 +187,7 @@ pub fn http_client() -> HttpClient {
 async fn post(
     client: HttpClient,
     uri: http::Uri,
-    signed: Arc<Signed>,
+    signed: Arc<SignedRequest>,
 ) -> Result<RequestAnswer, NoAnswer> {
     let lost = |why: String| NoAnswer::Lost(why);
     let mut request = http::Request::new(Full::new(signed.request.body.clone()));

@@ -8,7 +8,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::sample::{self, SampleId};
-use hapax_storm::{NoAnswer, RequestAnswer, Sender, Signed, http_client};
+use hapax_storm::{NoAnswer, RequestAnswer, Sender, SignedRequest, http_client};
 use indicatif::ProgressBar;
 use tokio::task::JoinSet;
 
@@ -108,7 +108,7 @@ impl SendPlan {
         progress.end()
     }
 
-    fn sign(&self, number: u64) -> Result<Signed, Failure> {
+    fn sign(&self, number: u64) -> Result<SignedRequest, Failure> {
         let now: Timestamp = captured::now(self.flags.now)?;
         // The same id on the same day gives the same bytes: a copy, not a conflict.
         let today =
