@@ -79,7 +79,7 @@ struct Shard {
 
 /// A moment in the life of a key's shard: see [`RecentEvents::moment`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Moment(u64);
+pub(crate) struct ShardMoment(u64);
 
 const SETS_PER_SHARD: usize = RECENT_BYTES_MAX / SHARDS / size_of::<Set>();
 
@@ -116,8 +116,8 @@ impl RecentEvents {
     }
 
     /// The present moment, for [`RecentEvents::put_since`].
-    pub(crate) fn moment(&self, hash: &KeyHash) -> Moment {
-        Moment(self.lock(self.place(hash).shard).removals)
+    pub(crate) fn moment(&self, hash: &KeyHash) -> ShardMoment {
+        ShardMoment(self.lock(self.place(hash).shard).removals)
     }
 
     pub(crate) fn put(&self, hash: KeyHash, recent: &Recent) {
@@ -126,7 +126,7 @@ impl RecentEvents {
 
     /// Adds an entry that was read from the database after `moment`, unless keys were removed since:
     /// the entry may be one of them.
-    pub(crate) fn put_since(&self, moment: Moment, hash: KeyHash, recent: &Recent) {
+    pub(crate) fn put_since(&self, moment: ShardMoment, hash: KeyHash, recent: &Recent) {
         self.put_if(hash, recent, |shard| shard.removals == moment.0);
     }
 

@@ -23,7 +23,7 @@ use super::open::{DatabaseLocation, OpenError};
 use super::row::seq_of;
 use super::writer::WriterSender;
 use crate::limits::WAITING_MAX;
-use crate::recent::{Moment, Recent};
+use crate::recent::{Recent, ShardMoment};
 
 /// Threads that read. A second one starts when many requests wait.
 const THREADS: usize = 2;
@@ -70,7 +70,7 @@ struct PendingLookup {
 struct RememberedKeys {
     key: KeyLocation,
     guard: Option<KeyLocation>,
-    moment: Moment,
+    moment: ShardMoment,
 }
 
 impl CopyAnswers {
