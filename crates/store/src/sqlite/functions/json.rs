@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use rusqlite::functions::{Context, SubType};
 use rusqlite::types::{Value, ValueRef};
 
-use super::{Text, Tools, Work, error, too_big, until_nul};
+use super::{Text, Tools, WorkCount, error, too_big, until_nul};
 
 /// The subtype that marks a text as JSON for the next function.
 const JSON_SUBTYPE: SubType = Some(b'J' as u32);
@@ -113,7 +113,11 @@ fn minified(value: ValueRef<'_>, tools: &Tools) -> rusqlite::Result<Option<Vec<u
     })
 }
 
-fn merge<'a>(target: &'a [u8], patch: &'a [u8], work: &mut Work<'_>) -> rusqlite::Result<Vec<u8>> {
+fn merge<'a>(
+    target: &'a [u8],
+    patch: &'a [u8],
+    work: &mut WorkCount<'_>,
+) -> rusqlite::Result<Vec<u8>> {
     if !patch.starts_with(b"{") {
         return Ok(patch.to_vec());
     }
@@ -168,7 +172,7 @@ struct Object<'a> {
 
 impl<'a> Object<'a> {
     /// Parses `json` as an object; any other value becomes an empty one.
-    fn parse(json: &'a [u8], work: &mut Work<'_>) -> rusqlite::Result<Self> {
+    fn parse(json: &'a [u8], work: &mut WorkCount<'_>) -> rusqlite::Result<Self> {
         let mut object = Self::default();
         if json.starts_with(b"{") {
             for (label, value) in split_members(json, work)? {
@@ -202,7 +206,7 @@ impl<'a> Object<'a> {
     }
 }
 
-fn rendered(objects: &[Object<'_>], work: &mut Work<'_>) -> rusqlite::Result<Vec<u8>> {
+fn rendered(objects: &[Object<'_>], work: &mut WorkCount<'_>) -> rusqlite::Result<Vec<u8>> {
     let mut made = vec![b'{'];
     let mut open = vec![objects[0].members.iter().flatten()];
     while let Some(members) = open.last_mut() {
@@ -233,7 +237,7 @@ fn rendered(objects: &[Object<'_>], work: &mut Work<'_>) -> rusqlite::Result<Vec
 /// The labels, quotes included, and values of an object without white space.
 fn split_members<'a>(
     object: &'a [u8],
-    work: &mut Work<'_>,
+    work: &mut WorkCount<'_>,
 ) -> rusqlite::Result<Vec<(&'a [u8], &'a [u8])>> {
     let mut members = Vec::new();
     let mut rest = object.get(1..).unwrap_or_default();
@@ -248,7 +252,7 @@ fn split_members<'a>(
 }
 
 /// The length of the value at the start of the text.
-fn value_length(text: &[u8], work: &mut Work<'_>) -> rusqlite::Result<usize> {
+fn value_length(text: &[u8], work: &mut WorkCount<'_>) -> rusqlite::Result<usize> {
     let mut depth = 0_usize;
     let mut rest = text;
     while let Some((&byte, after)) = rest.split_first() {

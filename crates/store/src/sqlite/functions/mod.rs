@@ -105,8 +105,8 @@ impl Tools {
         statement.query_row([rusqlite::types::ToSqlOutput::Borrowed(value)], |row| row.get(0))
     }
 
-    fn work(&self) -> Work<'_> {
-        Work { deadline: &self.deadline, until_look: STEPS_PER_LOOK }
+    fn work(&self) -> WorkCount<'_> {
+        WorkCount { deadline: &self.deadline, until_look: STEPS_PER_LOOK }
     }
 }
 
@@ -140,12 +140,12 @@ impl ToSql for Text {
 const STEPS_PER_LOOK: usize = 4_096;
 
 /// Counts the steps of a loop, and ends it at the deadline.
-struct Work<'a> {
+struct WorkCount<'a> {
     deadline: &'a Deadline,
     until_look: usize,
 }
 
-impl Work<'_> {
+impl WorkCount<'_> {
     fn step(&mut self, cost: usize) -> rusqlite::Result<()> {
         match self.until_look.checked_sub(cost) {
             Some(left) => self.until_look = left,

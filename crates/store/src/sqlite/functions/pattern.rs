@@ -6,7 +6,7 @@
 
 use rusqlite::functions::Context;
 
-use super::{Tools, Work, error, read_char, until_nul};
+use super::{Tools, WorkCount, error, read_char, until_nul};
 
 /// SQLite's default for the length of a pattern.
 const PATTERN_BYTES_MAX: usize = 50_000;
@@ -154,7 +154,12 @@ fn parse_set(mut pattern: &[u8]) -> (Option<CharacterSet>, &[u8]) {
     (None, pattern)
 }
 
-fn matches(parts: &[Part], text: &[u8], case: Case, work: &mut Work<'_>) -> rusqlite::Result<bool> {
+fn matches(
+    parts: &[Part],
+    text: &[u8],
+    case: Case,
+    work: &mut WorkCount<'_>,
+) -> rusqlite::Result<bool> {
     let (mut at, mut rest) = (0, text);
     // The part after the last wildcard for any length, and where in the text it is tried.
     let mut again: Option<(usize, &[u8])> = None;
@@ -195,7 +200,7 @@ fn skip<'a>(
     part: Option<&Part>,
     text: &'a [u8],
     case: Case,
-    work: &mut Work<'_>,
+    work: &mut WorkCount<'_>,
 ) -> rusqlite::Result<&'a [u8]> {
     let Some(Part::Char(char)) = part else { return Ok(text) };
     let Some(byte) = u8::try_from(*char).ok().filter(u8::is_ascii) else { return Ok(text) };
@@ -210,7 +215,7 @@ fn skip<'a>(
     Ok(&text[at..])
 }
 
-fn fits(part: &Part, char: u32, case: Case, work: &mut Work<'_>) -> rusqlite::Result<bool> {
+fn fits(part: &Part, char: u32, case: Case, work: &mut WorkCount<'_>) -> rusqlite::Result<bool> {
     Ok(match part {
         Part::One => true,
         Part::Char(wanted) => {

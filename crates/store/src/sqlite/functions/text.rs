@@ -6,7 +6,7 @@ use memchr::memmem;
 use rusqlite::functions::Context;
 use rusqlite::types::ValueRef;
 
-use super::{Text, Tools, Work, is_continuation, read_char, too_big, until_nul};
+use super::{Text, Tools, WorkCount, is_continuation, read_char, too_big, until_nul};
 
 /// `instr(haystack, needle)`: where the needle begins, counted from 1 in characters, or in bytes
 /// where both are blobs; 0 where it is absent.
@@ -112,7 +112,7 @@ struct CharacterSet<'a> {
 }
 
 impl<'a> CharacterSet<'a> {
-    fn of(mut text: &'a [u8], work: &mut Work<'_>) -> rusqlite::Result<Self> {
+    fn of(mut text: &'a [u8], work: &mut WorkCount<'_>) -> rusqlite::Result<Self> {
         let mut set = Self { order: HashMap::new(), lengths: BTreeSet::new() };
         while let Some((_, rest)) = read_char(text) {
             let char = &text[..text.len() - rest.len()];
