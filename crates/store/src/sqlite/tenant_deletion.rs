@@ -29,7 +29,7 @@ impl TenantDeletions for SqliteStore {
     async fn erase(&self, limit: usize) -> Result<bool, StoreError> {
         self.writer
             .behind(move |writer| {
-                let Some(running) = Running::next(&writer.conn)? else { return Ok(false) };
+                let Some(running) = RunningDeletion::next(&writer.conn)? else { return Ok(false) };
                 writer.in_transaction(|writer| running.slice(writer, limit.clamp(1, SLICE)))?;
                 Ok(true)
             })
@@ -88,7 +88,7 @@ fn begin(writer: &mut Writer, tenant: &Tenant, by: &Action) -> rusqlite::Result<
 }
 
 /// A deletion that is not over.
-struct Running {
+struct RunningDeletion {
     tenant: Tenant,
     passed_event: i64,
     last_event: i64,
@@ -102,7 +102,7 @@ pub(super) struct Erased {
     pub(super) count: usize,
 }
 
-impl Running {
+impl RunningDeletion {
     fn next(conn: &Connection) -> rusqlite::Result<Option<Self>> {
         conn.prepare_cached(
             "SELECT tenant, passed_event, last_event, passed_message, last_message
