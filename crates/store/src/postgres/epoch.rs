@@ -181,7 +181,7 @@ mod tests {
     use hapax_core::{KeyHash, Timestamp};
 
     use super::*;
-    use crate::redis_cache::Entry;
+    use crate::redis_cache::CacheEntry;
 
     fn epoch(counter: i64) -> Epoch {
         Epoch { system: 7, timeline: "1".to_owned(), oids: (1, 2), counter }
@@ -233,11 +233,11 @@ mod tests {
         let id = EventId(uuid::Uuid::now_v7());
         let known = KnownEvent { id, status: Status::Processed, result: None };
         let (key, written_at) = (KeyHash([1; 16]), Timestamp::now());
-        let entry = Entry { body_hash: KeyHash([2; 16]), guard: None, known, written_at };
+        let entry = CacheEntry { body_hash: KeyHash([2; 16]), guard: None, known, written_at };
         let first = epoch(1);
         let value = entry.sealed(&sealed_in(&[&first]), &key);
         let age_max = Duration::from_secs(3_600);
-        let counts = |seal: &Seal| Entry::open(&value, seal, &key, age_max).is_some();
+        let counts = |seal: &Seal| CacheEntry::open(&value, seal, &key, age_max).is_some();
         assert!(counts(&sealed_in(&[&first])) && counts(&sealed_in(&[&first, &first])));
         for other in [
             epoch(2),

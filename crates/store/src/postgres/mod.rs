@@ -76,7 +76,7 @@ use crate::Clock;
 use crate::copies::Copies;
 use crate::limits::READ_FLUSH_MAX;
 use crate::recent::{Recent, RecentEvents, adds_nothing};
-use crate::redis_cache::{Entry, RedisCache};
+use crate::redis_cache::{CacheEntry, RedisCache};
 use crate::sealed_values::SealedValue;
 use connect::{ClientPool, Pools, Target};
 use copy_lookup::CopyLookup;
@@ -461,9 +461,9 @@ impl PgStore {
         let front = self.shared.front.as_ref()?;
         let (epoch, seal) = self.shared.epoch.sealed()?;
         let keys: Vec<KeyHash> = ingest.receipts.iter().map(Receipt::key_hash).collect();
-        let entries: Option<Vec<Entry>> = front.ask(&seal, &keys).await.into_iter().collect();
+        let entries: Option<Vec<CacheEntry>> = front.ask(&seal, &keys).await.into_iter().collect();
         let entries = entries?;
-        let same = |(entry, receipt): (&Entry, &Receipt)| {
+        let same = |(entry, receipt): (&CacheEntry, &Receipt)| {
             adds_nothing(receipt, entry.body_hash, entry.guard)
         };
         if !entries.iter().zip(&ingest.receipts).all(same) {
@@ -474,7 +474,7 @@ impl PgStore {
             return None;
         }
         let verdicts = entries.into_iter().zip(keys).map(|(entry, key)| {
-            let Entry { body_hash, guard, known, .. } = entry;
+            let CacheEntry { body_hash, guard, known, .. } = entry;
             self.shared.note_copy(known.id, &ingest.via);
             let recent = Recent { body_hash, guard, known: known.clone(), review: None };
             self.shared.epoch.within(Some(&epoch), || self.shared.recent.put(key, &recent));
@@ -499,7 +499,7 @@ impl Shared {
             let open = events.iter().filter(|(_, recent)| recent.review.is_none());
             let entry = |(key, recent): &(KeyHash, Recent)| {
                 let Recent { body_hash, guard, known, .. } = recent.clone();
-                (*key, Entry { body_hash, guard, known, written_at })
+                (*key, CacheEntry { body_hash, guard, known, written_at })
             };
             front.write(seal, open.map(entry));
         }

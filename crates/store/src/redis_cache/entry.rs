@@ -25,7 +25,7 @@ const MAC: usize = 32;
 
 /// The cached facts of an event whose work has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct CacheEntry {
     pub(crate) body_hash: KeyHash,
     /// The guard of the newest arrival.
     pub(crate) guard: Option<KeyHash>,
@@ -57,7 +57,7 @@ impl Seal {
     }
 }
 
-impl Entry {
+impl CacheEntry {
     pub(crate) fn sealed(&self, seal: &Seal, key: &KeyHash) -> Vec<u8> {
         let mut payload = Vec::with_capacity(HEAD + MAC);
         payload.push(LAYOUT);
@@ -125,11 +125,11 @@ mod tests {
         KeyHash([n; 16])
     }
 
-    fn entry(status: Status, result: Option<&str>) -> Entry {
+    fn entry(status: Status, result: Option<&str>) -> CacheEntry {
         let known =
             KnownEvent { id: EventId(Uuid::now_v7()), status, result: result.map(Into::into) };
         let written_at = Timestamp::from_second(Timestamp::now().as_second()).expect("in range");
-        Entry { body_hash: key(7), guard: None, known, written_at }
+        CacheEntry { body_hash: key(7), guard: None, known, written_at }
     }
 
     #[test]
@@ -139,18 +139,22 @@ mod tests {
         let seal = Seal::new(b"the database's key", b"epoch 1");
         let ended = entry(Status::Processed, Some("created fee 123"));
         let value = ended.sealed(&seal, &key(1));
-        assert_eq!(Entry::open(&value, &seal, &key(1), AGE_MAX), Some(ended));
+        assert_eq!(CacheEntry::open(&value, &seal, &key(1), AGE_MAX), Some(ended));
         for at in 0..value.len() {
             let mut changed = value.clone();
             changed[at] ^= 1;
-            assert_eq!(Entry::open(&changed, &seal, &key(1), AGE_MAX), None, "byte {at}");
-            assert_eq!(Entry::open(&value[..at], &seal, &key(1), AGE_MAX), None, "cut at {at}");
+            assert_eq!(CacheEntry::open(&changed, &seal, &key(1), AGE_MAX), None, "byte {at}");
+            assert_eq!(
+                CacheEntry::open(&value[..at], &seal, &key(1), AGE_MAX),
+                None,
+                "cut at {at}"
+            );
         }
-        assert_eq!(Entry::open(&value, &seal, &key(2), AGE_MAX), None);
+        assert_eq!(CacheEntry::open(&value, &seal, &key(2), AGE_MAX), None);
         let later = Seal::new(b"the database's key", b"epoch 2");
-        assert_eq!(Entry::open(&value, &later, &key(1), AGE_MAX), None);
+        assert_eq!(CacheEntry::open(&value, &later, &key(1), AGE_MAX), None);
         let other = Seal::new(b"another key", b"epoch 1");
-        assert_eq!(Entry::open(&value, &other, &key(1), AGE_MAX), None);
+        assert_eq!(CacheEntry::open(&value, &other, &key(1), AGE_MAX), None);
     }
 
     #[test]
@@ -159,12 +163,15 @@ mod tests {
         let mut ended = entry(Status::Ignored, None);
         ended.written_at =
             Timestamp::from_second(ended.written_at.as_second() - 4_000).expect("in range");
-        assert_eq!(Entry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
+        assert_eq!(CacheEntry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
         // The clock was ahead when this was written, and is right again.
         ended.written_at =
             Timestamp::from_second(ended.written_at.as_second() + 8_000).expect("in range");
-        assert_eq!(Entry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
+        assert_eq!(CacheEntry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
         let running = entry(Status::Processing, None);
-        assert_eq!(Entry::open(&running.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
+        assert_eq!(
+            CacheEntry::open(&running.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX),
+            None
+        );
     }
 }

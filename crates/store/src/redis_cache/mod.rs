@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub(crate) use entry::{Entry, Seal};
+pub(crate) use entry::{CacheEntry, Seal};
 pub use probe::RedisReport;
 
 use crate::limits::{
@@ -65,7 +65,7 @@ struct CacheLookup {
 /// A change that waits for the background task.
 enum CacheChange {
     /// Entries to be sealed and written under their keys.
-    Write(Arc<Seal>, Vec<(KeyHash, Entry)>),
+    Write(Arc<Seal>, Vec<(KeyHash, CacheEntry)>),
     /// Keys to be deleted.
     Remove(Vec<KeyHash>),
 }
@@ -108,13 +108,13 @@ impl RedisCache {
     }
 
     /// The entry under each key, in order. Takes a bounded moment and never fails.
-    pub(crate) async fn ask(&self, seal: &Seal, keys: &[KeyHash]) -> Vec<Option<Entry>> {
+    pub(crate) async fn ask(&self, seal: &Seal, keys: &[KeyHash]) -> Vec<Option<CacheEntry>> {
         let Some(values) = self.values(keys).await else {
             self.counted.failed.increment(keys.len() as u64);
             return vec![None; keys.len()];
         };
         let mut values = values.into_iter();
-        let open = |key: &KeyHash| Entry::open(&values.next()??, seal, key, self.age_max);
+        let open = |key: &KeyHash| CacheEntry::open(&values.next()??, seal, key, self.age_max);
         let entries: Vec<_> = keys.iter().map(open).collect();
         let hits = entries.iter().flatten().count() as u64;
         self.counted.hit.increment(hits);
@@ -136,8 +136,12 @@ impl RedisCache {
 
     /// Queues entries of events that are committed and ended, all those of one commit together. Dropped
     /// when the queue is full.
-    pub(crate) fn write(&self, seal: Arc<Seal>, ended: impl IntoIterator<Item = (KeyHash, Entry)>) {
-        let lasts = |(_, entry): &(KeyHash, Entry)| {
+    pub(crate) fn write(
+        &self,
+        seal: Arc<Seal>,
+        ended: impl IntoIterator<Item = (KeyHash, CacheEntry)>,
+    ) {
+        let lasts = |(_, entry): &(KeyHash, CacheEntry)| {
             self.keys_kept.is_none_or(|kept| {
                 let received_at =
                     Timestamp::from_millisecond((entry.known.id.0.as_u128() >> 80) as i64);
