@@ -1,6 +1,7 @@
 //! The page of alerts, and what it offers: silence, and a test alert.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use askama::Template;
 use axum::extract::State;
@@ -35,39 +36,13 @@ pub(in crate::admin) async fn alerts<S: AdminStore>(
     Ok(reader.page(Alerts { frame, list, done: filters.done() }))
 }
 
-/// Begins or ends the silence of an alert.
-pub(in crate::admin) struct ChangeSilence<const BEGINS: bool>;
-
 /// Silences an alert.
-pub(in crate::admin) type SilenceAlert = ChangeSilence<true>;
-/// Ends the silence of an alert.
-pub(in crate::admin) type UnsilenceAlert = ChangeSilence<false>;
+pub(in crate::admin) struct SilenceAlert;
 
-impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> {
-    async fn question(
-        ActionRequest { admin, id, .. }: ActionRequest<S>,
-    ) -> Result<Question, Problem> {
-        let Json(list) = alerts::list(State(admin)).await;
-        let alert = list.items.into_iter().find(|alert| alert.id == id);
-        let alert =
-            alert.ok_or_else(|| Problem::not_found("no alert has that id, or it is over"))?;
-        let back = "/alerts".to_owned();
-        if !BEGINS {
-            return Ok(Question {
-                title: "End the silence of this alert?".to_owned(),
-                subject: alert.message,
-                sentences: vec![
-                    "If the problem still exists, its receivers are notified within seconds."
-                        .to_owned(),
-                ],
-                button: "End the silence",
-                back,
-                ..Question::default()
-            });
-        }
+impl<S: AdminStore> PageAction<S> for SilenceAlert {
+    async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
         Ok(Question {
             title: "Silence this alert?".to_owned(),
-            subject: alert.message,
             sentences: vec![
                 "Until then the alert publishes no messages. It stays on this page, and the metric does not count it."
                     .to_owned(),
@@ -81,34 +56,66 @@ impl<S: AdminStore, const BEGINS: bool> PageAction<S> for ChangeSilence<BEGINS> 
             }],
             needs_reason: true,
             button: "Silence",
-            back,
-            ..Question::default()
+            ..about_alert(asked).await?
         })
     }
 
-    async fn act(
-        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
-        form: &ActionForm,
-    ) -> Result<ActionResult, Problem> {
-        let span = match (BEGINS, form.fields.get("for")) {
-            (false, _) => std::time::Duration::ZERO,
-            (true, text) => units::duration(&text.unwrap_or_default())
-                .ok()
-                .filter(|span| !span.is_zero())
-                .ok_or_else(|| {
-                    Problem::bad_request("write how long, such as 4h, and go back to the form")
-                })?,
-        };
-        let asked = SilenceRequest { r#for: Span(span), reason: form.reason.clone() };
-        let silenced =
-            alerts::silence(State(admin), Extension(caller), PathId(id), JsonBody(asked));
-        let Json(Alert { silenced, .. }) = silenced.await?;
-        let sentence = match silenced {
-            Some(silence) => format!("The alert is silenced until {}.", format::at(silence.until)),
-            None => "The alert is not silenced any more.".to_owned(),
-        };
-        Ok(ActionResult { page: "/alerts".to_owned(), sentence, ..ActionResult::default() })
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        let span = units::duration(&form.fields.get("for").unwrap_or_default())
+            .ok()
+            .filter(|span| !span.is_zero())
+            .ok_or_else(|| {
+                Problem::bad_request("write how long, such as 4h, and go back to the form")
+            })?;
+        silence(asked, form, span).await
     }
+}
+
+/// Ends the silence of an alert.
+pub(in crate::admin) struct UnsilenceAlert;
+
+impl<S: AdminStore> PageAction<S> for UnsilenceAlert {
+    async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
+        Ok(Question {
+            title: "End the silence of this alert?".to_owned(),
+            sentences: vec![
+                "If the problem still exists, its receivers are notified within seconds."
+                    .to_owned(),
+            ],
+            button: "End the silence",
+            ..about_alert(asked).await?
+        })
+    }
+
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        silence(asked, form, Duration::ZERO).await
+    }
+}
+
+/// A question about an alert, without its words.
+async fn about_alert<S: AdminStore>(
+    ActionRequest { admin, id, .. }: ActionRequest<S>,
+) -> Result<Question, Problem> {
+    let Json(list) = alerts::list(State(admin)).await;
+    let alert = list.items.into_iter().find(|alert| alert.id == id);
+    let alert = alert.ok_or_else(|| Problem::not_found("no alert has that id, or it is over"))?;
+    Ok(Question { subject: alert.message, back: "/alerts".to_owned(), ..Question::default() })
+}
+
+/// Silences an alert for `span`; zero ends its silence.
+async fn silence<S: AdminStore>(
+    ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
+    form: &ActionForm,
+    span: Duration,
+) -> Result<ActionResult, Problem> {
+    let asked = SilenceRequest { r#for: Span(span), reason: form.reason.clone() };
+    let silenced = alerts::silence(State(admin), Extension(caller), PathId(id), JsonBody(asked));
+    let Json(Alert { silenced, .. }) = silenced.await?;
+    let sentence = match silenced {
+        Some(silence) => format!("The alert is silenced until {}.", format::at(silence.until)),
+        None => "The alert is not silenced any more.".to_owned(),
+    };
+    Ok(ActionResult { page: "/alerts".to_owned(), sentence, ..ActionResult::default() })
 }
 
 /// Sends a test alert. Its page is `/alerts/test`.

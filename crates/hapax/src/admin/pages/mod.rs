@@ -8,14 +8,17 @@ mod alerts;
 pub(crate) mod assets;
 mod curl;
 mod event;
+mod event_actions;
 mod events;
 mod filters;
+mod handler_actions;
 mod login;
 mod overview;
 mod plans;
 mod plot;
 mod portal_links;
 mod sending;
+mod sending_actions;
 mod shared_pages;
 mod storage;
 pub(crate) mod text;
@@ -38,16 +41,16 @@ use super::{Admin, AdminStore, Site};
 use crate::api;
 
 pub(super) use actions::{
-    Acted, ActionForm, ActionRequest, ActionResult, ApproveEvent, CancelMessage, Confirm,
-    DisableEndpoint, DiscardEvent, EnableEndpoint, FormField, Forms, PageAction, PauseHandler,
-    PingEndpoint, Question, RejectEvent, ReplayDelivery, ReplayEvent, ReplayMessage, ResumeHandler,
-    RotateEndpoint, act, act_once, ask,
+    Acted, ActionForm, ActionRequest, ActionResult, Confirm, FormField, Forms, PageAction,
+    Question, act, act_once, ask,
 };
 pub(super) use alerts::{SilenceAlert, TestAlert, UnsilenceAlert, alerts};
 pub(super) use assets::{File, file};
 pub(super) use event::event;
+pub(super) use event_actions::{ApproveEvent, DiscardEvent, RejectEvent, ReplayEvent};
 pub(super) use events::{events, find, review};
 pub(super) use filters::Filters;
+pub(super) use handler_actions::{PauseHandler, ResumeHandler};
 pub(super) use login::{LoggedIn, LoginForm, log_in, log_out, login};
 pub(super) use overview::overview;
 pub(super) use plans::{
@@ -55,6 +58,10 @@ pub(super) use plans::{
 };
 pub(super) use portal_links::{RevokePortalLink, portal_links};
 pub(super) use sending::{STATUSES, deliveries, delivery, endpoint, endpoints, message, messages};
+pub(super) use sending_actions::{
+    CancelMessage, DisableEndpoint, EnableEndpoint, PingEndpoint, ReplayDelivery, ReplayMessage,
+    RotateEndpoint,
+};
 pub(crate) use shared_pages::SharedPages;
 pub(super) use shared_pages::share;
 pub(super) use storage::{DeleteKey, duplicates, keys, storage};

@@ -1,0 +1,270 @@
+//! Actions of operators on one delivery, one message or one endpoint.
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use url::form_urlencoded;
+
+use super::super::extract::{JsonBody, PathId, QueryParams};
+use super::super::problem::Problem;
+use super::super::{AdminStore, endpoints, messages};
+use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
+use crate::api::{ChangedDeliveries, DeliveryEffect, MessageQuery, ReasonRequest, RotateRequest};
+use crate::format;
+
+/// The longest sentence about a ping: it quotes the error, and is part of a URL.
+const SENTENCE_CHARS_MAX: usize = 300;
+
+/// Sends a delivery again.
+pub(in crate::admin) struct ReplayDelivery;
+
+impl<S: AdminStore> PageAction<S> for ReplayDelivery {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
+        let Json(delivery) = messages::delivery(State(admin), PathId(id.clone())).await?;
+        Ok(Question {
+            title: "Send this delivery again?".to_owned(),
+            subject: format!("{} to {}", delivery.message, delivery.url),
+            sentences: vec![
+                format!("It is {} after {}.", delivery.status.as_str(), format::count(delivery.attempt.into(), "attempt")),
+                "The endpoint gets the same id and the same bytes, so a receiver that dedupes by id does nothing twice."
+                    .to_owned(),
+            ],
+            button: "Send again",
+            back: format!("/deliveries/{id}"),
+            ..Question::default()
+        })
+    }
+
+    async fn act(
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
+        form: &ActionForm,
+    ) -> Result<ActionResult, Problem> {
+        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let replay =
+            messages::replay_delivery(State(admin), Extension(caller), PathId(id.clone()), asked);
+        let Json(replayed) = replay.await?;
+        let sentence = match replayed.effect {
+            DeliveryEffect::Due => "The delivery is due now.".to_owned(),
+            DeliveryEffect::AlreadyOpen => "The delivery is due or under way already.".to_owned(),
+        };
+        Ok(ActionResult { page: format!("/deliveries/{id}"), sentence, ..ActionResult::default() })
+    }
+}
+
+/// Sends the deliveries of a message again that are not delivered.
+pub(in crate::admin) struct ReplayMessage;
+
+impl<S: AdminStore> PageAction<S> for ReplayMessage {
+    async fn question(
+        ActionRequest { id, filters, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
+        Ok(Question {
+            title: "Send this message again?".to_owned(),
+            back: filters.link(&message_page(&id)),
+            subject: id,
+            sentences: vec!["Every delivery that is not delivered is attempted now.".to_owned()],
+            button: "Send again",
+            ..Question::default()
+        })
+    }
+
+    async fn act(
+        ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
+        form: &ActionForm,
+    ) -> Result<ActionResult, Problem> {
+        let query = QueryParams(MessageQuery { tenant: filters.get("tenant") });
+        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let path = PathId(id.clone());
+        let Json(changed) =
+            messages::replay(State(admin), Extension(caller), path, query, asked).await?;
+        let sentence = format!("{} due now.", deliveries_are(&changed));
+        Ok(ActionResult { page: message_page(&id), filters, sentence, ..ActionResult::default() })
+    }
+}
+
+/// Cancels the open deliveries of a message.
+pub(in crate::admin) struct CancelMessage;
+
+impl<S: AdminStore> PageAction<S> for CancelMessage {
+    async fn question(
+        ActionRequest { id, filters, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
+        Ok(Question {
+            title: "Cancel this message?".to_owned(),
+            back: filters.link(&message_page(&id)),
+            subject: id,
+            sentences: vec!["Its open deliveries are not attempted any more.".to_owned()],
+            button: "Cancel deliveries",
+            is_final: true,
+            ..Question::default()
+        })
+    }
+
+    async fn act(
+        ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
+        form: &ActionForm,
+    ) -> Result<ActionResult, Problem> {
+        let query = QueryParams(MessageQuery { tenant: filters.get("tenant") });
+        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let path = PathId(id.clone());
+        let Json(changed) =
+            messages::cancel(State(admin), Extension(caller), path, query, asked).await?;
+        let sentence = format!("{} cancelled.", deliveries_are(&changed));
+        Ok(ActionResult { page: message_page(&id), filters, sentence, ..ActionResult::default() })
+    }
+}
+
+/// The beginning of a sentence about the deliveries that an action changed.
+fn deliveries_are(changed: &ChangedDeliveries) -> String {
+    match changed.deliveries.len() {
+        1 => "1 delivery is".to_owned(),
+        count => format!("{count} deliveries are"),
+    }
+}
+
+fn message_page(id: &str) -> String {
+    let id: String = form_urlencoded::byte_serialize(id.as_bytes()).collect();
+    format!("/messages/{id}")
+}
+
+/// Holds the deliveries of an endpoint.
+pub(in crate::admin) struct DisableEndpoint;
+
+impl<S: AdminStore> PageAction<S> for DisableEndpoint {
+    async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
+        Ok(Question {
+            title: "Disable this endpoint?".to_owned(),
+            sentences: vec![
+                "Its deliveries are held until it is enabled. None is lost.".to_owned(),
+            ],
+            button: "Disable",
+            ..about_endpoint(asked).await?
+        })
+    }
+
+    async fn act(
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
+        form: &ActionForm,
+    ) -> Result<ActionResult, Problem> {
+        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let _disabled =
+            endpoints::disable(State(admin), Extension(caller), PathId(id.clone()), asked).await?;
+        Ok(endpoint_shown(&id, "The endpoint is disabled.".to_owned()))
+    }
+}
+
+/// Delivers to a disabled endpoint again.
+pub(in crate::admin) struct EnableEndpoint;
+
+impl<S: AdminStore> PageAction<S> for EnableEndpoint {
+    async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
+        Ok(Question {
+            title: "Enable this endpoint?".to_owned(),
+            sentences: vec!["Its held deliveries are attempted again.".to_owned()],
+            button: "Enable",
+            ..about_endpoint(asked).await?
+        })
+    }
+
+    async fn act(
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
+        form: &ActionForm,
+    ) -> Result<ActionResult, Problem> {
+        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let _enabled =
+            endpoints::enable(State(admin), Extension(caller), PathId(id.clone()), asked).await?;
+        Ok(endpoint_shown(&id, "The endpoint is enabled.".to_owned()))
+    }
+}
+
+/// Sends one test message.
+pub(in crate::admin) struct PingEndpoint;
+
+impl<S: AdminStore> PageAction<S> for PingEndpoint {
+    async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
+        let sentence = "One signed test message is sent now. It is neither recorded nor retried.";
+        Ok(Question {
+            title: "Ping this endpoint?".to_owned(),
+            sentences: vec![sentence.to_owned()],
+            button: "Ping",
+            ..about_endpoint(asked).await?
+        })
+    }
+
+    async fn act(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+        form: &ActionForm,
+    ) -> Result<ActionResult, Problem> {
+        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let Json(ping) = endpoints::ping(State(admin), PathId(id.clone()), asked).await?;
+        let answer = match (ping.status, ping.error) {
+            (_, Some(error)) => format!("The ping failed after {} ms: {error}", ping.took_ms),
+            (Some(status), None) => {
+                format!("The endpoint answered HTTP {status} after {} ms.", ping.took_ms)
+            }
+            (None, None) => "The endpoint answered.".to_owned(),
+        };
+        Ok(endpoint_shown(&id, answer.chars().take(SENTENCE_CHARS_MAX).collect()))
+    }
+}
+
+/// A question about an endpoint, without its words.
+async fn about_endpoint<S: AdminStore>(
+    ActionRequest { admin, id, .. }: ActionRequest<S>,
+) -> Result<Question, Problem> {
+    let back = format!("/endpoints/{id}");
+    let Json(endpoint) = endpoints::show(State(admin), PathId(id)).await?;
+    Ok(Question { subject: endpoint.url, back, ..Question::default() })
+}
+
+/// The page of the endpoint after an action.
+fn endpoint_shown(id: &str, sentence: String) -> ActionResult {
+    ActionResult { page: format!("/endpoints/{id}"), sentence, ..ActionResult::default() }
+}
+
+/// Gives an endpoint a new secret.
+pub(in crate::admin) struct RotateEndpoint;
+
+impl<S: AdminStore> PageAction<S> for RotateEndpoint {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
+        let Json(endpoint) = endpoints::show(State(admin), PathId(id.clone())).await?;
+        Ok(Question {
+            title: "Rotate the secret of this endpoint?".to_owned(),
+            subject: endpoint.url,
+            sentences: vec![
+                "Deliveries are signed with a new secret, which the next page shows once.".to_owned(),
+                "During the overlap they are signed with the old secret too, so the receiver can change \
+                 over without losing one."
+                    .to_owned(),
+            ],
+            fields: vec![FormField {
+                name: "overlap",
+                label: "Overlap (0s revokes the old secret now)",
+                value: Some("24h".to_owned()),
+                ..FormField::default()
+            }],
+            button: "Rotate",
+            back: format!("/endpoints/{id}"),
+            ..Question::default()
+        })
+    }
+
+    async fn act(
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
+        form: &ActionForm,
+    ) -> Result<ActionResult, Problem> {
+        let QueryParams(asked) = form.fields.only(&["overlap"]).query::<RotateRequest>()?;
+        let rotated =
+            endpoints::rotate(State(admin), Extension(caller), PathId(id.clone()), JsonBody(asked));
+        let Json(endpoint) = rotated.await?;
+        let sentence = match endpoint.secret {
+            Some(_) => "The secret was rotated. The new one is shown once.",
+            None => "The key was rotated. Give the new public key to the receiver.",
+        };
+        let (page, sentence) = (format!("/endpoints/{id}"), sentence.to_owned());
+        Ok(ActionResult { page, sentence, secret: endpoint.secret, ..ActionResult::default() })
+    }
+}
