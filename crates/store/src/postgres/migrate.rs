@@ -345,7 +345,8 @@ mod tests {
     use hapax_sim::Postgres;
 
     use super::*;
-    use crate::postgres::connect::{PoolSizes, Pools, Target};
+    use crate::postgres::connect::{PoolSizes, Pools};
+    use crate::postgres::server::Target;
 
     fn pool(url: &str) -> ClientPool {
         let target = Target::parse(url).expect("a url");

@@ -41,6 +41,7 @@ mod rejections;
 mod result_text;
 mod row;
 mod search_index;
+mod server;
 mod source_secrets;
 mod sql_handlers;
 mod stats;
@@ -78,7 +79,7 @@ use crate::limits::READ_FLUSH_MAX;
 use crate::recent::{Recent, RecentEvents, adds_nothing};
 use crate::redis_cache::{CacheEntry, RedisCache};
 use crate::sealed_values::SealedValue;
-use connect::{ClientPool, Pools, Target};
+use connect::{ClientPool, Pools};
 use copy_lookup::CopyLookup;
 use epoch::{Epoch, EpochWatch};
 use group_commit::GroupCommit;
@@ -86,6 +87,7 @@ use handler_registry::HandlerRegistry;
 use key_batches::KeyBatches;
 use lane_ids::LaneIds;
 use row::Ids;
+use server::Target;
 
 /// How long closing waits for acts that have begun.
 const CLOSE_MAX: Duration = Duration::from_secs(20);
@@ -257,7 +259,7 @@ impl PgStore {
     /// runs; changes nothing.
     pub async fn look(url: &str) -> Result<PgReport, PgOpenError> {
         let target = Target::parse(url)?;
-        let connect::ServerFacts { version, is_standby, clock_apart } = target.facts().await?;
+        let server::ServerFacts { version, is_standby, clock_apart } = target.facts().await?;
         let unfit = target.look().await.err();
         let pools = Pools::new(&target, &target, PoolSizes::default())?;
         let steps = migrate::status(&pools.admin).await?;
