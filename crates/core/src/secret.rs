@@ -35,7 +35,7 @@ pub struct ActiveSecret {
     pub secret: Secret,
     /// The instant from which the secret verifies nothing. `None`: it never expires.
     pub until: Option<Timestamp>,
-    /// How operators know it, such as `env:STRIPE_SECRET`. Never the secret itself.
+    /// The name that operators know it by, such as `env:STRIPE_SECRET`. Never the secret itself.
     pub reference: Option<Arc<str>>,
 }
 

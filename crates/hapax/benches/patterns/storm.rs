@@ -23,7 +23,7 @@ const LATER_BY: std::ops::Range<u64> = 50..2_000;
 /// Of 100 deliveries, this many are cut off at a random moment, as if the process died.
 const CUT_PERCENT: u64 = 3;
 
-/// The time within which a delivery is cut: about as long as one takes.
+/// A cut comes at a random time within this span, about as long as a delivery takes.
 const CUT_WITHIN_US: u64 = 20_000;
 
 /// How often Redis is flushed.

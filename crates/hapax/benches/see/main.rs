@@ -37,7 +37,7 @@ struct Options {
     /// Jobs that wait, among them
     #[arg(long, default_value_t = 100_000)]
     waiting: u64,
-    /// Dead letters, among them
+    /// How many of these events are dead letters
     #[arg(long, default_value_t = 10_000)]
     dead: u64,
     /// Sources

@@ -48,7 +48,7 @@ pub(crate) struct Output {
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// Added by cargo
+    /// A flag that cargo passes
     #[arg(long, hide = true)]
     bench: bool,
 }

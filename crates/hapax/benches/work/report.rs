@@ -8,7 +8,7 @@ use crate::shared::figures::{Figure, mebibytes, thousands};
 use crate::shared::open::Paced;
 use crate::shared::report::{Report, Table, column};
 
-/// All of a run.
+/// The results of a run.
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) effects: Option<Effects>,

@@ -738,7 +738,7 @@ async fn a_worker_that_hangs_up_during_its_claim_costs_the_job_nothing() {
     assert_eq!((job.phase, job.progress.attempt), (Phase::Ready, 0));
 }
 
-/// Whether it is ready after one poll.
+/// Whether the future is ready after one poll.
 async fn ready_at_once<F: Future>(mut future: std::pin::Pin<&mut F>) -> bool {
     std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_ready()))
         .await

@@ -64,7 +64,7 @@ pub(super) struct EventScan {
     pub(super) count: usize,
     /// The last event that was read.
     pub(super) through: i64,
-    /// Whether there is none after it.
+    /// Whether no slice follows.
     pub(super) is_last: bool,
 }
 

@@ -764,8 +764,8 @@ async fn old_messages_are_deleted_with_the_history_and_new_ones_stay() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
-    // The body of an event is deleted, then a copy arrives and is counted, then the key is deleted.
-    // The count must not stay.
+    // The body of an event is deleted, then a copy arrives and is counted, then the key is deleted. The row
+    // of the count must be deleted too.
     let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
