@@ -18,9 +18,11 @@ use crate::endpoint_secret::Signing;
 use crate::handler::TypeFilter;
 use crate::job::Policy;
 use crate::key::Tenant;
+use crate::limits::DELIVERY_LEASE_MIN;
 use crate::message::{NewMessage, Payload};
 use crate::own_messages::EndpointSubject;
 use crate::rate_limit::RateLimit;
+use crate::tuned;
 use crate::vault::{KeyId, Sealed};
 
 /// Our id of an endpoint.
@@ -193,7 +195,8 @@ impl EndpointSettings {
     /// The schedule, and how long a claim lasts: every attempt ends within its timeout, and its outcome
     /// must be recorded before the lease ends.
     pub fn policy(&self) -> Policy {
-        let lease = (self.timeout * 2).max(Duration::from_secs(30));
+        let least = tuned!("endpoint.lease_ms", DELIVERY_LEASE_MIN.as_millis() as u64);
+        let lease = (self.timeout * 2).max(Duration::from_millis(least));
         Policy { retry: self.retry.clone(), lease }
     }
 }

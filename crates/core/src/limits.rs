@@ -154,3 +154,7 @@ pub const REQUEST_TIME_MAX: std::time::Duration = std::time::Duration::from_secs
 /// How long one page of a list reads before it returns what it found: a person does not notice the wait, and
 /// a search of the whole database takes turns with all other reads.
 pub const LIST_READ_MAX: std::time::Duration = std::time::Duration::from_millis(50);
+
+/// The shortest lease of a delivery. A claim may wait for its endpoint, and the outcome of an attempt for the database:
+/// neither may make a second attempt of a live process.
+pub const DELIVERY_LEASE_MIN: std::time::Duration = std::time::Duration::from_secs(30);

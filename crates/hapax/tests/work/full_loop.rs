@@ -119,8 +119,11 @@ impl FullLoop {
             let old = format!("postgres://postgres@127.0.0.1/{name}");
             text(&format!("{name}-postgres/hapax.toml")).replace(&old, &database.url)
         };
-        let shop = House::new(&shop_config(&example("shop", &payouts)));
-        let ledger = House::new(&ledger_config(&example("ledger", &entries), to));
+        // The claims of a process that was killed wait for their leases.
+        let lease = |config: String| config.replace("timeout =", "lease = \"10s\"\ntimeout =");
+        let shop = House::new(&shop_config(&lease(example("shop", &payouts))))
+            .env("HAPAX_TEST_SETTINGS", "endpoint.lease_ms=12000");
+        let ledger = House::new(&ledger_config(&lease(example("ledger", &entries)), to));
         payouts.execute(&text("shop-postgres/schema.sql"));
         entries.execute(&text("ledger-postgres/schema.sql"));
         let (payouts, entries) = (Table::Postgres(payouts), Table::Postgres(entries));
