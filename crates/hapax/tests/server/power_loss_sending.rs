@@ -2,6 +2,7 @@
 //! its delivery and its bytes. See [`super::power_loss`] for how images are generated.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -139,7 +140,12 @@ impl Run {
                         disk.advance(steps, cut);
                         let image = scratch();
                         disk.image(&mut draw, image.path());
-                        if let Err(why) = self.check(image.path(), cut) {
+                        // A store that finds a contradiction in its file stops with a panic.
+                        let checked =
+                            catch_unwind(AssertUnwindSafe(|| self.check(image.path(), cut)));
+                        let checked =
+                            checked.unwrap_or_else(|_| Err("the store panicked".to_owned()));
+                        if let Err(why) = checked {
                             wrong.lock().unwrap().push(format!("after step {cut}: {why}"));
                         }
                     }
