@@ -86,7 +86,7 @@ fn the_history_of_an_event_names_the_secret_that_accepted_it() {
         (&"env:OLD".into(), &"stripe".into())
     );
     let page = server.admin_get("/events/evt_1").text();
-    assert!(page.contains("<code>env:OLD</code>"), "{page}");
+    assert!(page.contains("verified: stripe, secret env:OLD"), "{page}");
     for text in [first.to_string(), page] {
         assert!(!text.contains(SECRET), "the secret itself is shown");
     }
