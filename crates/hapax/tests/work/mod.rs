@@ -2,7 +2,6 @@
 
 mod crash;
 mod event_plans;
-mod full_loop;
 mod handlers;
 mod hanging;
 mod order;
