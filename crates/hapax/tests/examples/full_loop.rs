@@ -122,7 +122,7 @@ impl FullLoop {
         // The claims of a process that was killed wait for their leases.
         let lease = |config: String| config.replace("timeout =", "lease = \"10s\"\ntimeout =");
         let shop = House::new(&shop_config(&lease(example("shop", &payouts))))
-            .env("HAPAX_TEST_SETTINGS", "endpoint.lease_ms=12000");
+            .env("HAPAX_TEST_SETTINGS", "circuit.open_ms=1000,endpoint.lease_ms=12000");
         let ledger = House::new(&ledger_config(&lease(example("ledger", &entries)), to));
         payouts.execute(&text("shop-postgres/schema.sql"));
         entries.execute(&text("ledger-postgres/schema.sql"));
