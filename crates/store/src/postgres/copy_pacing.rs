@@ -11,10 +11,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use tokio::sync::oneshot;
 
-use crate::limits::COPY_WAIT_MAX;
-
-/// New events for which a commit releases one held answer.
-const NEW_EVENTS_PER_COPY: usize = 4;
+use crate::limits::{COPY_WAIT_MAX, EVENTS_PER_COPY};
 
 /// The held answers, and how much there is to commit.
 #[derive(Debug, Default)]
@@ -36,7 +33,7 @@ impl CopyPacing {
         let mut held = self.held();
         let mut left = match (rest, new_events) {
             (0, _) | (_, 0) => held.len(),
-            _ => new_events.div_ceil(NEW_EVENTS_PER_COPY),
+            _ => new_events.div_ceil(EVENTS_PER_COPY),
         };
         while left > 0
             && let Some(copy) = held.pop_front()
