@@ -415,8 +415,8 @@ fn loopback_caller(
     Ok(Caller { who: LOOPBACK.into(), may: Grants::Everything, session: None })
 }
 
-/// Whether a reverse proxy on this machine may have forwarded the request for somebody else. Most proxies add a header.
-/// nginx adds none unless it is told to, and speaks HTTP/1.0, which no browser and no client of today does.
+/// Whether a reverse proxy on this machine may have forwarded the request of another client. Most proxies add a header.
+/// nginx adds none by default, but forwards over HTTP/1.0, which no current browser or client uses.
 fn is_forwarded(version: Version, headers: &HeaderMap) -> bool {
     version < Version::HTTP_11 || headers.keys().any(|name| is_proxy_header(name.as_str()))
 }
