@@ -1,7 +1,8 @@
 //! The dashboard: pages that the server renders on the admin side.
 //!
 //! A page calls the function of its API route and renders what the API would answer, so both show the same.
-//! Every page works without script. The script refreshes the regions that a template marks with `data-live`.
+//! Every page works without JavaScript. The script refreshes the regions that a template marks with
+//! `data-live`.
 
 mod actions;
 mod alerts;
