@@ -66,7 +66,7 @@ fn walk(test: &str, server: Server) {
 
     browser.looks(360, "dark");
     browser.open(&link(&server, "acme", &["read", "replay", "endpoints"]));
-    browser.shows(&["Webhooks of acme", "It works once"]);
+    browser.shows(&["Webhooks of acme", "The link works once"]);
     browser.is_sound();
     browser.follow("Enter");
     let pages = browser.path().trim_end_matches('/').to_owned();
