@@ -62,11 +62,11 @@ pub const PORTAL_PINGS_WITHIN: std::time::Duration = std::time::Duration::from_s
 /// few enough that no program keeps the database busy.
 pub const PORTAL_FORMS_PER_MINUTE: u32 = 60;
 
-/// The pages that one link to the portal may ask one node for in a second, for long: ten open tabs ask for fewer. Lists
-/// of all tenants share one reader.
+/// The sustained number of pages per second that one portal link may request from one node. Ten open tabs
+/// request fewer. Lists of all tenants share one reader.
 pub const PORTAL_PAGES_PER_SECOND: u32 = 20;
 
-/// The pages that one link may ask for at once beyond that.
+/// The burst of pages that one link may request beyond that rate.
 pub const PORTAL_PAGES_AT_ONCE: u32 = 200;
 
 /// The most refused or failed forms of one link that one node records in the audit trail within a minute.
@@ -76,8 +76,8 @@ pub const PORTAL_REFUSALS_PER_MINUTE: u32 = 20;
 /// outlive the session that it was admitted with.
 pub const FORM_READ_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// How long the body of a request to the admin API may take to arrive. A program may be on a slow line, and a message
-/// is larger than a form. A body that never ends must not keep its connection and its memory.
+/// How long the body of a request to the admin API may take to arrive. A program may have a slow connection,
+/// and a message is larger than a form. A body that never ends must not hold its connection and its memory.
 pub const API_BODY_READ_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The most transitions of a state machine: the states reachable from each state are computed when the
@@ -147,14 +147,15 @@ pub const SEARCH_FIELDS_MAX: usize = 8;
 /// The most events that a search by the id of a request or a message finds: as many as a page of a list shows.
 pub const TRACED_EVENTS_MAX: usize = 100;
 
-/// How long after the start of a request its events are received at the latest: a search by the id of the request
-/// looks so far. A request that takes longer has reached its deadline.
+/// The longest time between the start of a request and the arrival time of its events. A search by the id of
+/// a request reads that far. A request that takes longer has reached its deadline.
 pub const REQUEST_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// How long one page of a list reads before it returns what it found: a person does not notice the wait, and
 /// a search of the whole database takes turns with all other reads.
 pub const LIST_READ_MAX: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// The shortest lease of a delivery. A claim may wait for its endpoint, and the outcome of an attempt for the database:
-/// neither may make a second attempt of a live process.
+/// The shortest lease of a delivery. A claim may wait for its endpoint, and an outcome may wait for the
+/// database. Neither wait may let the lease end while the process is alive, because that would cause a second
+/// attempt.
 pub const DELIVERY_LEASE_MIN: std::time::Duration = std::time::Duration::from_secs(30);

@@ -1,12 +1,12 @@
-//! Logarithmic buckets for durations: four to an octave, from 16 µs on. A bucket is at most a quarter wider than its
-//! start, so a quantile that is read from buckets is wrong by an eighth at most.
+//! Logarithmic buckets for durations: four for each doubling, starting at 16 µs. The end of a bucket is at
+//! most a quarter above its start, so a quantile that is read from buckets is wrong by at most an eighth.
 
 use std::time::Duration;
 
 /// The number of buckets. The last one ends after every duration that a process can measure.
 pub const BUCKETS: usize = 201;
 
-/// The octave, in powers of two of nanoseconds, at which buckets begin. All shorter durations share the first bucket.
+/// The power of two, in nanoseconds, at which buckets begin. All shorter durations share the first bucket.
 const FIRST_OCTAVE: u32 = 14;
 
 /// The bucket of a duration.

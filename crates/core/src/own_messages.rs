@@ -55,8 +55,8 @@ impl EndpointSubject {
         self.tenant.as_str() != OWN_TENANT
     }
 
-    /// The message about a change of its standing, if the change is announced. `reason`: why it is failing
-    /// or disabled.
+    /// The message about a change of its standing, if that change is published. `reason` says why it is
+    /// failing or disabled.
     pub fn changed(
         &self,
         before: EndpointStanding,

@@ -165,8 +165,8 @@ mod tests {
 
     #[test]
     fn two_nodes_that_claim_at_odd_times_reach_the_limit_and_never_pass_it() {
-        // Both share the stored time. Both nodes ask at times that fit neither the interval nor each other,
-        // and one of them was away for a while.
+        // Both nodes share the stored time. They ask at times that match neither the interval nor each
+        // other, and one of them is away for a while.
         let limit: RateLimit = "100/s".parse().unwrap();
         let mut paid = None;
         let mut begun: Vec<i64> = Vec::new();

@@ -1,8 +1,8 @@
-//! Values of events that operators search for. A source names them in `search`; a store keeps the hash of each
-//! value beside its event, and finds all events with a value by that hash.
+//! Values of events that operators search for. A source names the fields in `search`. A store keeps the hash
+//! of each value beside its event, and finds all events with a value by that hash.
 //!
-//! A hash covers the source and the pointer too. So the fields that a search may use are decided when it is made:
-//! a value that is redacted for the caller, or that is not named any more, is simply not asked for.
+//! A hash also covers the source and the pointer. So each search decides which fields it may use: it leaves
+//! out the hashes of values that are redacted for the caller, and of fields that the source no longer names.
 
 use std::collections::BTreeMap;
 
@@ -30,10 +30,10 @@ impl SearchFields {
         self.0.keys()
     }
 
-    /// Differs for other fields. An index that was made for other fields has to be completed.
+    /// Identifies the set of fields. An index that was built for other fields has to be completed.
     pub fn fingerprint(&self) -> KeyHash {
         let parts = self.0.iter().flat_map(|(source, fields)| {
-            // No pointer of a field is empty, so that an empty part ends a source.
+            // No field has an empty pointer, so an empty part marks the end of a source.
             [source.as_str()].into_iter().chain(fields.iter().map(Pointer::as_str)).chain([""])
         });
         KeyHash::of(b"search fields", parts.map(str::as_bytes))
@@ -54,7 +54,7 @@ impl SearchFields {
         hashes
     }
 
-    /// The hashes under which events with this value are found, in the fields that `may` lets through.
+    /// The hashes under which events with this value are found, in the fields that `may` allows.
     pub fn hashes(&self, text: &str, may: impl Fn(&SourceName, &Pointer) -> bool) -> Vec<KeyHash> {
         let named = self.0.iter().flat_map(|(source, fields)| {
             fields
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn other_fields_have_another_fingerprint() {
-        // Parts that are only joined would be equal for some of these.
+        // If the parts were only joined, some of these would have equal hashes.
         let all = [
             fields(&[]),
             fields(&[("a", &["/b"])]),

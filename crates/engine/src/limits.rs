@@ -398,12 +398,12 @@ pub const PRUNES_PER_RETENTION: u32 = 12;
 /// Events deleted in one commit. A store with a single writer stops earlier, after a time limit.
 pub const PRUNE_BATCH: usize = 1_000;
 
-/// The time between two rounds of the search indexer. Until then a value is found by the search in the newest bodies.
-/// A round that comes less often writes more rows into each page of the index.
+/// The time between two rounds of the search indexer. Until its round, a search finds a value only in the
+/// newest bodies. Less frequent rounds write more rows into each page of the index.
 pub const INDEX_EVERY: Duration = Duration::from_secs(2);
 
-/// Events that the search indexer takes at once: enough that rows of one page are written together, and a few
-/// megabytes of hashes at most.
+/// Events that the search indexer takes at once. The number is large enough that rows of one page are written
+/// together, and small enough for a few megabytes of hashes at most.
 pub const INDEX_BATCH: usize = 20_000;
 
 /// The shortest pause between two such commits, so that acks go first. The pause is as long as the

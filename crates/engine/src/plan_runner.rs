@@ -67,7 +67,7 @@ pub async fn run_plans<S: Plans>(
                     SliceOutcome::NotBefore(at) => {
                         match Duration::try_from(at.duration_since(now())) {
                             Ok(wait) if !wait.is_zero() => wait.clamp(PLAN_PAUSE, POLL_EVERY),
-                            // By the clock of the database the plan is not due yet.
+                            // The plan is not due yet by the clock of the database.
                             Ok(_) | Err(_) => PLAN_TAKEN_PAUSE,
                         }
                     }

@@ -1,5 +1,5 @@
-//! The search indexer: adds the values that sources name in `search` to the index of the store, after the acks and in
-//! small commits. Without such a source it does nothing.
+//! The search indexer: adds the values that sources name in `search` to the index of the store, after the
+//! acks and in small commits. If no source names a field, the indexer does nothing.
 
 use std::sync::Arc;
 use std::time::Duration;

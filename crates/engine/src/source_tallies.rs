@@ -68,7 +68,7 @@ impl SourceTally {
         }
     }
 
-    /// Counts how long a request took that was answered with 2xx.
+    /// Counts the duration of a request that was answered with 2xx.
     pub(crate) fn acknowledged(&self, took: Duration) {
         self.ack.count(took);
     }
@@ -117,7 +117,7 @@ impl SourceTally {
         }
     }
 
-    /// All counters, and the last arrival. The stocks of jobs are not counted here.
+    /// All counters, and the last arrival. The gauges of jobs are not counted here.
     pub(crate) fn figures(&self) -> TrafficFigures {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut tallies = Tallies::default();
@@ -200,7 +200,8 @@ mod tests {
         let TrafficFigures { counts, tallies, .. } = tally.figures();
         assert_eq!((counts.retrying, counts.succeeded), (0, 2));
         assert_eq!((counts.failed_attempts, counts.died), (3, 1));
-        // A clock that is behind the one that received the event makes no negative duration.
+        // If this clock is behind the clock that received the event, the duration is zero and not
+        // negative.
         assert_eq!((counts.wait_micros, counts.processing_micros), (2_000_000, 8_000_000));
         let totals = [TallyKind::Wait, TallyKind::Processing].map(|kind| tallies.total(kind));
         assert_eq!(totals, [3, 2]);

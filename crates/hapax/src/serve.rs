@@ -623,7 +623,8 @@ fn routes(config: &Config, public_address: SocketAddr) -> anyhow::Result<Routes>
     })?)
 }
 
-/// What the addresses for senders begin with. With port 0 only the listener has the port.
+/// The beginning of the addresses that senders post to. With port 0 only the listener knows the
+/// port.
 fn public_url(config: &Config, public_address: SocketAddr) -> String {
     match (&config.dev, &config.settings.public_url) {
         (None, Some(url)) => url.clone(),

@@ -43,7 +43,7 @@ pub(crate) fn story(event: &Event, now: Timestamp) -> Vec<String> {
     story
 }
 
-/// What an operator should know beside the summary and the jobs of an event.
+/// Notes for the operator, in addition to the summary and the jobs of an event.
 pub(crate) fn notes(event: &Event) -> Vec<String> {
     came_under(event).into_iter().chain(event.jobs.iter().filter_map(paused)).collect()
 }

@@ -50,7 +50,8 @@ impl TrafficRecorder {
         (self.figures)().into_keys().collect()
     }
 
-    /// Notes how much of each source waits now. The next record contains the largest numbers of its minute.
+    /// Notes how many jobs of each source wait now. The next record contains the highest numbers of its
+    /// minute.
     pub(crate) async fn note_stocks(&self, stocks: BTreeMap<SourceName, Stocks>) {
         let minute = minute_of((self.now)());
         let mut counted = self.counted.lock().await;
@@ -140,7 +141,7 @@ struct Minute {
 }
 
 impl Counted {
-    /// Adds what the counters have grown by.
+    /// Adds the growth of the counters.
     fn count(&mut self, figures: BTreeMap<SourceName, TrafficFigures>, now: Timestamp) {
         let minute = minute_of(now);
         for (source, after) in &figures {
@@ -158,7 +159,7 @@ impl Counted {
             row.figures.add(&grown);
             row.is_written = false;
         }
-        // A source that is removed and added again goes on counting.
+        // If a source is removed and added again, its counters continue.
         self.counters.extend(figures);
         while self.minutes.len() > WAITING_MAX {
             self.minutes.pop_first();
@@ -263,7 +264,7 @@ mod tests {
         is_configured.store(true, Ordering::SeqCst);
         assert!(step([9, 2, 0, 2], 5).await);
         assert_eq!(points().await, [[6, 1, 0, 2], [3, 1, 0, 0]]);
-        // Of the stocks of a minute the largest are kept.
+        // The highest gauges of a minute are kept.
         for waiting in [5, 9, 0, 3] {
             let stocks = Stocks { waiting, ..Stocks::default() };
             recorder.note_stocks(BTreeMap::from([(SourceName::new("s"), stocks)])).await;

@@ -56,7 +56,8 @@ pub(crate) struct Shared<L> {
     pub(crate) rules: Arc<IdempotencyRules>,
     pub(crate) waiting: RequestWaiters,
     running: TaskTracker,
-    /// The counter of each outcome, from its first use on. Finding one by its labels allocates.
+    /// The counter of each outcome, created at its first use. Looking a counter up by its labels
+    /// would allocate.
     counters: [OnceLock<metrics::Counter>; IdempotencyOutcome::COUNT],
 }
 

@@ -119,16 +119,16 @@ pub mod limits {
     /// writer's time.
     pub const COPIES_CHUNK: usize = 500;
 
-    /// New events in one commit up to which every copy that waits is answered after it: the machine has
-    /// room for both.
+    /// If a commit holds at most this many new events, all waiting copies are answered after it: the
+    /// machine has room for both.
     pub const FEW_EVENTS: usize = 4;
 
-    /// New events for each copy that is answered beside them, while many arrive: a retry storm then takes
-    /// at most a fifth of the machine from them.
+    /// While many new events arrive, one copy is answered for this many of them. A retry storm then takes
+    /// at most a fifth of the machine.
     pub const EVENTS_PER_COPY: usize = 4;
 
-    /// How long a copy waits at most for commits of new events: longer than a commit takes on a disk that
-    /// works, and shorter than any sender notices.
+    /// The longest time that a copy waits for commits of new events. It is longer than a commit on a
+    /// healthy disk, and too short for a sender to notice.
     pub const COPY_WAIT_MAX: Duration = Duration::from_millis(10);
 
     /// How long a copy may wait for its deferred write: less than a second, and no sooner than
@@ -173,8 +173,8 @@ pub mod limits {
     /// Bytes of messages in one commit, so that a few large ones do not delay every other request.
     pub const PUBLISH_BATCH_BYTES_MAX: usize = 4 << 20;
 
-    /// Fences of Idempotency-Keys that one write of their number on SQLite allows for. A restart skips the
-    /// rest of them.
+    /// Fences of Idempotency-Keys that one write of their counter reserves on SQLite. A restart skips the
+    /// unused ones.
     pub const FENCES_AT_ONCE: i64 = 256;
 
     /// Reservations and answers of Idempotency-Keys in one commit. The quota of a caller may be exceeded
@@ -203,7 +203,7 @@ pub mod limits {
     /// transactions publish without notifying it.
     pub const DELIVERY_POLL_EVERY: Duration = Duration::from_millis(250);
 
-    /// Prepared statements of a Rust handler that one connection keeps: more than a handler has. The limit
+    /// Prepared statements of a Rust handler that one connection keeps. A handler has fewer. The limit
     /// bounds what dynamically built SQL may cost the server.
     pub const HANDLER_STATEMENTS_MAX: usize = 256;
 
@@ -265,8 +265,9 @@ pub mod limits {
     /// The same for messages on PostgreSQL, where the time of a message is the start of its transaction.
     pub const MESSAGE_TIME_SLACK: SignedDuration = SignedDuration::from_hours(24);
 
-    /// Rows of events that are read around the time at which a request began, to find what it brought. Commits follow
-    /// arrivals within milliseconds, so these are seconds at a high rate, and about 10 ms of reading.
+    /// Rows of events that are read around the start of a request to find the events that it brought. Commits
+    /// follow arrivals within milliseconds, so these rows cover seconds at a high rate, and reading them
+    /// takes about 10 ms.
     pub const TRACE_ROWS_BEFORE: i64 = 1_000;
 
     /// See [`TRACE_ROWS_BEFORE`].
@@ -285,12 +286,13 @@ pub mod limits {
     /// Events that one commit of the search index takes on PostgreSQL: some ten milliseconds of the database.
     pub const INDEX_STEP: usize = 2_000;
 
-    /// The search index on PostgreSQL takes up events this long after the time of their nodes: a node whose clock is
-    /// behind by less, or that commits later by less, is never missed by the first walk.
+    /// The first walk of the search index on PostgreSQL indexes an event this long after the time that its
+    /// node recorded. It misses no node whose clock is behind by less than this, or whose commit is late by
+    /// less than this.
     pub const INDEX_SETTLED_AFTER: SignedDuration = SignedDuration::from_secs(5);
 
-    /// The second walk of the search index takes up events after this time: no node works whose clock is further
-    /// behind, because every signature with a time would be refused there.
+    /// The second walk of the search index indexes an event after this time. No clock of a working node is
+    /// further behind, because such a node would refuse every signed time.
     pub const INDEX_CHECKED_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
     /// A list with fewer rows than this is read as a whole, whatever time is asked for: about 3 ms.

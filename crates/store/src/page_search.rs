@@ -1,8 +1,8 @@
 //! One page of a list that is searched row by row, from new to old, until it is full or its bound is reached.
 //! A search that is continued from the cursor of the page before reads each row once.
 //!
-//! A list that searches for a text has two parts: the events that are found exactly come first, then all others. The
-//! highest bit of a cursor says that it lies in the second part.
+//! A list that searches for a text has two parts: first the exact matches, then all other matches. The
+//! highest bit of a cursor is set in the second part.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -22,7 +22,7 @@ const REST: u128 = 1 << 127;
 pub(crate) enum Parts {
     /// The list has one part.
     One(Option<Cursor>),
-    /// The events that are found exactly, then the others from the start.
+    /// The exact matches, then the other events from the start.
     Both(Option<Cursor>),
     /// The others only.
     Rest(Cursor),
@@ -44,7 +44,7 @@ pub(crate) fn in_rest(Cursor(at): Cursor) -> Cursor {
     Cursor(at | REST)
 }
 
-/// The time at which a request with this id began; `None` if Hapax did not give the id.
+/// The time at which a request with this id began; `None` if the id was not issued by Hapax.
 pub(crate) fn began_at(request: Uuid) -> Option<Timestamp> {
     let millis = i64::try_from(request.as_u128() >> 80).ok()?;
     let is_ours = request.get_version_num() == 7;

@@ -36,8 +36,8 @@ pub trait Inspect: Send + Sync + 'static {
         name: &EventName,
     ) -> impl Future<Output = Result<Lookup<EventDetail>, StoreError>> + Send;
 
-    /// The events that an id leads to: the id of a request that brought them, first or as one of the newest copies,
-    /// or the id of a message that their handlers published. At most
+    /// The events that belong to an id: the id of a request in which they first arrived or arrived as one of
+    /// the newest copies, or the id of a message that their handlers published. At most
     /// [`TRACED_EVENTS_MAX`](crate::limits::TRACED_EVENTS_MAX).
     fn events_traced_by(
         &self,
@@ -319,14 +319,15 @@ pub struct EventFilter {
     pub bound: ReadBound,
 }
 
-/// A text that operators search for. An event is found exactly if it is named, or if one of its indexed values is the
-/// text. A list shows these events first, newest first. Then follow the events whose sender's id or body contains
-/// the text, newest first.
+/// A text that operators search for. An event is an exact match if the text is one of its ids or one of its
+/// indexed values. A list shows the exact matches first, then the events whose sender's id or body contains
+/// the text. Both parts are sorted from new to old.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextSearch {
     /// The text.
     pub text: String,
-    /// The events that the text names: by an id of an event, a job, a request, a message or a delivery.
+    /// The events that have the text as an id: of the event itself, a job, a request, a message or a
+    /// delivery.
     pub named: Vec<EventId>,
     /// The hashes of the text as an indexed value ([`SearchFields::hashes`](crate::search::SearchFields::hashes)).
     pub values: Vec<KeyHash>,
@@ -340,7 +341,7 @@ impl TextSearch {
         Self { text: text.into(), ..Self::default() }
     }
 
-    /// Whether events can be found exactly.
+    /// Whether there can be exact matches.
     pub fn is_exact(&self) -> bool {
         !self.named.is_empty() || !self.values.is_empty()
     }

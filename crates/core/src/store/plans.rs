@@ -22,7 +22,7 @@ pub trait Plans: Send + Sync + 'static {
         work: PlanWork,
     ) -> impl Future<Output = Result<PlanCount, StoreError>> + Send;
 
-    /// Records a plan with its count and its instant, in one commit. The plan runs from then on.
+    /// Records a plan with its count and its time, in one commit. The plan runs from then on.
     ///
     /// The instant is fixed. A delivery that dies, a message that is published, an event that arrives, and a
     /// job that ends, dies or goes to review after it are not part of the plan.
@@ -289,8 +289,8 @@ pub struct NewPlan {
     /// A hash of the request as it was given. Times in `work` may count from the present, so a repeated
     /// request has another `work`.
     pub request: KeyHash,
-    /// Whether it is recorded only while no other plan about deliveries of its endpoint runs. Of several such plans
-    /// that are recorded at once, on any nodes, one is.
+    /// Whether the plan is recorded only if no other plan for deliveries of its endpoint runs. If several
+    /// such plans are requested at once, on any nodes, one of them is recorded.
     pub alone: bool,
 }
 

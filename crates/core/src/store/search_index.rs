@@ -1,4 +1,4 @@
-//! The index over values of events that operators search for. It is written after the acks, by deferred writes.
+//! The index over values of events that operators search for. Deferred writes fill the index after the acks.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::search::SearchFields;
 pub trait SearchIndex: Send + Sync + 'static {
     /// Indexes the next events, at most `limit`, from old to new. Returns true if there may be more of them now.
     ///
-    /// How far the index has come is kept for each set of fields, and moves in the commit of the last row that it
-    /// covers. A crash therefore loses nothing: the next call indexes the same events again, which changes no row.
-    /// With other fields than before, all events that are still whole are gone over again. Nodes share the work;
-    /// if another node is at it, this returns false.
+    /// Each set of fields has a mark that says how far the index has come. The mark moves in the commit of
+    /// the last row that it covers. A crash therefore loses nothing: the next call indexes the same events
+    /// again, which changes no row. If the fields change, all events that still have a body are indexed
+    /// again. One node indexes at a time; while another node does, this returns false.
     fn index_values(
         &self,
         fields: Arc<SearchFields>,

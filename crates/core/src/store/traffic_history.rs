@@ -1,4 +1,5 @@
-//! The figures of each source over time: counts, durations and stocks by the minute, later by the hour and by the day.
+//! The figures of each source over time: counts, durations and gauges by the minute, later by the hour and by
+//! the day.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,7 +29,7 @@ pub struct TrafficFigures {
     pub counts: TrafficCounts,
     /// Counts by kind and index, such as durations by bucket. They are added up too.
     pub tallies: Tallies,
-    /// The largest stocks.
+    /// The highest gauges.
     pub stocks: Stocks,
 }
 
@@ -118,8 +119,8 @@ impl TrafficCounts {
     }
 }
 
-/// How much of a source waits, and when it last sent. Stocks of nodes and of times are merged by their maximum,
-/// because each of them counts the same jobs.
+/// How many jobs of a source wait, and when it last sent an event. The gauges of several nodes or times are
+/// merged by their maximum, because all of them count the same jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stocks {
     /// Jobs that are not finished and need no operator.
@@ -142,13 +143,13 @@ impl Stocks {
         [waiting, dead, review, last_arrival].map(|count| i64::try_from(count).unwrap_or(i64::MAX))
     }
 
-    /// The stocks of these numbers.
+    /// The gauges with these numbers.
     pub fn of_numbers(numbers: [i64; 4]) -> Self {
         let [waiting, dead, review, last_arrival] = numbers.map(i64::unsigned_abs);
         Self { waiting, dead, review, last_arrival }
     }
 
-    /// The larger one of each stock.
+    /// The maximum of each gauge.
     pub fn max(self, other: Self) -> Self {
         Self {
             waiting: self.waiting.max(other.waiting),
@@ -158,7 +159,7 @@ impl Stocks {
         }
     }
 
-    /// The stocks of two sources together.
+    /// The gauges of two sources together.
     pub fn plus(self, other: Self) -> Self {
         Self {
             waiting: self.waiting.saturating_add(other.waiting),
@@ -233,7 +234,8 @@ impl Tallies {
         self.of(kind).map(|(_, count)| count).sum()
     }
 
-    /// A duration that the fraction `part` of all durations of a kind does not exceed, but for the width of a bucket.
+    /// A duration that the fraction `part` of all durations of a kind does not exceed, accurate to the width
+    /// of a bucket.
     pub fn quantile(&self, kind: TallyKind, part: f64) -> Option<Duration> {
         let rank = ((part * self.total(kind) as f64).ceil() as u64).max(1);
         let mut passed = 0;
@@ -244,7 +246,8 @@ impl Tallies {
         found.map(|(bucket, _)| middle_of(bucket))
     }
 
-    /// One number for each count: the count above twelve bits for kind and index.
+    /// One number for each count: the lowest twelve bits hold kind and index, the bits above them
+    /// the count.
     pub fn packed(&self) -> Vec<i64> {
         let pack = |(code, count): (&u16, &u64)| {
             let count = (*count).min(i64::MAX.unsigned_abs() >> CODE_BITS);
@@ -323,8 +326,8 @@ pub trait TrafficHistory: Send + Sync + 'static {
         counts: Vec<TrafficCount>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// The figures of each step and source that has any, in the order of time. Old figures are as coarse as they are
-    /// kept.
+    /// The figures of each step and source that has any, in the order of time. Old figures have the coarser
+    /// steps in which they are stored.
     fn traffic_by_source(
         &self,
         ask: TrafficAsk,

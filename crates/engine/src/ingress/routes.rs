@@ -178,7 +178,7 @@ impl Routes {
         Ok(Self {
             by_path,
             unavailable: HashMap::new(),
-            // These requests belong to no source, so they are in no figures.
+            // These requests belong to no source, so no source's figures count them.
             unknown_source: Arc::new(SourceRecord::new("unknown", &rejections, Arc::default())),
             public_url: spec.public_url.trim_end_matches('/').into(),
             trusted_proxies: spec.trusted_proxies.into(),
@@ -391,7 +391,7 @@ impl SourceRecord {
         self.tally.arrived(decision, at);
     }
 
-    /// Counts how long a request took that was answered with 2xx.
+    /// Counts the duration of a request that was answered with 2xx.
     pub(crate) fn count_ack(&self, took: Duration) {
         self.ack_seconds.record(took);
         self.tally.acknowledged(took);

@@ -127,7 +127,8 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Findings
     Ok(report)
 }
 
-/// Loads the floor and Hapax in turn, so that other activity on the machine affects both.
+/// Loads the floor and Hapax in alternating slices, so that other activity on the machine affects
+/// both.
 async fn pair(
     options: &Options,
     floor: &Server,

@@ -138,7 +138,7 @@ async fn cpu_share(server: &Server, time: Duration) -> anyhow::Result<f64> {
     Ok((server.usage()?.cpu_seconds - before) / time.as_secs_f64())
 }
 
-/// The content of the database.
+/// The events that the database is filled with.
 struct Seeded {
     /// An event in the middle.
     event: String,

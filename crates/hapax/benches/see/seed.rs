@@ -35,7 +35,7 @@ const SEARCHED: &str = "/data/object/id";
 /// The value of one event in the middle.
 pub(crate) const RARE_VALUE: &str = "po_of_one_event";
 
-/// Sources with a handler whose jobs wait for workers that never come. The first lines belong to the source that new
+/// Sources with a pull handler whose jobs no worker claims. The first lines belong to the source that new
 /// events arrive at.
 pub(crate) fn tables(sources: u64) -> String {
     let search = format!("search = [{SEARCHED:?}]\n");

@@ -57,7 +57,8 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// A request for each latency. `before` and `usage` are those at the begin and at the end.
+    /// One request for each latency. `before` is the usage at the start, `usage` the usage at the
+    /// end.
     pub(crate) fn new(
         seconds: f64,
         before: Usage,

@@ -201,10 +201,10 @@ impl AccessRules {
     }
 }
 
-/// The part of a request that decides whether it is allowed.
+/// The part of a request that determines whether the request is allowed.
 #[derive(Clone, Copy)]
 struct RequestHead<'a> {
-    /// Whether its method changes nothing.
+    /// Whether its method is read-only.
     is_safe: bool,
     version: Version,
     headers: &'a HeaderMap,
@@ -300,7 +300,7 @@ pub(super) struct CallerView {
 }
 
 impl Caller {
-    /// What decides which pages this caller sees.
+    /// The facts that decide which pages this caller sees.
     pub(super) fn view(&self) -> CallerView {
         CallerView {
             who: Arc::clone(&self.who),
@@ -561,7 +561,7 @@ pub(super) async fn authorize<S: AdminStore>(
         }
         Err(refusal) => {
             let response = refusal.problem.into_response();
-            // A store that cannot be read cannot record either.
+            // If the store cannot be read, it cannot record anything either.
             if let Some(audited) = audited.filter(|_| response.status().is_client_error()) {
                 audited.record(admin, &refusal.who, response.status()).await;
             }
@@ -570,8 +570,9 @@ pub(super) async fn authorize<S: AdminStore>(
     }
 }
 
-/// The request with its whole body, and its caller. Only a request that is allowed is read. It is judged again once
-/// its body is there, because the token or the session may have ended while the body was held back.
+/// The request with its whole body, and its caller. A body is read only if the request is allowed. The
+/// request is checked again once its body is complete, because the token or the session may have ended while
+/// the body arrived slowly.
 async fn received<S: AdminStore>(
     guard: &RouteGuard<S>,
     request: Request,
@@ -716,7 +717,7 @@ mod tests {
 
     #[test]
     fn a_request_that_a_proxy_forwarded_needs_a_token_on_loopback_too() {
-        // A proxy on the same machine comes from loopback, and names a loopback host where it connects to one.
+        // A proxy on the same machine connects from loopback, and may name a loopback host.
         let names = [
             "forwarded",
             "via",

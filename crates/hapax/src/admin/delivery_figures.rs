@@ -12,7 +12,7 @@ pub(super) struct DeliveryFigures {
 }
 
 impl DeliveryFigures {
-    /// The figures of deliveries with these states, and of attempts that succeeded and took so long.
+    /// The figures of deliveries with these states, and of successful attempts with these durations.
     pub(super) fn of(
         states: impl Iterator<Item = DeliveryStatus>,
         took_ms: impl Iterator<Item = u64>,

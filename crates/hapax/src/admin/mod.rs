@@ -148,7 +148,7 @@ pub(crate) struct Admin<S> {
     pub(crate) retry_schedules: Arc<ArcSwap<HashMap<String, RetrySchedule>>>,
     /// How browsers reach the pages.
     pub(crate) site: Arc<Site>,
-    /// What the addresses for senders begin with.
+    /// The beginning of the addresses that senders post to.
     pub(crate) public_url: String,
     /// What links to the portal begin with, if there is one.
     pub(crate) portal_url: Option<String>,

@@ -28,8 +28,8 @@ impl Redactions {
         self.0.store(sources.into_iter().collect::<HashMap<_, _>>().into());
     }
 
-    /// The sources whose bodies a caller may search who must not see masked values. What a search finds in another
-    /// body would reveal a masked value letter by letter.
+    /// The sources whose bodies may be searched by a caller who must not see masked values. In the other
+    /// bodies, search results would reveal a masked value letter by letter.
     pub(super) fn searchable(&self) -> Vec<SourceName> {
         let rules = self.0.load();
         let open = rules.iter().filter(|(_, redaction)| redaction.pointers.is_empty());

@@ -90,7 +90,7 @@ pub(super) async fn counted<S: AdminStore>(
     })
 }
 
-/// The figures of every source of which anything was counted.
+/// The figures of every source that has a count.
 fn by_source(all: &BTreeMap<SourceName, TrafficFigures>) -> BTreeMap<String, Figures> {
     let is_something =
         |figures: &TrafficFigures| figures.counts != TrafficFigures::default().counts;
@@ -98,7 +98,8 @@ fn by_source(all: &BTreeMap<SourceName, TrafficFigures>) -> BTreeMap<String, Fig
     counted.map(|(source, figures)| (source.to_string(), Figures::of(figures))).collect()
 }
 
-/// The beginning of a window: the minute of its first moment, or the hour or day where counts are that old.
+/// The beginning of a window: the start of its first minute, or of its first hour or day if counts of that
+/// age are stored in such steps.
 pub(super) fn beginning(now: Timestamp, window: Duration) -> Timestamp {
     let first = ago(now, Span(window));
     let age = i64::try_from(window.as_secs()).unwrap_or(i64::MAX);

@@ -808,7 +808,7 @@ async fn statistics_are_what_all_nodes_counted_in_the_window() {
         seen("hub", "github", ago(80), &[], &[]),
     ])
     .await;
-    // What two nodes counted. The first minute is before the window of an hour.
+    // The counts of two nodes. The first minute is before the window of an hour.
     let minute = |source: &str, at, counts, processing: &[u64]| {
         let mut figures = TrafficFigures { counts, ..TrafficFigures::default() };
         for seconds in processing {

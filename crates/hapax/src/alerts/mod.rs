@@ -163,7 +163,7 @@ struct MonitorState {
 }
 
 impl MonitorState {
-    /// How much of each source waits, as it was last read.
+    /// The number of waiting jobs of each source, as last read.
     fn stocks(&self) -> BTreeMap<SourceName, Stocks> {
         let mut stocks: BTreeMap<SourceName, Stocks> = BTreeMap::new();
         for lane in &self.lanes {
@@ -385,7 +385,7 @@ impl AlertMonitor {
         if !is_judge {
             // The next time it begins with what all nodes have counted until then.
             kept.merged = MergedTraffic::new(now);
-            // The data that this node read when it last judged may be an hour old.
+            // The data that this node read when it was last the judge may be an hour old.
             kept.lanes.clear();
             kept.paused.clear();
             kept.in_review.clear();

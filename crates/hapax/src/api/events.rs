@@ -30,9 +30,9 @@ pub(crate) struct EventsQuery {
     /// Only events in this status.
     #[param(value_type = Option<StatusWord>)]
     pub(crate) status: Option<Status>,
-    /// Only events that this text finds. First come the events that it names by any id (of the event, a job, a
-    /// request, a message or a delivery) and those with this value in a field that their source names in `search`.
-    /// Then come the events whose sender's id or body contains it.
+    /// Only events that this text finds. First come the events that have the text as an id (of the event, a
+    /// job, a request, a message or a delivery), and events with this value in a field that their source
+    /// names in `search`. Then come the events whose sender's id or body contains the text.
     pub(crate) q: Option<String>,
     /// Only events received at or after this time: RFC 3339, or a duration before now such as `1h`.
     #[param(value_type = Option<String>)]

@@ -15,9 +15,9 @@ use super::{Moment, Span};
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PlanRequest {
-    /// `dead`: what died in that time. `all`: every delivery of messages that were published in that time,
-    /// including those that were delivered. `missing`: what was published in that time and the endpoint
-    /// never got.
+    /// `dead`: deliveries that died in that time. `all`: every delivery of messages that were published in
+    /// that time, including those that were delivered. `missing`: messages that were published in that
+    /// time and that the endpoint never got.
     #[schema(value_type = PlannedDeliveriesWord)]
     pub(crate) status: PlannedDeliveries,
     /// From this time on: RFC 3339, or a duration before now such as `1h`.
@@ -58,8 +58,8 @@ pub(crate) struct EventPlanRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<StatusWord>)]
     pub(crate) status: Option<Status>,
-    /// Only events that this text finds: any id of theirs, a value that their source names in `search`, or a part
-    /// of the sender's id or the body.
+    /// Only events that this text finds: as one of their ids, as a value that their source names in `search`,
+    /// or as part of the sender's id or the body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) q: Option<String>,
     /// Only events received at or after this time: RFC 3339, or a duration before now such as `1h`.

@@ -16,18 +16,19 @@ use super::{HandlerPause, Moment, Span};
 pub(crate) struct StatsQuery {
     /// Only this source.
     pub(crate) source: Option<String>,
-    /// What was counted within this time; without it `1h`.
+    /// The window of the counts. Default: `1h`.
     pub(crate) window: Option<Span>,
 }
 
-/// Statistics of what all nodes counted within a window.
+/// The counts of all nodes within a window.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Stats {
     pub(crate) window_seconds: f64,
     /// The time from which everything is counted: the beginning of a minute. In windows of more than two days it is
     /// the beginning of an hour, and in windows of more than 90 days that of a day.
     pub(crate) since: Timestamp,
-    /// Whether `gaps_seconds` come from some of many events. Everything else is counted.
+    /// Whether `gaps_seconds` comes from a sample of the events. All other figures are exact
+    /// counts.
     pub(crate) sampled: bool,
     /// The same as `since`.
     pub(crate) failed_verifications_since: Timestamp,
@@ -36,7 +37,7 @@ pub(crate) struct Stats {
     /// Handlers that an operator has paused: their jobs wait.
     #[serde(default)]
     pub(crate) paused_handlers: Vec<HandlerPause>,
-    /// The same for each source of which anything was counted; absent if one source was asked for.
+    /// The same for each source that has a count; absent if the request names one source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sources: Option<BTreeMap<String, Figures>>,
 }
@@ -136,7 +137,8 @@ impl Figures {
     }
 }
 
-/// How long something took. The percentiles are right to an eighth; null if there was nothing to measure.
+/// How long something took. A percentile is accurate to an eighth. A value is null if there was nothing
+/// to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Seconds {
     #[schema(required)]

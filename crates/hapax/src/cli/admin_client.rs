@@ -20,8 +20,8 @@ use crate::config::{self, ADMIN_TOKEN_FILE, Flags, ServerLocation};
 /// The timeout of one request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The timeout of a request that makes a plan. The server counts what the plan is about before it records the plan, and
-/// a count by text reads every body.
+/// The timeout of a request that makes a plan. The server counts the matching items before it records the
+/// plan, and a count by text reads every body.
 const PLAN_ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The largest answer that is read: one event with all of its conflicting bodies.

@@ -14,7 +14,7 @@ pub(super) struct Stats {
     /// Only this source
     #[arg(long)]
     source: Option<String>,
-    /// Show what was counted within this time: 15m, 24h
+    /// The window of the counts, such as 15m or 24h
     #[arg(long, value_name = "DURATION", default_value = "1h")]
     window: String,
     #[command(flatten)]

@@ -62,7 +62,7 @@ pub(crate) struct SourceTemplate {
     pub(crate) handlers: Vec<Arc<Handler>>,
     /// As in [`ConfiguredSource`].
     pub(crate) mode: AnswerMode,
-    /// The values that are indexed, so that a search finds them at once.
+    /// The indexed values, which a search finds at once.
     pub(crate) search: Vec<Pointer>,
     /// The values that are masked for tokens without `payload`.
     pub(crate) redact: Redaction,

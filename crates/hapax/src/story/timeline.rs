@@ -14,7 +14,7 @@ use crate::format;
 /// Jobs that the summary names; the table of jobs has all.
 const JOBS_NAMED_MAX: usize = 3;
 
-/// A signature that is older or newer than this says more than a difference of two clocks.
+/// A signed time that differs by more than this is not explained by clock skew.
 const SKEW_MAX: SignedDuration = SignedDuration::from_mins(5);
 
 /// One step of the history.
@@ -145,7 +145,8 @@ fn arrivals(event: &Event) -> Vec<Step> {
     let mut before = Some(at);
     for arrival in &event.arrivals[1..] {
         let is_conflict = arrival.decision == Decision::Conflict;
-        // Every conflict is kept, so the copies that are not kept lie before the first of the others.
+        // Every conflict is kept. So the copies that are not kept came before the first plain copy
+        // that is kept.
         if not_shown > 0 && !is_conflict {
             let copies = if not_shown == 1 { "copy" } else { "copies" };
             let text = format!("… {not_shown} more {copies} before the next, not kept one by one");
@@ -188,7 +189,7 @@ fn verified(arrival: &Arrival) -> String {
     format!("verified{scheme}{}{}", secret.unwrap_or_default(), skew.unwrap_or_default())
 }
 
-/// How the signed time of an arrival differs from the server's.
+/// The difference between the signed time of an arrival and the server's time.
 pub(crate) fn skew(signed_at: Timestamp, received_at: Timestamp) -> String {
     let skew = signed_at.duration_since(received_at);
     let span = format::span(skew);

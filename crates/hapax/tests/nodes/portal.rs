@@ -27,7 +27,7 @@ fn a_link_of_one_node_opens_the_portal_of_the_other_until_it_is_revoked() {
 
 #[test]
 fn a_list_says_nothing_about_how_many_deliveries_another_tenant_has() {
-    // A list reads at most so many rows and then offers to search on, whatever it found.
+    // A list reads at most this many rows, and then offers to search further.
     let database = Database::shared("portal_volume");
     let key = "[vault]\nkey = \"MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=\"\n";
     let house = database.house("", &format!("{key}{PORTAL}"));

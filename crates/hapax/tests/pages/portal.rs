@@ -54,7 +54,7 @@ fn the_portal_in_a_browser_on_postgres() {
     walk("the_portal_in_a_browser_on_postgres", house.start());
 }
 
-/// The whole way of a receiving party.
+/// Goes through everything that a receiving party does in the portal.
 fn walk(test: &str, server: Server) {
     let sink = Sink::new(|got, before| match got.text().contains("refused") && before < 4 {
         true => "500 Down".to_owned(),

@@ -2,8 +2,8 @@
 //! but 503 with Retry-After; reads continue; and the retry of a refused event is accepted and never
 //! called a duplicate.
 //!
-//! Tests that not every machine allows (mounting, tracing) are skipped where they are refused, but not in
-//! CI. [`power_loss`] tests a power loss.
+//! Tests that need mounting or tracing are skipped on machines that do not allow it, but never in CI.
+//! [`power_loss`] tests a power loss.
 
 use std::fs::File;
 use std::io::Write;

@@ -194,7 +194,7 @@ struct Model {
     portal: portal_links::StoredLinks,
     /// The names of verifiers, by number.
     verifiers: HashMap<usize, Verifier>,
-    /// The values that operators search for.
+    /// The search index.
     search_index: search_index::IndexedValues,
     /// The last rejections of each source, oldest first.
     rejections: HashMap<SourceName, Vec<Rejection>>,

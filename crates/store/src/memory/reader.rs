@@ -129,7 +129,7 @@ impl Model {
         search.page()
     }
 
-    /// Whether a text names this event, or is one of its indexed values.
+    /// Whether a text is an id of this event or one of its indexed values.
     fn finds_exactly(&self, text: &TextSearch, at: EventNumber, summary: &EventSummary) -> bool {
         text.named.contains(&summary.id)
             || text.values.iter().any(|hash| self.search_index.has(at, *hash))

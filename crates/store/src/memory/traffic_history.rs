@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::MemoryStore;
 
-/// Figures by length, start, source and node. Merged figures have the nil node.
+/// Figures by length of the step, start, source and node. Merged figures have the nil node.
 pub(super) type Counts = BTreeMap<(i64, i64, String, Uuid), TrafficFigures>;
 
 impl TrafficHistory for MemoryStore {

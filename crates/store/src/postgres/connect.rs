@@ -269,8 +269,8 @@ impl ClientPool {
         Self::with(target, name, size, timeouts, session)
     }
 
-    /// The same, with one plan for each statement, whatever its values. PostgreSQL would plan a small batch
-    /// again each time, which takes longer than to run it.
+    /// The same, with one plan for each statement, whatever its values. Otherwise PostgreSQL would plan a
+    /// small batch again each time, which takes longer than running it.
     fn by_one_plan(
         target: &Target,
         name: &str,

@@ -1,5 +1,5 @@
-//! Paces the answers to copies while new events are committed: a retry storm must not take the machine from
-//! new events.
+//! Paces the answers to copies while new events are committed, so that a retry storm cannot starve new
+//! events.
 //!
 //! While a commit of new events runs or waits, the answer to a copy is held. Each commit releases one held
 //! answer for every four new events. No answer is held longer than [`COPY_WAIT_MAX`], and without new events
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::limits::{COPY_WAIT_MAX, EVENTS_PER_COPY};
 
-/// The held answers, and how much there is to commit.
+/// The held answers, and the number of requests to commit.
 #[derive(Debug, Default)]
 pub(super) struct CopyPacing {
     /// Requests that wait for a commit or are in one.
@@ -38,7 +38,7 @@ impl CopyPacing {
         while left > 0
             && let Some(copy) = held.pop_front()
         {
-            // A copy that has waited for its longest time counts for nothing.
+            // A copy that has waited for the maximum time is not counted.
             left -= usize::from(copy.send(()).is_ok());
         }
     }
@@ -97,7 +97,7 @@ mod tests {
         pacing.committed(8, 8);
         let released = copies.iter_mut().map(|copy| copy.try_recv().is_ok());
         assert_eq!(released.collect::<Vec<_>>(), [true, true, false, false, false]);
-        // A commit without new events delays none.
+        // A commit without new events delays no copy.
         pacing.committed(1, 0);
         assert!(copies.iter_mut().skip(2).all(|copy| copy.try_recv().is_ok()));
     }

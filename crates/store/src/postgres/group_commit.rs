@@ -135,7 +135,7 @@ struct ActiveWriter<'a> {
     queue: &'a GroupCommit,
     counts: bool,
     requests: usize,
-    /// Events that its commit accepted.
+    /// The number of events that its commit accepted.
     new_events: usize,
 }
 

@@ -129,7 +129,7 @@ pub(super) async fn events(
     }
 }
 
-/// A part of a list: the events that a search finds exactly, or the others.
+/// A part of a list: the exact matches of a search, or the other events.
 struct Part<'a> {
     filter: &'a EventFilter,
     candidates: Candidates,
@@ -234,7 +234,7 @@ enum Candidates {
     OfSource,
     /// These, from new to old.
     Few(Vec<Uuid>),
-    /// The events that a search finds exactly.
+    /// The exact matches of a search.
     Exact,
 }
 

@@ -1,8 +1,9 @@
 //! The index over the values that operators search for.
 //!
-//! Events are read in the order of their ids, which hold the time of the node that took them. A node whose clock is
-//! behind commits an event among older ones. So a first walk stays a few seconds behind, and a second one, an hour
-//! behind, adds what the first has missed. The marks of both move in the commit of their rows.
+//! Events are read in the order of their ids, which contain the time of the node that accepted them. A
+//! node whose clock is behind commits an event among older ones. So a first walk stays a few seconds
+//! behind, and a second walk, an hour behind, adds the events that the first one missed. The marks of both
+//! move in the commit of their rows.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use super::{PgStore, Shared};
 use crate::limits::{INDEX_CHECKED_AFTER, INDEX_SETTLED_AFTER, INDEX_STEP};
 use crate::page_search::began_at;
 
-/// Bodies that are read at once: at most as many MiB.
+/// Bodies that are read at once: at most 64 MiB with the default `max_body`.
 const BODIES: usize = 64;
 
 impl SearchIndex for PgStore {
@@ -80,8 +81,8 @@ async fn index(shared: &Shared, fields: &SearchFields, limit: usize) -> Result<b
     Ok(only(&rows)?.get::<_, bool>(0) && (new.more || again.more))
 }
 
-/// Runs one statement on a connection that finds its rows by index. Operators' lists use these connections too, and wait
-/// for one statement at most.
+/// Runs one statement on a connection that never scans a table. Operators' lists use these connections too,
+/// and wait for at most one statement.
 async fn ask(
     shared: &Shared,
     sql: &str,
@@ -95,7 +96,7 @@ fn before(at: Timestamp, behind: SignedDuration) -> Uuid {
     first_id(at.checked_sub(behind).unwrap_or(Timestamp::MIN))
 }
 
-/// How the events of some sources are walked over.
+/// How a walk reads the events of the sources that name fields.
 struct Walk {
     sources: Vec<String>,
     /// The oldest event that is whole.
@@ -135,7 +136,8 @@ impl Walk {
     }
 }
 
-/// Adds the values of the condition for an event `e` that a search finds exactly, and returns the condition.
+/// Returns the condition for an event `e` that matches a search exactly, and adds the values of the
+/// condition.
 pub(super) fn finds_exactly(asked: &mut Conditions, text: &TextSearch) -> String {
     let named: Vec<Uuid> = text.named.iter().map(|id| id.0).collect();
     let named = asked.bind(named);
@@ -146,12 +148,13 @@ pub(super) fn finds_exactly(asked: &mut Conditions, text: &TextSearch) -> String
     )
 }
 
-/// The hashes that a search asks for.
+/// The hashes that a search looks up.
 pub(super) fn hashes(text: &TextSearch) -> Vec<Uuid> {
     text.values.iter().map(|hash| of_hash(*hash)).collect()
 }
 
-/// The events that a request brought, or whose handlers published a message with this id.
+/// The events that arrived in a request with this id, or whose handlers published a message with
+/// this id.
 pub(super) async fn traced_by(shared: &Shared, id: &str) -> Result<Vec<EventId>, StoreError> {
     let mut lent = shared.pools.lists.lend().await.map_err(read)?;
     let most = i64::try_from(TRACED_EVENTS_MAX).unwrap_or(i64::MAX);

@@ -64,7 +64,7 @@ pub(super) struct EventScan {
     pub(super) count: usize,
     /// The last event that was read.
     pub(super) through: i64,
-    /// Whether no slice follows.
+    /// Whether this is the last slice.
     pub(super) is_last: bool,
 }
 

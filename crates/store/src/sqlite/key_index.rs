@@ -29,7 +29,7 @@ pub(super) struct KeyIndex {
     known: Arc<KnownKeys>,
     /// Keys of the transaction that is open now.
     batch: KeyMap<i64>,
-    /// How far the running merge is.
+    /// The progress of the running merge.
     progress: MergeProgress,
     /// How many fresh keys start a merge.
     fresh_max: usize,
@@ -154,14 +154,14 @@ fn shard_of(hash: &KeyHash) -> usize {
     usize::from(hash.0[0] >> (u8::BITS - SHARD_BITS))
 }
 
-/// How far a merge is: the keys of one shard in order, and how many of all keys are left.
+/// The progress of a merge: the keys of one shard in order, and how many of all keys are left.
 #[derive(Debug, Default)]
 struct MergeProgress {
     run: Vec<(KeyHash, i64)>,
     /// How many of `run` are in the tree.
     done: usize,
     next_shard: usize,
-    /// Keys of the merge that are not in the tree, those of `run` included.
+    /// Keys of the merge that are not in the tree yet, including those of `run`.
     left: usize,
 }
 
@@ -380,7 +380,8 @@ impl KeyIndex {
         if is_last {
             known.merge = None;
         } else if let (Some(merge), Some(shard)) = (&mut known.merge, self.progress.ended_shard()) {
-            // The filter and the tree know its keys. The memory of a whole merge would be large.
+            // The filter and the tree contain its keys. Keeping all shards until the end of the
+            // merge would take much memory.
             merge.shards[shard] = KeyMap::default();
         }
     }

@@ -80,7 +80,7 @@ impl Numbered {
         Ok(start.unwrap_or(all.start)..end.unwrap_or(all.end))
     }
 
-    /// The number from which on rows were received at this time or later, but for the slack.
+    /// The first number whose rows were received at this time or later, accurate to the slack.
     pub(super) fn since(self, conn: &Connection, at: Timestamp) -> rusqlite::Result<i64> {
         let all = self.range(conn, None, None)?;
         self.first(conn, &all, micros(at))
@@ -134,7 +134,7 @@ pub(super) enum Candidates {
     /// The rows that this statement returns by number, from the newest on. ?1 is the end of the range, ?2
     /// its start, and ?3 the value, if there is one.
     Numbers { sql: String, value: Option<Value> },
-    /// The events that a search finds exactly.
+    /// The exact matches of a search.
     Exact(ExactMatches),
 }
 

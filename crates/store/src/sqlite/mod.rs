@@ -128,10 +128,10 @@ struct Shared {
     deliveries: Notify,
 }
 
-/// Whether the writer commits new events at the moment. Copies are cheaper than new events, so a
-/// retry storm would leave new events almost no share of the machine. So a copy that arrives during
-/// such a commit is answered after it. While many new events arrive, each commit lets pass only a part
-/// of the copies that wait.
+/// Whether the writer commits new events at the moment. Copies are cheaper than new events, so a retry
+/// storm would leave new events almost no share of the machine. So a copy that arrives during such a
+/// commit is answered after it. While many new events arrive, each commit releases only a part of the
+/// waiting copies.
 #[derive(Debug)]
 struct NewEvents {
     are_written: AtomicBool,
@@ -158,7 +158,8 @@ impl NewEvents {
             return;
         }
         let waiting = CopyWaits::new(&self.waiting);
-        // Either this sees that the commit has ended meanwhile, or its end sees that this copy waits.
+        // Either this code sees that the commit has ended, or the end of the commit sees this waiting
+        // copy.
         if !self.are_written.load(Ordering::SeqCst) {
             return;
         }
@@ -169,12 +170,12 @@ impl NewEvents {
     }
 
     fn begin(&self) {
-        // Turns that no copy took must not add up.
+        // Permits that no copy used must not accumulate.
         self.turns.forget_permits(usize::MAX >> 3);
         self.are_written.store(true, Ordering::SeqCst);
     }
 
-    /// A commit of so many new events has ended, or failed.
+    /// Records the end of a commit with this many new events; zero if the commit failed.
     fn end(&self, events: usize) {
         if !self.are_written.swap(false, Ordering::SeqCst) {
             return;

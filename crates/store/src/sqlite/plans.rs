@@ -410,7 +410,7 @@ fn insert(
         }
         PlanWork::Events(work) => (None, None, Some(json_of_plan(work)), work.filter.until),
     };
-    // The writer is the only one that records plans, so none can begin between this and the insertion.
+    // Only the writer records plans, so no plan can begin between this check and the insertion.
     if *alone && created_before(conn, *id, *request)?.is_none() {
         let sql =
             "SELECT EXISTS (SELECT 1 FROM hapax_plan WHERE state = 'running' AND endpoint = ?1)";

@@ -278,8 +278,9 @@ fn leased_lanes(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<i64>> {
     .collect()
 }
 
-/// The next events that have their bodies, up to the first that arrived at `before` or later. An event of the future
-/// is among them and ends nothing: it arrived while the clock was wrong, and events after it may be old.
+/// The next events that have their bodies, up to the first that arrived at `before` or later. An event with a
+/// future time is included and does not end the range: it arrived while the clock was wrong, and events after
+/// it may be old.
 fn look(
     conn: &Connection,
     passed: i64,

@@ -235,7 +235,8 @@ pub(super) fn filtered(filter: &EventFilter) -> (String, Vec<Value>) {
     (sql, values)
 }
 
-/// The events that a request brought, or whose handlers published a message with this id.
+/// The events that arrived in a request with this id, or whose handlers published a message with
+/// this id.
 pub(super) fn traced_by(conn: &Connection, id: &str) -> rusqlite::Result<Vec<EventId>> {
     let mut found = Vec::new();
     let mut add = |sql: &str, values: &[&dyn rusqlite::ToSql]| -> rusqlite::Result<()> {

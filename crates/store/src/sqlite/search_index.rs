@@ -1,10 +1,10 @@
 //! The index over the values that operators search for: written in sorted merges between the batches of acks, and read
 //! block by block.
 //!
-//! A pass reads the events after the mark on a connection of readers, and keeps only the hashes of their values. The
-//! writer then adds the rows in the order of the index, a few at a time. The mark moves in the commit of the last of
-//! them. None of these commits waits for the disk: a power loss takes the last ones of the log, so that the mark is
-//! never ahead of the rows.
+//! A pass reads the events after the mark on a connection of readers, and keeps only the hashes of their
+//! values. The writer then adds the rows in the order of the index, a few at a time. The mark moves in the
+//! commit of the last of them. None of these commits waits for the disk. A power loss removes commits from
+//! the end of the log, so the mark is never ahead of the rows.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -152,7 +152,8 @@ fn add(
     }
     drop(insert);
     if let Some((fields, through)) = moved {
-        // The marks of other fields would say that events are indexed for them which are not.
+        // The marks of other fields would claim that events are indexed for those fields, although
+        // they are not.
         writer
             .conn
             .prepare_cached("DELETE FROM hapax_search_mark WHERE fields <> ?1")?
@@ -168,7 +169,7 @@ fn add(
     tx.commit()
 }
 
-/// The events that a search finds exactly.
+/// The exact matches of a search.
 pub(super) struct ExactMatches {
     named: Vec<i64>,
     values: Vec<KeyHash>,
@@ -217,7 +218,7 @@ impl ExactMatches {
     }
 }
 
-/// The condition for an event `e` that a search finds exactly, with `?` for each value.
+/// The condition for an event `e` that matches a search exactly, with `?` for each value.
 pub(super) fn finds_exactly(text: &TextSearch) -> (String, Vec<Value>) {
     let named: Vec<String> = text.named.iter().map(|id| seq_of(*id).to_string()).collect();
     let marks = vec!["?"; text.values.len()].join(", ");

@@ -45,11 +45,11 @@ enum JobOutcome {
     Guarded,
 }
 
-/// How one job went before its "done" was written.
+/// The outcome of one job before its "done" is written.
 enum Worked {
     /// The effects are in the open transaction. The result of the last statement, if it has one.
     Ran(Option<String>),
-    /// The order does not allow it now.
+    /// The order rule does not allow the job now.
     Guarded,
 }
 
@@ -264,7 +264,8 @@ impl SqlRunner<'_> {
         }
     }
 
-    /// Guard and effects of one job, in the transaction that is open. The caller writes "done" in it.
+    /// Checks the order and applies the effects of one job, in the open transaction. The caller
+    /// writes "done" in it.
     fn work(
         &mut self,
         job: &JobRow,
@@ -292,7 +293,7 @@ impl SqlRunner<'_> {
         Ok(())
     }
 
-    /// Whether the order does not allow the job now. It is set aside then.
+    /// Whether the order rule does not allow the job now. In that case the job is set aside.
     fn is_set_aside(&mut self, job: &JobRow, now: Timestamp) -> rusqlite::Result<bool> {
         let order = self.lanes.spec_of(job.lane).and_then(|spec| spec.order.as_ref());
         let (Some(rule), Some(place)) = (order.cloned(), &job.place) else { return Ok(false) };

@@ -807,7 +807,7 @@ impl Writer {
             let _ = batched(Err(unavailable(&error)));
             return Err(error);
         }
-        // The act may read what the batch has written so far.
+        // The act may read rows of this batch, so they are inserted first.
         if let Err(error) = batch.rows.insert(&self.conn) {
             let _ = batched(Err(unavailable(&error)));
             return Err(error);

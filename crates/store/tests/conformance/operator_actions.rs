@@ -434,7 +434,7 @@ pub(crate) async fn pruning_takes_what_is_finished_and_past_its_horizon<S: Worki
 pub(crate) async fn an_event_of_the_future_does_not_keep_the_events_after_it<S: Working>(
     world: World<S>,
 ) {
-    // The clock was wrong by ten years while one event arrived. Everything after it is of the present.
+    // The clock was ten years ahead while one event arrived. All later events have the correct time.
     const YEARS: i64 = 10 * 365 * 86_400;
     world.announce([spec("fee")]).await;
     world.accept("before", &[]).await;

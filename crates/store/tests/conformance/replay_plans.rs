@@ -311,7 +311,7 @@ pub(crate) async fn many_nodes_run_one_plan_and_take_each_delivery_once<S: Sendi
 pub(crate) async fn of_plans_that_run_alone_one_of_an_endpoint_is_recorded_at_a_time<S: Sending>(
     world: World<S>,
 ) {
-    // Every form comes from another node, and none sees the plans of the others.
+    // Each form reaches another node, and no node sees the plans of the others yet.
     const FORMS: usize = 12;
     let (endpoint, other) = (world.add(settings()).await, world.add(settings()).await);
     let new = |endpoint: EndpointId| NewPlan {
@@ -335,7 +335,7 @@ pub(crate) async fn of_plans_that_run_alone_one_of_an_endpoint_is_recorded_at_a_
         }
     }
     assert_eq!(recorded.len(), 1, "{recorded:?}");
-    // The same form again is the same plan, and another endpoint is not concerned.
+    // The same form again is the same plan, and another endpoint is not affected.
     let again = NewPlan { id: recorded[0], ..new(endpoint) };
     let again = world.store.create_plan(again, world.by("again")).await.expect("answers");
     assert!(matches!(again, PlanCreated::Created(_)), "{again:?}");

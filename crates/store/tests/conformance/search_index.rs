@@ -50,7 +50,7 @@ fn search_for(fields: &SearchFields, text: &str) -> TextSearch {
     TextSearch { values: fields.hashes(text, |_, _| true), ..TextSearch::new(text) }
 }
 
-/// The events of all pages, with how many of the first page.
+/// The events of all pages, and the number of events on the first page.
 async fn search<S: Working>(
     world: &World<S>,
     text: TextSearch,
@@ -75,7 +75,7 @@ async fn search<S: Working>(
 pub(crate) async fn an_indexed_value_finds_its_events_however_many_lie_between<S: Working>(
     world: World<S>,
 ) {
-    // A page may read four rows: without the index the search would have to go over all events first.
+    // A page may read four rows: without the index the search would have to read all events first.
     let named = fields(&["/customer", "/order"]);
     of_customer(&world, "oldest", "cus_1").await;
     accept_with(&world, "escaped", r#","customer":"caf\u00e9","order":77"#).await;
@@ -94,7 +94,8 @@ pub(crate) async fn an_indexed_value_finds_its_events_however_many_lie_between<S
 }
 
 pub(crate) async fn other_fields_index_old_events_again<S: Working>(world: World<S>) {
-    // An index that only went on from its mark would never find the orders of events before the change.
+    // An index that only continued from its mark would never contain the orders of events before the
+    // change.
     for n in 0..7 {
         accept_with(
             &world,
@@ -118,7 +119,7 @@ pub(crate) async fn other_fields_index_old_events_again<S: Working>(world: World
 }
 
 pub(crate) async fn exact_matches_come_first_and_each_event_once<S: Working>(world: World<S>) {
-    // Both parts of the list end on every possible place of a page.
+    // Both parts of the list end at every possible position in a page.
     let named = fields(&["/customer"]);
     for n in 0..6 {
         of_customer(&world, &format!("exact_{n}"), "cus_1").await;
@@ -183,13 +184,13 @@ pub(crate) async fn a_pruned_event_is_not_found_by_its_values<S: Working>(world:
     while world.store.prune(horizon.clone(), 3).await.expect("prunes") {}
     let found = async || search(&world, search_for(&named, "cus_1"), ReadBound::Rows(100)).await.0;
     assert_eq!(found().await, ["young"]);
-    // The events between the mark and the first whole one are gone.
+    // The events between the mark and the first event with a body are pruned.
     index_all(&world, &named).await;
     assert_eq!(found().await, ["young"]);
 }
 
 pub(crate) async fn calls_that_index_at_once_leave_out_no_event<S: Working>(world: World<S>) {
-    // A mark that one call moves over the events of another would hide them for ever.
+    // A mark that one call moves past the events of another call would hide those events for ever.
     let named = fields(&["/customer"]);
     let mut expected = Vec::new();
     for round in 0..4 {

@@ -366,7 +366,7 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
     assert_eq!(all.tallies.of(TallyKind::Ack).collect::<Vec<_>>(), [(40, 16)]);
     let processing: Vec<_> = all.tallies.of(TallyKind::Processing).collect();
     assert_eq!(processing, [(1, 2), (4, 1), (10, 1)]);
-    // Of the stocks of one source the largest counts, and those of two sources are added.
+    // For one source the highest gauge counts; the gauges of two sources are added.
     let stocks = Stocks { waiting: 14, dead: 2, review: 0, last_arrival: 1_010 };
     assert_eq!(all.stocks, stocks);
 

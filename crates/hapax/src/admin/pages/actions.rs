@@ -188,7 +188,7 @@ pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
     Ok(reader.page(Confirm::new(frame, &uri, question)))
 }
 
-/// Acts, once for each form.
+/// Acts once for each form.
 pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
     State(admin): State<Arc<Admin<S>>>,
     reader: Reader,

@@ -92,7 +92,7 @@ impl<S: AdminStore> PageAction<S> for UnsilenceAlert {
     }
 }
 
-/// A question about an alert, without its words.
+/// A question about an alert, without its text.
 async fn about_alert<S: AdminStore>(
     ActionRequest { admin, id, .. }: ActionRequest<S>,
 ) -> Result<Question, Problem> {

@@ -22,7 +22,7 @@ pub(in crate::admin) struct EventPage {
     event: Event,
     /// What became of it, in one sentence.
     summary: String,
-    /// What an operator should know beside that.
+    /// Further notes for the operator.
     notes: Vec<String>,
     timeline: Vec<TimelineRow>,
     tabs: [Tab; 5],
@@ -66,7 +66,7 @@ impl Tab {
     }
 }
 
-/// A step, and how much of its time is new to a reader who comes from the step before.
+/// A step, and the part of its time that differs from the step before.
 struct TimelineRow {
     step: Step,
     shown: ShownTime,
@@ -152,7 +152,7 @@ fn scheme(event: &Event) -> Option<&str> {
 }
 
 impl EventPage {
-    /// How the signed time of an arrival differs from the server's, in words.
+    /// The difference between the signed time of an arrival and the server's time, in words.
     fn skew(&self, arrival: &Arrival) -> String {
         arrival.signed_at.map(|at| story::skew(at, arrival.received_at)).unwrap_or_default()
     }

@@ -162,7 +162,7 @@ impl<S: AdminStore> PageAction<S> for DiscardEvent {
     }
 }
 
-/// A question about an event, without its words.
+/// A question about an event, without its text.
 async fn about_event<S: AdminStore>(
     ActionRequest { admin, id, .. }: ActionRequest<S>,
 ) -> Result<Question, Problem> {

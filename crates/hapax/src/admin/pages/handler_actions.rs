@@ -62,7 +62,7 @@ impl<S: AdminStore> PageAction<S> for ResumeHandler {
     }
 }
 
-/// A question about a handler, without its words.
+/// A question about a handler, without its text.
 fn about_handler(id: String) -> Result<Question, Problem> {
     handler_named(&id)?;
     Ok(Question { subject: id, back: "/handlers".to_owned(), ..Question::default() })

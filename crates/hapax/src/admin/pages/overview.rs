@@ -94,7 +94,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     Ok(reader.page(page))
 }
 
-/// Every source of which anything was counted in the window or that has a job that is not done.
+/// Every source with a count in the window or with an unfinished job.
 fn source_rows(
     stats: &Stats,
     lanes: &[Lane],

@@ -11,7 +11,7 @@ use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAct
 use crate::api::{ChangedDeliveries, DeliveryEffect, MessageQuery, ReasonRequest, RotateRequest};
 use crate::format;
 
-/// The longest sentence about a ping: it quotes the error, and is part of a URL.
+/// The longest sentence about a ping. The sentence quotes the error and is part of a URL.
 const SENTENCE_CHARS_MAX: usize = 300;
 
 /// Sends a delivery again.
@@ -209,7 +209,7 @@ impl<S: AdminStore> PageAction<S> for PingEndpoint {
     }
 }
 
-/// A question about an endpoint, without its words.
+/// A question about an endpoint, without its text.
 async fn about_endpoint<S: AdminStore>(
     ActionRequest { admin, id, .. }: ActionRequest<S>,
 ) -> Result<Question, Problem> {

@@ -1,8 +1,9 @@
 //! Pages that were rendered within the last second: many open tabs cost one rendering.
 //!
-//! A rendering is shared only by requests for the same URL, from callers with the same name and the same rights.
-//! Every request is authorized before. An operator's action on this node ends all sharing, so the page after an
-//! action shows its result. Pages that ask before an action are never shared: each of their forms has its own plan.
+//! A rendering is shared only by requests for the same URL, from callers with the same name and the same
+//! rights. Every request is authorized before. An operator's action on this node ends all sharing, so the
+//! page after an action shows its result. Confirmation pages are never shared: each of their forms has its
+//! own plan.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -26,7 +27,7 @@ use super::super::auth::{Caller, CallerView};
 /// How long a rendering is shared. A tab asks again after 2 seconds at the earliest.
 const SHARED_FOR: Duration = Duration::from_secs(1);
 
-/// The most renderings that are kept. Operators look at a few pages at a time.
+/// The most renderings that are kept. Operators view a few pages at a time.
 const PAGES_MAX: usize = 64;
 
 /// The longest page that is kept. With [`PAGES_MAX`] this bounds the memory to 16 MiB.
@@ -114,7 +115,7 @@ impl Rendering {
     }
 }
 
-/// Middleware of pages that only show: answers with a rendering of the last second, if there is one.
+/// Middleware for read-only pages: answers with a rendering of the last second, if there is one.
 pub(in crate::admin) async fn share(
     State(shared): State<Arc<SharedPages>>,
     mut request: Request,
@@ -125,7 +126,7 @@ pub(in crate::admin) async fn share(
         .filter(|_| request.method() == Method::GET)
         .and_then(|reader| shared.place(PageKey { url: request.uri().to_string(), reader }));
     let Some(place) = place else { return next.run(request).await };
-    // Further requests for the page wait for this rendering, instead of beginning one each.
+    // Further requests for the page wait for this rendering instead of starting their own.
     let mut page = place.lock().await;
     let known = request.headers_mut().remove(header::IF_NONE_MATCH);
     let began = shared.moment();

@@ -24,10 +24,10 @@ use crate::api::{
 pub(in crate::admin) struct Duplicates {
     frame: Frame,
     window: String,
-    /// The gaps come from some of many events.
+    /// The gaps come from a sample of the events.
     is_sampled: bool,
     sources: Vec<(String, Figures)>,
-    /// What the senders document.
+    /// The retry schedules that the senders document.
     schedules: Arc<HashMap<String, RetrySchedule>>,
     /// Events that arrived more than once.
     items: Vec<EventSummary>,

@@ -54,7 +54,7 @@ pub(crate) fn number(number: &u64) -> String {
     grouped
 }
 
-/// How many of something wait, if at least so many do: a count stops at its limit.
+/// A count as text. A count that stopped at its limit ends in a plus sign.
 pub(crate) fn stock(stock: &Stock) -> String {
     let more = if stock.is_capped { "+" } else { "" };
     format!("{}{more}", number(&stock.count))
@@ -173,7 +173,7 @@ pub(crate) fn indented(text: &str) -> String {
     indented
 }
 
-/// The most bytes that indentation adds to a text: more than any body needs that a person reads.
+/// The most bytes that indentation may add to a text. Bodies that people read need less.
 const INDENTATION_BYTES_MAX: usize = 1 << 20;
 
 /// Indentation levels that are shown; deeper ones stay at the last.

@@ -48,7 +48,7 @@ where
     Ok(reader.page(Confirm::new(visitor.frame(&portal.site, ""), &uri, question)))
 }
 
-/// Acts, once for each form. The form is read after the link was checked, so the link is checked again.
+/// Acts once for each form. The form is read after the link was checked, so the link is checked again.
 pub(super) async fn act<S, O, A>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,

@@ -1,6 +1,6 @@
 //! Endpoints, deliveries and plans that belong to the tenant of a link. These extractors are the only way
-//! from an id in a path to a thing, so that no handler can reach what another tenant owns: its ids are
-//! answered as if they did not exist.
+//! to turn an id in a path into an object. So no handler can reach an object of another tenant: its ids
+//! are answered as if they did not exist.
 
 use std::sync::Arc;
 

@@ -139,7 +139,8 @@ pub(super) async fn deliveries<S: AdminStore>(
         None => filter.message.is_none(),
     };
     let page = portal.admin.store.deliveries(filter).await?;
-    // A search that stops at its bound would tell that a thing of another tenant has many deliveries.
+    // A search that stops at its bound would reveal that an object of another tenant has many
+    // deliveries.
     let next = page.next.filter(|_| is_own || !page.items.is_empty());
     let next = next.map(|Cursor(next)| next.to_string());
     let page = Deliveries {

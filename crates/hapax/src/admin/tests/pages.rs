@@ -130,8 +130,8 @@ async fn text_of_a_sender_stays_text_on_every_page() {
 
 #[tokio::test]
 async fn tabs_share_a_rendering_for_a_second_and_an_action_ends_it() {
-    // A rendering that outlives an action would show an operator that the action did nothing. One that is
-    // shared across rights would show buttons, or values, that the reader must not have.
+    // A rendering that outlives an action would make it look as if the action did nothing. A rendering
+    // that is shared across rights would show buttons or values that the user must not have.
     let server = server_with(vec![event("evt_1", &[])], WithoutToken::Refused).await;
     let list = async |token: &str, known: &str| {
         let bearer = format!("Bearer {token}");
@@ -304,7 +304,8 @@ async fn a_request_of_the_api_whose_body_never_ends_is_refused() {
 
 #[tokio::test]
 async fn the_name_of_a_login_looks_like_no_other_actor() {
-    // The audit trail names the token, and the name behind it is the caller's own word.
+    // The audit trail names the token. The name after the token is the one that the user typed at
+    // login.
     let server = server_with(Vec::new(), WithoutToken::Refused).await;
     server.log_in("ops-token", "anna%29+root+%28%E2%80%AEboss").await;
     let all = AuditFilter { limit: 1, ..AuditFilter::default() };
@@ -397,7 +398,7 @@ async fn redacted_values_are_shown_only_to_tokens_that_permit_payloads() {
                 assert_eq!(found, sees, "{path} with {token}: {}", answer.text);
             }
         }
-        // What is not masked is found by everyone.
+        // Every caller finds values that are not masked.
         for text in ["cus_9", "evt_1", "evt_"] {
             let path = format!("/api/v1/events?q={text}");
             let answer = server.browse(Method::GET, &path, &more, "").await;

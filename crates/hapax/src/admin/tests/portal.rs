@@ -548,7 +548,7 @@ async fn a_receiver_sends_many_again_at_a_bounded_rate_and_in_one_plan_at_a_time
 
 #[tokio::test]
 async fn a_link_that_floods_the_portal_is_slowed_down_and_no_other_is() {
-    // Lists have one reader for all tenants and operators, which one receiving party must not take for itself.
+    // All tenants and operators share one reader for lists. One receiving party must not occupy it.
     let server = server(Vec::new()).await;
     let (one, other) = (server.entered("acme", &ALL).await, server.entered("shop", &ALL).await);
     let mut refused = 0;

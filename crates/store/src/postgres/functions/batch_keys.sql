@@ -4,8 +4,9 @@
 -- hapax.reserve_key, or 'later' for a stored answer beyond `bytes_max`, which is read alone. A key
 -- that another transaction has locked fails the batch after `lock_ms`.
 --
--- Far from every quota the batch takes three statements: answers, new keys, replays. Acts that none of
--- them decides, and all acts of a caller close to its quota, are decided one by one.
+-- While all callers are far from their quotas, the batch takes three statements: answers, new keys,
+-- replays. Acts that none of these decides, and all acts of a caller close to its quota, are decided
+-- one by one.
 CREATE OR REPLACE FUNCTION hapax.batch_keys(
     answers hapax.key_answer[], asks hapax.key_ask[], instead hapax.key_answer, bytes_max bigint,
     lock_ms integer, now_at timestamptz

@@ -1,8 +1,9 @@
 -- Keeps: no delivery stays dead, held or parked for longer than kept_us, and none is cancelled for its age
--- before its endpoint was announced for notice_us. As hapax_core::store::ExpiryTimes decides. Checks at
--- most `most` endpoints with numbers above `after`, and cancels at most `most` deliveries. Returns a row
--- for each endpoint whose expiry was announced (cancelled is null) or whose deliveries were cancelled. If
--- the round goes on, a last row without an id has the number with which the next call begins.
+-- before its endpoint was announced for notice_us. The rules are those of hapax_core::store::ExpiryTimes.
+-- Checks at most `most` endpoints with numbers above `after`, and cancels at most `most` deliveries.
+-- Returns a row for each endpoint whose expiry was announced (cancelled is null) or whose deliveries were
+-- cancelled. If the round goes on, a last row without an id has the number with which the next call
+-- begins.
 CREATE OR REPLACE FUNCTION hapax.expire_deliveries(
     after integer, kept_us bigint, notice_us bigint, most integer, now_at timestamptz DEFAULT NULL)
 RETURNS TABLE (endpoint integer, id uuid, tenant text, oldest timestamptz, cancelled integer)

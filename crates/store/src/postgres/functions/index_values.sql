@@ -1,6 +1,6 @@
--- Keeps: the marks move only with the rows that they cover, and no row is added for an event that has lost its body.
--- Retention is excluded meanwhile. Gives the right to index back. False, and nothing is written, if the marks were moved
--- by another node or retention is at work.
+-- Keeps: the marks move only with the rows that they cover, and no row is added for an event that has lost
+-- its body. Retention cannot run at the same time. Releases the right to index. Returns false and writes
+-- nothing if another node has moved the marks or retention is running.
 CREATE OR REPLACE FUNCTION hapax.index_values(
     of_fields uuid, was_through uuid, now_through uuid, was_checked uuid, now_checked uuid,
     events uuid[], hashes uuid[]) RETURNS boolean

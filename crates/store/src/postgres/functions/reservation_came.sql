@@ -1,5 +1,5 @@
--- Adds new reservations to the counts of their owners: one call for all rows of a statement, because a
--- commit carries many.
+-- Adds new reservations to the counts of their owners. One call handles all rows of a statement,
+-- because a commit holds many.
 CREATE OR REPLACE FUNCTION hapax.reservation_came() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -1,4 +1,4 @@
--- Moves changed reservations between the counts of their owners: one call for each owner of a statement.
+-- Moves changed reservations between the counts of their owners, with one call for each owner.
 CREATE OR REPLACE FUNCTION hapax.reservation_changed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

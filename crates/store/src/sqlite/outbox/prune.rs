@@ -67,7 +67,8 @@ fn strip(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<boo
     let passed = writer.broom.messages.whole;
     let mut looked = whole_after(&writer.conn, passed, limit)?;
     let found = looked.len();
-    // A message of the future was published while the clock was wrong. Messages after it may be old.
+    // A message with a future time was published while the clock was wrong. Messages after it may be
+    // old.
     let ends_here = before..=micros(writer.now());
     looked.truncate(looked.iter().take_while(|(_, at)| !ends_here.contains(at)).count());
     let is_last = looked.len() < found || found < limit;
