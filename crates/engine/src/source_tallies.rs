@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hapax_core::log_buckets::{BUCKETS, bucket_of};
 use hapax_core::store::{
-    Decision, REJECTED_REASONS, Stocks, Tallies, TallyKind, TrafficCounts, TrafficFigures,
+    Decision, Gauges, REJECTED_REASONS, Tallies, TallyKind, TrafficCounts, TrafficFigures,
     TriedJob, TriedVerdict,
 };
 use hapax_core::{SourceName, Timestamp};
@@ -140,8 +140,8 @@ impl SourceTally {
             wait_micros: self.wait.read(TallyKind::Wait, &mut tallies),
             processing_micros: self.processing.read(TallyKind::Processing, &mut tallies),
         };
-        let stocks = Stocks { last_arrival: read(&self.last_arrival), ..Stocks::default() };
-        TrafficFigures { counts, tallies, stocks }
+        let gauges = Gauges { last_arrival: read(&self.last_arrival), ..Gauges::default() };
+        TrafficFigures { counts, tallies, gauges }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::store::{
-    MINUTE_SECONDS, Stocks, StoreError, TrafficAsk, TrafficCount, TrafficFigures, TrafficHistory,
+    Gauges, MINUTE_SECONDS, StoreError, TrafficAsk, TrafficCount, TrafficFigures, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp, tuned};
 use hapax_engine::Now;
@@ -52,16 +52,16 @@ impl TrafficRecorder {
 
     /// Notes how many jobs of each source wait now. The next record contains the highest numbers of its
     /// minute.
-    pub(crate) async fn note_stocks(&self, stocks: BTreeMap<SourceName, Stocks>) {
+    pub(crate) async fn note_gauges(&self, gauges: BTreeMap<SourceName, Gauges>) {
         let minute = minute_of((self.now)());
         let mut counted = self.counted.lock().await;
-        for (source, stocks) in stocks {
+        for (source, gauges) in gauges {
             // A source without any needs no row.
-            if stocks != Stocks::default() {
+            if gauges != Gauges::default() {
                 let row = counted.minutes.entry((minute, source)).or_default();
-                let most = row.figures.stocks.max(stocks);
-                row.is_written &= most == row.figures.stocks;
-                row.figures.stocks = most;
+                let most = row.figures.gauges.max(gauges);
+                row.is_written &= most == row.figures.gauges;
+                row.figures.gauges = most;
             }
         }
     }
@@ -153,7 +153,7 @@ impl Counted {
             let grown = TrafficFigures {
                 counts: after.counts.since(&before.counts),
                 tallies: after.tallies.since(&before.tallies),
-                stocks: after.stocks,
+                gauges: after.gauges,
             };
             let row = self.minutes.entry((minute, source.clone())).or_default();
             row.figures.add(&grown);
@@ -266,11 +266,11 @@ mod tests {
         assert_eq!(points().await, [[6, 1, 0, 2], [3, 1, 0, 0]]);
         // The highest gauges of a minute are kept.
         for waiting in [5, 9, 0, 3] {
-            let stocks = Stocks { waiting, ..Stocks::default() };
-            recorder.note_stocks(BTreeMap::from([(SourceName::new("s"), stocks)])).await;
+            let gauges = Gauges { waiting, ..Gauges::default() };
+            recorder.note_gauges(BTreeMap::from([(SourceName::new("s"), gauges)])).await;
             recorder.record(&store).await;
         }
         let last = read().await.into_values().last().unwrap();
-        assert_eq!((last.stocks.waiting, last.counts.new), (9, 3));
+        assert_eq!((last.gauges.waiting, last.counts.new), (9, 3));
     }
 }

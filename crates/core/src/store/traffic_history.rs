@@ -30,7 +30,7 @@ pub struct TrafficFigures {
     /// Counts by kind and index, such as durations by bucket. They are added up too.
     pub tallies: Tallies,
     /// The highest gauges.
-    pub stocks: Stocks,
+    pub gauges: Gauges,
 }
 
 impl TrafficFigures {
@@ -38,14 +38,14 @@ impl TrafficFigures {
     pub fn add(&mut self, other: &Self) {
         self.counts.add(&other.counts);
         self.tallies.add(&other.tallies);
-        self.stocks = self.stocks.max(other.stocks);
+        self.gauges = self.gauges.max(other.gauges);
     }
 
     /// Adds figures of another source.
     pub fn add_source(&mut self, other: &Self) {
-        let stocks = self.stocks.plus(other.stocks);
+        let gauges = self.gauges.plus(other.gauges);
         self.add(other);
-        self.stocks = stocks;
+        self.gauges = gauges;
     }
 }
 
@@ -122,7 +122,7 @@ impl TrafficCounts {
 /// How many jobs of a source wait, and when it last sent an event. The gauges of several nodes or times are
 /// merged by their maximum, because all of them count the same jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Stocks {
+pub struct Gauges {
     /// Jobs that are not finished and need no operator.
     pub waiting: u64,
     /// Dead letters.
@@ -133,7 +133,7 @@ pub struct Stocks {
     pub last_arrival: u64,
 }
 
-impl Stocks {
+impl Gauges {
     /// The names of the columns.
     pub const COLUMNS: [&str; 4] = ["waiting", "dead", "review", "last_arrival"];
 

@@ -819,7 +819,7 @@ async fn statistics_are_what_all_nodes_counted_in_the_window() {
             figures.counts.ack_micros += 2_000;
         }
         figures.tallies.count(TallyKind::Rejected, 1, figures.counts.rejected);
-        figures.stocks.last_arrival = 1_772_366_000 + figures.counts.new;
+        figures.gauges.last_arrival = 1_772_366_000 + figures.counts.new;
         TrafficCount { source: SourceName::new(source), at, figures }
     };
     let counts = |new, copies, succeeded, retrying| TrafficCounts {

@@ -21,9 +21,8 @@ use hapax_core::alert_board::{AlertReport, JUDGE, StoredAlert};
 use hapax_core::endpoint::EndpointRecord;
 use hapax_core::own_messages::ActiveAlert;
 use hapax_core::store::{
-    AlertRecords, CheckIn, CheckedIn, EndpointFilter, HandlerRef, Inspect, InspectOutbox,
-    LaneState, PausedHandler, SilenceAsk, SourceSecretStore, Stocks, Store, StoreError,
-    TrafficHistory,
+    AlertRecords, CheckIn, CheckedIn, EndpointFilter, Gauges, HandlerRef, Inspect, InspectOutbox,
+    LaneState, PausedHandler, SilenceAsk, SourceSecretStore, Store, StoreError, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp, tuned};
 use hapax_engine::Now;
@@ -164,18 +163,18 @@ struct MonitorState {
 
 impl MonitorState {
     /// The number of waiting jobs of each source, as last read.
-    fn stocks(&self) -> BTreeMap<SourceName, Stocks> {
-        let mut stocks: BTreeMap<SourceName, Stocks> = BTreeMap::new();
+    fn gauges(&self) -> BTreeMap<SourceName, Gauges> {
+        let mut gauges: BTreeMap<SourceName, Gauges> = BTreeMap::new();
         for lane in &self.lanes {
-            let of_source = stocks.entry(lane.handler.source.clone()).or_default();
+            let of_source = gauges.entry(lane.handler.source.clone()).or_default();
             of_source.waiting += lane.ready + lane.leased + lane.held + lane.parked;
             of_source.dead += lane.dead;
             of_source.review += lane.review;
         }
         for (source, count) in &self.in_review {
-            stocks.entry(source.clone()).or_default().review += count;
+            gauges.entry(source.clone()).or_default().review += count;
         }
-        stocks
+        gauges
     }
 }
 
@@ -360,8 +359,8 @@ impl AlertMonitor {
             Ok(failing) => self.kept().failing = failing.items,
             Err(error) => tracing::debug!(%error, "reading the endpoints that fail: {error}"),
         }
-        let stocks = self.kept().stocks();
-        self.inputs.traffic.note_stocks(stocks).await;
+        let gauges = self.kept().gauges();
+        self.inputs.traffic.note_gauges(gauges).await;
         self.inputs.traffic.record(store).await;
         let week = self.kept().merged.ask_week(now);
         if let Some(week) = week {

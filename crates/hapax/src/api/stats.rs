@@ -101,7 +101,7 @@ pub(crate) struct Figures {
 impl Figures {
     /// The figures of a time, without the gaps between copies.
     pub(crate) fn of(figures: &TrafficFigures) -> Self {
-        let TrafficFigures { counts, tallies, stocks } = figures;
+        let TrafficFigures { counts, tallies, gauges } = figures;
         let received = counts.new + counts.copies;
         let share = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
         let retrying = u64::try_from(counts.retrying).unwrap_or_default();
@@ -109,7 +109,7 @@ impl Figures {
             let reason = REJECTED_REASONS.get(usize::from(index))?;
             Some(((*reason).to_owned(), count))
         });
-        let last_arrival = i64::try_from(stocks.last_arrival).ok().filter(|second| *second > 0);
+        let last_arrival = i64::try_from(gauges.last_arrival).ok().filter(|second| *second > 0);
         Self {
             received,
             unique: counts.new,
@@ -239,7 +239,7 @@ pub(crate) struct HistoryPoint {
 impl HistoryPoint {
     /// The figures of the step that starts at `at`.
     pub(crate) fn of(at: Timestamp, figures: &TrafficFigures) -> Self {
-        let stocks = figures.stocks;
+        let gauges = figures.gauges;
         let figures = Figures::of(figures);
         Self {
             at,
@@ -254,9 +254,9 @@ impl HistoryPoint {
             ack_seconds: figures.ack_seconds,
             wait_seconds: figures.wait_seconds,
             processing_seconds: figures.processing_seconds,
-            waiting: stocks.waiting,
-            dead: stocks.dead,
-            review: stocks.review,
+            waiting: gauges.waiting,
+            dead: gauges.dead,
+            review: gauges.review,
         }
     }
 }

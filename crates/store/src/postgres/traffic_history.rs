@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hapax_core::store::{
-    MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, Stocks, StoreError, TRAFFIC_KEPT,
+    Gauges, MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError, TRAFFIC_KEPT,
     Tallies, TrafficAsk, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp};
@@ -53,7 +53,7 @@ async fn figures_of(
          WHERE width IN (60, 3600, 86400) AND start >= $1 AND start < $2 \
            AND ($3::text IS NULL OR source = $3)";
     let sums = TrafficCounts::COLUMNS.map(|column| format!("sum({column})::bigint")).join(", ");
-    let most = Stocks::COLUMNS.map(|column| format!("max({column})")).join(", ");
+    let most = Gauges::COLUMNS.map(|column| format!("max({column})")).join(", ");
     let sql =
         format!("SELECT start - start % $4, source, {sums}, {most} {condition} GROUP BY 1, 2");
     let rows = lent.query(&sql, &[&from, &to, &source, &step]).await?;
@@ -75,14 +75,14 @@ async fn figures_of(
 fn figures(row: &Row) -> TrafficFigures {
     TrafficFigures {
         counts: TrafficCounts::of_numbers(std::array::from_fn(|at| row.get(2 + at))),
-        stocks: Stocks::of_numbers(std::array::from_fn(|at| row.get(2 + COUNTS + at))),
+        gauges: Gauges::of_numbers(std::array::from_fn(|at| row.get(2 + COUNTS + at))),
         tallies: Tallies::default(),
     }
 }
 
 /// A node writes only rows of its own.
 async fn write(shared: &Shared, node: Uuid, counts: &[TrafficCount]) -> Result<(), PgError> {
-    let columns = [&TrafficCounts::COLUMNS[..], &Stocks::COLUMNS[..], &["tallies"]].concat();
+    let columns = [&TrafficCounts::COLUMNS[..], &Gauges::COLUMNS[..], &["tallies"]].concat();
     let places: Vec<_> = (1..=columns.len()).map(|at| format!("${}", at + 4)).collect();
     let replaced: Vec<_> =
         columns.iter().map(|column| format!("{column} = excluded.{column}")).collect();
@@ -98,11 +98,11 @@ async fn write(shared: &Shared, node: Uuid, counts: &[TrafficCount]) -> Result<(
         let second = count.at.as_second();
         let start = second - second.rem_euclid(MINUTE_SECONDS);
         let (source, figures) = (count.source.as_str(), &count.figures);
-        let (counts, stocks) = (figures.counts.numbers(), figures.stocks.numbers());
+        let (counts, gauges) = (figures.counts.numbers(), figures.gauges.numbers());
         let tallies = figures.tallies.packed();
         let mut values: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> =
             vec![&MINUTE_SECONDS, &start, &source, &node];
-        for number in counts.iter().chain(&stocks) {
+        for number in counts.iter().chain(&gauges) {
             values.push(number);
         }
         values.push(&tallies);
@@ -116,12 +116,12 @@ async fn write(shared: &Shared, node: Uuid, counts: &[TrafficCount]) -> Result<(
 async fn merge(shared: &Shared) -> Result<(), PgError> {
     let now = shared.now().unwrap_or_else(Timestamp::now).as_second();
     let most = i64::try_from(MERGED_MAX).unwrap_or(i64::MAX);
-    let columns = [&TrafficCounts::COLUMNS[..], &Stocks::COLUMNS[..]].concat().join(", ");
+    let columns = [&TrafficCounts::COLUMNS[..], &Gauges::COLUMNS[..]].concat().join(", ");
     let sums = TrafficCounts::COLUMNS.map(|column| format!("sum({column}) AS {column}")).join(", ");
-    let largest = Stocks::COLUMNS.map(|column| format!("max({column}) AS {column}")).join(", ");
+    let largest = Gauges::COLUMNS.map(|column| format!("max({column}) AS {column}")).join(", ");
     let added = TrafficCounts::COLUMNS
         .map(|column| format!("{column} = kept.{column} + excluded.{column}"));
-    let grown = Stocks::COLUMNS
+    let grown = Gauges::COLUMNS
         .map(|column| format!("{column} = greatest(kept.{column}, excluded.{column})"));
     let mut lent = shared.pools.admin.lend().await?;
     let nodes = (MINUTE_SECONDS, MINUTE_SECONDS, NODES_MERGED_AFTER);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hapax_core::store::{
-    MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, Stocks, StoreError, TRAFFIC_KEPT,
+    Gauges, MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError, TRAFFIC_KEPT,
     Tallies, TrafficAsk, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp};
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::SqliteStore;
 
 const COUNTS: usize = TrafficCounts::COLUMNS.len();
-const STOCKS: usize = Stocks::COLUMNS.len();
+const GAUGES: usize = Gauges::COLUMNS.len();
 
 impl TrafficHistory for SqliteStore {
     async fn record_traffic(
@@ -61,7 +61,7 @@ fn read(conn: &Connection, ask: &TrafficAsk) -> rusqlite::Result<Vec<TrafficCoun
          WHERE width IN (60, 3600, 86400) AND start >= ?1 AND start < ?2
            AND (?3 IS NULL OR source = ?3)";
     let sums = TrafficCounts::COLUMNS.map(|column| format!("sum({column})")).join(", ");
-    let most = Stocks::COLUMNS.map(|column| format!("max({column})")).join(", ");
+    let most = Gauges::COLUMNS.map(|column| format!("max({column})")).join(", ");
     let mut steps: BTreeMap<(i64, String), TrafficFigures> = BTreeMap::new();
     let mut sum = conn.prepare_cached(&format!(
         "SELECT start - start % ?4 AS at, source AS of, {sums}, {most} {condition} GROUP BY at, of"
@@ -96,19 +96,19 @@ fn figures(row: &Row<'_>, first: usize, tallies: Tallies) -> rusqlite::Result<Tr
     for (at, number) in counts.iter_mut().enumerate() {
         *number = row.get(first + at)?;
     }
-    let mut stocks = [0; STOCKS];
-    for (at, number) in stocks.iter_mut().enumerate() {
+    let mut gauges = [0; GAUGES];
+    for (at, number) in gauges.iter_mut().enumerate() {
         *number = row.get(first + COUNTS + at)?;
     }
     Ok(TrafficFigures {
         counts: TrafficCounts::of_numbers(counts),
-        stocks: Stocks::of_numbers(stocks),
+        gauges: Gauges::of_numbers(gauges),
         tallies,
     })
 }
 
 fn columns() -> String {
-    [&TrafficCounts::COLUMNS[..], &Stocks::COLUMNS[..]].concat().join(", ")
+    [&TrafficCounts::COLUMNS[..], &Gauges::COLUMNS[..]].concat().join(", ")
 }
 
 /// Writes figures in the place of those that were there.
@@ -118,7 +118,7 @@ fn write(
     node: Uuid,
     figures: &TrafficFigures,
 ) -> rusqlite::Result<()> {
-    let numbers = figures.counts.numbers().into_iter().chain(figures.stocks.numbers());
+    let numbers = figures.counts.numbers().into_iter().chain(figures.gauges.numbers());
     let mut values: Vec<Value> = vec![
         key.width.into(),
         key.start.into(),
@@ -190,7 +190,7 @@ fn add(
     let mut rows = take.query(asked)?;
     while let Some(row) = rows.next()? {
         let mut tallies = Tallies::default();
-        tallies.add_bytes(row.get_ref(2 + COUNTS + STOCKS)?.as_blob()?);
+        tallies.add_bytes(row.get_ref(2 + COUNTS + GAUGES)?.as_blob()?);
         let key = Key { width, start: floor(row.get(0)?, width), source: row.get(1)? };
         merged.entry(key).or_default().add(&figures(row, 2, tallies)?);
     }

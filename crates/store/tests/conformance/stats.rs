@@ -8,7 +8,7 @@ use hapax_core::job::Retry;
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
-    EventFilter, EventSample, LaneState, SampleAsk, Status, Stocks, Tallies, TallyKind, TrafficAsk,
+    EventFilter, EventSample, Gauges, LaneState, SampleAsk, Status, Tallies, TallyKind, TrafficAsk,
     TrafficCount, TrafficCounts, TrafficFigures, Verdict, traffic_of_all,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
@@ -318,7 +318,7 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
                     processing_micros: 1 << 50,
                 },
                 tallies,
-                stocks: Stocks { waiting: new, dead: 1, review: 0, last_arrival: 1_000 + new },
+                gauges: Gauges { waiting: new, dead: 1, review: 0, last_arrival: 1_000 + new },
             },
         }
     };
@@ -367,8 +367,8 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
     let processing: Vec<_> = all.tallies.of(TallyKind::Processing).collect();
     assert_eq!(processing, [(1, 2), (4, 1), (10, 1)]);
     // For one source the highest gauge counts; the gauges of two sources are added.
-    let stocks = Stocks { waiting: 14, dead: 2, review: 0, last_arrival: 1_010 };
-    assert_eq!(all.stocks, stocks);
+    let gauges = Gauges { waiting: 14, dead: 2, review: 0, last_arrival: 1_010 };
+    assert_eq!(all.gauges, gauges);
 
     let ask = TrafficAsk {
         source: None,
@@ -399,7 +399,7 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
     assert_eq!(coarse[0] % DAY, 0, "{by_the_minute:?}");
     assert_eq!(coarse[1] % 3_600, 0, "{by_the_minute:?}");
     let of_each_day = read(Some("a"), DAY).await;
-    let whole: Vec<_> = of_each_day.values().map(|figures| figures.stocks.waiting).collect();
+    let whole: Vec<_> = of_each_day.values().map(|figures| figures.gauges.waiting).collect();
     assert_eq!(whole[..2], [1_000, 100], "{of_each_day:?}");
     let acks: u64 = of_each_day.values().map(|figures| figures.tallies.total(TallyKind::Ack)).sum();
     assert_eq!(acks, 1_206, "{of_each_day:?}");

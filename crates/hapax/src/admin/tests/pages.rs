@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::http::{Method, Request, StatusCode, header};
 use hapax_core::job::Phase;
 use hapax_core::store::{
-    AdminRecords as _, AuditFilter, SearchIndex as _, Stocks, TallyKind, TrafficCount,
+    AdminRecords as _, AuditFilter, Gauges, SearchIndex as _, TallyKind, TrafficCount,
     TrafficCounts, TrafficFigures, TrafficHistory as _,
 };
 use hapax_sim::SignedEvent;
@@ -444,7 +444,7 @@ async fn the_overview_plots_what_was_recorded() {
             unavailable: 4,
             ..TrafficCounts::default()
         },
-        stocks: Stocks { waiting: 12, ..Stocks::default() },
+        gauges: Gauges { waiting: 12, ..Gauges::default() },
         ..TrafficFigures::default()
     };
     figures.tallies.count(TallyKind::Ack, 40, 5);

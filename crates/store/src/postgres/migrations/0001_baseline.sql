@@ -526,7 +526,7 @@ CREATE TABLE hapax.audit (
 -- The figures of each source, on all nodes together: by the minute, after a while by the hour and by
 -- the day. width and start are in seconds. A node writes rows of its own; merged rows have the nil
 -- node. succeeded: jobs; retrying: the growth of the number of jobs that are being retried; *_micros:
--- sums of durations; waiting, dead, review: the largest stocks; last_arrival: the last second with
+-- sums of durations; waiting, dead, review: the largest gauges; last_arrival: the last second with
 -- one. tallies: counts by kind and index, such as durations by bucket; the lowest 12 bits of each
 -- number hold kind and index, the bits above them the count.
 CREATE TABLE hapax.traffic (

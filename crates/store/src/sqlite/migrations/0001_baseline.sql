@@ -559,7 +559,7 @@ CREATE TABLE hapax_audit (
 
 -- The figures of each source: by the minute, after a while by the hour and by the day. width and start are in
 -- seconds. A process writes rows of its own; merged rows have the nil node. succeeded: jobs; retrying: the growth of
--- the number of jobs that are being retried; *_micros: sums of durations; waiting, dead, review: the largest stocks; last_arrival: the last second with
+-- the number of jobs that are being retried; *_micros: sums of durations; waiting, dead, review: the largest gauges; last_arrival: the last second with
 -- one.
 -- tallies: counts by kind and index, such as durations by bucket (hapax_core::store::Tallies).
 CREATE TABLE hapax_traffic (
