@@ -15,7 +15,7 @@ use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, alerts, history, jobs, stats};
 use super::filters::Filters;
 use super::plot::Plot;
-use super::text::Stock;
+use super::text::CappedCount;
 use super::{Frame, Page, Reader};
 use crate::api::{AlertList, Figures, HistoryQuery, Lane, Moment, Span, Stats, StatsQuery};
 
@@ -38,8 +38,8 @@ pub(in crate::admin) struct Overview {
 
 /// The work that waits for an operator.
 struct Stuck {
-    dead: Stock,
-    review: Stock,
+    dead: CappedCount,
+    review: CappedCount,
     dead_deliveries: u64,
 }
 
@@ -49,8 +49,8 @@ struct SourceRow {
     figures: Option<Figures>,
     /// The share of copies in a week.
     usual: Option<f64>,
-    waiting: Stock,
-    dead: Stock,
+    waiting: CappedCount,
+    dead: CappedCount,
     oldest_due: Option<Timestamp>,
 }
 
@@ -66,8 +66,8 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     let Json(alerts) = alerts::list(State(Arc::clone(&admin))).await;
     let Json(lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
     let mut stuck = Stuck {
-        dead: Stock::default(),
-        review: Stock::default(),
+        dead: CappedCount::default(),
+        review: CappedCount::default(),
         dead_deliveries: admin.store.delivery_backlog().await?.dead,
     };
     lanes.items.iter().for_each(|lane| stuck.dead.add(lane.dead));
@@ -105,8 +105,8 @@ fn source_rows(
         name: name.to_owned(),
         figures: None,
         usual: week.get(&SourceName::new(name)).and_then(|week| Figures::of(week).duplicate_rate),
-        waiting: Stock::default(),
-        dead: Stock::default(),
+        waiting: CappedCount::default(),
+        dead: CappedCount::default(),
         oldest_due: None,
     };
     for (name, figures) in stats.sources.iter().flatten() {

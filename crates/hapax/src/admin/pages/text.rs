@@ -55,20 +55,20 @@ pub(crate) fn number(number: &u64) -> String {
 }
 
 /// A count as text. A count that stopped at its limit ends in a plus sign.
-pub(crate) fn stock(stock: &Stock) -> String {
-    let more = if stock.is_capped { "+" } else { "" };
-    format!("{}{more}", number(&stock.count))
+pub(crate) fn capped(count: &CappedCount) -> String {
+    let more = if count.is_capped { "+" } else { "" };
+    format!("{}{more}", number(&count.count))
 }
 
 /// A count that stops at a limit.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Stock {
+pub(crate) struct CappedCount {
     pub(crate) count: u64,
     /// The limit was reached: there may be more.
     pub(crate) is_capped: bool,
 }
 
-impl Stock {
+impl CappedCount {
     /// Adds a count of one handler or source, which stops at [`LANE_COUNT_MAX`].
     pub(crate) fn add(&mut self, count: u64) {
         self.count += count;
