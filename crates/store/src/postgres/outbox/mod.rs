@@ -43,7 +43,7 @@ pub(super) use reader::ranked;
 
 /// The state of sending that a node keeps in memory.
 #[derive(Debug, Default)]
-pub(super) struct Sending {
+pub(super) struct SenderState {
     /// Notified when deliveries may be due.
     due: Notify,
     turn: Mutex<ExchangeCursor>,
@@ -59,7 +59,7 @@ struct ExchangeCursor {
     hints: ClaimHints,
 }
 
-impl Sending {
+impl SenderState {
     fn turn(&self) -> MutexGuard<'_, ExchangeCursor> {
         self.turn.lock().expect("no panic happens under this lock")
     }
