@@ -17,7 +17,7 @@ const PAGE: usize = 200;
 
 /// The parts that are needed to use endpoints.
 #[derive(Debug)]
-pub(crate) struct Sending {
+pub(crate) struct SendingParts {
     /// Seals secrets and custom headers.
     pub(crate) vault: Arc<Vault>,
     /// Signs and posts, and knows which addresses endpoints may have.
@@ -29,18 +29,18 @@ pub(crate) struct Sending {
 
 /// The sending side that is in use, or why endpoints cannot be used.
 #[derive(Debug)]
-pub(crate) struct SharedSending(ArcSwap<Result<Arc<Sending>, String>>);
+pub(crate) struct SharedSending(ArcSwap<Result<Arc<SendingParts>, String>>);
 
 impl SharedSending {
-    pub(crate) fn new(sending: Result<Sending, String>) -> Self {
+    pub(crate) fn new(sending: Result<SendingParts, String>) -> Self {
         Self(ArcSwap::from_pointee(sending.map(Arc::new)))
     }
 
-    pub(crate) fn get(&self) -> Result<Arc<Sending>, String> {
+    pub(crate) fn get(&self) -> Result<Arc<SendingParts>, String> {
         Result::clone(&self.0.load())
     }
 
-    pub(crate) fn replace(&self, sending: Result<Sending, String>) {
+    pub(crate) fn replace(&self, sending: Result<SendingParts, String>) {
         self.0.store(Arc::new(sending.map(Arc::new)));
     }
 
@@ -61,7 +61,7 @@ impl SharedSending {
     }
 }
 
-impl Sending {
+impl SendingParts {
     /// The sending side of a configuration, or why endpoints cannot be used. `may_create_key` says that the
     /// database holds no sealed value.
     pub(crate) fn of(config: &Config, may_create_key: bool) -> Result<Self, String> {
@@ -105,7 +105,7 @@ pub(crate) async fn at_start<S: InspectOutbox + SourceSecretStore>(
     let endpoints = store.endpoints(any).await?;
     let tenants = store.source_secrets().await?;
     let is_empty = endpoints.items.is_empty() && tenants.pairs.is_empty();
-    Ok(SharedSending::new(Sending::of(config, is_empty)))
+    Ok(SharedSending::new(SendingParts::of(config, is_empty)))
 }
 
 /// The sending side after a reload, or why the new configuration cannot be applied: a key is missing that a
@@ -114,9 +114,9 @@ pub(crate) async fn at_reload<S: InspectOutbox + SourceSecretStore>(
     store: &S,
     config: &Config,
     before: &SharedSending,
-) -> Result<Result<Sending, String>, String> {
+) -> Result<Result<SendingParts, String>, String> {
     let before = before.get();
-    let after = Sending::with(config, false, before.as_deref().ok());
+    let after = SendingParts::with(config, false, before.as_deref().ok());
     let Ok(before) = before else { return Ok(after) };
     let known: Vec<KeyId> = after.as_ref().map_or(Vec::new(), |it| it.vault.key_ids().collect());
     let dropped: Vec<KeyId> = before.vault.key_ids().filter(|key| !known.contains(key)).collect();

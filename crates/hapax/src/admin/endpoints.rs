@@ -35,7 +35,7 @@ use crate::api::{
     Deleted, Endpoint, EndpointRequest, EndpointsQuery, List, Patch, PingAnswer, ReasonRequest,
     RotateRequest, Span,
 };
-use crate::sending::Sending;
+use crate::sending::SendingParts;
 use crate::tenant_sources::nonce;
 
 /// The overlap of a rotation that names none.
@@ -428,7 +428,7 @@ fn is_same_origin(one: &str, other: &str) -> bool {
     }
 }
 
-fn sending<S: AdminStore>(admin: &Admin<S>) -> Result<Arc<Sending>, Problem> {
+fn sending<S: AdminStore>(admin: &Admin<S>) -> Result<Arc<SendingParts>, Problem> {
     admin.sending.get().map_err(|why| Problem::unavailable(&why))
 }
 
