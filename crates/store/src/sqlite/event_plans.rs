@@ -10,7 +10,7 @@ use hapax_core::{SourceName, Tenant, Timestamp};
 use rusqlite::types::Value;
 use rusqlite::{Connection, Row, params_from_iter};
 
-use super::plans::{RunningPlan, Span};
+use super::plans::{PlanBounds, RunningPlan};
 use super::reader::{self, RANK};
 use super::row::{DEAD, REVIEW, event_id, micros};
 use super::writer::Writer;
@@ -73,7 +73,7 @@ impl EventScan {
     pub(super) fn count(
         conn: &Connection,
         work: &EventPlan,
-        span: &Span,
+        span: &PlanBounds,
         instant: Timestamp,
         after: i64,
     ) -> rusqlite::Result<Self> {
@@ -85,7 +85,7 @@ impl EventScan {
     fn run(
         conn: &Connection,
         work: &EventPlan,
-        span: &Span,
+        span: &PlanBounds,
         instant: Timestamp,
         after: i64,
         body: &str,
@@ -185,7 +185,7 @@ fn has_few_lanes(conn: &Connection) -> rusqlite::Result<bool> {
 }
 
 /// The condition for an event of the plan, beginning with AND, and its values.
-fn condition(work: &EventPlan, span: &Span, instant: Timestamp) -> (String, Vec<Value>) {
+fn condition(work: &EventPlan, span: &PlanBounds, instant: Timestamp) -> (String, Vec<Value>) {
     let filter = EventFilter { status: None, unfinished_since: None, ..work.filter.clone() };
     let (mut sql, mut values) = reader::filtered(&filter);
     let mut say = |said: &str, said_of: Vec<Value>| {

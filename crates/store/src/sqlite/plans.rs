@@ -139,7 +139,7 @@ impl SqliteStore {
         &self,
         work: &PlanWork,
         now: Timestamp,
-    ) -> Result<Option<(Span, u64)>, StoreError> {
+    ) -> Result<Option<(PlanBounds, u64)>, StoreError> {
         match work {
             PlanWork::Deliveries(work) => self.count_deliveries(*work, now).await,
             PlanWork::Events(work) => self.count_events(work, now).await.map(Some),
@@ -150,11 +150,11 @@ impl SqliteStore {
         &self,
         work: DeliveryPlan,
         now: Timestamp,
-    ) -> Result<Option<(Span, u64)>, StoreError> {
+    ) -> Result<Option<(PlanBounds, u64)>, StoreError> {
         let until = work.until.map_or(now, |until| until.min(now));
         let counted = self.readers.run(move |conn| {
             let Some(number) = endpoint_number(conn, work.endpoint)? else { return Ok(None) };
-            let span = Span::of(conn, Numbered::Messages, work.since, until)?;
+            let span = PlanBounds::of(conn, Numbered::Messages, work.since, until)?;
             let total = count_deliveries(conn, number, work.which, &span)?;
             Ok(Some((number, span, total)))
         });
@@ -174,9 +174,10 @@ impl SqliteStore {
         &self,
         work: &EventPlan,
         now: Timestamp,
-    ) -> Result<(Span, u64), StoreError> {
+    ) -> Result<(PlanBounds, u64), StoreError> {
         let (since, until) = (work.filter.since.unwrap_or(Timestamp::MIN), work.until(now));
-        let span = self.readers.run(move |conn| Span::of(conn, Numbered::Events, since, until));
+        let span =
+            self.readers.run(move |conn| PlanBounds::of(conn, Numbered::Events, since, until));
         let span = span.await?;
         let (mut after, mut total) = (span.first - 1, 0);
         loop {
@@ -281,7 +282,7 @@ pub(super) struct RunningPlan {
     next_at: i64,
     pub(super) passed_at: i64,
     pub(super) passed: i64,
-    pub(super) span: Span,
+    pub(super) span: PlanBounds,
 }
 
 impl RunningPlan {
@@ -331,14 +332,14 @@ pub(super) enum Numbered {
 
 /// The times and the numbers of the messages or events that a plan is about.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Span {
+pub(super) struct PlanBounds {
     pub(super) since: i64,
     pub(super) until: i64,
     pub(super) first: i64,
     pub(super) last: i64,
 }
 
-impl Span {
+impl PlanBounds {
     fn of(
         conn: &Connection,
         numbered: Numbered,
@@ -396,7 +397,7 @@ fn insert(
     conn: &Connection,
     plan: &NewPlan,
     by: &Action,
-    span: &Span,
+    span: &PlanBounds,
     total: u64,
     now: Timestamp,
 ) -> rusqlite::Result<PlanCreated> {
@@ -535,7 +536,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<RunningPlan> {
         next_at: row.get(17)?,
         passed_at: row.get(18)?,
         passed: row.get(19)?,
-        span: Span {
+        span: PlanBounds {
             since: row.get(4)?,
             until: row.get(16)?,
             first: row.get::<_, i64>(19)? + 1,

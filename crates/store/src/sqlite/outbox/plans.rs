@@ -11,7 +11,7 @@ use super::change::Reported;
 use super::endpoints::note_action;
 use super::row::{COLUMNS, DeliveryRow};
 use super::{Outbox, endpoints};
-use crate::sqlite::plans::{RunningPlan, Span};
+use crate::sqlite::plans::{PlanBounds, RunningPlan};
 use crate::sqlite::row::micros;
 
 /// Messages that one query of a count reads.
@@ -223,7 +223,7 @@ pub(in crate::sqlite) fn count_deliveries(
     conn: &Connection,
     number: i64,
     which: PlannedDeliveries,
-    span: &Span,
+    span: &PlanBounds,
 ) -> rusqlite::Result<Option<u64>> {
     let counted = |sql: &str| -> rusqlite::Result<Option<u64>> {
         conn.prepare_cached(sql)?
@@ -257,7 +257,7 @@ pub(in crate::sqlite) struct MissingScan {
 }
 
 impl MissingScan {
-    pub(in crate::sqlite) fn of(span: &Span) -> Self {
+    pub(in crate::sqlite) fn of(span: &PlanBounds) -> Self {
         Self { passed: span.first - 1, missing: 0, is_over: false }
     }
 
@@ -266,7 +266,7 @@ impl MissingScan {
         mut self,
         conn: &Connection,
         number: i64,
-        span: &Span,
+        span: &PlanBounds,
     ) -> rusqlite::Result<Self> {
         let sql = format!("SELECT {} FROM hapax_endpoint WHERE endpoint = ?1", endpoints::COLUMNS);
         let (_, endpoint) = conn.prepare_cached(&sql)?.query_row([number], endpoints::read)?;
