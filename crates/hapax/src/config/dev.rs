@@ -11,7 +11,7 @@ use hapax_core::source::SourceSpec;
 use hapax_core::{Source, presets};
 use hapax_engine::AnswerMode;
 
-use super::problem::{InvalidSetting, Origin};
+use super::problem::{InvalidSetting, SettingOrigin};
 use super::reader::ConfigReader;
 use super::secret_file;
 use super::secret_file::SecretKind;
@@ -58,7 +58,7 @@ impl ConfigReader<'_> {
                 ),
                 "write a config with `hapax init`, and give each source its own secret",
             );
-            self.problems.add(Origin::Whole, "listen", invalid);
+            self.problems.add(SettingOrigin::Whole, "listen", invalid);
         }
         // No file is created for a start that fails anyway.
         if !self.problems.is_empty() || self.environment.read_only {
@@ -109,7 +109,7 @@ impl ConfigReader<'_> {
                 }
                 Err(error) => {
                     let invalid = InvalidSetting::new(error.problem, error.hint);
-                    self.problems.add(Origin::Whole, preset.name, invalid);
+                    self.problems.add(SettingOrigin::Whole, preset.name, invalid);
                 }
             }
         }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::problem::{ConfigProblems, InvalidSetting, Origin};
+use super::problem::{ConfigProblems, InvalidSetting, SettingOrigin};
 use super::suggest;
 
 /// A table of the file.
@@ -39,8 +39,9 @@ pub(crate) fn parse<'t>(
     match DeTable::parse(text) {
         Ok(document) => Some(document),
         Err(error) => {
-            let origin =
-                error.span().map_or(Origin::Whole, |Range { start, .. }| Origin::File(start));
+            let origin = error
+                .span()
+                .map_or(SettingOrigin::Whole, |Range { start, .. }| SettingOrigin::File(start));
             let message = error.message().lines().next().unwrap_or("invalid TOML").to_owned();
             let hint = if message.contains("duplicate") {
                 "write each key and each [section] only once"
@@ -90,7 +91,7 @@ impl<'d> Section<'d> {
 
     /// Reports a problem with the section as a whole.
     pub(crate) fn report(&self, invalid: InvalidSetting, problems: &mut ConfigProblems) {
-        problems.add(Origin::File(self.at), self.path.clone(), invalid);
+        problems.add(SettingOrigin::File(self.at), self.path.clone(), invalid);
     }
 
     /// The entry at a dotted path such as `scheme.header`, or its deepest ancestor that exists.
@@ -128,7 +129,7 @@ impl<'d> Entry<'d> {
 
     /// Reports a problem with this entry.
     pub(crate) fn report(&self, invalid: InvalidSetting, problems: &mut ConfigProblems) {
-        problems.add(Origin::File(self.at), self.path.clone(), invalid);
+        problems.add(SettingOrigin::File(self.at), self.path.clone(), invalid);
     }
 
     /// The offset in the file of byte `at` of the text; `None` if the text contains escapes.

@@ -21,7 +21,7 @@ use hapax_engine::AnswerMode;
 use http::Uri;
 
 use super::document::{Entry, Section};
-use super::problem::{InvalidSetting, Origin};
+use super::problem::{InvalidSetting, SettingOrigin};
 use super::reader::ConfigReader;
 use super::units;
 
@@ -198,7 +198,7 @@ impl ConfigReader<'_> {
             // The position in the file is enough.
             Some(at) => {
                 let invalid = InvalidSetting::new(error.problem, error.hint);
-                self.problems.add(Origin::File(at), entry.path(), invalid);
+                self.problems.add(SettingOrigin::File(at), entry.path(), invalid);
             }
             None => {
                 let invalid = InvalidSetting::new(format!("in the SQL, {error}"), error.hint);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use hapax_core::secret::Secret;
 
 use super::document::Section;
-use super::problem::Origin;
+use super::problem::SettingOrigin;
 use super::reader::ConfigReader;
 use super::settings::Settings;
 
@@ -74,7 +74,7 @@ pub(super) const OVERRIDABLE: [(&str, &str, &str); 18] = [
 
 /// The place where a setting was set.
 pub(super) struct SetAt {
-    pub(super) origin: Origin,
+    pub(super) origin: SettingOrigin,
     /// The key, or empty if the origin names it.
     pub(super) key: &'static str,
 }
@@ -97,7 +97,7 @@ impl ConfigReader<'_> {
             if let Some((origin, text)) = given
                 && let Err(invalid) = settings.set(key, &text)
             {
-                self.problems.add(Origin::Override(origin), "", invalid);
+                self.problems.add(SettingOrigin::Override(origin), "", invalid);
             }
         }
     }
@@ -111,12 +111,12 @@ impl ConfigReader<'_> {
     ) -> Option<SetAt> {
         let (_, variable, flag) = OVERRIDABLE.into_iter().find(|(known, _, _)| *known == key)?;
         if flags.get(key).is_some() {
-            return Some(SetAt { origin: Origin::Override(flag), key: "" });
+            return Some(SetAt { origin: SettingOrigin::Override(flag), key: "" });
         }
         if (self.environment.env)(variable).is_some_and(|text| !text.is_empty()) {
-            return Some(SetAt { origin: Origin::Override(variable), key: "" });
+            return Some(SetAt { origin: SettingOrigin::Override(variable), key: "" });
         }
-        root.get(key).map(|entry| SetAt { origin: Origin::File(entry.at()), key })
+        root.get(key).map(|entry| SetAt { origin: SettingOrigin::File(entry.at()), key })
     }
 }
 

@@ -22,7 +22,7 @@ impl InvalidSetting {
 
 /// The origin of a setting.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Origin {
+pub(crate) enum SettingOrigin {
     /// A command line flag or an environment variable, by its name.
     Override(&'static str),
     /// A byte offset in the config file.
@@ -35,7 +35,7 @@ pub(crate) enum Origin {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConfigProblem {
     /// The place.
-    pub(crate) origin: Origin,
+    pub(crate) origin: SettingOrigin,
     /// The dotted key, or empty.
     pub(crate) key: String,
     /// The problem and the hint.
@@ -52,13 +52,18 @@ pub(crate) struct Unopened;
 
 impl ConfigProblems {
     /// Adds a problem.
-    pub(crate) fn add(&mut self, origin: Origin, key: impl Into<String>, invalid: InvalidSetting) {
+    pub(crate) fn add(
+        &mut self,
+        origin: SettingOrigin,
+        key: impl Into<String>,
+        invalid: InvalidSetting,
+    ) {
         self.0.push(ConfigProblem { origin, key: key.into(), invalid });
     }
 
     /// Adds a problem about a file or directory that cannot be used.
     pub(crate) fn add_unopened(&mut self, key: &str, invalid: InvalidSetting) {
-        self.add(Origin::Whole, key, invalid);
+        self.add(SettingOrigin::Whole, key, invalid);
         self.1 = Some(Unopened);
     }
 
@@ -89,7 +94,7 @@ impl ConfigErrors {
     /// A single error about the file as a whole.
     pub(crate) fn whole(file: Option<&Path>, invalid: InvalidSetting) -> Self {
         let mut problems = ConfigProblems::default();
-        problems.add(Origin::Whole, "", invalid);
+        problems.add(SettingOrigin::Whole, "", invalid);
         problems.into_errors(file, "")
     }
 
@@ -108,14 +113,14 @@ impl fmt::Display for ConfigErrors {
 fn render(problem: &ConfigProblem, file: Option<&Path>, text: &str) -> String {
     let file = file.map(|file| file.display().to_string());
     let origin = match (&problem.origin, file) {
-        (Origin::Override(name), _) => format!("{name}: "),
-        (Origin::File(at), Some(file)) => {
+        (SettingOrigin::Override(name), _) => format!("{name}: "),
+        (SettingOrigin::File(at), Some(file)) => {
             let (line, column) = line_and_column(text, *at);
             format!("{file}:{line}:{column}: ")
         }
-        (Origin::File(at), None) => format!("line {}: ", line_and_column(text, *at).0),
-        (Origin::Whole, Some(file)) => format!("{file}: "),
-        (Origin::Whole, None) => String::new(),
+        (SettingOrigin::File(at), None) => format!("line {}: ", line_and_column(text, *at).0),
+        (SettingOrigin::Whole, Some(file)) => format!("{file}: "),
+        (SettingOrigin::Whole, None) => String::new(),
     };
     let key = if problem.key.is_empty() { String::new() } else { format!("{}: ", problem.key) };
     let InvalidSetting { problem, hint } = &problem.invalid;

@@ -7,7 +7,7 @@ use hapax_core::secret::Secret;
 use http::{HeaderName, HeaderValue};
 
 use super::document::Section;
-use super::problem::{InvalidSetting, Origin};
+use super::problem::{InvalidSetting, SettingOrigin};
 use super::reader::ConfigReader;
 use super::units;
 
@@ -53,7 +53,7 @@ impl ConfigReader<'_> {
             Ok(url) => url,
             Err(RefetchError { at, problem, hint }) => {
                 let at = entry.byte_in_file(self.text, at).filter(|_| at > 0);
-                let origin = Origin::File(at.unwrap_or(entry.at()));
+                let origin = SettingOrigin::File(at.unwrap_or(entry.at()));
                 self.problems.add(origin, entry.path(), InvalidSetting::new(problem, hint));
                 return None;
             }

@@ -10,7 +10,7 @@ use hapax_core::secret::Secret;
 use super::Config;
 use super::document::Section;
 use super::overrides::{Flags, SetAt};
-use super::problem::{InvalidSetting, Origin};
+use super::problem::{InvalidSetting, SettingOrigin};
 use super::reader::ConfigReader;
 use super::secret_file::{self, SecretKind};
 use super::settings::Settings;
@@ -158,7 +158,7 @@ impl ConfigReader<'_> {
         );
         let given = self.set_at(root, flags, "admin_listen");
         let SetAt { origin, key } =
-            given.unwrap_or(SetAt { origin: Origin::Whole, key: "admin_listen" });
+            given.unwrap_or(SetAt { origin: SettingOrigin::Whole, key: "admin_listen" });
         self.problems.add(origin, key, invalid);
     }
 
