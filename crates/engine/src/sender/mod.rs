@@ -42,7 +42,7 @@ use crate::limits::{
     EXCHANGE_BESIDE_MIN, EXCHANGE_CLAIMS_MAX, GAUGES_EVERY, ORPHANS_PER_COMMIT, POLL_EVERY,
     SENDER_PAUSE_DOUBLINGS, SENDER_PAUSE_MIN, SLOW_ATTEMPT_AGE,
 };
-use crate::worker::Pause;
+use crate::worker::StoreBackoff;
 
 /// The limits of attempts in flight on a node, over all endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,7 +187,7 @@ struct SenderLoop<S> {
     /// How many exchanges in a row claimed nothing although something was due: its endpoints may be full,
     /// or out of this node's reach.
     fruitless: u32,
-    pause: Pause,
+    pause: StoreBackoff,
     counts: SenderMetrics,
 }
 
@@ -232,7 +232,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
             ask_at: Instant::now(),
             pause_until: None,
             fruitless: 0,
-            pause: Pause::default(),
+            pause: StoreBackoff::default(),
             counts: SenderMetrics::new(),
         }
     }
@@ -376,7 +376,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
                 return;
             }
         };
-        self.pause = Pause::default();
+        self.pause = StoreBackoff::default();
         self.pause_until = None;
         for (outcome, held) in outcomes.iter().zip(settled) {
             self.counts.count(outcome, held);

@@ -12,7 +12,7 @@ use hapax_core::store::{
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use tracing::{debug, info, warn};
 
-use super::polling::Pause;
+use super::polling::StoreBackoff;
 use super::{AttemptEnd, HandlerWorkers, StoreStep, Workers};
 
 /// Renewing more often than this would cost more than it protects.
@@ -54,7 +54,7 @@ impl HandlerWorkers {
         next: &StoreStep,
     ) -> AttemptEnd {
         let give_up = Instant::now() + self.config.policy.lease;
-        let mut pause = Pause::default();
+        let mut pause = StoreBackoff::default();
         loop {
             let recorded = match next {
                 StoreStep::Settle(outcome) => self.try_settle(workers, claim, outcome).await,

@@ -36,7 +36,7 @@ use uuid::Uuid;
 
 use metrics::WorkerMetrics;
 use panics::{catch_panic, log_panic};
-pub(crate) use polling::Pause;
+pub(crate) use polling::StoreBackoff;
 
 use crate::event_waiters::EventWaiters;
 use crate::ingress::Now;
@@ -253,7 +253,7 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
 
     /// Announces the handlers to the store. Until that succeeds, nothing is claimed.
     async fn announce(&self, lanes: &[Arc<HandlerWorkers>]) {
-        let mut pause = Pause::default();
+        let mut pause = StoreBackoff::default();
         let specs: Vec<HandlerSpec> =
             lanes.iter().map(|lane| lane.config.spec(&lane.handler.source)).collect();
         while let Err(error) = self.store.announce(specs.clone()).await {

@@ -22,7 +22,7 @@ pub(super) struct Polling<'a, S> {
     workers: &'a Workers<S>,
     stop: &'a CancellationToken,
     quiet: u32,
-    pause: Pause,
+    pause: StoreBackoff,
 }
 
 impl<'a, S: Work> Polling<'a, S> {
@@ -31,7 +31,7 @@ impl<'a, S: Work> Polling<'a, S> {
         workers: &'a Workers<S>,
         stop: &'a CancellationToken,
     ) -> Self {
-        Self { lane, workers, stop, quiet: 0, pause: Pause::default() }
+        Self { lane, workers, stop, quiet: 0, pause: StoreBackoff::default() }
     }
 
     /// The store's next hint. The hint is requested before each claim, so that work which arrives between
@@ -48,7 +48,7 @@ impl<'a, S: Work> Polling<'a, S> {
     ) {
         match found {
             Ok(found) => {
-                self.pause = Pause::default();
+                self.pause = StoreBackoff::default();
                 match found {
                     ClaimYield::Full => self.quiet = 0,
                     ClaimYield::Some => {
@@ -85,11 +85,11 @@ impl<'a, S: Work> Polling<'a, S> {
 
 /// Pauses that double while the store fails, with a log line for the first failure only.
 #[derive(Debug, Default)]
-pub(crate) struct Pause {
+pub(crate) struct StoreBackoff {
     failures: u32,
 }
 
-impl Pause {
+impl StoreBackoff {
     pub(crate) fn say(&self, error: &StoreError, doing: &str) {
         if self.failures == 0 {
             warn!(%error, "{doing}: {error}; trying again");
