@@ -29,7 +29,7 @@ const HEADER: &str = "plaid-verification";
 /// Where the keys come from.
 pub(super) enum PlaidVerifier {
     /// The configured keys, in their order.
-    Configured(Vec<Key>),
+    Configured(Vec<PlaidKey>),
     /// The account that asks Plaid for them.
     Fetched(Account),
 }
@@ -46,7 +46,7 @@ const ENVIRONMENTS: [(&str, &str); 2] = [
     ("sandbox", "https://sandbox.plaid.com/webhook_verification_key/get"),
 ];
 
-pub(super) struct Key {
+pub(super) struct PlaidKey {
     kid: String,
     expired_at: Option<i64>,
     key: ParsedPublicKey,
@@ -55,19 +55,19 @@ pub(super) struct Key {
 /// The answer of `/webhook_verification_key/get`.
 #[derive(Deserialize)]
 struct KeyAnswer {
-    key: Jwk,
+    key: PlaidJwk,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum KeySet {
-    Keys(Vec<Jwk>),
-    Set { keys: Vec<Jwk> },
-    One(Jwk),
+enum ConfiguredKeys {
+    Keys(Vec<PlaidJwk>),
+    Set { keys: Vec<PlaidJwk> },
+    One(PlaidJwk),
 }
 
 #[derive(Deserialize)]
-struct Jwk {
+struct PlaidJwk {
     kid: String,
     kty: String,
     crv: String,
@@ -80,7 +80,7 @@ struct Jwk {
 }
 
 #[derive(Deserialize)]
-struct Header<'a> {
+struct TokenHeader<'a> {
     alg: &'a str,
     kid: &'a str,
     /// Extensions that the reader must support. None is supported.
@@ -88,7 +88,7 @@ struct Header<'a> {
 }
 
 #[derive(Deserialize)]
-struct Claims<'a> {
+struct TokenClaims<'a> {
     iat: i64,
     request_body_sha256: &'a str,
 }
@@ -110,16 +110,17 @@ impl PlaidVerifier {
             )
         };
         let text = param(spec, "jwks", "the verification keys, a JSON array of JWKs")?;
-        let set: KeySet = serde_json::from_str(text).map_err(|_| bad("is not a set of JWKs"))?;
+        let set: ConfiguredKeys =
+            serde_json::from_str(text).map_err(|_| bad("is not a set of JWKs"))?;
         let jwks = match set {
-            KeySet::Keys(keys) | KeySet::Set { keys } => keys,
-            KeySet::One(key) => vec![key],
+            ConfiguredKeys::Keys(keys) | ConfiguredKeys::Set { keys } => keys,
+            ConfiguredKeys::One(key) => vec![key],
         };
         if jwks.is_empty() {
             return Err(bad("holds no key"));
         }
         let keys = jwks.into_iter().map(|jwk| {
-            Key::read(jwk).ok_or_else(|| bad("holds a key that is not for ES256 on P-256"))
+            PlaidKey::read(jwk).ok_or_else(|| bad("holds a key that is not for ES256 on P-256"))
         });
         keys.collect::<Result<_, _>>().map(Self::Configured)
     }
@@ -156,8 +157,8 @@ impl Account {
     }
 }
 
-impl Key {
-    fn read(jwk: Jwk) -> Option<Self> {
+impl PlaidKey {
+    fn read(jwk: PlaidJwk) -> Option<Self> {
         let fits = jwk.kty == "EC"
             && jwk.crv == "P-256"
             && jwk.alg.is_none_or(|alg| alg == "ES256")
@@ -172,7 +173,7 @@ impl Key {
 }
 
 /// A token in its parts, before anything of it is proven.
-struct Token<'a> {
+struct UnverifiedToken<'a> {
     /// The signed text.
     content: &'a str,
     kid: String,
@@ -184,14 +185,14 @@ fn wrong(problem: &str) -> Refusal {
     Refusal::Signature(problem.to_owned())
 }
 
-impl<'a> Token<'a> {
+impl<'a> UnverifiedToken<'a> {
     fn read(token: &'a str) -> Result<Self, Refusal> {
         let malformed = || wrong("the token is not well-formed");
         let (content, signature) = token.rsplit_once('.').ok_or_else(malformed)?;
         let (header, claims) = content.split_once('.').ok_or_else(malformed)?;
         let read = |part: &str| URL_SAFE_NO_PAD.decode(part).map_err(|_| malformed());
         let (header, claims, signature) = (read(header)?, read(claims)?, read(signature)?);
-        let header: Header<'_> = serde_json::from_slice(&header).map_err(|_| malformed())?;
+        let header: TokenHeader<'_> = serde_json::from_slice(&header).map_err(|_| malformed())?;
         if header.alg != "ES256" || header.crit.is_some() {
             return Err(wrong("the token is not signed with ES256"));
         }
@@ -201,7 +202,7 @@ impl<'a> Token<'a> {
     /// Checks the token with the key that it names, and the body with the token.
     fn check(
         &self,
-        key: &Key,
+        key: &PlaidKey,
         arrival: &Arrival,
         now: Timestamp,
     ) -> Result<Option<Timestamp>, Refusal> {
@@ -211,7 +212,7 @@ impl<'a> Token<'a> {
         key.key
             .verify_sig(self.content.as_bytes(), &self.signature)
             .map_err(|_| wrong("the token was not signed by the key it names"))?;
-        let claims: Claims<'_> =
+        let claims: TokenClaims<'_> =
             serde_json::from_slice(&self.claims).map_err(|_| wrong("the token lacks a claim"))?;
         let mut named = [0; 32];
         let length = keys::decode(Encoding::Hex, claims.request_body_sha256.as_bytes(), &mut named)
@@ -233,7 +234,7 @@ impl SchemeVerifier for PlaidVerifier {
     fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
         let Self::Configured(keys) = self else { return Err(not_fetched("jwks")) };
         let token = needed(arrival, HEADER)?;
-        let token = Token::read(&token)?;
+        let token = UnverifiedToken::read(&token)?;
         let (secret, key) = keys
             .iter()
             .enumerate()
@@ -249,7 +250,7 @@ impl SchemeVerifier for PlaidVerifier {
         now: Timestamp,
     ) -> Result<Option<KeyRequest>, Refusal> {
         let Self::Fetched(account) = self else { return Ok(None) };
-        let token = Token::read(sender_key::only(headers, HEADER)?)?;
+        let token = UnverifiedToken::read(sender_key::only(headers, HEADER)?)?;
         match sender_key::is_key_name(&token.kid) {
             true => Ok(Some(account.key_request(&token.kid, now))),
             false => Err(wrong("the token names a key that Plaid cannot have")),
@@ -268,7 +269,8 @@ impl SchemeVerifier for PlaidVerifier {
         if request.name != format!("key {}", answer.key.kid) {
             return Err(unfit("holds another key"));
         }
-        let key = Key::read(answer.key).ok_or_else(|| unfit("is not a key for ES256 on P-256"))?;
+        let key =
+            PlaidKey::read(answer.key).ok_or_else(|| unfit("is not a key for ES256 on P-256"))?;
         Ok(SenderKey(FetchedKey::Jwk(key)))
     }
 
@@ -279,7 +281,7 @@ impl SchemeVerifier for PlaidVerifier {
         now: Timestamp,
     ) -> Result<Authentic, Refusal> {
         let token = needed(arrival, HEADER)?;
-        let token = Token::read(&token)?;
+        let token = UnverifiedToken::read(&token)?;
         match &key.0 {
             FetchedKey::Jwk(key) if key.kid == token.kid => {
                 let signed_at = token.check(key, arrival, now)?;

@@ -29,7 +29,7 @@ pub struct SenderKey(pub(super) FetchedKey);
 
 pub(super) enum FetchedKey {
     Certificate(paypal::Certificate),
-    Jwk(plaid::Key),
+    Jwk(plaid::PlaidKey),
 }
 
 /// Why an answer is not a key that can be trusted.
