@@ -29,7 +29,7 @@ use crate::recent::{Recent, adds_nothing};
 const MENDS_MAX: u32 = 3;
 
 /// A receipt to be decided.
-pub(super) struct Item<'a> {
+pub(super) struct PendingReceipt<'a> {
     pub(super) receipt: &'a Receipt,
     pub(super) jobs: &'a [NewJob],
     pub(super) via: &'a ArrivalInfo,
@@ -38,9 +38,9 @@ pub(super) struct Item<'a> {
 }
 
 /// The receipts of one request that one statement decides.
-struct Group<'a> {
+struct ReceiptGroup<'a> {
     request: usize,
-    items: Vec<(usize, Item<'a>)>,
+    items: Vec<(usize, PendingReceipt<'a>)>,
 }
 
 /// Which statement decides a receipt.
@@ -79,15 +79,15 @@ pub(super) async fn decide(
         let items = ingest.receipts.iter().enumerate().map(|(at, receipt)| {
             let jobs = ingest.jobs.get(at).map_or(&[][..], Vec::as_slice);
             let id = shared.ids.make(ingest.via.received_at);
-            (at, Item { receipt, jobs, via: &ingest.via, id })
+            (at, PendingReceipt { receipt, jobs, via: &ingest.via, id })
         });
-        let group = Group { request, items: items.collect() };
+        let group = ReceiptGroup { request, items: items.collect() };
         match ingest.receipts.iter().any(takes_more) {
             true => long.push(group),
             false => short.push(group),
         }
     }
-    let work = Outcome::new(shared, epoch);
+    let work = VerdictReader::new(shared, epoch);
     let row_verdicts = ask_each(shared, IngestStatement::Short, &short, &mut board).await;
     work.settle_short(short, row_verdicts, &mut board, &mut long).await;
     let row_verdicts = ask_each(shared, IngestStatement::Long, &long, &mut board).await;
@@ -109,7 +109,7 @@ pub(super) async fn decide(
 pub(super) async fn plain_copies(shared: &Shared, ingests: &[Ingest]) -> Vec<Option<Vec<Verdict>>> {
     let nothing = || ingests.iter().map(|_| None).collect();
     let Some(epoch) = shared.epoch.confirmed() else { return nothing() };
-    let work = Outcome::new(shared, Some(epoch.clone()));
+    let work = VerdictReader::new(shared, Some(epoch.clone()));
     let receipts = ingests.iter().flat_map(|ingest| &ingest.receipts);
     let hashes: Vec<Uuid> = receipts.map(|receipt| of_hash(receipt.key_hash())).collect();
     let existing = match work.existing(LookupBy::Hash, &hashes).await {
@@ -150,13 +150,13 @@ type RowVerdicts = HashMap<(usize, usize), RowVerdict>;
 async fn ask_each(
     shared: &Shared,
     way: IngestStatement,
-    groups: &[Group<'_>],
+    groups: &[ReceiptGroup<'_>],
     board: &mut BatchVerdicts,
 ) -> RowVerdicts {
     if groups.is_empty() {
         return RowVerdicts::new();
     }
-    let all: Vec<&Group<'_>> = groups.iter().collect();
+    let all: Vec<&ReceiptGroup<'_>> = groups.iter().collect();
     let error = match ask(shared, way, &all).await {
         Ok(row_verdicts) => {
             shared.health.works();
@@ -179,7 +179,7 @@ async fn ask_each(
     row_verdicts
 }
 
-fn fail(shared: &Shared, groups: &[Group<'_>], error: PgError, board: &mut BatchVerdicts) {
+fn fail(shared: &Shared, groups: &[ReceiptGroup<'_>], error: PgError, board: &mut BatchVerdicts) {
     let is_outage = error.is_outage();
     let cause = Cause::new(error);
     if is_outage {
@@ -195,9 +195,9 @@ fn fail(shared: &Shared, groups: &[Group<'_>], error: PgError, board: &mut Batch
 async fn ask(
     shared: &Shared,
     way: IngestStatement,
-    groups: &[&Group<'_>],
+    groups: &[&ReceiptGroup<'_>],
 ) -> Result<RowVerdicts, PgError> {
-    let mut items: Vec<(usize, usize, &Item<'_>)> = groups
+    let mut items: Vec<(usize, usize, &PendingReceipt<'_>)> = groups
         .iter()
         .flat_map(|group| group.items.iter().map(|(at, item)| (group.request, *at, item)))
         .collect();
@@ -221,7 +221,7 @@ async fn ask(
 async fn ask_once(
     shared: &Shared,
     way: IngestStatement,
-    items: &[(usize, usize, &Item<'_>)],
+    items: &[(usize, usize, &PendingReceipt<'_>)],
 ) -> Result<RowVerdicts, PgError> {
     let mut lent = shared.pools.ingest.lend().await?;
     let mut rows = Rows::default();
@@ -270,7 +270,7 @@ async fn ask_once(
 }
 
 /// Converts the verdicts of rows, and keeps the cache up to date.
-struct Outcome<'a> {
+struct VerdictReader<'a> {
     shared: &'a Shared,
     epoch: Option<Epoch>,
     /// Events that memory and Redis may answer copies of, if their work has ended.
@@ -293,7 +293,7 @@ struct Existing {
     known: KnownEvent,
 }
 
-impl<'a> Outcome<'a> {
+impl<'a> VerdictReader<'a> {
     fn new(shared: &'a Shared, epoch: Option<Epoch>) -> Self {
         Self { shared, epoch, decided: Mutex::default() }
     }
@@ -302,10 +302,10 @@ impl<'a> Outcome<'a> {
     /// function.
     async fn settle_short<'g>(
         &self,
-        groups: Vec<Group<'g>>,
+        groups: Vec<ReceiptGroup<'g>>,
         row_verdicts: RowVerdicts,
         board: &mut BatchVerdicts,
-        long: &mut Vec<Group<'g>>,
+        long: &mut Vec<ReceiptGroup<'g>>,
     ) {
         let taken: Vec<Uuid> = groups
             .iter()
@@ -349,14 +349,14 @@ impl<'a> Outcome<'a> {
                 }
             }
             if board[request].is_ok() && !rest.is_empty() {
-                long.push(Group { request, items: rest });
+                long.push(ReceiptGroup { request, items: rest });
             }
         }
     }
 
     async fn settle_long(
         &self,
-        groups: &[Group<'_>],
+        groups: &[ReceiptGroup<'_>],
         row_verdicts: RowVerdicts,
         board: &mut BatchVerdicts,
     ) {
@@ -408,7 +408,7 @@ impl<'a> Outcome<'a> {
         }
     }
 
-    fn accepted(&self, id: EventId, item: &Item<'_>) -> Verdict {
+    fn accepted(&self, id: EventId, item: &PendingReceipt<'_>) -> Verdict {
         self.wake(item);
         let phase = |job: &NewJob| if job.hopeless.is_some() { Phase::Dead } else { Phase::Ready };
         let status = Status::of_jobs(item.jobs.iter().map(|job| (phase(job), 0)));
@@ -453,7 +453,7 @@ impl<'a> Outcome<'a> {
         self.shared.remember(self.epoch.as_ref(), std::mem::take(decided));
     }
 
-    fn wake(&self, item: &Item<'_>) {
+    fn wake(&self, item: &PendingReceipt<'_>) {
         if item.jobs.iter().any(|job| job.hopeless.is_none()) {
             self.shared.arrived.notify_waiters();
         }

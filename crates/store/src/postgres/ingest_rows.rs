@@ -11,7 +11,7 @@ use tokio_postgres::types::{IsNull, Kind, ToSql, Type};
 use uuid::Uuid;
 
 use super::connect::{PgError, PooledClient};
-use super::ingest::{Item, RowVerdict};
+use super::ingest::{PendingReceipt, RowVerdict};
 use super::lane_ids::LaneAt;
 use super::row::{of_hash, stamp, text};
 use crate::limits::CONFLICTS_IN_FULL;
@@ -132,7 +132,7 @@ pub(super) fn write_composite(
 }
 
 impl<'a> Rows<'a> {
-    pub(super) fn push(&mut self, item: &Item<'a>, lanes: &[LaneAt]) {
+    pub(super) fn push(&mut self, item: &PendingReceipt<'a>, lanes: &[LaneAt]) {
         let (receipt, via, key) = (item.receipt, item.via, item.receipt.key());
         self.arrived.push(ArrivalRow {
             id: item.id.0,
