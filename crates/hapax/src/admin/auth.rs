@@ -119,7 +119,7 @@ impl Authorizer {
         head: RequestHead<'_>,
         session: Option<&Session>,
         origin: Option<&str>,
-    ) -> Result<Caller, Refusal> {
+    ) -> Result<Caller, RefusedRequest> {
         let RequestHead { is_safe, version, headers } = head;
         let rules = self.rules.load();
         let by_session = session.and_then(|session| rules.by_session(session));
@@ -150,7 +150,7 @@ impl Authorizer {
             Access::Admin => "this token does not permit administration",
         };
         tracing::warn!(token = %caller.who, "refused a request with the token {}: {lacks}", caller.who);
-        Err(Refusal { who: caller.who, problem: Problem::forbidden(lacks) })
+        Err(RefusedRequest { who: caller.who, problem: Problem::forbidden(lacks) })
     }
 
     fn check_bearer(&self, tokens: &[KnownToken], shown: &[u8]) -> Result<Caller, Problem> {
@@ -211,12 +211,12 @@ struct RequestHead<'a> {
 }
 
 /// Why a request was refused, and whose it was, if that is known.
-struct Refusal {
+struct RefusedRequest {
     who: Arc<str>,
     problem: Problem,
 }
 
-impl From<Problem> for Refusal {
+impl From<Problem> for RefusedRequest {
     fn from(problem: Problem) -> Self {
         Self { who: "".into(), problem }
     }
@@ -576,7 +576,7 @@ pub(super) async fn authorize<S: AdminStore>(
 async fn received<S: AdminStore>(
     guard: &RouteGuard<S>,
     request: Request,
-) -> Result<(Caller, Request), Refusal> {
+) -> Result<(Caller, Request), RefusedRequest> {
     let (is_safe, version) = (request.method().is_safe(), request.version());
     let head = RequestHead { is_safe, version, headers: request.headers() };
     let caller = admitted(guard, head).await?;
@@ -584,7 +584,7 @@ async fn received<S: AdminStore>(
     let path_and_query = request.uri().path_and_query();
     if path_and_query.is_some_and(|asked| asked.as_str().contains("%00")) {
         let detail = "the path and the query must not contain a NUL character (%00)";
-        return Err(Refusal { who: caller.who, problem: Problem::bad_request(detail) });
+        return Err(RefusedRequest { who: caller.who, problem: Problem::bad_request(detail) });
     }
     if is_safe {
         return Ok((caller, request));
@@ -595,7 +595,7 @@ async fn received<S: AdminStore>(
     };
     let (parts, body) = request.into_parts();
     let read = tokio::time::timeout(within, axum::body::to_bytes(body, BODY_BYTES_MAX)).await;
-    let refused = |problem| Refusal { who: Arc::clone(&caller.who), problem };
+    let refused = |problem| RefusedRequest { who: Arc::clone(&caller.who), problem };
     let body = match read {
         Err(_) => return Err(refused(Problem::too_slow())),
         Ok(Err(_)) => return Err(refused(Problem::too_large())),
@@ -609,7 +609,7 @@ async fn received<S: AdminStore>(
 async fn admitted<S: AdminStore>(
     RouteGuard { admin, access, .. }: &RouteGuard<S>,
     head: RequestHead<'_>,
-) -> Result<Caller, Refusal> {
+) -> Result<Caller, RefusedRequest> {
     let headers = head.headers;
     let session = match (headers.get(header::AUTHORIZATION), session_hash(headers, SESSION_COOKIE))
     {
