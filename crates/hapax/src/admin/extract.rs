@@ -92,9 +92,9 @@ impl<T> QueryParams<T> {
 }
 
 /// The header `Idempotency-Key`, bare or quoted.
-pub(super) struct IdempotencyKey(pub(super) Option<String>);
+pub(super) struct IdempotencyKeyHeader(pub(super) Option<String>);
 
-impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
+impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKeyHeader {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {

@@ -16,7 +16,7 @@ use serde::de::IntoDeserializer as _;
 
 use super::auth::Caller;
 use super::events::instant;
-use super::extract::{self, IdempotencyKey, JsonBody, PathId, QueryParams, cursor, limit};
+use super::extract::{self, IdempotencyKeyHeader, JsonBody, PathId, QueryParams, cursor, limit};
 use super::problem::Problem;
 use super::{Accepted, Admin, AdminStore};
 use crate::api::{
@@ -29,7 +29,7 @@ use crate::api::{
 pub(super) async fn publish<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    IdempotencyKey(key): IdempotencyKey,
+    IdempotencyKeyHeader(key): IdempotencyKeyHeader,
     JsonBody(asked): JsonBody<PublishRequest>,
 ) -> Result<Accepted<Published>, Problem> {
     let mut message = NewMessage::from(asked);

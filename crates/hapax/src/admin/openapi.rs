@@ -17,7 +17,7 @@ use utoipa::openapi::{
 use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Access;
-use super::extract::{IdempotencyKey, JsonBody, PathHandler, PathId, PathPair, QueryParams};
+use super::extract::{IdempotencyKeyHeader, JsonBody, PathHandler, PathId, PathPair, QueryParams};
 use super::pages::{Acted, ActionForm, File, Filters, LoggedIn, LoginForm, Page, Reader, SeeOther};
 use super::problem::Problem;
 use super::routes::ApiRoute;
@@ -129,7 +129,7 @@ impl Input for PathHandler {
     fn describe(_: &mut Description) {}
 }
 
-impl Input for IdempotencyKey {
+impl Input for IdempotencyKeyHeader {
     fn describe(description: &mut Description) {
         let text = Schema::from(Object::with_type(Type::String));
         let key = ParameterBuilder::new()

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::auth::Caller;
 use super::events::{ago, instant};
-use super::extract::{self, IdempotencyKey, JsonBody, PathId};
+use super::extract::{self, IdempotencyKeyHeader, JsonBody, PathId};
 use super::problem::Problem;
 use super::text_search::text_search;
 use super::{Admin, AdminStore};
@@ -33,7 +33,7 @@ const LISTED_MAX: usize = 100;
 pub(super) async fn create<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    IdempotencyKey(key): IdempotencyKey,
+    IdempotencyKeyHeader(key): IdempotencyKeyHeader,
     PathId(id): PathId,
     JsonBody(asked): JsonBody<PlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
@@ -44,7 +44,7 @@ pub(super) async fn create<S: AdminStore>(
 pub(super) async fn create_alone<S: AdminStore>(
     admin: &Admin<S>,
     caller: &Caller,
-    key: IdempotencyKey,
+    key: IdempotencyKeyHeader,
     id: String,
     asked: PlanRequest,
 ) -> Result<Planned, Problem> {
@@ -83,7 +83,7 @@ fn of_deliveries<S>(
 pub(super) async fn replay_events<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    IdempotencyKey(key): IdempotencyKey,
+    IdempotencyKeyHeader(key): IdempotencyKeyHeader,
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
     let act = EventAct::Replay { force: asked.force };
@@ -94,7 +94,7 @@ pub(super) async fn replay_events<S: AdminStore>(
 pub(super) async fn approve_events<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    IdempotencyKey(key): IdempotencyKey,
+    IdempotencyKeyHeader(key): IdempotencyKeyHeader,
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
     of_events(&admin, &caller, EventAct::Approve, key, asked).await?.record(&admin, &caller).await
@@ -104,7 +104,7 @@ pub(super) async fn approve_events<S: AdminStore>(
 pub(super) async fn reject_events<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    IdempotencyKey(key): IdempotencyKey,
+    IdempotencyKeyHeader(key): IdempotencyKeyHeader,
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
     of_events(&admin, &caller, EventAct::Reject, key, asked).await?.record(&admin, &caller).await
@@ -114,7 +114,7 @@ pub(super) async fn reject_events<S: AdminStore>(
 pub(super) async fn discard_events<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
-    IdempotencyKey(key): IdempotencyKey,
+    IdempotencyKeyHeader(key): IdempotencyKeyHeader,
     JsonBody(asked): JsonBody<EventPlanRequest>,
 ) -> Result<Json<Planned>, Problem> {
     of_events(&admin, &caller, EventAct::Discard, key, asked).await?.record(&admin, &caller).await

@@ -9,7 +9,7 @@ use axum::{Extension, Json};
 use hapax_core::store::PlanState;
 
 use super::super::auth::Caller;
-use super::super::extract::{IdempotencyKey, JsonBody, PathId, QueryParams};
+use super::super::extract::{IdempotencyKeyHeader, JsonBody, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints, plans as api_plans};
 use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
@@ -45,7 +45,7 @@ impl<S: AdminStore> PageAction<S> for PlanEvents {
         let QueryParams(asked) = filters.only(&EVENT_FIELDS).query::<EventPlanRequest>()?;
         let asked = EventPlanRequest { dry_run: true, ..asked };
         let Json(Planned { count, .. }) =
-            of_events(admin, caller, &act, IdempotencyKey(None), asked).await?;
+            of_events(admin, caller, &act, IdempotencyKeyHeader(None), asked).await?;
         let (verb, sentence, list) = match &*act {
             "approve" => {
                 ("Approve", "Their handlers run, as if the events had arrived in time.", "/review")
@@ -90,7 +90,7 @@ impl<S: AdminStore> PageAction<S> for PlanEvents {
             force: form.force,
             ..asked
         };
-        let key = IdempotencyKey(Some(form.plan.to_string()));
+        let key = IdempotencyKeyHeader(Some(form.plan.to_string()));
         let Json(planned) = of_events(admin, caller, &act, key, asked).await?;
         recorded(&planned)
     }
@@ -100,7 +100,7 @@ async fn of_events<S: AdminStore>(
     admin: Arc<Admin<S>>,
     caller: Caller,
     act: &str,
-    key: IdempotencyKey,
+    key: IdempotencyKeyHeader,
     asked: EventPlanRequest,
 ) -> Result<Json<Planned>, Problem> {
     let (state, by, body) = (State(admin), Extension(caller), JsonBody(asked));
@@ -134,10 +134,10 @@ impl PlanDeliveries {
         filters: &Filters,
         form: &ActionForm,
         rate: Option<u32>,
-    ) -> Result<(IdempotencyKey, PlanRequest), Problem> {
+    ) -> Result<(IdempotencyKeyHeader, PlanRequest), Problem> {
         let (_, asked) = Self::asked(filters)?;
         let asked = PlanRequest { rate, reason: form.reason.clone(), ..asked };
-        Ok((IdempotencyKey(Some(form.plan.to_string())), asked))
+        Ok((IdempotencyKeyHeader(Some(form.plan.to_string())), asked))
     }
 }
 
@@ -148,7 +148,7 @@ impl<S: AdminStore> PageAction<S> for PlanDeliveries {
         let (chosen, asked) = Self::asked(&filters)?;
         let asked = JsonBody(PlanRequest { dry_run: true, ..asked });
         let Json(endpoint) = endpoints::show(State(Arc::clone(&admin)), PathId(id.clone())).await?;
-        let key = IdempotencyKey(None);
+        let key = IdempotencyKeyHeader(None);
         let (state, by, path) = (State(admin), Extension(caller), PathId(id.clone()));
         let Json(Planned { count, .. }) = api_plans::create(state, by, key, path, asked).await?;
         let field = |name, label, words| FormField {
