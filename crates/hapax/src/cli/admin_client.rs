@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::output::{Exit, Failure};
+use super::output::{CommandFailure, Exit};
 use crate::api::Problem;
 use crate::config::{self, ADMIN_TOKEN_FILE, Flags, ServerLocation};
 
@@ -55,7 +55,7 @@ pub(super) struct AdminOptions {
 
 impl Remote {
     /// Finds the server's URL and token; sends nothing yet.
-    pub(super) fn open(&self) -> Result<Server, Failure> {
+    pub(super) fn open(&self) -> Result<Server, CommandFailure> {
         let flags = Flags {
             config: self.config.clone(),
             data_dir: self.data_dir.clone(),
@@ -67,7 +67,7 @@ impl Remote {
 
 impl AdminOptions {
     /// The server at `--admin`, or else the one that `flags` and the config describe.
-    pub(super) fn open(&self, flags: &Flags) -> Result<Server, Failure> {
+    pub(super) fn open(&self, flags: &Flags) -> Result<Server, CommandFailure> {
         let given = self.given_token()?;
         // With a URL and a token on the command line no config is needed: the server may be anywhere.
         let configured = match (&self.admin, &given) {
@@ -79,7 +79,9 @@ impl AdminOptions {
             (None, Some(at)) => url_of(at)?,
             (None, None) => unreachable!("without --admin the config was read"),
         };
-        let bad = || Failure::usage("--admin is not an http or https URL", "http://127.0.0.1:8081");
+        let bad = || {
+            CommandFailure::usage("--admin is not an http or https URL", "http://127.0.0.1:8081")
+        };
         let uri: http::Uri = base.parse().map_err(|_| bad())?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.query().is_some() {
             return Err(bad());
@@ -97,23 +99,23 @@ impl AdminOptions {
         Server::at(base, token)
     }
 
-    fn given_token(&self) -> Result<Option<String>, Failure> {
+    fn given_token(&self) -> Result<Option<String>, CommandFailure> {
         let Some(path) = &self.token_file else {
             return Ok(std::env::var("HAPAX_TOKEN").ok().filter(|token| !token.is_empty()));
         };
         let read = std::fs::read_to_string(path);
         let failed = |error| format!("cannot read the token from {}: {error}", path.display());
-        read.map(Some).map_err(|error| Failure::unreachable(failed(error)))
+        read.map(Some).map_err(|error| CommandFailure::unreachable(failed(error)))
     }
 }
 
 /// The URL of the admin API, from the config.
-fn url_of(at: &ServerLocation) -> Result<String, Failure> {
+fn url_of(at: &ServerLocation) -> Result<String, CommandFailure> {
     let ServerLocation { admin_listen, admin_tls, file, .. } = at;
     let port = admin_listen.port();
     if port == 0 {
         let file = file.as_ref().map_or_else(String::new, |file| format!("{}: ", file.display()));
-        return Err(Failure::usage(
+        return Err(CommandFailure::usage(
             format!("{file}admin_listen has port 0, so the config does not give the server's port"),
             "pass the URL with --admin: the server prints it when it starts",
         ));
@@ -176,7 +178,7 @@ pub(super) struct Reply {
 }
 
 impl Server {
-    fn at(base: String, token: Token) -> Result<Self, Failure> {
+    fn at(base: String, token: Token) -> Result<Self, CommandFailure> {
         let is_own_token = matches!(token, Token::Own(_));
         let (token, hint) = match token {
             Token::Given(token) | Token::Own(token) => {
@@ -197,11 +199,12 @@ impl Server {
             ),
         };
         let authorization = token.map(|token| {
-            let bad = |_| Failure::usage("the token is not one line of printable characters", "");
+            let bad =
+                |_| CommandFailure::usage("the token is not one line of printable characters", "");
             let mut value =
                 HeaderValue::from_str(&format!("Bearer {}", token.trim())).map_err(bad)?;
             value.set_sensitive(true);
-            Ok::<_, Failure>(value)
+            Ok::<_, CommandFailure>(value)
         });
         let authorization = authorization.transpose()?;
         Ok(Self { base, authorization, is_own_token, hint, http: http_client() })
@@ -213,12 +216,16 @@ impl Server {
     }
 
     /// Sends a GET and returns the JSON of a 2xx answer.
-    pub(super) async fn get(&self, path: &str) -> Result<Value, Failure> {
+    pub(super) async fn get(&self, path: &str) -> Result<Value, CommandFailure> {
         self.request_ok(Method::GET, path, Bytes::new()).await
     }
 
     /// Sends a POST and returns the JSON of a 2xx answer.
-    pub(super) async fn post(&self, path: &str, body: &impl Serialize) -> Result<Value, Failure> {
+    pub(super) async fn post(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<Value, CommandFailure> {
         let body = serde_json::to_vec(body).map_err(std::io::Error::other)?;
         self.request_ok(Method::POST, path, Bytes::from(body)).await
     }
@@ -229,7 +236,7 @@ impl Server {
         &self,
         path: &str,
         body: &impl Serialize,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Value, CommandFailure> {
         let body = Bytes::from(serde_json::to_vec(body).map_err(std::io::Error::other)?);
         let key =
             HeaderValue::from_str(&Uuid::new_v4().to_string()).map_err(std::io::Error::other)?;
@@ -241,19 +248,28 @@ impl Server {
     }
 
     /// Sends a PUT and returns the JSON of a 2xx answer.
-    pub(super) async fn put(&self, path: &str, body: &impl Serialize) -> Result<Value, Failure> {
+    pub(super) async fn put(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<Value, CommandFailure> {
         let body = serde_json::to_vec(body).map_err(std::io::Error::other)?;
         self.request_ok(Method::PUT, path, Bytes::from(body)).await
     }
 
     /// Sends a DELETE and returns the JSON of a 2xx answer.
-    pub(super) async fn delete(&self, path: &str) -> Result<Value, Failure> {
+    pub(super) async fn delete(&self, path: &str) -> Result<Value, CommandFailure> {
         self.request_ok(Method::DELETE, path, Bytes::new()).await
     }
 
     /// Returns the JSON of a 2xx answer. A 401 or 403 becomes a failure with a hint about tokens. A 401 to
     /// the token of `admin.token` is retried without it, because that file may be left over.
-    async fn request_ok(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Failure> {
+    async fn request_ok(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Value, CommandFailure> {
         self.request_ok_under(None, method, path, body).await
     }
 
@@ -264,7 +280,7 @@ impl Server {
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Value, CommandFailure> {
         let own = self.authorization.as_ref();
         let mut reply = self.request_as(own, key, method.clone(), path, body.clone()).await?;
         if reply.status == StatusCode::UNAUTHORIZED && self.is_own_token {
@@ -273,7 +289,7 @@ impl Server {
         match reply.status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let problem_detail = reply.problem_detail();
-                Err(Failure::unreachable(problem_detail).hinted(&self.hint))
+                Err(CommandFailure::unreachable(problem_detail).hinted(&self.hint))
             }
             _ => reply.into_json(),
         }
@@ -285,7 +301,7 @@ impl Server {
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Reply, CommandFailure> {
         self.request_as(self.authorization.as_ref(), None, method, path, body).await
     }
 
@@ -296,10 +312,10 @@ impl Server {
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Reply, CommandFailure> {
         let cannot = |why: String| {
             let hint = "check that the server runs; pass its URL with --admin, or its config with --config";
-            Failure::unreachable(format!("cannot reach {}: {why}", self.base)).hinted(hint)
+            CommandFailure::unreachable(format!("cannot reach {}: {why}", self.base)).hinted(hint)
         };
         let mut request = http::Request::builder().method(method).uri(self.url_of(path));
         if !body.is_empty() {
@@ -335,23 +351,25 @@ impl Server {
 
 impl Reply {
     /// The JSON of a 2xx answer; any other answer is a failure with the server's message.
-    pub(super) fn into_json(self) -> Result<Value, Failure> {
+    pub(super) fn into_json(self) -> Result<Value, CommandFailure> {
         if self.status.is_success() {
             let foreign = |_| {
-                Failure::unreachable("the answer is not JSON: check that --admin is a hapax server")
+                CommandFailure::unreachable(
+                    "the answer is not JSON: check that --admin is a hapax server",
+                )
             };
             return serde_json::from_slice(&self.body).map_err(foreign);
         }
         let problem = self.problem();
         let problem_detail = self.problem_detail();
         Err(match self.status {
-            StatusCode::NOT_FOUND => Failure::negative(problem_detail, ""),
+            StatusCode::NOT_FOUND => CommandFailure::negative(problem_detail, ""),
             StatusCode::CONFLICT => {
                 let ids: Vec<_> = problem.candidates.iter().map(Uuid::to_string).collect();
-                Failure::negative(problem_detail, ids.join(" "))
+                CommandFailure::negative(problem_detail, ids.join(" "))
             }
-            StatusCode::BAD_REQUEST => Failure::usage(problem_detail, ""),
-            _ => Failure::unreachable(problem_detail),
+            StatusCode::BAD_REQUEST => CommandFailure::usage(problem_detail, ""),
+            _ => CommandFailure::unreachable(problem_detail),
         })
     }
 
@@ -369,11 +387,13 @@ impl Reply {
 }
 
 /// Runs an async command to its end.
-pub(super) fn run<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+pub(super) fn run<T>(
+    work: impl Future<Output = Result<T, CommandFailure>>,
+) -> Result<T, CommandFailure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::unreachable(format!("cannot start: {error}")))?;
+        .map_err(|error| CommandFailure::unreachable(format!("cannot start: {error}")))?;
     runtime.block_on(work)
 }
 

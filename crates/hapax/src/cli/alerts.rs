@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::admin_client::{self, Remote, encoded};
 use super::events::read;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::api::{Alert, AlertList, SilenceRequest, Span, TestedAlerts};
 use crate::config::units;
 use crate::format;
@@ -28,7 +28,7 @@ enum AlertCommand {
 }
 
 impl Alerts {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         match self.act {
             None => admin_client::run(self.list.run()),
             Some(AlertCommand::Silence(silence)) => admin_client::run(silence.run()),
@@ -47,7 +47,7 @@ struct ListAlerts {
 }
 
 impl ListAlerts {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let answer = self.remote.open()?.get("/api/v1/alerts").await?;
         let items = answer["items"].as_array().cloned().unwrap_or_default();
         let AlertList { items: alerts, reach, .. } = read(answer)?;
@@ -103,9 +103,12 @@ struct SilenceAlert {
 }
 
 impl SilenceAlert {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let span = units::duration(&self.span).map_err(|invalid| {
-            Failure::usage(format!("--for: \"{}\" {}", self.span, invalid.problem), invalid.hint)
+            CommandFailure::usage(
+                format!("--for: \"{}\" {}", self.span, invalid.problem),
+                invalid.hint,
+            )
         })?;
         let body = SilenceRequest { r#for: Span(span), reason: self.reason };
         let path = format!("/api/v1/alerts/{}/silence", encoded(&self.id));
@@ -134,7 +137,7 @@ struct TestAlert {
 }
 
 impl TestAlert {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let nothing = serde_json::json!({});
         let answer: Value = self.remote.open()?.post("/api/v1/alerts/test", &nothing).await?;
         let TestedAlerts { deliveries, messages, reach } = read(answer.clone())?;

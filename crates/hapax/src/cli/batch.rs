@@ -20,17 +20,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::captured;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use super::verify::Judgement;
 
 /// The largest body that a `body_rule` may generate; servers accept far less.
 const RULE_BYTES_MAX: usize = 64 << 20;
 
 /// Verifies every request of the file.
-pub(super) fn run(file: &Path, tolerance: Option<Duration>) -> Result<Exit, Failure> {
+pub(super) fn run(file: &Path, tolerance: Option<Duration>) -> Result<Exit, CommandFailure> {
     let bytes = captured::read(file)?;
     let vectors: Vec<&RawValue> = serde_json::from_slice(&bytes).map_err(|error| {
-        Failure::usage(
+        CommandFailure::usage(
             format!("{} is not a JSON array: {error}", file.display()),
             "write an array of objects with provider, name, secrets, url, headers, body_base64, now_unix",
         )

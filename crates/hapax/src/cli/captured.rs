@@ -12,7 +12,7 @@ use hapax_core::source::{SourceError, SourceSpec};
 use hapax_core::{Arrival, Timestamp};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::output::Failure;
+use super::output::CommandFailure;
 use crate::{config, signing};
 
 /// The secrets and parameters of a sender.
@@ -32,12 +32,12 @@ pub(super) struct SenderSecrets {
 
 impl SenderSecrets {
     /// Every secret, those of --secret before --secret-file; HAPAX_SECRET is used only without both.
-    pub(super) fn secrets(&self) -> Result<Vec<Secret>, Failure> {
+    pub(super) fn secrets(&self) -> Result<Vec<Secret>, CommandFailure> {
         let mut given = self.secrets.clone();
         given.extend(self.secret_file.iter().map(|path| format!("file:{}", path.display())));
         let resolve = |text: &String| {
             config::resolve_secret(text, &env).map(|resolved| resolved.secret).map_err(|invalid| {
-                Failure::usage(format!("the secret {}", invalid.problem), invalid.hint)
+                CommandFailure::usage(format!("the secret {}", invalid.problem), invalid.hint)
             })
         };
         if given.is_empty() {
@@ -47,16 +47,16 @@ impl SenderSecrets {
     }
 
     /// The parameters, with `env:` and `file:` resolved.
-    pub(super) fn params(&self) -> Result<BTreeMap<String, String>, Failure> {
+    pub(super) fn params(&self) -> Result<BTreeMap<String, String>, CommandFailure> {
         let param = |text: &String| {
             let (key, value) = text.split_once('=').ok_or_else(|| {
-                Failure::usage(
+                CommandFailure::usage(
                     "--param is not KEY=VALUE",
                     "write it as --param webhook_id=8PT597110X687430L",
                 )
             })?;
             let resolved = config::resolve_secret(value, &env).map_err(|invalid| {
-                Failure::usage(format!("--param {key} {}", invalid.problem), invalid.hint)
+                CommandFailure::usage(format!("--param {key} {}", invalid.problem), invalid.hint)
             })?;
             Ok((key.to_owned(), resolved.secret.expose().to_owned()))
         };
@@ -64,7 +64,11 @@ impl SenderSecrets {
     }
 
     /// The spec of a source with this provider, these secrets and parameters.
-    pub(super) fn spec(&self, provider: &str, url_known: bool) -> Result<SourceSpec, Failure> {
+    pub(super) fn spec(
+        &self,
+        provider: &str,
+        url_known: bool,
+    ) -> Result<SourceSpec, CommandFailure> {
         let secrets = self.secrets()?.into_iter().map(ActiveSecret::forever).collect();
         let mut spec = SourceSpec::new(provider, provider, secrets);
         spec.params = self.params()?;
@@ -93,7 +97,7 @@ fn env(name: &str) -> Option<String> {
 }
 
 /// Turns an error about a source into a hint about command-line flags.
-pub(super) fn cannot_build(error: SourceError) -> Failure {
+pub(super) fn cannot_build(error: SourceError) -> CommandFailure {
     let SourceError { field, problem, hint } = error;
     let flag = match field.split('.').next().unwrap_or(field) {
         "provider" => "pass --provider NAME",
@@ -104,40 +108,44 @@ pub(super) fn cannot_build(error: SourceError) -> Failure {
     };
     match (flag, hint.is_empty()) {
         ("", _) | (_, true) => {
-            Failure::usage(problem, if hint.is_empty() { flag.to_owned() } else { hint })
+            CommandFailure::usage(problem, if hint.is_empty() { flag.to_owned() } else { hint })
         }
-        (flag, false) => Failure::usage(problem, format!("{hint}; {flag}")),
+        (flag, false) => CommandFailure::usage(problem, format!("{hint}; {flag}")),
     }
 }
 
 /// Reads a file, or standard input for `-`.
-pub(super) fn read(path: &Path) -> Result<Bytes, Failure> {
+pub(super) fn read(path: &Path) -> Result<Bytes, CommandFailure> {
     let read = if path == Path::new("-") {
         let mut bytes = Vec::new();
         std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
     } else {
         std::fs::read(path)
     };
-    read.map(Bytes::from)
-        .map_err(|error| Failure::unreachable(format!("cannot read {}: {error}", path.display())))
+    read.map(Bytes::from).map_err(|error| {
+        CommandFailure::unreachable(format!("cannot read {}: {error}", path.display()))
+    })
 }
 
 /// The time of `--now`, or of the clock.
-pub(super) fn now(unix_seconds: Option<i64>) -> Result<Timestamp, Failure> {
+pub(super) fn now(unix_seconds: Option<i64>) -> Result<Timestamp, CommandFailure> {
     match unix_seconds {
         None => Ok(Timestamp::now()),
         Some(seconds) => Timestamp::from_second(seconds).map_err(|_| {
-            Failure::usage("--now is out of range", "write seconds since 1970, such as 1767225600")
+            CommandFailure::usage(
+                "--now is out of range",
+                "write seconds since 1970, such as 1767225600",
+            )
         }),
     }
 }
 
 /// Parses `'Name: value'` lines; as in HTTP, whitespace around the value is dropped.
-pub(super) fn headers(lines: &[String]) -> Result<HeaderMap, Failure> {
+pub(super) fn headers(lines: &[String]) -> Result<HeaderMap, CommandFailure> {
     let mut headers = HeaderMap::new();
     for line in lines {
         let bad = || {
-            Failure::usage(
+            CommandFailure::usage(
                 "--header is not 'Name: value'",
                 "write it as --header 'Name: value', quoted for the shell",
             )
@@ -156,9 +164,9 @@ pub(super) fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue
 }
 
 /// Parses the method, in any case.
-pub(super) fn method(text: &str) -> Result<http::Method, Failure> {
+pub(super) fn method(text: &str) -> Result<http::Method, CommandFailure> {
     http::Method::from_bytes(text.to_ascii_uppercase().as_bytes())
-        .map_err(|_| Failure::usage("--method is not an HTTP method", "POST is the default"))
+        .map_err(|_| CommandFailure::usage("--method is not an HTTP method", "POST is the default"))
 }
 
 /// Builds the request.

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::admin_client::{self, Remote, encoded};
 use super::events::{ActionArgs, decided, read, replayed};
 use super::lists::{PageArgs, Words, print_page};
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::api::{Job, List as Page, ReplayJobRequest, ReplayJobsRequest};
 use crate::format;
 
@@ -22,7 +22,7 @@ pub(super) enum Dead {
 }
 
 impl Dead {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         match self {
             Self::List(list) => admin_client::run(list.run()),
             Self::Replay(replay) => admin_client::run(replay.run()),
@@ -77,7 +77,7 @@ pub(super) struct List {
 }
 
 impl List {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let page = read(server.get(&self.filter.path()).await?)?;
         let words = Words { items: "dead letters", empty: "there are no dead letters" };
@@ -86,7 +86,7 @@ impl List {
 }
 
 /// A dead letter as the list prints it.
-fn line_of(job: Value) -> Result<String, Failure> {
+fn line_of(job: Value) -> Result<String, CommandFailure> {
     let job: Job = read(job)?;
     let attempts = format::count(u64::from(job.attempt), "attempt");
     Ok(format!(
@@ -119,7 +119,7 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let (dry_run, reason) = (self.dry_run, self.action.reason.clone());
         let server = self.action.remote.open()?;
         let is_filtered = self.filter.is_filtered();
@@ -176,7 +176,7 @@ pub(super) struct Discard {
 }
 
 impl Discard {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let (server, body) = self.action.open()?;
         let jobs = match self.job {
             Some(job) => vec![job],
@@ -201,8 +201,8 @@ impl Discard {
     }
 }
 
-fn which() -> Failure {
-    Failure::usage(
+fn which() -> CommandFailure {
+    CommandFailure::usage(
         "no dead letter is named",
         "pass a job id, --source, --handler, --tenant or --all",
     )

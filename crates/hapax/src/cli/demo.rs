@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 
 use super::admin_client;
 use super::captured::SenderSecrets;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use super::sender::imitate;
 use super::storm::sqlite_rows;
 
@@ -62,11 +62,11 @@ pub(super) struct Demo {
 }
 
 impl Demo {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         admin_client::run(self.tell())
     }
 
-    async fn tell(self) -> Result<Exit, Failure> {
+    async fn tell(self) -> Result<Exit, CommandFailure> {
         let folder = Folder::new()?;
         let secret = format!("whsec_{}", uuid::Uuid::now_v7().simple());
         let shape = StormSize {
@@ -98,7 +98,7 @@ impl Demo {
         Ok(if wrong { Exit::Negative } else { Exit::Done })
     }
 
-    fn print(&self, ledger: &ChargedFees) -> Result<(), Failure> {
+    fn print(&self, ledger: &ChargedFees) -> Result<(), CommandFailure> {
         let charged = ledger.effects.values().sum::<u64>() * u64::from(FEE);
         let owed = ledger.effects.len() as u64 * u64::from(FEE);
         if self.json {
@@ -143,7 +143,7 @@ impl ChargedFees {
         shape: &StormSize,
         seed: u64,
         database: PathBuf,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CommandFailure> {
         let sender = sender(to, secret)?;
         let plan = StormPlan::new(&sender, shape, seed, Timestamp::now())?;
         let request_sender = RequestSender::new(Arc::new(sender), shape.concurrency);
@@ -172,7 +172,7 @@ impl ChargedFees {
     }
 }
 
-fn sender(to: &str, secret: &str) -> Result<Sender, Failure> {
+fn sender(to: &str, secret: &str) -> Result<Sender, CommandFailure> {
     let identity =
         SenderSecrets { secrets: vec![secret.to_owned()], secret_file: None, params: Vec::new() };
     imitate("stripe", &identity, to)
@@ -182,7 +182,7 @@ fn sender(to: &str, secret: &str) -> Result<Sender, Failure> {
 struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> Result<Self, Failure> {
+    fn new() -> Result<Self, CommandFailure> {
         let folder = std::env::temp_dir().join(format!("hapax-demo-{}", uuid::Uuid::now_v7()));
         std::fs::create_dir_all(folder.join("data")).map_err(|error| cannot("write", error))?;
         Ok(Self(folder))
@@ -195,11 +195,11 @@ impl Drop for Folder {
     }
 }
 
-fn cannot(what: &str, error: impl std::fmt::Display) -> Failure {
-    Failure::unreachable(format!("cannot {what} for the demo: {error}"))
+fn cannot(what: &str, error: impl std::fmt::Display) -> CommandFailure {
+    CommandFailure::unreachable(format!("cannot {what} for the demo: {error}"))
 }
 
-fn table(path: &Path) -> Result<Connection, Failure> {
+fn table(path: &Path) -> Result<Connection, CommandFailure> {
     let open = || {
         let database = Connection::open(path)?;
         database.execute_batch(TABLE)?;
@@ -216,7 +216,7 @@ struct Naive {
 }
 
 impl Naive {
-    async fn start(path: &Path, secret: &str) -> Result<Self, Failure> {
+    async fn start(path: &Path, secret: &str) -> Result<Self, CommandFailure> {
         let database = Arc::new(Mutex::new(table(path)?));
         let listener =
             TcpListener::bind("127.0.0.1:0").await.map_err(|error| cannot("listen", error))?;
@@ -289,7 +289,7 @@ struct Server {
 }
 
 impl Server {
-    async fn start(folder: &Path, secret: &str) -> Result<Self, Failure> {
+    async fn start(folder: &Path, secret: &str) -> Result<Self, CommandFailure> {
         drop(table(&folder.join("data/hapax.db"))?);
         let config = folder.join("hapax.toml");
         let text = format!(

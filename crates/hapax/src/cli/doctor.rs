@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::admin_client::{self, AdminOptions, Server};
 use super::events::read;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::api::{Lane, List};
 use crate::config::{
     self, Config, Flags, OutboundSettings, ServiceUrl, VaultFileState, VaultKeySource,
@@ -84,7 +84,7 @@ impl Findings {
 }
 
 impl Doctor {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         let mut found = Findings::default();
         let config = self.config(&mut found);
         let statements = config.as_ref().map(Statements::of);
@@ -143,7 +143,7 @@ impl Doctor {
         self.print(&found)
     }
 
-    fn print(&self, found: &Findings) -> Result<Exit, Failure> {
+    fn print(&self, found: &Findings) -> Result<Exit, CommandFailure> {
         for finding in &found.0 {
             if self.json {
                 output::json(finding)?;
@@ -388,7 +388,7 @@ fn vault(vault: &VaultSettings, found: &mut Findings) {
 
 /// Reports which keys of the vault the stored values need: values without a key, and old keys that nothing
 /// needs any more.
-fn sealed_values(config: &Config, found: &mut Findings) -> Result<(), Failure> {
+fn sealed_values(config: &Config, found: &mut Findings) -> Result<(), CommandFailure> {
     let values = match &config.settings.database_url {
         Some(url) => {
             let looked = async { Ok(PgStore::sealed_values(url.expose()).await) };
@@ -450,7 +450,7 @@ fn some_of(owners: &BTreeSet<&SealedOwner>) -> String {
 }
 
 /// Reports where endpoints may be, and whether the proxy accepts connections.
-fn outbound(outbound: &OutboundSettings, found: &mut Findings) -> Result<(), Failure> {
+fn outbound(outbound: &OutboundSettings, found: &mut Findings) -> Result<(), CommandFailure> {
     let list = |items: Vec<String>| items.join(", ");
     let ports = outbound.ports.iter().map(u16::to_string).collect();
     let mut note = format!("endpoints may have public addresses with port {}", list(ports));
@@ -604,7 +604,7 @@ async fn check_server(server: &Server, named: bool, found: &mut Findings) {
 }
 
 /// Reports jobs without a configured handler, and dead letters.
-async fn jobs(server: &Server, found: &mut Findings) -> Result<(), Failure> {
+async fn jobs(server: &Server, found: &mut Findings) -> Result<(), CommandFailure> {
     let lanes: List<Lane> = read(server.get("/api/v1/lanes").await?)?;
     let mut is_well = true;
     for lane in &lanes.items {

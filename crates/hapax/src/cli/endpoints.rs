@@ -8,7 +8,7 @@ use hapax_core::endpoint_secret::Signing;
 use super::admin_client::{self, Remote, encoded};
 use super::events::{ActionArgs, read};
 use super::lists::{ListArgs, Words};
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use super::plans::ReplayEndpoint;
 use crate::api::{
     Endpoint, EndpointRequest, Patch, PingAnswer, ReasonRequest, RotateRequest, Span,
@@ -39,7 +39,7 @@ pub(super) enum Endpoints {
 }
 
 impl Endpoints {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         match self {
             Self::Add(add) => admin_client::run(add.run()),
             Self::List(list) => admin_client::run(list.run()),
@@ -115,7 +115,7 @@ pub(super) struct Add {
 }
 
 impl Add {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let headers =
             self.headers.iter().map(|line| header(line)).collect::<Result<BTreeMap<_, _>, _>>()?;
         let retry = self.retry.iter().map(|wait| span(wait)).collect::<Result<Vec<_>, _>>()?;
@@ -154,8 +154,8 @@ fn some<T>(values: Vec<T>) -> Patch<Vec<T>> {
     if values.is_empty() { Patch::Keep } else { Patch::Set(values) }
 }
 
-fn span(text: &str) -> Result<Span, Failure> {
-    units::duration(text).map(Span).map_err(Failure::from)
+fn span(text: &str) -> Result<Span, CommandFailure> {
+    units::duration(text).map(Span).map_err(CommandFailure::from)
 }
 
 fn order(word: &str) -> Result<EndpointOrder, String> {
@@ -184,15 +184,15 @@ fn on_dead(word: &str) -> Result<OnDead, String> {
     }
 }
 
-fn header(line: &str) -> Result<(String, String), Failure> {
+fn header(line: &str) -> Result<(String, String), CommandFailure> {
     let (name, value) = line.split_once(':').ok_or_else(|| {
-        Failure::usage("--header has no colon", "write it as --header 'Name: value'")
+        CommandFailure::usage("--header has no colon", "write it as --header 'Name: value'")
     })?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
 /// Prints an endpoint whose secret was just made.
-fn print_with_secret(endpoint: &Endpoint) -> Result<Exit, Failure> {
+fn print_with_secret(endpoint: &Endpoint) -> Result<Exit, CommandFailure> {
     output::data(&format!("id      {}", endpoint.id))?;
     output::data(&format!("url     {}", output::shown(&endpoint.url)))?;
     if let Some(secret) = &endpoint.secret {
@@ -216,7 +216,7 @@ pub(super) struct List {
 }
 
 impl List {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let words = Words {
             items: "endpoints",
             empty: "there are no endpoints: add one with `hapax endpoints add URL`",
@@ -254,7 +254,7 @@ pub(super) struct Show {
 }
 
 impl Show {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let shown = server.get(&format!("/api/v1/endpoints/{}", encoded(&self.id))).await?;
         if self.json {
@@ -265,7 +265,7 @@ impl Show {
     }
 }
 
-fn print(endpoint: &Endpoint) -> Result<Exit, Failure> {
+fn print(endpoint: &Endpoint) -> Result<Exit, CommandFailure> {
     let seconds = |Span(span): &Span| format!("{}s", span.as_secs_f64());
     let optional = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     let rows = [
@@ -327,7 +327,7 @@ pub(super) struct Rotate {
 }
 
 impl Rotate {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let overlap = Some(span(&self.overlap)?);
         let request = RotateRequest { overlap, secret: self.secret, signing: self.signing };
         let server = self.remote.open()?;
@@ -355,7 +355,7 @@ impl EndpointArg {
         format!("/api/v1/endpoints/{}{act}", encoded(&self.id))
     }
 
-    async fn change(self, act: &str) -> Result<Exit, Failure> {
+    async fn change(self, act: &str) -> Result<Exit, CommandFailure> {
         let server = self.action.remote.open()?;
         let body = ReasonRequest { reason: self.action.reason.clone() };
         let changed = server.post(&self.path(&format!("/{act}")), &body).await?;
@@ -368,7 +368,7 @@ impl EndpointArg {
         Ok(Exit::Done)
     }
 
-    async fn ping(self) -> Result<Exit, Failure> {
+    async fn ping(self) -> Result<Exit, CommandFailure> {
         let server = self.action.remote.open()?;
         let answered = server.post(&self.path("/ping"), &ReasonRequest::default()).await?;
         let ping: PingAnswer = read(answered.clone())?;
@@ -385,7 +385,7 @@ impl EndpointArg {
         Ok(if ping.ok { Exit::Done } else { Exit::Negative })
     }
 
-    async fn remove(self) -> Result<Exit, Failure> {
+    async fn remove(self) -> Result<Exit, CommandFailure> {
         let server = self.action.remote.open()?;
         let removed = server.delete(&self.path("")).await?;
         if self.action.json {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::admin_client::{self, Remote, Server, encoded, query};
 use super::lists::{Filters, ListArgs, Words, print_item};
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use super::plans::{EventPlanArgs, EventPlanOptions};
 use crate::api::{
     DecideRequest, Decided, Event, EventSummary, List as Page, ReplayEffect, ReplayEventRequest,
@@ -39,7 +39,7 @@ pub(super) enum Events {
 }
 
 impl Events {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         match self {
             Self::List(list) => admin_client::run(list.run()),
             Self::Show(show) => admin_client::run(show.run()),
@@ -109,7 +109,7 @@ pub(super) struct List {
 }
 
 impl List {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let mut filters = self.filter.pairs();
         filters.extend([
             ("since", self.since),
@@ -134,7 +134,7 @@ pub(super) struct Show {
 }
 
 impl Show {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let event = server.get(&format!("/api/v1/events/{}", encoded(&self.id))).await?;
         if self.json {
@@ -237,7 +237,7 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let Self { id, plan, dry_run, handler, force, .. } = self;
         let Some(id) = id else {
             let options = EventPlanOptions { handler, force, dry_run };
@@ -257,7 +257,7 @@ impl Replay {
 }
 
 /// Prints one line for each job of a replay.
-pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, Failure> {
+pub(super) fn replayed(items: Vec<Value>, json: bool) -> Result<Exit, CommandFailure> {
     for item in items {
         if json {
             output::json(&item)?;
@@ -301,7 +301,7 @@ pub(super) struct Decide {
 
 impl Decide {
     /// Posts the decision; `action` is the last segment of the route.
-    async fn run(self, action: &str) -> Result<Exit, Failure> {
+    async fn run(self, action: &str) -> Result<Exit, CommandFailure> {
         let Some(id) = self.id else {
             let (handler, dry_run) = (self.handler, self.dry_run);
             let options = EventPlanOptions { handler, dry_run, ..EventPlanOptions::default() };
@@ -329,13 +329,13 @@ pub(super) struct ActionArgs {
 
 impl ActionArgs {
     /// The server, and the body of a decision.
-    pub(super) fn open(&self) -> Result<(Server, DecideRequest), Failure> {
+    pub(super) fn open(&self) -> Result<(Server, DecideRequest), CommandFailure> {
         Ok((self.remote.open()?, DecideRequest { reason: self.reason.clone() }))
     }
 }
 
 /// Prints the result of a decision.
-pub(super) fn decided(decided: Value, json: bool) -> Result<Exit, Failure> {
+pub(super) fn decided(decided: Value, json: bool) -> Result<Exit, CommandFailure> {
     if json {
         output::json(&decided)?;
         return Ok(Exit::Done);
@@ -379,7 +379,7 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         tokio::select! {
             ended = self.follow(&server) => ended,
@@ -387,7 +387,7 @@ impl Tail {
         }
     }
 
-    async fn follow(&self, server: &Server) -> Result<Exit, Failure> {
+    async fn follow(&self, server: &Server) -> Result<Exit, CommandFailure> {
         let mut seen = SeenIds::default();
         let mut left = self.count.unwrap_or(u64::MAX);
         let mut first = self.look(server, &seen).await?;
@@ -426,7 +426,7 @@ impl Tail {
     }
 
     /// Events that were not printed yet, newest first.
-    async fn look(&self, server: &Server, seen: &SeenIds) -> Result<Vec<Value>, Failure> {
+    async fn look(&self, server: &Server, seen: &SeenIds) -> Result<Vec<Value>, CommandFailure> {
         let mut new = Vec::new();
         let mut cursor = None;
         for _ in 0..TAIL_PAGES_MAX {
@@ -483,7 +483,7 @@ impl SeenIds {
 
 /// Prints one event on one line.
 /// An event as a list prints it.
-fn line_of(event: Value) -> Result<String, Failure> {
+fn line_of(event: Value) -> Result<String, CommandFailure> {
     let event: EventSummary = read(event)?;
     let copies = match event.arrival_count {
         0 | 1 => String::new(),
@@ -502,8 +502,8 @@ fn line_of(event: Value) -> Result<String, Failure> {
 }
 
 /// Decodes an answer of the API.
-pub(super) fn read<T: serde::de::DeserializeOwned>(answer: Value) -> Result<T, Failure> {
+pub(super) fn read<T: serde::de::DeserializeOwned>(answer: Value) -> Result<T, CommandFailure> {
     T::deserialize(answer).map_err(|error| {
-        Failure::unreachable(format!("cannot decode the answer of the server: {error}"))
+        CommandFailure::unreachable(format!("cannot decode the answer of the server: {error}"))
     })
 }

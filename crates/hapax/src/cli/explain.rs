@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::admin_client::{self, Remote, encoded};
 use super::events::read;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::api::{Event, EventSummary};
 use crate::story::story;
 
@@ -23,11 +23,11 @@ pub(super) struct Explain {
 }
 
 impl Explain {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         admin_client::run(self.explain())
     }
 
-    async fn explain(self) -> Result<Exit, Failure> {
+    async fn explain(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let event: Event =
             read(server.get(&format!("/api/v1/events/{}", encoded(&self.id))).await?)?;

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::admin_client::{self, Remote, encoded};
 use super::events::{ActionArgs, read};
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::api::{Handler, HandlerPause, Lane, List, ReasonRequest};
 use crate::format;
 
@@ -20,7 +20,7 @@ pub(super) enum Handlers {
 }
 
 impl Handlers {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         match self {
             Self::List(list) => admin_client::run(list.run()),
             Self::Pause(pause) => admin_client::run(pause.run("pause")),
@@ -40,7 +40,7 @@ pub(super) struct ListHandlers {
 }
 
 impl ListHandlers {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let page: List<Value> = read(server.get("/api/v1/handlers").await?)?;
         if page.items.is_empty() {
@@ -95,9 +95,9 @@ pub(super) struct ChangeHandler {
 
 impl ChangeHandler {
     /// Posts the change; `act` is the last segment of the route.
-    async fn run(self, act: &str) -> Result<Exit, Failure> {
+    async fn run(self, act: &str) -> Result<Exit, CommandFailure> {
         let Some((source, handler)) = self.handler.split_once('/') else {
-            return Err(Failure::usage(
+            return Err(CommandFailure::usage(
                 format!("\"{}\" names no handler", self.handler),
                 "pass SOURCE/HANDLER, as `hapax handlers list` prints it",
             ));

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use zeroize::Zeroizing;
 
 use super::admin_client;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use super::sender;
 
 /// The largest delivery that is read.
@@ -69,11 +69,11 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 impl Listen {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         admin_client::run(self.serve())
     }
 
-    async fn serve(self) -> Result<Exit, Failure> {
+    async fn serve(self) -> Result<Exit, CommandFailure> {
         let secret = self.verification_secret()?;
         let forward_to = match self.forward_to.as_deref() {
             None => None,
@@ -85,10 +85,10 @@ impl Listen {
             spec.params.insert("signing".to_owned(), "timestamped".to_owned());
         }
         let source = Source::build(spec).map_err(|error| {
-            Failure::usage(format!("--secret: {}", error.problem), "leave it out to get one")
+            CommandFailure::usage(format!("--secret: {}", error.problem), "leave it out to get one")
         })?;
         let listener = TcpListener::bind(self.listen).await.map_err(|error| {
-            Failure::unreachable(format!("listening on {}: {error}", self.listen))
+            CommandFailure::unreachable(format!("listening on {}: {error}", self.listen))
         })?;
         let at = listener.local_addr()?;
         output::data(&format!("listening on http://{at}"))?;
@@ -136,18 +136,18 @@ impl Listen {
 
 impl Listen {
     /// The text that deliveries are verified with: as given, or a new shared secret.
-    fn verification_secret(&self) -> Result<Zeroizing<String>, Failure> {
+    fn verification_secret(&self) -> Result<Zeroizing<String>, CommandFailure> {
         let kind = if self.timestamped { Signing::Timestamped } else { Signing::Standard };
         let is_public = |given: &str| given.starts_with("whpk_") && !self.timestamped;
         let secret = match self.secret.as_deref() {
             Some(given) if is_public(given) => return Ok(Zeroizing::new(given.to_owned())),
             Some(given) => SigningSecret::parse(kind, given).map_err(|error| {
-                Failure::usage(format!("--secret: {error}"), "leave it out to get one")
+                CommandFailure::usage(format!("--secret: {error}"), "leave it out to get one")
             })?,
             None => {
                 let mut random = Zeroizing::new([0; 32]);
                 aws_lc_rs::rand::fill(&mut *random)
-                    .map_err(|_| Failure::unreachable("the system has no random numbers"))?;
+                    .map_err(|_| CommandFailure::unreachable("the system has no random numbers"))?;
                 SigningSecret::generate(kind, &random)
             }
         };

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::admin_client::{Remote, Server, query};
 use super::events::read;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::api::List as Page;
 use crate::format;
 
@@ -50,8 +50,8 @@ impl ListArgs {
         route: &str,
         filters: Filters,
         words: Words,
-        line: impl Fn(Value) -> Result<String, Failure>,
-    ) -> Result<Exit, Failure> {
+        line: impl Fn(Value) -> Result<String, CommandFailure>,
+    ) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let page = search(&server, self.page, route, filters).await?;
         print_page(page, self.json, words, line)
@@ -67,7 +67,7 @@ async fn search(
     mut args: PageArgs,
     route: &str,
     filters: Filters,
-) -> Result<Page<Value>, Failure> {
+) -> Result<Page<Value>, CommandFailure> {
     let mut pages = 1;
     loop {
         let page: Page<Value> = read(server.get(&args.path(route, filters.clone())).await?)?;
@@ -93,8 +93,8 @@ pub(super) fn print_page(
     page: Page<Value>,
     json: bool,
     words: Words,
-    line: impl Fn(Value) -> Result<String, Failure>,
-) -> Result<Exit, Failure> {
+    line: impl Fn(Value) -> Result<String, CommandFailure>,
+) -> Result<Exit, CommandFailure> {
     if page.items.is_empty() && page.searched_to.is_none() {
         output::words(words.empty);
     }
@@ -117,8 +117,8 @@ pub(super) fn print_page(
 pub(super) fn print_item(
     item: Value,
     json: bool,
-    line: impl Fn(Value) -> Result<String, Failure>,
-) -> Result<(), Failure> {
+    line: impl Fn(Value) -> Result<String, CommandFailure>,
+) -> Result<(), CommandFailure> {
     match json {
         true => output::json(&item)?,
         false => output::data(&output::shown(&line(item)?))?,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::admin_client::{self, Remote, encoded, query};
 use super::events::{ActionArgs, read};
 use super::lists::{Filters, ListArgs, Words};
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::api::{
     ChangedDeliveries, Delivery, DeliveryEffect, Message, MessageSummary, PublishRequest,
     Published, ReasonRequest, ReplayedDelivery, SkipEffect, SkippedDelivery,
@@ -43,13 +43,13 @@ pub(super) struct Publish {
 }
 
 impl Publish {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         admin_client::run(self.publish())
     }
 
-    async fn publish(self) -> Result<Exit, Failure> {
+    async fn publish(self) -> Result<Exit, CommandFailure> {
         let data = MessageData::parse(text(&self.data)?).map_err(|error| {
-            Failure::usage(
+            CommandFailure::usage(
                 format!("--data is not JSON: {error}"),
                 "write --data '{\"id\":\"inv_1\"}', --data @file.json, or --data -",
             )
@@ -84,9 +84,9 @@ impl Publish {
 }
 
 /// The content of `--data`.
-fn text(given: &str) -> Result<String, Failure> {
+fn text(given: &str) -> Result<String, CommandFailure> {
     let failed = |what: &str, error: std::io::Error| {
-        Failure::unreachable(format!("cannot read {what}: {error}"))
+        CommandFailure::unreachable(format!("cannot read {what}: {error}"))
     };
     match given.strip_prefix('@') {
         Some(file) => std::fs::read_to_string(file).map_err(|error| failed(file, error)),
@@ -113,7 +113,7 @@ pub(super) enum Messages {
 }
 
 impl Messages {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         match self {
             Self::List(list) => admin_client::run(list.run()),
             Self::Show(show) => admin_client::run(show.run()),
@@ -152,8 +152,8 @@ impl SendingListArgs {
         route: &str,
         mut filters: Filters,
         words: Words,
-        line: impl Fn(Value) -> Result<String, Failure>,
-    ) -> Result<Exit, Failure> {
+        line: impl Fn(Value) -> Result<String, CommandFailure>,
+    ) -> Result<Exit, CommandFailure> {
         filters.extend([
             ("since", self.since),
             ("until", self.until),
@@ -176,7 +176,7 @@ pub(super) struct ListMessages {
 }
 
 impl ListMessages {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let words = Words { items: "messages", empty: "no messages match" };
         let filters = vec![("type", self.message_type)];
         self.list
@@ -211,7 +211,7 @@ pub(super) struct ShowMessage {
 }
 
 impl ShowMessage {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let query = query([("tenant", self.tenant)]);
         let shown = server.get(&format!("/api/v1/messages/{}{query}", encoded(&self.id))).await?;
@@ -255,7 +255,7 @@ pub(super) struct ActOnMessage {
 }
 
 impl ActOnMessage {
-    async fn run(self, act: &str) -> Result<Exit, Failure> {
+    async fn run(self, act: &str) -> Result<Exit, CommandFailure> {
         let server = self.action.remote.open()?;
         let query = query([("tenant", self.tenant)]);
         let path = format!("/api/v1/messages/{}/{act}{query}", encoded(&self.id));
@@ -290,7 +290,7 @@ pub(super) enum Deliveries {
 }
 
 impl Deliveries {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         match self {
             Self::List(list) => admin_client::run(list.run()),
             Self::Show(show) => admin_client::run(show.run()),
@@ -314,7 +314,7 @@ pub(super) struct ListDeliveries {
 }
 
 impl ListDeliveries {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let words = Words { items: "deliveries", empty: "no deliveries match" };
         let filters = vec![("endpoint", self.endpoint), ("message", self.message)];
         let line = |item| Ok(delivery_line(&read(item)?));
@@ -336,7 +336,7 @@ fn delivery_line(delivery: &Delivery) -> String {
 }
 
 /// Prints a delivery with its attempts.
-fn print_delivery(delivery: &Delivery) -> Result<(), Failure> {
+fn print_delivery(delivery: &Delivery) -> Result<(), CommandFailure> {
     output::data(&output::shown(&delivery_line(delivery)))?;
     for attempt in &delivery.attempts {
         let took = attempt.took_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms} ms"));
@@ -379,7 +379,7 @@ pub(super) struct ShowDelivery {
 }
 
 impl ShowDelivery {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let shown = server.get(&format!("/api/v1/deliveries/{}", encoded(&self.id))).await?;
         match self.json {
@@ -400,7 +400,7 @@ pub(super) struct ReplayDelivery {
 }
 
 impl ReplayDelivery {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.action.remote.open()?;
         let path = format!("/api/v1/deliveries/{}/replay", encoded(&self.id));
         let body = ReasonRequest { reason: self.action.reason.clone() };
@@ -429,7 +429,7 @@ pub(super) struct SkipDelivery {
 }
 
 impl SkipDelivery {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.action.remote.open()?;
         let path = format!("/api/v1/deliveries/{}/skip", encoded(&self.id));
         let body = ReasonRequest { reason: self.action.reason.clone() };

@@ -5,7 +5,7 @@ use hapax_store::{MigrationStatus, PgOpenError, PgStore};
 use serde_json::json;
 
 use super::admin_client;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::config::{self, Flags, ServiceUrl};
 
 /// `hapax migrate`.
@@ -39,9 +39,9 @@ pub(super) enum Sql {
 }
 
 impl Migrate {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         let Some(url) = config::database_url(&self.flags)? else {
-            return Err(Failure::usage(
+            return Err(CommandFailure::usage(
                 "database_url is not set: there is no shared database to migrate",
                 "set database_url; the embedded database is migrated when it is opened",
             ));
@@ -57,7 +57,7 @@ impl Migrate {
         }
     }
 
-    fn status(&self, url: &ServiceUrl) -> Result<Exit, Failure> {
+    fn status(&self, url: &ServiceUrl) -> Result<Exit, CommandFailure> {
         let steps = admin_client::run(async {
             PgStore::migration_status(url.expose()).await.map_err(|error| failed(url, &error))
         })?;
@@ -68,7 +68,7 @@ impl Migrate {
         Ok(if steps.iter().all(good) { Exit::Done } else { Exit::Negative })
     }
 
-    fn print(&self, step: &MigrationStatus) -> Result<(), Failure> {
+    fn print(&self, step: &MigrationStatus) -> Result<(), CommandFailure> {
         let MigrationStatus { number, name, applied, refused } = step;
         if self.json {
             let row =
@@ -88,7 +88,7 @@ impl Migrate {
 
 impl Sql {
     #[allow(clippy::unnecessary_wraps, reason = "every command has this signature")]
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         let text = match self {
             Self::Once => PgStore::once_sql().to_owned(),
             Self::Schema => PgStore::schema_sql(),
@@ -98,6 +98,6 @@ impl Sql {
     }
 }
 
-fn failed(url: &ServiceUrl, error: &PgOpenError) -> Failure {
-    Failure::unreachable(format!("{url}: {error}"))
+fn failed(url: &ServiceUrl, error: &PgOpenError) -> CommandFailure {
+    CommandFailure::unreachable(format!("{url}: {error}"))
 }

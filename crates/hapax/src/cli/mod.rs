@@ -32,8 +32,8 @@ mod verify;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 
+use self::output::CommandFailure;
 pub(crate) use self::output::Exit;
-use self::output::Failure;
 use crate::config::{self, Flags};
 use crate::{logs, serve};
 
@@ -159,9 +159,9 @@ pub(crate) fn run() -> Exit {
     })
 }
 
-fn serve(flags: &Flags) -> Result<Exit, Failure> {
+fn serve(flags: &Flags) -> Result<Exit, CommandFailure> {
     let config = config::load(flags)?;
-    let failed = |error: anyhow::Error| Failure::unreachable(format!("{error:#}"));
+    let failed = |error: anyhow::Error| CommandFailure::unreachable(format!("{error:#}"));
     let _writes_the_last_lines = logs::start(&config.settings.log).map_err(failed)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
@@ -170,14 +170,14 @@ fn serve(flags: &Flags) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn completions(shell: Shell) -> Result<Exit, Failure> {
+fn completions(shell: Shell) -> Result<Exit, CommandFailure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "hapax", &mut script);
     print(&script)
 }
 
 /// Every manual page: one for the program, and one for each command.
-fn man() -> Result<Exit, Failure> {
+fn man() -> Result<Exit, CommandFailure> {
     let mut pages = Vec::new();
     write_pages(&Cli::command(), "hapax", &mut pages)?;
     print(&pages)
@@ -200,7 +200,7 @@ fn write_pages(
     Ok(())
 }
 
-fn print(bytes: &[u8]) -> Result<Exit, Failure> {
+fn print(bytes: &[u8]) -> Result<Exit, CommandFailure> {
     output::data(String::from_utf8_lossy(bytes).trim_end())?;
     Ok(Exit::Done)
 }

@@ -33,13 +33,13 @@ impl From<Exit> for ExitCode {
 
 /// Why a command could not do its work.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CommandFailure {
     pub(crate) exit: Exit,
     message: String,
     hint: String,
 }
 
-impl Failure {
+impl CommandFailure {
     /// Bad usage or config: exit 2.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { exit: Exit::Usage, message: message.into(), hint: hint.into() }
@@ -77,13 +77,13 @@ impl Failure {
     }
 }
 
-impl From<InvalidSetting> for Failure {
+impl From<InvalidSetting> for CommandFailure {
     fn from(InvalidSetting { problem, hint }: InvalidSetting) -> Self {
         Self::usage(problem, hint)
     }
 }
 
-impl From<ConfigErrors> for Failure {
+impl From<ConfigErrors> for CommandFailure {
     fn from(errors: ConfigErrors) -> Self {
         let exit = match errors.unopened {
             Some(_) => Exit::Unreachable,
@@ -93,7 +93,7 @@ impl From<ConfigErrors> for Failure {
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandFailure {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self { exit: Exit::Done, message: String::new(), hint: String::new() };

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::admin_client::{self, Remote, encoded};
 use super::events::{ActionArgs, EventFilterArgs, read};
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::api::{
     EventPlanRequest, List, Moment, Plan, PlanRequest, Planned, PlannedWork, ReasonRequest, Span,
 };
@@ -46,7 +46,7 @@ fn moment(text: &str) -> Result<Moment, String> {
 }
 
 impl ReplayEndpoint {
-    pub(super) async fn run(self) -> Result<Exit, Failure> {
+    pub(super) async fn run(self) -> Result<Exit, CommandFailure> {
         let request = PlanRequest {
             status: self.status,
             since: self.since,
@@ -67,7 +67,7 @@ impl ReplayEndpoint {
 }
 
 /// Prints the answer to a request that made a plan.
-fn print_planned(Planned { id, count }: Planned, noun: [&str; 2]) -> Result<Exit, Failure> {
+fn print_planned(Planned { id, count }: Planned, noun: [&str; 2]) -> Result<Exit, CommandFailure> {
     let [one, many] = noun;
     let items = match count {
         1 => format!("1 {one}"),
@@ -119,9 +119,9 @@ fn span(text: &str) -> Result<Span, String> {
 
 impl EventPlanArgs {
     /// Refuses filters beside the id of one event.
-    pub(super) fn refuse(&self) -> Result<(), Failure> {
+    pub(super) fn refuse(&self) -> Result<(), CommandFailure> {
         match self.is_filtered() || self.all || self.rate.is_some() {
-            true => Err(Failure::usage(
+            true => Err(CommandFailure::usage(
                 "an id names one event, and filters and --rate are for many",
                 "pass the id alone, or the filters alone",
             )),
@@ -142,9 +142,9 @@ impl EventPlanArgs {
         act: &str,
         options: EventPlanOptions,
         action: &ActionArgs,
-    ) -> Result<Exit, Failure> {
+    ) -> Result<Exit, CommandFailure> {
         if !self.is_filtered() && options.handler.is_none() && !self.all {
-            return Err(Failure::usage(
+            return Err(CommandFailure::usage(
                 "no event is named",
                 "pass the id of an event, a filter such as --source or --since, or --all",
             ));
@@ -152,7 +152,10 @@ impl EventPlanArgs {
         let EventFilterArgs { tenant, source, event_type, status, text } = self.filter;
         let status = status.map(|status| serde_json::from_value(Value::String(status)));
         let status = status.transpose().map_err(|error| {
-            Failure::usage(format!("--status: {error}"), "`hapax events list --help` lists them")
+            CommandFailure::usage(
+                format!("--status: {error}"),
+                "`hapax events list --help` lists them",
+            )
         })?;
         let request = EventPlanRequest {
             tenant,
@@ -192,7 +195,7 @@ pub(super) enum Replays {
 }
 
 impl Replays {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         match self {
             Self::List(list) => admin_client::run(list.run()),
             Self::Show(show) => admin_client::run(show.run()),
@@ -212,7 +215,7 @@ pub(super) struct ListPlans {
 }
 
 impl ListPlans {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let page: List<Value> = read(self.remote.open()?.get("/api/v1/replays").await?)?;
         if page.items.is_empty() {
             output::words("there is no plan");
@@ -240,7 +243,7 @@ pub(super) struct ShowPlan {
 }
 
 impl ShowPlan {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let path = format!("/api/v1/replays/{}", encoded(&self.id));
         let shown = self.remote.open()?.get(&path).await?;
         match self.json {
@@ -261,7 +264,7 @@ pub(super) struct CancelPlan {
 }
 
 impl CancelPlan {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let path = format!("/api/v1/replays/{}/cancel", encoded(&self.id));
         let body = ReasonRequest { reason: self.action.reason.clone() };
         let cancelled = self.action.remote.open()?.post(&path, &body).await?;
@@ -273,7 +276,7 @@ impl CancelPlan {
     }
 }
 
-fn print(plan: &Plan) -> Result<(), Failure> {
+fn print(plan: &Plan) -> Result<(), CommandFailure> {
     let rate = plan.rate.map(|rate| format!(" at {rate} a second")).unwrap_or_default();
     let (done, what) = match &plan.work {
         PlannedWork::Deliveries { endpoint, .. } => ("sent", endpoint.to_string()),

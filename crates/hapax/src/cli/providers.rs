@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hapax_core::presets::{self, Preset};
 use serde::Serialize;
 
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::signing;
 
 /// `hapax providers`.
@@ -19,7 +19,7 @@ pub(super) struct Providers {
 }
 
 impl Providers {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         match (&self.name, self.json) {
             (None, true) => {
                 for preset in presets::all() {
@@ -34,13 +34,13 @@ impl Providers {
     }
 }
 
-fn find(name: &str) -> Result<&'static Preset, Failure> {
+fn find(name: &str) -> Result<&'static Preset, CommandFailure> {
     presets::find(name).ok_or_else(|| {
         let hint = match presets::nearest(name) {
             Some(near) => format!("did you mean \"{near}\"? `hapax providers` lists all senders"),
             None => "`hapax providers` lists all senders".to_owned(),
         };
-        Failure::usage(format!("unknown provider \"{}\"", output::shown(name)), hint)
+        CommandFailure::usage(format!("unknown provider \"{}\"", output::shown(name)), hint)
     })
 }
 
@@ -116,7 +116,7 @@ fn config_block(preset: &Preset) -> String {
     block
 }
 
-fn table() -> Result<(), Failure> {
+fn table() -> Result<(), CommandFailure> {
     let rows: Vec<[String; 4]> = presets::all()
         .iter()
         .map(PresetDescription::of)
@@ -154,7 +154,7 @@ fn in_words(seconds: u64) -> String {
     }
 }
 
-fn in_full(it: &PresetDescription) -> Result<(), Failure> {
+fn in_full(it: &PresetDescription) -> Result<(), CommandFailure> {
     let afresh = if it.signs_retries_afresh {
         "yes"
     } else {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::admin_client::{self, Remote, encoded};
 use super::events::read;
 use super::lists::{Words, print_page};
-use super::output::{Exit, Failure};
+use super::output::{CommandFailure, Exit};
 use crate::api::Rejection;
 use crate::format;
 
@@ -22,11 +22,11 @@ pub(super) struct Rejections {
 }
 
 impl Rejections {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         admin_client::run(self.list())
     }
 
-    async fn list(self) -> Result<Exit, Failure> {
+    async fn list(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let path = format!("/api/v1/sources/{}/rejections", encoded(&self.source));
         let page = read(server.get(&path).await?)?;
@@ -36,7 +36,7 @@ impl Rejections {
 }
 
 /// A refused request as the list prints it.
-fn line_of(rejection: Value) -> Result<String, Failure> {
+fn line_of(rejection: Value) -> Result<String, CommandFailure> {
     let rejection: Rejection = read(rejection)?;
     let detail = rejection.detail.map(|detail| format!(": {detail}")).unwrap_or_default();
     let claimed = rejection.claimed_id.map(|id| format!("  claims {id}")).unwrap_or_default();

@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use tokio::task::JoinSet;
 
 use super::captured::{self, SenderSecrets};
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use super::sender::{self, imitate};
 
 /// The most events of one run. Events are generated as they are sent, so this bounds time, not memory.
@@ -56,12 +56,12 @@ pub(super) struct Send {
 }
 
 impl Send {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         let plan = SendPlan::new(self)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|error| Failure::unreachable(format!("cannot start: {error}")))?;
+            .map_err(|error| CommandFailure::unreachable(format!("cannot start: {error}")))?;
         runtime.block_on(plan.run())
     }
 }
@@ -76,14 +76,14 @@ struct SendPlan {
 }
 
 impl SendPlan {
-    fn new(flags: Send) -> Result<Self, Failure> {
+    fn new(flags: Send) -> Result<Self, CommandFailure> {
         let sender = imitate(&flags.provider, &flags.identity, &flags.to)?;
         let sets = flags.sets.iter().map(|text| set(text)).collect::<Result<_, _>>()?;
         let run = uuid::Uuid::now_v7().simple().to_string();
         Ok(Self { flags, sender, sets, run })
     }
 
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let client = http_client();
         let total = self.flags.count.saturating_mul(self.flags.copies);
         let mut progress = SendProgress::new(total, self.flags.json);
@@ -108,7 +108,7 @@ impl SendPlan {
         progress.end()
     }
 
-    fn sign(&self, number: u64) -> Result<SignedRequest, Failure> {
+    fn sign(&self, number: u64) -> Result<SignedRequest, CommandFailure> {
         let now: Timestamp = captured::now(self.flags.now)?;
         // The same id on the same day gives the same bytes: a copy, not a conflict.
         let today =
@@ -124,17 +124,20 @@ impl SendPlan {
         Ok(self.sender.sign(&request, now)?)
     }
 
-    fn changed(&self, body: Bytes) -> Result<Bytes, Failure> {
+    fn changed(&self, body: Bytes) -> Result<Bytes, CommandFailure> {
         if self.sets.is_empty() {
             return Ok(body);
         }
         let no_json = |_| {
-            Failure::usage("--set needs a JSON body, and events of this sender are not JSON", "")
+            CommandFailure::usage(
+                "--set needs a JSON body, and events of this sender are not JSON",
+                "",
+            )
         };
         let mut json: serde_json::Value = serde_json::from_slice(&body).map_err(no_json)?;
         for (pointer, value) in &self.sets {
             sample::set(&mut json, pointer, value.clone()).map_err(|error| {
-                Failure::usage(
+                CommandFailure::usage(
                     format!("--set {pointer}: {error}"),
                     "write a JSON pointer, such as /data/object/amount",
                 )
@@ -171,7 +174,7 @@ impl SendProgress {
     fn take(
         &mut self,
         joined: Result<Result<RequestAnswer, NoAnswer>, tokio::task::JoinError>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandFailure> {
         self.bar.inc(1);
         let answered = joined.unwrap_or_else(|error| {
             Err(NoAnswer::Lost(format!("a request task panicked: {error}")))
@@ -196,7 +199,7 @@ impl SendProgress {
         Ok(())
     }
 
-    fn print(&self, answer: &RequestAnswer) -> Result<(), Failure> {
+    fn print(&self, answer: &RequestAnswer) -> Result<(), CommandFailure> {
         let RequestAnswer { event_id, status, decision, id, reason, retry_after: _ } = answer;
         let decision = decision.as_deref().unwrap_or("-");
         let id = id.as_deref().unwrap_or("-");
@@ -210,7 +213,7 @@ impl SendProgress {
         Ok(())
     }
 
-    fn end(self) -> Result<Exit, Failure> {
+    fn end(self) -> Result<Exit, CommandFailure> {
         self.bar.finish_and_clear();
         let outcomes: Vec<String> =
             self.by_outcome.iter().map(|(outcome, count)| format!("{count} {outcome}")).collect();
@@ -219,7 +222,7 @@ impl SendProgress {
             output::words(&output::shown(&format!("{} in {seconds:.2} s", outcomes.join(", "))));
         }
         if let Some(why) = self.cannot_connect {
-            return Err(Failure::unreachable(format!("cannot connect: {why}")));
+            return Err(CommandFailure::unreachable(format!("cannot connect: {why}")));
         }
         if let Some(why) = &self.lost {
             output::error(&format!("no answer: {why}"));
@@ -229,14 +232,14 @@ impl SendProgress {
 }
 
 /// Parses `/pointer=value`; a value that is not JSON is taken as text.
-fn set(text: &str) -> Result<(String, serde_json::Value), Failure> {
+fn set(text: &str) -> Result<(String, serde_json::Value), CommandFailure> {
     match text.split_once('=') {
         Some((pointer, value)) if pointer.starts_with('/') => {
             let json = serde_json::from_str(value);
             let value = json.unwrap_or_else(|_| serde_json::Value::String(value.to_owned()));
             Ok((pointer.to_owned(), value))
         }
-        Some(_) | None => Err(Failure::usage(
+        Some(_) | None => Err(CommandFailure::usage(
             "--set is not /POINTER=VALUE",
             "write it as --set /data/object/amount=10000",
         )),

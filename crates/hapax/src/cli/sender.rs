@@ -9,7 +9,7 @@ use hapax_storm::{Sender, StormError, StormErrorKind};
 use indicatif::ProgressBar;
 
 use super::captured::{self, SenderSecrets};
-use super::output::{self, Failure};
+use super::output::{self, CommandFailure};
 use crate::config;
 
 /// Fewer requests than this get no progress bar.
@@ -20,16 +20,16 @@ pub(super) fn imitate(
     provider: &str,
     identity: &SenderSecrets,
     to: &str,
-) -> Result<Sender, Failure> {
+) -> Result<Sender, CommandFailure> {
     let preset = presets::find(provider).ok_or_else(|| {
         let hint = match presets::nearest(provider) {
             Some(near) => format!("did you mean \"{near}\"?"),
             None => "`hapax providers` lists all senders".to_owned(),
         };
-        Failure::usage(format!("unknown provider \"{}\"", output::shown(provider)), hint)
+        CommandFailure::usage(format!("unknown provider \"{}\"", output::shown(provider)), hint)
     })?;
     if !preset.can_sign() {
-        return Err(Failure::usage(
+        return Err(CommandFailure::usage(
             format!("cannot sign events of {}", preset.title),
             "only the sender has the private key",
         ));
@@ -46,9 +46,9 @@ pub(super) fn bar(requests: u64) -> ProgressBar {
     if seen { ProgressBar::new(requests) } else { ProgressBar::hidden() }
 }
 
-pub(super) fn target(flag: &str, text: &str) -> Result<http::Uri, Failure> {
+pub(super) fn target(flag: &str, text: &str) -> Result<http::Uri, CommandFailure> {
     let bad = || {
-        Failure::usage(
+        CommandFailure::usage(
             format!("{flag} is not an http or https URL"),
             "write it as http://127.0.0.1:8080/webhooks/stripe",
         )
@@ -72,7 +72,7 @@ fn find_dev_secret(spec: &mut SourceSpec, preset: &Preset, uri: &http::Uri) {
     }
 }
 
-impl From<StormError> for Failure {
+impl From<StormError> for CommandFailure {
     fn from(StormError { kind, message, hint }: StormError) -> Self {
         match kind {
             StormErrorKind::Arguments => Self::usage(message, hint),

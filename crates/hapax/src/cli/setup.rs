@@ -7,7 +7,7 @@ use hapax_core::store::HandlerRef;
 use serde_json::json;
 
 use super::admin_client;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::config::{self, Config, ConfigErrors, Flags};
 use crate::statements::{Statements, Unprepared};
 
@@ -24,7 +24,7 @@ pub(super) struct Init {
 }
 
 impl Init {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         let path = self.config.display();
         let created = std::fs::OpenOptions::new().write(true).create_new(true).open(&self.config);
         let written = created.and_then(|mut file| {
@@ -42,7 +42,7 @@ impl Init {
                 output::error(&format!("{path} exists already and was not changed"));
                 Ok(Exit::Negative)
             }
-            Err(error) => Err(Failure::unreachable(format!("cannot write {path}: {error}"))),
+            Err(error) => Err(CommandFailure::unreachable(format!("cannot write {path}: {error}"))),
         }
     }
 }
@@ -59,7 +59,7 @@ pub(super) struct CheckConfig {
 }
 
 impl CheckConfig {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         // Named explicitly, so that a missing file is an error and not dev mode.
         let from_env = || std::env::var_os("HAPAX_CONFIG").filter(|path| !path.is_empty());
         let file = self
@@ -85,7 +85,7 @@ impl CheckConfig {
     }
 }
 
-fn as_json(config: &Config, unprepared: &[Unprepared]) -> Result<Exit, Failure> {
+fn as_json(config: &Config, unprepared: &[Unprepared]) -> Result<Exit, CommandFailure> {
     let sources: Vec<_> = config
         .sources
         .iter()
@@ -129,7 +129,7 @@ fn judged(unprepared: &[Unprepared]) -> Exit {
     if unprepared.is_empty() { Exit::Done } else { Exit::Negative }
 }
 
-fn as_words(config: &Config, unprepared: &[Unprepared]) -> Result<Exit, Failure> {
+fn as_words(config: &Config, unprepared: &[Unprepared]) -> Result<Exit, CommandFailure> {
     for configured in &config.sources {
         output::data(&format!("{}  {}", configured.path, configured.provider))?;
     }
@@ -159,7 +159,7 @@ fn as_words(config: &Config, unprepared: &[Unprepared]) -> Result<Exit, Failure>
     Ok(Exit::Done)
 }
 
-fn refused(errors: ConfigErrors, json: bool) -> Result<Exit, Failure> {
+fn refused(errors: ConfigErrors, json: bool) -> Result<Exit, CommandFailure> {
     if json {
         let file = errors.file.as_ref().map(|file| file.display().to_string());
         output::json(&json!({ "ok": false, "file": file, "errors": errors.lines() }))?;

@@ -6,7 +6,7 @@ use hapax_core::Source;
 use serde_json::{Value, json};
 
 use super::captured::{self, SenderSecrets};
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 
 /// `hapax sign`.
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,7 @@ pub(super) struct Sign {
 }
 
 impl Sign {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         let spec = self.identity.spec(&self.provider, self.url.is_some())?;
         let source = Source::build(spec).map_err(captured::cannot_build)?;
         let request = captured::arrival(
@@ -54,7 +54,7 @@ impl Sign {
         );
         let now = captured::now(self.now)?;
         let signed = source.scheme().sign(&request, self.id.as_deref(), now).map_err(|error| {
-            Failure::usage(
+            CommandFailure::usage(
                 error.to_string(),
                 "`hapax providers NAME` describes what the sender signs",
             )
@@ -63,7 +63,7 @@ impl Sign {
             (Some(path), changed) => {
                 let body = changed.as_ref().unwrap_or(&request.body);
                 std::fs::write(path, body).map_err(|error| {
-                    Failure::unreachable(format!("cannot write {}: {error}", path.display()))
+                    CommandFailure::unreachable(format!("cannot write {}: {error}", path.display()))
                 })?;
             }
             (None, Some(_)) => output::warning(

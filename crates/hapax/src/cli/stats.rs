@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 
 use super::admin_client::{self, Remote, query};
 use super::events::read;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::api::{self, Figures};
 use crate::format;
 
@@ -25,11 +25,11 @@ pub(super) struct Stats {
 }
 
 impl Stats {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         admin_client::run(self.ask())
     }
 
-    async fn ask(self) -> Result<Exit, Failure> {
+    async fn ask(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let wanted = [("source", self.source.clone()), ("window", Some(self.window))];
         let answer = server.get(&format!("/api/v1/stats{}", query(wanted))).await?;

@@ -15,7 +15,7 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::admin_client;
 use super::captured::SenderSecrets;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use super::sender;
 use crate::config::{ServiceUrl, units};
 
@@ -105,11 +105,11 @@ struct ShapeArgs {
 }
 
 impl StormArgs {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         let sender = sender::imitate(&self.flags.provider, &self.identity, &self.flags.to)?;
         if self.flags.shape.events.saturating_mul(self.flags.shape.copies) > REQUESTS_MAX {
             let problem = format!("that is more than {REQUESTS_MAX} requests");
-            return Err(Failure::usage(problem, "lower --events or --copies"));
+            return Err(CommandFailure::usage(problem, "lower --events or --copies"));
         }
         raise_descriptor_limit(self.flags.shape.concurrency)?;
         let settle = units::duration(&self.flags.settle)?;
@@ -139,7 +139,7 @@ impl StormArgs {
     }
 }
 
-async fn send(storm: &Storm) -> Result<Report, Failure> {
+async fn send(storm: &Storm) -> Result<Report, CommandFailure> {
     let bar = sender::bar(storm.requests());
     let ticked = bar.clone();
     let report = storm.run(Arc::new(move || ticked.inc(1))).await;
@@ -147,7 +147,7 @@ async fn send(storm: &Storm) -> Result<Report, Failure> {
     Ok(report?)
 }
 
-fn print(report: &Report, json: bool) -> Result<Exit, Failure> {
+fn print(report: &Report, json: bool) -> Result<Exit, CommandFailure> {
     match json {
         true => report.json().iter().try_for_each(output::json)?,
         false => print_table(report)?,
@@ -160,7 +160,7 @@ fn print(report: &Report, json: bool) -> Result<Exit, Failure> {
 }
 
 /// Prints the laws, the examples of each broken one, and the figures.
-fn print_table(report: &Report) -> Result<(), Failure> {
+fn print_table(report: &Report) -> Result<(), CommandFailure> {
     let width = report.laws.iter().map(|law| law.title.len()).max().unwrap_or(0);
     for law in &report.laws {
         let Law { title, verdict, breaches, .. } = law;
@@ -202,7 +202,7 @@ impl ShapeArgs {
 
 impl Flags {
     /// The probe, if any; clap allows at most one.
-    fn probe(&self) -> Result<Option<Probe>, Failure> {
+    fn probe(&self) -> Result<Option<Probe>, CommandFailure> {
         if let Some(command) = &self.effects_cmd {
             return Ok(Some(Probe::Command(command.clone())));
         }
@@ -218,7 +218,7 @@ impl Flags {
             return Ok(Some(Probe::Rows(sqlite_rows(path, sql))));
         }
         let url = ServiceUrl::postgres(database).map_err(|invalid| {
-            Failure::usage(
+            CommandFailure::usage(
                 format!("--effects-db {}", invalid.problem),
                 "write sqlite:PATH or postgres://USER:PASSWORD@HOST:5432/DATABASE",
             )
@@ -270,18 +270,19 @@ fn sqlite(path: &Path, sql: &str) -> rusqlite::Result<Vec<String>> {
 }
 
 /// Raises the limit of open files: a connection that this process cannot open is not the endpoint's fault.
-fn raise_descriptor_limit(connections: u64) -> Result<(), Failure> {
+fn raise_descriptor_limit(connections: u64) -> Result<(), CommandFailure> {
     let needed = connections + DESCRIPTORS_RESERVED;
     let open = rlimit::increase_nofile_limit(needed).unwrap_or(needed);
     if open < needed {
         let problem =
             format!("--concurrency {connections} is too high: this process may open {open} files");
-        return Err(Failure::usage(problem, "lower it, or raise the limit with ulimit -n"));
+        return Err(CommandFailure::usage(problem, "lower it, or raise the limit with ulimit -n"));
     }
     Ok(())
 }
 
-fn open(path: &PathBuf) -> Result<File, Failure> {
-    File::create(path)
-        .map_err(|error| Failure::unreachable(format!("cannot write {}: {error}", path.display())))
+fn open(path: &PathBuf) -> Result<File, CommandFailure> {
+    File::create(path).map_err(|error| {
+        CommandFailure::unreachable(format!("cannot write {}: {error}", path.display()))
+    })
 }

@@ -5,7 +5,7 @@ use hapax_core::Timestamp;
 
 use super::admin_client::{self, Remote, encoded};
 use super::events::read;
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::api::{
     DeletionState, List, PortalAccess, PortalLink, RevokedLinks, SourceSecretRequest,
     SourceSecrets, SourceSecretsRequest, TenantDeletion,
@@ -39,7 +39,7 @@ pub(super) enum Tenants {
 }
 
 impl Tenants {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         match self {
             Self::Set(set) => admin_client::run(set.run()),
             Self::Show(act) => admin_client::run(act.show()),
@@ -77,7 +77,7 @@ impl std::fmt::Debug for SetSecrets {
 }
 
 impl SetSecrets {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let old = self.old.iter().map(|old| (old, self.old_until));
         let all = self.secrets.iter().map(|secret| (secret, None)).chain(old);
         let secrets = all.map(|(text, until)| {
@@ -85,7 +85,7 @@ impl SetSecrets {
             let resolved = config::resolve_secret(text, &env)?;
             Ok(SourceSecretRequest { value: resolved.secret.expose().to_owned(), until })
         });
-        let secrets = secrets.collect::<Result<Vec<_>, Failure>>()?;
+        let secrets = secrets.collect::<Result<Vec<_>, CommandFailure>>()?;
         let server = self.act.remote.open()?;
         let set = server.put(&self.act.path(), &SourceSecretsRequest { secrets }).await?;
         self.act.print(set)
@@ -115,12 +115,12 @@ impl TenantSourceArgs {
         )
     }
 
-    async fn show(self) -> Result<Exit, Failure> {
+    async fn show(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         self.print(server.get(&self.path()).await?)
     }
 
-    async fn remove(self) -> Result<Exit, Failure> {
+    async fn remove(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let removed = server.delete(&self.path()).await?;
         if self.json {
@@ -131,7 +131,7 @@ impl TenantSourceArgs {
         Ok(Exit::Done)
     }
 
-    fn print(&self, answer: serde_json::Value) -> Result<Exit, Failure> {
+    fn print(&self, answer: serde_json::Value) -> Result<Exit, CommandFailure> {
         if self.json {
             output::json(&answer)?;
             return Ok(Exit::Done);
@@ -160,7 +160,7 @@ pub(super) struct Delete {
 }
 
 impl Delete {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.named.remote.open()?;
         let path = format!("/api/v1/tenants/{}", encoded(&self.named.tenant));
         self.named.print(server.delete(&path).await?)
@@ -181,7 +181,7 @@ pub(super) struct Portal {
 }
 
 impl Portal {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.named.remote.open()?;
         let asked = serde_json::json!({ "ttl": self.ttl, "allow": self.allow });
         let answer = server.post(&self.named.portal_path(), &asked).await?;
@@ -210,7 +210,7 @@ pub(super) struct RevokePortal {
 }
 
 impl RevokePortal {
-    async fn run(self) -> Result<Exit, Failure> {
+    async fn run(self) -> Result<Exit, CommandFailure> {
         let server = self.named.remote.open()?;
         let path = match self.link {
             Some(link) => format!("{}?link={link}", self.named.portal_path()),
@@ -244,7 +244,7 @@ impl TenantArg {
         format!("/api/v1/tenants/{}/portal", encoded(&self.tenant))
     }
 
-    async fn portal_links(self) -> Result<Exit, Failure> {
+    async fn portal_links(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let answer = server.get(&self.portal_path()).await?;
         if self.json {
@@ -267,13 +267,13 @@ impl TenantArg {
         Ok(Exit::Done)
     }
 
-    async fn deletion(self) -> Result<Exit, Failure> {
+    async fn deletion(self) -> Result<Exit, CommandFailure> {
         let server = self.remote.open()?;
         let path = format!("/api/v1/tenants/{}/deletion", encoded(&self.tenant));
         self.print(server.get(&path).await?)
     }
 
-    fn print(&self, answer: serde_json::Value) -> Result<Exit, Failure> {
+    fn print(&self, answer: serde_json::Value) -> Result<Exit, CommandFailure> {
         if self.json {
             output::json(&answer)?;
             return Ok(Exit::Done);

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::batch;
 use super::captured::{self, SenderSecrets};
-use super::output::{self, Exit, Failure};
+use super::output::{self, CommandFailure, Exit};
 use crate::config::units;
 
 /// `hapax verify`.
@@ -46,10 +46,10 @@ pub(super) struct Verify {
 }
 
 impl Verify {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CommandFailure> {
         let tolerance = match &self.tolerance {
             Some(text) => Some(units::span(text).map_err(|invalid| {
-                Failure::usage(format!("--tolerance: {}", invalid.problem), invalid.hint)
+                CommandFailure::usage(format!("--tolerance: {}", invalid.problem), invalid.hint)
             })?),
             None => None,
         };
@@ -67,14 +67,15 @@ impl Verify {
                 );
                 one(&source, &arrival, captured::now(self.now)?)
             }
-            (None, _, _) => {
-                Err(Failure::usage("there is nothing to verify", "see `hapax verify --help`"))
-            }
+            (None, _, _) => Err(CommandFailure::usage(
+                "there is nothing to verify",
+                "see `hapax verify --help`",
+            )),
         }
     }
 }
 
-fn one(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Exit, Failure> {
+fn one(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Exit, CommandFailure> {
     let judgement = Judgement::of(source, arrival, now);
     output::json(&judgement)?;
     if judgement.verdict == VerdictWord::Accept {
