@@ -141,18 +141,18 @@ impl IdempotencyRules {
 pub struct RoutePattern {
     method: Method,
     /// The segments, decoded and in lower case, without a final `*`.
-    segments: Vec<Segment>,
-    end: End,
+    segments: Vec<PatternSegment>,
+    end: PatternEnd,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Segment {
+enum PatternSegment {
     Exactly(String),
     Any,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum PatternEnd {
     Here,
     /// The last segment is a prefix, and more may follow.
     Open,
@@ -212,13 +212,13 @@ impl RoutePattern {
             return Err(RoutePatternError::Path);
         }
         let (path, end) = match path.strip_suffix('*') {
-            Some(rest) => (rest, End::Open),
-            None => (without_last_slash(path), End::Here),
+            Some(rest) => (rest, PatternEnd::Open),
+            None => (without_last_slash(path), PatternEnd::Here),
         };
         let segments = path.split('/').map(|segment| match segment {
-            "*" => Ok(Segment::Any),
+            "*" => Ok(PatternSegment::Any),
             star if star.contains('*') => Err(RoutePatternError::Star),
-            plain => exactly(plain).map(Segment::Exactly),
+            plain => exactly(plain).map(PatternSegment::Exactly),
         });
         Ok(Self { method, segments: segments.collect::<Result<_, _>>()?, end })
     }
@@ -236,23 +236,25 @@ impl RoutePattern {
 
     fn covers_path(&self, path: &str) -> bool {
         let path = match self.end {
-            End::Here => without_last_slash(path),
-            End::Open => path,
+            PatternEnd::Here => without_last_slash(path),
+            PatternEnd::Open => path,
         };
         let path: Vec<_> = path.split('/').collect();
         let long_enough = match self.end {
-            End::Here => path.len() == self.segments.len(),
-            End::Open => path.len() >= self.segments.len(),
+            PatternEnd::Here => path.len() == self.segments.len(),
+            PatternEnd::Open => path.len() >= self.segments.len(),
         };
         let last = self.segments.len() - 1;
         long_enough
             && self.segments.iter().zip(&path).enumerate().all(|(at, (wanted, found))| {
                 match (wanted, self.end) {
-                    (Segment::Any, End::Here | End::Open) => true,
-                    (Segment::Exactly(text), End::Open) if at == last => {
+                    (PatternSegment::Any, PatternEnd::Here | PatternEnd::Open) => true,
+                    (PatternSegment::Exactly(text), PatternEnd::Open) if at == last => {
                         found.starts_with(text.as_str())
                     }
-                    (Segment::Exactly(text), End::Here | End::Open) => found == text,
+                    (PatternSegment::Exactly(text), PatternEnd::Here | PatternEnd::Open) => {
+                        found == text
+                    }
                 }
             })
     }
@@ -277,13 +279,13 @@ impl fmt::Debug for RoutePattern {
         for (at, segment) in self.segments.iter().enumerate() {
             let slash = if at == 0 { "" } else { "/" };
             match segment {
-                Segment::Exactly(text) => write!(f, "{slash}{}", text.escape_default())?,
-                Segment::Any => write!(f, "{slash}*")?,
+                PatternSegment::Exactly(text) => write!(f, "{slash}{}", text.escape_default())?,
+                PatternSegment::Any => write!(f, "{slash}*")?,
             }
         }
         match self.end {
-            End::Here => Ok(()),
-            End::Open => write!(f, "*"),
+            PatternEnd::Here => Ok(()),
+            PatternEnd::Open => write!(f, "*"),
         }
     }
 }

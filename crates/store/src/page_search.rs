@@ -95,13 +95,13 @@ pub(crate) struct PageSearch<T> {
     found: Vec<(Cursor, T)>,
     /// The row that was read last, with its time.
     last: Option<(Cursor, Timestamp)>,
-    end: End,
+    end: SearchEnd,
     is_rest: bool,
 }
 
 /// Why the search of a page ended.
 #[derive(Debug, PartialEq, Eq)]
-enum End {
+enum SearchEnd {
     /// No row is left.
     Rows,
     /// The page is full, and a further item exists.
@@ -117,7 +117,7 @@ impl<T> PageSearch<T> {
             limit: limit.clamp(1, PAGE_MAX),
             found: Vec::new(),
             last: None,
-            end: End::Rows,
+            end: SearchEnd::Rows,
             is_rest: false,
         }
     }
@@ -125,7 +125,7 @@ impl<T> PageSearch<T> {
     /// Begins the second part of the list, unless the page has ended. Returns whether it has not.
     pub(crate) fn begin_rest(&mut self) -> bool {
         self.is_rest = true;
-        self.end == End::Rows
+        self.end == SearchEnd::Rows
     }
 
     /// Takes the next row, with its item if the row matches. Breaks if the search is over.
@@ -133,7 +133,7 @@ impl<T> PageSearch<T> {
         let at = if self.is_rest { in_rest(at) } else { at };
         if let Some(item) = item {
             if self.found.len() == self.limit {
-                self.end = End::Full;
+                self.end = SearchEnd::Full;
                 return ControlFlow::Break(());
             }
             self.found.push((at, item));
@@ -141,7 +141,7 @@ impl<T> PageSearch<T> {
         self.last = Some((at, time));
         self.budget.spend(1);
         if self.budget.is_spent() {
-            self.end = End::Bound;
+            self.end = SearchEnd::Bound;
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
@@ -150,11 +150,11 @@ impl<T> PageSearch<T> {
     pub(crate) fn page(self) -> Page<T> {
         let is_full = self.found.len() == self.limit;
         let next = match self.end {
-            End::Rows => None,
-            End::Full => self.found.last().map(|(at, _)| *at),
-            End::Bound => self.last.map(|(at, _)| at),
+            SearchEnd::Rows => None,
+            SearchEnd::Full => self.found.last().map(|(at, _)| *at),
+            SearchEnd::Bound => self.last.map(|(at, _)| at),
         };
-        let stopped = self.end == End::Bound && !is_full;
+        let stopped = self.end == SearchEnd::Bound && !is_full;
         Page {
             items: self.found.into_iter().map(|(_, item)| item).collect(),
             next,

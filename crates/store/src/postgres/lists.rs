@@ -110,11 +110,11 @@ pub(super) async fn events(
         Parts::Both(before) => {
             let candidates = Candidates::Exact;
             let range = event_range(&mut lent, &filter, before).await.map_err(read)?;
-            let part = Part { filter: &filter, candidates, range, rest: false };
+            let part = ListPart { filter: &filter, candidates, range, rest: false };
             match part.read(&mut lent, &mut page, &mut slices).await.map_err(read)? {
-                Ended::Full => return Ok(page.page(None)),
-                Ended::Bound(at) => return Ok(page.page(Some(at))),
-                Ended::Rows => None,
+                PartEnd::Full => return Ok(page.page(None)),
+                PartEnd::Bound(at) => return Ok(page.page(Some(at))),
+                PartEnd::Rows => None,
             }
         }
         Parts::One(before) => before,
@@ -122,15 +122,15 @@ pub(super) async fn events(
     };
     let candidates = candidates(&mut lent, &filter).await.map_err(read)?;
     let range = event_range(&mut lent, &filter, before).await.map_err(read)?;
-    let part = Part { filter: &filter, candidates, range, rest: has_exact };
+    let part = ListPart { filter: &filter, candidates, range, rest: has_exact };
     match part.read(&mut lent, &mut page, &mut slices).await.map_err(read)? {
-        Ended::Full | Ended::Rows => Ok(page.page(None)),
-        Ended::Bound(at) => Ok(page.page(Some(at))),
+        PartEnd::Full | PartEnd::Rows => Ok(page.page(None)),
+        PartEnd::Bound(at) => Ok(page.page(Some(at))),
     }
 }
 
 /// A part of a list: the exact matches of a search, or the other events.
-struct Part<'a> {
+struct ListPart<'a> {
     filter: &'a EventFilter,
     candidates: Candidates,
     range: (Uuid, Uuid),
@@ -139,7 +139,7 @@ struct Part<'a> {
 }
 
 /// Why a part was left.
-enum Ended {
+enum PartEnd {
     /// The page is full, and more items exist.
     Full,
     /// No row is left.
@@ -148,13 +148,13 @@ enum Ended {
     Bound((Cursor, Timestamp)),
 }
 
-impl Part<'_> {
+impl ListPart<'_> {
     async fn read(
         &self,
         lent: &mut PooledClient,
         page: &mut SlicedPage<EventSummary>,
         slices: &mut Slices,
-    ) -> Result<Ended, PgError> {
+    ) -> Result<PartEnd, PgError> {
         let is_exact = matches!(self.candidates, Candidates::Exact);
         let without_text;
         let filter = match is_exact {
@@ -173,7 +173,7 @@ impl Part<'_> {
             let rows = slices.next();
             let ids = self.candidates.read(lent, self.filter, (low, before), rows).await?;
             let is_last = (ids.len() as i64) < rows;
-            let Some(last) = ids.last().copied() else { return Ok(Ended::Rows) };
+            let Some(last) = ids.last().copied() else { return Ok(PartEnd::Rows) };
             let count = ids.len();
             let mut asked = Conditions::default();
             asked.add("w.id = ANY (?)", ids);
@@ -189,14 +189,14 @@ impl Part<'_> {
             let found = asked.query(lent, SUMMARY, &tail).await?;
             let items = found.iter().map(|row| (cursor(row.get(0)), summary(row)));
             if page.add(items) {
-                return Ok(Ended::Full);
+                return Ok(PartEnd::Full);
             }
             if is_last {
-                return Ok(Ended::Rows);
+                return Ok(PartEnd::Rows);
             }
             before = last;
             if !slices.read(count) {
-                return Ok(Ended::Bound((cursor(last), time_of(last))));
+                return Ok(PartEnd::Bound((cursor(last), time_of(last))));
             }
         }
     }
