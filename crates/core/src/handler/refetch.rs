@@ -29,7 +29,7 @@ pub struct Refetch {
 /// A URL with placeholders in its path or query.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RefetchUrl {
-    pieces: Vec<Piece>,
+    pieces: Vec<UrlPart>,
 }
 
 /// Why a URL is refused, and where in its text.
@@ -44,7 +44,7 @@ pub struct RefetchError {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Piece {
+enum UrlPart {
     Text(String),
     Value(Placeholder),
 }
@@ -102,7 +102,7 @@ impl RefetchUrl {
 
     /// Whether it uses `{resource}`, which only an ordered handler has.
     pub fn names_resource(&self) -> bool {
-        self.pieces.contains(&Piece::Value(Placeholder::Resource))
+        self.pieces.contains(&UrlPart::Value(Placeholder::Resource))
     }
 
     /// The URL for an event, or why there is none. The reason never quotes a value of the event.
@@ -168,7 +168,7 @@ fn placeholders(text: &str) -> impl Iterator<Item = usize> {
     text.match_indices('{').map(|(at, _)| at)
 }
 
-fn pieces(text: &str) -> Result<Vec<Piece>, RefetchError> {
+fn pieces(text: &str) -> Result<Vec<UrlPart>, RefetchError> {
     let mut pieces = Vec::new();
     let mut at = 0;
     while let Some(open) = text[at..].find(['{', '}']).map(|length| at + length) {
@@ -188,11 +188,11 @@ fn pieces(text: &str) -> Result<Vec<Piece>, RefetchError> {
             problem: format!("unknown placeholder {{{}}}", name.escape_debug()),
             hint,
         })?;
-        pieces.push(Piece::Text(text[at..open].to_owned()));
-        pieces.push(Piece::Value(placeholder));
+        pieces.push(UrlPart::Text(text[at..open].to_owned()));
+        pieces.push(UrlPart::Value(placeholder));
         at = close + 1;
     }
-    pieces.push(Piece::Text(text[at..].to_owned()));
+    pieces.push(UrlPart::Text(text[at..].to_owned()));
     Ok(pieces)
 }
 
@@ -204,14 +204,14 @@ fn is_dots(part: &str) -> bool {
 
 /// The URL with its values.
 fn joined(
-    pieces: &[Piece],
+    pieces: &[UrlPart],
     value: impl Fn(Placeholder) -> Result<String, String>,
 ) -> Result<String, String> {
     let mut text = String::new();
     for piece in pieces {
         match piece {
-            Piece::Text(plain) => text.push_str(plain),
-            Piece::Value(placeholder) => text.push_str(&value(*placeholder)?),
+            UrlPart::Text(plain) => text.push_str(plain),
+            UrlPart::Value(placeholder) => text.push_str(&value(*placeholder)?),
         }
     }
     let path = text.split('?').next().unwrap_or_default();

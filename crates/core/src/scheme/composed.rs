@@ -33,7 +33,7 @@ pub(super) struct ComposedVerifier {
     prefix: Box<str>,
     layout: Layout,
     encoding: Encoding,
-    parts: Vec<Part>,
+    parts: Vec<ContentPart>,
     time: Option<(TimeLocation, TimeForm)>,
     fixed: Vec<(Box<str>, Box<str>)>,
 }
@@ -61,7 +61,7 @@ enum Layout {
     Slots,
 }
 
-enum Part {
+enum ContentPart {
     Text(Box<str>),
     Body,
     Time,
@@ -149,13 +149,13 @@ impl ComposedVerifier {
             Some((TimeLocation::Pair | TimeLocation::Body(_), _)) | None => None,
         };
         let parts = self.parts.iter().filter_map(|part| match part {
-            Part::Header(name) => Some(&**name),
-            Part::Text(_)
-            | Part::Body
-            | Part::Time
-            | Part::Url
-            | Part::SortedUrl
-            | Part::Method => None,
+            ContentPart::Header(name) => Some(&**name),
+            ContentPart::Text(_)
+            | ContentPart::Body
+            | ContentPart::Time
+            | ContentPart::Url
+            | ContentPart::SortedUrl
+            | ContentPart::Method => None,
         });
         let names = self.names.iter().take(signatures).map(|name| &**name);
         names.chain(time).chain(parts).chain(self.fixed.iter().map(|(name, _)| &**name))
@@ -286,20 +286,20 @@ impl ComposedVerifier {
     }
 
     fn signs_sorted_url(&self) -> bool {
-        self.parts.iter().any(|part| matches!(part, Part::SortedUrl))
+        self.parts.iter().any(|part| matches!(part, ContentPart::SortedUrl))
     }
 
     /// Feeds the signed content into `sink`, piece by piece.
     fn feed(&self, arrival: &Arrival, content: &Content<'_>, sink: &mut dyn FnMut(&[u8])) {
         for part in &self.parts {
             match part {
-                Part::Text(text) => sink(text.as_bytes()),
-                Part::Body => sink(&arrival.body),
-                Part::Time => sink(content.time.as_bytes()),
-                Part::Url => sink(arrival.url.as_bytes()),
-                Part::SortedUrl => sink(&content.sorted_url),
-                Part::Method => sink(arrival.method.as_str().as_bytes()),
-                Part::Header(name) => sink(&arrival.header(name).unwrap_or_default()),
+                ContentPart::Text(text) => sink(text.as_bytes()),
+                ContentPart::Body => sink(&arrival.body),
+                ContentPart::Time => sink(content.time.as_bytes()),
+                ContentPart::Url => sink(arrival.url.as_bytes()),
+                ContentPart::SortedUrl => sink(&content.sorted_url),
+                ContentPart::Method => sink(arrival.method.as_str().as_bytes()),
+                ContentPart::Header(name) => sink(&arrival.header(name).unwrap_or_default()),
             }
         }
     }
@@ -307,7 +307,7 @@ impl ComposedVerifier {
     /// Refuses a nonce that contains the separator: the end of a value may have moved into it.
     fn nonce_is_whole(&self, arrival: &Arrival) -> Result<(), Refusal> {
         for part in &self.parts {
-            if let Part::Header(name) = part
+            if let ContentPart::Header(name) = part
                 && arrival.header(name).is_some_and(|nonce| nonce.contains(&b'.'))
             {
                 return Err(Refusal::Malformed(format!("the nonce in {name} contains a \".\"")));
@@ -400,7 +400,7 @@ impl SchemeVerifier for ComposedVerifier {
     fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
         self.check_fixed(arrival)?;
         for part in &self.parts {
-            if let Part::Header(name) = part {
+            if let ContentPart::Header(name) = part {
                 needed(arrival, name)?;
             }
         }
@@ -455,7 +455,7 @@ impl SchemeVerifier for ComposedVerifier {
             add(&mut draft, name, value)?;
         }
         for part in &self.parts {
-            if let Part::Header(name) = part {
+            if let ContentPart::Header(name) = part {
                 add(&mut draft, name, id)?;
             }
         }
@@ -677,7 +677,7 @@ impl FoundSignatures {
 }
 
 /// Splits content such as `{timestamp}.{body}` into its parts.
-fn parts(content: &str) -> Result<Vec<Part>, SchemeError> {
+fn parts(content: &str) -> Result<Vec<ContentPart>, SchemeError> {
     let wrong = |problem: String| {
         let hint = "it may contain {body}, {timestamp}, {id}, {url}, {method} and {header:NAME}";
         SchemeError::new("scheme", problem, hint)
@@ -686,20 +686,20 @@ fn parts(content: &str) -> Result<Vec<Part>, SchemeError> {
     let mut rest = content;
     while let Some((text, after)) = rest.split_once('{') {
         if !text.is_empty() {
-            parts.push(Part::Text(text.into()));
+            parts.push(ContentPart::Text(text.into()));
         }
         let (name, after) = after
             .split_once('}')
             .ok_or_else(|| wrong(format!("content \"{content}\" has a {{ without its }}")))?;
         parts.push(match name {
-            "body" => Part::Body,
-            "timestamp" => Part::Time,
-            "url" => Part::Url,
-            "sorted_url" => Part::SortedUrl,
-            "method" => Part::Method,
+            "body" => ContentPart::Body,
+            "timestamp" => ContentPart::Time,
+            "url" => ContentPart::Url,
+            "sorted_url" => ContentPart::SortedUrl,
+            "method" => ContentPart::Method,
             name => match name.strip_prefix("header:") {
                 Some(header) if http::HeaderName::from_bytes(header.as_bytes()).is_ok() => {
-                    Part::Header(header.to_ascii_lowercase().into())
+                    ContentPart::Header(header.to_ascii_lowercase().into())
                 }
                 _ => return Err(wrong(format!("content has an unknown placeholder {{{name}}}"))),
             },
@@ -707,7 +707,7 @@ fn parts(content: &str) -> Result<Vec<Part>, SchemeError> {
         rest = after;
     }
     if !rest.is_empty() {
-        parts.push(Part::Text(rest.into()));
+        parts.push(ContentPart::Text(rest.into()));
     }
     Ok(parts)
 }

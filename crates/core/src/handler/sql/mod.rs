@@ -49,7 +49,7 @@ pub struct SqlStatement {
     /// The line of the program on which it begins, from 1.
     pub line: usize,
     /// The position of each part in the program, by its first byte in `text`.
-    parts: Vec<Part>,
+    parts: Vec<StatementPart>,
 }
 
 /// A position in the program as the user wrote it.
@@ -76,7 +76,7 @@ pub struct SqlError {
 
 /// A part of a statement's text: copied text, or the number of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Part {
+struct StatementPart {
     at: usize,
     place: SqlPlace,
     is_copy: bool,

@@ -3,7 +3,7 @@
 
 use super::own_names::OwnNames;
 use super::tokens::{Fault, Token, Tokens, is_name};
-use super::{Dialect, Part, SqlParameter, SqlPlace, SqlProgram, SqlStatement};
+use super::{Dialect, SqlParameter, SqlPlace, SqlProgram, SqlStatement, StatementPart};
 
 /// Reads a whole program.
 pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, Fault> {
@@ -144,7 +144,7 @@ impl Draft {
             text: String::new(),
             parameters: Vec::new(),
             line: place.line,
-            parts: vec![Part { at: 0, place, is_copy: true }],
+            parts: vec![StatementPart { at: 0, place, is_copy: true }],
         };
         Self { statement, dialect, start, verb: None, length: 0, place }
     }
@@ -166,7 +166,7 @@ impl Draft {
             parameters.push(parameter);
             parameters.len() - 1
         });
-        parts.push(Part { at: text.len(), place: self.place, is_copy: false });
+        parts.push(StatementPart { at: text.len(), place: self.place, is_copy: false });
         match self.dialect {
             Dialect::Sqlite => text.push_str(&format!("?{number}")),
             Dialect::Postgres => {
@@ -178,7 +178,7 @@ impl Draft {
             }
         }
         self.place = self.place.after(piece);
-        parts.push(Part { at: text.len(), place: self.place, is_copy: true });
+        parts.push(StatementPart { at: text.len(), place: self.place, is_copy: true });
         self.length = text.len();
     }
 

@@ -25,16 +25,16 @@ pub(super) struct Plot {
 pub(super) struct Bar {
     pub(super) x: u64,
     pub(super) width: u64,
-    pub(super) parts: [Part; 3],
+    pub(super) parts: [BarPart; 3],
     /// The p99 of acknowledgements, in a plot of its own.
-    pub(super) ack: Part,
+    pub(super) ack: BarPart,
     /// The jobs that waited, in a plot of its own.
-    pub(super) waiting: Part,
+    pub(super) waiting: BarPart,
     pub(super) point: HistoryPoint,
 }
 
 /// A part of a bar.
-pub(super) struct Part {
+pub(super) struct BarPart {
     pub(super) class: &'static str,
     pub(super) y: u64,
     pub(super) height: u64,
@@ -88,8 +88,8 @@ fn height(count: u64, most: u64) -> u64 {
     }
 }
 
-fn part(class: &'static str, height: u64, below: u64) -> Part {
-    Part { class, y: HEIGHT.saturating_sub(height + below), height }
+fn part(class: &'static str, height: u64, below: u64) -> BarPart {
+    BarPart { class, y: HEIGHT.saturating_sub(height + below), height }
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ enum Case {
     Counts,
 }
 
-enum Part {
+enum PatternPart {
     Any,
     One,
     Char(u32),
@@ -78,43 +78,43 @@ struct CharacterSet {
     ranges: Vec<(u32, u32)>,
 }
 
-fn parse_like(mut pattern: &[u8], wildcards: &Wildcards) -> Vec<Part> {
+fn parse_like(mut pattern: &[u8], wildcards: &Wildcards) -> Vec<PatternPart> {
     let mut parts = Vec::new();
     while let Some((char, rest)) = read_char(pattern) {
         pattern = rest;
         let char = Some(char);
         parts.push(if char == wildcards.any {
-            Part::Any
+            PatternPart::Any
         } else if char == wildcards.escape {
             match read_char(pattern) {
                 Some((escaped, rest)) => {
                     pattern = rest;
-                    Part::Char(escaped)
+                    PatternPart::Char(escaped)
                 }
-                None => Part::Never,
+                None => PatternPart::Never,
             }
         } else if char == wildcards.one {
-            Part::One
+            PatternPart::One
         } else {
-            char.map_or(Part::Never, Part::Char)
+            char.map_or(PatternPart::Never, PatternPart::Char)
         });
     }
     parts
 }
 
-fn parse_glob(mut pattern: &[u8]) -> Vec<Part> {
+fn parse_glob(mut pattern: &[u8]) -> Vec<PatternPart> {
     let mut parts = Vec::new();
     while let Some((char, rest)) = read_char(pattern) {
         pattern = rest;
         parts.push(match u8::try_from(char) {
-            Ok(b'*') => Part::Any,
-            Ok(b'?') => Part::One,
+            Ok(b'*') => PatternPart::Any,
+            Ok(b'?') => PatternPart::One,
             Ok(b'[') => {
                 let (set, rest) = parse_set(pattern);
                 pattern = rest;
-                set.map_or(Part::Never, Part::Set)
+                set.map_or(PatternPart::Never, PatternPart::Set)
             }
-            Ok(_) | Err(_) => Part::Char(char),
+            Ok(_) | Err(_) => PatternPart::Char(char),
         });
     }
     parts
@@ -155,7 +155,7 @@ fn parse_set(mut pattern: &[u8]) -> (Option<CharacterSet>, &[u8]) {
 }
 
 fn matches(
-    parts: &[Part],
+    parts: &[PatternPart],
     text: &[u8],
     case: Case,
     work: &mut WorkCount<'_>,
@@ -166,7 +166,7 @@ fn matches(
     loop {
         work.step(1)?;
         let went = match parts.get(at) {
-            Some(Part::Any) => {
+            Some(PatternPart::Any) => {
                 at += 1;
                 if at == parts.len() {
                     return Ok(true);
@@ -197,12 +197,12 @@ fn matches(
 
 /// The text from the first place on where `part` can fit.
 fn skip<'a>(
-    part: Option<&Part>,
+    part: Option<&PatternPart>,
     text: &'a [u8],
     case: Case,
     work: &mut WorkCount<'_>,
 ) -> rusqlite::Result<&'a [u8]> {
-    let Some(Part::Char(char)) = part else { return Ok(text) };
+    let Some(PatternPart::Char(char)) = part else { return Ok(text) };
     let Some(byte) = u8::try_from(*char).ok().filter(u8::is_ascii) else { return Ok(text) };
     let found = match case {
         Case::Ignored => {
@@ -215,18 +215,23 @@ fn skip<'a>(
     Ok(&text[at..])
 }
 
-fn fits(part: &Part, char: u32, case: Case, work: &mut WorkCount<'_>) -> rusqlite::Result<bool> {
+fn fits(
+    part: &PatternPart,
+    char: u32,
+    case: Case,
+    work: &mut WorkCount<'_>,
+) -> rusqlite::Result<bool> {
     Ok(match part {
-        Part::One => true,
-        Part::Char(wanted) => {
+        PatternPart::One => true,
+        PatternPart::Char(wanted) => {
             *wanted == char || (case == Case::Ignored && folded(*wanted) == folded(char))
         }
-        Part::Set(set) => {
+        PatternPart::Set(set) => {
             work.step(set.ranges.len())?;
             let inside = set.ranges.iter().any(|(low, high)| (*low..=*high).contains(&char));
             inside != set.inverted
         }
-        Part::Any | Part::Never => false,
+        PatternPart::Any | PatternPart::Never => false,
     })
 }
 
