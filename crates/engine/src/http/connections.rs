@@ -64,7 +64,7 @@ pub(crate) struct Connections {
     open: Vec<OpenConnection>,
     max: usize,
     /// The next connections to close, the last one first.
-    next: Vec<Candidate>,
+    next: Vec<EvictionCandidate>,
     surveyed_at: Option<Instant>,
     closed: Closed,
 }
@@ -76,7 +76,7 @@ struct OpenConnection {
 }
 
 #[derive(Debug)]
-struct Candidate {
+struct EvictionCandidate {
     open: OpenConnection,
     state: ConnectionState,
 }
@@ -116,7 +116,7 @@ impl Connections {
         let wanted = (self.max / EVICT_SHARE).max(1);
         let mut closed = 0;
         while closed < wanted
-            && let Some(Candidate { open, state }) = self.next.pop()
+            && let Some(EvictionCandidate { open, state }) = self.next.pop()
         {
             // The state of the connection may have changed since the survey.
             let is_due = open.activity.state(now).is_some_and(|now| now <= state);
@@ -205,7 +205,7 @@ impl Connections {
                 .map(|(rank, _, _, at)| {
                     let open = self.open[at].clone();
                     let state = open.activity.state(now).unwrap_or(rank);
-                    Candidate { open, state }
+                    EvictionCandidate { open, state }
                 }),
         );
     }

@@ -115,7 +115,7 @@ impl SqlProgram {
     }
 }
 
-impl tokens::Fault {
+impl tokens::SqlProblem {
     fn located(self, text: &str) -> SqlError {
         let SqlPlace { line, column } = SqlPlace::START.after(&text[..self.at]);
         SqlError { line, column, problem: self.problem, hint: self.hint }

@@ -3,7 +3,7 @@
 //! table, so nothing is checked here.
 
 use super::Dialect;
-use super::tokens::{Fault, Token, Tokens};
+use super::tokens::{SqlProblem, Token, Tokens};
 
 const SCHEMA: &str = "hapax";
 
@@ -15,12 +15,12 @@ const VIEWS: [&str; 5] = ["processed_events", "arrivals", "attempts", "deliverie
 /// Looks for `hapax.NAME` in the tokens.
 pub(super) struct OwnNames {
     dialect: Dialect,
-    seen: Seen,
+    seen: PartialName,
 }
 
 /// How much of such a name was read.
 #[derive(Clone, Copy)]
-enum Seen {
+enum PartialName {
     Nothing,
     /// The schema, and its offset.
     Schema(usize),
@@ -29,23 +29,25 @@ enum Seen {
 
 impl OwnNames {
     pub(super) fn new(dialect: Dialect) -> Self {
-        Self { dialect, seen: Seen::Nothing }
+        Self { dialect, seen: PartialName::Nothing }
     }
 
-    pub(super) fn pass(&mut self, at: usize, token: Token, piece: &str) -> Result<(), Fault> {
+    pub(super) fn pass(&mut self, at: usize, token: Token, piece: &str) -> Result<(), SqlProblem> {
         if self.dialect == Dialect::Sqlite || token == Token::Blank {
             return Ok(());
         }
         let name = name_of(token, piece);
-        let before = std::mem::replace(&mut self.seen, Seen::Nothing);
+        let before = std::mem::replace(&mut self.seen, PartialName::Nothing);
         match (before, name) {
-            (Seen::Dot(start), Some(name)) if !is_documented(&name) => Err(refused(start, &name)),
-            (Seen::Schema(start), None) if piece == "." => {
-                self.seen = Seen::Dot(start);
+            (PartialName::Dot(start), Some(name)) if !is_documented(&name) => {
+                Err(refused(start, &name))
+            }
+            (PartialName::Schema(start), None) if piece == "." => {
+                self.seen = PartialName::Dot(start);
                 Ok(())
             }
             (_, Some(name)) if name == SCHEMA => {
-                self.seen = Seen::Schema(at);
+                self.seen = PartialName::Schema(at);
                 Ok(())
             }
             (_, _) => Ok(()),
@@ -53,7 +55,7 @@ impl OwnNames {
     }
 
     /// Checks the body of a `DO`, a string that the database runs.
-    pub(super) fn pass_body(&mut self, at: usize, quoted: &str) -> Result<(), Fault> {
+    pub(super) fn pass_body(&mut self, at: usize, quoted: &str) -> Result<(), SqlProblem> {
         let mut names = Self::new(self.dialect);
         let inside = match quoted.strip_prefix('$').and_then(|rest| rest.find('$')) {
             Some(name) => {
@@ -66,7 +68,7 @@ impl OwnNames {
         // The database does not run a body that cannot be parsed here.
         while let Ok(Some((range, token))) = tokens.next() {
             let passed = names.pass(at, token, &inside[range]);
-            passed.map_err(|fault| Fault { at, ..fault })?;
+            passed.map_err(|fault| SqlProblem { at, ..fault })?;
         }
         Ok(())
     }
@@ -88,9 +90,9 @@ fn is_documented(name: &str) -> bool {
     FUNCTIONS.contains(&name) || VIEWS.contains(&name)
 }
 
-fn refused(at: usize, name: &str) -> Fault {
+fn refused(at: usize, name: &str) -> SqlProblem {
     let name: String = name.chars().take(40).collect();
-    Fault::new(
+    SqlProblem::new(
         at,
         format!("{SCHEMA}.{name} belongs to Hapax"),
         format!(

@@ -2,11 +2,11 @@
 //! parameter.
 
 use super::own_names::OwnNames;
-use super::tokens::{Fault, Token, Tokens, is_name};
+use super::tokens::{SqlProblem, Token, Tokens, is_name};
 use super::{Dialect, SqlParameter, SqlPlace, SqlProgram, SqlStatement, StatementPart};
 
 /// Reads a whole program.
-pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, Fault> {
+pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, SqlProblem> {
     let mut statements = Vec::new();
     let mut draft: Option<Draft> = None;
     let mut tokens = Tokens::new(text, dialect);
@@ -29,7 +29,7 @@ pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, Fault>
             Token::Parameter => {
                 let parameter = SqlParameter::find(&piece[1..]).ok_or_else(|| {
                     let hint = SqlParameter::hint_for(&piece[1..]);
-                    Fault::new(range.start, format!("unknown parameter {piece}"), hint)
+                    SqlProblem::new(range.start, format!("unknown parameter {piece}"), hint)
                 })?;
                 match draft.as_mut().and_then(|draft| Some((draft.verb?, draft))) {
                     Some((Verb::Do, _)) => return Err(no_parameter_in_do(range.start, piece)),
@@ -62,7 +62,7 @@ pub(super) fn program(text: &str, dialect: Dialect) -> Result<SqlProgram, Fault>
 }
 
 /// Checks one statement: its first word, and that it names nothing of Hapax.
-pub(super) fn beginning(text: &str, dialect: Dialect) -> Result<(), Fault> {
+pub(super) fn beginning(text: &str, dialect: Dialect) -> Result<(), SqlProblem> {
     let mut tokens = Tokens::native(text, dialect);
     let mut names = OwnNames::new(dialect);
     let mut verb = None;
@@ -83,8 +83,8 @@ pub(super) fn beginning(text: &str, dialect: Dialect) -> Result<(), Fault> {
     verb.map(drop).ok_or_else(no_statement)
 }
 
-fn no_statement() -> Fault {
-    Fault::new(0, "there is no statement", "write one, such as INSERT INTO … VALUES (:id)")
+fn no_statement() -> SqlProblem {
+    SqlProblem::new(0, "there is no statement", "write one, such as INSERT INTO … VALUES (:id)")
 }
 
 /// The words that a statement may begin with, for each database.
@@ -182,7 +182,7 @@ impl Draft {
         self.length = text.len();
     }
 
-    fn finish(mut self, nth: usize) -> Result<SqlStatement, Fault> {
+    fn finish(mut self, nth: usize) -> Result<SqlStatement, SqlProblem> {
         if self.verb.is_none() {
             return Err(no_verb(self.dialect, nth, self.start, "("));
         }
@@ -191,8 +191,8 @@ impl Draft {
     }
 }
 
-fn no_parameter_in_do(at: usize, piece: &str) -> Fault {
-    Fault::new(
+fn no_parameter_in_do(at: usize, piece: &str) -> SqlProblem {
+    SqlProblem::new(
         at,
         format!("DO takes no parameters, {piece} included"),
         "its body is a string, and strings are not changed: create a procedure and CALL it with the \
@@ -201,7 +201,7 @@ fn no_parameter_in_do(at: usize, piece: &str) -> Fault {
 }
 
 /// The error for a statement that begins with another word.
-fn no_verb(dialect: Dialect, nth: usize, at: usize, first: &str) -> Fault {
+fn no_verb(dialect: Dialect, nth: usize, at: usize, first: &str) -> SqlProblem {
     let word = first.to_ascii_uppercase();
     let hint = match word.as_str() {
         "BEGIN" | "START" | "COMMIT" | "END" | "ROLLBACK" | "ABORT" | "SAVEPOINT" | "RELEASE"
@@ -234,5 +234,5 @@ fn no_verb(dialect: Dialect, nth: usize, at: usize, first: &str) -> Fault {
     };
     let named = if first.chars().all(is_name) { word } else { first.to_owned() };
     let named: String = named.chars().take(40).collect();
-    Fault::new(at, format!("statement {nth} cannot begin with {named}"), hint)
+    SqlProblem::new(at, format!("statement {nth} cannot begin with {named}"), hint)
 }

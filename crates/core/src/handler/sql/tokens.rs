@@ -21,13 +21,13 @@ pub(super) enum Token {
 }
 
 /// A problem at a byte of the text.
-pub(super) struct Fault {
+pub(super) struct SqlProblem {
     pub(super) at: usize,
     pub(super) problem: String,
     pub(super) hint: String,
 }
 
-impl Fault {
+impl SqlProblem {
     pub(super) fn new(at: usize, problem: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { at, problem: problem.into(), hint: hint.into() }
     }
@@ -54,7 +54,7 @@ impl<'t> Tokens<'t> {
     }
 
     /// The next token.
-    pub(super) fn next(&mut self) -> Result<Option<(Range<usize>, Token)>, Fault> {
+    pub(super) fn next(&mut self) -> Result<Option<(Range<usize>, Token)>, SqlProblem> {
         let start = self.at;
         let rest = &self.text[start..];
         let Some(first) = rest.chars().next() else { return Ok(None) };
@@ -77,7 +77,7 @@ impl<'t> Tokens<'t> {
         rest: &str,
         first: char,
         second: Option<char>,
-    ) -> Result<(usize, Token), Fault> {
+    ) -> Result<(usize, Token), SqlProblem> {
         let second_names = second.is_some_and(is_name);
         Ok(match first {
             '-' if second == Some('-') => (line(rest, &['\n']), Token::Blank),
@@ -102,7 +102,7 @@ impl<'t> Tokens<'t> {
         rest: &str,
         first: char,
         second: Option<char>,
-    ) -> Result<(usize, Token), Fault> {
+    ) -> Result<(usize, Token), SqlProblem> {
         Ok(match first {
             '\u{b}' => (1, Token::Blank),
             '-' if second == Some('-') => (line(rest, &['\n', '\r']), Token::Blank),
@@ -128,7 +128,7 @@ impl<'t> Tokens<'t> {
         rest: &str,
         first: char,
         second: Option<char>,
-    ) -> Result<(usize, Token), Fault> {
+    ) -> Result<(usize, Token), SqlProblem> {
         Ok(match first {
             ' ' | '\t' | '\n' | '\r' | '\u{c}' => (1, Token::Blank),
             ';' => (1, Token::Semicolon),
@@ -144,13 +144,13 @@ impl<'t> Tokens<'t> {
                 }
                 None => (1, Token::Sign),
             },
-            '\0' => return Err(Fault::new(self.at, "holds a NUL character", "remove it")),
+            '\0' => return Err(SqlProblem::new(self.at, "holds a NUL character", "remove it")),
             sign => (sign.len_utf8(), Token::Sign),
         })
     }
 
     /// The length from `skip` bytes on to the end of `close`.
-    fn up_to(&self, close: &str, skip: usize, problem: &str) -> Result<usize, Fault> {
+    fn up_to(&self, close: &str, skip: usize, problem: &str) -> Result<usize, SqlProblem> {
         match self.text[self.at + skip..].find(close) {
             Some(length) => Ok(length + close.len()),
             None => Err(self.not_closed(problem, close)),
@@ -158,7 +158,7 @@ impl<'t> Tokens<'t> {
     }
 
     /// The length of a comment that may contain others.
-    fn nested_comment(&self) -> Result<usize, Fault> {
+    fn nested_comment(&self) -> Result<usize, SqlProblem> {
         let comment = &self.text.as_bytes()[self.at..];
         let mut depth = 0;
         let mut at = 0;
@@ -178,7 +178,7 @@ impl<'t> Tokens<'t> {
     }
 
     /// The length of a quoted text, in which a doubled quote is part of the text.
-    fn quoted(&self, quote: char) -> Result<usize, Fault> {
+    fn quoted(&self, quote: char) -> Result<usize, SqlProblem> {
         let mut rest = self.text[self.at..].char_indices().skip(1).peekable();
         while let Some((at, letter)) = rest.next() {
             if letter == quote && rest.next_if(|(_, next)| *next == quote).is_none() {
@@ -190,7 +190,7 @@ impl<'t> Tokens<'t> {
     }
 
     /// The length of the string from `skip` bytes on, in which a backslash escapes the next character.
-    fn escaped(&self, skip: usize) -> Result<usize, Fault> {
+    fn escaped(&self, skip: usize) -> Result<usize, SqlProblem> {
         let mut rest = self.text[self.at + skip..].char_indices().skip(1).peekable();
         while let Some((at, letter)) = rest.next() {
             match letter {
@@ -204,7 +204,7 @@ impl<'t> Tokens<'t> {
 
     /// The length of a string after `E`, with its continuations on the lines below, in which a backslash escapes
     /// too.
-    fn escaped_and_continued(&self) -> Result<usize, Fault> {
+    fn escaped_and_continued(&self) -> Result<usize, SqlProblem> {
         let mut length = 1 + self.escaped(1)?;
         while let Some(gap) = continuation(&self.text[self.at + length..]) {
             length += gap + self.escaped(length + gap)?;
@@ -212,15 +212,15 @@ impl<'t> Tokens<'t> {
         Ok(length)
     }
 
-    fn not_closed(&self, problem: &str, close: &str) -> Fault {
-        Fault::new(self.at, problem, format!("it begins here, and no {close} ends it"))
+    fn not_closed(&self, problem: &str, close: &str) -> SqlProblem {
+        SqlProblem::new(self.at, problem, format!("it begins here, and no {close} ends it"))
     }
 
     /// Other spellings of parameters would be bound to NULL.
-    fn foreign(&self, length: usize) -> Fault {
+    fn foreign(&self, length: usize) -> SqlProblem {
         let found = &self.text[self.at..self.at + length];
         let hint = format!("parameters are named: {}", SqlParameter::known());
-        Fault::new(self.at, format!("{found} is not a parameter"), hint)
+        SqlProblem::new(self.at, format!("{found} is not a parameter"), hint)
     }
 }
 

@@ -31,7 +31,7 @@ impl OutboxRetention for SqliteStore {
 }
 
 /// The columns of an endpoint that expiry reads.
-struct Subject {
+struct ExpiryRow {
     number: i64,
     id: EndpointId,
     tenant: Tenant,
@@ -91,7 +91,7 @@ impl Outbox {
     fn expire_of(
         &mut self,
         conn: &Connection,
-        subject: &Subject,
+        subject: &ExpiryRow,
         times: &ExpiryTimes,
         room: usize,
         now: Timestamp,
@@ -127,7 +127,7 @@ impl Outbox {
 }
 
 /// The next endpoint that has dead or parked deliveries, is disabled, or was announced.
-fn next_subject(conn: &Connection, after: i64) -> rusqlite::Result<Option<Subject>> {
+fn next_subject(conn: &Connection, after: i64) -> rusqlite::Result<Option<ExpiryRow>> {
     conn.prepare_cached(
         "SELECT e.endpoint, e.id, e.tenant, iif(e.deleted_at IS NULL, e.disabled_at, NULL),
                 e.expiry_announced_at, e.deleted_at IS NOT NULL
@@ -146,7 +146,7 @@ fn next_subject(conn: &Connection, after: i64) -> rusqlite::Result<Option<Subjec
                  WHERE expiry_announced_at IS NOT NULL AND endpoint > ?1))",
     )?
     .query_row([after], |row| {
-        Ok(Subject {
+        Ok(ExpiryRow {
             number: row.get(0)?,
             id: EndpointId(Uuid::from_bytes(row.get(1)?)),
             tenant: Tenant::new(row.get_ref(2)?.as_str()?),
@@ -159,7 +159,7 @@ fn next_subject(conn: &Connection, after: i64) -> rusqlite::Result<Option<Subjec
 }
 
 /// Since when the oldest delivery of an endpoint is dead, held or parked.
-fn oldest(conn: &Connection, subject: &Subject) -> rusqlite::Result<Option<i64>> {
+fn oldest(conn: &Connection, subject: &ExpiryRow) -> rusqlite::Result<Option<i64>> {
     let first = |sql: &str| -> rusqlite::Result<Option<i64>> {
         conn.prepare_cached(sql)?.query_row([subject.number], |row| row.get(0))
     };

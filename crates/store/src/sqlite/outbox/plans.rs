@@ -166,7 +166,7 @@ impl Outbox {
         &self,
         conn: &Connection,
         plan: &RunningPlan,
-        candidate: &Candidate,
+        candidate: &BackfillCandidate,
     ) -> rusqlite::Result<bool> {
         let Some(endpoint) = self.endpoints.get(&plan.endpoint) else { return Ok(false) };
         let wanted = endpoint.record.tenant.as_str() == candidate.tenant
@@ -176,7 +176,7 @@ impl Outbox {
 }
 
 /// A message that an endpoint may lack.
-struct Candidate {
+struct BackfillCandidate {
     seq: i64,
     tenant: String,
     created_at: i64,
@@ -190,7 +190,7 @@ fn candidates(
     passed: i64,
     last: i64,
     limit: usize,
-) -> rusqlite::Result<Vec<Candidate>> {
+) -> rusqlite::Result<Vec<BackfillCandidate>> {
     conn.prepare_cached(
         "SELECT m.seq, m.tenant, m.created_at, m.type, m.api_version, m.key
          FROM hapax_message m CROSS JOIN hapax_message_body b ON b.seq = m.seq
@@ -198,7 +198,7 @@ fn candidates(
     )?
     .query_map((passed, last, limit as i64), |row| {
         let message = NewMessage::new(row.get::<_, String>(3)?, serde_json::Value::Null);
-        Ok(Candidate {
+        Ok(BackfillCandidate {
             seq: row.get(0)?,
             tenant: row.get(1)?,
             created_at: row.get(2)?,
