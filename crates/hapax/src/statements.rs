@@ -15,11 +15,11 @@ use crate::config::{Config, ServiceUrl};
 #[derive(Clone, Default)]
 pub(crate) struct Statements {
     programs: BTreeMap<String, (HandlerRef, Arc<SqlProgram>)>,
-    target: Option<Target>,
+    target: Option<StatementDatabase>,
 }
 
 #[derive(Clone)]
-enum Target {
+enum StatementDatabase {
     /// The file, which may not exist yet.
     Sqlite(PathBuf),
     /// The URL of the database, with the role of handlers.
@@ -62,8 +62,8 @@ impl Statements {
         }
         let settings = &config.settings;
         let target = match (&settings.handlers_database_url, &settings.database_url) {
-            (Some(url), _) | (None, Some(url)) => Target::Postgres(url.clone()),
-            (None, None) => Target::Sqlite(settings.data_dir.join("hapax.db")),
+            (Some(url), _) | (None, Some(url)) => StatementDatabase::Postgres(url.clone()),
+            (None, None) => StatementDatabase::Sqlite(settings.data_dir.join("hapax.db")),
         };
         Self { programs, target: Some(target) }
     }
@@ -74,15 +74,17 @@ impl Statements {
         let faults = match &self.target {
             _ if programs.is_empty() => return Ok(Vec::new()),
             None => return Ok(Vec::new()),
-            Some(Target::Sqlite(file)) => {
+            Some(StatementDatabase::Sqlite(file)) => {
                 let file = file.clone();
                 let check = move || SqliteStore::check_statements(&file, &programs);
                 let checked = tokio::task::spawn_blocking(check).await;
                 checked.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?
             }
-            Some(Target::Postgres(url)) => PgStore::check_statements(url.expose(), &programs)
-                .await
-                .map_err(|error| format!("{url}: {error}"))?,
+            Some(StatementDatabase::Postgres(url)) => {
+                PgStore::check_statements(url.expose(), &programs)
+                    .await
+                    .map_err(|error| format!("{url}: {error}"))?
+            }
         };
         let of_handler = |(handler, fault): (HandlerRef, Option<String>)| {
             fault.map(|why| Unprepared { handler, why })

@@ -16,7 +16,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use super::server::Target;
+use super::server::ServerAddress;
 use crate::limits::{PUBLISH_ALONE_LOCK_MAX, PUBLISH_BATCH_LOCK_MAX};
 
 /// How long connecting to one server may take.
@@ -161,8 +161,8 @@ pub(super) struct Pools {
 impl Pools {
     /// Handlers work on connections to `handlers`: the same database, perhaps as another role.
     pub(super) fn new(
-        target: &Target,
-        handlers: &Target,
+        target: &ServerAddress,
+        handlers: &ServerAddress,
         sizes: PoolSizes,
     ) -> Result<Self, PgOpenError> {
         Ok(Self {
@@ -249,7 +249,7 @@ impl ClientPool {
     }
 
     pub(super) fn new(
-        target: &Target,
+        target: &ServerAddress,
         name: &str,
         size: usize,
         timeouts: StatementTimeouts,
@@ -260,7 +260,7 @@ impl ClientPool {
     /// Sessions whose statements never scan a whole table: a plan may date from when the table was
     /// empty.
     fn by_index(
-        target: &Target,
+        target: &ServerAddress,
         name: &str,
         size: usize,
         timeouts: StatementTimeouts,
@@ -272,7 +272,7 @@ impl ClientPool {
     /// The same, with one plan for each statement, whatever its values. Otherwise PostgreSQL would plan a
     /// small batch again each time, which takes longer than running it.
     fn by_one_plan(
-        target: &Target,
+        target: &ServerAddress,
         name: &str,
         size: usize,
         timeouts: StatementTimeouts,
@@ -284,12 +284,12 @@ impl ClientPool {
         Self::with(target, name, size, timeouts, session)
     }
 
-    pub(super) fn for_handlers(target: &Target, size: usize) -> Result<Self, PgOpenError> {
+    pub(super) fn for_handlers(target: &ServerAddress, size: usize) -> Result<Self, PgOpenError> {
         Self::with(target, "hapax-handlers", size, StatementTimeouts::WORK, handler_session())
     }
 
     fn with(
-        target: &Target,
+        target: &ServerAddress,
         name: &str,
         size: usize,
         timeouts: StatementTimeouts,

@@ -346,10 +346,10 @@ mod tests {
 
     use super::*;
     use crate::postgres::connect::{PoolSizes, Pools};
-    use crate::postgres::server::Target;
+    use crate::postgres::server::ServerAddress;
 
     fn pool(url: &str) -> ClientPool {
-        let target = Target::parse(url).expect("a url");
+        let target = ServerAddress::parse(url).expect("a url");
         Pools::new(&target, &target, PoolSizes::default()).expect("pools").admin
     }
 

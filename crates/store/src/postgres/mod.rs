@@ -86,7 +86,7 @@ use handler_registry::HandlerRegistry;
 use key_batches::KeyBatches;
 use lane_ids::LaneIds;
 use row::Ids;
-use server::Target;
+use server::ServerAddress;
 
 /// How long closing waits for acts that have begun.
 const CLOSE_MAX: Duration = Duration::from_secs(20);
@@ -192,12 +192,12 @@ impl fmt::Debug for Shared {
 impl PgStore {
     /// Connects, checks that the server can keep the guarantees of Hapax, and migrates the tables.
     pub async fn open(options: PgOptions) -> Result<Self, PgOpenError> {
-        let target = Target::parse(&options.url)?;
+        let target = ServerAddress::parse(&options.url)?;
         target.look().await?;
         let front =
             options.redis_url.as_deref().map(|url| RedisCache::open(url, options.keys_kept));
         let front = front.transpose().map_err(|error| PgOpenError::Redis(error.to_string()))?;
-        let handlers = options.handlers_url.as_deref().map(Target::parse).transpose();
+        let handlers = options.handlers_url.as_deref().map(ServerAddress::parse).transpose();
         let handlers = handlers.map_err(PgOpenError::of_handlers)?;
         let pools = Pools::new(&target, handlers.as_ref().unwrap_or(&target), options.pools)?;
         migrate::up(&pools.admin).await?;
@@ -241,14 +241,14 @@ impl PgStore {
 
     /// The status of each migration in the database at `url`; applies none.
     pub async fn migration_status(url: &str) -> Result<Vec<MigrationStatus>, PgOpenError> {
-        let target = Target::parse(url)?;
+        let target = ServerAddress::parse(url)?;
         let pools = Pools::new(&target, &target, PoolSizes::default())?;
         migrate::status(&pools.admin).await
     }
 
     /// Which key of the vault each sealed value in the database at `url` needs; changes nothing.
     pub async fn sealed_values(url: &str) -> Result<Vec<SealedValue>, PgOpenError> {
-        let target = Target::parse(url)?;
+        let target = ServerAddress::parse(url)?;
         let pools = Pools::new(&target, &target, PoolSizes::default())?;
         let values = source_secrets::sealed_values(&pools.admin).await;
         values.map_err(|error| PgOpenError::Query(error.to_string()))
@@ -257,7 +257,7 @@ impl PgStore {
     /// Facts about the database at `url` for an operator, before a server starts on it or while one
     /// runs; changes nothing.
     pub async fn look(url: &str) -> Result<PgReport, PgOpenError> {
-        let target = Target::parse(url)?;
+        let target = ServerAddress::parse(url)?;
         let server::ServerFacts { version, is_standby, clock_apart } = target.facts().await?;
         let unfit = target.look().await.err();
         let pools = Pools::new(&target, &target, PoolSizes::default())?;
@@ -268,8 +268,8 @@ impl PgStore {
     /// Facts about the role that handlers use, for an operator, before a server starts; changes
     /// nothing. `handlers_url` must lead to the database at `url`.
     pub async fn look_as(url: &str, handlers_url: &str) -> Result<HandlerRoleReport, PgOpenError> {
-        let handlers = Target::parse(handlers_url).map_err(PgOpenError::of_handlers)?;
-        let pools = Pools::new(&Target::parse(url)?, &handlers, PoolSizes::default())?;
+        let handlers = ServerAddress::parse(handlers_url).map_err(PgOpenError::of_handlers)?;
+        let pools = Pools::new(&ServerAddress::parse(url)?, &handlers, PoolSizes::default())?;
         handler_role::look(&pools).await
     }
 
@@ -279,7 +279,7 @@ impl PgStore {
         url: &str,
         programs: &[Arc<SqlProgram>],
     ) -> Result<Vec<Option<String>>, PgOpenError> {
-        let lender = ClientPool::for_handlers(&Target::parse(url)?, 1)?;
+        let lender = ClientPool::for_handlers(&ServerAddress::parse(url)?, 1)?;
         let checked = sql_handlers::check(&lender, programs).await;
         checked.map_err(|error| PgOpenError::Connect(error.to_string()))
     }
@@ -287,12 +287,12 @@ impl PgStore {
     /// The first column of each row that `sql` returns at `url`, as text, in a read-only
     /// transaction. The database need not contain the tables of Hapax.
     pub async fn first_column(url: &str, sql: &str) -> Result<Vec<Option<String>>, PgOpenError> {
-        Target::parse(url)?.first_column(sql).await
+        ServerAddress::parse(url)?.first_column(sql).await
     }
 
     /// Migrates the tables of the database at `url`, and does nothing else.
     pub async fn migrate(url: &str) -> Result<(), PgOpenError> {
-        let target = Target::parse(url)?;
+        let target = ServerAddress::parse(url)?;
         target.look().await?;
         migrate::up(&Pools::new(&target, &target, PoolSizes::default())?.admin).await
     }

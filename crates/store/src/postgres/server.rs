@@ -27,12 +27,12 @@ pub(super) struct ServerFacts {
 
 /// The address of the database, and the TLS settings of its connections.
 #[derive(Clone)]
-pub(super) struct Target {
+pub(super) struct ServerAddress {
     pub(super) config: Config,
     pub(super) hosts: Hosts,
 }
 
-impl Target {
+impl ServerAddress {
     /// Parses a URL or a `key=value` string. `sslmode` may also be `verify-ca` or `verify-full`,
     /// and `sslrootcert` names a file of trusted certificates: the driver knows neither.
     pub(super) fn parse(url: &str) -> Result<Self, PgOpenError> {
@@ -270,7 +270,7 @@ mod tests {
     fn an_invalid_url_is_refused_without_its_password() {
         // The error is logged, and the URL contains a password.
         for url in ["postgres://u:hunter2@/", "postgres://u:hunter2@h:no/db", "hunter2", ""] {
-            let error = Target::parse(url).err().map(|error| error.to_string());
+            let error = ServerAddress::parse(url).err().map(|error| error.to_string());
             let error = error.unwrap_or_else(|| panic!("{url} was accepted"));
             assert!(!error.contains("hunter2"), "{error}");
         }
