@@ -49,13 +49,13 @@ struct PageKey {
 
 /// A time, and how many actions of operators had ended by then.
 #[derive(Clone, Copy)]
-struct Moment {
+struct RenderedAt {
     now: Timestamp,
     actions: u64,
 }
 
 struct Rendering {
-    began: Moment,
+    began: RenderedAt,
     headers: HeaderMap,
     html: Bytes,
 }
@@ -72,8 +72,8 @@ impl SharedPages {
     }
 
     /// The moment that decides which renderings are current.
-    fn moment(&self) -> Moment {
-        Moment { now: (self.now)(), actions: self.actions.load(Ordering::Acquire) }
+    fn moment(&self) -> RenderedAt {
+        RenderedAt { now: (self.now)(), actions: self.actions.load(Ordering::Acquire) }
     }
 
     /// Where the rendering of this page is kept; `None` if too many pages are in use.
@@ -97,7 +97,7 @@ impl SharedPages {
 }
 
 impl Rendering {
-    fn is_current(&self, moment: Moment) -> bool {
+    fn is_current(&self, moment: RenderedAt) -> bool {
         // If the clock was set back, the age is unknown.
         let age = Duration::try_from(moment.now.duration_since(self.began.now));
         self.began.actions == moment.actions && age.is_ok_and(|age| age < SHARED_FOR)
