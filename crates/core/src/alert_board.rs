@@ -19,7 +19,7 @@ use crate::own_messages::ActiveAlert;
 /// The reporter of alerts that were found in the data of all nodes. One node at a time judges them.
 pub const JUDGE: Uuid = Uuid::nil();
 
-/// An alert that no node has reported for this long is not listed any more: its node may have died.
+/// An alert that no node has reported for this long is no longer listed: its node may have died.
 pub const LISTED_FOR: SignedDuration = SignedDuration::from_secs(60);
 
 /// How far an alert is.

@@ -252,7 +252,7 @@ pub enum DeliveryUnchanged {
     /// The delivery is recorded as delivered under the same fence: the answer to the first report
     /// was lost.
     AlreadyDelivered,
-    /// The sender has no right any more: the attempt has ended already.
+    /// The sender no longer has the right: the attempt has ended already.
     RightLost,
     /// The delivery is due or under way.
     AlreadyOpen,
@@ -271,7 +271,7 @@ pub struct DeliveryChange {
     pub due: Timestamp,
     /// Attempts, failures and losses.
     pub progress: Progress,
-    /// Whether the fence grows, so that the last sender has no right any more.
+    /// Whether the fence grows, so that the last sender no longer has the right.
     pub voids_fence: bool,
     /// The change to the list of attempts.
     pub attempt: AttemptRecord,

@@ -3,7 +3,7 @@
 //! reading, and no other parser sees another id in it.
 //!
 //! A document must follow the grammar of RFC 8259. Three more things are refused: nesting deeper than
-//! [`JSON_DEPTH_MAX`], a repeated key on a path that is looked up (also if the keys are equal only after
+//! [`JSON_DEPTH_MAX`], a repeated key on a path that is looked up (even if the keys are equal only after
 //! unescaping), and half a surrogate pair in a string that is looked up. Elsewhere in the document the
 //! last two are accepted.
 
@@ -165,7 +165,7 @@ impl<'a> Value<'a> {
     }
 
     /// The text of a string, or an integer exactly as it is written: `9007199254740993` is not
-    /// rounded. `None` for anything else, so also for `1.0` and `1e3`.
+    /// rounded. `None` for anything else, and therefore also for `1.0` and `1e3`.
     pub fn as_id_text(self) -> Option<Cow<'a, str>> {
         if self.raw.starts_with('"') {
             return self.as_text();

@@ -72,7 +72,7 @@ pub enum Act<'a> {
     Woken,
     /// The hold has ended and the predecessor is still missing.
     HoldEnded {
-        /// Whether the handler goes on without it (`on_gap = "go"`).
+        /// Whether the handler continues without it (`on_gap = "go"`).
         go: bool,
     },
     /// Too many jobs of one resource are held.
@@ -128,7 +128,7 @@ pub enum Unchanged {
     NotClaimable,
     /// The job is done under this very fence: the answer to the first report was lost.
     AlreadyDone,
-    /// The holder has no right any more: the attempt has ended already.
+    /// The holder no longer has the right: the attempt has ended already.
     RightLost,
     /// The job waits or runs, and needs no operator.
     AlreadyOpen,
@@ -155,7 +155,7 @@ pub struct Change {
     pub progress: Progress,
     /// Whether the order rule is skipped from now on.
     pub forced: bool,
-    /// Whether the fence grows, so that the last holder has no right any more.
+    /// Whether the fence grows, so that the last holder no longer has the right.
     pub voids_fence: bool,
     /// Whether another run begins, with another idempotency key.
     pub new_run: bool,

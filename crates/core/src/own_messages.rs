@@ -33,7 +33,7 @@ pub const DELIVERY_EXPIRING: &str = "hapax.delivery.expiring";
 /// An alert is active.
 pub const ALERT_RAISED: &str = "hapax.alert.raised";
 
-/// An alert is not active any more.
+/// An alert is no longer active.
 pub const ALERT_CLEARED: &str = "hapax.alert.cleared";
 
 /// The time between two messages about dead deliveries of one endpoint. An endpoint that refuses everything
@@ -132,7 +132,7 @@ impl ActiveAlert {
         self.message(ALERT_RAISED)
     }
 
-    /// The message that the alert is not active any more.
+    /// The message that the alert is no longer active.
     pub fn cleared(&self) -> NewMessage {
         self.message(ALERT_CLEARED)
     }

@@ -231,7 +231,7 @@ pub const GATHER: Duration = Duration::from_millis(2);
 /// How often a lane without a notification polls for work: notifications are hints.
 pub const POLL_EVERY: Duration = Duration::from_secs(1);
 
-/// The most deliveries of one exchange: a commit stays short, and acks beside it wait little.
+/// The most deliveries of one exchange: a commit stays short, and acks wait little meanwhile.
 pub const EXCHANGE_CLAIMS_MAX: usize = 256;
 
 /// The outcomes that an exchange must have to begin while the store commits another one.
@@ -258,7 +258,7 @@ pub const CLAIM_AHEAD_AGE_MAX: Duration = Duration::from_secs(1);
 /// The endpoints whose windows a node remembers while nothing is under way there: about 2 MB.
 pub const ENDPOINTS_REMEMBERED_MAX: usize = 20_000;
 
-/// Deliveries of deleted endpoints that one commit cancels: acks beside it wait little.
+/// Deliveries of deleted endpoints that one commit cancels: acks wait little meanwhile.
 pub const ORPHANS_PER_COMMIT: usize = 500;
 
 /// The shortest pause between two exchanges that found nothing to claim: a hint may be for deliveries

@@ -21,7 +21,7 @@ use crate::ingress::respond::Reason;
 pub(crate) struct SourceTallies(Arc<Mutex<BTreeMap<SourceName, Arc<SourceTally>>>>);
 
 impl SourceTallies {
-    /// The counters of a source, which go on for as long as the process runs.
+    /// The counters of a source, which continue for as long as the process runs.
     pub(crate) fn of(&self, source: &SourceName) -> Arc<SourceTally> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(all.entry(source.clone()).or_default())

@@ -589,7 +589,7 @@ impl<S: SourceSecretStore> TenantSources<S> {
     }
 }
 
-/// Logs pairs that cannot be served any more, and those that can again.
+/// Logs pairs that can no longer be served, and those that can again.
 fn log_pair_states(
     before: &BTreeMap<SourcePair, StoredPair>,
     after: &BTreeMap<SourcePair, StoredPair>,

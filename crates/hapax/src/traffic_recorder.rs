@@ -203,7 +203,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_arrival_is_recorded_once_whatever_becomes_of_a_write() {
-        // The store fails, also after it has written; minutes pass; a source is removed and added again.
+        // The store fails, even after it has written; minutes pass; a source is removed and added again.
         let counters = Arc::new(PlainMutex::new([0; 4]));
         let is_configured = Arc::new(AtomicBool::new(true));
         let second = Arc::new(AtomicI64::new(1_000_020));

@@ -26,7 +26,7 @@ impl RequestWaiters {
     }
 }
 
-/// Wakes the waiters when it is dropped, so also when the work panics.
+/// Wakes the waiters when it is dropped, and therefore also when the work panics.
 pub(crate) struct NotifyOnDrop<'a>(pub(crate) &'a Notify);
 
 impl Drop for NotifyOnDrop<'_> {

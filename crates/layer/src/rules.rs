@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName, Method, StatusCode};
 use crate::principal::Principal;
 use crate::target::{self, Path, changes_nothing};
 
-/// How long an answer is stored by default: longer than any client goes on retrying.
+/// How long an answer is stored by default: longer than any client keeps retrying.
 pub const TTL_DEFAULT: Duration = Duration::from_secs(72 * 60 * 60);
 
 /// How long the work may take by default: longer than most clients wait for an answer.

@@ -43,7 +43,7 @@ impl<L: Ledger> IdempotencyLayer<L> {
         Self { shared: Arc::new(Shared { ledger, rules, waiting, running, counters }) }
     }
 
-    /// Returns when no request runs any more, including those whose clients have hung up. Call it between
+    /// Returns when no request is running, including those whose clients have hung up. Call it between
     /// the last request and the end of the process.
     pub async fn drained(&self) {
         self.shared.running.wait().await;

@@ -265,8 +265,8 @@ async fn exchange(
     Ok(())
 }
 
-/// Forwards one direction of one connection, to its end. Reading goes on while writing waits, so that a delay
-/// does not limit the throughput.
+/// Forwards one direction of one connection, to its end. Reading continues while writing waits, so that a
+/// delay does not limit the throughput.
 async fn pass(
     network: &Network,
     from: ReadHalf<'_>,

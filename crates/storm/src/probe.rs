@@ -122,7 +122,7 @@ impl Probe {
         read.map_err(|why| StormError::unreachable(format!("cannot read effects: {why}")))
     }
 
-    /// Reads until nothing changes and nothing is missing any more, or until `settle` has passed.
+    /// Reads until nothing changes and nothing is missing, or until `settle` has passed.
     pub async fn settled(
         &self,
         ids: &BTreeSet<&str>,

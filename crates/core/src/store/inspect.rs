@@ -107,7 +107,7 @@ pub struct TableUse {
 }
 
 /// The backlog of one handler. Every number stops at
-/// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX), which means "so many or more".
+/// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX), which means "this many or more".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaneState {
     /// Which handler.
@@ -130,7 +130,7 @@ pub struct LaneState {
 }
 
 impl LaneState {
-    /// Jobs that have not ended. Like its parts it may mean "so many or more".
+    /// Jobs that have not ended. Like its parts it may mean "this many or more".
     pub fn open(&self) -> u64 {
         self.ready + self.leased + self.held + self.parked + self.review
     }

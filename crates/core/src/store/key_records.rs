@@ -81,7 +81,7 @@ pub enum KeyDeleted {
     /// There is no such key.
     Unknown,
     /// A request runs under it, or a user's open transaction holds it. Deleting it would let a second request
-    /// run beside the first.
+    /// run alongside the first.
     Busy,
 }
 

@@ -41,7 +41,7 @@ pub trait Operate: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
 
     /// Discards the dead jobs of an event, or only that of one handler. Their fences are void. The handler
-    /// need not be configured any more.
+    /// may no longer be configured.
     fn discard(
         &self,
         event: EventId,

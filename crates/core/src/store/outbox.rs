@@ -40,10 +40,11 @@ pub trait Outbox: Send + Sync + 'static {
     /// The schedule of a failed attempt is the endpoint's at that moment.
     ///
     /// An exchange may claim less than is due, so that it delays no other commit for long; `next_due` then
-    /// names a time that has come. Claims go over the endpoints in turn, and each endpoint has at most `max_in_flight` claims at once,
-    /// over all nodes, and no more in a time than its rate limit. Disabled and deleted endpoints are skipped, and endpoints with a sealed value whose
-    /// key is not in `ask.vault_keys`. Expired leases are found here, also those of disabled and deleted
-    /// endpoints: the attempt is lost and uses no step of the schedule.
+    /// names a time that has come. Claims go over the endpoints in turn, and each endpoint has at most
+    /// `max_in_flight` claims at once, over all nodes, and no more in a time than its rate limit. Disabled
+    /// and deleted endpoints are skipped, and endpoints with a sealed value whose key is not in
+    /// `ask.vault_keys`. Expired leases are found here, including those of disabled and deleted endpoints:
+    /// the attempt is lost and uses no step of the schedule.
     ///
     /// An endpoint that keeps order gets at most one delivery of each key at once, the earliest that has not
     /// ended. The claim parks the others that are due. Every commit that ends a delivery readies the next one
@@ -518,7 +519,7 @@ pub struct DeliveryAttempt {
 }
 
 /// The backlog of deliveries. Every number stops at
-/// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX), which means "so many or more".
+/// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX), which means "this many or more".
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeliveryBacklog {
     /// Deliveries to active endpoints that wait for an attempt, the first or another.

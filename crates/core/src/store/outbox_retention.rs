@@ -18,7 +18,7 @@ pub trait OutboxRetention: Send + Sync + 'static {
     ///
     /// An endpoint is announced first: once, when its oldest such delivery has `ask.notice` left.
     /// None of its deliveries is cancelled earlier than `ask.notice` after that, whatever its age.
-    /// The announcement is withdrawn when no delivery of the endpoint is about to expire any more.
+    /// The announcement is withdrawn when no delivery of the endpoint is still about to expire.
     /// Deliveries of deleted endpoints are cancelled without an announcement.
     fn expire_deliveries(
         &self,

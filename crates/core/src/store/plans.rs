@@ -45,7 +45,7 @@ pub trait Plans: Send + Sync + 'static {
     ) -> impl Future<Output = Result<PlanRun, StoreError>> + Send;
 
     /// Applies the plan's act to the events of a slice, and moves the plan past them, in one
-    /// commit. Each event is decided again in that commit: one that needs nothing any more is
+    /// commit. Each event is decided again in that commit: one that no longer needs anything is
     /// skipped. [`Held::Lost`] if another node took the slice, or the plan ended: then nothing has
     /// happened.
     fn take_slice(

@@ -26,8 +26,9 @@ pub trait TenantDeletions: Send + Sync + 'static {
         by: Action,
     ) -> impl Future<Output = Result<TenantDeletion, StoreError>> + Send;
 
-    /// Runs one slice of a deletion that is under way: erases at most `limit` events or messages, in one commit.
-    /// True when there is more to do now. A deletion that waits for open transactions goes on with a later call.
+    /// Runs one slice of a deletion that is under way: erases at most `limit` events or messages, in one
+    /// commit. True when there is more to do now. A deletion that waits for open transactions continues with
+    /// a later call.
     fn erase(&self, limit: usize) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
     /// The last deletion of a tenant; `None` if there was none.

@@ -346,8 +346,8 @@ pub fn traffic_of_all(counts: Vec<TrafficCount>) -> BTreeMap<Timestamp, TrafficF
 /// The length of a count as it is recorded, in seconds.
 pub const MINUTE_SECONDS: i64 = 60;
 
-/// The counts of all nodes for a minute are merged once they are older than so many seconds. No node writes a
-/// minute any more that is this old.
+/// The counts of all nodes for a minute are merged once they are older than so many seconds. No node still
+/// writes a minute that is this old.
 pub const NODES_MERGED_AFTER: i64 = 2 * 3_600;
 
 /// Counts of one length that are merged into a longer one once they are older than so many seconds: minutes

@@ -1,4 +1,4 @@
-//! The secrets of endpoints: signatures verify, also while secrets are rotated, and no secret is
+//! The secrets of endpoints: signatures verify, even while secrets are rotated, and no secret is
 //! printed.
 
 use std::time::Duration;

@@ -138,7 +138,7 @@ fn text_that_only_looks_like_a_parameter_stays_unchanged() {
     ] {
         check(&format!("SELECT {inert} , :id"), &[&format!("SELECT {inert} , $1 {{id}}")]);
     }
-    // A backslash has no meaning in an ordinary string, also if an E stands before it as a separate
+    // A backslash has no meaning in an ordinary string, even if an E stands before it as a separate
     // word.
     check("SELECT 'a\\', :id", &["SELECT 'a\\', $1 {id}"]);
     check("SELECT nameE'a\\', :id", &["SELECT nameE'a\\', $1 {id}"]);

@@ -131,7 +131,7 @@ impl EndpointUrl {
         self.uri.host().unwrap_or_default()
     }
 
-    /// The port, also if the URL leaves it to its scheme.
+    /// The port, even if the URL leaves it to its scheme.
     pub fn port(&self) -> u16 {
         port_of(&self.uri)
     }
@@ -178,7 +178,7 @@ impl fmt::Debug for EndpointUrl {
     }
 }
 
-/// The port of a URI, also if the URI leaves it to its scheme.
+/// The port of a URI, even if the URI leaves it to its scheme.
 pub(super) fn port_of(uri: &Uri) -> u16 {
     uri.port_u16().unwrap_or(match uri.scheme_str() {
         Some("https") => 443,

@@ -102,7 +102,7 @@ impl Service<Uri> for GuardedConnector {
         let progress = PROGRESS.try_with(Arc::clone).unwrap_or_default();
         Box::pin(async move {
             // The request has a deadline of its own. This deadline ends connections that the pool
-            // goes on opening after their request took another.
+            // keeps opening after their request took another one.
             let opening = guard.open(&to, &progress);
             match timeout(ENDPOINT_CONNECT_DEADLINE, opening).await {
                 Ok(opened) => opened.map(TokioIo::new),

@@ -1,9 +1,9 @@
 //! Sending: claims due deliveries, attempts each once, and records how it ended.
 //!
 //! One loop serves all endpoints. Each round passes the outcomes of finished attempts to the store
-//! and claims the next deliveries, in one commit ([`Outbox::exchange`]). Requests run beside it, as
-//! many as there are slots and as the endpoint's window allows ([`bulkheads`]). [`courier`] makes
-//! the requests, and [`verdict`] reads the answers.
+//! and claims the next deliveries, in one commit ([`Outbox::exchange`]). Requests run alongside it,
+//! as many as there are slots and as the endpoint's window allows ([`bulkheads`]). [`courier`]
+//! makes the requests, and [`verdict`] reads the answers.
 //!
 //! An outcome is offered to the store until the store takes it. If the process dies before that, the
 //! attempt is repeated with the same id and the same bytes; nothing here repeats an attempt by itself.
@@ -319,7 +319,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
             return;
         }
         self.gather_until = None;
-        // A commit takes a bounded number of outcomes: acks beside it wait little.
+        // A commit takes a bounded number of outcomes: acks wait little meanwhile.
         let count = self.outcomes.len().min(EXCHANGE_CLAIMS_MAX);
         let outcomes: Vec<_> = self.outcomes.drain(..count).collect();
         let setup = self.sender.setup.load();
@@ -514,7 +514,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         }
     }
 
-    /// Waits for every attempt, and for the store to take every outcome. Nothing is claimed any more.
+    /// Waits for every attempt, and for the store to take every outcome. Nothing more is claimed.
     async fn finish(&mut self) {
         let not_begun = self.bulkheads.take_all();
         not_begun.iter().for_each(|claim| self.give_back(claim));

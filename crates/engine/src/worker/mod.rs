@@ -157,7 +157,8 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
         self.lanes.send_replace(lanes.into_iter().map(build).collect());
     }
 
-    /// The figures of the jobs of every source since the process started, also of sources that a reload removed.
+    /// The figures of the jobs of every source since the process started, including those of sources that a
+    /// reload removed.
     pub fn figures(&self) -> BTreeMap<SourceName, TrafficFigures> {
         self.tallies.figures()
     }

@@ -154,8 +154,8 @@ impl HandlerWorkers {
         }
     }
 
-    /// Runs the user's Rust code until its timeout. A commit that has begun by then goes on: a job that is
-    /// done under its fence stays done, whatever is settled afterwards.
+    /// Runs the user's Rust code until its timeout. A commit that has begun by then continues: a job that
+    /// is done under its fence stays done, whatever is settled afterwards.
     async fn run_code(
         &self,
         code: &dyn RustHandler,

@@ -1133,8 +1133,8 @@ async fn pulled_claims_come_with_their_object_and_those_without_are_settled_and_
     assert_eq!(failed.error.as_deref(), Some("refetch: HTTP 404"));
 }
 
-/// A Rust handler that reports its start, and how many other attempts ran beside a job with a lost
-/// attempt.
+/// A Rust handler that reports its start, and how many other attempts ran alongside a job with a
+/// lost attempt.
 struct Watching {
     store: JobStore,
     arrived: Semaphore,

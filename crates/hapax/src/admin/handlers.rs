@@ -63,7 +63,7 @@ pub(super) async fn pause<S: AdminStore>(
     answered(&admin, &caller, "paused", handler, answer).await
 }
 
-/// `POST /api/v1/handlers/{source}/{handler}/resume`. A handler that is not configured any more can be resumed
+/// `POST /api/v1/handlers/{source}/{handler}/resume`. A handler that is no longer configured can be resumed
 /// too.
 pub(super) async fn resume<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,

@@ -156,7 +156,7 @@ pub(crate) struct Admin<S> {
     pub(crate) portal_counts: Arc<Semaphore>,
     /// The pages that were rendered within the last second.
     pub(crate) shared_pages: Arc<SharedPages>,
-    /// Whether the process is ready; not any more once it shuts down.
+    /// Whether the process is ready; false once it shuts down.
     pub(crate) readiness: Arc<Readiness>,
     /// The requests that this process refused.
     pub(crate) rejections: Arc<RejectionRecorder>,

@@ -48,8 +48,9 @@ impl Redactions {
         rules.get(source.as_str()).is_some_and(|rule| !rule.pointers.iter().any(is_within))
     }
 
-    /// Masks the values of an event that its source names. For a source that is not configured any
-    /// more, these names are unknown, so all bodies and header values of its events are masked.
+    /// Masks the values of an event that its source names. For a source that is no longer
+    /// configured, these names are unknown, so all bodies and header values of its events are
+    /// masked.
     pub(super) fn mask(&self, event: &mut Event) {
         let rules = self.0.load();
         let Some(redaction) = rules.get(&event.summary.source) else {

@@ -47,7 +47,7 @@ const ROUND_EVERY: Duration = Duration::from_secs(10);
 /// A request for the alerts starts a round too, unless the last one is younger than this.
 const ROUND_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 
-/// How long a node judges the data of all nodes if it is not heard of any more. Three rounds, so that a slow one
+/// How long a node judges the data of all nodes if it is no longer heard of. Three rounds, so that a slow one
 /// changes nothing.
 const LEASE: Duration = Duration::from_secs(30);
 

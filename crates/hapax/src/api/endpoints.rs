@@ -154,7 +154,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Patch<T> {
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RotateRequest {
-    /// How long the old secret signs beside the new one. Default: 24h; `0s` revokes every old secret now.
+    /// How long the old secret still signs. Default: 24h; `0s` revokes every old secret now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) overlap: Option<Span>,
     /// A secret of your own.

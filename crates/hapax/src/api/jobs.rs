@@ -209,7 +209,7 @@ impl From<PausedHandler> for HandlerPause {
     }
 }
 
-/// The backlog of one handler. Counts stop at 10,000, which means "so many or more".
+/// The backlog of one handler. Counts stop at 10,000, which means "this many or more".
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Lane {
     pub(crate) source: String,

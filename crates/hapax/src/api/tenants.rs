@@ -91,7 +91,7 @@ pub(crate) struct TenantDeletion {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum DeletionState {
-    /// It goes on in the background, also after a restart.
+    /// It continues in the background, even after a restart.
     Running,
     /// Everything is erased.
     Done,

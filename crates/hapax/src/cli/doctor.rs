@@ -387,7 +387,7 @@ fn vault(vault: &VaultSettings, found: &mut Findings) {
 }
 
 /// Reports which keys of the vault the stored values need: values without a key, and old keys that nothing
-/// needs any more.
+/// needs any longer.
 fn sealed_values(config: &Config, found: &mut Findings) -> Result<(), CommandFailure> {
     let values = match &config.settings.database_url {
         Some(url) => {

@@ -24,7 +24,7 @@ pub(super) enum Endpoints {
     List(List),
     /// Show one endpoint
     Show(Show),
-    /// Give an endpoint a new secret; the old one signs beside it for a while
+    /// Give an endpoint a new secret; the old one still signs for a while
     Rotate(Rotate),
     /// Deliver to a disabled endpoint again, with what was held meanwhile
     Enable(EndpointArg),
@@ -310,7 +310,7 @@ fn order_text(endpoint: &Endpoint) -> &'static str {
 pub(super) struct Rotate {
     /// The endpoint's id
     id: String,
-    /// How long the old secret signs beside the new one; 0s revokes every old secret now
+    /// How long the old secret still signs; 0s revokes every old secret now
     #[arg(long, value_name = "DURATION", default_value = "24h")]
     overlap: String,
     /// A secret of your own

@@ -407,7 +407,7 @@ impl Tail {
                 return Ok(Exit::Done);
             }
             tokio::time::sleep(TAIL_EVERY).await;
-            // A server that cannot be reached may be restarting, so polling goes on.
+            // A server that cannot be reached may be restarting, so polling continues.
             new = match self.look(server, &seen).await {
                 Ok(new) => {
                     gone = false;

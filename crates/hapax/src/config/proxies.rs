@@ -78,7 +78,7 @@ pub(super) const KEYS: [&str; 13] = [
     "fingerprint_ignore",
 ];
 
-/// With a shorter lease, a pause of the machine would let a second request run beside the first.
+/// With a shorter lease, a pause of the machine would let a second request run alongside the first.
 const LEASE_MIN: Duration = Duration::from_secs(1);
 /// After a crash a key stays in progress for the whole lease; no client waits longer than a day.
 const LEASE_MAX: Duration = Duration::from_secs(86_400);

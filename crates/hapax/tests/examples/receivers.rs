@@ -1,6 +1,6 @@
-//! The receivers in Python and Node: the official packages of Standard Webhooks must accept every delivery, also
-//! while secrets are rotated, and each message must be recorded once. The apps' records have no constraint: a
-//! second effect is a second row.
+//! The receivers in Python and Node: the official packages of Standard Webhooks must accept every delivery,
+//! even while secrets are rotated, and each message must be recorded once. The apps' records have no
+//! constraint: a second effect is a second row.
 //!
 //! Real server in dev mode, real apps, real packages.
 

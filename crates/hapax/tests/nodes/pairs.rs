@@ -471,7 +471,7 @@ enum Runs {
     Unknown,
 }
 
-/// Counts a load as ended, also when it panics.
+/// Counts a load as ended, even when it panics.
 struct Ended<'s>(&'s AtomicUsize);
 
 impl Drop for Ended<'_> {

@@ -485,7 +485,7 @@ fn doctor_checks_the_database_that_nodes_share() {
     assert!(findings.iter().all(|finding| finding["check"] != "data dir"), "{findings:?}");
     let there = "SELECT count(*) FROM pg_namespace WHERE nspname = 'hapax'";
     assert_eq!(database.number(there), 0, "it changed something");
-    // Doctor runs beside a server on the same database.
+    // Doctor runs alongside a server on the same database.
     let node = house.start();
     let (_, findings) = doctor(None);
     assert_eq!(of(&findings, "schema").0, "ok", "{findings:?}");

@@ -412,7 +412,7 @@ impl Operator {
         assert_eq!(browser.script("return window.hit ?? null"), Value::Null, "a script ran");
     }
 
-    /// An alert is silenced with a reason and not any more, with and without script. A test alert reaches the
+    /// An alert is silenced with a reason and its silence is ended, with and without JavaScript. A test alert reaches the
     /// endpoint that was added for it.
     fn silences_and_tests_alerts(&self) {
         let browser = &self.browser;
@@ -438,7 +438,7 @@ impl Operator {
             browser.shows(&["The alert is silenced until", reason, "ops (anna)"]);
             browser.follow("End the silence…");
             browser.follow("End the silence");
-            browser.shows(&["The alert is not silenced any more."]);
+            browser.shows(&["The alert is no longer silenced."]);
             browser.hides(&[reason]);
         }
         browser.open("/alerts/test");

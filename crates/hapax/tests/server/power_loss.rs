@@ -251,7 +251,7 @@ impl Run {
                 scope.spawn(move || {
                     let mut draw = SeededRng::new((seed * 2 + part) as u64);
                     // Some cuts are right after an answer, some in the recovery from a fault, and
-                    // the others anywhere, also before the first answer.
+                    // the others anywhere, even before the first answer.
                     let mut cuts: Vec<usize> = (0..images / 2)
                         .map(|n| match n % 3 {
                             0 => self.answered[draw.below(self.answered.len())].at + 1,

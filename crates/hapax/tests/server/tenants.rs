@@ -249,8 +249,8 @@ fn a_reload_keeps_tenants_and_the_config_wins_where_it_declares_the_same_pair() 
     ask(&server, "acme", "whsec_in_the_file", "evt_1").is("accepted");
     assert_eq!(ask(&server, "acme", ACME, "evt_2").status, 401);
     ask(&server, "globex", GLOBEX, "evt_1").is("accepted");
-    // The config uses the secret of a tenant for another pair: that tenant must not be served any
-    // more.
+    // The config uses the secret of a tenant for another pair: that tenant must no longer be
+    // served.
     reload(&format!("{CONFIG}[sources.stripe.tenants.initech]\nsecrets = [\"{GLOBEX}\"]\n"));
     ask(&server, "initech", GLOBEX, "evt_1").is("accepted");
     assert_eq!(ask(&server, "globex", GLOBEX, "evt_2").status, 503);

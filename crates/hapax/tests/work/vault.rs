@@ -1,5 +1,5 @@
-//! The key of the vault is replaced while the server runs: deliveries and tenants go on, stored values move to
-//! the new key, and doctor says when the old one can go.
+//! The key of the vault is replaced while the server runs: deliveries and tenants continue, stored values
+//! move to the new key, and doctor says when the old one can go.
 
 use serde_json::{Value, json};
 

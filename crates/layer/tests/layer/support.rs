@@ -273,7 +273,7 @@ pub(crate) struct Paused {
     pub(crate) api: Api,
     /// Notified when a run begins.
     pub(crate) begun: Arc<Notify>,
-    /// A permit for each run that may go on.
+    /// A permit for each run that may continue.
     pub(crate) gate: Arc<Semaphore>,
 }
 

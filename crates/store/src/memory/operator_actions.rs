@@ -1,5 +1,5 @@
-//! Decisions of operators: replay, approve, reject; and retention, which deletes events that need
-//! no decision any more.
+//! Decisions of operators: replay, approve, reject; and retention, which deletes events that no
+//! longer need a decision.
 
 use std::collections::hash_map::Entry;
 
@@ -109,7 +109,7 @@ impl Model {
         })
     }
 
-    /// Closes a dead job if a newer version was applied meanwhile: it needs no decision any more.
+    /// Closes a dead job if a newer version was applied meanwhile: it no longer needs a decision.
     fn overtaken(&mut self, at: JobNumber, now: Timestamp) -> bool {
         let lay_dead = self.jobs[&at].phase == Phase::Dead;
         if lay_dead {

@@ -92,7 +92,7 @@ impl Model {
         self.marks.get(resource).map(|(position, _)| *position)
     }
 
-    /// Deletes the marks that no event can need any more. In a sequence or a machine the next event
+    /// Deletes the marks that no event can still need. In a sequence or a machine the next event
     /// needs the mark, however late it arrives: those stay.
     pub(super) fn forget_marks(&mut self, horizon: &Horizon, now: Timestamp) {
         let mut old = Vec::new();

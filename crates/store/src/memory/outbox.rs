@@ -379,7 +379,7 @@ impl Model {
         Held::Kept
     }
 
-    /// Undoes the claim; its fence is void and settles nothing any more.
+    /// Undoes the claim; its fence is void and no longer settles anything.
     fn give_delivery_back(&mut self, at: DeliveryNumber, now: Timestamp) -> Held {
         let delivery = self.delivery_mut(at);
         if delivery.phase != DeliveryPhase::Leased {
@@ -392,8 +392,8 @@ impl Model {
         Held::Kept
     }
 
-    /// Ends the leases that ran out, also those of disabled and deleted endpoints. A delivery may
-    /// be lost any number of times: a request cannot end this process.
+    /// Ends the leases that ran out, including those of disabled and deleted endpoints. A delivery
+    /// may be lost any number of times: a request cannot end this process.
     fn lose_expired_deliveries(&mut self, now: Timestamp) {
         let expired = |delivery: &&mut Delivery| {
             delivery.phase == DeliveryPhase::Leased && delivery.due <= now
@@ -485,7 +485,7 @@ impl Model {
         })
     }
 
-    /// Readies every parked delivery that waits for nothing any more.
+    /// Readies every parked delivery that no longer waits for anything.
     pub(super) fn wake_parked(&mut self, now: Timestamp) {
         let parked = self.deliveries.iter().filter(|(_, one)| one.phase == DeliveryPhase::Parked);
         let woken: Vec<DeliveryNumber> =
@@ -857,7 +857,7 @@ impl StoredMessage {
 }
 
 impl Delivery {
-    /// Raises the fence: the last sender has no right any more.
+    /// Raises the fence: the last sender no longer has the right.
     fn void(&mut self) {
         self.fence = Fence(self.fence.0 + 1);
         self.taken = None;

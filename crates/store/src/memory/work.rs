@@ -361,7 +361,7 @@ impl Model {
         Held::Kept
     }
 
-    /// Undoes the claim; its fence is void and settles nothing any more.
+    /// Undoes the claim; its fence is void and no longer settles anything.
     pub(super) fn give_back(&mut self, job: JobId, fence: Fence, now: Timestamp) {
         if let Some(at) = self.leased_under(job, fence) {
             let job = self.job_mut(at);

@@ -1,5 +1,5 @@
 //! Answers copies during a retry storm: one statement that only reads looks up all requests that wait,
-//! and the writers of [`super::group_commit`] go on with new events. A request with anything but
+//! and the writers of [`super::group_commit`] continue with new events. A request with anything but
 //! plain copies is passed on to the writers.
 //!
 //! A lookup finds nothing for a new event, and costs a statement. So requests come here only while a good

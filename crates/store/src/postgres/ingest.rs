@@ -447,7 +447,7 @@ impl<'a> VerdictReader<'a> {
         decided.push((receipt.key_hash(), recent));
     }
 
-    /// Caches the events that cannot change any more, within the epoch in which they were read.
+    /// Caches the events that can no longer change, within the epoch in which they were read.
     fn remember(&self) {
         let decided = &mut *self.decided.lock().expect("no panic happens under this lock");
         self.shared.remember(self.epoch.as_ref(), std::mem::take(decided));

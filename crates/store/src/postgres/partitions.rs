@@ -1,6 +1,6 @@
 //! The partitions of bodies, one for each day. They are created ahead, so that no event waits for
-//! one; a missing one is created at once. A partition is dropped when none of its bodies is needed
-//! any more.
+//! one; a missing one is created at once. A partition is dropped when none of its bodies is still
+//! needed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,7 +76,7 @@ struct Day {
     leaving: bool,
 }
 
-/// Drops the days before `before` that hold no body any more. Returns true if there is more to prune:
+/// Drops the days before `before` that no longer hold a body. Returns true if there is more to prune:
 /// the bodies of a day whose removal was interrupted can be reached again.
 pub(super) async fn drop_old(shared: &Shared, before: Timestamp) -> Result<bool, PgError> {
     let mut lent = shared.pools.admin.lend().await?;
@@ -107,8 +107,8 @@ async fn drop_days(lent: &mut PooledClient, before: Timestamp) -> Result<bool, P
         if day.attached {
             day.alter(lent, "DETACH", "CONCURRENTLY").await?;
         }
-        // Only now can no row be inserted any more. A node that was paused, or whose clock is
-        // wrong, may have inserted one before: then the day is still needed.
+        // Only now can no further row be inserted. A node that was paused, or whose clock is wrong,
+        // may have inserted one before: then the day is still needed.
         if day.is_needed(lent).await? {
             let range = format!("FOR VALUES FROM ('{}') TO ('{}')", day.from, day.to);
             day.alter(lent, "ATTACH", &range).await?;

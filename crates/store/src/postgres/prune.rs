@@ -152,7 +152,7 @@ async fn vacuum(shared: &Shared, stripped: u64) -> Result<bool, PgError> {
     done.map(|()| true)
 }
 
-/// Deletes order marks that no event can need any more.
+/// Deletes order marks that no event can still need.
 async fn forget_marks(
     shared: &Shared,
     broom: &mut PruneProgress,

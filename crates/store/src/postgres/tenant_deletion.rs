@@ -1,5 +1,5 @@
-//! [`TenantDeletions`] for the store. `functions/delete_tenant.sql` and `functions/erase.sql` do the work; the row of
-//! a deletion says how far it has come, so that any node goes on with it.
+//! [`TenantDeletions`] for the store. `functions/delete_tenant.sql` and `functions/erase.sql` do the work;
+//! the row of a deletion says how far it has come, so that any node continues it.
 
 use hapax_core::Tenant;
 use hapax_core::store::{Action, StoreError, TenantDeletion, TenantDeletions};

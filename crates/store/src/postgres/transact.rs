@@ -483,8 +483,8 @@ impl<R> fmt::Debug for PgDb<R> {
     }
 }
 
-/// Why a statement of a handler did not run. In every case its transaction cannot be committed any
-/// more.
+/// Why a statement of a handler did not run. In every case its transaction can no longer be
+/// committed.
 #[derive(Debug, thiserror::Error)]
 pub enum PgDbError {
     /// A handler's statement may not begin like this.

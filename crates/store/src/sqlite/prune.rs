@@ -80,7 +80,7 @@ pub(super) struct PruneProgress {
 struct KeyScan {
     /// The last event whose key was checked.
     passed: i64,
-    /// Events before it whose keys could not be deleted yet and that have no body any more.
+    /// Events before it whose keys could not be deleted yet and that no longer have a body.
     held: BTreeSet<i64>,
     /// The last left event that this round has checked.
     held_passed: i64,
@@ -142,7 +142,7 @@ pub(super) fn slice(
     Ok(more_reservations || more_messages || more_plans || more_bodies || more_keys || more_marks)
 }
 
-/// Deletes order marks that no event can need any more, lane by lane.
+/// Deletes order marks that no event can still need, lane by lane.
 fn forget_marks(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
     let Some(last) = writer.lanes.last_with_old_marks() else { return Ok(false) };
     let (now, until) = (writer.now(), Instant::now() + PRUNE_SLICE_MAX);

@@ -1,5 +1,5 @@
-//! [`TenantDeletions`] for the store. A row says which tenant is deleted and how far that has come; each slice
-//! moves it in the commit that erases. So a deletion goes on after a restart.
+//! [`TenantDeletions`] for the store. A row says which tenant is deleted and how far that has come; each
+//! slice moves it in the commit that erases. So a deletion continues after a restart.
 
 use hapax_core::store::{Action, StoreError, TenantDeletion, TenantDeletions};
 use hapax_core::{Tenant, Timestamp};

@@ -195,7 +195,7 @@ enum Command {
     BehindEvents(BatchedAct),
     Find(Vec<KeyHash>, AnswerSender<Vec<Option<i64>>>),
     FlushCopies,
-    /// A closure with its own transactions. It answers its caller itself, also when it is refused.
+    /// A closure with its own transactions. It answers its caller itself, even when it is refused.
     Slice(Slice),
     Close(oneshot::Sender<()>),
     /// Lets a test reach the writer's own connection, to make it fail.

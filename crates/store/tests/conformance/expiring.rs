@@ -155,7 +155,7 @@ pub(crate) async fn a_delivery_is_held_since_it_was_due_or_its_endpoint_disabled
     world: World<S>,
 ) {
     // A dead letter that is replayed to a disabled endpoint waits from then on, however old it is.
-    // An endpoint that was enabled in between holds nothing any more.
+    // An endpoint that was enabled in between no longer holds anything.
     let endpoint = world.add(settings()).await;
     world.send(message("m1")).await;
     bury_all(&world).await;

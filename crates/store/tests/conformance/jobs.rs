@@ -405,7 +405,7 @@ pub(crate) async fn a_job_that_was_lost_is_claimed_alone_from_then_on<S: Working
 pub(crate) async fn jobs_that_were_lost_together_do_not_come_due_together<S: Working>(
     world: World<S>,
 ) {
-    // The poisonous job must not run beside the same other jobs at the same instant again.
+    // The poisonous job must not run alongside the same other jobs at the same instant again.
     const JOBS: usize = 32;
     world.announce([spec("fee")]).await;
     for n in 0..JOBS {
@@ -788,7 +788,7 @@ pub(crate) async fn sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun
     world: World<S>,
 ) {
     // The lost job may end the process, so its worker must be able to ensure that no other job runs
-    // beside it.
+    // alongside it.
     world.announce([spec("fee")]).await;
     world.accept("lost", &[job("fee")]).await;
     world.claim_one("fee").await;

@@ -553,7 +553,7 @@ pub(crate) async fn a_caller_with_too_many_bytes_keeps_no_more_answers_and_nothi
         world.limited("acct_1", "k1", 100, 1_000).await,
         Reservation::Replay(answer(&large))
     );
-    // The answer that exceeds the quota is stored completely, and no new key is admitted any more.
+    // The answer that exceeds the quota is stored completely, and no further new key is admitted.
     assert_eq!(world.finish(&two, &large).await, Held::Kept);
     assert_eq!(
         world.limited("acct_1", "k2", 100, 1_000).await,
@@ -682,7 +682,7 @@ pub(crate) async fn a_deleted_key_is_new_again_and_one_that_runs_is_not_deleted<
     assert_eq!(delete("done").await, KeyDeleted::Deleted);
     assert_eq!(delete("done").await, KeyDeleted::Unknown);
     world.fresh("done").await;
-    // A second request would run beside the first.
+    // A second request would run alongside the first.
     assert_eq!(delete("running").await, KeyDeleted::Busy);
     world.clock.pass(LEASED + 1);
     assert_eq!(delete("running").await, KeyDeleted::Deleted);

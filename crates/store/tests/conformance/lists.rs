@@ -1,5 +1,5 @@
-//! Lists that stop at their bound: what they have searched, where they go on, and that a search over several
-//! pages finds everything exactly once.
+//! Lists that stop at their bound: what they have searched, where they continue, and that a search over
+//! several pages finds everything exactly once.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 //! Pruned events stay pruned: no request of an operator brings their jobs back. Marks are pruned
-//! only when no job can need them any more.
+//! only when no job can still need them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

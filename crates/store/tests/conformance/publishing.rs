@@ -192,7 +192,7 @@ pub(crate) async fn an_endpoint_gets_the_bytes_that_were_published<S: Sending>(w
             [Payload::Fat, Payload::Thin].map(|payload| published.envelope(&stamp, payload));
         assert!(expected[0].contains(&format!("\"data\":{data},")), "{}", expected[0]);
         assert_eq!(String::from_utf8_lossy(&detail.body), expected[0]);
-        // Every attempt, also of a replay, has the same bytes.
+        // Every attempt, including those of a replay, has the same bytes.
         for _ in 0..2 {
             let claims = world.take(ALL).await;
             assert_eq!(claims.len(), 2);

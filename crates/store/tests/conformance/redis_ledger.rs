@@ -172,7 +172,7 @@ async fn a_key_past_its_ttl_is_as_good_as_new() {
     }
 }
 
-// If Redis deleted a key while its request runs, a second request would run beside it.
+// If Redis deleted a key while its request runs, a second request would run alongside it.
 #[tokio::test]
 async fn a_key_is_not_forgotten_while_its_request_may_run() {
     let redis = Redis::start().await;

@@ -461,7 +461,7 @@ async fn a_message_of_a_handler_belongs_to_its_event() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_table_does_not_stop_a_handler() {
-    // The prepared statement of the handler does not match the table any more.
+    // The prepared statement of the handler no longer matches the table.
     let base = Base::new("sql_alter", spec(1)).await;
     let sql = "INSERT INTO ledger VALUES (:event_id, '') RETURNING *";
     base.accept("evt_1", None).await;

@@ -113,7 +113,7 @@ async fn silence<S: AdminStore>(
     let Json(Alert { silenced, .. }) = silenced.await?;
     let sentence = match silenced {
         Some(silence) => format!("The alert is silenced until {}.", format::at(silence.until)),
-        None => "The alert is not silenced any more.".to_owned(),
+        None => "The alert is no longer silenced.".to_owned(),
     };
     Ok(ActionResult { page: "/alerts".to_owned(), sentence, ..ActionResult::default() })
 }

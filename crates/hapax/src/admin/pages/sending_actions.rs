@@ -94,7 +94,7 @@ impl<S: AdminStore> PageAction<S> for CancelMessage {
             title: "Cancel this message?".to_owned(),
             back: filters.link(&message_page(&id)),
             subject: id,
-            sentences: vec!["Its open deliveries are not attempted any more.".to_owned()],
+            sentences: vec!["Its open deliveries are no longer attempted.".to_owned()],
             button: "Cancel deliveries",
             is_final: true,
             ..Question::default()

@@ -93,7 +93,7 @@ impl From<DeliveryDetail> for DeliveryView {
             DeliveryStatus::Parked => "an earlier delivery under the same key has not ended",
             DeliveryStatus::Held => "the endpoint is disabled or fails",
             DeliveryStatus::Dead => "every attempt failed: it is sent again only on request",
-            DeliveryStatus::Cancelled => "it is not sent any more",
+            DeliveryStatus::Cancelled => "it is no longer sent",
         };
         Self {
             id: detail.id,

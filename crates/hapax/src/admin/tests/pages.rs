@@ -40,7 +40,7 @@ impl Server {
         answered(&self.router, request, more, form).await
     }
 
-    /// Moves the clock until no earlier rendering is shared any more.
+    /// Moves the clock until no earlier rendering is still shared.
     fn shared_pages_end(&self) {
         self.store.set_clock(noon() + std::time::Duration::from_secs(1));
     }

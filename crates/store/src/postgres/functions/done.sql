@@ -1,5 +1,5 @@
 -- Keeps: "done" once per fence, with the mark. A fence is valid until the next claim, replay or rejection,
--- also after its lease. The fence is not valid once the mark has passed the job: then another job of its
+-- even after its lease. The fence is not valid once the mark has passed the job: then another job of its
 -- resource was applied in its place. Returns 0 if the fence is lost, 1 if the job is done now, 2 if it was
 -- done before under this fence, 3 if it is done now and other jobs of its resource are ready.
 CREATE OR REPLACE FUNCTION hapax.done(

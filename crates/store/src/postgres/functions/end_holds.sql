@@ -1,5 +1,6 @@
 -- Ends up to 64 holds of a handler whose deadline has passed, by the handler's rule (hapax.end_hold).
--- A hold goes on while a due or running job may still fill its gap. Returns the events of these jobs.
+-- A hold continues while a due or running job may still fill its gap. Returns the events of these
+-- jobs.
 CREATE OR REPLACE FUNCTION hapax.end_holds(h hapax.handler, at timestamptz) RETURNS uuid[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

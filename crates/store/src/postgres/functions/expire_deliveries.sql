@@ -2,7 +2,7 @@
 -- before its endpoint was announced for notice_us. The rules are those of hapax_core::store::ExpiryTimes.
 -- Checks at most `most` endpoints with numbers above `after`, and cancels at most `most` deliveries.
 -- Returns a row for each endpoint whose expiry was announced (cancelled is null) or whose deliveries were
--- cancelled. If the round goes on, a last row without an id has the number with which the next call
+-- cancelled. If the round continues, a last row without an id has the number with which the next call
 -- begins.
 CREATE OR REPLACE FUNCTION hapax.expire_deliveries(
     after integer, kept_us bigint, notice_us bigint, most integer, now_at timestamptz DEFAULT NULL)

@@ -1,7 +1,7 @@
 -- Keeps: a verdict uses one step of the schedule, once. `how`: 0 by the schedule, 1 by the schedule
 -- but not before `wait`, 2 after exactly `wait`, 3 never again, 4 nothing was sent: the first 20
 -- such attempts use no step, and the wait doubles with each; further ones follow the schedule.
--- Waits in microseconds. Returns 0 if the fence is lost or the job not leased any more, 1 if
+-- Waits in microseconds. Returns 0 if the fence is lost or the job is no longer leased, 1 if
 -- recorded, 3 if recorded and others of its resource are ready.
 CREATE OR REPLACE FUNCTION hapax.failed(
     of_job uuid, of_fence bigint, why text, how integer, wait bigint, dice double precision,

@@ -16,7 +16,7 @@ BEGIN
     END IF;
     DELETE FROM hapax.key_usage u WHERE u.owner = fold_usage.owner AND u.slot = ANY (held.slots);
     came := hapax.count_usage(fold_usage.owner, held.keys, held.bytes, held.callers);
-    -- Row 0 of the owner was missing, or is not needed any more. An API itself is not a caller.
+    -- Row 0 of the owner was missing, or is no longer needed. An API itself is not a caller.
     IF came <> 0 AND position('/' IN fold_usage.owner) > 0 THEN
         PERFORM hapax.count_usage(split_part(fold_usage.owner, '/', 1), 0, 0, came);
     END IF;

@@ -64,7 +64,7 @@ BEGIN
                 UPDATE hapax.job SET forced = true WHERE job = hapax.job_id(of_event, n.lane);
             END IF;
         ELSIF effect = 2 AND j.state = hapax.job_state('dead') THEN
-            -- A newer version was applied while the job was dead: it needs no decision any more.
+            -- A newer version was applied while the job was dead: it no longer needs a decision.
             UPDATE hapax.job SET state = hapax.job_state('stale'), due_at = at WHERE job = j.job;
         ELSIF effect = 0 AND j.state = hapax.job_state('ready') THEN
             UPDATE hapax.job SET due_at = at WHERE job = j.job;

@@ -153,7 +153,7 @@ CREATE TABLE hapax.arrival (
 -- The ids of requests grow with their time, so that a copy is added at the end.
 CREATE INDEX arrival_request ON hapax.arrival (request_id);
 
--- Further arrivals of an event, which have no row in hapax.arrival any more, and how many of all its
+-- Further arrivals of an event, which no longer have a row in hapax.arrival, and how many of all its
 -- arrivals were conflicts.
 CREATE TABLE hapax.copy (
     event        uuid   PRIMARY KEY,

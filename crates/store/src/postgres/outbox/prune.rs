@@ -20,7 +20,7 @@ pub(in crate::postgres) struct MessageRound {
     /// The last message that was checked.
     passed: i64,
     /// The horizon whose round is over. Without it the round would begin again while another part of
-    /// retention goes on, and retention would never end.
+    /// retention continues, and retention would never end.
     done: Option<Timestamp>,
 }
 

@@ -350,7 +350,7 @@ impl Lanes {
         self.spec_of(lane).filter(|spec| forgets_marks(spec)).map(|spec| &spec.handler.source)
     }
 
-    /// How order is kept in a lane. If its handler keeps none any more, marks only grew, as with
+    /// How order is kept in a lane. If its handler no longer keeps one, marks only grew, as with
     /// `latest`.
     pub(super) fn policy_of(&self, lane: i64) -> OrderPolicy {
         let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());

@@ -124,7 +124,7 @@ CREATE TABLE hapax_arrival (
 -- The ids of requests grow with their time, so that a copy is added at the end.
 CREATE INDEX hapax_arrival_request ON hapax_arrival (request_id);
 
--- Further arrivals of an event, which have no row in hapax_arrival any more, and how many of all its
+-- Further arrivals of an event, which no longer have a row in hapax_arrival, and how many of all its
 -- arrivals were conflicts.
 CREATE TABLE hapax_copy (
     event_seq    INTEGER PRIMARY KEY,

@@ -89,8 +89,8 @@ pub(super) struct Outbox {
     wrote: bool,
 }
 
-/// How many times `max_in_flight` a sender may hold claims of a fast endpoint. The attempts then go on while
-/// outcomes are committed.
+/// How many times `max_in_flight` a sender may hold claims of a fast endpoint. The attempts then continue
+/// while outcomes are committed.
 const AHEAD: u32 = 8;
 
 /// An endpoint in memory.

@@ -87,7 +87,8 @@ impl Outbox {
         Ok(if waits { KeyTurn::Later } else { KeyTurn::Now })
     }
 
-    /// Readies the first open delivery under a key, if it is parked and waits for nothing any more.
+    /// Readies the first open delivery under a key, if it is parked and no longer waits for
+    /// anything.
     pub(super) fn ready_next(
         &mut self,
         conn: &Connection,
@@ -164,7 +165,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// A place after all others, also after a restart.
+    /// A place after all others, even after a restart.
     pub(super) fn last_place(&mut self, conn: &Connection) -> rusqlite::Result<i64> {
         self.last_message += 1;
         conn.prepare_cached(

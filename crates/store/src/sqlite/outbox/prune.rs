@@ -155,7 +155,7 @@ fn is_over(conn: &Connection, seq: i64, before: i64) -> rusqlite::Result<bool> {
     Ok(!lives)
 }
 
-/// Deletes the narrow rows of messages that have no bytes any more.
+/// Deletes the narrow rows of messages that no longer have bytes.
 fn forget(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<bool> {
     let passed = writer.broom.messages.narrow;
     let mut looked: Vec<(i64, i64, bool)> = writer

@@ -237,7 +237,7 @@ async fn a_killed_process_loses_no_message_and_its_attempts_are_lost_ones() {
     let second = again.iter().find(|claim| claim.message == "m2").expect("claimed");
     assert_eq!(second.delivery, claims[1].delivery);
     assert_eq!(second.body, claims[1].body, "the same bytes");
-    // The sender that died cannot settle any more.
+    // The sender that died can no longer settle.
     let late = exchange(&store, vec![delivered(&claims[1])], 0).await;
     assert_eq!(late.settled, [Held::Lost]);
     let settled = exchange(&store, again.iter().map(delivered).collect(), 10).await;
