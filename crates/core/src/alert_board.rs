@@ -63,19 +63,19 @@ pub struct Silence {
 /// One alert.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredAlert {
-    /// The subject, and the content at the last look.
+    /// The subject, and the content at the last check.
     pub alert: ActiveAlert,
     /// The node that found it last, or [`JUDGE`].
     pub reporter: Uuid,
     /// How far it is.
     pub state: AlertState,
-    /// Whether the last look of the reporter found it.
+    /// Whether the last check of the reporter found it.
     pub is_found: bool,
     /// Whether the message that it is raised was published.
     pub is_published: bool,
-    /// The first look that found it.
+    /// The first check that found it.
     pub since: Timestamp,
-    /// The last look that found it.
+    /// The last check that found it.
     pub seen_at: Timestamp,
     /// Whether it is silenced. A silence may have ended.
     pub silence: Option<Silence>,
@@ -107,7 +107,7 @@ impl StoredAlert {
         self.silence.as_ref().is_some_and(|silence| silence.until > now)
     }
 
-    /// Records a look that found it.
+    /// Records a check that found it.
     fn see(&mut self, alert: ActiveAlert, reporter: Uuid, now: Timestamp) {
         if self.state == AlertState::Cleared {
             (self.state, self.since, self.is_published) = (AlertState::Pending, now, false);
@@ -127,9 +127,9 @@ pub struct AlertReport {
     pub judged: Option<Vec<ActiveAlert>>,
     /// The problems of the node itself.
     pub own: Vec<ActiveAlert>,
-    /// How long after the first look another one raises an alert.
+    /// How long after the first check another one raises an alert.
     pub raise_after: Duration,
-    /// How long no look may find an alert before it is cleared.
+    /// How long no check may find an alert before it is cleared.
     pub clear_after: Duration,
 }
 
@@ -217,7 +217,7 @@ pub fn note(rows: Vec<StoredAlert>, report: AlertReport, moment: AlertMoment) ->
             continue;
         }
         let is_over = match row.state {
-            // One look only: there is nothing to clear.
+            // One check only: there is nothing to clear.
             AlertState::Pending => !row.is_found || later(row.seen_at, report.clear_after) < now,
             AlertState::Raised => later(row.seen_at, report.clear_after) < now,
             AlertState::Cleared => !row.is_silenced(now),

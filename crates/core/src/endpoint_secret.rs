@@ -151,7 +151,7 @@ impl SigningSecret {
         Self { signing, bytes: Zeroizing::new(random.to_vec()) }
     }
 
-    /// The secret that the operator brings, or one with these random bytes.
+    /// The operator's own secret, or one with these random bytes.
     pub fn given_or_generated(
         signing: Signing,
         given: Option<&str>,

@@ -303,7 +303,7 @@ pub enum Reservation {
         /// The time left of the lease.
         remaining: Duration,
     },
-    /// The key was used for another request. This wins over in progress.
+    /// The key was used for another request. A mismatch takes precedence over "in progress".
     Mismatch,
     /// The key is new, and its caller is over its quota. Nothing was reserved.
     OverQuota,
@@ -540,7 +540,7 @@ mod tests {
         assert_ne!(one, print(None, r#"{"amount":101,"client_ts":1}"#, &["/client_ts"]));
         assert_ne!(one, print(None, r#"{"amount":100,"client_ts":1}"#, &[]));
         assert_ne!(one, print(Some("dry=1"), r#"{"amount":100,"client_ts":1}"#, &["/client_ts"]));
-        // Bytes beside an ignored value cannot move into it.
+        // Bytes next to an ignored value cannot move into it.
         assert_ne!(
             print(None, r#"{"a":1,"b":2}"#, &["/a"]),
             print(None, r#"{"a":1,"b":2}"#, &["/b"])

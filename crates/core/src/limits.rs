@@ -72,8 +72,8 @@ pub const PORTAL_PAGES_AT_ONCE: u32 = 200;
 /// The most refused or failed forms of one link that one node records in the audit trail within a minute.
 pub const PORTAL_REFUSALS_PER_MINUTE: u32 = 20;
 
-/// How long the body of a form may take to arrive. A browser sends it at once. A body that is held back longer could
-/// outlive the session that it was admitted with.
+/// How long the body of a form may take to arrive. A browser sends it at once. A body that arrives more
+/// slowly could outlive the session under which its request was admitted.
 pub const FORM_READ_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// How long the body of a request to the admin API may take to arrive. A program may have a slow connection,

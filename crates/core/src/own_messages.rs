@@ -1,7 +1,7 @@
 //! The messages that Hapax publishes about itself, of the tenant [`OWN_TENANT`]: which change is published,
 //! and with which content.
 //!
-//! A store publishes such a message in the commit of the change that it is about, and only if an endpoint of
+//! A store publishes such a message in the commit of the change that it reports, and only if an endpoint of
 //! that tenant wants it. Nothing is published about endpoints of that tenant: a failing one would otherwise
 //! get messages about its own failures.
 
@@ -115,7 +115,7 @@ impl EndpointSubject {
 /// An alert that is active now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ActiveAlert {
-    /// The thing that the alert is about. All nodes spell the same subject in the same way.
+    /// The subject of the alert. All nodes spell the same subject in the same way.
     pub subject: String,
     /// The content of the messages about it.
     pub data: MessageData,

@@ -24,7 +24,8 @@ pub struct SourceSpec {
     pub provider: String,
     /// The secrets. A request is accepted if any of them signed it.
     pub secrets: Vec<ActiveSecret>,
-    /// Parameters that some schemes need beside a secret: `webhook_id`, `cert_pem`, `jwks`, `key` and so on.
+    /// Parameters that some schemes need in addition to a secret: `webhook_id`, `cert_pem`, `jwks`, `key`
+    /// and so on.
     pub params: BTreeMap<String, String>,
     /// `[sources.NAME.scheme]`, with `provider = "custom"`.
     pub custom: Option<CustomScheme>,

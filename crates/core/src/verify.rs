@@ -128,8 +128,8 @@ pub fn verify_with_key(
     Ok(Verified::Events { receipts, signed_at: authentic.signed_at, secret: authentic.secret })
 }
 
-/// The event id in a request that was not verified. Anyone may have written it: it is for operators to look at, and
-/// decides nothing.
+/// The event id in a request that was not verified. Anyone may have written it. It is only shown to operators
+/// and decides nothing.
 pub fn claimed_id(source: &Source, arrival: &Arrival) -> Option<String> {
     let items = source.envelope.read(arrival, None).ok()?;
     match items.into_iter().next()?.identity {

@@ -350,8 +350,8 @@ pub const ENDPOINT_ANSWER_HEAD_BYTES_MAX: usize = 32 * 1024;
 /// ahead. The bound is above the other two, and far below a flood within the deadline.
 pub const ENDPOINT_ANSWER_BYTES_MAX: usize = 128 * 1024;
 
-/// The longest a connection to an endpoint may take to open. Deliveries have deadlines of their own, and
-/// this one only ends connections whose delivery took another.
+/// The longest a connection to an endpoint may take to open. Deliveries have their own deadlines. This
+/// deadline only ends connections whose delivery took another connection.
 pub const ENDPOINT_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long the addresses of a new endpoint's name are looked up: the operator waits for the answer.
@@ -364,7 +364,8 @@ pub const ENDPOINT_IDLE_MAX: usize = 256;
 /// Addresses of one name that are tried: more would only fill the deadline.
 pub const ENDPOINT_ADDRESSES_MAX: usize = 8;
 
-/// How long one address of an endpoint may take to connect before the next is tried beside it (RFC 8305).
+/// How long one address of an endpoint may take to connect before the next is tried in parallel (RFC
+/// 8305).
 pub const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
 /// Names whose addresses are remembered.
@@ -446,7 +447,7 @@ pub const SENDER_KEY_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a fetched key is used: a key that the sender withdrew is refused after this time.
 pub const SENDER_KEY_FRESH_FOR: Duration = Duration::from_secs(24 * 3_600);
 
-/// When a key that is still used is fetched again, beside the requests that use it.
+/// When a key that is still used is fetched again, in the background.
 pub const SENDER_KEY_REFRESH_AFTER: Duration = Duration::from_secs(12 * 3_600);
 
 /// When that is tried again after a failure.
@@ -464,7 +465,7 @@ pub const SENDER_KEY_FETCHES_AT_ONCE: usize = 4;
 pub const SENDER_KEY_FETCHES_PER_ADDRESS: u32 = 10;
 
 /// Unknown keys that the requests of all addresses together may name in a minute, for each host: a
-/// load that a sender's server can bear. Proven senders have as many of their own.
+/// load that a sender's server can bear. Proven senders have a separate limit of the same size.
 pub const SENDER_KEY_FETCHES_PER_HOST: u32 = 60;
 
 /// Addresses that are remembered as those of proven senders: more than any sender posts from in a day.

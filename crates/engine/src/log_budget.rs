@@ -45,7 +45,7 @@ impl LogBudget {
         has_room
     }
 
-    /// The number of lines held back since the last call.
+    /// The number of lines suppressed since the last call.
     pub(crate) fn take_held_back(&self) -> u64 {
         match self.held_back.load(Ordering::Relaxed) {
             0 => 0,

@@ -9,7 +9,7 @@ use hapax_core::store::{Verifier, VerifierNames};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How often new names are looked for: after a reload, or when a tenant was added.
+/// How often new names are recorded: they appear after a reload, or when a tenant was added.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// How long one write may take: a store that does not answer must not delay the shutdown.

@@ -195,7 +195,7 @@ pub mod limits {
     /// of one of them: the others wait as long.
     pub const PUBLISH_BATCH_LOCK_MAX: Duration = Duration::from_millis(50);
 
-    /// How long such a message then waits in a transaction of its own. After that its publisher should
+    /// How long such a message then waits in its own transaction. After that its publisher should
     /// retry.
     pub const PUBLISH_ALONE_LOCK_MAX: Duration = Duration::from_secs(5);
 
@@ -298,8 +298,8 @@ pub mod limits {
     /// A list with fewer rows than this is read as a whole, whatever time is asked for: about 3 ms.
     pub const LIST_WHOLE_MAX: i64 = 10_000;
 
-    /// Up to so many open jobs or deliveries are collected and sorted for a list that asks for them: about
-    /// 2 ms. Where there are more, they are frequent enough to be found from new to old.
+    /// The most open jobs or deliveries that are collected and sorted for a list, in about 2 ms. Where
+    /// there are more, they are frequent enough to be found from new to old.
     pub const LIST_SORTED_MAX: usize = 5_000;
 
     /// Steps back of the clock that are remembered for lists of a time.

@@ -7,7 +7,7 @@
 //!
 //! An entry has 32 bytes, so that a few megabytes hold the last hour of a busy source. The entry
 //! does not store the key, the body's hash and the guard themselves, but one hash over all three: a
-//! copy that brings the same three adds nothing to the event.
+//! copy with the same three adds nothing to the event.
 
 use std::hash::BuildHasher as _;
 use std::sync::{Mutex, MutexGuard};
@@ -37,8 +37,8 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// Whether an entry can answer copies for long. Only an operator may still change the answer, and the
-    /// answer must fit: an entry has no room for a result, or for an id that is not of version 7.
+    /// Whether an entry can answer copies for a long time. Only an operator may still change the answer,
+    /// and the answer must fit: an entry has no room for a result, or for an id that is not of version 7.
     fn is_lasting(&self) -> bool {
         let KnownEvent { id, status, result } = &self.known;
         let fits = result.is_none() && id.0.get_version_num() == 7;
@@ -192,7 +192,7 @@ struct SlotPlace {
 }
 
 impl SlotPlace {
-    /// The tag, and 96 bits of the hash over all that a copy must bring.
+    /// The tag, and 96 bits of the hash over the three values that a copy must have.
     fn proof(&self, key: KeyHash, body_hash: KeyHash, guard: Option<KeyHash>) -> u128 {
         let guard = guard.as_ref().map_or(&[][..], |guard| &guard.0[..]);
         let hash = KeyHash::of(b"recent", [&key.0[..], &body_hash.0[..], guard]);

@@ -24,7 +24,7 @@ pub struct Law {
     pub breaches: u64,
     /// The first few breaches.
     pub examples: Vec<Example>,
-    /// A note beside the verdict.
+    /// A note on the verdict.
     pub note: Option<String>,
 }
 

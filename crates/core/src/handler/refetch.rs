@@ -196,8 +196,8 @@ fn pieces(text: &str) -> Result<Vec<UrlPart>, RefetchError> {
     Ok(pieces)
 }
 
-/// Servers resolve `.` and `..` in a path, some also beside an encoded slash. Such a value would fetch
-/// another object, or a list of all objects.
+/// Servers resolve `.` and `..` in a path, some even next to an encoded slash. Such a value would
+/// fetch another object, or a list of all objects.
 fn is_dots(part: &str) -> bool {
     matches!(part, "." | "..")
 }

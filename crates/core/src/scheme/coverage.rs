@@ -121,7 +121,7 @@ impl Coverage {
     }
 
     /// The coverage for a content from the config: bytes may move from a signed header into the
-    /// text beside it, so that one signature is valid for several ids.
+    /// adjacent text, so that one signature is valid for several ids.
     pub(super) fn with_loose_cuts(self, content: &str) -> Self {
         Self { cuts_are_fixed: false, has_one_reading: has_one_reading(content), ..self }
     }

@@ -30,7 +30,7 @@ const HEADER: &str = "plaid-verification";
 pub(super) enum PlaidVerifier {
     /// The configured keys, in their order.
     Configured(Vec<PlaidKey>),
-    /// The account that asks Plaid for them.
+    /// The account with which keys are fetched from Plaid.
     Fetched(Account),
 }
 
@@ -172,7 +172,7 @@ impl PlaidKey {
     }
 }
 
-/// A token in its parts, before anything of it is proven.
+/// A token in its parts, before its signature is verified.
 struct UnverifiedToken<'a> {
     /// The signed text.
     content: &'a str,

@@ -245,7 +245,7 @@ pub enum Fixed<'a> {
     Param(&'a str),
 }
 
-/// A parameter that a source must or may set beside its secrets.
+/// A parameter that a source must or may set in addition to its secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Param {
     /// Its name.

@@ -84,7 +84,7 @@ pub trait Inspect: Send + Sync + 'static {
 /// The disk space that a store uses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StorageUse {
-    /// The database, without a log that is written beside it.
+    /// The size of the database, without its write-ahead log.
     pub database_bytes: u64,
     /// The part of this space that deleted rows left free for new ones; `None` if that is not
     /// known.

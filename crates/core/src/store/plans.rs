@@ -105,7 +105,7 @@ impl From<EventPlan> for PlanWork {
 pub struct EventPlan {
     /// What it does.
     pub act: EventAct,
-    /// Only the jobs of this handler, where the act is about jobs. `None`: all of them.
+    /// Only the jobs of this handler, if the act applies to jobs. `None`: all of them.
     pub handler: Option<HandlerName>,
     /// Which events the plan takes. Events that arrived after the plan are not taken. With the
     /// status `dead` it takes every event with a dead letter, whatever the status of its other
@@ -114,7 +114,7 @@ pub struct EventPlan {
 }
 
 impl EventPlan {
-    /// A plan. Approving and rejecting are about events in review, discarding about dead letters.
+    /// A plan. Approving and rejecting apply to events in review, discarding to dead letters.
     pub fn new(act: EventAct, handler: Option<HandlerName>, filter: EventFilter) -> Self {
         let status = match act {
             EventAct::Replay { .. } => filter.status,

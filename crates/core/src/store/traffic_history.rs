@@ -346,12 +346,12 @@ pub fn traffic_of_all(counts: Vec<TrafficCount>) -> BTreeMap<Timestamp, TrafficF
 /// The length of a count as it is recorded, in seconds.
 pub const MINUTE_SECONDS: i64 = 60;
 
-/// The counts of all nodes for a minute are merged once they are older than so many seconds. No node still
-/// writes a minute that is this old.
+/// The age, in seconds, after which the counts of all nodes for a minute are merged. No node still writes
+/// a minute that is this old.
 pub const NODES_MERGED_AFTER: i64 = 2 * 3_600;
 
-/// Counts of one length that are merged into a longer one once they are older than so many seconds: minutes
-/// into hours after 48 hours, hours into days after 90 days.
+/// Which steps are merged into longer ones, and after which age in seconds: minutes into hours after 48
+/// hours, hours into days after 90 days.
 pub const MERGES: [(i64, i64, i64); 2] = [(60, 3_600, 48 * 3_600), (3_600, 86_400, 90 * 86_400)];
 
 /// How long the counts of a day are kept, in seconds: two years.

@@ -1,5 +1,6 @@
-//! Reads the bytes of an HTTP/1 peer a second time, beside the parser. The guard finds heads that a proxy
-//! in front may read differently, including heads that were sent before the previous request was answered.
+//! Reads the bytes of an HTTP/1 peer a second time, in addition to the parser. The guard finds heads that
+//! a proxy in front may read differently, including heads that were sent before the previous request was
+//! answered.
 //!
 //! The guard follows heads, bodies and chunks over the whole connection and counts the requests. The guard
 //! buffers only the start of the current line, so bytes may arrive in any number of pieces. If it cannot

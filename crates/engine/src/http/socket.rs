@@ -177,7 +177,8 @@ impl ConnectionActivity {
         }
     }
 
-    /// Whether every running request is answered, and the peer has not read any answer for long.
+    /// Whether every running request is answered, and the peer has not read its answers for a long
+    /// time.
     fn is_left(&self, now: Instant, running: usize) -> bool {
         let taken = self.opened + Duration::from_micros(self.taken_us.load(Ordering::Relaxed));
         let is_untaken = self.answered.load(Ordering::Relaxed) >= running
@@ -190,7 +191,7 @@ impl ConnectionActivity {
         self.stalled_us.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether the peer has left bytes unread for long.
+    /// Whether the peer has left bytes unread for a long time.
     fn is_stalled(&self, now: Instant) -> bool {
         let since = self.stalled_us.load(Ordering::Relaxed);
         let since = (since > 0).then(|| self.opened + Duration::from_micros(since));

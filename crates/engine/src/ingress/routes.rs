@@ -1,5 +1,5 @@
 //! The routing table: the source of each path, with that source's limits, counters and log budget.
-//! A reload builds a new table and swaps it in. After that, requests look nothing up by name.
+//! A reload builds a new table and swaps it in. After that, a request needs no lookup by name.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -257,7 +257,7 @@ impl Routes {
         sources.into_iter().map(figures).collect()
     }
 
-    /// Forgets quiet clients and logs how many lines the budget held back. Called every second.
+    /// Forgets quiet clients and logs how many lines the budget suppressed. Called every second.
     pub(crate) fn tend(&self) {
         self.unknown_source.say_held_back();
         self.unavailable.values().for_each(|record| record.say_held_back());

@@ -47,11 +47,11 @@ pub struct EndpointClient {
 pub struct EndpointAnswer {
     /// The status. Only 2xx is success.
     pub status: StatusCode,
-    /// The header Retry-After as it came; see [`EndpointAnswer::retry_after`].
+    /// The raw value of the header Retry-After; see [`EndpointAnswer::retry_after`].
     pub retry_after_header: Option<HeaderValue>,
     /// The request of the endpoint in the answer header `webhook-delivery`.
     pub webhook_delivery: Option<WebhookDelivery>,
-    /// The first KiB of the body, as it came.
+    /// The first KiB of the body, unchanged.
     pub body_start: Bytes,
     /// Whether the body is longer than `body_start`.
     pub truncated: bool,

@@ -1,5 +1,6 @@
-//! Opens connections to endpoints. The guard is here, below the pool and beside the socket: every address
-//! is judged by the rules, only a judged address is connected to, and the peer is compared afterwards.
+//! Opens connections to endpoints. The guard is here, below the pool and next to the socket. Every
+//! address is checked against the rules, only a checked address is connected to, and the peer's address
+//! is compared afterwards.
 //!
 //! A name is resolved once per connection. If any of its addresses is blocked, none is used.
 

@@ -316,8 +316,8 @@ fn taken(head: &response::Parts) -> Response<()> {
     *taken.status_mut() = head.status;
     *taken.version_mut() = Version::HTTP_11;
     *taken.headers_mut() = end_to_end(&head.headers);
-    // If both are present, the length is wrong (RFC 9112, 6.3): forwarded with it, the rest of the
-    // answer would be read as another one.
+    // If both length and transfer encoding are present, the length must be ignored (RFC 9112, 6.3). If the length were
+    // forwarded, a reader could take the rest of the answer for another answer.
     if head.headers.contains_key(TRANSFER_ENCODING) {
         taken.headers_mut().remove(CONTENT_LENGTH);
     }

@@ -227,7 +227,7 @@ impl<L: Ledger> Proxy<L> {
         answer
     }
 
-    /// Logs the sums of lines that were held back, until `stop`.
+    /// Logs the numbers of suppressed lines, until `stop`.
     async fn tend(&self, stop: CancellationToken) {
         let mut beats = interval(TEND_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);

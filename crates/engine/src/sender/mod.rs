@@ -286,7 +286,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
     }
 
     /// The slots and bytes that another exchange may claim: none without a free slot or free bytes,
-    /// or after the stop. The bytes are shared with the exchanges that may begin beside it.
+    /// or after the stop. The bytes are shared with exchanges that may begin at the same time.
     fn asking(&self) -> ClaimBudget {
         let ClaimBudget { slots, bytes } = self.room();
         if slots == 0 || bytes == 0 || self.stop.is_cancelled() {

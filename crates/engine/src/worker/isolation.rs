@@ -150,7 +150,7 @@ mod tests {
 
     #[tokio::test]
     async fn two_lost_attempts_never_run_together_not_even_past_their_time() {
-        // Lost attempts become due together after each restart. Beside a harmful one, a harmless
+        // Lost attempts become due together after each restart. Alongside a harmful job, a harmless
         // one would be lost as often, and become a dead letter with it.
         let isolation = Arc::new(Isolation::for_at_most(Duration::ZERO));
         let inside = Arc::new(AtomicUsize::new(0));

@@ -66,7 +66,7 @@ impl<'a, S: Work> Polling<'a, S> {
     }
 
     async fn wait_for(&mut self, hint: impl Future<Output = Wake>) {
-        // Work of any lane ends the wait, so a busy store would make idle lanes look all the time.
+        // Work of any lane ends the wait, so in a busy store idle lanes would poll all the time.
         let not_before = Instant::now() + GATHER;
         match self.stop.run_until_cancelled(hint).await {
             Some(Wake::Arrived) => {

@@ -584,7 +584,7 @@ async fn a_key_of_plaid_is_asked_for_by_its_id_and_expires_when_plaid_says_so() 
     let body: Value = serde_json::from_str(&asked[0].1).unwrap();
     let expected = json!({"client_id": "client-1", "secret": PLAID_SECRET, "key_id": "kid-1"});
     assert_eq!(body, expected);
-    // The next fetch, beside a request, finds that the first key has ended.
+    // The next fetch, during a request, finds that the first key has ended.
     server.set("kid-1", 200, first.answer(Some(receiver.now() + 13 * HOUR + 60)));
     receiver.advance(13 * HOUR);
     assert_eq!(receiver.send(&send(&first, "d")).await.status, 200);

@@ -181,7 +181,7 @@ struct Road<R> {
     to: SocketAddr,
     requests: Rc<RefCell<R>>,
     decision: Option<&'static [u8]>,
-    /// Connections are used in turn, because a server closes one that is idle for long.
+    /// Connections are used in turn, because a server closes connections that are idle for long.
     free: RefCell<VecDeque<Connection>>,
     waiting: RefCell<VecDeque<Planned>>,
     latencies_us: RefCell<Vec<u32>>,

@@ -23,7 +23,7 @@ use crate::api::{Alert, AlertList, AlertReach, Severity, SilenceRequest, Span, T
 /// The longest silence: a month. An alert that is never wanted is switched off in `[alerts]`.
 const SILENCE_MAX: Duration = Duration::from_secs(31 * 86_400);
 
-/// The newest endpoints of the tenant `hapax` that are looked at: a page does so every few seconds.
+/// The newest endpoints of the tenant `hapax` that are read. A page reads them every few seconds.
 const RECEIVERS_MAX: usize = 100;
 
 /// `GET /api/v1/alerts`.

@@ -661,7 +661,7 @@ impl Audited {
         self.record_always(admin, who, status).await;
     }
 
-    /// The same without a bound: the caller has one of its own.
+    /// The same without a bound, because the caller has its own.
     pub(super) async fn record_always<S: AdminStore>(
         self,
         admin: &Admin<S>,

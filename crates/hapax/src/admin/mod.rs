@@ -150,7 +150,7 @@ pub(crate) struct Admin<S> {
     pub(crate) site: Arc<Site>,
     /// The beginning of the addresses that senders post to.
     pub(crate) public_url: String,
-    /// What links to the portal begin with, if there is one.
+    /// The beginning of links to the portal, if there is a portal.
     pub(crate) portal_url: Option<String>,
     /// Held while deliveries are counted for a receiving party: one count at a time on this node.
     pub(crate) portal_counts: Arc<Semaphore>,
@@ -239,7 +239,7 @@ async fn response_headers(mut response: Response) -> Response {
     response
 }
 
-/// A new thing: 201.
+/// A new object: 201.
 struct Created<T>(T);
 
 impl<T: Serialize> IntoResponse for Created<T> {

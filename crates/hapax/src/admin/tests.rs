@@ -343,7 +343,7 @@ fn post_request(token: Option<&str>, path: &str, body: Value) -> Request<Body> {
 
 /// A body that its client holds back after the headers.
 struct HeldBody {
-    /// Told when the server begins to read.
+    /// Notified when the server begins to read.
     reading: Option<oneshot::Sender<()>>,
     bytes: oneshot::Receiver<Bytes>,
     has_ended: bool,

@@ -1,5 +1,6 @@
-//! What a text of `q` finds: the events that it names by any id, the values that sources name in `search`, and ids and
-//! bodies that contain it. A caller who must not see redacted values searches without them.
+//! The search for a text of `q`: events with the text as an id, events with it as a value that their source
+//! names in `search`, and events whose id or body contains it. A caller who must not see redacted values
+//! searches without them.
 
 use hapax_core::delivery::DeliveryId;
 use hapax_core::job::JobId;

@@ -54,8 +54,8 @@ const LEASE: Duration = Duration::from_secs(30);
 /// A round for a request relies on a lease that was renewed within this time.
 const LEASE_TRUSTED: SignedDuration = SignedDuration::from_secs(15);
 
-/// The time after the first look after which another one raises an alert. Rounds for requests must not count as a
-/// second look.
+/// The time after the first check after which another one raises an alert. Rounds for requests must not count as a
+/// second check.
 const RAISE_AFTER: Duration = Duration::from_secs(5);
 
 /// The time after which an alert is cleared for all nodes. An alert that comes and goes is then one alert.
@@ -65,7 +65,8 @@ const QUIET: Duration = Duration::from_secs(5 * 60);
 /// thousand messages.
 const PER_NAME_MAX: usize = 20;
 
-/// The most failing endpoints that are looked at; of more than [`PER_NAME_MAX`] one alert stands for the others.
+/// The most failing endpoints that are checked. If there are more than [`PER_NAME_MAX`], one alert stands for
+/// the others.
 const FAILING_MAX: usize = 200;
 
 /// How often it is checked whether the vault has all keys, and how often while one is missing.
@@ -149,7 +150,7 @@ struct MonitorState {
     failing: Vec<EndpointRecord>,
     /// The handlers of all nodes that are alive.
     handlers: HashSet<HandlerRef>,
-    /// The keys that the vault lacks, and when the stored values were last looked at.
+    /// The keys that the vault lacks, and when the stored values were last checked.
     missing_keys: Option<(Timestamp, Vec<MissingKey>)>,
     /// The alerts of all nodes, as the store listed them last.
     listed: Vec<api::Alert>,
@@ -178,7 +179,7 @@ impl MonitorState {
     }
 }
 
-/// A problem with its first look.
+/// A problem with its first check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Alert {
     about: About,
@@ -514,7 +515,8 @@ impl AlertMonitor {
         }
     }
 
-    /// Looks now and then whether the vault has the keys of all stored values: that reads every endpoint.
+    /// Checks now and then whether the vault has the keys of all stored values. This reads every
+    /// endpoint, so it is not done in every round.
     async fn check_vault<S: AlertStore>(&self, store: &S, now: Timestamp) {
         {
             let kept = self.kept();
@@ -554,7 +556,7 @@ impl RoundFindings {
 }
 
 /// The problems as the store records them. Of each name the oldest have their own alerts, and one more stands for all
-/// others. `since`: the first look that found a subject.
+/// others. `since`: the first check that found a subject.
 fn reported(found: &[Finding], since: impl Fn(&str) -> Timestamp) -> Vec<ActiveAlert> {
     let mut reported = Vec::new();
     for name in ALERT_NAMES {

@@ -393,7 +393,7 @@ async fn one_node_judges_what_all_have_counted_and_another_takes_over() {
     assert_eq!(first.round(&store, 20).await, named("failed_verifications", 20));
     assert_eq!(other.round(&store, 21).await, named("failed_verifications", 20));
     assert_eq!(last.round(&store, 22).await, named("failed_verifications", 20));
-    // The first node is gone. Its last look counts until its lease ends, and the minute is then over.
+    // The first node is gone. Its last check counts until its lease ends, and the minute is then over.
     assert_eq!(last.round(&store, 40).await, named("failed_verifications", 20));
     assert_eq!(last.round(&store, 51).await, named("failed_verifications", 20), "the successor");
     assert_eq!(first.round(&store, 55).await, named("failed_verifications", 20));

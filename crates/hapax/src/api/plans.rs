@@ -53,8 +53,8 @@ pub(crate) struct EventPlanRequest {
     /// Only events of exactly this type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) r#type: Option<String>,
-    /// Only events in this status. `dead` takes every event with a dead letter. `approve` and `reject` are
-    /// about events in review, `discard` is about dead letters, and no other status may be given there.
+    /// Only events in this status. `dead` takes every event with a dead letter. `approve` and `reject`
+    /// apply to events in review, `discard` to dead letters; they accept no other status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<StatusWord>)]
     pub(crate) status: Option<Status>,
@@ -112,7 +112,7 @@ pub(crate) struct Planned {
     /// The id of the plan; null for a dry run.
     #[schema(value_type = Option<Uuid>, required)]
     pub(crate) id: Option<PlanId>,
-    /// How many deliveries or events it is about.
+    /// The number of deliveries or events in the plan.
     pub(crate) count: u64,
 }
 

@@ -8,7 +8,7 @@ use utoipa::{IntoParams, ToSchema};
 /// The space that the database occupies on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Storage {
-    /// The database, without a log that is written beside it.
+    /// The size of the database, without its write-ahead log.
     pub(crate) database_bytes: u64,
     /// The part that deleted rows left free for new ones; null if that is not known.
     #[schema(required)]

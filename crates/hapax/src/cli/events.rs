@@ -440,7 +440,8 @@ impl Tail {
             let met_known = fresh.len() < before;
             new.extend(fresh);
             cursor = page.next;
-            // A search that stopped at its bound has passed everything that came since the last look.
+            // A search that stopped at its bound has already passed all events since the previous
+            // poll.
             let is_past = page.searched_to.is_some();
             if met_known || is_past || cursor.is_none() || seen.is_empty() {
                 return Ok(new);

@@ -83,7 +83,7 @@ fn print_planned(Planned { id, count }: Planned, noun: [&str; 2]) -> Result<Exit
     Ok(Exit::Done)
 }
 
-/// Which events a plan is about, and how fast it is.
+/// The events of a plan, and its rate.
 #[derive(Debug, clap::Args)]
 pub(super) struct EventPlanArgs {
     #[command(flatten)]
@@ -118,7 +118,7 @@ fn span(text: &str) -> Result<Span, String> {
 }
 
 impl EventPlanArgs {
-    /// Refuses filters beside the id of one event.
+    /// Refuses filters in addition to the id of one event.
     pub(super) fn refuse(&self) -> Result<(), CommandFailure> {
         match self.is_filtered() || self.all || self.rate.is_some() {
             true => Err(CommandFailure::usage(

@@ -175,7 +175,7 @@ pub(super) struct Portal {
     /// How long the link lasts, such as 30m, 1h or 7d
     #[arg(long, value_name = "SPAN", default_value = "1h")]
     ttl: String,
-    /// What its holder may do: some of read,replay,endpoints
+    /// The rights of the holder: some of read,replay,endpoints
     #[arg(long, value_name = "RIGHTS", value_delimiter = ',', default_value = "read")]
     allow: Vec<String>,
 }

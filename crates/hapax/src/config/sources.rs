@@ -624,7 +624,7 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// Reports an error at the key it is about, in the tenant's section or in the source's.
+    /// Reports an error at the key that caused it, in the tenant's section or in the source's.
     fn cannot_build(&mut self, source: &Section<'_>, pair: &Section<'_>, error: SourceError) {
         let SourceError { field, problem, hint } = error;
         let invalid = InvalidSetting::new(problem, hint);

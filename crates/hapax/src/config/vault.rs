@@ -135,7 +135,7 @@ impl VaultFile {
         secret_file::read(&self.0, SecretKind::VaultKey)
     }
 
-    /// Looks at the file and changes nothing.
+    /// Reads the file and changes nothing.
     pub(crate) fn state(&self) -> VaultFileState {
         let read = || {
             let mode = std::fs::metadata(&self.0)?.permissions().mode();

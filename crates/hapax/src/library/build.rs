@@ -67,8 +67,8 @@ impl Builder<SqliteStore> {
 }
 
 impl Builder<PgStore> {
-    /// `postgres://…`: a database that any number of nodes share. Your tables are beside the schema `hapax`.
-    /// Its connections are closed at the shutdown.
+    /// `postgres://…`: a database that any number of nodes share. Your tables are in other schemas of the
+    /// same database. Its connections are closed at the shutdown.
     pub fn database_url(self, url: impl Into<String>) -> Self {
         self.database(PgOptions::new(url))
     }

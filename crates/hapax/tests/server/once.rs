@@ -187,7 +187,7 @@ fn a_sigkill_at_any_moment_loses_nothing_that_was_acked_and_doubles_nothing() {
     let doubled: Vec<_> = rows.iter().filter(|(_, count)| **count != 1).collect();
     assert!(doubled.is_empty(), "{doubled:?}");
     assert!(acked.keys().all(|event_id| rows.contains_key(event_id)));
-    // Beside the acked events there are only those that a client had in flight at the SIGKILL.
+    // Besides the acked events there are only those that a client had in flight at the SIGKILL.
     let in_flight = rows.len() - acked.len();
     assert!(in_flight <= ROUNDS as usize * CLIENTS, "{in_flight} were never acked");
 }

@@ -193,7 +193,7 @@ fn an_address_in_other_words_is_still_the_choice_of_the_operator() {
 
 #[test]
 fn a_form_that_does_not_arrive_is_answered_after_ten_seconds() {
-    // A body that is held back must not keep a request that was admitted before its link was revoked.
+    // A client that sends its body slowly must not be able to act after its link was revoked.
     let house = house();
     let server = house.start();
     let made = endpoint(&server, "acme", "https://example.com/in");
@@ -293,7 +293,7 @@ fn the_code_that_the_portal_shows_verifies_deliveries_and_nothing_else() {
     }
 }
 
-/// What a program prints of a delivery that it gets as JSON.
+/// Passes the secret and a delivery to a program as JSON, and returns its output.
 fn run(program: &str, args: &[&str], got: &Got, secret: &str) -> String {
     let mut child = Command::new(program)
         .args(args)

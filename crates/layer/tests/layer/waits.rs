@@ -175,8 +175,8 @@ async fn a_drain_ends_when_nothing_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn the_lease_is_counted_from_the_question_and_not_from_its_answer() {
-    // The ledger reserves at once and returns after most of the lease. Counted from the return, the work would run
-    // on beside the next attempt, which gets the key when the lease ends.
+    // The ledger reserves at once and returns after most of the lease. If the lease were counted from the
+    // return, the work would still run during the next attempt, which gets the key when the lease ends.
     let api = Api::new(rules(), |_, request| async move {
         let LeasedUntil(until) = *request.extensions().get().ok_or("no lease")?;
         let left = until.saturating_duration_since(Instant::now());

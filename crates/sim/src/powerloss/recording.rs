@@ -231,7 +231,7 @@ struct TracedCall<'t> {
 impl<'t> TracedCall<'t> {
     fn parse(text: &'t str) -> Self {
         let (name, rest) = text.split_once('(').unwrap_or((text, ""));
-        // Strings are shown in hex, so no bracket of theirs can be mistaken for the last one.
+        // Strings are shown in hex, so a bracket in a string cannot be mistaken for the last one.
         let ends = rest.rmatch_indices(')').find_map(|(at, _)| {
             let result = rest[at + 1..].trim_start().strip_prefix("= ")?;
             Some((&rest[..at], result))

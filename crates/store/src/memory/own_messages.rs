@@ -1,4 +1,4 @@
-//! The messages that Hapax publishes about itself, in the commits of the changes that they are about.
+//! The messages that Hapax publishes about itself, in the commits of the changes that they report.
 
 use hapax_core::delivery::EndpointStanding;
 use hapax_core::message::OWN_TENANT;

@@ -470,10 +470,10 @@ impl Drop for PooledClient {
     }
 }
 
-/// Whether a connection cannot be used again after this error. An error of the statement itself
-/// leaves it as clean as success does. A server that was demoted or is shutting down stays so, and
-/// the same address may lead to another one by now. An internal error may come from a statement
-/// prepared with a type that no longer exists, because the schema was restored.
+/// Whether a connection cannot be used again after this error. After an error of the statement
+/// itself, the connection is as clean as after a success. A server that was demoted or is shutting
+/// down stays so, and the same address may lead to another one by now. An internal error may come
+/// from a statement prepared with a type that no longer exists, because the schema was restored.
 fn spoils(error: &tokio_postgres::Error) -> bool {
     match error.code() {
         None => true,
@@ -539,7 +539,7 @@ impl PgError {
         })
     }
 
-    /// Whether the error is about the server itself, not about the statement.
+    /// Whether the server itself caused the error, not the statement.
     pub(super) fn is_outage(&self) -> bool {
         match self.code().map(SqlState::code) {
             None => true,

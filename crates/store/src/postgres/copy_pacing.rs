@@ -92,7 +92,7 @@ mod tests {
         let pacing = CopyPacing::default();
         (0..10).for_each(|_| pacing.queued());
         let mut copies: Vec<_> = (0..6).map(|_| held(&pacing)).collect();
-        // The sender of the first copy has hung up, or waited for long enough.
+        // The sender of the first copy has hung up, or the copy has waited for the maximum time.
         drop(copies.remove(0));
         pacing.committed(8, 8);
         let released = copies.iter_mut().map(|copy| copy.try_recv().is_ok());

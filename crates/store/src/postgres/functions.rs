@@ -11,7 +11,7 @@
 //! jobs skips the locked ones, and a claim skips every locked row. A claim never waits for a lock, so a
 //! transaction that stays open delays only the rows that it has locked. A later claim finds the skipped
 //! rows. Each function that a node calls is one statement, and so one commit. Functions that users call
-//! inside their own transactions hold only the rows that they are about: one job, the mark of its
+//! inside their own transactions lock only the rows that they change: one job, the mark of its
 //! resource, one key.
 //!
 //! Time: `now_at` is for tests; without it the clock is the database's.

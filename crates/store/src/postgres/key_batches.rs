@@ -280,7 +280,7 @@ fn answer(shared: &Arc<Shared>, act: PendingAct, outcome: ActOutcome) {
     }
 }
 
-/// Runs one act beside the batches, to its end.
+/// Runs one act apart from the batches, to its end.
 fn run_alone(shared: &Arc<Shared>, act: PendingAct) {
     let shared_too = Arc::clone(shared);
     shared.tasks.spawn(async move {

@@ -1,6 +1,6 @@
 //! Lists of events, jobs and messages, newest first. A list is read in slices: one statement finds the next
-//! rows that may match, by an index, and a second one checks them. Between two slices the list looks at its
-//! bound, so that no filter, however few rows it matches, keeps a connection for long.
+//! rows that may match, by an index, and a second one checks them. Between two slices the list checks its
+//! bound, so that no filter holds a connection for long, however few rows it matches.
 
 use std::time::{Duration, Instant};
 
@@ -230,7 +230,7 @@ pub(super) fn time_of(id: Uuid) -> Timestamp {
 enum Candidates {
     /// By this statement: $1 is the id before which to begin, $2 the lowest, $3 the most rows.
     Rows(String),
-    /// By the same, with the source as $4.
+    /// The same query, with the source as $4.
     OfSource,
     /// These, from new to old.
     Few(Vec<Uuid>),

@@ -1,11 +1,11 @@
 //! The shared store: one PostgreSQL, any number of nodes, no other coordination.
 //!
 //! Every atomic act is one statement that commits itself: a paused node or a dropped future can hold no
-//! key and leave no transaction open. [`connect`] lends connections, [`migrate`] brings the tables
-//! forward, [`group_commit`] batches requests into commits, and [`ingest`] makes events durable.
-//! [`copy_lookup`] answers copies in a retry storm, and [`copy_pacing`] delays these answers so that
-//! they cannot starve new events. [`outbox`] publishes messages and claims their deliveries. [`epoch`]
-//! detects when cached answers are no longer valid, and [`reader`] serves queries of operators.
+//! key and leave no transaction open. [`connect`] lends connections, [`migrate`] updates the tables,
+//! [`group_commit`] batches requests into commits, and [`ingest`] makes events durable. [`copy_lookup`]
+//! answers copies in a retry storm, and [`copy_pacing`] delays these answers so that they cannot starve
+//! new events. [`outbox`] publishes messages and claims their deliveries. [`epoch`] detects when cached
+//! answers are no longer valid, and [`reader`] serves queries of operators.
 
 mod admin_records;
 mod claim_hints;
@@ -169,7 +169,7 @@ struct Shared {
     recent: RecentEvents,
     front: Option<RedisCache>,
     copies: Copies<EventId>,
-    /// Notified when so many copies wait that they should be written now.
+    /// Notified when enough copies wait that they should be written now.
     copies_full: Notify,
     /// One flush of copies at a time.
     flushing: tokio::sync::Mutex<()>,

@@ -10,7 +10,7 @@ use super::reader::read;
 use super::row::text;
 use super::{PgStore, Shared};
 
-/// Rows that one act deletes beside its own work.
+/// Rows that one act deletes in addition to its own work.
 const DELETED_MAX: i64 = 100;
 
 const COLUMNS: &str = "id, tenant, may_replay, may_endpoints, created_at, expires_at, entered_at";
@@ -121,7 +121,7 @@ async fn create(shared: &Shared, link: &PortalLink, code: [u8; 32]) -> Result<()
     Ok(())
 }
 
-/// Keeps: at most so many pings of a tenant within a span. The row of the tenant decides the race.
+/// Keeps: the limit of pings of a tenant within a span. The row of the tenant decides the race.
 async fn take_ping(shared: &Shared, tenant: &Tenant, at: Timestamp) -> Result<bool, PgError> {
     let most = i32::try_from(PORTAL_PINGS_MAX).unwrap_or(i32::MAX);
     let since = at.checked_sub(PORTAL_PINGS_WITHIN).unwrap_or(Timestamp::MIN);

@@ -84,7 +84,8 @@ impl Conditions {
     }
 }
 
-/// Adds the conditions of a filter, but for its status, its place, and the index that finds open jobs.
+/// Adds the conditions of a filter, except its status, its position, and the index that finds open
+/// jobs.
 pub(super) fn filtered(asked: &mut Conditions, filter: &EventFilter) {
     if let Some(tenant) = &filter.tenant {
         asked.add("e.tenant = ?", tenant.to_string());

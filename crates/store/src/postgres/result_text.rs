@@ -52,7 +52,7 @@ fn shown(of: &Type, bytes: &[u8]) -> ValueText {
     }
 }
 
-/// A value as it came.
+/// The raw bytes of a value.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> FromSql<'a> for Bytes<'a> {
@@ -65,7 +65,7 @@ impl<'a> FromSql<'a> for Bytes<'a> {
     }
 }
 
-/// A value sent back as it came.
+/// A value that is sent back unchanged.
 #[derive(Debug)]
 pub(super) struct RawValue(pub(super) Vec<u8>);
 

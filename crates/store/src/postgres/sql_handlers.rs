@@ -769,7 +769,7 @@ pub(super) fn is_race(error: &tokio_postgres::Error) -> bool {
     })
 }
 
-/// Whether an error is about the server, not about the user's statement.
+/// Whether the server caused an error, not the user's statement.
 pub(super) fn is_outage(code: &SqlState) -> bool {
     let code = code.code();
     ["08", "53", "57P", "58"].iter().any(|class| code.starts_with(class))

@@ -9,7 +9,7 @@ use rusqlite::{OptionalExtension, Row};
 use super::SqliteStore;
 use super::row::{micros, timestamp};
 
-/// Rows that one act deletes beside its own work.
+/// Rows that one act deletes in addition to its own work.
 const DELETED_MAX: u32 = 100;
 
 impl AdminRecords for SqliteStore {

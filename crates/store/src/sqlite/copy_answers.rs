@@ -272,7 +272,7 @@ fn copied(
     Ok(Some(Recent { guard, ..recent }))
 }
 
-/// Whether a copy brought this signed content before.
+/// Whether a copy with this signed content arrived before.
 fn is_further_guard(conn: &Connection, hash: &KeyHash) -> rusqlite::Result<bool> {
     conn.prepare_cached(include_str!("sql/find_guard.sql"))?.exists([&hash.0[..]])
 }

@@ -1,5 +1,5 @@
-//! Lists of events and jobs, newest first. A list reads row by row and stops at its bound, so that no filter,
-//! however few rows it matches, holds a reader for long. Where a partial index holds the rows in question,
+//! Lists of events and jobs, newest first. A list reads row by row and stops at its bound, so that no filter
+//! holds a reader for long, however few rows it matches. Where a partial index holds the rows in question,
 //! the list reads that index; everything else is read from the newest row on.
 
 use std::collections::HashSet;
@@ -86,8 +86,8 @@ impl Numbered {
         self.first(conn, &all, micros(at))
     }
 
-    /// The number before which all rows are earlier than `at`, and from which on all are later, but for the
-    /// slack.
+    /// A number that splits the rows by time, accurate to the slack: rows before it are earlier than `at`,
+    /// the others are later.
     fn first(self, conn: &Connection, among: &Range<i64>, at: i64) -> rusqlite::Result<i64> {
         let mut at_or_after = conn.prepare_cached(&format!(
             "SELECT {} FROM {} WHERE seq >= ?1 ORDER BY seq LIMIT 1",

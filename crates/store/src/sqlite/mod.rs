@@ -286,7 +286,7 @@ impl StoreHints for SqliteStore {
 
 impl SqliteStore {
     /// Which key of the vault each sealed value in `hapax.db` of this directory needs. Opens the file for
-    /// reading only, beside a server that may run.
+    /// reading only, while a server may be running.
     pub fn sealed_values(directory: &Path) -> Result<Vec<SealedValue>, rusqlite::Error> {
         source_secrets::sealed_values(&directory.join(open::FILE))
     }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::row::{micros, timestamp};
 
-/// Rows that one act deletes beside its own work.
+/// Rows that one act deletes in addition to its own work.
 const DELETED_MAX: u32 = 100;
 
 const COLUMNS: &str = "id, tenant, may_replay, may_endpoints, created_at, expires_at, entered_at";

@@ -460,9 +460,9 @@ fn timed_out(place: &str, timeout: Duration) -> NotRun {
     NotRun::Statement(format!("{place}: timed out after {timeout:?}"))
 }
 
-/// Whether an error is about the user's statement, not about the disk. A statement that needs too
-/// much memory is the user's error, and a virtual table with wrong content does not mean that the
-/// file is damaged.
+/// Whether the user's statement caused an error, not the disk. A statement that needs too much
+/// memory is the user's error, and a virtual table with wrong content does not mean that the file
+/// is damaged.
 pub(super) fn is_the_users(error: &rusqlite::Error) -> bool {
     match error.sqlite_error_code() {
         Some(

@@ -1,5 +1,6 @@
-//! [`TenantDeletions`] for the store. A row says which tenant is deleted and how far that has come; each
-//! slice moves it in the commit that erases. So a deletion continues after a restart.
+//! [`TenantDeletions`] for the store. A row records which tenant is being deleted and the progress. Each
+//! slice updates the progress in the commit that erases the data. So a deletion continues after a
+//! restart.
 
 use hapax_core::store::{Action, StoreError, TenantDeletion, TenantDeletions};
 use hapax_core::{Tenant, Timestamp};

@@ -1011,8 +1011,8 @@ async fn a_commit_that_failed_keeps_no_sql_job_from_its_next_attempt() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_are_answered_while_the_writer_is_busy_and_all_else_waits_for_it() {
-    // A retry storm must not queue behind a long batch, and a lookup beside the writer must neither
-    // call a conflict a duplicate nor lose one.
+    // A retry storm must not queue behind a long batch. A lookup that runs concurrently with the
+    // writer must neither take a conflict for a duplicate nor lose one.
     let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();

@@ -189,7 +189,7 @@ impl<T> BatchResult<T> {
 
 enum Command {
     Ingest(Ingest, AnswerSender<Vec<Verdict>>),
-    /// An act that shares the batch's transaction, and how many bytes it brings.
+    /// An act that shares the batch's transaction, and the number of its bytes.
     Batched(usize, BatchedAct),
     /// The same for an act that lets waiting events go first.
     BehindEvents(BatchedAct),
@@ -451,7 +451,7 @@ struct EventRate {
     is_busy: bool,
 }
 
-/// Long enough that the answer changes seldom: each change makes a sender's next claim look at all endpoints.
+/// Long enough that the answer changes seldom: after each change, a sender's next claim checks all endpoints.
 const EVENT_RATE_OVER: Duration = Duration::from_millis(100);
 
 /// Events within [`EVENT_RATE_OVER`] from which on the store counts as busy: a thousand a second.
@@ -598,7 +598,7 @@ impl Writer {
     fn run(mut self, waiting: &Commands) {
         loop {
             let worked = match self.next(waiting) {
-                // Before the command, which looks for due work by the current clock.
+                // Runs before the command, which searches for due work by the current clock.
                 Next::Command(first) => match clock::tend(&mut self) {
                     Ok(()) => self.work(Some(first), waiting),
                     Err(error) => {

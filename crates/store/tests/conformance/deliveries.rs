@@ -323,7 +323,7 @@ pub(crate) async fn a_delivery_that_can_never_be_sent_is_seen_and_ends<S: Sendin
     world: World<S>,
 ) {
     // With a damaged secret no request ever leaves. The delivery must not be retried for ever and
-    // look as if it waited.
+    // be shown as waiting.
     world.add(settings()).await;
     world.send(message("m1")).await;
     for n in 1..=23 {
@@ -568,7 +568,7 @@ pub(crate) async fn an_ended_delivery_is_replayed_with_its_schedule_from_the_sta
 pub(crate) async fn replaying_an_open_delivery_sends_it_now_or_changes_nothing<S: Sending>(
     world: World<S>,
 ) {
-    // A replay of an open delivery must not begin a second attempt beside the first, and must not
+    // A replay of an open delivery must not begin a second attempt during the first, and must not
     // restore a step of the schedule.
     world.add(settings()).await;
     world.send(message("m1")).await;

@@ -193,7 +193,7 @@ pub(crate) async fn a_tenant_has_at_most_so_many_endpoints<S: Sending>(world: Wo
 }
 
 pub(crate) async fn a_receiving_party_adds_at_most_so_many_endpoints<S: Sending>(world: World<S>) {
-    // All at once, beside endpoints of the operator, which do not count.
+    // All at once. The tenant also has endpoints of the operator, which do not count.
     let tenant = Tenant::new("acme");
     let of_receiver = EndpointSettings { address_by: AddressChoice::Receiver, ..settings() };
     for _ in 0..3 {

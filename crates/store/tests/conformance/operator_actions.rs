@@ -220,7 +220,7 @@ pub(crate) async fn a_job_that_was_lost_still_comes_alone_when_it_is_replayed<S:
 }
 
 pub(crate) async fn replaying_an_open_job_leaves_it_as_it_is<S: Working>(world: World<S>) {
-    // A replay beside a running worker must not void the worker's fence.
+    // A replay during a running attempt must not void the worker's fence.
     world.announce([spec("fee")]).await;
     let id = world.accept("evt_1", &[job("fee")]).await;
     let open = [ReplayEffect::AlreadyOpen];

@@ -266,7 +266,7 @@ pub(crate) async fn the_backlog_counts_what_is_open_and_what_is_dead<S: Sending>
 pub(crate) async fn what_operators_did_is_part_of_the_story_of_a_delivery<S: Sending>(
     world: World<S>,
 ) {
-    // One action is about the whole message, one about one of its deliveries, and one changed nothing.
+    // One action applies to the whole message, one to one of its deliveries, and one changed nothing.
     let first = world.add(settings()).await;
     world.add(settings()).await;
     world.send(message("m1")).await;

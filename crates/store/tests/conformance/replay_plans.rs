@@ -341,7 +341,7 @@ pub(crate) async fn of_plans_that_run_alone_one_of_an_endpoint_is_recorded_at_a_
     assert!(matches!(again, PlanCreated::Created(_)), "{again:?}");
     let elsewhere = world.store.create_plan(new(other), world.by("a form")).await.expect("answers");
     assert!(matches!(elsewhere, PlanCreated::Created(_)), "{elsewhere:?}");
-    // An operator may plan beside it. A plan of an operator counts for the next form.
+    // An operator may make a plan at the same time. A plan of an operator counts for the next form.
     world.store.cancel_plan(recorded[0], world.by("enough")).await.expect("cancels");
     let operators = begin(&world, all_of(endpoint, PlannedDeliveries::All), Some(1)).await;
     let refused = world.store.create_plan(new(endpoint), world.by("a form")).await;

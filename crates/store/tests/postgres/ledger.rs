@@ -453,7 +453,7 @@ async fn the_counts_of_a_quota_are_right_with_any_mix_of_writers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_nodes_give_out_no_more_new_keys_than_there_is_room_for() {
-    // Each node sees room; a user's open transaction beside them blocks no request.
+    // Each node sees room; a user's open transaction blocks no request.
     let mut base = Base::new("quota_nodes", spec(1)).await;
     let other = Base::node(&base.url, spec(1)).await;
     let reservation = base.store.reserve(limited("acct_1", "theirs", 10)).await.expect("reserves");

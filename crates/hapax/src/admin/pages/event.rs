@@ -20,7 +20,7 @@ use crate::story::{self, Step};
 pub(in crate::admin) struct EventPage {
     frame: Frame,
     event: Event,
-    /// What became of it, in one sentence.
+    /// The outcome of the event, in one sentence.
     summary: String,
     /// Further notes for the operator.
     notes: Vec<String>,

@@ -1,10 +1,11 @@
 //! The portal: pages for receiving parties, on a listener of their own.
 //!
-//! [`routes`] lists every route and the right that it needs. An operator makes a link for a tenant ([`links`]); its
-//! code is exchanged for a cookie ([`enter`]), and [`guard`] admits requests with that cookie. A path names a thing
-//! by its id: the extractors of [`own`] find it only if it belongs to the tenant of the link, and handlers get ids
-//! from nowhere else. [`view`] is all that the pages show: no name of a node, no resolved address, no reason that
-//! is meant for operators. [`actions`] calls the functions of the admin API, with the link as the actor.
+//! [`routes`] lists every route and the right that it needs. An operator makes a link for a tenant
+//! ([`links`]); its code is exchanged for a cookie ([`enter`]), and [`guard`] admits requests with that
+//! cookie. A path names an object by its id. The extractors of [`own`] find the object only if it belongs to
+//! the tenant of the link, and handlers get ids from nowhere else. [`view`] is all that the pages show: no
+//! name of a node, no resolved address, no reason that is meant for operators. [`actions`] calls the
+//! functions of the admin API, with the link as the actor.
 
 mod actions;
 mod enter;

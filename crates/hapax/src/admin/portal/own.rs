@@ -17,7 +17,7 @@ use super::super::problem::Problem;
 use super::Portal;
 use super::guard::Visitor;
 
-/// Something that an action is about.
+/// The object of an action.
 pub(super) trait Own: Send {
     /// Its id, or the name of the tenant for what has none yet.
     fn id(&self) -> String;

@@ -24,7 +24,7 @@ BEGIN
     )
     SELECT coalesce(array_agg(s.event), '{}') INTO stored FROM stored s;
     IF cardinality(stored) < cardinality(copies) THEN
-        -- One request brought an event twice, or the event was deleted since.
+        -- One request contained an event twice, or the event was deleted since.
         INSERT INTO hapax.copy AS c (event, only_counted, conflicts)
         SELECT l.event, l.missing, 0 FROM (
             SELECT b.event, sum(b.n) AS missing FROM (

@@ -1,5 +1,5 @@
--- Whether each caller in a batch is so far from its quota, and its API from 16 times that, that the whole
--- batch and all transactions beside it have room. If not, hapax.has_room decides each act.
+-- Whether the whole batch has room, together with all concurrent transactions: each caller is far enough
+-- from its quota, and its API from 16 times that. If not, hapax.has_room decides each act.
 CREATE OR REPLACE FUNCTION hapax.has_ample_room(answers hapax.key_answer[], asks hapax.key_ask[])
 RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -64,7 +64,7 @@ BEGIN
     WHERE x.endpoint + 0 = of_endpoint AND x.state = hapax.delivery_state('leased')
       AND x.message >= e.leased_from;
     IF e.rate_interval > 0 THEN
-        -- How far the attempts so far run ahead, and how many more may begin.
+        -- How far the attempts so far are ahead of the rate, and how many more may begin.
         free := least(free, greatest(0, (e.rate_interval + 50000 - greatest(0,
             coalesce(EXTRACT(epoch FROM e.rate_at - at) * 1000000, 0)::bigint)) / e.rate_interval));
         next_at := hapax.rate_next_at(e.rate_at);

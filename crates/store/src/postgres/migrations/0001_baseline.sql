@@ -10,9 +10,11 @@ CREATE TABLE hapax.epoch (
 );
 INSERT INTO hapax.epoch DEFAULT VALUES;
 
--- A handler as the nodes last announced it. retry and lease in microseconds: SQL functions follow
--- the schedule too. policy: null none, 0 latest, 1 sequence, 2 machine. workplace: 0 in the node's
--- process, which it may end, 1 in an app that is called, 2 with workers that lease its jobs.
+-- A handler as the nodes last announced it. retry and lease in microseconds: SQL functions follow the
+-- schedule too.
+-- policy: null none, 0 latest, 1 sequence, 2 machine.
+-- workplace: 0 in the node's process, which it may end, 1 in an app that is called, 2 with workers that lease
+--   its jobs.
 -- paused_at: while it is set, no node claims its jobs.
 CREATE TABLE hapax.handler (
     handler  integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
@@ -51,13 +53,15 @@ CREATE TABLE hapax.lane (
     UNIQUE (handler, tenant)
 );
 
--- Keeps: one Event per (tenant, source, event id). `hash` decides that race: 16 bytes of
--- SHA-256 over the length-prefixed parts, as a uuid, because that is 16 bytes and nothing else.
--- This is the narrow row, which outlives the event's body. An event is whole exactly while its body is
--- there; afterwards it is pruned, and its jobs and history are gone too. has_jobs: jobs were written for
--- it, so that it was processed, or else ignored; other ends stand in hapax.ended.
--- Sender's text is bytea, because text here cannot hold a NUL.
--- state: 0 open, 1 in review, 2 discarded. review: 0 none, 1 late, 2 replay, 3 conflict.
+-- Keeps: one Event per (tenant, source, event id). `hash` decides that race: 16 bytes of SHA-256 over the
+-- length-prefixed parts, as a uuid, because that is 16 bytes and nothing else. This is the narrow row, which
+-- outlives the event's body. An event is whole exactly while its body is there; afterwards it is pruned, and
+-- its jobs and history are gone too.
+-- has_jobs: jobs were written for it, so that it was processed, or else ignored; other ends stand in
+--   hapax.ended.
+-- Text of senders is bytea, because text cannot hold a NUL.
+-- state: 0 open, 1 in review, 2 discarded.
+-- review: 0 none, 1 late, 2 replay, 3 conflict.
 CREATE TABLE hapax.event (
     id          uuid     PRIMARY KEY,
     hash        uuid     NOT NULL UNIQUE,
@@ -78,9 +82,10 @@ CREATE TABLE hapax.event (
     guard_until timestamptz,
     has_jobs    boolean  NOT NULL DEFAULT false
 );
--- Keeps: one Event per signed content, whatever ids it arrives under. `guard` is a hash of the
--- signed content, if this event was the first to bring it; a replay in review has none.
--- guard_until: it is known at least until then, and deleted with the key; null: as long as the key.
+-- Keeps: one Event per signed content, whatever ids it arrives under. `guard` is a hash of the signed
+-- content, if this event was the first to bring it; a replay in review has none.
+-- guard_until: it is known at least until then, and deleted with the key; null means as long as
+--   the key.
 CREATE UNIQUE INDEX event_guard ON hapax.event (guard) WHERE guard IS NOT NULL;
 CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0 /* open */;
 -- The keys that may be deleted some day, each source by its own horizon.
@@ -118,9 +123,11 @@ CREATE TABLE hapax.search_value (
 );
 CREATE INDEX search_value_hash ON hapax.search_value (hash, event);
 
--- How far the index has come, for each set of fields that nodes use. through: the events up to here are indexed, as far
--- as they were visible a few seconds after their time. checked: the same an hour later, which finds the events of nodes
--- whose clocks are behind. busy_until: a node is indexing for these fields. seen_at: when one last did.
+-- How far the index has come, for each set of fields that nodes use.
+-- through: the events up to here are indexed, as far as they were visible a few seconds after their time.
+-- checked: the same an hour later, which finds the events of nodes whose clocks are behind.
+-- busy_until: a node is indexing for these fields.
+-- seen_at: when a node last did.
 CREATE TABLE hapax.search_mark (
     fields     uuid PRIMARY KEY,
     through    uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
@@ -161,13 +168,13 @@ CREATE TABLE hapax.copy (
     conflicts    bigint NOT NULL
 );
 
--- Keeps: one Job per event and handler. A job's id is its event's id with the lane in the last 24
--- bits (an event's id ends in 24 zero bits), so that one index finds a job by its id and all jobs of
--- an event as a range.
--- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded. Statements
--- name it by hapax.job_state; an index cannot, because the functions come after the tables.
--- due_at: ready: from when; leased: until when; held: its deadline; parked: since when; else: when
--- it ended.
+-- Keeps: one Job per event and handler. A job's id is its event's id with the lane in the last 24 bits (an
+-- event's id ends in 24 zero bits), so that one index finds a job by its id and all jobs of an event as a
+-- range.
+-- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded. Statements name
+--   it by hapax.job_state; an index cannot, because the functions come after the tables.
+-- due_at: when a ready job may run, when a lease ends, the deadline of a held job, since when a job is parked;
+--   otherwise when the job ended.
 CREATE TABLE hapax.job (
     job        uuid     PRIMARY KEY,
     event      uuid     NOT NULL,
@@ -222,9 +229,9 @@ CREATE TABLE hapax.attempt (
     PRIMARY KEY (job, run, attempt)
 );
 
--- The last position applied to a resource, per lane; null: none yet. The order guard locks its row,
--- so the first claim of a resource writes it. moved_at: when it last moved, in whole hours, so that
--- a resource which moves often changes no index.
+-- The last position applied to a resource, per lane; null if there is none yet. The order guard locks its row,
+-- so the first claim of a resource writes it.
+-- moved_at: when it last moved, in whole hours, so that a resource which moves often changes no index.
 CREATE TABLE hapax.mark (
     lane     integer NOT NULL,
     resource text    NOT NULL,
@@ -245,16 +252,20 @@ CREATE TABLE hapax.action (
 );
 CREATE INDEX action_event ON hapax.action (event);
 
--- Endpoints: the addresses that messages are sent to. A number is never used twice: the row of a
--- deleted endpoint stays, without its secrets. Below 2^24: see hapax.delivery. settings: all that
--- an operator chose, as JSON text; the columns after it repeat what statements need. types:
--- patterns for LIKE, none means all. retry and lease in microseconds. keeps_order: deliveries under
--- one key are sent one at a time, in order; parks_dead: a dead one keeps the later ones waiting.
--- secrets and headers: sealed. key_ids: the vault keys that a node needs to open them. version:
--- grows with every change. auto_disable: it is disabled after days of nothing but failures.
--- rate_interval: microseconds between two attempts, if it has a rate limit. failing: why its
--- circuit is not closed. orphans: it was deleted, and may have open deliveries. deleted_in: by this
--- transaction.
+-- Endpoints: the addresses that messages are sent to. A number is never used twice: the row of a deleted
+-- endpoint stays, without its secrets. Below 2^24: see hapax.delivery.
+-- settings: all that an operator chose, as JSON text; the columns after it repeat what statements need.
+-- types: patterns for LIKE, none means all. retry and lease in microseconds.
+-- keeps_order: deliveries under one key are sent one at a time, in order.
+-- parks_dead: a dead one keeps the later ones waiting.
+-- secrets, headers: sealed.
+-- key_ids: the vault keys that a node needs to open them.
+-- version: grows with every change.
+-- auto_disable: it is disabled after days of nothing but failures.
+-- rate_interval: microseconds between two attempts, if it has a rate limit.
+-- failing: why its circuit is not closed.
+-- orphans: it was deleted, and may have open deliveries.
+-- deleted_in: the transaction that deleted it.
 CREATE TABLE hapax.endpoint (
     endpoint        integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY CHECK (endpoint < 16777216),
     id              uuid     NOT NULL UNIQUE,
@@ -299,14 +310,17 @@ CREATE INDEX endpoint_disabled ON hapax.endpoint (endpoint)
     WHERE disabled_at IS NOT NULL AND deleted_at IS NULL;
 CREATE INDEX endpoint_expiring ON hapax.endpoint (endpoint) WHERE expiry_announced_at IS NOT NULL;
 
--- The part of an endpoint that attempts change: its circuit, its rate and its block. A claim locks the
--- row, so that two nodes never count the attempts under way of one endpoint at the same time. A claim carries
--- the number in circuit. slots: attempts at once while the endpoint recovers; null if only its own limit
--- counts. rate_at: until when the attempts so far are paid for. unpark_from: its
--- order was changed, and parked deliveries of messages from here on are to be judged again. leased_from: no
--- leased delivery of the endpoint is of an earlier message. spread_until: it was enabled, and its deliveries are
--- spread out until then. deaths: dead deliveries that are not published yet; died_since: the first of them;
--- deaths_published_at: the last message about such ones.
+-- The part of an endpoint that attempts change: its circuit, its rate and its block. A claim locks the row,
+-- so that two nodes never count the attempts under way of one endpoint at the same time. A claim carries the
+-- number in circuit.
+-- slots: attempts at once while the endpoint recovers; null if only its own limit counts.
+-- rate_at: until when the attempts so far are paid for.
+-- unpark_from: its order was changed, and parked deliveries of messages from here on are to be judged again.
+-- leased_from: no leased delivery of the endpoint is of an earlier message.
+-- spread_until: it was enabled, and its deliveries are spread out until then.
+-- deaths: dead deliveries that are not published yet.
+-- died_since: the first of them.
+-- deaths_published_at: the last message about dead deliveries.
 CREATE TABLE hapax.endpoint_state (
     endpoint      integer PRIMARY KEY,
     circuit       bigint  NOT NULL DEFAULT 0,
@@ -326,10 +340,14 @@ CREATE TABLE hapax.endpoint_state (
 ) WITH (fillfactor = 50);
 CREATE INDEX endpoint_deaths ON hapax.endpoint_state (deaths_published_at) WHERE deaths > 0;
 
--- Keeps: one row for each subject of an alert. key: its id, and the order key of the messages about it. data: the
--- content of those messages, as of the last look. reporter: the node that found it last; the nil id is the judge of
--- all nodes. state: 0 pending, 1 raised, 2 cleared. found: the last look of the reporter found it. published: the
--- message that it is raised was published. since, seen_at: the first and the last look that found it.
+-- Keeps: one row for each subject of an alert.
+-- key: its id, and the order key of the messages about it.
+-- data: the content of those messages, as of the last check.
+-- reporter: the node that found it last; the nil id is the judge of all nodes.
+-- state: 0 pending, 1 raised, 2 cleared.
+-- found: the last check of the reporter found it.
+-- published: the message that it is raised was published.
+-- since, seen_at: the first and the last check that found it.
 CREATE TABLE hapax.alert (
     subject   text PRIMARY KEY,
     key       text NOT NULL UNIQUE,
@@ -362,9 +380,10 @@ CREATE TABLE hapax.alert_board (
 INSERT INTO hapax.alert_board DEFAULT VALUES;
 
 -- Keeps: one message per tenant and id, recorded with the commit that publishes it or not at all.
--- fingerprint: recognises other content under the same id. body and thin: the bytes that endpoints get,
--- made once; thin is null unless an endpoint wanted it. A message is whole while it has its body; after
--- that it has no deliveries, and only its id is still known. deliveries: how many were written with it.
+-- fingerprint: recognises other content under the same id.
+-- body, thin: the bytes that endpoints get, made once; thin is null unless an endpoint wanted it.
+--   A message is whole while it has its body; after that it has no deliveries, and only its id is known.
+-- deliveries: how many were written with it.
 -- written_in: the publishing transaction, so that a job completed in it can find its messages.
 -- A message with a key has its own number as its place among the messages with that key.
 CREATE TABLE hapax.message (
@@ -394,11 +413,13 @@ CREATE SEQUENCE hapax.message_number MAXVALUE 274877906943;
 
 -- Keeps: one delivery per message and endpoint. hapax.delivery_id makes its id from both.
 -- state: 0 ready, 1 leased, 2 delivered, 3 dead, 4 cancelled, 5 parked; by name in hapax.delivery_state.
--- due_at: ready: from when; leased: until when; parked: since when; else: when it ended.
+-- due_at: when a ready delivery may be sent, when a lease ends, since when a delivery is parked; otherwise when
+--   it ended.
 -- circuit: the number of the endpoint's circuit at the last claim.
--- key: the order key of its message. place: among the deliveries under that key; a replay takes a new one.
--- started_at, node: of the last attempt; null once its fence is void. took_ms, answer_status, answer: of
--- the attempt that delivered.
+-- key: the order key of its message.
+-- place: among the deliveries under that key; a replay takes a new one.
+-- started_at, node: of the last attempt; null once its fence is void.
+-- took_ms, answer_status, answer: of the attempt that delivered.
 CREATE TABLE hapax.delivery (
     message       bigint   NOT NULL,
     endpoint      integer  NOT NULL,
@@ -421,8 +442,8 @@ CREATE TABLE hapax.delivery (
 ) WITH (fillfactor = 70);
 CREATE INDEX delivery_ready   ON hapax.delivery (endpoint, due_at, message) WHERE state = 0 /* ready */;
 -- The index is on an expression, so that the planner uses no other index for the count of leases, whatever
--- the statistics say. For an empty table an index on all deliveries of an endpoint would look as good, and
--- later its scan would read every waiting delivery.
+-- the statistics say. For an empty table an index on all deliveries of an endpoint would seem equally
+-- good, and later its scan would read every waiting delivery.
 CREATE INDEX delivery_sending ON hapax.delivery ((endpoint + 0), message) WHERE state = 1 /* leased */;
 CREATE INDEX delivery_leased  ON hapax.delivery (due_at) WHERE state = 1 /* leased */;
 CREATE INDEX delivery_failed  ON hapax.delivery (message) WHERE state = 0 /* ready */ AND steps > 0;
@@ -523,12 +544,15 @@ CREATE TABLE hapax.audit (
     status  integer     NOT NULL
 );
 
--- The figures of each source, on all nodes together: by the minute, after a while by the hour and by
--- the day. width and start are in seconds. A node writes rows of its own; merged rows have the nil
--- node. succeeded: jobs; retrying: the growth of the number of jobs that are being retried; *_micros:
--- sums of durations; waiting, dead, review: the largest gauges; last_arrival: the last second with
--- one. tallies: counts by kind and index, such as durations by bucket; the lowest 12 bits of each
--- number hold kind and index, the bits above them the count.
+-- The figures of each source, on all nodes together: by the minute, after a while by the hour and by the day.
+-- width and start are in seconds. A node writes rows of its own; merged rows have the nil node.
+-- succeeded: jobs that succeeded.
+-- retrying: the growth of the number of jobs that are being retried.
+-- *_micros: sums of durations.
+-- waiting, dead, review: the highest gauges of that time.
+-- last_arrival: the last second with an arrival.
+-- tallies: counts by kind and index, such as durations by bucket; the lowest 12 bits of each number hold kind
+--   and index, the bits above them the count.
 CREATE TABLE hapax.traffic (
     width    bigint NOT NULL,
     start    bigint NOT NULL,
@@ -556,13 +580,19 @@ CREATE TABLE hapax.traffic (
 CREATE INDEX traffic_nodes ON hapax.traffic (start)
     WHERE width = 60 AND node <> '00000000-0000-0000-0000-000000000000';
 
--- Plans: acts of operators on many deliveries of an endpoint, or on many events. A plan runs in
--- slices; the commit of a slice also moves its place and its counts. endpoint, which: set for a
--- plan over deliveries; which: dead, all or missing. events: set for a plan over events; its act
--- and its filter, as JSON text. until_at: never after the plan's instant, created_at; asked_until
--- as the operator gave it. rate: deliveries or events a second. next_at: when the next slice is
--- due. passed_at, passed: the place of the last delivery that was taken; last_message: where the
--- plan ends. passed_event: the last event that was read. state: running, done or cancelled.
+-- Plans: acts of operators on many deliveries of an endpoint, or on many events. A plan runs in slices; the
+-- commit of a slice also moves its place and its counts.
+-- endpoint, which: set for a plan over deliveries.
+-- which: dead, all or missing.
+-- events: set for a plan over events; its act and its filter, as JSON text.
+-- until_at: never after created_at, the time of the plan.
+-- asked_until: the end that the operator gave.
+-- rate: deliveries or events a second.
+-- next_at: when the next slice is due.
+-- passed_at, passed: the place of the last delivery that was taken.
+-- last_message: where the plan ends.
+-- passed_event: the last event that was read.
+-- state: running, done or cancelled.
 CREATE TABLE hapax.plan (
     id           uuid PRIMARY KEY,
     endpoint     integer,
@@ -612,10 +642,13 @@ CREATE TABLE hapax.source_secret_version (
 );
 INSERT INTO hapax.source_secret_version (version) VALUES (0);
 
--- Tenants whose data is deleted, or was. began_in: the transaction that began it. Covered are events whose
--- transactions began before it, and messages up to last_message. phase: 0 events, 1 messages, 2 keys of hapax.once, 3 the
--- pass is over. is_last_pass: null before the first slice of a pass. passed_*: how far the pass has come. next_at:
--- when the next slice is due.
+-- Tenants whose data is deleted, or was.
+-- began_in: the transaction that began it. Covered are events whose transactions began before it, and
+--   messages up to last_message.
+-- phase: 0 events, 1 messages, 2 keys of hapax.once, 3 the pass is over.
+-- is_last_pass: null before the first slice of a pass.
+-- passed_*: how far the pass has come.
+-- next_at: when the next slice is due.
 CREATE TABLE hapax.tenant_deletion (
     tenant         text     PRIMARY KEY,
     began_at       timestamptz NOT NULL,
@@ -649,8 +682,9 @@ CREATE TABLE hapax.source_secret_action (
 
 -- Idempotency-Keys: reserved, then finished with an answer, or abandoned. A fence is not guessable, and
 -- larger than the one before it: by the row while the key is kept, and after that by the time.
--- attempt: how often the key was reserved without an answer. owner: the caller that it counts for
--- ('api/acct_1'), null where no quota holds. bytes: the size of the answer.
+-- attempt: how often the key was reserved without an answer.
+-- owner: the caller that it counts for ('api/acct_1'), null where no quota holds.
+-- bytes: the size of the answer.
 CREATE TABLE hapax.reservation (
     scope        text        NOT NULL,
     key          text        NOT NULL,
@@ -712,8 +746,9 @@ CREATE TYPE hapax.arrived AS (
     has_jobs    boolean
 );
 -- replay_hash: the key under which it waits for a person if its guard was seen with another event.
--- copies: the same guard is the same event. before, after: the keys of the spans beside this one, of
--- which an event counts that came between not_before and not_after.
+-- copies: the same guard is the same event.
+-- before, after: the keys of the spans beside this one, of which an event counts that came between not_before
+--   and not_after.
 CREATE TYPE hapax.doubt AS (
     late           boolean,
     copies         boolean,

@@ -466,7 +466,7 @@ async fn read_deliveries(
         rows.iter().filter_map(detail).collect();
     for (place, delivery) in &mut deliveries {
         let (message, endpoint) = *place;
-        // An action without an endpoint is about all deliveries of the message.
+        // An action without an endpoint applies to all deliveries of the message.
         let of_it = actions.iter().filter(|row| {
             row.get::<_, i64>(0) == message
                 && row.get::<_, Option<i32>>(1).is_none_or(|named| named == endpoint)

@@ -30,15 +30,16 @@ CREATE TABLE hapax_pair (
     UNIQUE (tenant, source)
 );
 
--- The narrow row of an event, which stays as long as its key. Appended to, in the order of the commits.
--- Times are microseconds since 1970.
--- state: 0 open, 1 in review, 2 discarded. review: 0 none, 1 late, 2 replay, 3 conflict.
--- guard_hash: the hash of the signed content, if this event was the first to bring it; it is in the key
--- index beside the event's key. guard_until: the row stays at least until then; null: as long as its
--- key.
--- pruned: -1 while the event is whole; once its body, jobs and history are gone, the status it ended
--- with: 11 discarded, 17 processed, 18 stale, 19 ignored. Every one of these takes one byte (0 and 1
--- would take none), so that marking a row leaves its size as it is, and no page has to be split.
+-- The narrow row of an event, which stays as long as its key. Appended to, in the order of the commits. Times
+-- are microseconds since 1970.
+-- state: 0 open, 1 in review, 2 discarded.
+-- review: 0 none, 1 late, 2 replay, 3 conflict.
+-- guard_hash: the hash of the signed content, if this event was the first to bring it; it is in the key index
+--   beside the event's key.
+-- guard_until: the row stays at least until then; null means as long as its key.
+-- pruned: -1 while the event is whole; once its body, jobs and history are gone, the status it ended with: 11
+--   discarded, 17 processed, 18 stale, 19 ignored. Every one of these takes one byte (0 and 1 would take
+--   none), so that marking a row leaves its size as it is, and no page has to be split.
 CREATE TABLE hapax_event (
     seq         INTEGER PRIMARY KEY,
     id          BLOB    NOT NULL,
@@ -153,13 +154,13 @@ CREATE TABLE hapax_lane (
     UNIQUE (pair, handler)
 );
 
--- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded. Statements
--- say the name in a comment. A function could not stand for it, as on PostgreSQL: a partial index matches
--- the number only, and any client that opens the file would need the function.
--- due_at: ready: from when; leased and held: until when; parked and review: since when; else: when it
--- ended.
--- wait: how long the wait is that due_at ends. A due time further ahead than that was written before
--- the clock was set back.
+-- state: 0 ready, 1 leased, 2 done, 3 stale, 4 dead, 5 held, 6 parked, 7 review, 8 discarded. Statements say
+-- the name in a comment. A function could not stand for it, as on PostgreSQL: a partial index matches the
+-- number only, and any client that opens the file would need the function.
+-- due_at: when a ready job may run, when a lease or a hold ends, since when a job is parked or in review;
+--   otherwise when the job ended.
+-- wait: the length of the wait that due_at ends. A due time further ahead than that was written before the
+--   clock was set back.
 -- forced: an operator, or a gap held long enough, lets it run whatever the order guard decides.
 CREATE TABLE hapax_job (
     event_seq  INTEGER NOT NULL,
@@ -238,10 +239,13 @@ CREATE TABLE hapax_action (
 );
 CREATE INDEX hapax_action_event ON hapax_action (event_seq);
 
--- Endpoints: the addresses that messages are sent to. A number is never used twice: the row of a
--- deleted endpoint stays, without its secrets. settings: what an operator chose, as JSON; uid is in
--- it and beside it. secrets and headers: sealed. version: grows with every change. failing: why its
--- circuit is not closed. orphans: it was deleted, and may have open deliveries.
+-- Endpoints: the addresses that messages are sent to. A number is never used twice: the row of a deleted
+-- endpoint stays, without its secrets.
+-- settings: what an operator chose, as JSON; uid is also a column.
+-- secrets, headers: sealed.
+-- version: grows with every change.
+-- failing: why its circuit is not closed.
+-- orphans: it was deleted, and may have open deliveries.
 -- expiry_announced_at: when it was announced that deliveries of this endpoint expire soon.
 CREATE TABLE hapax_endpoint (
     endpoint        INTEGER PRIMARY KEY,
@@ -271,12 +275,13 @@ CREATE INDEX hapax_endpoint_disabled ON hapax_endpoint (endpoint)
 CREATE INDEX hapax_endpoint_expiring ON hapax_endpoint (endpoint)
     WHERE expiry_announced_at IS NOT NULL;
 
--- The part of an endpoint that attempts change: its circuit, its rate and its block. slots: attempts at once
--- while it recovers; null if only its own limit counts.
+-- The part of an endpoint that attempts change: its circuit, its rate and its block.
+-- slots: attempts at once while it recovers; null if only its own limit counts.
 -- unpark_from: its order was changed, and parked deliveries of messages from here on are to be judged again.
 -- spread_until: it was enabled, and its deliveries are spread out until then.
--- deaths: dead deliveries that are not published yet; died_since: the first of them; deaths_published_at: the last
--- message about such ones.
+-- deaths: dead deliveries that are not published yet.
+-- died_since: the first of them.
+-- deaths_published_at: the last message about dead deliveries.
 CREATE TABLE hapax_endpoint_state (
     endpoint      INTEGER PRIMARY KEY,
     circuit       INTEGER NOT NULL DEFAULT 0,
@@ -295,10 +300,13 @@ CREATE TABLE hapax_endpoint_state (
 );
 CREATE INDEX hapax_endpoint_deaths ON hapax_endpoint_state (deaths_published_at) WHERE deaths > 0;
 
--- Keeps: one row for each subject of an alert. data: the content of its messages, as of the last look.
--- reporter: the process that found it last; all zeros is the judge of all nodes. state: 0 pending, 1 raised,
--- 2 cleared. found: the last look of the reporter found it. published: the message that it is raised was published.
--- since, seen_at: the first and the last look that found it.
+-- Keeps: one row for each subject of an alert.
+-- data: the content of its messages, as of the last check.
+-- reporter: the process that found it last; all zeros is the judge of all nodes.
+-- state: 0 pending, 1 raised, 2 cleared.
+-- found: the last check of the reporter found it.
+-- published: the message that it is raised was published.
+-- since, seen_at: the first and the last check that found it.
 CREATE TABLE hapax_alert (
     subject   TEXT PRIMARY KEY,
     data      TEXT NOT NULL,
@@ -314,7 +322,8 @@ CREATE TABLE hapax_alert (
 ) WITHOUT ROWID;
 
 -- The narrow row of a message, which stays as long as its id must be known.
--- deliveries: how many were written with it. event_seq: the event whose handler published it.
+-- deliveries: how many were written with it.
+-- event_seq: the event whose handler published it.
 -- A message with a key is numbered by its seq among the messages with that key.
 CREATE TABLE hapax_message (
     seq         INTEGER PRIMARY KEY,
@@ -342,12 +351,14 @@ CREATE TABLE hapax_message_body (
 
 -- A message for an endpoint.
 -- state: 0 ready, 1 leased, 2 delivered, 3 dead, 4 cancelled, 5 parked.
--- due_at: ready: from when; leased: until when; parked: since when; else: when it ended. wait: as in
--- hapax_job.
+-- due_at: when a ready delivery may be sent, when a lease ends, since when a delivery is parked; otherwise when
+--   it ended.
+-- wait: as in hapax_job.
 -- circuit: the number of the endpoint's circuit at the last claim.
--- key: the order key of its message. place: among the deliveries under that key; a replay takes a new one.
--- started_at, node, took_ms, answer_status, answer: of the last attempt; once it is delivered, of the
--- attempt that delivered.
+-- key: the order key of its message.
+-- place: among the deliveries under that key; a replay takes a new one.
+-- started_at, node, took_ms, answer_status, answer: of the last attempt; once it is delivered, of the attempt
+--   that delivered.
 CREATE TABLE hapax_delivery (
     message_seq   INTEGER NOT NULL,
     endpoint      INTEGER NOT NULL,
@@ -410,13 +421,17 @@ CREATE TABLE hapax_sending_action (
 CREATE INDEX hapax_sending_action_message ON hapax_sending_action (message_seq)
     WHERE message_seq IS NOT NULL;
 
--- Plans: acts of operators on many deliveries of an endpoint, or on many events. A plan runs in
--- slices; the commit of a slice also moves its place and its counts. endpoint, which: set for a
--- plan over deliveries; which: dead, all or missing. events: set for a plan over events; its act
--- and its filter, as JSON. until_at: never after the plan's instant, created_at; asked_until as the
--- operator gave it. rate: deliveries or events a second. next_at: when the next slice is due.
--- passed_at, passed: the place of the last delivery or event that was taken; last: the message or
--- event where the plan ends. state: running, done or cancelled.
+-- Plans: acts of operators on many deliveries of an endpoint, or on many events. A plan runs in slices; the
+-- commit of a slice also moves its place and its counts.
+-- endpoint, which: set for a plan over deliveries; `which` is dead, all or missing.
+-- events: set for a plan over events; its act and its filter, as JSON.
+-- until_at: never after created_at, the time of the plan.
+-- asked_until: the end that the operator gave.
+-- rate: deliveries or events a second.
+-- next_at: when the next slice is due.
+-- passed_at, passed: the place of the last delivery or event that was taken.
+-- last: the message or event where the plan ends.
+-- state: running, done or cancelled.
 CREATE TABLE hapax_plan (
     plan         INTEGER PRIMARY KEY,
     id           BLOB    NOT NULL UNIQUE,
@@ -558,9 +573,12 @@ CREATE TABLE hapax_audit (
 );
 
 -- The figures of each source: by the minute, after a while by the hour and by the day. width and start are in
--- seconds. A process writes rows of its own; merged rows have the nil node. succeeded: jobs; retrying: the growth of
--- the number of jobs that are being retried; *_micros: sums of durations; waiting, dead, review: the largest gauges; last_arrival: the last second with
--- one.
+-- seconds. A process writes rows of its own; merged rows have the nil node.
+-- succeeded: jobs that succeeded.
+-- retrying: the growth of the number of jobs that are being retried.
+-- *_micros: sums of durations.
+-- waiting, dead, review: the highest gauges of that time.
+-- last_arrival: the last second with an arrival.
 -- tallies: counts by kind and index, such as durations by bucket (hapax_core::store::Tallies).
 CREATE TABLE hapax_traffic (
     width    INTEGER NOT NULL,

@@ -64,7 +64,8 @@ pub(super) struct Outbox {
     numbers: HashMap<EndpointId, i64>,
     /// The endpoints of each tenant, oldest first.
     of_tenant: HashMap<Tenant, Vec<i64>>,
-    /// The rows of deliveries under way, as this process claimed them: their outcome needs no look-up.
+    /// The rows of deliveries in flight, as this process claimed them, so that their outcomes need no
+    /// lookup.
     leased: HashMap<(i64, i64), DeliveryRow>,
     turns: Turns,
     /// The keys of the vault, as the last claim named them.

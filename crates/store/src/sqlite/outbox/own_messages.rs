@@ -1,6 +1,5 @@
-//! The messages that Hapax publishes about itself, in the transactions of the changes that they are about.
-//! [`hapax_core::own_messages`] defines which changes are published, and the content of each
-//! message.
+//! The messages that Hapax publishes about itself, in the transactions of the changes that they report.
+//! [`hapax_core::own_messages`] defines which changes are published, and the content of each message.
 
 use hapax_core::delivery::EndpointStanding;
 use hapax_core::message::OWN_TENANT;
