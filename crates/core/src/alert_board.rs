@@ -22,7 +22,7 @@ pub const JUDGE: Uuid = Uuid::nil();
 /// An alert that no node has reported for this long is no longer listed: its node may have died.
 pub const LISTED_FOR: SignedDuration = SignedDuration::from_secs(60);
 
-/// How far an alert is.
+/// The stage of an alert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AlertState {
     /// One round has found the problem.
@@ -67,7 +67,7 @@ pub struct StoredAlert {
     pub alert: ActiveAlert,
     /// The node that found it last, or [`JUDGE`].
     pub reporter: Uuid,
-    /// How far it is.
+    /// Its stage.
     pub state: AlertState,
     /// Whether the last check of the reporter found it.
     pub is_found: bool,
@@ -157,7 +157,7 @@ pub struct AlertChanges {
     pub published: Vec<NewMessage>,
 }
 
-/// The circumstances of a report, of one moment with the rows.
+/// The circumstances of a report, read at the same moment as the rows.
 #[derive(Debug, Clone, Copy)]
 pub struct AlertMoment {
     /// The time by the clock of the store.
@@ -168,7 +168,7 @@ pub struct AlertMoment {
     pub is_wanted: bool,
 }
 
-/// Decides what a report changes in `rows`, which are all that are stored.
+/// Decides what a report changes in `rows`, which are all stored alerts.
 ///
 /// A raised alert is published once: at once, or when its silence ends or an endpoint wants it. Only an alert
 /// whose raising was published is published as cleared.
@@ -212,7 +212,7 @@ pub fn note(rows: Vec<StoredAlert>, report: AlertReport, moment: AlertMoment) ->
         written.extend(subjects);
     }
     for row in rows.values_mut() {
-        // A node that does not judge cannot tell whether such an alert is over.
+        // A node that is not the judge cannot know whether such an alert is over.
         if row.reporter == JUDGE && !changes.noted.judged {
             continue;
         }

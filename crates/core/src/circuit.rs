@@ -6,7 +6,8 @@
 //! that never ends delays the next one and nothing else.
 //!
 //! Every change from one of these to another raises `number`. A claim carries the number. An outcome under
-//! another number settles its delivery and says nothing here: it began before the circuit changed.
+//! another number settles its delivery but does not affect the circuit: its attempt began before the
+//! circuit changed.
 //!
 //! [`step`] is one `match` over every event. docs/sending.md has the rules in words.
 
@@ -20,7 +21,7 @@ use crate::tuned;
 /// Failures in a row that open the circuit: more than a restart of one instance causes.
 pub const FAILURES_MAX: u32 = 5;
 
-/// How long the circuit is open first; it doubles with each probe that fails.
+/// The time for which a circuit first opens. The time doubles with each probe that fails.
 pub const OPEN_MIN: Duration = Duration::from_secs(60);
 
 /// The longest time that a circuit stays open: an endpoint that works again is noticed within the
@@ -49,7 +50,7 @@ pub struct Circuit {
     pub failures: u32,
     /// The first of these failures.
     pub failing_since: Option<Timestamp>,
-    /// Until when no delivery is claimed; none while the circuit is closed.
+    /// The time until which no delivery is claimed; none while the circuit is closed.
     pub open_until: Option<Timestamp>,
     /// The duration for which the circuit was last opened.
     pub open_for: Duration,

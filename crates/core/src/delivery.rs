@@ -8,12 +8,12 @@
 //! The fence is checked before: an act under an older fence never gets here. docs/lifecycle.md has the
 //! same table in words, and a test compares it with this file.
 //!
-//! Order per key is decided outside of it, from the other deliveries under the key: a claim comes with
-//! [`KeyTurn`], and the store readies the next parked delivery whenever one ends.
+//! Order per key is decided outside this function, from the other deliveries under the key: a claim
+//! comes with [`KeyTurn`], and the store readies the next parked delivery whenever one ends.
 //!
 //! Whether an endpoint is disabled or deleted is not part of a delivery. Claims skip such endpoints, and
-//! [`DeliveryStatus::of`] shows their open deliveries as held or cancelled. So disabling is one change of
-//! one row, whatever waits behind it.
+//! [`DeliveryStatus::of`] shows their open deliveries as held or cancelled. So disabling changes one row,
+//! however many deliveries wait.
 
 use std::fmt;
 use std::time::Duration;
@@ -40,14 +40,15 @@ impl fmt::Display for DeliveryId {
 pub const OUTCOME_LOST: &str =
     "the outcome of this attempt is unknown: the process ended during it";
 
-/// Why a delivery is cancelled whose endpoint was deleted.
+/// The reason of a delivery that is cancelled because its endpoint was deleted.
 pub const ENDPOINT_DELETED: &str = "its endpoint was deleted";
 
 /// Why a delivery is parked.
 pub const KEY_WAITS: &str =
     "an earlier delivery under the same key has not ended; if that one is dead, replay or skip it";
 
-/// Why a delivery is cancelled that was dead, held or parked for longer than the retention of deliveries.
+/// The reason of a delivery that is cancelled because it was dead, held or parked for longer than the
+/// retention of deliveries.
 pub const EXPIRED: &str = "expired";
 
 /// The idempotency key that travels with a delivery: equal across attempts, restarts and replays.

@@ -245,7 +245,7 @@ pub struct EndpointRecord {
     pub version: u64,
     /// When it was created.
     pub created_at: Timestamp,
-    /// Since when no delivery is attempted, and why. Its deliveries are held.
+    /// The time since which no delivery is attempted, and the reason. Its deliveries are held.
     pub disabled: Option<Disabled>,
     /// Why its deliveries are held although it is enabled: its circuit is open.
     pub failing: Option<String>,
@@ -307,7 +307,7 @@ impl DisabledBy {
         }
     }
 
-    /// The value with this text; an operator if it has another one, because then only an operator can undo it.
+    /// The value with this text. Any other text counts as an operator, so that only an operator can undo it.
     pub fn parse(text: Option<&str>) -> Self {
         match text {
             Some("receiver") => Self::Receiver,

@@ -73,8 +73,8 @@ pub fn settings_fault(settings: &EndpointSettings) -> Option<String> {
 }
 
 /// Why no endpoint can belong to a tenant of this name, if so. Endpoints of the tenant
-/// [`OWN_TENANT`](crate::message::OWN_TENANT) get the messages of Hapax about itself, so
-/// only a caller whose endpoints are added by operators alone may allow it.
+/// [`OWN_TENANT`](crate::message::OWN_TENANT) get the messages of Hapax about itself, so only a
+/// caller that lets nobody but operators add endpoints may allow this tenant.
 pub fn tenant_fault(name: &str) -> Option<&'static str> {
     (!is_name(name)).then_some("tenant must have 1 to 255 bytes and no control characters")
 }

@@ -324,9 +324,9 @@ impl EndpointSecrets {
     /// The value of `webhook-signature` for an attempt at `now`: one signature for each secret that is active
     /// then. The value of `webhook-timestamp` is `now` in whole seconds.
     ///
-    /// Signatures are separated by blanks, `v1` and `v1a` first and the newest first among them. Timestamped
-    /// ones share one element at the end, `t=…,v1=…,v1=…`: the libraries of Standard Webhooks stop at the first
-    /// signature that they can verify, and some fail at an element with two commas before it.
+    /// Signatures are separated by spaces: `v1` and `v1a` first, and among them the newest first. Timestamped
+    /// ones share one element at the end, `t=…,v1=…,v1=…`: the libraries of Standard Webhooks stop at the
+    /// first signature that they can verify, and some fail at an element with two commas before it.
     ///
     /// `id` is the value of `webhook-id`. An id must not contain a dot, because dots separate the signed
     /// parts.
@@ -361,8 +361,8 @@ impl EndpointSecrets {
         self.earlier.iter().map(|earlier| earlier.until).filter(|until| now < *until).min()
     }
 
-    /// The bytes to seal. The sealed bytes include the ends: a secret cannot be prolonged without
-    /// the vault's key.
+    /// The bytes to seal. The sealed bytes include the ends: the life of a secret cannot be
+    /// extended without the vault's key.
     pub fn to_bytes(&self) -> Zeroizing<Vec<u8>> {
         let earlier = self.earlier.iter().map(|it| (it.until.as_nanosecond(), &it.secret));
         let all = std::iter::once((0, &self.newest)).chain(earlier);

@@ -161,7 +161,7 @@ impl Policy {
     }
 }
 
-/// How far a job has come.
+/// The progress of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Progress {
     /// Claims so far, this run.
@@ -211,7 +211,7 @@ pub enum AfterFailure {
 pub enum Retry {
     /// By the schedule.
     Schedule,
-    /// By the schedule, but not before this long (Retry-After).
+    /// By the schedule, but not before this time has passed (Retry-After).
     NotBefore(Duration),
     /// After exactly this long.
     In(Duration),
@@ -229,7 +229,7 @@ impl Progress {
         self.lost > 0 && at == WorkLocation::Inside
     }
 
-    /// The claim: one more attempt.
+    /// The progress after a claim: one more attempt.
     pub fn claimed(self) -> Self {
         Self { attempt: self.attempt + 1, ..self }
     }
@@ -275,7 +275,7 @@ fn backoff(attempts: u32, dice: f64) -> Duration {
     jittered(doubled.min(LOST_BACKOFF_MAX), dice)
 }
 
-/// ±20 %, so that jobs that failed together are not retried together.
+/// Varies a wait by ±20 %, so that jobs that failed together are not retried together.
 pub fn jittered(wait: Duration, dice: f64) -> Duration {
     let seconds = wait.as_secs_f64() * (0.8 + 0.4 * dice.clamp(0.0, 1.0));
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)

@@ -21,7 +21,7 @@ use crate::ed25519;
 use crate::json::{self, Pointer};
 use crate::limits::{JWT_BYTES_MAX, JWT_KEYS_MAX};
 
-/// How far the issuer's clock may be from ours.
+/// The largest accepted difference between the issuer's clock and ours.
 const LEEWAY: Duration = Duration::from_secs(30);
 
 /// The keys that tokens are verified with.

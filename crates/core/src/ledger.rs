@@ -384,7 +384,7 @@ impl Settle {
 }
 
 /// The store of reservations. Every method is one atomic act that is durable when it returns `Ok`. A
-/// lost fence is an answer and no error. Leases and ttls use the database's clock.
+/// lost fence is an answer, not an error. Leases and ttls use the database's clock.
 /// [`Work::prune`](crate::store::Work::prune) deletes keys past their ttl.
 pub trait Ledger: Send + Sync + 'static {
     /// Reserves a key, or returns why it is not free. One insert decides the race: of any number of
@@ -397,7 +397,7 @@ pub trait Ledger: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Reservation, StoreError>> + Send;
 
     /// Stores the answer, once per fence. Returns `Lost` if the key was reserved again, abandoned or
-    /// finished since, also by an earlier call with the same fence. After `Lost`,
+    /// finished since, even by an earlier call with the same fence. After `Lost`,
     /// [`reserve`](Ledger::reserve) returns the stored answer. Where the caller already holds all the
     /// bytes of its quota, [`StoredAnswer::not_kept`] is stored instead.
     fn finish(

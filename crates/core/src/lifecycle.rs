@@ -4,8 +4,8 @@
 //! functions inside their own transactions; a test compares the two for every act in every phase.
 //! docs/lifecycle.md has the same table in words, and a test compares it with this file.
 //!
-//! The fence is checked before: an act under an older fence never gets here. Which acts need a fence is
-//! written at each of them.
+//! The fence is checked before: an act under an older fence never gets here. The description of each
+//! act says whether it needs a fence.
 
 use std::time::Duration;
 
@@ -386,7 +386,7 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
 }
 
 impl Change {
-    /// Another phase, and nothing else.
+    /// Only the phase changes.
     fn only(job: &JobState, phase: Phase, due: Timestamp) -> Self {
         Self {
             phase,

@@ -51,8 +51,8 @@ pub const ENDPOINTS_PER_TENANT_MAX: usize = 1_000;
 /// party that needs more can ask for them.
 pub const RECEIVER_ENDPOINTS_PER_TENANT_MAX: usize = 20;
 
-/// The most pings of one tenant from the portal within [`PORTAL_PINGS_WITHIN`]: enough to test an endpoint, too few
-/// to bother the server of somebody else.
+/// The most pings of one tenant from the portal within [`PORTAL_PINGS_WITHIN`]: enough to test an endpoint,
+/// and too few to disturb another party's server.
 pub const PORTAL_PINGS_MAX: usize = 10;
 
 /// The span of [`PORTAL_PINGS_MAX`].
@@ -84,8 +84,8 @@ pub const API_BODY_READ_WITHIN: std::time::Duration = std::time::Duration::from_
 /// config is read, and no config written by hand has more.
 pub const TRANSITIONS_MAX: usize = 1_000;
 
-/// How far the jobs of one handler are counted for gauges and alerts. A larger number would not
-/// help an operator, and counting a backlog of a million must not be slow.
+/// The number at which counting the jobs of one handler stops, for gauges and alerts. A larger
+/// number would not help an operator, and counting a backlog of a million must not be slow.
 pub const LANE_COUNT_MAX: u64 = 10_000;
 
 /// The longest result of a job that is stored: one line in the history of an event.

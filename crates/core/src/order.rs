@@ -61,7 +61,7 @@ pub enum OrderPolicy {
 /// How many jobs wait for a missing predecessor, how long, and what happens then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gaps {
-    /// How long a job is held: its deadline is fixed when it is.
+    /// How long a job is held. Its deadline is fixed when the hold begins.
     pub hold: Duration,
     /// The most held jobs of one resource; the newest beyond that go to review.
     pub hold_max: usize,
@@ -69,7 +69,7 @@ pub struct Gaps {
     pub on_gap: OnGap,
 }
 
-/// The treatment of a gap that was held long enough.
+/// The treatment of a gap after its hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnGap {
     /// An operator decides.
@@ -130,8 +130,8 @@ impl OrderPolicy {
         }
     }
 
-    /// The held position that runs first once a gap was held long enough: the lowest number, or the
-    /// state that leads to most of the others.
+    /// The held position that runs first when the hold of a gap has ended: the lowest number, or
+    /// the state that leads to most of the others.
     pub fn earliest(&self, held: impl IntoIterator<Item = Position>) -> Option<Position> {
         match self {
             Self::Latest | Self::Sequence { .. } => held.into_iter().min(),
@@ -139,8 +139,9 @@ impl OrderPolicy {
         }
     }
 
-    /// Whether a job that was let run, and was not forced, may still say "done": its lease may have
-    /// run out, and another of its resource been applied in its place. If not, its fence is lost.
+    /// Whether a running job that was not forced may still report "done". Its lease may have ended,
+    /// and another job of its resource may have been applied in its place. If not, its fence is
+    /// lost.
     pub fn may_settle(&self, mark: Option<Position>, position: Position) -> bool {
         match self {
             Self::Latest | Self::Sequence { .. } => {

@@ -40,7 +40,7 @@ pub const ALERT_CLEARED: &str = "hapax.alert.cleared";
 /// would otherwise cause a message for each message that it gets.
 pub const DEATHS_EVERY: Duration = Duration::from_secs(3_600);
 
-/// An endpoint that messages are about.
+/// The endpoint that such messages report on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointSubject {
     /// The endpoint.

@@ -12,7 +12,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// How far claims may run ahead: a node that claims a little late still reaches the limit.
+/// How far claims may be ahead of the rate, so that a node that claims a little late still reaches
+/// the limit.
 pub const SLACK: Duration = Duration::from_millis(50);
 
 /// How long the deliveries of an endpoint are spread out after it was enabled.
@@ -81,8 +82,8 @@ impl RateLimit {
     }
 }
 
-/// The limit that holds at `now` for an endpoint with this one, whose deliveries are spread out until then: the
-/// slower of both.
+/// The limit that applies at `now` to an endpoint with this limit whose deliveries are spread out until then:
+/// the slower of both.
 pub fn limit_at(
     own: Option<RateLimit>,
     spread_until: Option<Timestamp>,
@@ -184,7 +185,7 @@ mod tests {
             assert!((95..=106).contains(&within), "{within} in the second after {start} ms");
         }
         assert!((1_995..=2_006).contains(&begun.len()), "{}", begun.len());
-        // After a long pause no more than the slack begins at once.
+        // After a long pause no more attempts than the slack allows begin at once.
         let much_later = Timestamp::from_second(1_000).unwrap();
         assert_eq!(limit.allowed(paid, much_later), 6);
         let paid = limit.paid_until(paid, much_later, 6);

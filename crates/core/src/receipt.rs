@@ -1,5 +1,5 @@
 //! A [`Receipt`]: one verified event with everything that a store needs to decide a race. Only
-//! [`mod@crate::verify`] makes one.
+//! [`mod@crate::verify`] makes a Receipt.
 
 use std::time::Duration;
 

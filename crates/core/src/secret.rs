@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
-    /// Takes the text as it is, untrimmed: some senders sign with blanks in their secret.
+    /// Takes the text as it is, untrimmed: some senders have spaces in their secret.
     pub fn new(text: impl Into<String>) -> Self {
         Self(Zeroizing::new(text.into()))
     }

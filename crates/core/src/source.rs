@@ -31,8 +31,8 @@ pub struct SourceSpec {
     pub custom: Option<CustomScheme>,
     /// Whether the full public URL of this source is known. Schemes that sign the URL need it.
     pub url_known: bool,
-    /// How far a signed timestamp may be from now, in both directions. `None` takes the preset's window,
-    /// which is wider than the default for senders that retry with the old signature.
+    /// The most by which a signed timestamp may differ from now, in both directions. `None` takes the
+    /// preset's window, which is wider than the default for senders that retry with the old signature.
     pub tolerance: Option<Duration>,
     /// The treatment of late but authentic arrivals. `None` takes the preset's default.
     pub late: Option<LatePolicy>,
@@ -156,8 +156,8 @@ impl Source {
         });
         let replay_guard = match spec.replay_guard {
             Some(guard) => guard,
-            // By the config, equal content is another event after the span. A guard would treat it as a
-            // copy for as long as the keys are stored.
+            // According to the config, equal content is another event after the span. A guard would
+            // treat it as a copy for as long as the keys are stored.
             None if spec.envelope.event_id.is_some()
                 && !scheme.signs_time()
                 && scheme.coverage().iter().all(|coverage| envelope.is_signed_span(coverage)) =>
@@ -204,7 +204,7 @@ impl Source {
         &self.name
     }
 
-    /// How far a signed timestamp may be from now, in both directions.
+    /// The most by which a signed timestamp may differ from now, in both directions.
     pub fn tolerance(&self) -> Duration {
         self.tolerance
     }
@@ -342,7 +342,7 @@ fn unknown_provider(name: &str) -> SourceError {
     SourceError { field: "provider", problem: format!("unknown provider \"{name}\""), hint }
 }
 
-/// The names of what verifies a source.
+/// The names of the verifiers of a source.
 fn verifiers(spec: &SourceSpec) -> Vec<Verifier> {
     let named =
         |secret: &str| Verifier { scheme: spec.provider.clone(), secret: secret.to_owned() };

@@ -67,8 +67,8 @@ impl SourceSecrets {
         &self.0
     }
 
-    /// The bytes to seal. The sealed bytes include the ends: a secret cannot be prolonged without
-    /// the vault's key.
+    /// The bytes to seal. The sealed bytes include the ends: the life of a secret cannot be
+    /// extended without the vault's key.
     pub fn to_bytes(&self) -> Zeroizing<Vec<u8>> {
         let length: usize = self.0.iter().map(|one| 16 + 4 + one.secret.expose().len()).sum();
         // The exact capacity: a vector that grows would leave copies of secrets in freed memory.

@@ -1,4 +1,4 @@
-//! Finds one field in `application/x-www-form-urlencoded` bytes. `+` is a blank, `%XX` a byte, and a `%`
+//! Finds one field in `application/x-www-form-urlencoded` bytes. `+` is a space, `%XX` a byte, and a `%`
 //! without two hex digits is itself.
 
 use std::borrow::Cow;

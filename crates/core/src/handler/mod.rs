@@ -42,9 +42,9 @@ pub struct Handler {
     pub timeout: Duration,
     /// How many attempts run at once.
     pub concurrency: usize,
-    /// How its jobs are ordered, if they are.
+    /// The order of its jobs, if it keeps one.
     pub order: Option<Order>,
-    /// Where the current object is fetched before an attempt, if it is.
+    /// The place from which the current object is fetched before an attempt, if there is one.
     pub refetch: Option<Refetch>,
 }
 

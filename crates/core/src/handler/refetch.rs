@@ -2,7 +2,7 @@
 //! decides. The engine fetches the object.
 //!
 //! A value of an event is percent-encoded as one path segment and never part of the host, so no sender
-//! chooses which server is asked.
+//! chooses which server is called.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -63,7 +63,7 @@ pub(super) const HUBSPOT: Preset = Preset {
     unsigned: "every other header",
     retries: "up to 10 over 24 hours (from memory)",
     tolerance: "5 minutes into the past; its libraries do not bound the future, Hapax does",
-    // By HubSpot's documentation, an eventId may be used again for another event.
+    // According to HubSpot's documentation, an eventId may be used again for another event.
     envelope: PresetEnvelope {
         items: Some(""),
         id: PresetId::Joined(&["/eventId", "/subscriptionId", "/occurredAt"]),

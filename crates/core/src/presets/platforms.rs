@@ -375,7 +375,8 @@ pub(super) const CLOUDEVENTS: Preset = Preset {
     secret: "the access token, sent as Authorization: Bearer …",
     signed: "nothing: it sends the token",
     unsigned: "everything",
-    // By the specification, source and id together identify an event, in headers or in the body.
+    // According to the specification, source and id together identify an event, in headers or in
+    // the body.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &["header:ce-source", "header:ce-id", "/source", "/id"],

@@ -122,7 +122,7 @@ impl PayPalVerifier {
     }
 }
 
-/// When a chain must hold.
+/// The time at which a chain must be valid.
 #[derive(Clone, Copy)]
 enum ChainAt {
     /// At the start of the certificate's validity: a configured chain is checked once.

@@ -149,9 +149,9 @@ pub enum Carrier<'a> {
         name: &'a str,
         /// The separator of pairs.
         separator: char,
-        /// Whether a blank may follow the separator.
+        /// Whether a space may follow the separator.
         blank_after: bool,
-        /// Whether signatures of another form may come before, with a blank after each.
+        /// Whether signatures of another form may come before, with a space after each.
         after_others: bool,
         /// The label of the timestamp.
         time: &'a str,
@@ -160,7 +160,7 @@ pub enum Carrier<'a> {
         /// The encoding.
         encoding: Encoding,
     },
-    /// `v1,… v1,…`: signatures with a version, separated by blanks.
+    /// `v1,… v1,…`: signatures with a version, separated by spaces.
     Versions {
         /// The header.
         name: &'a str,

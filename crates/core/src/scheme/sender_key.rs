@@ -1,5 +1,5 @@
-//! Keys that are not configured but fetched from the sender when a request names them. Schemes say which key a
-//! request names, where it is, and how the answer becomes a key. Nothing here opens a connection.
+//! Keys that are not configured but fetched from the sender when a request names them. Schemes define which
+//! key a request names, where the key is, and how the answer becomes a key. Nothing here opens a connection.
 
 use std::fmt;
 
@@ -13,8 +13,8 @@ use crate::verify::Refusal;
 /// A key that must be fetched before a request can be verified.
 #[derive(Clone)]
 pub struct KeyRequest {
-    /// Equal for requests whose answers are the same key: it covers the place, the name of the key, and
-    /// everything of the source that decides how the answer is read.
+    /// Equal for requests that get the same key. It covers the address, the name of the key, and every
+    /// setting of the source that affects how the answer is read.
     pub id: KeyHash,
     /// Where the key is, at one of the hosts that the sender documents.
     pub url: String,
@@ -50,7 +50,7 @@ impl fmt::Debug for SenderKey {
     }
 }
 
-/// The text of a header that must occur once: two values could name two keys.
+/// The text of a header that must occur exactly once: two values could name two keys.
 pub(super) fn only<'a>(headers: &'a HeaderMap, name: &str) -> Result<&'a str, Refusal> {
     let mut values = headers.get_all(name).iter();
     let first = values.next().ok_or_else(|| Refusal::Missing(format!("no {name} header")))?;

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 use super::recipe::TimeForm;
 
-/// Parses a timestamp. `None` for a sign, a blank, a leading zero, or a value out of range.
+/// Parses a timestamp. `None` for a sign, a space, a leading zero, or a value out of range.
 pub(super) fn parse(form: TimeForm, text: &str) -> Option<Timestamp> {
     match form {
         TimeForm::Seconds => Timestamp::from_second(digits(text)?).ok(),

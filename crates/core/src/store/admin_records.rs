@@ -43,7 +43,7 @@ pub struct AuditFilter {
     pub limit: usize,
 }
 
-/// The acts of the admin side that concern its own readers. Every method is one atomic act.
+/// The acts of the admin side on its sessions and its audit trail. Every method is one atomic act.
 pub trait AdminRecords: Send + Sync + 'static {
     /// Stores a session, and deletes some that have ended. Durable when it returns `Ok`.
     fn open_session(&self, session: Session)

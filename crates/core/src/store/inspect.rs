@@ -70,8 +70,8 @@ pub trait Inspect: Send + Sync + 'static {
     fn in_review(&self) -> impl Future<Output = Result<Vec<(SourceName, u64)>, StoreError>> + Send;
 
     /// Events that were first received at or after `ask.since` and still have their body, newest first.
-    /// Up to `ask.limit` all are returned. Beyond it about that many are, spread evenly over the span,
-    /// and [`EventSample::total`] is an estimate.
+    /// Up to `ask.limit` all are returned. If there are more, about that many are returned, spread
+    /// evenly over the span, and [`EventSample::total`] is an estimate.
     fn sample(
         &self,
         ask: SampleAsk,
@@ -354,12 +354,12 @@ impl From<&str> for TextSearch {
 }
 
 /// How much one page of a list may read before it returns what it found. Every page reads at least one row,
-/// so that a search always gets further.
+/// so that a search always advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadBound {
     /// For this long.
     Time(Duration),
-    /// About so many rows: a bound that does not depend on the machine.
+    /// About this many rows: a bound that does not depend on the machine.
     Rows(usize),
 }
 

@@ -32,9 +32,9 @@ pub trait Outbox: Send + Sync + 'static {
         message: NewMessage,
     ) -> impl Future<Output = Result<Published, StoreError>> + Send;
 
-    /// Settles attempts and claims due deliveries, in one commit. An outcome whose fence no longer holds
-    /// is answered [`Held::Lost`] and changes nothing; reported again under the same fence, `Delivered`
-    /// is [`Held::Kept`].
+    /// Settles attempts and claims due deliveries, in one commit. An outcome whose fence is no longer
+    /// valid gets [`Held::Lost`] and changes nothing. If `Delivered` is reported again under the same
+    /// fence, the answer is [`Held::Kept`].
     ///
     /// Outcomes are settled before expired leases are found, so a report at the end of a lease still counts.
     /// The schedule of a failed attempt is the endpoint's at that moment.
@@ -66,8 +66,8 @@ pub trait Outbox: Send + Sync + 'static {
         1
     }
 
-    /// How long an exchange may wait until as many attempts have ended as are still under way. Worth it where an
-    /// exchange costs much, however few outcomes it settles.
+    /// How long an exchange may wait until as many attempts have ended as are still under way. This helps
+    /// where an exchange is expensive however few outcomes it settles.
     fn outcomes_gathered_for(&self) -> Duration {
         Duration::ZERO
     }

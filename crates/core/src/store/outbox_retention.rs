@@ -55,18 +55,19 @@ pub struct ExpiryNotice {
     pub endpoint: EndpointId,
     /// Its owner.
     pub tenant: Tenant,
-    /// Since when its oldest such delivery is dead, held or parked.
+    /// The time since which its oldest such delivery has been dead, held or parked.
     pub oldest: Timestamp,
 }
 
 /// The times of one round of expiry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpiryTimes {
-    /// Deliveries that are dead, held or parked since before this are cancelled.
+    /// Deliveries that have been dead, held or parked since before this time are cancelled.
     pub cancel_before: Timestamp,
-    /// Endpoints with a delivery that is dead, held or parked since before this are announced.
+    /// Endpoints with a delivery that has been dead, held or parked since before this time are
+    /// announced.
     pub announce_before: Timestamp,
-    /// An announcement that was made at or before this has been seen long enough.
+    /// An announcement that was made at or before this time is old enough.
     pub announced_by: Timestamp,
 }
 
@@ -84,8 +85,8 @@ impl ExpiryAsk {
         }
     }
 
-    /// From when on deliveries of an endpoint are cancelled that is announced at `now`. `oldest`: since when its
-    /// oldest one is dead, held or parked.
+    /// The time from which deliveries of an endpoint are cancelled if it is announced at `now`. `oldest` is
+    /// the time since which its oldest delivery has been dead, held or parked.
     pub fn cancelled_from(&self, oldest: Timestamp, now: Timestamp) -> Timestamp {
         let later = |at: Timestamp, span| at.saturating_add(span).unwrap_or(Timestamp::MAX);
         later(oldest, self.kept).max(later(now, self.notice))
@@ -108,7 +109,7 @@ pub enum ExpiryStep {
 /// An endpoint, as far as expiry reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpirySubject {
-    /// Since when its oldest delivery is dead, held or parked.
+    /// The time since which its oldest delivery has been dead, held or parked.
     pub oldest: Option<Timestamp>,
     /// When it was announced.
     pub announced_at: Option<Timestamp>,

@@ -16,7 +16,7 @@ use crate::key::{KeyHash, SourceName, Tenant};
 
 /// The plans of operators.
 pub trait Plans: Send + Sync + 'static {
-    /// How many deliveries or events a plan would be about now. Never waits for a writer.
+    /// The number of deliveries or events that a plan would have now. Never waits for a writer.
     fn count_plan(
         &self,
         work: PlanWork,
@@ -33,8 +33,9 @@ pub trait Plans: Send + Sync + 'static {
     ) -> impl Future<Output = Result<PlanCreated, StoreError>> + Send;
 
     /// Runs the next slice of the plan that has waited longest for one, at most `limit` deliveries. The slice
-    /// and the progress are one commit, so that each delivery is taken once, whatever dies in between. Slices
-    /// of one plan never run at the same time, on any node. The plans in `except` are left to other nodes.
+    /// and the progress are one commit, so that each delivery is taken once, even if a process dies in
+    /// between. Slices of one plan never run at the same time, on any node. The plans in `except` are left to
+    /// other nodes.
     ///
     /// A slice of events is only read: their jobs depend on the configuration, which the store does not know.
     /// [`Plans::take_slice`] commits it.
@@ -124,13 +125,13 @@ impl EventPlan {
         Self { act, handler, filter: EventFilter { status, ..filter } }
     }
 
-    /// Which jobs of its events it may change, given its instant. Only a plan that names a handler writes a
-    /// job that an event never had.
+    /// The jobs of its events that it may change, given the time of the plan. Only a plan that names a
+    /// handler writes a job that an event never had.
     pub fn scope(&self, instant: Timestamp) -> JobScope {
         JobScope { ended_before: Some(instant), adds_jobs: self.handler.is_some() }
     }
 
-    /// The end of the time in which its events arrived: never after the plan's instant.
+    /// The end of the time in which its events arrived: never after the plan was made.
     pub fn until(&self, instant: Timestamp) -> Timestamp {
         self.filter.until.map_or(instant, |until| until.min(instant))
     }
@@ -149,7 +150,7 @@ impl JobScope {
     /// All jobs, and those that are missing: the scope of an act on one event.
     pub const ALL: Self = Self { ended_before: None, adds_jobs: true };
 
-    /// Whether a job that stands so since `since` may be changed.
+    /// Whether a job that has been in its state since `since` may be changed.
     pub fn holds(&self, phase: Phase, since: Timestamp) -> bool {
         let has_ended = phase.is_over() || matches!(phase, Phase::Dead | Phase::Review);
         !has_ended || self.ended_before.is_none_or(|instant| since < instant)
@@ -200,7 +201,7 @@ pub struct EventSlice {
     pub plan: PlanId,
     /// What it does.
     pub work: EventPlan,
-    /// The events, oldest first. There may be none: then the plan only moves on.
+    /// The events, oldest first. There may be none: then the plan only advances.
     pub events: Vec<PlannedEvent>,
     /// The range of events that the slice covers.
     pub span: SliceSpan,
@@ -226,8 +227,8 @@ pub struct PlannedEvent {
 /// The part of all events that a slice covers. Only the store knows what the numbers mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SliceSpan {
-    /// The number before the first of the slice. This number is the plan's fence: a slice that
-    /// begins elsewhere than the plan stands is not taken.
+    /// The number before the first of the slice. This number is the plan's fence: a slice that does
+    /// not begin at the plan's position is not taken.
     pub after: u128,
     /// The last number of the slice.
     pub through: u128,
@@ -294,7 +295,7 @@ pub struct NewPlan {
     pub alone: bool,
 }
 
-/// How many deliveries or events a plan would be about.
+/// The number of deliveries or events that a plan would have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanCount {
     /// So many.
@@ -373,7 +374,7 @@ pub enum PlanRun {
     Ran(PlanId),
     /// A slice of this plan over events is due: see [`Plans::take_slice`].
     Events(Box<EventSlice>),
-    /// Another node is at a slice of this plan.
+    /// Another node is working on a slice of this plan.
     Taken(PlanId),
     /// The slice of this plan failed, or the plan cannot be read, for this reason. Other plans may be due.
     Failed(PlanId, String),

@@ -147,7 +147,7 @@ pub trait PortalLinks: Send + Sync + 'static {
         link: PortalLinkId,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Ends all links of a tenant; how many there were.
+    /// Ends all links of a tenant, and returns their number.
     fn revoke_portal_links(
         &self,
         tenant: Tenant,

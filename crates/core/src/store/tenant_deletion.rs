@@ -1,4 +1,4 @@
-//! The deletion of all that is stored for one tenant, as privacy laws demand it.
+//! The deletion of all data that is stored for one tenant, as privacy laws demand.
 
 use std::future::Future;
 
@@ -12,8 +12,8 @@ use crate::key::Tenant;
 /// A deletion covers data that was stored before it began. Data that arrives later stays, so stop
 /// the tenant's senders and publishers first. The deletion removes endpoints with their secrets and
 /// addresses, the secrets of sources that were set at run time, bodies, headers, jobs, attempts and
-/// copies of events, and bytes, order keys, deliveries and attempts of messages. Work that is under
-/// way loses its right: its effects in this database roll back.
+/// copies of events, and bytes, order keys, deliveries and attempts of messages. Work in progress
+/// loses its fence: its effects in this database roll back.
 ///
 /// Data that is needed to recognise copies stays until its own retention: the keys and guards of
 /// events, order marks, and the ids of messages. The audit trail stays.

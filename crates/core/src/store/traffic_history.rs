@@ -304,7 +304,7 @@ fn code(kind: TallyKind, index: u8) -> u16 {
 pub struct TrafficAsk {
     /// Only this source; `None` for all of them.
     pub source: Option<SourceName>,
-    /// From this time on.
+    /// The start of the time.
     pub from: Timestamp,
     /// Before this time.
     pub to: Timestamp,

@@ -103,10 +103,10 @@ pub trait Work: Send + Sync + 'static {
     /// Waits until there may be work for this handler. A hint: only [`Work::claim`] decides, and a caller
     /// must poll even without a hint.
     ///
-    /// Arrivals count from the call on, not from the first poll of the future. A caller that calls `wait`,
-    /// then claims nothing, then awaits, misses no arrival. Any arrival ends the wait. The due time of
-    /// the next job ends it too, but never before the start of `span`; the end of `span` always does.
-    /// `span` begins with the first poll. Changes nothing.
+    /// Arrivals count from the moment of the call, not from the first poll of the future. A caller that
+    /// calls `wait`, then claims nothing, then awaits, misses no arrival. Any arrival ends the wait. The
+    /// due time of the next job ends it too, but never before the start of `span`; the end of `span`
+    /// always does. `span` begins with the first poll. Changes nothing.
     fn wait(
         &self,
         handler: &HandlerRef,
@@ -158,7 +158,7 @@ pub struct ClaimAsk {
     pub worker: Arc<str>,
 }
 
-/// The right to work on a job, with the event it is about.
+/// The right to work on a job, with its event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// The job.
@@ -375,12 +375,14 @@ pub enum Ran {
 /// The times before which stored data may be deleted.
 #[derive(Debug, Clone)]
 pub struct Horizon {
-    /// Bodies and history go if the event was received, or the message published, before this.
+    /// Bodies and history are deleted if the event was received, or the message published, before
+    /// this.
     pub events_before: Timestamp,
-    /// Keys of a source go if the event was received before this. A source that is not listed keeps its
-    /// keys for ever.
+    /// Keys of a source are deleted if the event was received before this. A source that is not listed
+    /// keeps its keys for ever.
     pub keys_before: Vec<(SourceName, Timestamp)>,
-    /// The id of a message goes if it was published before this and its bytes are gone.
+    /// The id of a message is deleted if the message was published before this and its bytes are
+    /// gone.
     pub message_ids_before: Timestamp,
 }
 
@@ -395,12 +397,12 @@ impl Horizon {
     }
 
     /// Order marks of this source that have not moved since then may be deleted: no event can need them.
-    /// `unfinished` is when the oldest event was received that is past its time and not finished.
+    /// `unfinished` is the arrival time of the oldest event that is past its time and not finished.
     ///
     /// A mark keeps older versions of a resource from being applied. The sender made an older version
-    /// before the mark moved, and keys outlive every sender's retries. So an older version arrives at most
-    /// as long after the mark moved as keys are kept. All that arrived until then must be finished and past
-    /// its time as well, because an operator may still run it. `None` where keys are kept for ever.
+    /// before the mark moved, and keys outlive every sender's retries. So an older version arrives within
+    /// the retention of keys after the mark moved. All events that arrived until then must also be finished
+    /// and past their time, because an operator may still run them. `None` where keys are kept for ever.
     pub fn marks_before(
         &self,
         source: &SourceName,
