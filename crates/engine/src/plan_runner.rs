@@ -176,7 +176,7 @@ impl LeftPlans {
         self.entry(plan).until = until;
     }
 
-    /// Counts a failure, and leaves the plan alone for twice as long as after the failure before.
+    /// Counts a failure, and leaves the plan alone for twice as long as after the previous failure.
     fn failed(&mut self, plan: PlanId) -> u32 {
         let left = self.entry(plan);
         let factor = 2_u32.saturating_pow(left.failures);

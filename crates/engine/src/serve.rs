@@ -37,7 +37,7 @@ pub async fn serve_ingress<S: Store + StoreHints>(
 pub(crate) struct Background<F, T> {
     /// Ends when no request of a client that was cut or hung up is still running.
     pub(crate) finish: F,
-    /// Runs beside the listener, until the shutdown signal.
+    /// Runs alongside the listener, until the shutdown signal.
     pub(crate) tend: T,
 }
 

@@ -24,8 +24,8 @@ use crate::request_waiters::NotifyOnDrop;
 use crate::service::{IdempotencyOutcome, Shared};
 use crate::{Body, BoxError};
 
-/// When the right to run a request ends. It is in the extensions of the request, beside its [`Reserved`].
-/// Work that has not begun by then must not begin: another attempt may run.
+/// When the right to run a request ends. It is in the extensions of the request, next to its
+/// [`Reserved`]. Work that has not begun by then must not begin: another attempt may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeasedUntil(pub Instant);
 

@@ -254,12 +254,12 @@ pub mod limits {
     pub const PAGE_MAX: usize = 500;
 
     /// The most rows that one page of a list of deliveries reads on PostgreSQL: about 50 ms. A page that
-    /// found less than it may hold by then has a cursor all the same.
+    /// is not full by then still has a cursor.
     pub const LIST_ROWS_READ_MAX: usize = 10_000;
 
     /// Rows of a list are numbered in the order of their commits, which is nearly the order of their times: a
-    /// request may overtake another one. A list of a time reads this much on both sides of it. Steps of the
-    /// clock come on top.
+    /// request may overtake another one. A list for a span of time reads this much more on both sides. Steps
+    /// of the clock are added to it.
     pub const LIST_TIME_SLACK: Duration = Duration::from_secs(60);
 
     /// The same for messages on PostgreSQL, where the time of a message is the start of its transaction.

@@ -191,7 +191,7 @@ mod tests {
         let short = search(&rows, 10, ReadBound::Rows(5));
         assert_eq!((short.items, short.next), (vec![9, 7], Some(Cursor(5))));
         assert_eq!(short.searched_to, Timestamp::from_second(5).ok());
-        // A bound of nothing reads one row all the same.
+        // Even with a bound of zero, one row is read.
         let one = search(&rows, 10, ReadBound::Time(std::time::Duration::ZERO));
         assert_eq!((one.items, one.next), (vec![9], Some(Cursor(9))));
     }

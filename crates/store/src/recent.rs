@@ -77,7 +77,7 @@ struct Shard {
     removals: u64,
 }
 
-/// A moment in the life of a key's shard: see [`RecentEvents::moment`].
+/// A version of a key's shard: see [`RecentEvents::moment`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ShardMoment(u64);
 

@@ -1,4 +1,4 @@
-//! Which key of the vault each stored value needs, for operators. Nothing is opened.
+//! Reports to operators which key of the vault each stored value needs. Nothing is opened.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use hapax_core::vault::{KeyId, OpenError, Sealed};
 /// One sealed value of the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SealedValue {
-    /// Whose value it is.
+    /// The owner of the value.
     pub owner: SealedOwner,
     /// The key that opens it, or why the stored bytes are not a sealed value.
     pub key: Result<KeyId, OpenError>,

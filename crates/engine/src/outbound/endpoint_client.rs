@@ -64,7 +64,7 @@ pub struct EndpointAnswer {
 pub enum WebhookDelivery {
     /// Disable the endpoint.
     Disable,
-    /// Try this delivery no more.
+    /// Do not retry this delivery.
     AbortMessage,
 }
 
@@ -87,8 +87,8 @@ impl EndpointClient {
         Ok(Self::through(GuardedConnector::new(rules, resolver, tls)))
     }
 
-    /// A client of its own for endpoints whose address the receiving party chose: the same way out, under the
-    /// strictest rules ([`GuardRules::strictest`]).
+    /// A separate client for endpoints whose address the receiving party chose: through the same proxy, under
+    /// the strictest rules ([`GuardRules::strictest`]).
     pub fn strictest(&self) -> Self {
         Self::through(self.connector.under(self.rules().strictest()))
     }

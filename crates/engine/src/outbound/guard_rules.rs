@@ -9,7 +9,8 @@ use ipnet::IpNet;
 
 use super::public_address::is_public;
 
-/// Where endpoints may be. By default: any public address, on port 443 or 80, without a proxy.
+/// The addresses that endpoints may have. By default: any public address, on port 443 or 80,
+/// without a proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuardRules {
     allow: Vec<IpNet>,

@@ -45,12 +45,14 @@ struct ConnectorParts {
 }
 
 tokio::task_local! {
-    /// How far the request of this task got. The connector is called inside the request's future.
+    /// The stage that the request of this task has reached. The connector is called inside the
+    /// request's future.
     pub(super) static PROGRESS: Arc<RequestProgress>;
 }
 
-/// How far a request got. The stage only increases: a connection that is opened in the background,
-/// while the request takes another one from the pool, must not make a request look unsent.
+/// The stage that a request has reached. The stage only increases: a connection that is opened in
+/// the background, while the request takes another one from the pool, must not make a request look
+/// unsent.
 #[derive(Debug, Default)]
 pub(super) struct RequestProgress(AtomicU8);
 

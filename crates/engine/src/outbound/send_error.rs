@@ -48,7 +48,7 @@ pub enum SendErrorClass {
     Unsent,
 }
 
-/// How far a request got.
+/// The stage that a request has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
     Lookup,

@@ -126,8 +126,8 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
         }
     }
 
-    /// Every few seconds: how far behind sending is, through the reading side, and the deliveries of
-    /// endpoints that were deleted.
+    /// Every few seconds, updates the gauges of the backlog through the store's readers, and cancels
+    /// the deliveries of deleted endpoints.
     async fn upkeep(self: Arc<Self>, stop: CancellationToken) {
         let mut beats = interval(GAUGES_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -265,7 +265,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         };
         let slots = setup.limits.in_flight_max;
         let free = slots.saturating_sub(self.in_flight.len());
-        // First: after a pause of this process their leases may be over.
+        // This comes first: after a pause of this process their leases may be over.
         let mut given_back = self.bulkheads.overdue(now);
         let begun = self.bulkheads.begin(free, is_crowded(free, slots), now);
         let count = begun.len();

@@ -35,7 +35,7 @@ impl Isolation {
         Self { inside: RwLock::default(), lost_before: Mutex::default(), alone_max }
     }
 
-    /// Runs `work` beside others.
+    /// Runs `work` alongside others.
     pub(crate) async fn beside<T>(&self, work: impl Future<Output = T>) -> T {
         let _inside = self.inside.read().await;
         work.await

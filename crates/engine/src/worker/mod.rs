@@ -305,7 +305,7 @@ enum ClaimYield {
     Full,
 }
 
-/// The step in the store after the part of an attempt outside it.
+/// The act in the store that follows the part of an attempt outside the store.
 enum StoreStep {
     /// The attempt has ended with this outcome.
     Settle(Outcome),

@@ -16,7 +16,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 const FIVE_DAYS: Duration = Duration::from_secs(5 * 86_400);
 
-/// How an endpoint has answered lately.
+/// The recent answers of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct EndpointHealth {
     /// The number that claims carry. It changes whenever the circuit opens, closes or is probed.

@@ -306,7 +306,8 @@ impl Model {
         }
     }
 
-    /// Takes body, history and jobs of an event. `summary`: what stays readable of it.
+    /// Takes body, history and jobs of an event. `summary`: the part of the event that stays
+    /// readable.
     pub(super) fn strip(&mut self, at: EventNumber, summary: EventSummary) {
         self.jobs.retain(|_, job| job.event != at);
         self.search_index.forget(at);

@@ -60,7 +60,7 @@ pub(super) struct StoredMessage {
 pub(super) struct StoredEndpoint {
     pub(super) record: EndpointRecord,
     pub(super) deleted: bool,
-    /// How it has answered lately.
+    /// The recent answers of the endpoint.
     pub(super) health: EndpointHealth,
 }
 

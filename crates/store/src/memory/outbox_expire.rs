@@ -70,7 +70,7 @@ impl Model {
         expiry
     }
 
-    /// Since when a delivery of this endpoint is dead, held or parked.
+    /// The time since which a delivery of this endpoint has been dead, held or parked.
     fn given_up_since(&self, at: EndpointNumber, delivery: &Delivery) -> Option<Timestamp> {
         let endpoint = &self.endpoints[&at];
         let disabled = endpoint.record.disabled.as_ref().map(|disabled| disabled.at);

@@ -458,7 +458,7 @@ pub(super) fn dice(job: JobId, attempt: u32) -> f64 {
     dice_of(job.0, attempt)
 }
 
-/// The jitter of an attempt of anything with an id, as in [`dice`].
+/// The jitter of an attempt of any object with an id, as in [`dice`].
 pub(super) fn dice_of(id: Uuid, attempt: u32) -> f64 {
     let (_, random) = id.as_u64_pair();
     let mixed = (random ^ u64::from(attempt)).wrapping_mul(0x9e37_79b9_7f4a_7c15);

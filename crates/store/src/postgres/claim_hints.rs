@@ -22,7 +22,7 @@ const PLACES_MAX: usize = 64;
 /// The hints of the claims of one handler, or of all deliveries.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ClaimHints {
-    /// By the number of the lane or endpoint: no work that was due before this time is left there.
+    /// For each lane or endpoint, by its number: the time before which no due work is left.
     places: BTreeMap<i32, Timestamp>,
     /// All leases that ended before this time have been seen.
     leases: Option<Timestamp>,
@@ -62,7 +62,7 @@ impl ClaimHints {
         self.places.values().copied().collect()
     }
 
-    /// Up to when ended leases have been seen.
+    /// The time up to which ended leases have been seen.
     pub(super) fn leases(&self) -> Option<Timestamp> {
         self.leases
     }

@@ -326,7 +326,8 @@ impl ClientPool {
     /// A connection for exclusive use. No transaction is open on it: a connection is never returned
     /// with one, see [`PooledClient`].
     pub(super) async fn lend(&self) -> Result<PooledClient, PgError> {
-        // Read before: a connection that is lent during a change counts as one from before it.
+        // Read first: a connection that is lent during a change counts as one from before the
+        // change.
         let lent_in = self.generation.load(Ordering::SeqCst);
         let client = self.pool.get().await?;
         Ok(self.lent(client, lent_in))

@@ -22,7 +22,7 @@ const STORM: u32 = WHOLE / 5;
 
 const WHOLE: u32 = 1 << 16;
 
-/// Receipts whose verdicts count as much as all that came before them.
+/// The number of receipts whose verdicts weigh as much as all earlier ones.
 const HALF_LIFE: u64 = 128;
 
 /// The queue of lookups.

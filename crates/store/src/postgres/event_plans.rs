@@ -95,7 +95,7 @@ struct EventScan {
     rows: Vec<Row>,
     /// The last event that was read.
     through: Uuid,
-    /// Whether there is none after it.
+    /// Whether no event follows.
     is_last: bool,
 }
 

@@ -103,8 +103,8 @@ pub(super) async fn decide(
     board.into_iter().map(|verdicts| verdicts.and_then(all)).collect()
 }
 
-/// The verdicts of each request that is nothing but plain copies of committed events. Reads and writes
-/// nothing; all requests share one statement. An answer counts only if the server's epoch was confirmed
+/// The verdicts of each request that is nothing but plain copies of committed events. This only reads,
+/// and all requests share one statement. An answer counts only if the server's epoch was confirmed
 /// before and after it.
 pub(super) async fn plain_copies(shared: &Shared, ingests: &[Ingest]) -> Vec<Option<Vec<Verdict>>> {
     let nothing = || ingests.iter().map(|_| None).collect();

@@ -458,8 +458,8 @@ fn message(new: &NewMessage) -> OutboxMessage {
     }
 }
 
-/// The data of a message with a visible sign for each escaped NUL, which `jsonb` cannot store. All else
-/// stays as it was given.
+/// The data of a message with a visible sign for each escaped NUL, which `jsonb` cannot store. All
+/// other text stays unchanged.
 pub(super) fn data_without_nul(data: &MessageData) -> Box<RawValue> {
     let mut text = String::with_capacity(data.as_str().len());
     let mut rest = data.as_str();

@@ -22,7 +22,7 @@ struct MigrationStep {
     number: i32,
     name: &'static str,
     sql: &'static str,
-    /// A binary that knows this many steps still works once this one is taken.
+    /// A binary that knows this many steps still works once this one is applied.
     survives: i32,
 }
 
@@ -77,27 +77,27 @@ const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
 /// How long to wait between two tries to take the lock.
 const LOCK_POLL: Duration = Duration::from_millis(100);
 
-/// How a step stands in this database.
+/// The state of a step in this database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigrationStatus {
     /// Its number; of the entry `functions`, the version.
     pub number: i32,
     /// Its name.
     pub name: String,
-    /// Whether it has been taken.
+    /// Whether the step was applied.
     pub applied: bool,
     /// Why no node of this version would start on this database.
     pub refused: Option<String>,
 }
 
-/// A step that was taken, by the database's own record.
+/// A step that was applied, according to the database's own record.
 struct RecordedStep {
     name: String,
     checksum: String,
     survives: i32,
 }
 
-/// The steps and functions that a database has, by its own record.
+/// The steps and functions that a database has, according to its own record.
 #[derive(Default)]
 struct RecordedSchema {
     steps: BTreeMap<i32, RecordedStep>,
@@ -116,8 +116,8 @@ pub(super) fn once() -> &'static str {
     concat!(include_str!("sql/once_key.sql"), include_str!("functions/once.sql"))
 }
 
-/// All steps and functions as one script that also notes them as taken, so that a server finds them
-/// done.
+/// All steps and functions as one script that also records them as applied, so that a server has
+/// nothing left to do.
 pub(super) fn by_hand() -> String {
     let Schema { steps, functions } = Schema::ours();
     let mut script = format!("BEGIN;\nSELECT pg_advisory_xact_lock({LOCK});\n{RECORD};\n");
@@ -130,7 +130,7 @@ pub(super) fn by_hand() -> String {
     script
 }
 
-/// Takes every step that is missing, and replaces functions of a lower version.
+/// Applies every missing step, and replaces functions of a lower version.
 pub(super) async fn up(lender: &ClientPool) -> Result<(), PgOpenError> {
     Schema::ours().up(lender).await
 }
@@ -232,7 +232,7 @@ impl Schema {
         Ok((!nothing).then_some(Missing { steps, functions }))
     }
 
-    /// Why this version must not work on a database that took this step.
+    /// Why this version must not work on a database to which this step was applied.
     fn refusal(&self, number: i32, taken: &RecordedStep) -> Option<String> {
         let newest = self.steps.last().map_or(0, |step| step.number);
         let name = &taken.name;

@@ -140,7 +140,7 @@ pub struct PgReport {
     pub version: String,
     /// Whether the server follows another one, and accepts no writes.
     pub is_standby: bool,
-    /// How far the database's clock, which decides leases, is from this machine's.
+    /// The difference between the database's clock, which decides leases, and this machine's clock.
     pub clock_apart: Duration,
     /// Why a Hapax server would not start on it, if there is a reason.
     pub unfit: Option<PgOpenError>,

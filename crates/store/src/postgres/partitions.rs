@@ -123,7 +123,8 @@ async fn drop_days(lent: &mut PooledClient, before: Timestamp) -> Result<bool, P
 }
 
 impl Day {
-    /// Whether the body of an event is there: then it is unfinished, or retention has yet to check it.
+    /// Whether the body of an event exists. Then the event is unfinished, or retention has yet to
+    /// check it.
     async fn is_needed(&self, lent: &mut PooledClient) -> Result<bool, PgError> {
         let name = &self.name;
         // The query uses the index, because the table may be full of deleted rows.

@@ -52,7 +52,7 @@ enum StripRound {
 /// Events stripped before the tables are vacuumed.
 const VACUUM_AFTER: u64 = 100_000;
 
-/// The part of the largest table that must be stripped before they are.
+/// The part of the largest table that must be stripped before the tables are vacuumed.
 const VACUUM_PART: u64 = 5;
 
 /// Marks are dated in whole hours.

@@ -50,7 +50,7 @@ impl Conditions {
         self.said.push(condition.replace('?', &format!("${}", self.values.len())));
     }
 
-    /// Keeps a value for a condition that is said later; returns its name there.
+    /// Keeps a value for a condition that is added later, and returns its name in that condition.
     pub(super) fn bind(&mut self, value: impl ToSql + Send + Sync + 'static) -> String {
         self.values.push(Box::new(value));
         format!("${}", self.values.len())

@@ -1,8 +1,8 @@
 //! Copies the log back into the database file, off the writer's thread as far as possible.
 //!
-//! A checkpoint on the writer delays every waiting ack. One on another thread never lets the log
-//! start over while writes continue. So this thread copies most of the log, and when the log
-//! reaches its bound the writer copies the rest.
+//! A checkpoint on the writer delays every waiting ack. A checkpoint on another thread cannot make
+//! the log start over while writes continue. So this thread copies most of the log, and when the
+//! log reaches its bound the writer copies the rest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

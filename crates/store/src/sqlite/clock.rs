@@ -41,7 +41,7 @@ impl ClockWatch {
         self.pulling.is_some() || self.endpoint.is_some()
     }
 
-    /// By how much the clock was set back since the last call, if it was.
+    /// The time by which the clock was set back since the last call, if it was.
     fn notice(&mut self, now: i64) -> Option<i64> {
         let back = self.latest.saturating_sub(now);
         if back < CLOCK_STEP_MIN.as_micros() as i64 {
@@ -92,7 +92,8 @@ fn newest_time(conn: &Connection) -> rusqlite::Result<Option<i64>> {
         .optional()
 }
 
-/// Notes by how much times may differ from the order of their rows: lists of a time read that much more.
+/// Records by how much times may differ from the order of their rows: lists for a span of time read that
+/// much more.
 fn remember_step(conn: &Connection, now: i64, back: i64) -> rusqlite::Result<()> {
     conn.prepare_cached("INSERT INTO hapax_clock_step (at, back) VALUES (?1, ?2)")?
         .execute((now, back))?;

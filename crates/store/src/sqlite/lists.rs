@@ -55,8 +55,8 @@ impl Numbered {
         }
     }
 
-    /// The numbers of all rows that may have a time of this range; rows outside of the time may be among
-    /// them. Found by halving: there is no index by time that every insert would have to feed.
+    /// The numbers of all rows whose time may be in this range. Rows outside the range may be among
+    /// them. Found by binary search: there is no index by time, which every insert would have to update.
     pub(super) fn range(
         self,
         conn: &Connection,
@@ -107,7 +107,8 @@ impl Numbered {
     }
 }
 
-/// How far the times of two rows may differ from the order of their numbers, in microseconds.
+/// The most by which the times of two rows may differ from the order of their numbers, in
+/// microseconds.
 fn slack(conn: &Connection) -> rusqlite::Result<i64> {
     let set_back: i64 = conn
         .prepare_cached("SELECT coalesce(max(back), 0) FROM hapax_clock_step")?
@@ -191,7 +192,7 @@ impl Checks {
 
     /// Searches a page of `table`, whose alias is `alias`. `time` is the column with the time of a row.
     ///
-    /// The conditions stand in the columns of the statement, not in its WHERE: each row comes back, so that
+    /// The conditions are columns of the statement, not part of its WHERE: every row is returned, so that
     /// the search can stop at any of them. CASE evaluates the conditions only up to the first that fails.
     pub(super) fn search(
         mut self,
@@ -405,7 +406,7 @@ fn stands(status: Status) -> String {
     }
 }
 
-/// The events that may match, by what their jobs' states say.
+/// The events that may match, by the states of their jobs.
 pub(super) fn candidates(conn: &Connection, filter: &EventFilter) -> rusqlite::Result<Candidates> {
     let in_review = |state: i64| {
         format!(

@@ -44,7 +44,8 @@ impl Plans for SqliteStore {
     }
 
     async fn create_plan(&self, plan: NewPlan, by: Action) -> Result<PlanCreated, StoreError> {
-        // Counting may take long, so it is done apart from the writer. The instant is fixed before it.
+        // Counting may take long, so it is done apart from the writer. The time of the plan is fixed
+        // before the count.
         let now = self.writer_now().await?;
         let (id, request) = (plan.id, plan.request);
         let known = self.readers.run(move |conn| created_before(conn, id, request)).await?;
@@ -133,7 +134,7 @@ impl SqliteStore {
         self.writer.slice(|writer| Ok(writer.now())).await
     }
 
-    /// The range that a plan made at this instant covers, and the count. `None`: its endpoint is
+    /// The range and the count of a plan that is made at this time. `None`: its endpoint is
     /// unknown. Every query is bounded, so that a count over very many rows takes several.
     async fn count(
         &self,
@@ -330,7 +331,7 @@ pub(super) enum Numbered {
     Events,
 }
 
-/// The times and the numbers of the messages or events that a plan is about.
+/// The times and the numbers of the messages or events of a plan.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlanBounds {
     pub(super) since: i64,

@@ -523,7 +523,7 @@ fn forget_all(writer: &mut Writer, events: &[&PrunedRow]) -> rusqlite::Result<()
         .prepare_cached("UPDATE hapax_meta SET value = max(value, ?1) WHERE name = 'last_seq'")?
         .execute([last])?;
     tx.commit()?;
-    // Not before: a reader might add the entry again.
+    // Not earlier, because a reader might add the entry again.
     hashes.iter().for_each(|hash| writer.shared.recent.remove(hash));
     Ok(())
 }

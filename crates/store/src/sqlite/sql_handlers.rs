@@ -39,7 +39,7 @@ pub(super) struct SqlRunner<'a> {
     pub(super) begun: &'a mut Vec<(JobId, Fence)>,
 }
 
-/// How one job went.
+/// The outcome of one job.
 enum JobOutcome {
     Done,
     Guarded,
@@ -53,10 +53,11 @@ enum Worked {
     Guarded,
 }
 
-/// How a batch went.
+/// The outcome of a batch.
 enum SharedRun {
     Ran(SqlRan),
-    /// Nothing of it holds. `by` is the place of the job that did not go, unless it was the commit.
+    /// Nothing of the batch is committed. `by` is the place of the job that failed, or `None` if
+    /// the commit failed.
     Undone {
         by: Option<usize>,
     },
@@ -75,9 +76,9 @@ impl<'a> Effects<'a> {
     }
 }
 
-/// Why one job did not go, or none of its batch.
+/// Why one job, or its whole batch, did not run.
 enum NotRun {
-    /// The statements are wrong, slow, or against a constraint.
+    /// The statements are wrong, slow, or violate a constraint.
     Statement(String),
     /// The database itself failed.
     Store(rusqlite::Error),
@@ -195,7 +196,7 @@ impl SqlRunner<'_> {
         Ok(())
     }
 
-    /// All in one transaction, as far as the time goes.
+    /// All jobs in one transaction, as far as the time allows.
     fn together(
         &mut self,
         claims: &[(JobRow, Claim)],

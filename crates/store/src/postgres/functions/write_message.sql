@@ -2,8 +2,8 @@
 -- commit that publishes it. The unique index decides the race. Publishers under the same key wait for
 -- each other, so that the order of commits is that of the numbers. No endpoint is locked.
 -- of_thin: the data that endpoints with thin payloads get. verdict: 1 it is new, 2 the same message was
--- published before, 3 the id was used before with other content.
--- hapax.unlinked: from which number on this transaction has messages of no event.
+-- published before, 3 the id was used before with other content. hapax.unlinked: the number from which
+-- this transaction has messages that belong to no event.
 CREATE OR REPLACE FUNCTION hapax.write_message(
     of_tenant text, of_id text, of_type text, of_data text, of_thin text, of_key text,
     of_version text, of_event uuid, at timestamptz, OUT verdict integer, OUT deliveries integer)

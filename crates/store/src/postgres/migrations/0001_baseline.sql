@@ -514,7 +514,7 @@ CREATE TABLE hapax.portal_ping (
     sent   timestamptz[] NOT NULL
 );
 
--- The names of what verified arrivals: a scheme, and the reference of a secret. number: see hapax.event.secret.
+-- The names of verifiers: a scheme, and the reference of a secret. number: see hapax.event.secret.
 CREATE TABLE hapax.verifier (
     number integer PRIMARY KEY,
     scheme text    NOT NULL,
@@ -534,7 +534,7 @@ CREATE TABLE hapax.rejection (
     PRIMARY KEY (source, at, request_id)
 );
 
--- Requests to the admin side that change something, with those that were refused.
+-- Requests to the admin side that change something, including refused ones.
 CREATE TABLE hapax.audit (
     entry   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL,
@@ -642,7 +642,7 @@ CREATE TABLE hapax.source_secret_version (
 );
 INSERT INTO hapax.source_secret_version (version) VALUES (0);
 
--- Tenants whose data is deleted, or was.
+-- Tenants whose data is being deleted or was deleted.
 -- began_in: the transaction that began it. Covered are events whose transactions began before it, and
 --   messages up to last_message.
 -- phase: 0 events, 1 messages, 2 keys of hapax.once, 3 the pass is over.
@@ -669,7 +669,7 @@ CREATE TABLE hapax.tenant_deletion (
 );
 CREATE INDEX tenant_deletion_running ON hapax.tenant_deletion (next_at) WHERE ended_at IS NULL;
 
--- The operators who set and deleted them.
+-- The operators that set and deleted the secrets.
 CREATE TABLE hapax.source_secret_action (
     action bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     tenant text NOT NULL,
@@ -745,9 +745,10 @@ CREATE TYPE hapax.arrived AS (
     replay_hash uuid,
     has_jobs    boolean
 );
--- replay_hash: the key under which it waits for a person if its guard was seen with another event.
+-- replay_hash: the key under which it waits for an operator if its guard was seen with another
+-- event.
 -- copies: the same guard is the same event.
--- before, after: the keys of the spans beside this one, of which an event counts that came between not_before
+-- before, after: the keys of the neighbouring spans, of which an event counts that came between not_before
 --   and not_after.
 CREATE TYPE hapax.doubt AS (
     late           boolean,

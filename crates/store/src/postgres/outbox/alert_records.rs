@@ -22,8 +22,8 @@ use crate::postgres::reader::read;
 use crate::postgres::row::text;
 use crate::postgres::{PgStore, Shared};
 
-/// How often a report is decided again because another one was written first. Every report of every node that
-/// is written in between is one try.
+/// How often a report is decided again because another one was written first. Each report that another node
+/// writes in between costs one try.
 const TRIES: usize = 30;
 
 impl AlertRecords for PgStore {

@@ -1,5 +1,5 @@
--- Counts deliveries up to $1 each, by index: the endpoints with ready or parked deliveries are found one by
--- one.
+-- Counts the deliveries in each state by index, up to $1 each. The endpoints with ready or parked
+-- deliveries are found one by one.
 WITH RECURSIVE waiting (endpoint, first_due) AS (
     (SELECT d.endpoint, d.due_at FROM hapax.delivery d
      WHERE d.state = hapax.delivery_state('ready')

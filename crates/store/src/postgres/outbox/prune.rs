@@ -14,7 +14,7 @@ use crate::postgres::jobs::only;
 use crate::postgres::prune::most;
 use crate::postgres::row::stamp;
 
-/// How far the round of this node has come.
+/// The progress of this node's round.
 #[derive(Debug, Default)]
 pub(in crate::postgres) struct MessageRound {
     /// The last message that was checked.

@@ -143,7 +143,7 @@ pub(super) async fn messages(
     }
 }
 
-/// The numbers that messages of a time may have: from the first to before the last.
+/// The numbers that messages of a span of time may have: from the first to before the last.
 async fn message_range(
     lent: &mut PooledClient,
     since: Option<Timestamp>,

@@ -468,8 +468,8 @@ CREATE TABLE hapax_source_secret (
     PRIMARY KEY (tenant, source)
 ) WITHOUT ROWID;
 
--- Tenants whose data is deleted, or was. The rows up to last_event and last_message are covered, and erased up to
--- passed_event and passed_message.
+-- Tenants whose data is being deleted or was deleted. The rows up to last_event and last_message are covered,
+-- and erased up to passed_event and passed_message.
 CREATE TABLE hapax_tenant_deletion (
     tenant         TEXT    PRIMARY KEY,
     began_at       INTEGER NOT NULL,
@@ -486,7 +486,7 @@ CREATE TABLE hapax_tenant_deletion (
 ) WITHOUT ROWID;
 CREATE INDEX hapax_tenant_deletion_running ON hapax_tenant_deletion (tenant) WHERE ended_at IS NULL;
 
--- The operators who set and deleted them.
+-- The operators that set and deleted the secrets.
 CREATE TABLE hapax_source_secret_action (
     action INTEGER PRIMARY KEY,
     tenant TEXT    NOT NULL,
@@ -562,7 +562,7 @@ CREATE TABLE hapax_portal_ping (
     sent   TEXT NOT NULL
 );
 
--- Requests to the admin side that change something, with those that were refused.
+-- Requests to the admin side that change something, including refused ones.
 CREATE TABLE hapax_audit (
     entry   INTEGER PRIMARY KEY AUTOINCREMENT,
     at      INTEGER NOT NULL,
@@ -607,7 +607,7 @@ CREATE TABLE hapax_traffic (
 CREATE INDEX hapax_traffic_nodes ON hapax_traffic (start)
     WHERE width = 60 AND node <> x'00000000000000000000000000000000';
 
--- The names of what verified arrivals: a scheme, and the reference of a secret. number: see hapax_body.secret.
+-- The names of verifiers: a scheme, and the reference of a secret. number: see hapax_body.secret.
 CREATE TABLE hapax_verifier (
     number INTEGER PRIMARY KEY,
     scheme TEXT    NOT NULL,

@@ -67,7 +67,7 @@ pub(super) fn load(conn: &Connection) -> rusqlite::Result<Vec<(i64, EndpointReco
     .collect()
 }
 
-/// Endpoints whose parked deliveries are to be judged again, and from which message on.
+/// Endpoints whose parked deliveries must be judged again, and the first such message.
 pub(super) fn to_unpark(conn: &Connection) -> rusqlite::Result<Vec<(i64, i64)>> {
     conn.prepare(
         "SELECT endpoint, unpark_from FROM hapax_endpoint_state WHERE unpark_from IS NOT NULL",

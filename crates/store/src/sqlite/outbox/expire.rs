@@ -158,7 +158,7 @@ fn next_subject(conn: &Connection, after: i64) -> rusqlite::Result<Option<Expiry
     .optional()
 }
 
-/// Since when the oldest delivery of an endpoint is dead, held or parked.
+/// The time since which the oldest delivery of an endpoint has been dead, held or parked.
 fn oldest(conn: &Connection, subject: &ExpiryRow) -> rusqlite::Result<Option<i64>> {
     let first = |sql: &str| -> rusqlite::Result<Option<i64>> {
         conn.prepare_cached(sql)?.query_row([subject.number], |row| row.get(0))

@@ -2,8 +2,8 @@
 //!
 //! The writer keeps every endpoint in memory: the types that it wants, how many of its deliveries
 //! are under way, and when the next one is due ([`turns`]). A claim therefore reads only rows that
-//! it takes, whatever waits behind them. This state is loaded from the indexes at a start and after
-//! a failed write, so that it contains no change that was rolled back. The pure life cycle in
+//! it takes, however many others wait. This state is loaded from the indexes at a start and after a
+//! failed write, so that it contains no change that was rolled back. The pure life cycle in
 //! [`hapax_core::delivery`] decides; [`change`] is the only place that records it.
 
 mod alert_records;
@@ -106,11 +106,11 @@ struct Endpoint {
     lease_end: i64,
     /// No delivery that waits is due before this.
     next_due: i64,
-    /// From which message on parked deliveries are to be judged again, because the order was changed.
+    /// The first message whose parked deliveries must be judged again, because the order was changed.
     unpark_from: Option<i64>,
     /// The order keys of its deliveries that are leased.
     busy_keys: BusyKeys,
-    /// How it has answered lately.
+    /// The recent answers of the endpoint.
     health: EndpointHealth,
     /// Whether its last attempt took so little time that the next claims may be made before it ends.
     is_fast: bool,

@@ -135,7 +135,7 @@ impl Outbox {
         self.set_unpark_from(conn, number, next)
     }
 
-    /// Notes from which message on an endpoint's parked deliveries are to be judged again.
+    /// Records the first message from which an endpoint's parked deliveries must be judged again.
     pub(super) fn set_unpark_from(
         &mut self,
         conn: &Connection,

@@ -16,7 +16,7 @@ use crate::sqlite::tenant_deletion::Erased;
 use crate::sqlite::transaction::Transaction;
 use crate::sqlite::writer::Writer;
 
-/// How far the rounds have come.
+/// The progress of the rounds.
 #[derive(Debug, Default)]
 pub(in crate::sqlite) struct MessageScan {
     /// The message that was checked last for its bytes.
@@ -124,7 +124,7 @@ impl Outbox {
             conn.prepare_cached("UPDATE hapax_message SET key = NULL WHERE seq = ?1")?
                 .execute([seq])?;
         }
-        // Also of endpoints that were deleted since.
+        // This includes messages of endpoints that were deleted since.
         self.leased.clear();
         // An endpoint that was added since may have got some of these messages.
         for number in self.of_tenant.get(tenant).cloned().unwrap_or_default() {

@@ -1,6 +1,6 @@
-//! The turns of endpoints: those that have something to do now, in turn, and the others by the time
-//! at which they will. There is no poll or task for each endpoint, and no state that grows with the
-//! backlog.
+//! The turns of endpoints: endpoints with work are served in turn, and the others are sorted by the
+//! time of their next work. There is no poll or task for each endpoint, and no state that grows
+//! with the backlog.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -28,7 +28,7 @@ enum Slot {
 }
 
 impl Turns {
-    /// Gives every endpoint its turn that has something to do at `now`.
+    /// Gives a turn to every endpoint that has work at `now`.
     pub(super) fn begin(&mut self, now: i64) {
         self.now = now;
         while let Some(&(at, number)) = self.later.first()
@@ -73,7 +73,7 @@ impl Turns {
         }
     }
 
-    /// Takes the endpoint whose turn it is out of here.
+    /// Removes and returns the endpoint whose turn it is.
     pub(super) fn pop(&mut self) -> Option<i64> {
         let (_, number) = self.due.pop_first()?;
         self.slots.remove(&number);
