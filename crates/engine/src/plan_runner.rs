@@ -60,7 +60,7 @@ pub async fn run_plans<S: Plans>(
                     }
                     SliceOutcome::Failed(plan, reason) => {
                         if left.failed(plan) == 1 {
-                            warn!(%reason, "the plan {plan} cannot go on here: {reason}; trying again");
+                            warn!(%reason, "the plan {plan} cannot continue on this node: {reason}; trying again");
                         }
                         PLAN_PAUSE
                     }
@@ -117,7 +117,7 @@ async fn run_slice<S: Plans>(
         Some(jobs_for) => {
             if let Err(source) = fill_jobs(&mut slice, jobs_for) {
                 let reason = format!(
-                    "an event of it is of the source \"{source}\", which this node does not have"
+                    "it has an event of the source \"{source}\", which this node does not have"
                 );
                 return Ok(SliceOutcome::Failed(plan, reason));
             }

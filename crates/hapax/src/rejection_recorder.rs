@@ -18,7 +18,7 @@ const RECORD_MAX: Duration = Duration::from_secs(2);
 /// The most rejections that wait for a store that cannot write. The oldest are dropped.
 const WAITING_MAX: usize = 20 * REJECTIONS_KEPT;
 
-/// Takes what the ingress noted, and writes it.
+/// Takes the rejections that the ingress noted, and writes them.
 pub(crate) struct RejectionRecorder {
     take: Box<dyn Fn() -> Vec<Rejection> + Send + Sync>,
     waiting: Mutex<Vec<Rejection>>,

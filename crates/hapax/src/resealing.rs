@@ -23,10 +23,10 @@ use crate::tenant_sources::{TenantSources, nonce};
 /// How many endpoints are read at a time.
 const PAGE: usize = 200;
 
-/// How long to wait before a pass is repeated that the store did not let end.
+/// How long to wait before a pass that failed in the store is repeated.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// How often one value is tried that changes at the same time.
+/// How often a value is tried again that changes at the same time.
 const TRIES: usize = 5;
 
 /// Seals stored values with the current key.

@@ -603,8 +603,8 @@ fn limits(config: &Config) -> HttpLimits {
     }
 }
 
-/// Fetches keys of senders at public addresses, through the proxy of deliveries if there is one. Nothing else
-/// that the operator allows for endpoints holds for them.
+/// Fetches keys of senders at public addresses, through the proxy of deliveries if there is one. No other
+/// permission for endpoints applies to these fetches.
 fn sender_keys(config: &Config) -> anyhow::Result<SenderKeys> {
     let rules = GuardRules::new(Vec::new(), vec![443], config.settings.outbound.proxy.clone());
     Ok(SenderKeys::new(Outbound::guarded(rules)?))

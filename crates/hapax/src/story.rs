@@ -48,7 +48,7 @@ pub(crate) fn notes(event: &Event) -> Vec<String> {
     came_under(event).into_iter().chain(event.jobs.iter().filter_map(paused)).collect()
 }
 
-/// The sentence about an operator's act on the event or the delivery of the sentence before.
+/// The sentence about an operator's act on the event or delivery of the previous sentence.
 fn acted(action: &Action) -> String {
     let (what, reason) = act(action);
     format!("{what} at {}{reason}.", format::at(action.at))

@@ -5,8 +5,8 @@
 //! is decided by one version of the set and is refused if the set has another version by then. So the rule
 //! that no two pairs share a secret holds across nodes, although the database cannot read a secret.
 //!
-//! A pair whose secrets cannot be opened answers 503, because the sender then retries; the config decides what
-//! a source is, and wins where it declares the same pair.
+//! Requests for a pair whose secrets cannot be opened get a 503, so that the sender retries. The config
+//! defines each source, and takes precedence where it declares the same pair.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -30,7 +30,8 @@ use tokio_util::sync::CancellationToken;
 use crate::alerts::SecretEnds;
 use crate::config::{Config, SourceTemplate, secret_text_hash, units};
 
-/// How often a node asks for the version of the stored secrets: a change holds on every node within a second.
+/// How often a node reads the version of the stored secrets: a change takes effect on every node within a
+/// second.
 const POLL_EVERY: Duration = Duration::from_millis(400);
 
 /// How often a change is tried if another change comes between reading and writing.
@@ -155,7 +156,7 @@ impl TenantRules {
         }
     }
 
-    /// The rules where there is neither a source nor a vault.
+    /// The rules of a server that has neither a source nor a vault.
     #[cfg(test)]
     pub(crate) fn none(why_no_vault: &str) -> Self {
         Self {
@@ -314,7 +315,7 @@ impl AppliedSecrets {
         pairs
     }
 
-    /// The change of the routing table for a pair that stands like this.
+    /// The change of the routing table for a pair in this state.
     fn change(&self, pair: &SourcePair, pair_state: &PairState) -> RouteChange {
         let SourcePair { tenant, source } = pair.clone();
         match (pair_state, self.rules.templates.get(&source)) {

@@ -22,7 +22,7 @@ const RECORD_EVERY: Duration = Duration::from_secs(10);
 /// How long one record may take: a store that does not answer must not delay the shutdown.
 const RECORD_MAX: Duration = Duration::from_secs(2);
 
-/// How many rounds without a count may pass before the history is tidied all the same.
+/// The number of rounds without a count after which the history is tidied anyway.
 const IDLE_ROUNDS_MAX: u32 = 60;
 
 /// The most rows that wait for a store that cannot write: an hour of a hundred sources. The oldest are dropped.

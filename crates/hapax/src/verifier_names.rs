@@ -1,5 +1,5 @@
-//! Writes the names of what verifies requests, so that the history of an event says which secret accepted it. The
-//! number that is stored with an arrival is a digest of these names: the ingress waits for nothing.
+//! Writes the names of verifiers, so that the history of an event says which secret accepted it. The number
+//! that is stored with an arrival is a digest of these names: the ingress waits for nothing.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

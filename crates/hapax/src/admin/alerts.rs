@@ -1,4 +1,4 @@
-//! Routes for alerts: the list, silence, and a test of whether they reach anybody.
+//! Routes for alerts: the list, silence, and a test of whether they reach an endpoint.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +97,7 @@ pub(super) async fn test<S: AdminStore>(
     if receivers(&admin).await?.is_empty() {
         return Ok(Json(tested));
     }
-    // Each test is an alert of its own, so that no receiver takes it for one that it knows.
+    // Each test has its own alert id, so that no receiver takes it for a known alert.
     let subject = format!("[\"test\",\"{}\"]", Uuid::now_v7());
     let mut alert = ActiveAlert { subject, data: serde_json::Value::Null.into() };
     let content = Alert {

@@ -116,8 +116,9 @@ pub(super) async fn change<S: AdminStore>(
     change_by(&admin, &caller, AddressChoice::Operator, &id, asked).await.map(Json)
 }
 
-/// Changes an endpoint. A new address is one that `by` chose. If a receiving party moves the endpoint to another
-/// origin and gives no headers, the headers are removed: their values were meant for the server before it.
+/// Changes an endpoint. A new address is one that `by` chose. If a receiving party moves the endpoint to
+/// another origin and gives no headers, the headers are removed: their values were meant for the previous
+/// server.
 pub(super) async fn change_by<S: AdminStore>(
     admin: &Admin<S>,
     caller: &Caller,
@@ -142,7 +143,7 @@ pub(super) async fn change_by<S: AdminStore>(
         }
         let mut before = (record.settings, record.sealed);
         let mut asked = asked.clone();
-        // An address that stays is still the choice of who chose it.
+        // An address that does not change keeps the party that chose it.
         if let Some(url) = url.as_ref().filter(|url| **url != before.0.url) {
             let moves = by == AddressChoice::Receiver && !is_same_origin(&before.0.url, url);
             if moves && asked.headers.is_keep() {
@@ -412,7 +413,7 @@ async fn checked_url<S: AdminStore>(
 ) -> Result<String, Problem> {
     match (sending(admin)?.courier.check(url, by).await, by) {
         (Ok(url), _) => Ok(url.as_str().to_owned()),
-        // Which addresses exist behind a name is nothing that a receiving party should learn here.
+        // A receiving party must not learn here which addresses a name has.
         (Err(UrlProblem::Blocked { .. }), AddressChoice::Receiver) => Err(Problem::bad_request(
             "url: endpoints cannot be at this address: use a public address, on port 443 or 80",
         )),

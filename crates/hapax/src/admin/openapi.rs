@@ -281,7 +281,7 @@ pub(super) fn document<S>(routes: &[ApiRoute<S>]) -> OpenApi {
     let problem_schema = problem.reference::<api::Problem>();
     schemas.append(&mut problem.schemas);
     let problem = ResponseBuilder::new()
-        .description("What is wrong, and how to put it right.")
+        .description("What is wrong, and how to fix it.")
         .content("application/problem+json", Content::new(Some(problem_schema)))
         .build();
     let components = ComponentsBuilder::new()

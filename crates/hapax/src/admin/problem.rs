@@ -33,7 +33,7 @@ impl Problem {
 
     /// A page of the portal without a session that is still open.
     pub(super) fn not_entered() -> Self {
-        let detail = "this link to the portal has ended, or this browser has not entered by it: ask for a new link";
+        let detail = "this link to the portal has ended, or was not opened in this browser: ask for a new link";
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
     }
 

@@ -73,8 +73,8 @@ impl Redactions {
     }
 }
 
-/// Masks the values that pointers name. A body in which they cannot be found for sure, because it is no JSON
-/// or has two readings, is masked as a whole.
+/// Masks the values that pointers name. A body is masked as a whole if they cannot be located reliably,
+/// because it is not JSON or has two readings.
 fn mask_body(redaction: &Redaction, body: &mut Body) {
     if redaction.pointers.is_empty() || *body == Body::default() {
         return;

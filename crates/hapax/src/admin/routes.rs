@@ -128,7 +128,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/messages", messages::list::<S>, "Lists messages, newest first"),
         get(Read, "/api/v1/messages/{id}", messages::show::<S>, "Shows a message with its deliveries and every attempt"),
         post(Operate, "/api/v1/messages/{id}/cancel", messages::cancel::<S>, "Cancels the open deliveries of a message"),
-        post(Operate, "/api/v1/messages/{id}/replay", messages::replay::<S>, "Sends the deliveries of a message again that are not delivered"),
+        post(Operate, "/api/v1/messages/{id}/replay", messages::replay::<S>, "Sends again the deliveries of a message that are not delivered"),
         get(Read, "/api/v1/deliveries", messages::deliveries::<S>, "Lists deliveries, newest first"),
         get(Read, "/api/v1/deliveries/{id}", messages::delivery::<S>, "Shows a delivery with every attempt"),
         post(Operate, "/api/v1/deliveries/{id}/replay", messages::replay_delivery::<S>, "Sends a delivery again, or now if it waits for its next attempt"),
@@ -146,14 +146,14 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/replays/{id}", plans::show::<S>, "Shows a plan with its progress"),
         post(Operate, "/api/v1/replays/{id}/cancel", plans::cancel::<S>, "Stops a plan; what it has done stays done"),
         post(Operate, "/api/v1/endpoints/{id}/ping", endpoints::ping::<S>, "Sends one signed test message now; nothing is recorded or retried"),
-        get(Read, "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::show::<S>, "Shows when the secrets of a tenant end that were set at run time"),
+        get(Read, "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::show::<S>, "Shows when each secret of a tenant that was set at run time ends"),
         route(Method::PUT, Some(Administer), "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::set::<S>, "Sets the secrets of a tenant for a source; every node uses them within a second"),
         route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::delete::<S>, "Removes the secrets of a tenant for a source: its requests get a 404"),
         route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}", tenants::erase::<S>, "Deletes what is stored for a tenant; large tenants in the background"),
         post(Administer, "/api/v1/tenants/{tenant}/portal", portal::links::create::<S>, "Makes a link with which a receiving party sees its endpoints and deliveries"),
         get(Read, "/api/v1/tenants/{tenant}/portal", portal::links::list::<S>, "Lists the links of a tenant to the portal that have not ended, newest first"),
         route(Method::DELETE, Some(Administer), "/api/v1/tenants/{tenant}/portal", portal::links::revoke::<S>, "Revokes one link of a tenant to the portal, or every one, at once on every node"),
-        get(Read, "/api/v1/tenants/{tenant}/deletion", tenants::deletion::<S>, "Shows how far the deletion of a tenant's data has come"),
+        get(Read, "/api/v1/tenants/{tenant}/deletion", tenants::deletion::<S>, "Shows the progress of the deletion of a tenant's data"),
     ]
 }
 

@@ -17,7 +17,7 @@ use crate::api::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, List, Storage};
 /// The colon keeps them apart from the names of proxies.
 pub(super) const OWN_REALMS: &str = "hapax:";
 
-/// The most pages of keys that are read until one holds more than forms of pages.
+/// The most pages of keys that are read to find a key that is not a form of the dashboard.
 const FORM_PAGES_MAX: usize = 10;
 
 /// `GET /api/v1/storage`.

@@ -47,8 +47,8 @@ const ROUND_EVERY: Duration = Duration::from_secs(10);
 /// A request for the alerts starts a round too, unless the last one is younger than this.
 const ROUND_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 
-/// How long a node judges the data of all nodes if it is no longer heard of. Three rounds, so that a slow one
-/// changes nothing.
+/// How long a node stays the judge of the data of all nodes after its last report. Three rounds, so that a
+/// slow one changes nothing.
 const LEASE: Duration = Duration::from_secs(30);
 
 /// A round for a request relies on a lease that was renewed within this time.
@@ -104,7 +104,7 @@ pub(crate) struct Inputs {
     pub(crate) node: Uuid,
     /// The counts of this process, which are recorded before the counts of all nodes are read.
     pub(crate) traffic: Arc<TrafficRecorder>,
-    /// How far this machine's clock is ahead of the times that senders sign.
+    /// The time by which this machine's clock is ahead of the times that senders sign.
     pub(crate) clock_offset_seconds: Box<dyn Fn() -> Option<i64> + Send + Sync>,
     /// The handlers that are configured now.
     pub(crate) known: Box<dyn Fn() -> Vec<HandlerRef> + Send + Sync>,

@@ -1,5 +1,5 @@
 //! The counts of all nodes, as the judge of alerts reads them from the store in each round. The
-//! counters that it makes of it begin a day before the judge does, so a restart forgets nothing.
+//! counters that it computes begin a day before the judge starts, so a restart forgets nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -73,7 +73,7 @@ impl MergedTraffic {
         TrafficAsk { source: None, from: self.settled, to: Timestamp::MAX, step, tallies: false }
     }
 
-    /// Takes what was read, in the order of time. Only `sources` are configured.
+    /// Adds the counts that were read, in the order of time. Only `sources` are configured.
     pub(super) fn take(
         &mut self,
         counts: Vec<TrafficCount>,

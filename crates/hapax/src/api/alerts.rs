@@ -18,7 +18,7 @@ pub(crate) struct AlertList {
     pub(crate) reach: AlertReach,
 }
 
-/// Whether alerts are delivered to anybody.
+/// Whether alerts are delivered to any endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct AlertReach {
     /// Endpoints of the tenant `hapax` that want alerts and take deliveries.

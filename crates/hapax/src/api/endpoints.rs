@@ -199,7 +199,7 @@ pub(crate) struct Endpoint {
     pub(crate) url: String,
     /// `active` or `disabled`.
     pub(crate) status: EndpointStatus,
-    /// Since when it is disabled.
+    /// The time since which it is disabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) disabled_at: Option<Timestamp>,
     /// Why it is disabled.

@@ -259,7 +259,8 @@ pub(crate) struct PublishedMessage {
     /// The first that applies over its deliveries: `dead`, `failed`, `held`, `sending`, `waiting`,
     /// `delivered`, `cancelled`; `none` without deliveries.
     pub(crate) status: String,
-    /// Where the message goes, and how far it came; at most the first deliveries of the first messages.
+    /// The deliveries of the message and their states; at most the first deliveries of the first
+    /// messages.
     #[serde(default)]
     pub(crate) deliveries: Vec<PublishedDelivery>,
 }

@@ -73,7 +73,7 @@ pub(crate) struct Job {
     pub(crate) resource: Option<String>,
     /// Attempts that ended, oldest first.
     pub(crate) attempts: Vec<Attempt>,
-    /// With an event: since when its handler is paused, so that it is not claimed.
+    /// With an event: the pause of its handler, which keeps the job from being claimed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) handler_paused_at: Option<Timestamp>,
 }
@@ -193,7 +193,7 @@ pub(crate) struct HandlerPause {
     /// Null if it is not paused.
     #[schema(required)]
     pub(crate) paused: Option<Pause>,
-    /// False if it was so before.
+    /// False if nothing changed.
     #[serde(default)]
     pub(crate) changed: bool,
 }

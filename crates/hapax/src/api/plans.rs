@@ -95,7 +95,7 @@ pub(crate) struct EventPlanRequest {
 }
 
 impl EventPlanRequest {
-    /// Whether anything says which events are meant.
+    /// Whether the request selects events, by a filter or by `all`.
     pub(crate) fn has_filter(&self) -> bool {
         let texts = [&self.tenant, &self.source, &self.r#type, &self.q, &self.handler];
         texts.into_iter().any(Option::is_some)

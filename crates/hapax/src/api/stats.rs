@@ -175,7 +175,7 @@ pub(crate) struct HistoryQuery {
     /// Before this time. Default: now.
     #[param(value_type = Option<String>)]
     pub(crate) to: Option<Moment>,
-    /// The length of a step: whole minutes. Default: a sixtieth of the time asked for.
+    /// The length of a step: whole minutes. Default: a sixtieth of the requested time.
     pub(crate) step: Option<Span>,
 }
 

@@ -1,5 +1,5 @@
-//! The secrets of tenants that are added at run time, whose values go in and never come out; and the deletion of a
-//! tenant's data.
+//! The secrets of tenants that are added at run time, whose values can be set but never read; and the
+//! deletion of a tenant's data.
 
 use hapax_core::Timestamp;
 use hapax_core::store;
@@ -87,7 +87,7 @@ pub(crate) struct TenantDeletion {
     pub(crate) messages: u64,
 }
 
-/// How far a deletion has come.
+/// The progress of a deletion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum DeletionState {

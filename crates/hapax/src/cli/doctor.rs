@@ -449,7 +449,7 @@ fn some_of(owners: &BTreeSet<&SealedOwner>) -> String {
     text.join(", ")
 }
 
-/// Reports where endpoints may be, and whether the proxy accepts connections.
+/// Reports the addresses that endpoints may have, and whether the proxy accepts connections.
 fn outbound(outbound: &OutboundSettings, found: &mut Findings) -> Result<(), CommandFailure> {
     let list = |items: Vec<String>| items.join(", ");
     let ports = outbound.ports.iter().map(u16::to_string).collect();

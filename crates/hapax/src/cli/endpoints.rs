@@ -26,7 +26,7 @@ pub(super) enum Endpoints {
     Show(Show),
     /// Give an endpoint a new secret; the old one still signs for a while
     Rotate(Rotate),
-    /// Deliver to a disabled endpoint again, with what was held meanwhile
+    /// Deliver to a disabled endpoint again, including its held deliveries
     Enable(EndpointArg),
     /// Stop delivering to an endpoint; its deliveries are held until it is enabled
     Disable(EndpointArg),
@@ -95,7 +95,7 @@ pub(super) struct Add {
     /// How many attempts may begin in a time, over all nodes: 100/s
     #[arg(long, value_name = "RATE")]
     rate_limit: Option<hapax_core::rate_limit::RateLimit>,
-    /// Never disable the endpoint by itself, however long it fails
+    /// Never disable the endpoint automatically, however long it fails
     #[arg(long)]
     no_auto_disable: bool,
     /// A header for every delivery: 'Authorization: Bearer …'

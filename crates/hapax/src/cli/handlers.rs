@@ -116,7 +116,7 @@ impl ChangeHandler {
         };
         output::data(&output::shown(&format!("{source}/{handler}  {state}")))?;
         if !changed {
-            output::words("it was so before; nothing changed");
+            output::words("the handler was in that state before; nothing changed");
         }
         Ok(Exit::Done)
     }

@@ -193,7 +193,7 @@ impl Endpoint {
             Err(refusal) => Err(refusal.reason()),
         };
         let response = match verdict {
-            Err(_) => plain(StatusCode::UNAUTHORIZED, "the signature does not hold\n"),
+            Err(_) => plain(StatusCode::UNAUTHORIZED, "the signature is not valid\n"),
             Ok(()) if rand_below(self.fail) => {
                 plain(StatusCode::INTERNAL_SERVER_ERROR, "failed on request (--fail)\n")
             }

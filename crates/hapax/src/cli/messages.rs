@@ -106,7 +106,7 @@ pub(super) enum Messages {
     List(ListMessages),
     /// Show one message with its deliveries and every attempt
     Show(ShowMessage),
-    /// Send the deliveries of a message again that are not delivered
+    /// Send again the deliveries of a message that are not delivered
     Replay(ActOnMessage),
     /// Cancel the open deliveries of a message
     Cancel(ActOnMessage),

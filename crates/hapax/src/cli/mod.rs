@@ -97,7 +97,7 @@ enum Command {
     /// Set, show and remove the secrets of tenants at run time
     #[command(subcommand)]
     Tenants(tenants::Tenants),
-    /// Run a local endpoint that prints each delivery and whether its signature holds
+    /// Run a local endpoint that prints each delivery and whether its signature is valid
     Listen(listen::Listen),
     /// Explain in sentences what happened to one event, and why
     Explain(explain::Explain),

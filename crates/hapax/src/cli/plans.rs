@@ -17,8 +17,8 @@ use crate::format;
 pub(super) struct ReplayEndpoint {
     /// The endpoint's id
     id: String,
-    /// dead: what died in that time; all: everything published in that time, what was delivered included;
-    /// missing: what was published in that time and the endpoint never got
+    /// dead: deliveries that died in that time; all: deliveries of all messages published in that time;
+    /// missing: messages published in that time that the endpoint never got
     #[arg(long, value_name = "STATUS", value_parser = which)]
     status: PlannedDeliveries,
     /// From this time on: RFC 3339, or a duration before now such as 1h
@@ -76,7 +76,7 @@ fn print_planned(Planned { id, count }: Planned, noun: [&str; 2]) -> Result<Exit
     match id {
         Some(id) => {
             output::data(&format!("{id}  {items}"))?;
-            output::words(&format!("`hapax replays show {id}` shows how far it is"));
+            output::words(&format!("`hapax replays show {id}` shows its progress"));
         }
         None => output::data(&items)?,
     }
@@ -188,7 +188,7 @@ impl EventPlanArgs {
 pub(super) enum Replays {
     /// List the newest plans
     List(ListPlans),
-    /// Show how far a plan is
+    /// Show the progress of a plan
     Show(ShowPlan),
     /// Stop a plan; what it has done stays done
     Cancel(CancelPlan),

@@ -45,9 +45,7 @@ impl Stats {
         }
         output::data(&line(self.source.as_deref().unwrap_or("all"), &stats.figures))?;
         if stats.sampled {
-            output::words(
-                "there are many events: how copies are spaced comes from a sample of them",
-            );
+            output::words("there are many events: the gaps between copies come from a sample");
         }
         for one in &stats.paused_handlers {
             let since =

@@ -1,5 +1,5 @@
 //! `hapax storm`: the command line of [`hapax_storm`], which tests any endpoint for exactly-once effects.
-//! Here are its flags, the databases that a probe can read, and the printed table.
+//! This file has its flags, the databases that a probe can read, and the printed table.
 
 use std::fs::File;
 use std::io::Write as _;

@@ -26,7 +26,7 @@ pub(super) enum Tenants {
     Remove(TenantSourceArgs),
     /// Delete what is stored for a tenant: endpoints, secrets, bodies, jobs, messages and deliveries
     Delete(Delete),
-    /// Show how far the deletion of a tenant's data has come
+    /// Show the progress of the deletion of a tenant's data
     Deletion(TenantArg),
     /// Make a link to the portal, with which a receiving party sees its endpoints and deliveries
     Portal(Portal),
@@ -280,7 +280,7 @@ impl TenantArg {
         }
         let found: TenantDeletion = read(answer)?;
         let state = match found.state {
-            DeletionState::Running => "running: it goes on in the background",
+            DeletionState::Running => "running: it continues in the background",
             DeletionState::Done => "done",
         };
         output::data(&format!("state      {state}"))?;

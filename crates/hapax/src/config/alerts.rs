@@ -34,7 +34,7 @@ pub(crate) struct Alerts {
     pub(crate) circuits: bool,
     /// Whether to alert when the vault lacks a key that stored values need.
     pub(crate) vault_key: bool,
-    /// How far the times that senders sign are from the clock.
+    /// The difference between the times that senders sign and the clock.
     pub(crate) clock_skew: Option<Duration>,
     /// The size of the write-ahead log in bytes; a long-running reader makes it grow.
     pub(crate) log_growth: Option<usize>,

@@ -1,4 +1,4 @@
-//! `[outbound]`: where endpoints may be, and how much is sent to them at once.
+//! `[outbound]`: the addresses that endpoints may have, and how much is sent to them at once.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -97,7 +97,7 @@ impl OutboundSettings {
         self.allow = vec![v4.into(), v6.into()];
     }
 
-    /// Whether both reach the same addresses in the same way.
+    /// Whether both settings reach the same addresses in the same way.
     pub(crate) fn has_same_way_out(&self, other: &Self) -> bool {
         self.allow == other.allow && self.ports == other.ports && self.proxy == other.proxy
     }

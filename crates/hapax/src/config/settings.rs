@@ -61,7 +61,7 @@ pub(crate) struct Settings {
     pub(crate) retention: Retention,
     /// The thresholds of alerts.
     pub(crate) alerts: Alerts,
-    /// Where endpoints may be, and how much is sent at once.
+    /// The addresses that endpoints may have, and how much is sent at once.
     pub(crate) outbound: OutboundSettings,
 }
 

@@ -221,7 +221,8 @@ mod tests {
 
     #[test]
     fn the_first_start_creates_one_key_and_every_later_one_reads_it() {
-        // Several starts race for the file. A second key would make what the first sealed unreadable.
+        // Several starts race for the file. With a second key, values that the first one sealed could
+        // not be read.
         let dir = tempfile::tempdir().unwrap();
         let file = VaultFile::in_dir(&dir.path().join("data"));
         assert!(matches!(file.state(), VaultFileState::Absent));

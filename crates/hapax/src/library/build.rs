@@ -218,7 +218,7 @@ impl<S: Database> Source<S> {
         self
     }
 
-    /// How far a signed time may be from now, before or after.
+    /// The most by which a signed time may differ from now, before or after.
     pub fn tolerance(mut self, tolerance: Duration) -> Self {
         self.spec.tolerance = Some(tolerance);
         self

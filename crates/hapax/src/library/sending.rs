@@ -325,8 +325,9 @@ impl<S: Database> Hapax<S> {
         }
     }
 
-    /// Gives an endpoint a new secret, which signs as `signing` says, or as the one before. The previous
-    /// secret still signs for `overlap` longer; an overlap of zero revokes every earlier secret now.
+    /// Gives an endpoint a new secret, which signs as `signing` says, or like the previous one. The
+    /// previous secret still signs for `overlap` longer; an overlap of zero revokes every earlier secret
+    /// now.
     pub async fn rotate_endpoint(
         &self,
         id: EndpointId,

@@ -149,13 +149,13 @@ fn arrivals(event: &Event) -> Vec<Step> {
         // that is kept.
         if not_shown > 0 && !is_conflict {
             let copies = if not_shown == 1 { "copy" } else { "copies" };
-            let text = format!("… {not_shown} more {copies} before the next, not kept one by one");
+            let text = format!("… {not_shown} more {copies} before the next, only counted");
             steps.push(Step::new(arrival.received_at, text));
             (not_shown, before) = (0, None);
         }
         let what = if is_conflict { "copy with other bytes" } else { "copy, same bytes" };
         let gap = before.map(|before| {
-            format!(", {} after the one before", format::between(before, arrival.received_at))
+            format!(", {} after the previous one", format::between(before, arrival.received_at))
         });
         let secret = match (&arrival.secret, &first.secret) {
             (Some(used), Some(known)) if used != known => format!(", secret {used}"),
@@ -171,7 +171,7 @@ fn arrivals(event: &Event) -> Vec<Step> {
         before = Some(arrival.received_at);
     }
     if not_shown > 0 {
-        let text = format!("… {}, not kept one by one", format::count(not_shown, "more arrival"));
+        let text = format!("… {}, only counted", format::count(not_shown, "more arrival"));
         steps.push(Step::new(before.unwrap_or(at), text));
     }
     steps
@@ -347,17 +347,17 @@ mod tests {
                 "0 ms verified: stripe, secret env:STRIPE_SECRET, clock skew -2.0 s",
                 "0 ms accepted",
                 &format!(
-                    "1.0 s copy, same bytes from 3.1.2.4, 1.0 s after the one before: did nothing, request {request}"
+                    "1.0 s copy, same bytes from 3.1.2.4, 1.0 s after the previous one: did nothing, request {request}"
                 ),
                 "1.5 s fee, attempt 1: failed in 31 ms, HTTP 500 \"card declined\"",
                 &format!(
-                    "2.0 s copy, same bytes from 3.1.2.4, 1.0 s after the one before: did nothing, request {request}"
+                    "2.0 s copy, same bytes from 3.1.2.4, 1.0 s after the previous one: did nothing, request {request}"
                 ),
                 "7.0 s published fee.charged, message msg_1",
                 "7.0 s fee, attempt 2: done in 20 ms → fee 50",
                 "9.0 s → https://shop.example/in: delivered after 2 attempts",
                 &format!(
-                    "5 minutes copy with other bytes from 3.1.2.4, 4 minutes after the one before: did nothing, request {request}"
+                    "5 minutes copy with other bytes from 3.1.2.4, 4 minutes after the previous one: did nothing, request {request}"
                 ),
                 "9 minutes ops (anna) replayed it (reason: \"asked\")",
             ]
@@ -377,9 +377,9 @@ mod tests {
             "Came 1000 times in 5 minutes with the same bytes; no handler was configured for it, so none ran."
         );
         assert_eq!(lines[2], "0 ms accepted, no handler was configured for it");
-        assert_eq!(lines[3], "4 minutes … 997 more copies before the next, not kept one by one");
+        assert_eq!(lines[3], "4 minutes … 997 more copies before the next, only counted");
         assert!(lines[4].starts_with("4 minutes copy, same bytes: did nothing"), "{}", lines[4]);
-        assert!(lines[5].contains("60 s after the one before"), "{}", lines[5]);
+        assert!(lines[5].contains("60 s after the previous one"), "{}", lines[5]);
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Default for ClockWatch {
 }
 
 impl ClockWatch {
-    /// Whether there may be waits to shorten.
+    /// Whether some waits may have to be shortened.
     pub(super) fn is_pulling(&self) -> bool {
         self.pulling.is_some() || self.endpoint.is_some()
     }

@@ -58,9 +58,9 @@ impl<S: AdminStore> PageAction<S> for RevokePortalLink {
         let link = link.ok_or_else(unknown)?;
         let entered = match link.entered_at {
             Some(at) => {
-                format!("A browser entered by it at {}, and is logged out.", format::at(at))
+                format!("A browser used this link at {}, and is logged out.", format::at(at))
             }
-            None => "No browser has entered by it. Its URL stops working.".to_owned(),
+            None => "No browser has used this link. Its URL stops working.".to_owned(),
         };
         Ok(Question {
             title: "Revoke this link to the portal?".to_owned(),

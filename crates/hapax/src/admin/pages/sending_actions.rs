@@ -52,7 +52,7 @@ impl<S: AdminStore> PageAction<S> for ReplayDelivery {
     }
 }
 
-/// Sends the deliveries of a message again that are not delivered.
+/// Sends again the deliveries of a message that are not delivered.
 pub(in crate::admin) struct ReplayMessage;
 
 impl<S: AdminStore> PageAction<S> for ReplayMessage {

@@ -325,7 +325,7 @@ impl<S: AdminStore> PageAction<S> for ReplayMany {
     async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
         let counts = Arc::clone(&asked.admin.portal_counts);
         let _counting = counts.try_acquire().map_err(|_| {
-            Problem::limited("deliveries are being counted for somebody else: try again", 1)
+            Problem::limited("the server is counting other deliveries: try again", 1)
         })?;
         let question = PlanDeliveries::question(asked).await?;
         let fields = vec![rate("Deliveries a second (empty: 10, at most 50)")];

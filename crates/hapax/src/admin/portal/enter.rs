@@ -124,7 +124,7 @@ pub(super) async fn enter<S: AdminStore>(
     Ok(CookieRedirect { to: format!("{path}/"), cookie })
 }
 
-/// `POST /p/{link}/logout`. The link ends, because its code works no more.
+/// `POST /p/{link}/logout`. The link ends, because its code has been used.
 pub(super) async fn leave<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,

@@ -9,7 +9,7 @@ use hapax_core::store::PortalLinkId;
 
 use super::super::problem::Problem;
 
-/// From this many links on, those that were quiet for a minute are forgotten.
+/// Once there are this many links, those that were quiet for a minute are forgotten.
 const LINKS_KEPT: usize = 10_000;
 
 /// The pages and forms of each link.

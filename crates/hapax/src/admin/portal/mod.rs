@@ -39,7 +39,7 @@ pub(crate) struct Portal<S> {
     admin: Arc<Admin<S>>,
     /// How browsers reach the portal.
     site: Arc<Site>,
-    /// Bounds what the audit trail records of codes that do not open a link.
+    /// Limits how many wrong codes the audit trail records.
     refusals: Refusals,
     limits: LinkLimits,
 }
