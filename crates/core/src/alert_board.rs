@@ -4,7 +4,7 @@
 //!
 //! An alert is *pending* when a round first finds its problem, and *raised* when a later round
 //! still finds it. It is *cleared* once no round has found the problem for a while. So a brief
-//! problem is no alert, and a problem that comes and goes is one alert.
+//! problem raises no alert, and a problem that comes and goes is one alert.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

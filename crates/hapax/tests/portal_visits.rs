@@ -17,7 +17,7 @@ pub(crate) fn portal(server: &Server) -> SocketAddr {
     line.trim().rsplit('/').next().unwrap().parse().unwrap()
 }
 
-/// Makes a link for a tenant; its path to enter.
+/// Makes a link for a tenant, and returns the path to enter.
 #[track_caller]
 pub(crate) fn link(server: &Server, tenant: &str, allow: &[&str]) -> String {
     let path = format!("/api/v1/tenants/{tenant}/portal");
@@ -48,7 +48,7 @@ pub(crate) struct Visit {
 }
 
 impl Visit {
-    /// Enters by the path of a link.
+    /// Enters through the path of a link.
     #[track_caller]
     pub(crate) fn enter(at: SocketAddr, door: &str) -> Self {
         let entered = ask(at, "POST", door, "", "");

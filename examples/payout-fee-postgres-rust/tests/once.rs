@@ -43,7 +43,7 @@ fn is_once_each(database: &Database, events: usize) {
     assert_eq!(database.number("SELECT count(*) FROM hapax.dead_letters"), 0);
 }
 
-/// These payouts, each `copies` times on as many connections.
+/// Sends these payouts, each `copies` times on as many connections.
 fn load(numbers: std::ops::Range<usize>, copies: usize) -> Load {
     payouts(SECRET, numbers, copies)
 }

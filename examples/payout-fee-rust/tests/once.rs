@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-/// These payouts, each `copies` times on as many connections.
+/// Sends these payouts, each `copies` times on as many connections.
 fn load(numbers: std::ops::Range<usize>, copies: usize) -> Load {
     payouts(SECRET, numbers, copies)
 }

@@ -166,9 +166,9 @@ pub enum EventAct {
         /// Whether jobs that are done, stale or discarded run again too.
         force: bool,
     },
-    /// Approves it in review.
+    /// Approves an event in review.
     Approve,
-    /// Rejects it in review.
+    /// Rejects an event in review.
     Reject,
     /// Discards its dead letters.
     Discard,

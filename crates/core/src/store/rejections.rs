@@ -1,4 +1,4 @@
-//! The last requests of each source that were refused.
+//! The last refused requests of each source.
 
 use std::future::Future;
 use std::net::IpAddr;

@@ -151,8 +151,8 @@ fn a_public_key_of_another_endpoint_does_not_verify_and_neither_does_a_shared_se
 
 #[test]
 fn a_receiver_verifies_every_delivery_during_two_rotations_in_a_row() {
-    // The receiver updates late. The second rotation must neither shorten nor prolong the end of the first
-    // secret, and from its end on no delivery is signed with it.
+    // The receiver updates late. The second rotation must not move the end of the first secret, and after
+    // that end no delivery is signed with it.
     let start = at(1_767_225_600);
     let after = |hours: u32| start + HOUR * hours;
     let (first, second, third) = (secret(1), secret(2), secret(3));

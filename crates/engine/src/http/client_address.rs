@@ -20,8 +20,8 @@ pub(crate) fn remote(peer: SocketAddr, headers: &HeaderMap, trusted: &[IpNet]) -
     lines.reverse();
     let mut nearest = peer;
     for hop in lines.iter().flat_map(|line| line.rsplit(',')).take(FORWARDED_HOPS_MAX) {
-        // A hop that is no address was not written by a trusted proxy: the hop after it is the last
-        // one that can be believed.
+        // A hop that is not an address was not written by a trusted proxy, so the hop after it is
+        // the last one that can be trusted.
         let Some(address) = address(hop.trim()) else { break };
         nearest = address;
         if !is_trusted(&nearest) {

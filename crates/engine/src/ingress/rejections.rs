@@ -1,4 +1,4 @@
-//! The last requests that were refused, for operators. Noting one costs a lock that is never waited for and a few
+//! The last refused requests, for operators. Noting one costs a lock that is never waited for and a few
 //! bytes, and the number of notes is bounded per second: a flood of forged requests is sampled.
 
 use std::collections::{HashMap, VecDeque};

@@ -493,7 +493,7 @@ async fn a_reload_brings_the_setup_that_was_missing() {
 
 #[tokio::test]
 async fn an_address_that_the_receiving_party_chose_must_be_public_whatever_the_operator_allows() {
-    // Also if the address was public when it was stored: every attempt is judged.
+    // This holds even if the address was public when it was stored: every attempt is checked.
     let (store, sink) = (TestOutbox::new(), Sink::start().await);
     store.publish(&vault(), sink.at, "fine", 1, 10);
     let operators = store.state().waiting.values().next().unwrap().0.clone();

@@ -1,6 +1,6 @@
 //! A retry storm: every known event arrives once more. Each engine accepts events first, then gets all
 //! of them again, then again after a restart, when nothing is in memory. Finally, new events arrive
-//! beside a storm.
+//! during a storm.
 //!
 //! Copies are recorded after their answers. So the CPU time and the bytes of a load count until the
 //! servers are idle again.

@@ -45,7 +45,7 @@ impl Beside {
     }
 }
 
-/// A server, and the events that only it was sent.
+/// A server, and the events that were sent to it alone.
 pub(crate) struct Sent {
     pub(crate) server: Server,
     pub(crate) events: Rc<RefCell<Events>>,

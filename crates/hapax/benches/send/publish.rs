@@ -89,13 +89,13 @@ pub(crate) async fn measure(options: &Options, directory: &Path) -> anyhow::Resu
 pub(crate) struct Messages {
     next: u64,
     body: String,
-    /// Where in the body the digits of the message's id are.
+    /// The position of the message's id in the body.
     id: usize,
     /// Where the number of the type is, and the numbers of the types, which take turns.
     type_number: Option<(usize, Range<u64>)>,
-    /// Where the digits of the key are.
+    /// The position of the key in the body.
     key: Option<usize>,
-    /// Where the time of the request is, in microseconds since 1970.
+    /// The position of the request's time, in microseconds since 1970.
     at: Option<usize>,
 }
 

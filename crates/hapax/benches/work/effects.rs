@@ -20,7 +20,7 @@ pub(crate) struct Pair {
     pub(crate) ledger: Ledger,
 }
 
-/// A server, and the events that only it got.
+/// A server, and the events that were sent to it alone.
 pub(crate) struct Sent {
     pub(crate) server: Server,
     pub(crate) events: Rc<RefCell<Events>>,

@@ -14,7 +14,7 @@ use crate::beside::NAP;
 use crate::shared::events::SECRET;
 use crate::shared::server::Server;
 
-/// The handler's timeout: longer than its sleep of [`NAP`], also at the end of the run.
+/// The handler's timeout: longer than its sleep of [`NAP`], even at the end of the run.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Whether the app has a handler.

@@ -1,4 +1,4 @@
-//! The last requests of a source that were refused.
+//! The last refused requests of a source.
 
 use std::sync::Arc;
 

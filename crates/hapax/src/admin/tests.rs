@@ -53,7 +53,7 @@ struct NewEvent {
     copies: Vec<Timestamp>,
 }
 
-/// How far a job has come.
+/// The progress of a job.
 #[derive(Debug, Clone, Copy)]
 enum JobState {
     Ready,
@@ -341,7 +341,7 @@ fn post_request(token: Option<&str>, path: &str, body: Value) -> Request<Body> {
     request.body(Body::from(body.to_string())).unwrap()
 }
 
-/// A body that its client holds back after the headers.
+/// A body that its client does not send until the test says so.
 struct HeldBody {
     /// Notified when the server begins to read.
     reading: Option<oneshot::Sender<()>>,

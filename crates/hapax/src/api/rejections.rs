@@ -1,4 +1,4 @@
-//! Requests that were refused.
+//! Refused requests.
 
 use std::net::IpAddr;
 

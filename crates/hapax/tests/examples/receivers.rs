@@ -131,7 +131,7 @@ impl Stage {
         all["items"][0]["id"].as_str().unwrap().to_owned()
     }
 
-    /// Gives the endpoint a new secret beside the old ones, and returns it.
+    /// Gives the endpoint a new secret in addition to the old ones, and returns it.
     fn rotate(&self) -> String {
         let path = format!("/api/v1/endpoints/{}/rotate", self.endpoint());
         let answer = self.server.admin_post(&path, &json!({"overlap": "1h"}));

@@ -65,7 +65,7 @@ impl Conditions {
         self.said.clear();
     }
 
-    /// A statement with these conditions, for a part of another one.
+    /// A statement with these conditions, to be used inside another statement.
     pub(super) fn said_from(&self, head: &str) -> String {
         let said = if self.said.is_empty() { "true" } else { &self.said.join(" AND ") };
         format!("{head} WHERE {said}")

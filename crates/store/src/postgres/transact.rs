@@ -116,9 +116,9 @@ enum TxState {
     Open,
     /// A statement was sent, and its answer has not been read; its caller may have stopped waiting.
     Sent,
-    /// A statement failed, and why; the connection is sound.
+    /// A statement failed for this reason; the connection can still be used.
     Failed(String),
-    /// A statement failed, and why; the connection cannot be used again.
+    /// A statement failed for this reason; the connection cannot be used again.
     Spoilt(String),
     /// The connection or the database is gone.
     Gone(String),

@@ -173,7 +173,7 @@ impl History {
         self.endpoints.iter().position(|one| *one == endpoint).expect("one of ours")
     }
 
-    /// A claim of any sender, the newest first.
+    /// The claims of all senders, the newest first.
     fn claim(&self, back: usize) -> Option<DeliveryClaim> {
         let len = self.claims.len();
         (len > 0).then(|| self.claims[len - 1 - back % len].clone())

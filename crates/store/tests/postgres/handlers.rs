@@ -195,7 +195,7 @@ async fn plain_names_are_the_users_tables_though_the_role_is_called_hapax() {
     assert_eq!(made.await, "public");
 }
 
-/// Ways to the tables of Hapax that no parsing of the statements finds.
+/// Attempts to reach the tables of Hapax that cannot be found by parsing the statements.
 const DETOURS: [&str; 7] = [
     "SELECT public.wipe()",
     "SELECT public.wipe_as_owner()",

@@ -68,7 +68,7 @@ impl Server {
         answered(&self.portal, request.header("host", "webhooks.example.com"), more, form).await
     }
 
-    /// Makes a link for a tenant; its path to enter.
+    /// Makes a link for a tenant, and returns the path to enter.
     async fn link(&self, tenant: &str, allow: &[&str]) -> String {
         let path = format!("/api/v1/tenants/{tenant}/portal");
         let (status, made) = self.post(&path, json!({ "ttl": "1h", "allow": allow })).await;
@@ -87,7 +87,7 @@ impl Server {
         Visit { base, cookie: cookie.split(';').next().unwrap().to_owned() }
     }
 
-    /// Makes a link and enters by it.
+    /// Makes a link and enters through it.
     async fn entered(&self, tenant: &str, allow: &[&str]) -> Visit {
         self.enter(&self.link(tenant, allow).await).await
     }
@@ -345,7 +345,7 @@ async fn no_route_reaches_what_belongs_to_another_tenant() {
         };
         let (answer, absent) = (ask(&foreign).await, ask(&unknown).await);
         assert_eq!(answer.status, StatusCode::NOT_FOUND, "{} {}", route.method, route.path);
-        // The answer does not even tell that it exists.
+        // The answer does not even reveal that the object exists.
         assert_eq!((answer.status, answer.text), (absent.status, absent.text), "{}", route.path);
         tried += 1;
     }

@@ -521,8 +521,8 @@ CREATE TABLE hapax.verifier (
     secret text    NOT NULL
 );
 
--- The last requests of each source that were refused. Few rows, written every few seconds at most.
--- Text of senders is bytea, because text here cannot hold a NUL.
+-- The last refused requests of each source. Few rows, written every few seconds at most. Text of
+-- senders is bytea, because text here cannot hold a NUL.
 CREATE TABLE hapax.rejection (
     source     text        NOT NULL,
     at         timestamptz NOT NULL,

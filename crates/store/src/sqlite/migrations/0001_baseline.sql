@@ -614,7 +614,7 @@ CREATE TABLE hapax_verifier (
     secret TEXT    NOT NULL
 );
 
--- The last requests of each source that were refused. Few rows, written every few seconds at most.
+-- The last refused requests of each source. Few rows, written every few seconds at most.
 CREATE TABLE hapax_rejection (
     source     TEXT    NOT NULL,
     at         INTEGER NOT NULL,
