@@ -74,9 +74,9 @@ impl Default for HttpLimits {
 /// milliseconds, over a long distance with TLS perhaps half a second.
 pub const SLOW_AFTER: Duration = Duration::from_secs(2);
 
-/// How long a new connection is never closed for another. If there are more new senders than slots, they
-/// must wait for each other, not close each other. The time also bounds a flood: at most all slots are
-/// replaced in it.
+/// The time for which a new connection is not closed to make room for another. If there are more new
+/// senders than slots, they must wait for each other, not close each other. The time also bounds a
+/// flood: at most all slots are replaced in it.
 pub const NEW_FOR: Duration = Duration::from_millis(250);
 
 /// An address is crowding if it holds more than one in this many of all slots, and at least
@@ -135,8 +135,8 @@ pub struct BodyLimits {
     /// Bytes of unfinished bodies held at once over all connections. A body that arrives in one
     /// piece does not count: its bytes are in the connection's buffer anyway.
     pub unfinished_bytes_max: usize,
-    /// How long a new body is never dropped for another, and the span over which its speed is
-    /// measured. Most bodies are complete by then.
+    /// The time for which a new body is not dropped for another, and the span over which its speed
+    /// is measured. Most bodies are complete by then.
     pub left_alone: Duration,
 }
 

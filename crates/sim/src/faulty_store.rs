@@ -22,7 +22,7 @@ use hapax_core::{SourceName, Tenant, Timestamp};
 use tokio::sync::{Notify, Semaphore};
 use uuid::Uuid;
 
-/// The reason of every failure that a test plans without an error of its own.
+/// The error of planned failures for which the test gives no error.
 pub const PLANNED: &str = "planned by the test";
 
 /// A store whose calls are counted, and fail or wait as the test plans.
@@ -43,7 +43,7 @@ struct Calls {
     begun: usize,
     ended: usize,
     arguments: Vec<String>,
-    /// By the number of the call, from 0.
+    /// By the number of the call, counted from 0.
     failures: Vec<(Range<usize>, StoreError)>,
     before: Option<Arc<Semaphore>>,
     after: Option<Arc<Semaphore>>,
@@ -136,7 +136,8 @@ impl<S> FaultyStore<S> {
         self.calls().get(&act).map_or_else(Vec::new, |calls| calls.arguments.clone())
     }
 
-    /// Ends when the next call begins or ends. Counts from the call on, not from the first poll.
+    /// Ends when the next call begins or ends. Counts from the moment of the call, not from the
+    /// first poll.
     pub fn changed(&self) -> impl Future<Output = ()> {
         self.changed.notified()
     }

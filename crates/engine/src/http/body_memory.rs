@@ -20,7 +20,7 @@ pub(crate) struct BodyMemory(Arc<Memory>);
 #[derive(Debug)]
 struct Memory {
     bytes_max: usize,
-    /// How long a new body is never dropped, and the span over which its speed is measured.
+    /// The time for which a new body is not dropped, and the span over which its speed is measured.
     window: Duration,
     pool: Mutex<Pool>,
 }

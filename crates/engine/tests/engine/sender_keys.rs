@@ -380,7 +380,7 @@ async fn a_known_certificate_is_fetched_again_beside_its_use_and_forgotten_after
     server.wait_for_fetches(2).await;
     assert_eq!(receiver.paypal(&signer, "e4").await, 200);
     server.opens.send_replace(true);
-    // After a day in all it is unknown.
+    // After a whole day the key is no longer known.
     receiver.advance(12 * HOUR);
     let late = receiver.send(&signer.request("e5", receiver.now(), &signer.url())).await;
     assert_eq!((late.status, receiver.stored().await), (503, 4), "{late:?}");

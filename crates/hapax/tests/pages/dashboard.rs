@@ -117,7 +117,7 @@ fn walk(test: &str, server: Server, mend: impl FnOnce(), looks: Looks) {
     part(&Operator::administers);
 }
 
-/// Which pages the test checks by their appearance, which is the same with every store.
+/// The pages whose appearance the test checks. It is the same with every store.
 enum Looks {
     Everywhere,
     OnTheWay,

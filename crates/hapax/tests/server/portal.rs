@@ -151,7 +151,7 @@ fn a_receiving_party_cannot_move_the_headers_of_an_operator_to_a_server_of_its_o
         let changed = visit.post(&edit, &fields);
         assert_eq!(changed.status, 303, "{url}: {}", changed.text());
     };
-    // The same server in other words, and another path of it.
+    // Another spelling of the same server, and another path on it.
     moved_to("HTTPS://EXAMPLE.com:443/in", &[]);
     moved_to("https://example.com/other", &[]);
     assert_eq!(headers(), json!(["x-api-key"]));

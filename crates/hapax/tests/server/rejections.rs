@@ -30,7 +30,7 @@ fn refused_requests_are_listed_with_what_they_claim_and_stay_text() {
     let page = server.admin_get("/sources/stripe").text();
     assert!(page.contains("Refused requests") && page.contains("evt_&#60;script&#62;"), "{page}");
     assert!(!page.contains("<script>alert") && !page.contains('\u{202e}'), "{page}");
-    // A source that was never sent to.
+    // A source that never received a request.
     let quiet = server.admin_get("/api/v1/sources/github/rejections").json();
     assert_eq!(quiet["items"].as_array().map(Vec::len), Some(0), "{quiet}");
     // They outlive the process.

@@ -1,4 +1,4 @@
-//! Thousands of connections that send almost nothing, beside signed traffic: every signed request
+//! Thousands of connections that send almost nothing, during signed traffic: every signed request
 //! is answered.
 
 use std::io::{Read, Write};

@@ -67,7 +67,7 @@ struct Kept {
     reads: usize,
 }
 
-/// One request as it came.
+/// One request as it was received.
 struct Request {
     arrival: Arrival,
     signature: String,

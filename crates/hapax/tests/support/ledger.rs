@@ -65,7 +65,7 @@ impl Ledger {
         assert_eq!(self.number("SELECT balance FROM account"), events as i64);
     }
 
-    /// Writes while the server runs. Only a test that repairs its own damage does that.
+    /// Writes while the server runs. Only a test that repairs its own damage calls this.
     pub(crate) fn execute(&self, sql: &str) {
         let database = Connection::open(&self.0).unwrap();
         database.busy_timeout(super::FOREVER).unwrap();

@@ -1,4 +1,4 @@
-//! Endpoints that hang beside endpoints that answer.
+//! Endpoints that hang, together with endpoints that answer.
 
 use std::sync::{Arc, Condvar, Mutex};
 

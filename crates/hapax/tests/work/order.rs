@@ -22,7 +22,7 @@ fn house(handlers: &str, schema: &str) -> (House, Ledger) {
     (house, ledger)
 }
 
-/// A signed event about one account, with `fields` beside its id.
+/// A signed event about one account, with its id and `fields`.
 fn request(id: &str, account: &str, fields: Value) -> Vec<u8> {
     let mut body = json!({
         "id": id, "object": "event", "type": "account.updated",

@@ -117,7 +117,7 @@ fn an_endpoint_with_a_key_pair_shows_its_public_key_and_never_a_secret() {
     assert!(second != key && rotated.get("secret").is_none(), "{rotated}");
     let got = send(&server, &sink, "m1");
     assert!(got.verifies(&key) && got.verifies(&second), "{got:?}");
-    // A key of one's own, from a tool of Standard Webhooks.
+    // The user's own key, made with a tool of Standard Webhooks.
     let own = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
     let asked = json!({"overlap": "0s", "secret": own});
     let rotated = server.admin_post(&format!("{path}/rotate"), &asked).json();
@@ -126,7 +126,8 @@ fn an_endpoint_with_a_key_pair_shows_its_public_key_and_never_a_secret() {
     assert!(!seen.contains("whsk_") && !seen.contains("6Xb/dCcH"), "{seen}");
 }
 
-// Receivers of both kinds are out there during the overlap; the one that never changes must fail only at its end.
+// During the overlap there are receivers of both kinds. A receiver that never changes must fail only when the
+// overlap ends.
 #[test]
 fn a_change_of_the_kind_keeps_both_receivers_verifying_for_the_overlap() {
     let house = House::new(LOOPBACK);

@@ -145,7 +145,7 @@ fn two_at_a_time(settle: Option<Settle>) -> (Api, Arc<Notify>, [Arc<Semaphore>; 
     (api, begun, gates)
 }
 
-// A run that took too long must neither overwrite nor free the key of its successor.
+// A run that took too long must neither overwrite nor free the key that a later run holds.
 #[tokio::test]
 async fn a_late_run_gets_the_answer_of_its_successor() {
     let (api, begun, [first_gate, second_gate]) = two_at_a_time(None);

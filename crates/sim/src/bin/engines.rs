@@ -1,5 +1,5 @@
 //! A PostgreSQL and a Redis for experiments. Prints their URLs and runs them until it ends, by Ctrl-C or
-//! otherwise. Then nothing of them is left.
+//! otherwise. Nothing of the engines is left afterwards.
 
 use std::io::{self, Write};
 

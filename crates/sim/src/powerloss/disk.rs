@@ -1,9 +1,10 @@
 //! The contents that a disk may have after a power loss.
 //!
-//! The model is a file system with the weakest guarantees. A change is certain only after a sync that began when
-//! the change had ended: of a file for its bytes and size, of a directory for the names in it. Before, any 512
-//! bytes of it may be there or not, independent of every other change. After a failed sync, its changes stay
-//! uncertain: Linux marks those pages as clean, and the next sync skips them and reports success.
+//! The model is a file system with the weakest guarantees. A change is certain only after a sync that began
+//! when the change had ended: of a file for its bytes and size, of a directory for the names in it. Until
+//! then, any 512 bytes of the change may be there or not, independent of every other change. After a failed
+//! sync, its changes stay uncertain: Linux marks those pages as clean, and the next sync skips them and
+//! reports success.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -400,7 +400,7 @@ pub(super) async fn jobs(
     let mut page = SlicedPage::begin(filter.limit);
     let mut slices = Slices::begin(filter.bound);
     let mut before = filter.before.map_or(Uuid::max(), |Cursor(before)| Uuid::from_u128(before));
-    // Written into the statement, so that the partial index of that state can be used. The states that have
+    // The state is written into the statement, so that its partial index can be used. The states that have
     // no index in this order are checked row by row.
     let state = filter.phase.map(state_of);
     let listed = filter.phase.filter(|phase| match phase {

@@ -372,9 +372,9 @@ fn forgets_marks(spec: &HandlerSpec) -> bool {
     spec.order.as_ref().is_some_and(|rule| matches!(rule.policy, OrderPolicy::Latest))
 }
 
-/// When the first job of a lane is due after `after`, its first lease ends or its first deadline
-/// passes. A deadline that has passed counts only while no job of its resource is leased: until
-/// then the held job stays held.
+/// The time after `after` at which the first job of a lane is due, its first lease ends or its
+/// first deadline passes. A deadline that has passed counts only while no job of its resource is
+/// leased: until then the held job stays held.
 fn next_in(conn: &Connection, lane: i64, after: i64, now: i64) -> rusqlite::Result<Option<i64>> {
     conn.prepare_cached(&format!(
         "SELECT min(due_at) FROM (
