@@ -8,7 +8,7 @@ DECLARE
     gone integer;
     mostly integer;
 BEGIN
-    PERFORM hapax.commit_behind();
+    PERFORM hapax.commit_without_sync();
     DELETE FROM hapax.reservation r USING (
         SELECT o.scope, o.key FROM hapax.reservation o
         WHERE o.expires_at <= moment AND (o.status IS NOT NULL OR o.leased_until <= moment)

@@ -13,7 +13,7 @@ DECLARE
     moment CONSTANT timestamptz := coalesce(now_at, statement_timestamp());
     ripe uuid[];
 BEGIN
-    PERFORM hapax.commit_behind();
+    PERFORM hapax.commit_without_sync();
     IF NOT pg_try_advisory_xact_lock(x'6861706178000003'::bigint) THEN
         RETURN;
     END IF;

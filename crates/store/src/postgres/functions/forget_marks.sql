@@ -18,7 +18,7 @@ DECLARE
     h record;
     l record;
 BEGIN
-    PERFORM hapax.commit_behind();
+    PERFORM hapax.commit_without_sync();
     last_handler := after_handler;
     last_tenant := after_tenant;
     FOR h IN

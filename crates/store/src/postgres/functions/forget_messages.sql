@@ -5,7 +5,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     gone integer;
 BEGIN
-    PERFORM hapax.commit_behind();
+    PERFORM hapax.commit_without_sync();
     DELETE FROM hapax.message m USING (
         SELECT o.message FROM hapax.message o WHERE o.body IS NULL AND o.created_at < before
         ORDER BY o.created_at LIMIT most FOR UPDATE SKIP LOCKED) old

@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION hapax.index_values(
     events uuid[], hashes uuid[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM hapax.commit_behind();
+    PERFORM hapax.commit_without_sync();
     IF NOT pg_try_advisory_xact_lock_shared(x'6861706178000003'::bigint) THEN
         UPDATE hapax.search_mark m SET busy_until = '-infinity' WHERE m.fields = of_fields;
         RETURN false;

@@ -26,7 +26,7 @@ DECLARE
     few uuid[] := '{}';
 BEGIN
     taken := 0;
-    PERFORM hapax.commit_behind();
+    PERFORM hapax.commit_without_sync();
     alone := pg_try_advisory_xact_lock(x'6861706178000003'::bigint) AND hapax.shut_out_replays();
     IF NOT alone THEN
         RETURN;

@@ -10,7 +10,7 @@ DECLARE
     old bigint[];
     is_last boolean;
 BEGIN
-    PERFORM hapax.commit_behind();
+    PERFORM hapax.commit_without_sync();
     SELECT coalesce(array_agg(l.message ORDER BY l.message), '{}'),
            coalesce(array_agg(l.message) FILTER (WHERE l.created_at < before), '{}')
     INTO looked, old

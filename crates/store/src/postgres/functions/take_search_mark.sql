@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION hapax.take_search_mark(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     at := coalesce(now_at, statement_timestamp());
-    PERFORM hapax.commit_behind();
+    PERFORM hapax.commit_without_sync();
     INSERT INTO hapax.search_mark (fields) VALUES (of_fields) ON CONFLICT DO NOTHING;
     -- A lease that ends later than this was written before the clock was set back.
     UPDATE hapax.search_mark m SET busy_until = at + interval '30 seconds', seen_at = at
