@@ -50,7 +50,7 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     delivery_state, delivery_rank, delivery_status, delivery_id, is_over, commit_slack, replay_lock,
     last_job, rank, status, job_id, first_due, open_reason, rate_next_at, time_text,
     key_margin, byte_margin, fence_floor,
-    abandon, add_tallies, admit, admit_handlers, adopt, announce, batch_keys, begin_sequence, blocking_delivery, check_in,
+    abandon, add_tallies, admit, admit_handlers, link_messages, announce, batch_keys, begin_sequence, blocking_delivery, check_in,
     cancel_orphans, change_endpoint, change_message, change_source_secrets, claim, commit_without_sync, complete, count_copies,
     count_keys, count_plan, count_usage, create_endpoint, create_plan, day_after, decide, delete_tenant,
     discard,

@@ -9,7 +9,7 @@ BEGIN
     END IF;
     CASE hapax.done(complete.job, complete.fence, complete.result, statement_timestamp())
         WHEN 1, 3 THEN
-            PERFORM hapax.adopt(complete.job);
+            PERFORM hapax.link_messages(complete.job);
         WHEN 2 THEN
             RAISE EXCEPTION 'job % was completed before under fence %', complete.job, complete.fence
                 USING ERRCODE = 'XH001';
