@@ -33,7 +33,7 @@ BEGIN
     END IF;
     of_source := d.passed_source;
     PERFORM pg_advisory_xact_lock(x'6861706178000003'::bigint);
-    IF NOT hapax.shut_out_replays() THEN
+    IF NOT hapax.exclude_replays() THEN
         RETURN;
     END IF;
     SELECT coalesce(array_agg(r.id ORDER BY r.id) FILTER (WHERE r.is_covered), '{}'),

@@ -27,7 +27,7 @@ DECLARE
 BEGIN
     taken := 0;
     PERFORM hapax.commit_without_sync();
-    alone := pg_try_advisory_xact_lock(x'6861706178000003'::bigint) AND hapax.shut_out_replays();
+    alone := pg_try_advisory_xact_lock(x'6861706178000003'::bigint) AND hapax.exclude_replays();
     IF NOT alone THEN
         RETURN;
     END IF;

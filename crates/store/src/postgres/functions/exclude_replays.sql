@@ -1,6 +1,6 @@
 -- Keeps: no replay runs until this transaction ends. False if a replay did not end within a second:
 -- it waits for a user's transaction, and other transactions must not wait with it.
-CREATE OR REPLACE FUNCTION hapax.shut_out_replays() RETURNS boolean
+CREATE OR REPLACE FUNCTION hapax.exclude_replays() RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '1s'
