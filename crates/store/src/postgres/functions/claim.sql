@@ -91,7 +91,7 @@ BEGIN
             IF guarded AND h.policy IS NOT NULL THEN
                 got := hapax.take_in_order(h, current_lane, room, since, taken = '{}', who, at);
             ELSE
-                got := hapax.take_any(h, current_lane, room, since, taken = '{}', who, at);
+                got := hapax.take_unordered(h, current_lane, room, since, taken = '{}', who, at);
             END IF;
             taken := taken || got.taken;
             set_aside := set_aside || got.aside;

@@ -2,7 +2,7 @@
 -- transaction of the work. A job in the node's own process that was lost before is taken alone: as the
 -- first job of the claim, or not now. seen_until: no due job before it is left in this lane. aside is
 -- of hapax.take_in_order, and null here.
-CREATE OR REPLACE FUNCTION hapax.take_any(
+CREATE OR REPLACE FUNCTION hapax.take_unordered(
     h hapax.handler, of_lane integer, room integer, since timestamptz, is_first boolean, who text,
     at timestamptz,
     OUT taken uuid[], OUT by_itself boolean, OUT seen_until timestamptz, OUT aside uuid[])
