@@ -56,7 +56,7 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     discard,
     done, done_all, due_endpoints, due_lanes, end_delivery_leases, end_hold, end_holds, end_leases,
     endpoint_lock, envelope, erase, erase_events, erase_messages, exchange, expire, expire_deliveries, expire_delivery, fail, failed,
-    finish, finish_key, first_fence, fold_usage, forget, forget_marks, forget_messages, give_back,
+    finish, finish_key, first_fence, merge_usage_of, forget, forget_marks, forget_messages, give_back,
     guard, has_ample_room, has_room, hold, hurry, index_values,
     ingest, is_held, is_reserved, judge_circuit, key_hash, key_lock,
     lane_of, lease_jobs, lock_marks, lose, lose_delivery, make_partition, message_fingerprint,

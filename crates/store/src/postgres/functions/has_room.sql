@@ -24,10 +24,10 @@ BEGIN
            coalesce(sum(u.callers), 0)::numeric AS callers, count(*) AS slots
     INTO api FROM hapax.key_usage u WHERE u.owner = split_part(has_room.owner, '/', 1);
     IF own.slots > 50 THEN
-        PERFORM hapax.fold_usage(has_room.owner);
+        PERFORM hapax.merge_usage_of(has_room.owner);
     END IF;
     IF api.slots > 50 THEN
-        PERFORM hapax.fold_usage(split_part(has_room.owner, '/', 1));
+        PERFORM hapax.merge_usage_of(split_part(has_room.owner, '/', 1));
     END IF;
     callers := greatest(api.callers + CASE WHEN own.slots = 0 THEN 1 ELSE 0 END, 1);
     RETURN own.bytes < max_bytes
