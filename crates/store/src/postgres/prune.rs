@@ -229,7 +229,7 @@ async fn expire(shared: &Shared, limit: usize) -> Result<bool, PgError> {
     if !has_more {
         let tend = || async {
             let mut lent = shared.pools.admin.lend().await?;
-            lent.query("SELECT hapax.tend_usage()", &[]).await
+            lent.query("SELECT hapax.merge_usage()", &[]).await
         };
         retried(tend).await?;
     }

@@ -436,7 +436,7 @@ async fn the_counts_of_a_quota_are_right_with_any_mix_of_writers() {
     for task in tasks {
         task.await.expect("no panic");
     }
-    base.sql.execute("SELECT hapax.tend_usage()", &[]).await.expect("tends");
+    base.sql.execute("SELECT hapax.merge_usage()", &[]).await.expect("tends");
     let (counted, is_there) = counted_and_true(&base).await;
     assert_eq!(counted, is_there);
     assert!(counted.starts_with("api ") && counted.contains("api/acct_3 "), "{counted}");
