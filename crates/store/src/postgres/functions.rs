@@ -66,7 +66,7 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     publish_or_raise, publish_own, publish_standing, ready_next,
     ready_next_delivery, refuse_handler, renew, replay, replay_delivery, reservation_came,
     reservation_changed, reservation_went, reserve, reserve_key, run_plan, seal_of, send_again,
-    set_aside, set_paused, settle, settle_attempt, shown, exclude_replays, silence_alert, skip_delivery, strip, strip_each,
+    set_aside, set_paused, settle, settle_attempt, escaped_text, exclude_replays, silence_alert, skip_delivery, strip, strip_each,
     strip_messages, strip_run, take_unordered, take_deliveries, take_in_order, take_search_mark, take_slice, merge_usage, to_review,
     try_mark, unpark, wake_parked, wants_message, wants_own, worked_for, works_for, write_alerts, write_jobs, write_message,
 ];

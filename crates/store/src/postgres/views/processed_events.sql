@@ -1,16 +1,16 @@
 CREATE OR REPLACE VIEW hapax.processed_events AS
 SELECT e.id,
-       hapax.shown(e.event_id) AS event_id,
+       hapax.escaped_text(e.event_id) AS event_id,
        e.tenant,
        e.source,
-       hapax.shown(e.event_type) AS event_type,
+       hapax.escaped_text(e.event_type) AS event_type,
        e.id::text AS idempotency_key,
        e.received_at,
        CASE WHEN s.status IN ('processed', 'stale') THEN j.ended_at END AS processed_at,
        s.status IN ('processed', 'stale') AS processed,
        s.status,
        j.result,
-       hapax.shown(b.body) AS payload
+       hapax.escaped_text(b.body) AS payload
 FROM hapax.event e
 JOIN hapax.body b ON b.id = e.id
 LEFT JOIN LATERAL (

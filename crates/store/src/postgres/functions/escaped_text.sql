@@ -1,6 +1,6 @@
 -- The sender's bytes as text. Bytes that are not text (a NUL, or not UTF-8) are escaped, so that one
 -- such event does not break a whole view.
-CREATE OR REPLACE FUNCTION hapax.shown(bytes bytea) RETURNS text
+CREATE OR REPLACE FUNCTION hapax.escaped_text(bytes bytea) RETURNS text
 LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN convert_from(bytes, 'UTF8');
@@ -10,4 +10,4 @@ END $$;
 
 -- The views call this function, so a role that reads a view must be able to execute it. The function
 -- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.shown(bytea) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION hapax.escaped_text(bytea) TO PUBLIC;
