@@ -15,7 +15,7 @@ use hapax_store::{PgOptions, PgStore};
 const FOREVER: Duration = Duration::from_secs(120);
 
 /// A Redis, a database, and nodes on both.
-struct Front {
+struct CachedDatabase {
     redis: Redis,
     url: String,
     warmed: AtomicUsize,
@@ -28,7 +28,7 @@ enum By {
     Database,
 }
 
-impl Front {
+impl CachedDatabase {
     async fn new() -> Self {
         let (redis, url) = (Redis::start().await, pg_database().await);
         Self { redis, url, warmed: AtomicUsize::new(0) }
@@ -146,24 +146,24 @@ async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hit_is_answered_without_the_database_and_a_flushed_one_by_it() {
     // FLUSHALL between two copies: a cache that forgets must not be a cache that accepts twice.
-    let front = Front::new().await;
-    front.only_in_redis("evt_1").await;
-    front.believed("evt_1").await;
-    let node = front.node().await;
+    let database = CachedDatabase::new().await;
+    database.only_in_redis("evt_1").await;
+    database.believed("evt_1").await;
+    let node = database.node().await;
     assert_eq!(asked(&node, "evt_2").await, By::Database, "of an unknown event");
-    front.redis.flush_all().await;
-    front.forget().await;
-    let other = front.node().await;
+    database.redis.flush_all().await;
+    database.forget().await;
+    let other = database.node().await;
     assert_eq!(asked(&other, "evt_1").await, By::Database);
-    assert_eq!(asked(&front.node().await, "evt_1").await, By::Cache, "once, and cached again");
+    assert_eq!(asked(&database.node().await, "evt_1").await, By::Cache, "once, and cached again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_body_under_a_known_key_is_not_answered_by_redis() {
     // If Redis answered, the conflict would never be noticed.
-    let front = Front::new().await;
-    front.cached("evt_1").await;
-    let other = front.node().await;
+    let database = CachedDatabase::new().await;
+    database.cached("evt_1").await;
+    let other = database.node().await;
     let changed = body("evt_1").replace('}', r#","more":1}"#);
     let verdicts = other.ingest(Sender::plain().ingest(&changed)).await.expect("answers");
     assert!(matches!(verdicts[..], [Verdict::Conflict(_)]), "{verdicts:?}");
@@ -173,10 +173,11 @@ async fn another_body_under_a_known_key_is_not_answered_by_redis() {
 async fn a_forged_entry_is_ignored() {
     // Redis holds a valid entry under another event's name, entries that are truncated, too long,
     // huge or of another type, and one that nodes of another database wrote with their own key.
-    let front = Front::new().await;
-    let (mine, name) = (front.only_in_redis("mine").await, front.only_in_redis("evt_1").await);
-    let (of_mine, genuine) = (front.get(&mine).await, front.get(&name).await);
-    let elsewhere = Front::new().await;
+    let database = CachedDatabase::new().await;
+    let (mine, name) =
+        (database.only_in_redis("mine").await, database.only_in_redis("evt_1").await);
+    let (of_mine, genuine) = (database.get(&mine).await, database.get(&name).await);
+    let elsewhere = CachedDatabase::new().await;
     let of_theirs = elsewhere.only_in_redis("evt_1").await;
     let theirs = elsewhere.get(&of_theirs).await;
     assert_eq!(name, of_theirs, "the same event has the same name everywhere");
@@ -189,43 +190,43 @@ async fn a_forged_entry_is_ignored() {
         Vec::new(),
     ];
     for value in planted {
-        front.plant(&name, &value).await;
-        front.forget().await;
-        let node = front.node().await;
+        database.plant(&name, &value).await;
+        database.forget().await;
+        let node = database.node().await;
         assert_eq!(asked(&node, "evt_1").await, By::Database, "{} bytes", value.len());
         node.close().await;
     }
-    front.redis.command(&[b"DEL".as_slice(), &name]).await;
-    front.redis.command(&[b"RPUSH".as_slice(), &name, b"x"]).await;
-    front.forget().await;
-    assert_eq!(asked(&front.node().await, "evt_1").await, By::Database, "a list");
+    database.redis.command(&[b"DEL".as_slice(), &name]).await;
+    database.redis.command(&[b"RPUSH".as_slice(), &name, b"x"]).await;
+    database.forget().await;
+    assert_eq!(asked(&database.node().await, "evt_1").await, By::Database, "a list");
     // The genuine entry is accepted; otherwise the cases above would prove nothing.
-    front.forget().await;
-    front.redis.command(&[b"DEL".as_slice(), &name]).await;
-    front.plant(&name, &genuine).await;
-    front.believed("evt_1").await;
+    database.forget().await;
+    database.redis.command(&[b"DEL".as_slice(), &name]).await;
+    database.plant(&name, &genuine).await;
+    database.believed("evt_1").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_entry_of_an_earlier_epoch_is_ignored_also_from_an_old_snapshot() {
     // A failover lost the event. Redis still has its entry, and loads it from its file after a
     // restart.
-    let front = Front::new().await;
-    let name = front.only_in_redis("evt_1").await;
-    let genuine = front.get(&name).await;
-    let running = front.node().await;
-    Postgres::execute_at(&front.url, "UPDATE hapax.epoch SET counter = counter + 1").await;
-    front.redis.command(&["SAVE"]).await;
-    assert_eq!(asked(&front.node().await, "evt_1").await, By::Database, "a node that starts");
-    front.forget().await;
-    front.redis.kill().await;
-    front.redis.start_again().await;
-    front.plant(&name, &genuine).await;
+    let database = CachedDatabase::new().await;
+    let name = database.only_in_redis("evt_1").await;
+    let genuine = database.get(&name).await;
+    let running = database.node().await;
+    Postgres::execute_at(&database.url, "UPDATE hapax.epoch SET counter = counter + 1").await;
+    database.redis.command(&["SAVE"]).await;
+    assert_eq!(asked(&database.node().await, "evt_1").await, By::Database, "a node that starts");
+    database.forget().await;
+    database.redis.kill().await;
+    database.redis.start_again().await;
+    database.plant(&name, &genuine).await;
     // The node that kept running notices the failover within a second and drops its memory.
     until("accepted again", async || {
         let by = asked(&running, "evt_1").await;
         if by == By::Cache {
-            front.forget().await;
+            database.forget().await;
         }
         by == By::Database
     })
@@ -236,24 +237,24 @@ async fn an_entry_of_an_earlier_epoch_is_ignored_also_from_an_old_snapshot() {
 async fn a_redis_that_hangs_costs_a_bounded_moment_and_comes_back() {
     // SIGSTOP: connections stay open and nothing is answered. Every event must still be decided by
     // the database, and not every one may wait for Redis.
-    let front = Front::new().await;
-    let node = front.node().await;
-    front.redis.pause().await;
+    let database = CachedDatabase::new().await;
+    let node = database.node().await;
+    database.redis.pause().await;
     let began = Instant::now();
     for n in 0..100 {
         assert_eq!(asked(&node, &format!("evt_{n}")).await, By::Database);
     }
     let took = began.elapsed();
-    front.redis.resume().await;
+    database.redis.resume().await;
     // Each event may wait 15 ms for Redis; a hundred events that wait for a connection would take
     // minutes.
     assert!(took < Duration::from_secs(60), "a hundred events took {took:?}");
-    front.speaks(&node).await;
-    front.redis.kill().await;
+    database.speaks(&node).await;
+    database.redis.kill().await;
     assert_eq!(asked(&node, "while_dead").await, By::Database);
     assert_eq!(asked(&node, "while_dead").await, By::Cache, "of its own memory");
-    front.redis.start_again().await;
-    front.speaks(&node).await;
+    database.redis.start_again().await;
+    database.speaks(&node).await;
     node.close().await;
 }
 
@@ -278,13 +279,13 @@ async fn a_redis_without_memory_or_rights_changes_no_answer() {
 async fn a_key_that_may_be_pruned_soon_is_not_written_to_redis() {
     // An entry lives longer than the moment of its write: if its key were pruned in between, a new
     // event would be called a duplicate.
-    let front = Front::new().await;
+    let database = CachedDatabase::new().await;
     let age = noon().duration_until(hapax_core::Timestamp::now()).unsigned_abs();
     let minute = Duration::from_secs(60);
-    let kept_for = |more| PgOptions { keys_kept: Some(age + more), ..front.options() };
+    let kept_for = |more| PgOptions { keys_kept: Some(age + more), ..database.options() };
     let soon = PgStore::open(kept_for(minute)).await.expect("opens");
     let later = PgStore::open(kept_for(24 * 60 * minute)).await.expect("opens");
-    until("both are connected", async || match front.redis.command(&["CLIENT", "LIST"]).await {
+    until("both are connected", async || match database.redis.command(&["CLIENT", "LIST"]).await {
         // The list includes the connection that asks.
         RedisReply::Text(clients) => clients.iter().filter(|byte| **byte == b'\n').count() > 2,
         other => panic!("{other:?}"),
@@ -293,9 +294,10 @@ async fn a_key_that_may_be_pruned_soon_is_not_written_to_redis() {
     for n in 0..50 {
         assert_eq!(asked(&soon, &format!("soon_{n}")).await, By::Database);
     }
-    front.speaks(&later).await;
+    database.speaks(&later).await;
     soon.close().await;
-    let (entries, warmed) = (front.entries().await.len(), front.warmed.load(Ordering::Relaxed));
+    let (entries, warmed) =
+        (database.entries().await.len(), database.warmed.load(Ordering::Relaxed));
     assert!(entries <= warmed, "{entries} entries, of which {warmed} may be");
 }
 
@@ -303,8 +305,8 @@ async fn a_key_that_may_be_pruned_soon_is_not_written_to_redis() {
 async fn an_event_that_an_operator_replays_is_not_reported_as_finished() {
     // One node runs a forced replay. If its entry stayed in Redis, another node would report the
     // old result for hours.
-    let front = Front::new().await;
-    let node = front.node().await;
+    let database = CachedDatabase::new().await;
+    let node = database.node().await;
     node.announce(vec![spec("fee")]).await.expect("announces");
     let ingest = || Sender::plain().ingest_for(&body("evt_1"), noon(), noon(), &[job("fee")]);
     node.ingest(ingest()).await.expect("accepts");
@@ -314,22 +316,22 @@ async fn an_event_that_an_operator_replays_is_not_reported_as_finished() {
     let name = name_of("evt_1");
     until("the entry is written", async || {
         // A node that has to query the database writes the entry of a copy, once.
-        let other = front.node().await;
+        let other = database.node().await;
         other.ingest(ingest()).await.expect("a copy");
-        front.speaks(&other).await;
+        database.speaks(&other).await;
         other.close().await;
-        front.entries().await.contains(&name)
+        database.entries().await.contains(&name)
     })
     .await;
     // The entry is deleted once, and not at all while Redis is not used.
-    front.speaks(&node).await;
+    database.speaks(&node).await;
     let event = claims[0].event.id;
     assert!(node.job(claims[0].job).await.expect("reads").is_some());
     let by = Action { who: "ops".into(), reason: None, at: noon() };
     let ask = ReplayAsk { event, handlers: vec![job("fee")], force: true, dry_run: false, by };
     node.replay(ask).await.expect("replays");
-    until("the entry is gone", async || !front.entries().await.contains(&name)).await;
-    let other = front.node().await;
+    until("the entry is gone", async || !database.entries().await.contains(&name)).await;
+    let other = database.node().await;
     let verdicts = other.ingest(ingest()).await.expect("answers");
     let [Verdict::Duplicate(known)] = &verdicts[..] else { panic!("{verdicts:?}") };
     assert!(!known.status.is_final(), "{known:?}");
@@ -339,21 +341,21 @@ async fn an_event_that_an_operator_replays_is_not_reported_as_finished() {
 async fn a_key_that_was_forgotten_is_new_again_for_memory_and_for_redis() {
     // Retention deletes the key; a cache that still has it would refuse an event that is not
     // stored.
-    let front = Front::new().await;
-    let node = front.node().await;
-    let before = front.entries().await.len();
+    let database = CachedDatabase::new().await;
+    let node = database.node().await;
+    let before = database.entries().await.len();
     for id in ["evt_1", "evt_2"] {
         assert_eq!(asked(&node, id).await, By::Database);
         assert_eq!(asked(&node, id).await, By::Cache);
     }
-    until("both are cached", async || front.entries().await.len() >= before + 2).await;
+    until("both are cached", async || database.entries().await.len() >= before + 2).await;
     let late = after(86_400);
     let keys_before = vec![(hapax_core::SourceName::new("shop"), late)];
     let horizon = Horizon { events_before: late, keys_before, ..Horizon::forever() };
     while node.prune(horizon.clone(), 100).await.expect("prunes") {}
-    until("the entries are gone", async || front.entries().await.is_empty()).await;
+    until("the entries are gone", async || database.entries().await.is_empty()).await;
     assert_eq!(asked(&node, "evt_1").await, By::Database, "its own memory");
-    assert_eq!(asked(&front.node().await, "evt_2").await, By::Database, "Redis");
+    assert_eq!(asked(&database.node().await, "evt_2").await, By::Database, "Redis");
     // From then on the cache answers copies again.
     assert_eq!(asked(&node, "evt_1").await, By::Cache);
     assert_eq!(asked(&node, "evt_2").await, By::Cache);
