@@ -3,10 +3,10 @@
 //! The work adds its effects to a list without a unique constraint, so that a second run is visible. The keys are
 //! in the memory ledger, wrapped by [`support::TestLedger`].
 
-mod apart;
+mod callers;
 mod effects;
-mod exits;
 mod once;
+mod outcomes;
 mod own_transaction;
 mod routers;
 mod support;
