@@ -4,12 +4,12 @@
 //! Hapax is the real binary with full durability; the endpoint is a process of its own. Each figure compares two
 //! loads of the same run. docs/benchmarks.md explains the figures.
 
+mod acks_while_sending;
 mod backlog;
-mod beside;
 mod client;
 mod drain;
 mod hanging;
-mod herd;
+mod held_release;
 mod order;
 mod publish;
 mod rate;
@@ -171,7 +171,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     }
     if wanted(Wanted::Beside) {
         say("acks while a backlog drains, in an open loop");
-        let beside = beside::measure(options, directory).await?;
+        let beside = acks_while_sending::measure(options, directory).await?;
         report.table(beside.table());
         report.figures([Figure::lower(
             "ack p99 while a backlog drains, relative to without",
@@ -230,7 +230,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     }
     if wanted(Wanted::Herd) {
         say("held deliveries released, and acks in an open loop");
-        let herd = herd::measure(options, &directory.join("herd")).await?;
+        let herd = held_release::measure(options, &directory.join("herd")).await?;
         report.table(herd.table());
         let [spread, draining] = herd.ratios();
         report.figures([

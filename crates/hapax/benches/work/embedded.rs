@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use hapax::{Committed, Event, Failure, Handler, Hapax, Source, Tx, handler};
 
-use crate::beside::NAP;
+use crate::acks_while_working::NAP;
 use crate::shared::events::SECRET;
 use crate::shared::server::Server;
 

@@ -4,8 +4,8 @@
 //! too. Each figure compares two servers of the same run, in turn, that differ only in their
 //! handlers. docs/benchmarks.md explains the figures.
 
+mod acks_while_working;
 mod backlog;
-mod beside;
 mod effects;
 mod embedded;
 mod ledger;
@@ -107,13 +107,17 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Findings
         let a_third = measured.alone.per_second() / 3.0;
         if wanted(Wanted::Beside) {
             options.place.output.say("acks beside SQL handlers, in an open loop");
-            report.beside.push(beside::sql(options, &pair, a_third).await?);
+            report.beside.push(acks_while_working::sql(options, &pair, a_third).await?);
         }
         if wanted(Wanted::Sleepers) {
             options.place.output.say("acks beside handlers that sleep, in an open loop");
-            report.beside.push(beside::http(options, &pair.alone, directory, a_third).await?);
-            report.beside.push(beside::pull(options, &pair.alone, directory, a_third).await?);
-            report.beside.push(beside::rust(options, directory, a_third).await?);
+            report
+                .beside
+                .push(acks_while_working::http(options, &pair.alone, directory, a_third).await?);
+            report
+                .beside
+                .push(acks_while_working::pull(options, &pair.alone, directory, a_third).await?);
+            report.beside.push(acks_while_working::rust(options, directory, a_third).await?);
         }
         pair.finish()?;
         report.effects = Some(measured);

@@ -1,7 +1,7 @@
 //! The findings of a run, and the figures that Hapax is held to.
 
+use crate::acks_while_working::Beside;
 use crate::backlog::{Backlog, SMALL};
-use crate::beside::Beside;
 use crate::effects::Effects;
 use crate::retention::Retention;
 use crate::shared::figures::{Figure, mebibytes, thousands};

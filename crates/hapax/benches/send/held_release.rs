@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use hapax_core::rate_limit::RELEASE_FOR;
 use serde_json::json;
 
-use crate::beside::Sent;
+use crate::acks_while_sending::Sent;
 use crate::drain::FILLING;
 use crate::publish::Messages;
 use crate::shared::load::{self, Length, Load};
