@@ -170,7 +170,7 @@ pub enum Payload {
 }
 
 /// The bytes for an endpoint that wants thin payloads, from the stored bytes of a message, thin or
-/// not. They are the same as [`NewMessage::envelope`] makes; `None` if `body` is no envelope.
+/// not. They are the same as [`NewMessage::envelope`] makes; `None` if `body` is not an envelope.
 pub fn thin_envelope(body: &[u8]) -> Option<Vec<u8>> {
     // Inside a string every quote is escaped, so this is the key itself.
     const DATA: &str = ",\"data\":";

@@ -324,7 +324,7 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How much of an error answer is stored: enough for the error message, not for a whole page.
 pub(crate) const ANSWER_KEPT_BYTES: usize = 1_024;
 
-/// The longest URL of an endpoint: browsers and gateways agree on about as much.
+/// The longest URL of an endpoint: browsers and gateways accept about this length.
 pub const ENDPOINT_URL_BYTES_MAX: usize = 2_048;
 
 /// Parsed URLs of endpoints that a sender keeps: more than most nodes have endpoints, and at most 2 MiB.

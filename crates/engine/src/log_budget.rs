@@ -27,7 +27,7 @@ impl LogBudget {
     /// Whether a line may be logged at `now`. If not, the line is counted.
     ///
     /// Two threads that start a new second at the same time may admit a few lines more. The bound
-    /// protects the disk; it is no exact count.
+    /// protects the disk; it is not an exact count.
     pub(crate) fn admit(&self, now: Timestamp) -> bool {
         let second = now.as_second();
         if self.second.load(Ordering::Relaxed) != second

@@ -43,7 +43,7 @@ impl RejectionRecorder {
         }
     }
 
-    /// Writes what was noted so far, so that a read after this contains it.
+    /// Writes all noted rejections, so that a later read contains them.
     pub(crate) async fn record<S: RejectionRecords>(&self, store: &S) {
         let mut waiting = self.waiting.lock().await;
         waiting.extend((self.take)());

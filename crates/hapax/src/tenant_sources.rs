@@ -507,7 +507,7 @@ impl<S: SourceSecretStore> TenantSources<S> {
         Err(contended())
     }
 
-    /// Seals every pair again that is sealed with an old key of the vault, and returns how many. A pair that
+    /// Seals again every pair that is sealed with an old key of the vault, and returns how many. A pair that
     /// cannot be opened stays as it is.
     pub(crate) async fn reseal(&self, by: &Action) -> Result<usize, StoreError> {
         let mut state = self.state.lock().await;

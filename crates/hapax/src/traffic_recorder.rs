@@ -105,8 +105,8 @@ impl TrafficRecorder {
         }
     }
 
-    /// Writes what was counted so far, so that a read of the history after this contains it. False if there was
-    /// nothing to write.
+    /// Writes all counts, so that a later read of the history contains them. False if there was nothing to
+    /// write.
     pub(crate) async fn record<S: TrafficHistory>(&self, store: &S) -> bool {
         let mut counted = self.counted.lock().await;
         let now = (self.now)();

@@ -182,7 +182,7 @@ impl EngineUser {
     }
 }
 
-/// Signals one process. A process that has ended is no error.
+/// Signals one process. It is not an error if the process has ended.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process(pid, signal);

@@ -32,7 +32,7 @@ enum ValueLocation {
     Query(Box<str>),
     /// The whole body, or the event's part of it.
     Body,
-    /// The hash of what was signed.
+    /// The hash of the signed content.
     Signed,
 }
 
@@ -359,7 +359,7 @@ pub(super) struct View<'a, 'f> {
 }
 
 impl<'a> View<'a, '_> {
-    /// The hash of what was signed.
+    /// The hash of the signed content.
     pub(super) fn signed(&self) -> Result<&'a [u8], Refusal> {
         match self.request.signed {
             Some(SignedContent::Whole(hash)) => Ok(hash),

@@ -149,7 +149,7 @@ trait SchemeVerifier: Send + Sync {
     fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal>;
     fn sign(&self, request: &Arrival, id: &str, now: Timestamp) -> Result<Signed, SignError>;
 
-    /// The hash of what was signed, of an arrival that was authenticated.
+    /// The hash of the signed content of an arrival that was authenticated.
     fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal>;
 
     /// The header that carries the secret itself, where nothing is signed.
@@ -292,7 +292,7 @@ impl Scheme {
         &self.coverage
     }
 
-    /// Whether a timestamp is part of what is signed.
+    /// Whether a timestamp is signed.
     pub fn signs_time(&self) -> bool {
         self.coverage.iter().all(Coverage::signs_time)
     }
@@ -310,7 +310,7 @@ impl Scheme {
         })
     }
 
-    /// The hash of what was signed, of an arrival that [`Scheme::authenticate`] has accepted.
+    /// The hash of the signed content of an arrival that [`Scheme::authenticate`] has accepted.
     pub fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
         self.verifier.signed_content(arrival)
     }

@@ -280,8 +280,8 @@ impl SchemeVerifier for PayPalVerifier {
         Err(only_the_sender("PayPal"))
     }
 
-    /// Many bodies share a checksum, so the transmission identifies what was signed. A transmission carries
-    /// one event.
+    /// Many bodies share a checksum, so the transmission identifies the signed content. A transmission
+    /// carries one event.
     fn signed_content(&self, arrival: &Arrival) -> Result<SignedContent, Refusal> {
         let (id, stamp) = (needed(arrival, ID)?, needed(arrival, TIME)?);
         Ok(SignedContent::whole([id.as_bytes(), b"|", stamp.as_bytes()]))

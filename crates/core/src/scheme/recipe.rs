@@ -301,7 +301,7 @@ impl Recipe {
         }
     }
 
-    /// Whether the full public URL is part of what is signed.
+    /// Whether the full public URL is signed.
     pub fn signs_url(&self) -> bool {
         match self {
             Self::Composed(composed) => composed.content.contains("url}"),

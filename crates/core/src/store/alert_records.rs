@@ -17,7 +17,7 @@ pub trait AlertRecords: Send + Sync + 'static {
     fn check_in(&self, node: CheckIn)
     -> impl Future<Output = Result<CheckedIn, StoreError>> + Send;
 
-    /// Records what a node has found, as [`note`](crate::alert_board::note) decides. Rows, messages and the
+    /// Records the findings of a node, as [`note`](crate::alert_board::note) decides. Rows, messages and the
     /// check of the lease are one commit, and reports follow each other. After an error the report may or may
     /// not have been counted; the next report repeats it.
     fn note_alerts(

@@ -137,7 +137,7 @@ pub enum Status {
     Received,
     /// Every job is done, or done and stale.
     Processed,
-    /// A newer version was applied before every job of it.
+    /// A newer version was applied before every job of the event.
     Stale,
     /// No handler wants it.
     Ignored,

@@ -66,8 +66,8 @@ pub trait Outbox: Send + Sync + 'static {
         1
     }
 
-    /// How long an exchange may wait until as many attempts have ended as are still under way. This helps
-    /// where an exchange is expensive however few outcomes it settles.
+    /// How long an exchange may wait until half of the attempts have ended. This helps where an exchange
+    /// is expensive however few outcomes it settles.
     fn outcomes_gathered_for(&self) -> Duration {
         Duration::ZERO
     }
@@ -364,8 +364,8 @@ pub struct MessageRef {
 pub enum MessageAct {
     /// Cancels open deliveries.
     Cancel,
-    /// Sends deliveries again that have ended without being delivered, and makes waiting ones due
-    /// now.
+    /// Sends again the deliveries that have ended without being delivered, and makes waiting ones
+    /// due now.
     Replay,
 }
 

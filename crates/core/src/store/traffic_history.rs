@@ -170,7 +170,7 @@ impl Gauges {
     }
 }
 
-/// What a tally counts. The index of a duration is its bucket ([`crate::log_buckets`]).
+/// The subject of a tally. The index of a duration is its bucket ([`crate::log_buckets`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TallyKind {
     /// Durations from the head of a request to its 2xx.

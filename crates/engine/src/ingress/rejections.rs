@@ -24,8 +24,8 @@ struct Notes {
 }
 
 impl RejectionLog {
-    /// Whether a rejection of this second may be noted. If so, it counts as noted. The caller reads what the
-    /// request claims only then.
+    /// Whether a rejection of this second may be noted. If so, it counts as noted. Only then does the caller
+    /// read the claims of the request.
     pub(crate) fn admits(&self, source: &str, second: i64) -> bool {
         let Ok(mut by_source) = self.by_source.try_lock() else { return false };
         if !by_source.contains_key(source) {

@@ -124,7 +124,7 @@ impl ForwarderParts {
         // by.
         let scoped_by = self.scoped_by.as_ref().map(HeaderName::as_str);
         drop_lookalikes(&mut headers, |name| Some(name) == scoped_by);
-        // If the client's Connection header named them, they are end-to-end all the same.
+        // Even if the client's Connection header named them, they are end-to-end.
         let host = head.headers.get(HOST).cloned();
         let host = host.or_else(|| HeaderValue::from_str(head.uri.authority()?.as_str()).ok());
         if let Some(host) = &host {
@@ -190,7 +190,7 @@ impl ForwarderParts {
         request: Request<OutboundBody>,
     ) -> Result<(Response<()>, Incoming), OutboundError> {
         let (head, body) = self.outbound.pass(request).await?.into_parts();
-        // The client asked for no upgrade, and the bytes after it are no answer.
+        // The client asked for no upgrade, and the bytes that follow are not an answer.
         if head.status.is_informational() {
             let error = format!("it answered {}", head.status.as_u16());
             return Err(OutboundError::Broken(error));

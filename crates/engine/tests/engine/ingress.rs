@@ -528,7 +528,7 @@ async fn a_length_that_is_only_declared_takes_no_memory() {
 #[tokio::test]
 async fn connections_are_counted_for_the_client_that_a_trusted_proxy_names() {
     // One client behind the proxy holds all slots but one. The connection of the other client is
-    // older and stays all the same.
+    // older, but stays.
     let mut with = setup("shares");
     with.connections_max = 4;
     with.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];

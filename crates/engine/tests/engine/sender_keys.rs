@@ -121,7 +121,7 @@ impl KeyServer {
         Self { port, root: authority.der().clone(), answers, arrived, opens, _serving: serving }
     }
 
-    /// Sets what is answered for a certificate's or a key's name.
+    /// Sets the answer for the name of a certificate or a key.
     fn set(&self, name: &str, status: u16, text: impl Into<String>) {
         self.answers.by_name.lock().unwrap().insert(name.to_owned(), (status, text.into()));
     }

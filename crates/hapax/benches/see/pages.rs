@@ -51,7 +51,7 @@ pub(crate) struct Running<T> {
 }
 
 impl<T> Running<T> {
-    /// Stops the task and returns what it made.
+    /// Stops the task and returns its result.
     pub(crate) async fn stop(self) -> anyhow::Result<T> {
         self.stop.cancel();
         self.task.await.context("it panicked")?

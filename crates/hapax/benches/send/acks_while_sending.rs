@@ -1,5 +1,5 @@
-//! Acks while a backlog drains: their latency in an open loop at a third of what the machine takes in, on a server
-//! that delivers a backlog meanwhile, against one that has none.
+//! Acks while a backlog drains: their latency in an open loop at a third of the machine's capacity, on a
+//! server that delivers a backlog, compared with a server without one.
 
 use std::cell::RefCell;
 use std::path::Path;

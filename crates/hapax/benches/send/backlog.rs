@@ -30,7 +30,8 @@ use crate::shared::server::Usage;
 use crate::sink::Sink;
 use crate::{Options, VAULT_KEY, server};
 
-/// Endpoints of a tenant: the most there may be. One message for it makes as many deliveries.
+/// Endpoints of a tenant: the most there may be. One message for the tenant makes this many
+/// deliveries.
 const PER_TENANT: u64 = 1_000;
 
 /// The most deliveries that one call claims.

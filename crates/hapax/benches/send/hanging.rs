@@ -100,7 +100,7 @@ async fn deliveries(
     }
     at_most(&mut adding, 0).await?;
 
-    // Each endpoint gets as many messages in both runs.
+    // Each endpoint gets the same number of messages in both runs.
     let share = (numbers.end - numbers.start) as f64 / endpoints as f64;
     let time = Duration::from_secs_f64(options.seconds * LONG);
     let plan = Plan { per_second: options.per_second * share, time, warm_up: WARM_UP };

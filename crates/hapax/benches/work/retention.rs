@@ -190,8 +190,9 @@ impl Subject {
     }
 }
 
-/// The events that should have been pruned already. The bodies are in the order of their arrival, so the count
-/// ends at the first that is not overdue: a count over all bodies would take a core from what is measured.
+/// The events that should have been pruned already. The bodies are in the order of their arrival, so the
+/// count ends at the first that is not overdue: a count over all bodies would take a core from the measured
+/// server.
 fn overdue(database: &rusqlite::Connection, late: u64) -> anyhow::Result<u64> {
     let now = database.query_row("SELECT unixepoch()", [], |row| row.get::<_, i64>(0))?;
     let before = (now - i64::try_from(late)?) * 1_000_000;

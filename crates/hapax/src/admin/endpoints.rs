@@ -252,8 +252,8 @@ pub(super) async fn delete<S: AdminStore>(
     }
 }
 
-/// `POST /api/v1/endpoints/{id}/ping`: one signed test message, which is no delivery. It works while the
-/// endpoint is disabled.
+/// `POST /api/v1/endpoints/{id}/ping`: one signed test message, which is not a delivery. It works while
+/// the endpoint is disabled.
 pub(super) async fn ping<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     PathId(id): PathId,

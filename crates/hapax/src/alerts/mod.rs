@@ -1,10 +1,10 @@
 //! Looks for problems every few seconds, and reports them to the store, which keeps one alert for each subject over
 //! all nodes and restarts ([`hapax_core::alert_board`]). [`rules`] decides what is a problem.
 //!
-//! Problems of this process (its clock, its configuration) are found by every node. Problems in the data of all nodes
-//! are found by one node at a time, which holds a lease: [`traffic`] reads what all nodes have counted, and [`history`]
-//! keeps it. The node whose report raises or clears an alert logs it. While the store cannot be written to, a node
-//! lists and logs what it has found itself.
+//! Problems of this process (its clock, its configuration) are found by every node. Problems in the data of
+//! all nodes are found by one node at a time, which holds a lease: [`traffic`] reads what all nodes have
+//! counted, and [`history`] keeps it. The node whose report raises or clears an alert logs it. While the
+//! store cannot be written to, a node lists and logs its own findings.
 
 mod history;
 mod rules;
@@ -333,7 +333,7 @@ impl AlertMonitor {
             }
             Err(error) => {
                 tracing::debug!(%error, "reporting this node to the store: {error}");
-                // On a store that cannot be written to, the last judge still lists what it finds.
+                // On a store that cannot be written to, the last judge still lists its findings.
                 known.is_some_and(|(_, holds)| holds)
             }
         }
@@ -416,9 +416,9 @@ impl AlertMonitor {
         }
     }
 
-    /// Lets the store record what was found, and lists the alerts of all nodes. A round for a
-    /// request records only alerts that are new or over: the times of other alerts do not justify a
-    /// commit for each request.
+    /// Lets the store record the findings, and lists the alerts of all nodes. A round for a request
+    /// records only alerts that are new or over: the times of other alerts do not justify a commit
+    /// for each request.
     async fn report<S: AlertStore>(
         &self,
         store: &S,
@@ -481,7 +481,7 @@ impl AlertMonitor {
         }
     }
 
-    /// The store could not record what was found: this node lists and logs it.
+    /// The store could not record the findings: this node lists and logs them.
     fn keep_unrecorded(&self, found: &RoundFindings, now: Timestamp) {
         let mut kept = self.kept();
         let known: BTreeSet<String> = kept.listed.iter().map(|alert| alert.id.clone()).collect();

@@ -38,7 +38,8 @@ const SILENCE_ARRIVALS_MIN: u64 = 10;
 /// A source counts as silent only after this many times its usual pause between two events.
 const SILENCE_TIMES_USUAL: u32 = 10;
 
-/// A source counts as silent only after this many times its longest pause in a week: a weekend is no silence.
+/// A source counts as silent only after this many times its longest pause in a week: a weekend is not a
+/// silence.
 const SILENCE_TIMES_LONGEST: u32 = 2;
 
 /// The subject of an alert. Two findings with the same subject are the same alert.

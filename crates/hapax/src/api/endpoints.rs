@@ -1,5 +1,5 @@
-//! Endpoints: what an operator asks for, and what the API shows of them. Secrets are shown once, and the
-//! values of custom headers never.
+//! Endpoints: the settings that an operator sends, and the fields that the API shows. Secrets are shown
+//! once, and the values of custom headers never.
 
 use std::collections::BTreeMap;
 

@@ -362,7 +362,7 @@ fn vault(vault: &VaultSettings, found: &mut Findings) {
             return found.add("vault", Level::Ok, note);
         }
         VaultKeySource::File(file) => file,
-        // The config warns of it.
+        // The config check warns about it.
         VaultKeySource::Missing => return,
     };
     let shown = file.path().display();

@@ -105,7 +105,7 @@ pub(crate) fn read(path: &Path, kind: SecretKind) -> Result<Secret, InvalidSetti
     })?;
     if mode & 0o077 != 0 {
         // A backup or a copy may have widened the permissions. A reader that does not own the file cannot
-        // change them, and that is no error.
+        // change them, and that is not an error.
         let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600));
     }
     let secret = Secret::new(text.trim_end());

@@ -499,7 +499,8 @@ impl Operator {
         }
     }
 
-    /// A reader sees everything and is offered no action; the server refuses one all the same.
+    /// A reader sees everything and is offered no action; if it sends one anyway, the server
+    /// refuses it.
     fn may_only_read(&self) {
         let browser = &self.browser;
         browser.open("/events?q=evt_first");

@@ -155,7 +155,7 @@ fn walk(test: &str, server: Server) {
     }
     browser.is_quiet();
 
-    // Nothing of another tenant, and nothing at all after leaving.
+    // The pages show nothing of another tenant, and nothing at all after leaving.
     let all = server.admin_get("/api/v1/deliveries?tenant=shop").json();
     let foreign = all["items"][0]["id"].as_str().unwrap().to_owned();
     browser.expect("404");

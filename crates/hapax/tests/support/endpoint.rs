@@ -30,7 +30,7 @@ pub(crate) enum Flaw {
     ForgetsWithTheWindow,
     /// Returns an error now and then.
     Breaks,
-    /// Asks every client to retry once; that is no flaw.
+    /// Asks every client to retry once, which is not a flaw.
     IsBusyAtFirst,
     /// Uses the signature as the id of the event.
     KnowsSignaturesOnly,

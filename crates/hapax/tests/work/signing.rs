@@ -37,7 +37,8 @@ fn text(endpoint: &Value, field: &str) -> String {
     endpoint[field].as_str().unwrap_or_else(|| panic!("no {field}: {endpoint}")).to_owned()
 }
 
-/// The Node of the docs: verifies one delivery with the public key and nothing of ours.
+/// The Node code of the docs: it verifies one delivery with the public key, without any code of
+/// Hapax.
 const FOREIGN: &str = "
 const crypto = require('crypto');
 const { publicKey, id, timestamp, signatures, body } = JSON.parse(require('fs').readFileSync(0, 'utf8'));

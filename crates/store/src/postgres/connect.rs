@@ -120,8 +120,8 @@ pub struct PoolSizes {
     pub handlers: usize,
     /// Idempotency-Keys; opened with the first one.
     pub ledger: usize,
-    /// Messages that the API publishes: each commits for all waiting requests. As many more are opened
-    /// while messages wait for users' transactions.
+    /// Messages that the API publishes: each commits for all waiting requests. The same number is
+    /// opened in addition while messages wait for users' transactions.
     pub publish: usize,
     /// Claims and outcomes of deliveries.
     pub send: usize,

@@ -107,7 +107,7 @@ impl RedisCache {
         Ok(Self { line, asked, writes, age_max, keys_kept, counted, stop, tasks })
     }
 
-    /// The entry under each key, in order. Takes a bounded moment and never fails.
+    /// The entry under each key, in order. Takes a bounded time and never fails.
     pub(crate) async fn ask(&self, seal: &Seal, keys: &[KeyHash]) -> Vec<Option<CacheEntry>> {
         let Some(values) = self.values(keys).await else {
             self.counted.failed.increment(keys.len() as u64);

@@ -1141,8 +1141,8 @@ async fn a_copy_does_not_wait_for_a_disk_that_hangs() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_stores_every_event_and_knows_those_that_it_has_not_inserted_yet() {
-    // The rows of a batch are inserted many at a time. A copy or a conflict in the same batch must find
-    // the row of its event all the same, and no row may get the content of its neighbour.
+    // The rows of a batch are inserted many at a time. A copy or a conflict in the same batch must
+    // still find the row of its event, and no row may get the content of its neighbour.
     let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();

@@ -133,7 +133,7 @@ impl Charging for PgStore {
         match work {
             Work::Well => {}
             Work::Publishes => db.publish(&message()).await.expect("publishes"),
-            // The code ignores the error, and commits all the same.
+            // The code ignores the error, and commits anyway.
             Work::Badly => drop(db.execute("INSERT INTO nowhere VALUES (1)", &[]).await),
             Work::GivesUp => return Err(TxError::Failed(Failure::new("no such card"))),
         }

@@ -224,7 +224,7 @@ pub(crate) async fn a_mark_stays_where_the_next_event_needs_it_or_keys_are_kept_
 
 pub(crate) async fn messages_go_with_the_history_of_their_time<S: Working>(world: World<S>) {
     // The event that published a message stays, because another of its handlers failed. The message
-    // must be pruned all the same, and a younger message must stay.
+    // must still be pruned, and a younger message must stay.
     world.announce([spec("fee"), spec("mail")]).await;
     let publish = async |event: &str, message: &str| {
         world.accept(event, &[job("fee"), job("mail")]).await;

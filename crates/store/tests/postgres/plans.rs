@@ -57,8 +57,8 @@ struct Watch<'a> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_statement_of_a_hot_path_scans_a_table_whatever_the_statistics_say() {
     // Only this test analyses the tables. Plans, and the rows that each of them read, are in the
-    // server's log: a join that reads a whole index is no scan, and costs as much. (The server's
-    // own counters of index entries include dead entries, of which there are many without
+    // server's log: a join that reads a whole index is not a scan, but costs the same. (The
+    // server's own counters of index entries include dead entries, of which there are many without
     // autovacuum.)
     let server = Postgres::with_settings(&[
         ("autovacuum", "off"),

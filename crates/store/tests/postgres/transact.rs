@@ -571,7 +571,7 @@ async fn every_event_takes_effect_once_on_whichever_node() {
                     let db = begun(store.right(&claim, TIME), &claim).await;
                     let late = claim.event.key.event_id.ends_with("50") && claim.attempt == 1;
                     if late {
-                        // Another node claims it, and this one continues all the same.
+                        // Another node claims it, and this one continues anyway.
                         let end = "UPDATE hapax.job SET due_at = now() WHERE job = $1";
                         sql.execute(end, &[&claim.job.0]).await.expect("ends");
                         let taken = "SELECT fence > $2 FROM hapax.job WHERE job = $1";

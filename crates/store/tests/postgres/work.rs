@@ -197,7 +197,7 @@ async fn a_claim_finds_its_jobs_by_index_whatever_the_backlog() {
                 FROM pg_stat_xact_user_tables WHERE schemaname = 'hapax'";
     let mut sql = connect(&base.url).await;
     let inside = sql.transaction().await.expect("begins");
-    // The bodies are missing, so no claim is returned; the jobs are leased all the same.
+    // The bodies are missing, so no claim is returned, but the jobs are leased.
     let of = base.one("SELECT handler::text FROM hapax.handler").await;
     let claim = format!(
         "SELECT count(*) FROM hapax.claim({of}, 64, 'test', true, NULL, NULL, NULL,

@@ -133,7 +133,7 @@ struct Draft {
     verb: Option<Verb>,
     /// Its length up to the last token that is neither blank nor comment.
     length: usize,
-    /// The position in the program after what was read.
+    /// The position in the program after the text that was read.
     place: SqlPlace,
 }
 

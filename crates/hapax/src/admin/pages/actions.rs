@@ -82,7 +82,7 @@ pub(in crate::admin) struct ActionResult {
 
 /// The answer to a form.
 pub(in crate::admin) enum Acted {
-    /// Leads to the page that shows what was done.
+    /// Leads to the page that shows the result.
     Leads(SeeOther),
     /// Shows a new secret.
     Shows(Box<Page<NewSecret>>),

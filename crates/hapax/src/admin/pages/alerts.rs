@@ -1,4 +1,4 @@
-//! The page of alerts, and what it offers: silence, and a test alert.
+//! The page of alerts, and its actions: silence, and a test alert.
 
 use std::sync::Arc;
 use std::time::Duration;

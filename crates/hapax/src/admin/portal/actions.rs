@@ -113,7 +113,7 @@ fn headers_of(form: &ActionForm) -> Result<Option<BTreeMap<String, String>>, Pro
     headers.map(Some).ok_or_else(bad)
 }
 
-/// Adds an endpoint. The id of what is asked is the tenant.
+/// Adds an endpoint. The question has the tenant as its id.
 pub(super) struct AddEndpoint;
 
 impl<S: AdminStore> PageAction<S> for AddEndpoint {

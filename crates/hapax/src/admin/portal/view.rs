@@ -119,7 +119,7 @@ pub(super) struct AttemptView {
     pub(super) took_ms: Option<u64>,
     pub(super) failed: bool,
     pub(super) outcome: String,
-    /// The beginning of what the endpoint answered.
+    /// The beginning of the endpoint's answer.
     pub(super) answer: Option<String>,
 }
 

@@ -1,7 +1,7 @@
--- Cancels the open deliveries of a message (act 0), or sends those again that are not delivered (act 1).
--- Returns the ids of the changed deliveries; null if there is no such message. The fence of a
--- cancelled delivery stays valid: if the request got through, the delivery is delivered. An act
--- that changed nothing is not recorded.
+-- Cancels the open deliveries of a message (act 0), or sends again those that are not delivered (act 1).
+-- Returns the ids of the changed deliveries; null if there is no such message. The fence of a cancelled
+-- delivery stays valid: if the request got through, the delivery is delivered. An act that changed
+-- nothing is not recorded.
 CREATE OR REPLACE FUNCTION hapax.change_message(
     of_tenant text, of_id text, act integer, who text, reason text, acted_at timestamptz,
     now_at timestamptz DEFAULT NULL)

@@ -107,7 +107,7 @@ BEGIN
         VALUES (p.endpoint, number, CASE p.which WHEN 'missing' THEN 'backfill' ELSE 'replay' END,
                 p.who, p.reason, p.created_at);
     END LOOP;
-    -- The next slice comes as much later as this one was allowed to take.
+    -- The next slice is due after the time that this slice was allowed to take.
     UPDATE hapax.plan x
     SET passed_at = p.passed_at, passed = p.passed, done = p.done, skipped = p.skipped,
         state = CASE WHEN is_over THEN 'done' ELSE 'running' END,

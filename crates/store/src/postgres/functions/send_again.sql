@@ -1,4 +1,4 @@
--- Sends a delivery again whose row is locked, or now if it waits. Returns whether anything changed:
+-- Sends a delivery again, or now if it waits. Its row is locked. Returns whether anything changed:
 -- a delivery that is due or under way, or waits for another, stays as it is. A delivery that had
 -- ended goes behind all others under its key, whose lock is held, unless it is the dead one that
 -- those wait for (parks_key).

@@ -46,7 +46,7 @@ impl Both {
 #[derive(Debug, Clone)]
 enum Argument {
     Value(Value),
-    /// Text that may be no UTF-8.
+    /// Text that may not be UTF-8.
     Text(Vec<u8>),
 }
 

@@ -14,8 +14,8 @@ INSERT INTO hapax_meta (name, value)
 VALUES ('merged_through', 0), ('last_seq', 0), ('epoch', 0), ('last_message', 0),
        ('reservation_fence', 0), ('source_secrets', 0);
 
--- Backward steps of the clock, in microseconds. By as much, the times of events and messages may differ
--- from the order of their numbers.
+-- Backward steps of the clock, in microseconds. The times of events and messages may differ from the
+-- order of their numbers by the largest of these steps.
 CREATE TABLE hapax_clock_step (
     step INTEGER PRIMARY KEY,
     at   INTEGER NOT NULL,

@@ -283,7 +283,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Notes when an endpoint has something to do.
+    /// Records when an endpoint has work.
     fn reschedule(&mut self, number: i64) {
         if let Some(endpoint) = self.endpoints.get(&number) {
             self.turns.set(number, endpoint.runnable_at(&self.vault_keys, self.claims_ahead));

@@ -7,12 +7,12 @@ use std::collections::{BTreeSet, HashMap};
 /// Never.
 pub(super) const NEVER: i64 = i64::MAX;
 
-/// The endpoints by their numbers. An endpoint that never has anything to do is not in here.
+/// The endpoints by their numbers. An endpoint that never has work is not in here.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// Endpoints that have something to do, by their turn.
+    /// Endpoints that have work, by their turn.
     due: BTreeSet<(i64, i64)>,
-    /// The other endpoints, by the time at which they will have something to do.
+    /// The other endpoints, by the time at which they will have work.
     later: BTreeSet<(i64, i64)>,
     slots: HashMap<i64, Slot>,
     /// The time of the last [`Turns::begin`].
@@ -38,7 +38,7 @@ impl Turns {
         }
     }
 
-    /// Notes that an endpoint has something to do from `at` on. An endpoint that has its turn already keeps it.
+    /// Records that an endpoint has work from `at` on. An endpoint that has its turn already keeps it.
     pub(super) fn set(&mut self, number: i64, at: i64) {
         if at <= self.now && matches!(self.slots.get(&number), Some(Slot::Due(_))) {
             return;
@@ -80,12 +80,12 @@ impl Turns {
         Some(number)
     }
 
-    /// How many have something to do now.
+    /// The number of endpoints that have work now.
     pub(super) fn waiting(&self) -> usize {
         self.due.len()
     }
 
-    /// When the next one has something to do.
+    /// The time at which the next endpoint has work.
     pub(super) fn next_at(&self) -> Option<i64> {
         if !self.due.is_empty() {
             return Some(self.now);
