@@ -235,7 +235,7 @@ fn paused(job: &Job) -> Option<String> {
     let since = format::at(job.handler_paused_at?);
     let (source, handler) = (&job.source, &job.handler);
     Some(format!(
-        "The handler is paused since {since}: the job waits, and nothing is counted meanwhile. \
+        "The handler has been paused since {since}: the job waits, and nothing is counted meanwhile. \
          `hapax handlers resume {source}/{handler}` resumes it."
     ))
 }

@@ -50,7 +50,7 @@ fn load(numbers: std::ops::Range<usize>, copies: usize) -> Load {
 
 #[test]
 fn fifty_copies_to_two_apps_and_a_sigkill_of_one_charge_one_fee_of_50() {
-    // Half of them go to each; one app is killed with some of its copies acked.
+    // Half of the copies go to each app. One app is killed after it has acked some of its copies.
     const COPIES: usize = 25;
     let database = Database::empty("example_copies");
     let (dies, mut stays) = (app(&database, &[]), app(&database, &[]));

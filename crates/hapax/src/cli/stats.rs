@@ -51,7 +51,9 @@ impl Stats {
             let since =
                 one.paused.as_ref().map_or_else(|| "-".to_owned(), |at| format::at(at.since));
             let name = output::shown(&format!("{}/{}", one.source, one.handler));
-            output::words(&format!("the handler {name} is paused since {since}: its jobs wait"));
+            output::words(&format!(
+                "the handler {name} has been paused since {since}: its jobs wait"
+            ));
         }
         output::words(&format!("counted since {}", format::at(stats.since)));
         Ok(Exit::Done)

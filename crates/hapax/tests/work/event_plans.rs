@@ -234,7 +234,7 @@ fn a_paused_handler_runs_nothing_until_it_is_resumed_and_a_restart_keeps_it_paus
     assert!(listed.stdout.contains("4 ready"), "{listed:?}");
     assert!(listed.stdout.contains("by loopback: a deploy"), "{listed:?}");
     let explained = command(&server, &["explain", "evt_0"]);
-    assert!(explained.stdout.contains("The handler is paused since "), "{explained:?}");
+    assert!(explained.stdout.contains("The handler has been paused since "), "{explained:?}");
     let stats = server.admin_get("/api/v1/stats").json();
     assert_eq!(stats["paused_handlers"][0]["handler"], "fee", "{stats}");
     let page = server.admin_get("/handlers");

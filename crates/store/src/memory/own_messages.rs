@@ -59,7 +59,8 @@ impl Model {
         self.publish_own(record.subject().changed(before, after, record.trouble()), now);
     }
 
-    /// Counts a dead delivery, and publishes the count unless a message about the endpoint is too young.
+    /// Counts a dead delivery, and publishes the count unless the last message about the endpoint is too
+    /// recent.
     pub(super) fn note_death(&mut self, at: EndpointNumber, now: Timestamp) {
         let stored = &self.endpoints[&at];
         let message = stored.record.subject().died(1, now).filter(|_| !stored.deleted);

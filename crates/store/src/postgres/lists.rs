@@ -352,8 +352,8 @@ impl Candidates {
     }
 }
 
-/// The events with a job in these states, if they are few enough to be sorted for a page; else all. `rare`
-/// states are added, with the events in review.
+/// The events with a job in these states, if they are few enough to be sorted for a page; else all. Events
+/// with a job in one of the `rare` states, and events in review, are added if `rare` is not empty.
 async fn few(lent: &mut PooledClient, open: &[&str], rare: &[&str]) -> Result<Candidates, PgError> {
     let mut ids: Vec<Uuid> = Vec::new();
     for state in [open, rare].concat() {

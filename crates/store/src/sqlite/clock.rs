@@ -1,11 +1,11 @@
 //! Handles a clock that was set back. Due times and the ends of leases are instants, so after a
 //! correction of an hour every wait would take an hour more. Each wait is therefore stored with its
-//! length, and an instant further ahead than that is pulled in: at a start, and when a step is
+//! length, and an instant further ahead than that is moved closer: at startup, and when a step is
 //! noticed.
 //!
-//! Nothing ends early: a lease that is pulled in keeps its whole length. The retention of stored
-//! answers is not changed: the clock may be right again a moment later. An answer deleted too early
-//! would let its request run twice; one kept too long only costs space.
+//! Nothing ends early: a lease that is shortened still has its whole length. The retention of
+//! stored answers is not changed: the clock may be right again a moment later. An answer deleted
+//! too early would let its request run twice; one kept too long only costs space.
 
 use rusqlite::{Connection, OptionalExtension};
 
@@ -55,7 +55,7 @@ impl ClockWatch {
     }
 }
 
-/// Notices a step of the clock, and pulls in a bounded number of waits, in a separate transaction.
+/// Notices a step of the clock, and shortens a bounded number of waits, in a separate transaction.
 pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
     let now = micros(writer.now());
     if writer.clock_watch.latest == i64::MIN {
@@ -104,7 +104,7 @@ fn remember_step(conn: &Connection, now: i64, back: i64) -> rusqlite::Result<()>
     Ok(())
 }
 
-/// Pulls in the waits of deliveries to some endpoints.
+/// Shortens the waits of deliveries to some endpoints.
 fn tend_deliveries(writer: &mut Writer, now: i64) -> rusqlite::Result<()> {
     let Some(after) = writer.clock_watch.endpoint else { return Ok(()) };
     let numbers = writer.outbox.numbers_after(after, ENDPOINTS_CHECKED_AT_ONCE);
@@ -135,7 +135,7 @@ fn tend_deliveries(writer: &mut Writer, now: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Pulls in the waits of deliveries to one endpoint, at most `limit`; returns how many.
+/// Shortens the waits of deliveries to one endpoint, at most `limit`; returns how many.
 fn pull_in_deliveries(
     conn: &Connection,
     endpoint: i64,
@@ -160,7 +160,7 @@ fn pull_in_deliveries(
     Ok(pulled)
 }
 
-/// Pulls in the waits of ready, leased and held jobs, at most `limit`; returns how many.
+/// Shortens the waits of ready, leased and held jobs, at most `limit`; returns how many.
 fn pull_in_jobs(
     conn: &Connection,
     lanes: &[i64],

@@ -1,5 +1,5 @@
--- Counts a dead delivery of an endpoint, and publishes the count unless a message about the endpoint is too
--- young. Locks the endpoint's state. If no endpoint wants such messages, nothing is counted.
+-- Counts a dead delivery of an endpoint, and publishes the count unless the last message about the endpoint
+-- is too recent. Locks the endpoint's state. If no endpoint wants such messages, nothing is counted.
 CREATE OR REPLACE FUNCTION hapax.note_death(of_endpoint integer, at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -643,7 +643,7 @@ CREATE TABLE hapax.source_secret_version (
 INSERT INTO hapax.source_secret_version (version) VALUES (0);
 
 -- Tenants whose data is being deleted or was deleted.
--- began_in: the transaction that began it. Covered are events whose transactions began before it, and
+-- began_in: the transaction that began it. It covers events whose transactions began before it, and
 --   messages up to last_message.
 -- phase: 0 events, 1 messages, 2 keys of hapax.once, 3 the pass is over.
 -- is_last_pass: null before the first slice of a pass.

@@ -117,8 +117,8 @@ impl Lanes {
 }
 
 impl Lanes {
-    /// Claims due jobs of one lane that keep no order, with one statement for all of them: its cost is
-    /// mostly that of opening the indexes. Returns the rows afterwards.
+    /// Claims due jobs of one lane that keep no order. One statement claims all of them, because most
+    /// of its cost is opening the indexes. Returns the rows afterwards.
     pub(super) fn lease_all(
         &mut self,
         conn: &Connection,

@@ -67,7 +67,8 @@ impl Outbox {
         self.publish_own(conn, changed, now)
     }
 
-    /// Counts a dead delivery, and publishes the count unless a message about the endpoint is too young.
+    /// Counts a dead delivery, and publishes the count unless the last message about the endpoint is too
+    /// recent.
     pub(super) fn note_death(
         &mut self,
         conn: &Connection,
