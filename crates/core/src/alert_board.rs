@@ -71,7 +71,7 @@ pub struct StoredAlert {
     pub state: AlertState,
     /// Whether the last check of the reporter found it.
     pub is_found: bool,
-    /// Whether the message that it is raised was published.
+    /// Whether the beginning of the alert was published.
     pub is_published: bool,
     /// The first check that found it.
     pub since: Timestamp,
@@ -164,7 +164,7 @@ pub struct AlertMoment {
     pub now: Timestamp,
     /// Whether the node that reports holds the lease of the judge.
     pub holds_lease: bool,
-    /// Whether an endpoint wants the message that an alert is raised.
+    /// Whether an endpoint wants messages about raised alerts.
     pub is_wanted: bool,
 }
 

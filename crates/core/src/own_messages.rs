@@ -127,12 +127,12 @@ impl ActiveAlert {
         alert_key(&self.subject)
     }
 
-    /// The message that the alert is active.
+    /// The message about the beginning of the alert.
     pub fn raised(&self) -> NewMessage {
         self.message(ALERT_RAISED)
     }
 
-    /// The message that the alert is no longer active.
+    /// The message about the end of the alert.
     pub fn cleared(&self) -> NewMessage {
         self.message(ALERT_CLEARED)
     }

@@ -15,7 +15,7 @@ pub struct StormError {
 /// The cause of a [`StormError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StormErrorKind {
-    /// The arguments: such a storm does not exist.
+    /// The arguments describe no valid storm.
     Arguments,
     /// The endpoint or the probe cannot be reached.
     Unreachable,

@@ -16,7 +16,7 @@ use super::{ClaimYield, HandlerWorkers, StoreStep, Workers};
 use crate::limits::SQL_SLICE;
 
 impl HandlerWorkers {
-    /// Slice after slice, in the store alone.
+    /// Runs slice after slice; the store claims and runs the jobs.
     pub(super) async fn work_sql<S: Work + StoreHints>(
         self: &Arc<Self>,
         workers: &Arc<Workers<S>>,

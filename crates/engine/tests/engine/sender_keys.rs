@@ -390,7 +390,8 @@ async fn a_known_certificate_is_fetched_again_beside_its_use_and_forgotten_after
     assert_eq!(receiver.paypal(&signer, "e5").await, 200);
 }
 
-/// The address of the certificate is the attacker's; a server that follows it proves anything.
+/// The address of the certificate belongs to the attacker. With a certificate from there, anything
+/// could be proven.
 #[tokio::test]
 async fn a_certificate_at_another_address_is_refused_and_never_fetched() {
     let (_, signer, server, receiver) = stage().await;

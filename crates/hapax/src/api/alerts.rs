@@ -49,7 +49,7 @@ pub(crate) struct Alert {
     pub(crate) severity: Severity,
     pub(crate) since: Timestamp,
     pub(crate) message: String,
-    /// Whether a message that it is raised was published to endpoints.
+    /// Whether the beginning of the alert was published to endpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) notified: Option<bool>,
     /// The end and the reason of its silence, if it is silenced.

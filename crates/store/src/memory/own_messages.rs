@@ -34,7 +34,7 @@ impl Model {
         }
     }
 
-    /// Whether an endpoint wants the message that an alert is raised.
+    /// Whether an endpoint wants messages about raised alerts.
     pub(super) fn wants_alerts(&self) -> bool {
         self.is_wanted(&NewMessage::new(ALERT_RAISED, serde_json::Value::Null))
     }

@@ -346,7 +346,7 @@ CREATE INDEX endpoint_deaths ON hapax.endpoint_state (deaths_published_at) WHERE
 -- reporter: the node that found it last; the nil id is the judge of all nodes.
 -- state: 0 pending, 1 raised, 2 cleared.
 -- found: the last check of the reporter found it.
--- published: the message that it is raised was published.
+-- published: the beginning of the alert was published.
 -- since, seen_at: the first and the last check that found it.
 CREATE TABLE hapax.alert (
     subject   text PRIMARY KEY,

@@ -305,7 +305,7 @@ CREATE INDEX hapax_endpoint_deaths ON hapax_endpoint_state (deaths_published_at)
 -- reporter: the process that found it last; all zeros is the judge of all nodes.
 -- state: 0 pending, 1 raised, 2 cleared.
 -- found: the last check of the reporter found it.
--- published: the message that it is raised was published.
+-- published: the beginning of the alert was published.
 -- since, seen_at: the first and the last check that found it.
 CREATE TABLE hapax_alert (
     subject   TEXT PRIMARY KEY,

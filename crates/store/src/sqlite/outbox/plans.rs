@@ -175,7 +175,7 @@ impl Outbox {
     }
 }
 
-/// A message that an endpoint may lack.
+/// A message that may have no delivery for an endpoint.
 struct BackfillCandidate {
     seq: i64,
     tenant: String,
