@@ -266,8 +266,8 @@ pub const ORPHANS_PER_COMMIT: usize = 500;
 pub const SENDER_PAUSE_MIN: Duration = Duration::from_millis(5);
 
 /// How often that pause doubles while exchanges claim nothing although something is due: up to 320
-/// ms. The pause rarely delays a delivery, and spares a store with many endpoints that cannot be
-/// called.
+/// ms. The pause rarely delays a delivery, and saves work for a store with many endpoints that
+/// cannot be called.
 pub const SENDER_PAUSE_DOUBLINGS: u32 = 6;
 
 /// The first pause after the store failed; it doubles with each failure in a row.

@@ -213,7 +213,8 @@ impl Postgres {
         if let Err(error) = supervisor::ended("the postmaster's end", &mut postmaster).await {
             panic!("killing the postmaster: {error}");
         }
-        // Orphans exit by themselves. An orphan that is stopped or busy does not, and is killed.
+        // Orphans exit by themselves. An orphan that is stopped or busy does not exit, and is
+        // killed.
         let helped = Instant::now() + ORPHANS_EXIT_TIMEOUT;
         let gone = supervisor::wait_for("orphans to leave", || {
             let living =

@@ -608,7 +608,7 @@ fn a_guard_is_the_hash_of_the_signed_content_and_of_nothing_else() {
         let elsewhere = Source::build(spec).expect("builds");
         let there = guard(&elsewhere, &request).map(|guard| guard.hash);
         assert_ne!(there, Some(first.hash), "{name}");
-        // Two tenants may share a secret, but no event.
+        // Two tenants may share a secret, but they never share an event.
         let mut spec = SourceSpec::new(source.name().as_str(), name, vec![own(preset, &RANDOM)]);
         spec.params = params(preset);
         spec.tenant = Tenant::new("another");

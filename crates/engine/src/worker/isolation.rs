@@ -1,6 +1,6 @@
 //! Decides which attempts run in this process at the same time. An attempt that was lost before may
-//! have ended the process. It runs alone, so that no other attempt is lost with it if it does so
-//! again.
+//! have ended the process. Such an attempt runs alone, so that no other attempt is lost if the
+//! process ends again.
 //!
 //! No attempt waits for long. Attempts enter in the order of their requests, so an attempt that wants to
 //! run alone starts when those before it have ended. Such an attempt waits for a bounded time

@@ -146,7 +146,7 @@ fn takes_more(receipt: &Receipt) -> bool {
 type RowVerdicts = HashMap<(usize, usize), RowVerdict>;
 
 /// Decides all groups with one statement; if the database refuses it, each group alone. A request
-/// whose statement failed is marked on the board.
+/// whose statement failed is marked in `board`.
 async fn ask_each(
     shared: &Shared,
     way: IngestStatement,

@@ -124,7 +124,7 @@ struct Shared {
     new_events: NewEvents,
     /// Notified when jobs were written.
     arrived: Notify,
-    /// Holds a notification while deliveries may be due that no sender has asked for.
+    /// Holds a notification while deliveries may be due and no sender has asked for them.
     deliveries: Notify,
 }
 
