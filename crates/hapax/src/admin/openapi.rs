@@ -18,7 +18,9 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Access;
 use super::extract::{IdempotencyKeyHeader, JsonBody, PathHandler, PathId, PathPair, QueryParams};
-use super::pages::{Acted, ActionForm, File, Filters, LoggedIn, LoginForm, Page, Reader, SeeOther};
+use super::pages::{
+    Acted, ActionForm, File, Filters, LoggedIn, LoginForm, Page, PageReader, SeeOther,
+};
 use super::problem::Problem;
 use super::routes::ApiRoute;
 use super::{Accepted, Created, Document, Exposition, Text};
@@ -183,7 +185,7 @@ impl<T: DescribedAnswer> DescribedAnswer for Result<T, Problem> {
     }
 }
 
-impl Input for Reader {
+impl Input for PageReader {
     fn describe(_: &mut Description) {}
 }
 

@@ -24,7 +24,7 @@ use super::super::problem::Problem;
 use super::super::storage::OWN_REALMS;
 use super::super::{Admin, AdminStore};
 use super::filters::{Filters, form};
-use super::{Frame, Page, Reader, SeeOther};
+use super::{Frame, Page, PageReader, SeeOther};
 
 /// How long an action may take before the same form may act again.
 const LEASE: Duration = Duration::from_secs(60);
@@ -177,7 +177,7 @@ impl Confirm {
 /// The page that asks before an action.
 pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     OriginalUri(uri): OriginalUri,
     PathId(id): PathId,
     filters: Filters,
@@ -191,7 +191,7 @@ pub(in crate::admin) async fn ask<S: AdminStore, A: PageAction<S>>(
 /// Acts once for each form.
 pub(in crate::admin) async fn act<S: AdminStore, A: PageAction<S>>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     OriginalUri(uri): OriginalUri,
     PathId(id): PathId,
     form: ActionForm,
@@ -224,7 +224,7 @@ pub(in crate::admin) enum ActedOnce {
 
 impl ActedOnce {
     /// The answer to the form.
-    pub(in crate::admin) fn into_answer(self, reader: Reader, frame: Frame) -> Acted {
+    pub(in crate::admin) fn into_answer(self, reader: PageReader, frame: Frame) -> Acted {
         match self {
             Self::Leads(to) => Acted::Leads(SeeOther(to)),
             Self::Shows { sentence, secret, page } => {

@@ -12,7 +12,7 @@ use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, alerts};
 use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
 use super::filters::Filters;
-use super::{Frame, Page, Reader};
+use super::{Frame, Page, PageReader};
 use crate::api::{Alert, AlertList, SilenceRequest, Span};
 use crate::config::units;
 use crate::format;
@@ -28,7 +28,7 @@ pub(in crate::admin) struct Alerts {
 /// `GET /alerts`.
 pub(in crate::admin) async fn alerts<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Alerts>, Problem> {
     let frame = reader.frame(&admin, "/alerts").await;

@@ -11,7 +11,7 @@ use super::super::extract::PathId;
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, events as api_events};
 use super::filters::Filters;
-use super::{Frame, Page, Reader, curl, text};
+use super::{Frame, Page, PageReader, curl, text};
 use crate::api::{Arrival, Event};
 use crate::story::{self, Step};
 
@@ -116,7 +116,7 @@ impl TimelineRow {
 /// `GET /events/{id}`.
 pub(in crate::admin) async fn event<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     PathId(id): PathId,
     filters: Filters,
 ) -> Result<Page<EventPage>, Problem> {

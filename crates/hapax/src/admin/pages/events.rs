@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, events as api_events};
 use super::filters::Filters;
-use super::{Frame, Page, Reader, SeeOther, plans};
+use super::{Frame, Page, PageReader, SeeOther, plans};
 use crate::api::{EventSummary, EventsQuery};
 
 /// The states that an event can have, as the filter offers them.
@@ -62,7 +62,7 @@ struct EventFields {
 /// `GET /events`.
 pub(in crate::admin) async fn events<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Events>, Problem> {
     list(admin, reader, filters, "/events").await
@@ -71,7 +71,7 @@ pub(in crate::admin) async fn events<S: AdminStore>(
 /// `GET /review`: the events that wait for a decision.
 pub(in crate::admin) async fn review<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Events>, Problem> {
     list(admin, reader, filters.with("status", "review"), "/review").await
@@ -79,7 +79,7 @@ pub(in crate::admin) async fn review<S: AdminStore>(
 
 async fn list<S: AdminStore>(
     admin: Arc<Admin<S>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
     path: &'static str,
 ) -> Result<Page<Events>, Problem> {

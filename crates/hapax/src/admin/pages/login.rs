@@ -16,7 +16,7 @@ use super::super::auth::{
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore};
 use super::filters::{Filters, form};
-use super::{Frame, Page, Reader, SeeOther};
+use super::{Frame, Page, PageReader, SeeOther};
 use crate::logs::needs_escape;
 
 /// How long a session lasts.
@@ -39,7 +39,7 @@ pub(in crate::admin) struct Login {
 /// `GET /login`.
 pub(in crate::admin) async fn login<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Page<Login> {
     let next = local_path(filters.get("next"));
@@ -95,7 +95,7 @@ impl IntoResponse for LoggedIn {
 /// `POST /login`.
 pub(in crate::admin) async fn log_in<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     form: LoginForm,
 ) -> Result<LoggedIn, Problem> {
     // Another site must not log the browser in under its own name. Clients that are no browser name no site.

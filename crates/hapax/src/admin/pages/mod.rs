@@ -110,12 +110,12 @@ impl IntoResponse for SeeOther {
 }
 
 /// The reader of a page, and the facts about the reader that every page shows.
-pub(super) struct Reader {
+pub(super) struct PageReader {
     caller: Option<Caller>,
     if_none_match: Option<HeaderValue>,
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Reader {
+impl<S: Send + Sync> FromRequestParts<S> for PageReader {
     type Rejection = std::convert::Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
@@ -126,7 +126,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Reader {
     }
 }
 
-impl Reader {
+impl PageReader {
     /// The caller whose name is recorded.
     fn caller(&self) -> Result<Caller, Problem> {
         self.caller.clone().ok_or_else(Problem::unauthorized)

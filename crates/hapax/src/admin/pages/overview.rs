@@ -16,7 +16,7 @@ use super::super::{Admin, AdminStore, alerts, history, jobs, stats};
 use super::filters::Filters;
 use super::plot::Plot;
 use super::text::CappedCount;
-use super::{Frame, Page, Reader};
+use super::{Frame, Page, PageReader};
 use crate::api::{AlertList, Figures, HistoryQuery, Lane, Moment, Span, Stats, StatsQuery};
 
 /// The span whose share of copies is usual for a source.
@@ -57,7 +57,7 @@ struct SourceRow {
 /// `GET /`.
 pub(in crate::admin) async fn overview<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Overview>, Problem> {
     let frame = reader.frame(&admin, "/").await;

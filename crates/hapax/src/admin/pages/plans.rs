@@ -14,7 +14,7 @@ use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints, plans as api_plans};
 use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
 use super::filters::Filters;
-use super::{Frame, Page, Reader};
+use super::{Frame, Page, PageReader};
 use crate::api::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork, ReasonRequest};
 use crate::format;
 
@@ -334,7 +334,7 @@ pub(in crate::admin) struct PlansPage {
 /// `GET /replays`.
 pub(in crate::admin) async fn plans<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
 ) -> Result<Page<PlansPage>, Problem> {
     let frame = reader.frame(&admin, "/replays").await;
     let Json(plans) = api_plans::list(State(admin)).await?;
@@ -353,7 +353,7 @@ pub(in crate::admin) struct PlanPage {
 /// `GET /replays/{id}`.
 pub(in crate::admin) async fn plan<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     PathId(id): PathId,
     filters: Filters,
 ) -> Result<Page<PlanPage>, Problem> {

@@ -13,7 +13,7 @@ use super::super::problem::Problem;
 use super::super::{Admin, AdminStore};
 use super::actions::{ActionForm, ActionRequest, ActionResult, PageAction, Question};
 use super::filters::Filters;
-use super::{Frame, Page, Reader};
+use super::{Frame, Page, PageReader};
 use crate::api::PortalLink;
 use crate::format;
 
@@ -31,7 +31,7 @@ pub(in crate::admin) struct PortalLinksPage {
 /// `GET /portal`.
 pub(in crate::admin) async fn portal_links<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<PortalLinksPage>, Problem> {
     let tenant = filters.get("tenant");

@@ -12,7 +12,7 @@ use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints as api_endpoints, messages as api_messages};
 use super::filters::Filters;
-use super::{Frame, Page, Reader};
+use super::{Frame, Page, PageReader};
 use crate::api::{
     DeliveriesQuery, Delivery, Endpoint, EndpointsQuery, Message, MessageQuery, MessageSummary,
     MessagesQuery,
@@ -34,7 +34,7 @@ pub(in crate::admin) struct Endpoints {
 /// `GET /endpoints`.
 pub(in crate::admin) async fn endpoints<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Endpoints>, Problem> {
     let frame = reader.frame(&admin, "/endpoints").await;
@@ -62,7 +62,7 @@ pub(in crate::admin) struct EndpointPage {
 /// `GET /endpoints/{id}`.
 pub(in crate::admin) async fn endpoint<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     PathId(id): PathId,
     filters: Filters,
 ) -> Result<Page<EndpointPage>, Problem> {
@@ -100,7 +100,7 @@ pub(in crate::admin) struct Messages {
 /// `GET /messages`.
 pub(in crate::admin) async fn messages<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Messages>, Problem> {
     let frame = reader.frame(&admin, "/messages").await;
@@ -133,7 +133,7 @@ pub(in crate::admin) struct MessagePage {
 /// `GET /messages/{id}`.
 pub(in crate::admin) async fn message<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     PathId(id): PathId,
     filters: Filters,
 ) -> Result<Page<MessagePage>, Problem> {
@@ -167,7 +167,7 @@ pub(in crate::admin) struct Deliveries {
 /// `GET /deliveries`.
 pub(in crate::admin) async fn deliveries<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Deliveries>, Problem> {
     let frame = reader.frame(&admin, "/deliveries").await;
@@ -199,7 +199,7 @@ pub(in crate::admin) struct DeliveryPage {
 /// `GET /deliveries/{id}`.
 pub(in crate::admin) async fn delivery<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     PathId(id): PathId,
     filters: Filters,
 ) -> Result<Page<DeliveryPage>, Problem> {

@@ -14,7 +14,7 @@ use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, events, stats, storage as api_storage};
 use super::actions::{ActionForm, ActionRequest, ActionResult, PageAction, Question};
 use super::filters::Filters;
-use super::{Frame, Page, Reader};
+use super::{Frame, Page, PageReader};
 use crate::api::{
     DeleteKeyRequest, EventSummary, EventsQuery, Figures, Key, KeysQuery, StatsQuery, Storage,
 };
@@ -39,7 +39,7 @@ pub(in crate::admin) struct Duplicates {
 /// `GET /duplicates`.
 pub(in crate::admin) async fn duplicates<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Duplicates>, Problem> {
     let frame = reader.frame(&admin, "/duplicates").await;
@@ -82,7 +82,7 @@ pub(in crate::admin) struct Keys {
 /// `GET /keys`.
 pub(in crate::admin) async fn keys<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Keys>, Problem> {
     let frame = reader.frame(&admin, "/keys").await;
@@ -154,7 +154,7 @@ pub(in crate::admin) struct StoragePage {
 /// `GET /storage`.
 pub(in crate::admin) async fn storage<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
 ) -> Result<Page<StoragePage>, Problem> {
     let frame = reader.frame(&admin, "/storage").await;
     let Json(storage) = api_storage::storage(State(admin)).await?;

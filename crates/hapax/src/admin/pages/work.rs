@@ -11,7 +11,7 @@ use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, audit, events, handlers, jobs, rejections, stats};
 use super::filters::Filters;
-use super::{Frame, Page, Reader, plans};
+use super::{Frame, Page, PageReader, plans};
 use crate::api::{
     AuditEntry, AuditQuery, EventSummary, EventsQuery, Figures, Handler, Job, JobsQuery, Lane,
     Pause, Rejection, StatsQuery,
@@ -44,7 +44,7 @@ struct ErrorGroup {
 /// `GET /dead`.
 pub(in crate::admin) async fn dead<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Dead>, Problem> {
     let frame = reader.frame(&admin, "/dead").await;
@@ -110,7 +110,7 @@ impl HandlerRow {
 /// `GET /handlers`.
 pub(in crate::admin) async fn handlers<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Handlers>, Problem> {
     let frame = reader.frame(&admin, "/handlers").await;
@@ -160,7 +160,7 @@ pub(in crate::admin) struct SourcePage {
 /// `GET /sources/{name}`.
 pub(in crate::admin) async fn source<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     PathId(name): PathId,
     filters: Filters,
 ) -> Result<Page<SourcePage>, Problem> {
@@ -205,7 +205,7 @@ pub(in crate::admin) struct AuditPage {
 /// `GET /audit`.
 pub(in crate::admin) async fn audit<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<AuditPage>, Problem> {
     let frame = reader.frame(&admin, "/audit").await;

@@ -14,8 +14,8 @@ use hapax_core::limits::{PORTAL_PINGS_MAX, PORTAL_PINGS_WITHIN};
 use super::super::extract::{JsonBody, PathId};
 use super::super::pages::{
     Acted, ActionForm, ActionRequest, ActionResult, Confirm, DisableEndpoint, EnableEndpoint,
-    Filters, FormField, Forms, Page, PageAction, PingEndpoint, PlanDeliveries, Question, Reader,
-    act_once, rate, rate_of, recorded,
+    Filters, FormField, Forms, Page, PageAction, PageReader, PingEndpoint, PlanDeliveries,
+    Question, act_once, rate, rate_of, recorded,
 };
 use super::super::problem::Problem;
 use super::super::{AdminStore, endpoints, plans};
@@ -32,7 +32,7 @@ const FORMS: Quota = Quota { keys: 2_000, bytes: 4 << 20 };
 pub(super) async fn ask<S, O, A>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
-    reader: Reader,
+    reader: PageReader,
     OriginalUri(uri): OriginalUri,
     own: O,
     filters: Filters,
@@ -52,7 +52,7 @@ where
 pub(super) async fn act<S, O, A>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
-    reader: Reader,
+    reader: PageReader,
     OriginalUri(uri): OriginalUri,
     own: O,
     form: ActionForm,

@@ -13,7 +13,7 @@ use hapax_core::store::{PortalLink, PortalRight};
 use super::super::AdminStore;
 use super::super::auth::{Audited, Caller, RandomValue, check_same_site, hash_of};
 use super::super::extract::PathId;
-use super::super::pages::{Frame, Page, Reader, SeeOther};
+use super::super::pages::{Frame, Page, PageReader, SeeOther};
 use super::super::problem::Problem;
 use super::Portal;
 use super::guard::{COOKIE, Visitor};
@@ -61,7 +61,7 @@ impl IntoResponse for EnterPage {
 /// `GET /enter/{code}`.
 pub(super) async fn ask<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
-    reader: Reader,
+    reader: PageReader,
     PathId(code): PathId,
 ) -> Result<EnterPage, Problem> {
     let frame = Frame::door(&portal.site);
@@ -128,7 +128,7 @@ pub(super) async fn enter<S: AdminStore>(
 pub(super) async fn leave<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
-    reader: Reader,
+    reader: PageReader,
 ) -> Result<LeftPage, Problem> {
     let link = visitor.link();
     portal.admin.store.end_portal_link(link.id).await?;

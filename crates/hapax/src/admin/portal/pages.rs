@@ -11,7 +11,7 @@ use super::super::AdminStore;
 use super::super::delivery_figures::DeliveryFigures;
 use super::super::events::instant;
 use super::super::extract::{QueryParams, cursor, limit};
-use super::super::pages::{Filters, Frame, Page, Reader, STATUSES, text};
+use super::super::pages::{Filters, Frame, Page, PageReader, STATUSES, text};
 use super::super::problem::Problem;
 use super::Portal;
 use super::guard::Visitor;
@@ -41,7 +41,7 @@ pub(super) struct Endpoints {
 pub(super) async fn endpoints<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Endpoints>, Problem> {
     let frame = visitor.frame(&portal.site, "/");
@@ -76,7 +76,7 @@ pub(super) struct EndpointPage {
 pub(super) async fn endpoint<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
-    reader: Reader,
+    reader: PageReader,
     OwnEndpoint(endpoint): OwnEndpoint,
     filters: Filters,
 ) -> Result<Page<EndpointPage>, Problem> {
@@ -116,7 +116,7 @@ pub(super) struct Deliveries {
 pub(super) async fn deliveries<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
-    reader: Reader,
+    reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Deliveries>, Problem> {
     let frame = visitor.frame(&portal.site, "/deliveries");
@@ -172,7 +172,7 @@ pub(super) struct DeliveryPage {
 pub(super) async fn delivery<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
-    reader: Reader,
+    reader: PageReader,
     OwnDelivery(delivery): OwnDelivery,
     filters: Filters,
 ) -> Result<Page<DeliveryPage>, Problem> {
@@ -209,7 +209,7 @@ pub(super) struct PlanPage {
 pub(super) async fn plan<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
-    reader: Reader,
+    reader: PageReader,
     OwnPlan(plan): OwnPlan,
     filters: Filters,
 ) -> Page<PlanPage> {
@@ -241,7 +241,7 @@ const SAMPLES: [CodeSample; 4] = [
 pub(super) async fn verify<S: AdminStore>(
     State(portal): State<Arc<Portal<S>>>,
     visitor: Visitor,
-    reader: Reader,
+    reader: PageReader,
 ) -> Page<Verify> {
     reader.page(Verify { frame: visitor.frame(&portal.site, "/verify"), samples: SAMPLES })
 }
