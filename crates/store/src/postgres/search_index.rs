@@ -105,7 +105,7 @@ struct Walk {
 }
 
 /// One step of a walk.
-struct Step {
+struct WalkStep {
     events: Vec<(Uuid, SourceName)>,
     through: Uuid,
     more: bool,
@@ -113,7 +113,7 @@ struct Step {
 
 impl Walk {
     /// The next events after `after`, before `end`.
-    async fn next(&self, shared: &Shared, after: Uuid, end: Uuid) -> Result<Step, PgError> {
+    async fn next(&self, shared: &Shared, after: Uuid, end: Uuid) -> Result<WalkStep, PgError> {
         // From the same event on as a list.
         let oldest = self.oldest.map(|id| Uuid::from_u128(id.as_u128().saturating_sub(1)));
         let after = oldest.map_or(after, |oldest| oldest.max(after));
@@ -132,7 +132,7 @@ impl Walk {
             Some((id, _)) if more => *id,
             Some(_) | None => after.max(last),
         };
-        Ok(Step { events, through, more })
+        Ok(WalkStep { events, through, more })
     }
 }
 

@@ -12,7 +12,7 @@ use hapax_core::rate_limit::{RELEASE_FOR, RateLimit, limit_at, next_at};
 use hapax_core::store::{AttemptVerdict, EndpointSignal};
 use rusqlite::{Connection, Row};
 
-use super::{Endpoint, Outbox};
+use super::{EndpointState, Outbox};
 use crate::sqlite::row::{micros, timestamp};
 
 /// The circuit of an endpoint, the pause that it asked for, and how much of its rate limit is used.
@@ -227,14 +227,14 @@ impl Outbox {
     }
 }
 
-impl Endpoint {
+impl EndpointState {
     /// The limit of attempts that holds now.
     pub(super) fn limit_at(&self, now: Timestamp) -> Option<RateLimit> {
         limit_at(self.record.settings.rate_limit, self.health.spread_until, now)
     }
 }
 
-fn write(conn: &Connection, number: i64, endpoint: &Endpoint) -> rusqlite::Result<()> {
+fn write(conn: &Connection, number: i64, endpoint: &EndpointState) -> rusqlite::Result<()> {
     let EndpointHealth { circuit, blocked_until, paid_until, spread_until } = endpoint.health;
     conn.prepare_cached(
         "INSERT INTO hapax_endpoint_state

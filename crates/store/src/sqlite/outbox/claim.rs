@@ -37,7 +37,7 @@ struct DueDelivery {
 
 /// The claims of one exchange.
 #[derive(Default)]
-struct Claims {
+struct ExchangeClaims {
     claims: Vec<DeliveryClaim>,
     bytes: usize,
     /// The next claim would exceed the bytes that were asked for.
@@ -58,7 +58,7 @@ impl Outbox {
             .iter()
             .map(|outcome| self.settle(conn, outcome, now))
             .collect::<rusqlite::Result<_>>()?;
-        let Claims { claims, bytes, .. } = self.claim(conn, ask, now, until)?;
+        let ExchangeClaims { claims, bytes, .. } = self.claim(conn, ask, now, until)?;
         let next_due = self.turns.next_at().map(timestamp);
         Ok((Exchanged { settled, claims, next_due }, bytes))
     }
@@ -69,7 +69,7 @@ impl Outbox {
         ask: &DeliveryAsk,
         now: Timestamp,
         until: Instant,
-    ) -> rusqlite::Result<Claims> {
+    ) -> rusqlite::Result<ExchangeClaims> {
         if self.vault_keys != ask.vault_keys || self.claims_ahead != ask.claims_ahead {
             self.claims_ahead = ask.claims_ahead;
             self.vault_keys = Arc::clone(&ask.vault_keys);
@@ -78,7 +78,7 @@ impl Outbox {
             }
         }
         self.turns.begin(micros(now));
-        let mut claims = Claims::default();
+        let mut claims = ExchangeClaims::default();
         let mut is_first = true;
         // Every visit takes a delivery, ends a lease, or finds out that nothing is due.
         while claims.claims.len() < ask.limit
@@ -101,7 +101,7 @@ impl Outbox {
         share: usize,
         ask: &DeliveryAsk,
         now: Timestamp,
-        claims: &mut Claims,
+        claims: &mut ExchangeClaims,
     ) -> rusqlite::Result<()> {
         let Some(endpoint) = self.endpoints.get(&number) else {
             // The endpoint was deleted: only its leases are left.

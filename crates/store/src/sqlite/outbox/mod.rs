@@ -60,7 +60,7 @@ pub(super) const DEFAULT_TENANT: &str = "default";
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     /// Endpoints that are not deleted.
-    endpoints: HashMap<i64, Endpoint>,
+    endpoints: HashMap<i64, EndpointState>,
     numbers: HashMap<EndpointId, i64>,
     /// The endpoints of each tenant, oldest first.
     of_tenant: HashMap<Tenant, Vec<i64>>,
@@ -96,7 +96,7 @@ const AHEAD: u32 = 8;
 
 /// An endpoint in memory.
 #[derive(Debug)]
-struct Endpoint {
+struct EndpointState {
     record: EndpointRecord,
     target: Arc<DeliveryTarget>,
     policy: Policy,
@@ -116,7 +116,7 @@ struct Endpoint {
     is_fast: bool,
 }
 
-impl Endpoint {
+impl EndpointState {
     fn new(record: EndpointRecord) -> Self {
         let target = Arc::new(DeliveryTarget::of(&record));
         let policy = record.settings.policy();
@@ -253,7 +253,7 @@ impl Outbox {
         self.numbers.insert(record.id, number);
         self.of_tenant.entry(record.tenant.clone()).or_default().push(number);
         self.last_endpoint = self.last_endpoint.max(number);
-        self.endpoints.insert(number, Endpoint::new(record));
+        self.endpoints.insert(number, EndpointState::new(record));
     }
 
     fn remove(&mut self, number: i64) {

@@ -12,7 +12,7 @@ use rusqlite::{Connection, OptionalExtension};
 
 use super::change::Reported;
 use super::row::{COLUMNS, DeliveryRow};
-use super::{Endpoint, Outbox};
+use super::{EndpointState, Outbox};
 use crate::limits::UNPARKED_AT_ONCE;
 
 /// The keys of an endpoint's deliveries that are under way, each with their number: there may be several if they
@@ -96,7 +96,7 @@ impl Outbox {
         key: &str,
         now: Timestamp,
     ) -> rusqlite::Result<()> {
-        let keeps_order = |endpoint: &Endpoint| endpoint.record.settings.keeps_order();
+        let keeps_order = |endpoint: &EndpointState| endpoint.record.settings.keeps_order();
         if !self.endpoints.get(&number).is_some_and(keeps_order) {
             return Ok(());
         }
