@@ -29,7 +29,7 @@ use crate::presets::{BodyFormat, PresetEnvelope, PresetId};
 use crate::scheme::SignedContent;
 use crate::scheme::coverage::{BodyCovered, Coverage, Covered};
 use crate::verify::Refusal;
-use selector::{Compiler, FoundValue, Level, Request, Selector, View};
+use selector::{AuthenticRequest, BodyLevel, Compiler, FoundValue, Selector, View};
 
 /// The selectors of the config. Each one that is set replaces the preset's.
 #[derive(Debug, Clone, Default)]
@@ -101,7 +101,7 @@ pub struct Envelope {
     top: Top,
     form_json: Option<&'static str>,
     /// The levels from the whole body down to one event; a single one where a body is one event.
-    levels: Vec<Level>,
+    levels: Vec<BodyLevel>,
     id: Id,
     event_type: Vec<Selector>,
     type_rule: TypeRule,
@@ -324,7 +324,7 @@ impl Envelope {
         arrival: &Arrival,
         signed: Option<&SignedContent>,
     ) -> Result<Vec<Item>, Refusal> {
-        let request = Request { arrival, signed };
+        let request = AuthenticRequest { arrival, signed };
         match self.format {
             BodyFormat::Json => self.read_json(&request),
             BodyFormat::Form => self.read_form(&request),
@@ -340,7 +340,7 @@ impl Envelope {
     }
 
     /// Reads a form. JSON pointers find nothing in it, unless the form has a field with JSON.
-    fn read_form(&self, request: &Request<'_>) -> Result<Vec<Item>, Refusal> {
+    fn read_form(&self, request: &AuthenticRequest<'_>) -> Result<Vec<Item>, Refusal> {
         let arrival = request.arrival;
         let json = match self.form_json {
             Some(name) => match form::find(&arrival.body, name) {
@@ -358,7 +358,7 @@ impl Envelope {
         Ok(vec![self.item(&view, arrival.body.clone())?])
     }
 
-    fn read_json(&self, request: &Request<'_>) -> Result<Vec<Item>, Refusal> {
+    fn read_json(&self, request: &AuthenticRequest<'_>) -> Result<Vec<Item>, Refusal> {
         let body = &request.arrival.body;
         let mut items = Vec::with_capacity(1);
         let mut path = vec![crate::json::extract(body, &self.levels[0].pointers)?];
@@ -377,7 +377,7 @@ impl Envelope {
     /// each level from the body down to here. `here` is `None` for the body itself.
     fn descend<'a>(
         &self,
-        request: &Request<'a>,
+        request: &AuthenticRequest<'a>,
         here: Option<Value<'a>>,
         path: &mut Vec<Vec<Option<Value<'a>>>>,
         items: &mut Vec<Item>,
@@ -422,7 +422,7 @@ impl Envelope {
     /// answered 200. Without an id it is refused.
     fn read_whole<'a>(
         &self,
-        request: &Request<'a>,
+        request: &AuthenticRequest<'a>,
         here: Option<Value<'a>>,
         path: &mut Vec<Vec<Option<Value<'a>>>>,
         items: &mut Vec<Item>,

@@ -60,13 +60,13 @@ impl Selector {
 
 /// The pointers of one level of a body: those of the selectors, then the arrays of the next level.
 #[derive(Debug, Default)]
-pub(super) struct Level {
+pub(super) struct BodyLevel {
     pub(super) pointers: Vec<Pointer>,
     /// How many of the last pointers are arrays of the next level: none on the level of the events.
     pub(super) arrays: usize,
 }
 
-impl Level {
+impl BodyLevel {
     pub(super) fn array_names(&self) -> String {
         let arrays = &self.pointers[self.pointers.len() - self.arrays..];
         let names: Vec<&str> = arrays
@@ -77,7 +77,7 @@ impl Level {
     }
 }
 
-/// Turns the selectors of a source into [`Level`]s of pointers.
+/// Turns the selectors of a source into [`BodyLevel`]s of pointers.
 #[derive(Debug)]
 pub(super) struct Compiler {
     /// The pointers of the selectors, for each level.
@@ -203,7 +203,7 @@ impl Compiler {
         }
     }
 
-    pub(super) fn finish(self) -> Result<Vec<Level>, SelectorError> {
+    pub(super) fn finish(self) -> Result<Vec<BodyLevel>, SelectorError> {
         let arrays = self.arrays.into_iter().chain([Vec::new()]);
         let level = |(mut pointers, arrays): (Vec<Pointer>, Vec<Pointer>)| {
             let count = arrays.len();
@@ -215,7 +215,7 @@ impl Compiler {
                     "require only what the handlers cannot do without",
                 ));
             }
-            Ok(Level { pointers, arrays: count })
+            Ok(BodyLevel { pointers, arrays: count })
         };
         self.asked.into_iter().zip(arrays).map(level).collect()
     }
@@ -343,7 +343,7 @@ impl<'a> FoundValue<'a> {
 
 /// An authenticated request, and the hash of the signed content where an id needs it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Request<'a> {
+pub(super) struct AuthenticRequest<'a> {
     pub(super) arrival: &'a Arrival,
     pub(super) signed: Option<&'a SignedContent>,
 }
@@ -351,7 +351,7 @@ pub(super) struct Request<'a> {
 /// One event with the values that were found on each level of the body.
 #[derive(Debug)]
 pub(super) struct View<'a, 'f> {
-    pub(super) request: Request<'a>,
+    pub(super) request: AuthenticRequest<'a>,
     /// Whether the body is a form.
     pub(super) is_form: bool,
     /// The values of the pointers of each level. Empty where the body is not JSON.
