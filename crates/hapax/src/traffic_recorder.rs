@@ -86,7 +86,7 @@ impl TrafficRecorder {
         Ok(figures)
     }
 
-    /// Records until `stop`, and once more then.
+    /// Records until `stop`, and a last time after it.
     pub(crate) async fn run<S: TrafficHistory>(&self, store: Arc<S>, stop: CancellationToken) {
         let every = tuned!("traffic.every_ms", RECORD_EVERY.as_millis() as u64);
         let mut beats = interval(Duration::from_millis(every));

@@ -114,7 +114,7 @@ pub(crate) fn methods<'a>(
     method: &'a Method,
     headers: &HeaderMap,
 ) -> impl Iterator<Item = Cow<'a, Method>> {
-    // Of several methods in one line, some frameworks use the first and some the last.
+    // If one line has several methods, some frameworks use the first and some the last.
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     let lines = METHOD_OVERRIDES.into_iter().flat_map(|name| headers.get_all(name));
     let named = lines.flat_map(|line| line.as_bytes().split(move |byte| !is_letter(*byte)));
@@ -256,7 +256,7 @@ mod tests {
         check("GET", &[(two, " POST ")], &["GET", "POST"], false);
         check("GET", &[(one.clone(), "HEAD")], &["GET", "HEAD"], true);
         check("POST", &[(three, "DELETE"), (one.clone(), "?")], &["POST", "DELETE"], false);
-        // Of several in one line some frameworks take the first, some the last.
+        // If one line has several methods, some frameworks use the first and some the last.
         check("GET", &[(one, "HEAD, delete;")], &["GET", "HEAD", "DELETE"], false);
     }
 }

@@ -68,8 +68,8 @@ fn of_name(name: &str, value: Value) -> Vec<(String, String)> {
     values.into_iter().filter_map(text_of).map(|value| (name.to_owned(), value)).collect()
 }
 
-/// The answer of a row. A number that is no status was written by hand: it becomes a 500, because
-/// the intended status is unknown.
+/// The answer of a row. A number that is not a status was written by hand: it becomes a 500,
+/// because the intended status is unknown.
 pub(crate) fn answer_of(status: i64, headers: Value, body: Vec<u8>) -> StoredAnswer {
     let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
     // A 1xx only announces an answer, and cannot be sent as one.

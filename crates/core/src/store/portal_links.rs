@@ -116,8 +116,8 @@ pub trait PortalLinks: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<PortalLink>, StoreError>> + Send;
 
     /// Exchanges a code for a session, given the hashes of both. `None` if the code is unknown, was exchanged
-    /// before, or its link has ended at `at`. Of several calls with one code, one gets the link. Durable when it
-    /// returns `Ok`.
+    /// before, or its link has ended at `at`. If several calls use one code, one of them gets the link.
+    /// Durable when it returns `Ok`.
     fn enter_portal(
         &self,
         code: [u8; 32],

@@ -68,8 +68,8 @@ fn reason(answered: &EndpointAnswer) -> String {
     }
 }
 
-/// The beginning of an answer as text. Bytes that are no text, and NUL, which not every database stores,
-/// are replaced.
+/// The beginning of an answer as text. Bytes that are not text, and NUL, which not every database can
+/// store, are replaced.
 fn text(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !bytes.contains(&0) => text.to_owned(),

@@ -11,7 +11,8 @@ use super::traffic::Traffic;
 /// Up to this age all samples are kept, because alerts need them.
 const FINE: SignedDuration = SignedDuration::from_mins(10);
 
-/// Of older samples one per this span is kept: statistics of an hour need no more.
+/// Among older samples, one is kept for each span of this length: statistics of an hour need no
+/// more.
 const COARSE_EVERY: SignedDuration = SignedDuration::from_mins(1);
 
 /// Samples are deleted at this age: no rule compares a longer span.

@@ -555,8 +555,8 @@ impl RoundFindings {
     }
 }
 
-/// The problems as the store records them. Of each name the oldest have their own alerts, and one more stands for all
-/// others. `since`: the first check that found a subject.
+/// The problems as the store records them. For each name, the oldest problems have their own alerts, and one
+/// more alert stands for all others. `since`: the first check that found a subject.
 fn reported(found: &[Finding], since: impl Fn(&str) -> Timestamp) -> Vec<ActiveAlert> {
     let mut reported = Vec::new();
     for name in ALERT_NAMES {

@@ -151,7 +151,7 @@ fn many_more_copies_than_usual_are_a_spike() {
     let before = usual(&mut scene, 2.0);
     scene.sample(3_599, traffic(before.new + 100, before.copies + 200, 0));
     assert_eq!(scene.names(), [""; 0]);
-    // Fewer than 50 duplicates are no spike, even without any new event.
+    // Fewer than 50 duplicates are not a spike, even without any new event.
     let mut scene = Scene::well();
     scene.sample(10, traffic(0, 49, 0));
     assert_eq!(scene.names(), [""; 0]);

@@ -448,8 +448,8 @@ fn chunks_pass_through_one_by_one() {
 
 #[test]
 fn a_client_that_never_ends_its_body_gets_an_error_and_holds_no_key() {
-    // A request with a key has not run yet. Of a request without a key the app has seen the
-    // beginning.
+    // A request with a key has not run yet. The app has seen the beginning of a request without a
+    // key.
     let app = Upstream::counting();
     let config = format!("body_timeout = \"300ms\"\n{}", proxy(&app.url(), ""));
     let house = House::new(&config);

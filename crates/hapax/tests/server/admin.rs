@@ -44,7 +44,7 @@ fn on_loopback_a_page_with_a_rebound_name_gets_nothing() {
             "",
         ] {
             let answer = server.admin_get_with(path, &format!("host: {host}\r\n"));
-            // A Host that is no valid name may be refused by the HTTP parser.
+            // A Host that is not a valid name may be refused by the HTTP parser.
             assert!(matches!(answer.status, 400 | 403), "{path} {host:?}: {answer:?}");
             assert!(!answer.text().contains("evt_hidden"), "{path} {host:?}");
         }

@@ -1,5 +1,5 @@
 //! A captured request of every sender, with all changes that leave its signature valid, has one
-//! effect. Of ordinary traffic of every sender nothing is lost, and only the events that
+//! effect. No ordinary event of any sender is lost, and only the events that
 //! `data/held_for_review.txt` names wait for review.
 
 use std::collections::{BTreeMap, BTreeSet};

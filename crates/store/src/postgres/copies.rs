@@ -17,7 +17,7 @@ use crate::limits::{COPIES_FLUSH, COPIES_IN_FULL};
 /// Events whose copies are written by one statement.
 const EVENTS_PER_WRITE: usize = 2_000;
 
-/// Of the events with one new copy, one in this many is checked for too many rows. An event that is
+/// Among events with one new copy, one in this many is checked for too many rows. An event that is
 /// copied all the time keeps that many rows more, and a retry storm reads nothing.
 const CHECKED_ONE_IN: u8 = 8;
 

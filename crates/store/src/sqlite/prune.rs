@@ -437,7 +437,7 @@ fn go_on(
     Ok(more)
 }
 
-/// Of these events, deletes those that have neither a body nor a valid guard. A guard is kept for its own
+/// Deletes the events among these that have neither a body nor a valid guard. A guard is kept for its own
 /// time, even if the key is kept for less.
 fn forget_old<'a>(
     writer: &mut Writer,

@@ -837,7 +837,7 @@ pub(crate) async fn events_that_sql_work_ended_are_named<S: Working>(world: Worl
 }
 
 pub(crate) async fn a_claim_says_how_many_attempts_failed_before_it<S: Working>(world: World<S>) {
-    // A lost attempt is no failure, so it is not among them.
+    // A lost attempt is not a failure, so it is not among them.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let mut seen = Vec::new();

@@ -74,7 +74,7 @@ BEGIN
             FROM unnest(messages, endpoints, fences, verdicts, tooks, statuses, answers)
                 WITH ORDINALITY u (message, endpoint, fence, verdict, took, status, answer, n)
             ORDER BY u.message, u.endpoint) r
-        -- Of two reports about one delivery the first counts, whatever it says.
+        -- If there are two reports about one delivery, the first one counts, whatever it says.
         WHERE r.verdict = 0 AND r.reports = 1 AND x.message = r.message AND x.endpoint = r.endpoint
           -- By an expression: an index of all leases would be passed for each outcome.
           AND x.fence = r.fence AND x.state + 0 = hapax.delivery_state('leased')

@@ -24,7 +24,7 @@ BEGIN
     IF FOUND THEN
         RETURN verdict;
     END IF;
-    -- A mark that is no state of the current machine counts as none.
+    -- A mark that is not a state of the current machine counts as none.
     PERFORM FROM hapax.transition t
     WHERE t.handler = h.handler AND t.from_at = mark AND t.to_at = mark;
     IF NOT FOUND THEN

@@ -228,7 +228,7 @@ impl Writer {
         via: &ArrivalInfo,
     ) -> rusqlite::Result<Verdict> {
         let pair = self.pair(&key.tenant, &key.source)?;
-        // Of several events with the same signed bytes the first keeps the entry.
+        // If several events have the same signed bytes, the first one keeps the entry.
         let guard = match self.held_by(receipt)? {
             Some(_) => None,
             None => receipt.guard(),
