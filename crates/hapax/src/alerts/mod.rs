@@ -2,8 +2,8 @@
 //! all nodes and restarts ([`hapax_core::alert_board`]). [`rules`] decides what is a problem.
 //!
 //! Problems of this process (its clock, its configuration) are found by every node. Problems in the data of
-//! all nodes are found by one node at a time, which holds a lease: [`traffic`] reads what all nodes have
-//! counted, and [`history`] keeps it. The node whose report raises or clears an alert logs it. While the
+//! all nodes are found by one node at a time, which holds a lease: [`traffic`] reads the counts of all
+//! nodes, and [`history`] keeps them. The node whose report raises or clears an alert logs it. While the
 //! store cannot be written to, a node lists and logs its own findings.
 
 mod history;

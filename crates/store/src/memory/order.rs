@@ -169,9 +169,9 @@ impl Model {
         job.error = Some(why.to_owned());
     }
 
-    /// Sends jobs held past the deadline to review, or past the gap. This waits while a job of the
-    /// same tenant is due, because it may fill the gap, and while another job of the resource is
-    /// leased.
+    /// Sends jobs that were held past their deadline to review, or lets them run past the gap. This
+    /// waits while a job of the same tenant is due, because it may fill the gap, and while another
+    /// job of the resource is leased.
     pub(super) fn judge_gaps(&mut self, handler: &HandlerRef, now: Timestamp) {
         let Some(rule) = self.order_of(handler) else { return };
         let is_due = |job: &Job| job.handler == *handler && job.due <= now;

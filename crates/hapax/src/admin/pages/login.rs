@@ -98,8 +98,8 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
     reader: PageReader,
     form: LoginForm,
 ) -> Result<LoggedIn, Problem> {
-    // Another site must not log the browser in under its own name. Clients other than browsers do not send
-    // these headers.
+    // Another site must not log the browser in under its own name. Clients other than browsers name no
+    // site, and pass this check.
     check_same_site(&form.headers, admin.site.origin())?;
     let (caller, token) = match admin.authorizer.log_in(&form.token) {
         Ok(known) => known,

@@ -1,6 +1,6 @@
 -- Creates an endpoint; it gets messages that are published from this commit on. 0 created, 3 its uid is
--- taken, 4 the tenant or the database has as many as it may have. created_at: when. receivers_most: how many the
--- tenant may have whose address its receiving party chose; NULL for an endpoint of an operator.
+-- taken, 4 the tenant or the database has as many as it may have. created_at: when. receivers_most: the most
+-- endpoints of the tenant whose address its receiving party may choose; NULL for an endpoint of an operator.
 CREATE OR REPLACE FUNCTION hapax.create_endpoint(
     of_id uuid, of_tenant text, of_settings text, of_uid text, of_types text[], of_version text,
     of_thin boolean, of_max integer, of_retry bigint[], of_lease bigint, of_secrets bytea,

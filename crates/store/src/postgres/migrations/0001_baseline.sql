@@ -210,8 +210,8 @@ CREATE INDEX job_at_work ON hapax.job (lane, resource) WHERE state = 1 /* leased
 CREATE INDEX job_listed ON hapax.job (state, job)
     WHERE state IN (3 /* stale */, 4 /* dead */, 5 /* held */, 7 /* review */, 8 /* discarded */);
 CREATE INDEX job_failed ON hapax.job (job) WHERE state IN (0 /* ready */, 6 /* parked */) AND steps > 0;
--- Keeps: one at a time per resource, over all nodes. This index decides. exclusive is set by
--- a claim that leases the resource with the job; statements run under the lock of the mark instead.
+-- Keeps: one at a time per resource, over all nodes. This index decides. A claim that leases the
+-- resource with the job sets `exclusive`; SQL handlers run under the lock of the mark instead.
 CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 /* leased */ AND exclusive;
 
 -- Attempts that failed or were lost; the one that succeeded stands in the job itself.
