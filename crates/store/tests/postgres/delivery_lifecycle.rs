@@ -12,10 +12,10 @@ use hapax_core::delivery::{
 use hapax_core::job::{Policy, Progress, Retry};
 use hapax_sim::Postgres;
 use hapax_store::PgStore;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::Row;
 
 use crate::harness::{after, noon};
-use crate::{WITHOUT_SYNC, connect};
+use crate::{PreparingClient, WITHOUT_SYNC, connect};
 
 /// The numbers of the phases in the database.
 const PHASES: [(DeliveryPhase, i16); 6] = [
@@ -76,54 +76,48 @@ fn retries() -> [Retry; 6] {
 /// Puts the delivery into this state. The earlier delivery under its key is under way if
 /// `is_blocked`, and has ended otherwise.
 async fn put(
-    sql: &Client,
+    sql: &PreparingClient,
     phase: DeliveryPhase,
     progress: Progress,
     due: Timestamp,
     is_blocked: bool,
 ) {
     let state = PHASES.iter().find(|(named, _)| *named == phase).expect("a phase").1;
-    let numbers = [progress.attempt, progress.steps, progress.lost].map(|n| n as i32);
-    sql.execute("DELETE FROM hapax.delivery_attempt", &[]).await.expect("empties");
+    let [attempt, steps, lost] =
+        [progress.attempt, progress.steps, progress.lost].map(|n| n as i32);
     let earlier: i16 = if is_blocked { 1 } else { 2 };
-    sql.execute(
-        "UPDATE hapax.delivery SET state = $1, due_at = $2 WHERE message = 1",
-        &[&earlier, &after(1_000_000)],
-    )
-    .await
-    .expect("puts");
-    sql.execute(
+    sql.rows("DELETE FROM hapax.delivery_attempt", &[]).await;
+    let put_earlier = "UPDATE hapax.delivery SET state = $1, due_at = $2 WHERE message = 1";
+    sql.rows(put_earlier, &[&earlier, &after(1_000_000)]).await;
+    sql.rows(
         "UPDATE hapax.delivery SET state = $1, due_at = $2, fence = $3, attempt = $4, steps = $5,
              lost = $6, started_at = $7, node = 'n', error = NULL, took_ms = 1, answer_status = 200,
              place = 2
          WHERE message = 2",
-        &[&state, &due, &FENCE, &numbers[0], &numbers[1], &numbers[2], &noon()],
+        &[&state, &due, &FENCE, &attempt, &steps, &lost, &noon()],
     )
-    .await
-    .expect("puts");
+    .await;
     if !matches!(phase, DeliveryPhase::Leased | DeliveryPhase::Delivered) {
         // The record that is deleted when a slow attempt reports.
-        sql.execute(
+        sql.rows(
             "INSERT INTO hapax.delivery_attempt (message, endpoint, attempt, started_at, error, node)
              SELECT message, endpoint, attempt, started_at, 'lost', 'n' FROM hapax.delivery
              WHERE message = 2",
             &[],
         )
-        .await
-        .expect("puts");
+        .await;
     }
 }
 
-async fn stored(sql: &Client) -> Stored {
+async fn stored(sql: &PreparingClient) -> Stored {
     let row = sql
-        .query_one(
+        .row(
             "SELECT state, due_at, fence, attempt, steps, lost, started_at IS NOT NULL,
                  (SELECT count(*) FROM hapax.delivery_attempt), place > 2
              FROM hapax.delivery WHERE message = 2",
             &[],
         )
-        .await
-        .expect("reads");
+        .await;
     let number = |row: &Row, at: usize| u32::try_from(row.get::<_, i32>(at)).expect("a number");
     Stored {
         state: row.get(0),
@@ -141,29 +135,29 @@ async fn stored(sql: &Client) -> Stored {
 }
 
 /// Runs the act in SQL, and returns whether it was accepted.
-async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
+async fn act(sql: &PreparingClient, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
     let settle = async |verdict: i32, how: i32, wait: i64| -> bool {
         let row = sql
-            .query_one(
+            .row(
                 "SELECT s.is_recorded FROM hapax.delivery d CROSS JOIN LATERAL hapax.settle_attempt(
                      d.message, d.endpoint, $1, $2, 5, 500, 'a', 'e', $3, $4, $5, $6) s
                  WHERE d.message = 2",
                 &[&FENCE, &verdict, &how, &wait, &DICE, &now],
             )
             .await;
-        row.expect("settles").get(0)
+        row.get(0)
     };
     match act {
         DeliveryAct::Claim { turn, .. } => {
             let was = stored(sql).await.state;
             let rows = sql
-                .query(
+                .rows(
                     "SELECT delivery FROM hapax.exchange('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
                          '{}', '{}', '{}', '{}', '{}', 1, 1000, 'n', '{5}', 0, NULL, NULL, NULL, $1)",
                     &[&now],
                 )
                 .await;
-            let claimed = rows.expect("claims").len() == 2;
+            let claimed = rows.len() == 2;
             match turn {
                 KeyTurn::Now => claimed,
                 KeyTurn::Later => !claimed && was != 5 && stored(sql).await.state == 5,
@@ -171,13 +165,13 @@ async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
         }
         DeliveryAct::LeaseEnded => {
             let rows = sql
-                .query(
+                .rows(
                     "SELECT hapax.lose_delivery(d, $1, $2) FROM hapax.delivery d
                      WHERE d.state = hapax.delivery_state('leased') AND d.message = 2",
                     &[&DICE, &now],
                 )
                 .await;
-            !rows.expect("loses").is_empty()
+            !rows.is_empty()
         }
         DeliveryAct::Delivered => settle(0, 0, 0).await,
         DeliveryAct::Failed { retry, .. } => {
@@ -194,31 +188,31 @@ async fn act(sql: &Client, act: &DeliveryAct<'_>, now: Timestamp) -> bool {
         DeliveryAct::GivenBack => settle(2, 0, 0).await,
         DeliveryAct::Cancel => {
             let ask = "SELECT hapax.change_message('default', 'm1', 0, 'ops', NULL, $1, $1)";
-            let row = sql.query_one(ask, &[&now]).await.expect("cancels");
+            let row = sql.row(ask, &[&now]).await;
             !row.get::<_, Vec<uuid::Uuid>>(0).is_empty()
         }
         DeliveryAct::Woken => {
             let was = stored(sql).await.state;
             let ask = "SELECT hapax.ready_next_delivery(1, 'k', $1)";
-            sql.query_one(ask, &[&now]).await.expect("readies");
+            sql.row(ask, &[&now]).await;
             was == 5 && stored(sql).await.state == 0
         }
         DeliveryAct::Skip => {
             let ask = "SELECT hapax.skip_delivery(v.id, 2, 1, 'ops', NULL, $1, $1)
                        FROM hapax.deliveries v WHERE v.message = 'm1'";
-            sql.query_one(ask, &[&now]).await.expect("skips").get::<_, i32>(0) == 1
+            sql.row(ask, &[&now]).await.get::<_, i32>(0) == 1
         }
         DeliveryAct::Expire => {
             let ask =
                 "SELECT hapax.expire_delivery(d, $1) FROM hapax.delivery d WHERE d.message = 2";
-            sql.query_one(ask, &[&now]).await.expect("expires").get(0)
+            sql.row(ask, &[&now]).await.get(0)
         }
         DeliveryAct::Replay { parks_key } => {
             let parks = "UPDATE hapax.endpoint SET parks_dead = $1";
-            sql.execute(parks, &[parks_key]).await.expect("sets");
+            sql.rows(parks, &[parks_key]).await;
             let ask = "SELECT hapax.replay_delivery(v.id, 2, 1, 'ops', NULL, $1, $1)
                        FROM hapax.deliveries v WHERE v.message = 'm1'";
-            sql.query_one(ask, &[&now]).await.expect("replays").get::<_, i32>(0) == 1
+            sql.row(ask, &[&now]).await.get::<_, i32>(0) == 1
         }
     }
 }
@@ -245,7 +239,7 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
     // A rule that was changed in one place only would show as a different row.
     let url = Postgres::shared().await.create_database("delivery_rules").await;
     PgStore::migrate(&url).await.expect("migrates");
-    let sql = connect(&url).await;
+    let sql = PreparingClient::new(connect(&url).await);
     sql.batch_execute(WITHOUT_SYNC).await.expect("sets");
     sql.batch_execute(
         "SELECT hapax.create_endpoint(gen_random_uuid(), 'default', '{\"url\":\"u\"}', NULL, '{}', NULL,
@@ -328,7 +322,7 @@ async fn an_act_under_another_fence_changes_nothing() {
     // A sender guesses a fence that was never issued, also for a delivery that was never claimed.
     let url = Postgres::shared().await.create_database("delivery_fence").await;
     PgStore::migrate(&url).await.expect("migrates");
-    let sql = connect(&url).await;
+    let sql = PreparingClient::new(connect(&url).await);
     sql.batch_execute(
         "SELECT hapax.create_endpoint(gen_random_uuid(), 'default', '{\"url\":\"u\"}', NULL, '{}', NULL,
              false, 9, '{0}', 30000000, '', NULL, '{5}', 'ops', NULL, now(), 9);",
@@ -341,7 +335,7 @@ async fn an_act_under_another_fence_changes_nothing() {
             "SELECT s.is_recorded FROM hapax.delivery d CROSS JOIN LATERAL hapax.settle_attempt(
                        d.message, d.endpoint, $1, $2, 5, 200, 'a', 'e', 0, 0, 0.5, now()) s
                    WHERE d.message = 2";
-        sql.query_one(ask, &[&fence, &verdict]).await.expect("settles").get(0)
+        sql.row(ask, &[&fence, &verdict]).await.get(0)
     };
     let fresh = stored(&sql).await;
     for verdict in 0..3 {
@@ -390,12 +384,14 @@ async fn sql_and_core_decide_alike_about_every_event_of_a_circuit() {
         CircuitEvent::GivenUp,
         CircuitEvent::Enabled,
     ];
+    let numbers: Vec<i32> = (0..).take(events.len()).collect();
     let ask = sql
         .prepare(
-            "SELECT (c).circuit, (c).failures, (c).failing_since, (c).open_until, (c).open_for, (c).slots
-             FROM (SELECT hapax.judge_circuit(
-                 ROW(1, 7, $1, $2, $3, $4, $5, NULL, NULL, NULL, 0, NULL, 0, NULL, NULL)::hapax.endpoint_state,
-                 $6, $7, 16, $8)) x (c)",
+            "SELECT c.circuit, c.failures, c.failing_since, c.open_until, c.open_for, c.slots
+             FROM unnest($6::integer[]) WITH ORDINALITY event (number, at),
+                 hapax.judge_circuit(ROW(1, 7, $1, $2, $3, $4, $5, NULL, NULL, NULL, 0, NULL, 0, NULL,
+                     NULL)::hapax.endpoint_state, event.number, $7, 16, $8) c
+             ORDER BY event.at",
         )
         .await
         .expect("prepares");
@@ -414,25 +410,25 @@ async fn sql_and_core_decide_alike_about_every_event_of_a_circuit() {
                             open_for,
                             slots,
                         };
-                        for (number, event) in events.into_iter().enumerate() {
-                            let (micros, event_number) =
-                                (open_for.as_micros() as i64, number as i32);
-                            let row = sql
-                                .query_one(
-                                    &ask,
-                                    &[
-                                        &(failures as i32),
-                                        &failing_since,
-                                        &open_until,
-                                        &micros,
-                                        &slots.map(|slots| slots as i32),
-                                        &event_number,
-                                        &after(1_030),
-                                        &now,
-                                    ],
-                                )
-                                .await
-                                .expect("judges");
+                        let micros = open_for.as_micros() as i64;
+                        let rows = sql
+                            .query(
+                                &ask,
+                                &[
+                                    &(failures as i32),
+                                    &failing_since,
+                                    &open_until,
+                                    &micros,
+                                    &slots.map(|slots| slots as i32),
+                                    &numbers,
+                                    &after(1_030),
+                                    &now,
+                                ],
+                            )
+                            .await
+                            .expect("judges");
+                        assert_eq!(rows.len(), events.len());
+                        for (row, event) in rows.iter().zip(events) {
                             let judged = Circuit {
                                 number: row.get(0),
                                 failures: row.get::<_, i32>(1) as u32,

@@ -1,6 +1,7 @@
 //! Faults of PostgreSQL: cut connections, killed servers, standbys, poolers, poisonous requests.
 //! The first comment of each test says how it tries to break the store.
 
+use std::cell::Cell;
 #[allow(dead_code)]
 use std::collections::HashSet;
 use std::future::Future;
@@ -24,6 +25,7 @@ use http::{Method, StatusCode};
 use crate::harness::{
     Sender, after, body, done, handler, job, noon, on_postgres, pg_database, placed, spec,
 };
+use crate::until;
 
 async fn open(url: &str) -> PgStore {
     PgStore::open(PgOptions::new(url)).await.expect("opens")
@@ -39,18 +41,6 @@ async fn open_narrow(url: &str) -> PgStore {
 async fn number(url: &str, sql: &str) -> i64 {
     let rows = Postgres::execute_at(url, sql).await;
     rows[0].as_deref().expect("a value").parse().expect("a number")
-}
-
-/// Far beyond any expected wait: a test that waits this long would wait for ever.
-const FOREVER: Duration = Duration::from_secs(120);
-
-/// Waits until `condition` holds, and fails after a long timeout.
-async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let began = Instant::now();
-    while !condition().await {
-        assert!(began.elapsed() < FOREVER, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
 }
 
 fn refused(opened: Result<PgStore, PgOpenError>, word: &str) {
@@ -214,13 +204,15 @@ async fn a_connection_cut_after_the_statement_was_sent_is_an_error_and_the_retry
         let cut = store.ingest(Sender::plain().ingest(&body(&name))).await;
         assert!(matches!(cut, Err(StoreError::Unavailable(_))), "{cut:?}");
         proxy.wait_sprung(round + 1).await;
-        let mut again = Err(StoreError::Busy);
+        let again = Cell::new(None);
         until("the retry is answered", async || {
-            again = store.ingest(Sender::plain().ingest(&body(&name))).await;
-            again.is_ok()
+            let answered = store.ingest(Sender::plain().ingest(&body(&name))).await.ok();
+            let is_answered = answered.is_some();
+            again.set(answered);
+            is_answered
         })
         .await;
-        let again = again.expect("was just seen");
+        let again = again.take().expect("was just seen");
         assert!(matches!(again[..], [Verdict::Duplicate(_)]), "{again:?}");
     }
     assert_eq!(number(&url, "SELECT count(*) FROM hapax.event").await, 5);

@@ -15,11 +15,12 @@ use hapax_core::order::{Gaps, Machine, OnGap, OrderPolicy, OrderRule, Position, 
 use hapax_core::store::{HandlerRef, HandlerSpec, NewJob, Store, Work};
 use hapax_sim::Postgres;
 use hapax_store::{PgOptions, PgStore};
-use tokio_postgres::{Client, Transaction};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 use crate::harness::{Sender, body, noon};
-use crate::{WITHOUT_SYNC, connect, handler};
+use crate::{PreparingClient, WITHOUT_SYNC, connect, handler};
 
 /// The numbers of the phases in the database.
 const PHASES: [(Phase, i16); 9] = [
@@ -33,6 +34,11 @@ const PHASES: [(Phase, i16); 9] = [
     (Phase::Review, 7),
     (Phase::Discarded, 8),
 ];
+
+/// The values of a statement, of any types.
+macro_rules! values {
+    ($($value:expr),* $(,)?) => { vec![$(Box::new($value) as Box<dyn ToSql + Sync>),*] };
+}
 
 /// The fence of every case's job.
 const FENCE: i64 = 100;
@@ -174,7 +180,7 @@ impl Subject {
     }
 
     /// Puts the job into the case's phase, with its companion and the mark.
-    async fn arrange(&self, sql: &Transaction<'_>, case: &Case<'_>) {
+    async fn arrange(&self, sql: &Client, arrange: &Statement, case: &Case<'_>) {
         let JobState { phase, progress, due, forced } = case.from;
         let companion = match case.is_busy {
             true => number(Phase::Leased),
@@ -183,18 +189,7 @@ impl Subject {
             false => number(Phase::Parked),
         };
         sql.execute(
-            "WITH mark AS (
-                 INSERT INTO hapax.mark (lane, resource, position)
-                 SELECT $12, $13::text, $14 WHERE $13::text IS NOT NULL
-                 ON CONFLICT (lane, resource) DO UPDATE SET position = excluded.position),
-             companion AS (
-                 UPDATE hapax.job SET state = $16, exclusive = $11,
-                     due_at = $15
-                 WHERE job = $10)
-             UPDATE hapax.job SET state = $2, due_at = $3, fence = 100, run = 1, attempt = $4,
-                 steps = $5, lost = $6, forced = $7, exclusive = $8, started_at = $9,
-                 worker = 'old', error = 'old', result = NULL
-             WHERE job = $1",
+            arrange,
             &[
                 &self.job,
                 &number(phase),
@@ -218,8 +213,8 @@ impl Subject {
         .expect("a phase");
     }
 
-    /// Runs the act in the database.
-    async fn act(&self, sql: &Transaction<'_>, act: Act<'_>) {
+    /// The statement that runs the act in the database, and its values.
+    fn statement(&self, act: Act<'_>) -> (&'static str, Vec<Box<dyn ToSql + Sync>>) {
         let now = noon();
         match act {
             Act::Claim { .. } | Act::LeaseEnded { .. } | Act::HoldEnded { .. } => {
@@ -227,11 +222,11 @@ impl Subject {
                 let wanted = i32::from(matches!(act, Act::Claim { .. }));
                 let claim = "SELECT count(*) FROM hapax.claim($1, $3, 'new', true, NULL, NULL, NULL, \
                              NULL, NULL, NULL, $2)";
-                sql.query(claim, &[&self.of_handler, &now, &wanted]).await.expect("claims");
+                (claim, values![self.of_handler, now, wanted])
             }
             Act::Done { .. } => {
                 let settle = "SELECT hapax.settle($1, $2, 'new', NULL, $3)";
-                sql.query(settle, &[&self.job, &FENCE, &now]).await.expect("settles");
+                (settle, values![self.job, FENCE, now])
             }
             Act::Failed { retry, .. } => {
                 let (how, wait) = match retry {
@@ -242,71 +237,48 @@ impl Subject {
                     Retry::Unsent => (4, Duration::ZERO),
                 };
                 let failed = "SELECT hapax.failed($1, $2, 'new', $3, $4, $5, $6)";
-                let wait = wait.as_micros() as i64;
-                sql.query(failed, &[&self.job, &FENCE, &how, &wait, &DICE, &now])
-                    .await
-                    .expect("fails");
+                (failed, values![self.job, FENCE, how, wait.as_micros() as i64, DICE, now])
             }
             Act::GivenBack => {
                 let give_back = "SELECT hapax.give_back(ARRAY[$1::uuid], ARRAY[$2::bigint], $3)";
-                sql.query(give_back, &[&self.job, &FENCE, &now]).await.expect("gives back");
+                (give_back, values![self.job, FENCE, now])
             }
             Act::SetAside { hold } => {
                 let set_aside = "SELECT hapax.set_aside($1, $2, $3, $4)";
-                sql.query(set_aside, &[&self.job, &FENCE, &hold.is_some(), &now])
-                    .await
-                    .expect("sets aside");
+                (set_aside, values![self.job, FENCE, hold.is_some(), now])
             }
             Act::Woken => {
                 let wake = "SELECT hapax.ready_next(h, $2, $3, $4) FROM hapax.handler h \
                             WHERE h.handler = $1";
-                sql.query(wake, &[&self.of_handler, &self.lane, &self.resource(), &now])
-                    .await
-                    .expect("wakes");
+                let resource = self.resource().map(str::to_owned);
+                (wake, values![self.of_handler, self.lane, resource, now])
             }
             Act::TooManyHeld => {
-                let why = hapax_core::order::HELD_TOO_MANY;
                 let review = "SELECT hapax.to_review($1, $2, $3)";
-                sql.query(review, &[&self.job, &why, &now]).await.expect("goes to review");
+                (review, values![self.job, hapax_core::order::HELD_TOO_MANY, now])
             }
-            Act::Hurry => {
-                let hurry = "SELECT hapax.hurry($1, $2)";
-                sql.query(hurry, &[&self.event, &now]).await.expect("hurries");
-            }
+            Act::Hurry => ("SELECT hapax.hurry($1, $2)", values![self.event, now]),
             Act::Replay { force, is_hopeless, is_behind: _ } => {
                 let replay = "SELECT * FROM hapax.replay($1, ARRAY[$2::integer], ARRAY[$3::text], \
                               ARRAY[$4::bigint], ARRAY[$5::text], $6, false, 'me', NULL, $7, $7)";
                 let place = self.place.as_ref().map(|place| place.position.0);
                 let hopeless = is_hopeless.then_some("hopeless");
-                let resource = self.resource();
-                sql.query(
-                    replay,
-                    &[&self.event, &self.lane, &resource, &place, &hopeless, &force, &now],
-                )
-                .await
-                .expect("replays");
+                let resource = self.resource().map(str::to_owned);
+                (replay, values![self.event, self.lane, resource, place, hopeless, force, now])
             }
             Act::Approve | Act::Reject => {
                 let decide =
                     "SELECT hapax.decide($1, $2, '{}', '{}', '{}', '{}', 'me', NULL, $3, $3)";
-                sql.query(decide, &[&self.event, &(act == Act::Reject), &now])
-                    .await
-                    .expect("decides");
+                (decide, values![self.event, act == Act::Reject, now])
             }
             Act::Discard => {
                 let discard = "SELECT hapax.discard($1, NULL, 'me', NULL, $2, $2)";
-                sql.query(discard, &[&self.event, &now]).await.expect("discards");
+                (discard, values![self.event, now])
             }
         }
     }
 
-    async fn look(&self, sql: &Transaction<'_>) -> Found {
-        let read = "SELECT j.state, j.due_at, j.fence, j.run, j.attempt, j.steps, j.lost, j.forced,
-                        j.exclusive, j.started_at IS NOT NULL, j.worker, j.result, j.error,
-                        a.outcome, a.ended_at IS NOT NULL, a.error, c.state = 0
-                    FROM hapax.job j JOIN hapax.job c ON c.job = $2
-                    LEFT JOIN hapax.attempt a ON a.job = j.job
-                    WHERE j.job = $1";
+    async fn look(&self, sql: &Client, read: &Statement) -> Found {
         let row = sql.query_one(read, &[&self.job, &self.companion]).await.expect("a row");
         let count = |at: usize| row.get::<_, i32>(at) as u32;
         let job = Row {
@@ -327,6 +299,26 @@ impl Subject {
         Found { job, attempt, companion_is_ready: row.get(16) }
     }
 }
+
+/// Puts a job into a phase, with its companion and the mark of its resource.
+const ARRANGE: &str = "WITH mark AS (
+        INSERT INTO hapax.mark (lane, resource, position)
+        SELECT $12, $13::text, $14 WHERE $13::text IS NOT NULL
+        ON CONFLICT (lane, resource) DO UPDATE SET position = excluded.position),
+    companion AS (
+        UPDATE hapax.job SET state = $16, exclusive = $11, due_at = $15 WHERE job = $10)
+    UPDATE hapax.job SET state = $2, due_at = $3, fence = 100, run = 1, attempt = $4, steps = $5,
+        lost = $6, forced = $7, exclusive = $8, started_at = $9, worker = 'old', error = 'old',
+        result = NULL
+    WHERE job = $1";
+
+/// Reads a job, its attempt in the history and its companion.
+const LOOK: &str = "SELECT j.state, j.due_at, j.fence, j.run, j.attempt, j.steps, j.lost, j.forced,
+        j.exclusive, j.started_at IS NOT NULL, j.worker, j.result, j.error,
+        a.outcome, a.ended_at IS NOT NULL, a.error, c.state = 0
+    FROM hapax.job j JOIN hapax.job c ON c.job = $2
+    LEFT JOIN hapax.attempt a ON a.job = j.job
+    WHERE j.job = $1";
 
 /// The state in the database after an act.
 struct Found {
@@ -541,16 +533,29 @@ fn cases(subject: &Subject) -> Vec<Case<'_>> {
     cases
 }
 
-/// The difference between the database and core, as text.
-async fn difference(sql: &mut Client, subject: &Subject, case: Case<'_>) -> Option<String> {
+/// The difference between the database and core, as text. The whole case is one round trip and one
+/// transaction, which is rolled back.
+async fn difference(sql: &PreparingClient, subject: &Subject, case: Case<'_>) -> Option<String> {
     let name = &subject.spec.handler.handler;
     let what = format!("{name}: {case:?}");
     let decided = step(&case.from, &case.act, noon(), DICE);
-    let open = sql.transaction().await.expect("begins");
-    subject.arrange(&open, &case).await;
-    let before = subject.look(&open).await.job;
-    subject.act(&open, case.act).await;
-    let found = subject.look(&open).await;
+    let (act, values) = subject.statement(case.act);
+    let values: Vec<&(dyn ToSql + Sync)> = values.iter().map(|value| &**value).collect();
+    let (arrange, look) = (sql.prepared(ARRANGE).await, sql.prepared(LOOK).await);
+    let act = sql.prepared(act).await;
+    // Requests are sent in the order of these futures.
+    let (begun, (), before, acted, found, ended) = tokio::join!(
+        sql.batch_execute("BEGIN"),
+        subject.arrange(sql, &arrange, &case),
+        subject.look(sql, &look),
+        sql.query(&act, &values),
+        subject.look(sql, &look),
+        sql.batch_execute("ROLLBACK"),
+    );
+    begun.expect("begins");
+    acted.expect("acts");
+    ended.expect("rolls back");
+    let before = before.job;
     let (mut after, mut expected) = (found.job, expected(&before, decided, subject));
     if after.fence > FENCE && expected.fence > FENCE {
         // The increment of the fence is random.
@@ -569,7 +574,6 @@ async fn difference(sql: &mut Client, subject: &Subject, case: Case<'_>) -> Opti
     let releases = matches!(&decided, Ok(change) if change.turn != ResourceEffect::Keep);
     let has_next = !sweeps(case.act) && !case.is_busy && subject.place.is_some();
     let next = has_next.then_some((found.companion_is_ready, releases));
-    open.rollback().await.expect("rolls back");
     let is_same =
         after == expected && history.0 == history.1 && next.is_none_or(|(is, should)| is == should);
     (!is_same).then(|| {
@@ -584,7 +588,7 @@ async fn difference(sql: &mut Client, subject: &Subject, case: Case<'_>) -> Opti
 async fn the_functions_decide_as_core_does_for_every_act_in_every_phase() {
     let url = Postgres::shared().await.create_database("lifecycle").await;
     let store = PgStore::open(PgOptions::new(&url)).await.expect("opens");
-    let mut sql = connect(&url).await;
+    let sql = PreparingClient::new(connect(&url).await);
     sql.batch_execute(WITHOUT_SYNC).await.expect("sets");
     let mut specs = Vec::new();
     for (name, policy) in policies() {
@@ -607,7 +611,7 @@ async fn the_functions_decide_as_core_does_for_every_act_in_every_phase() {
     for spec in specs {
         let subject = Subject::new(&store, &sql, spec).await;
         for case in cases(&subject) {
-            differences.extend(difference(&mut sql, &subject, case).await);
+            differences.extend(difference(&sql, &subject, case).await);
             tried += 1;
         }
     }

@@ -28,6 +28,8 @@ mod transact;
 mod views;
 mod work;
 
+use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,7 +43,9 @@ use hapax_core::store::{
 use hapax_sim::Postgres;
 use hapax_store::{PgOptions, PgStore};
 use harness::{Sender, body, noon};
-use tokio_postgres::{Client, NoTls};
+use tokio::sync::Mutex;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, NoTls, Row, Statement};
 
 /// Far beyond any expected wait: a test that waits this long would wait for ever.
 const FOREVER: Duration = Duration::from_secs(120);
@@ -73,6 +77,44 @@ async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("connects");
     tokio::spawn(connection);
     client
+}
+
+/// A session that prepares each statement once, for thousands of cases of one test.
+struct PreparingClient {
+    client: Client,
+    statements: Mutex<HashMap<&'static str, Statement>>,
+}
+
+impl PreparingClient {
+    fn new(client: Client) -> Self {
+        Self { client, statements: Mutex::default() }
+    }
+
+    async fn prepared(&self, sql: &'static str) -> Statement {
+        let mut statements = self.statements.lock().await;
+        if let Some(statement) = statements.get(sql) {
+            return statement.clone();
+        }
+        let statement = self.client.prepare(sql).await.expect(sql);
+        statements.insert(sql, statement.clone());
+        statement
+    }
+
+    async fn rows(&self, sql: &'static str, values: &[&(dyn ToSql + Sync)]) -> Vec<Row> {
+        self.query(&self.prepared(sql).await, values).await.expect(sql)
+    }
+
+    async fn row(&self, sql: &'static str, values: &[&(dyn ToSql + Sync)]) -> Row {
+        self.query_one(&self.prepared(sql).await, values).await.expect(sql)
+    }
+}
+
+impl Deref for PreparingClient {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
 }
 
 impl Base {
@@ -197,11 +239,17 @@ async fn run(store: &PgStore, sql: &str, timeout: Duration) -> SqlRan {
     ran
 }
 
-/// Polls until the condition holds.
-async fn until<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
+/// Polls until the condition holds. The pause grows with the wait: a short wait ends at once, and a long one
+/// leaves the cores to the server.
+async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let began = Instant::now();
-    while !look().await {
+    while !holds().await {
         assert!(began.elapsed() < FOREVER, "never: {what}");
-        tokio::task::yield_now().await;
+        let pause = (began.elapsed() / 8).clamp(LOOK_EVERY, LOOK_AT_LEAST_EVERY);
+        tokio::time::sleep(pause).await;
     }
 }
+
+/// The shortest and the longest pause between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+const LOOK_AT_LEAST_EVERY: Duration = Duration::from_millis(50);

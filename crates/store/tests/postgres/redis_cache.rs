@@ -7,12 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::harness::{Sender, after, body, done, handler, job, noon, pg_database, spec};
+use crate::until;
 use hapax_core::store::{Action, Horizon, Inspect, Operate, ReplayAsk, Store, Verdict, Work};
 use hapax_sim::{Postgres, Redis, RedisReply};
 use hapax_store::{PgOptions, PgStore};
-
-/// Far beyond any expected wait: a test that waits this long would wait for ever.
-const FOREVER: Duration = Duration::from_secs(120);
 
 /// A Redis, a database, and nodes on both.
 struct CachedDatabase {
@@ -132,14 +130,6 @@ async fn asked(node: &PgStore, id: &str) -> By {
         [Verdict::Duplicate(_)] => By::Cache,
         [Verdict::Accepted(_)] => By::Database,
         ref other => panic!("{other:?}"),
-    }
-}
-
-async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let began = Instant::now();
-    while !condition().await {
-        assert!(began.elapsed() < FOREVER, "never: {what}");
-        tokio::task::yield_now().await;
     }
 }
 

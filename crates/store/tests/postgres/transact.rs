@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio_postgres::error::SqlState;
 
 use crate::harness::{Sender, body, noon};
-use crate::{Base, FOREVER, claim, connect, handler, ordered, spec, until};
+use crate::{Base, FOREVER, LOOK_EVERY, claim, connect, handler, ordered, spec, until};
 
 const TIME: Duration = Duration::from_secs(30);
 const ROW: &str = "INSERT INTO ledger VALUES ($1, 'rust')";
@@ -466,7 +466,7 @@ async fn claimed(store: &PgStore) -> Claim {
             return claim;
         }
         assert!(began.elapsed() < FOREVER, "never claimed");
-        tokio::task::yield_now().await;
+        tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
@@ -582,7 +582,7 @@ async fn every_event_takes_effect_once_on_whichever_node() {
                             .get::<_, bool>(0)
                         {
                             assert!(began.elapsed() < FOREVER, "another worker must claim it");
-                            tokio::task::yield_now().await;
+                            tokio::time::sleep(LOOK_EVERY).await;
                         }
                     }
                     match turn % 7 {
