@@ -19,12 +19,13 @@ use hapax_core::ledger::{
 use uuid::Uuid;
 
 use super::super::auth::Caller;
-use super::super::extract::PathId;
+use super::super::extract::{JsonBody, PathId};
 use super::super::problem::Problem;
 use super::super::storage::OWN_REALMS;
 use super::super::{Admin, AdminStore};
 use super::filters::{Filters, form};
 use super::{Frame, Page, PageReader, SeeOther};
+use crate::api::ReasonRequest;
 
 /// How long an action may take before the same form may act again.
 const LEASE: Duration = Duration::from_secs(60);
@@ -115,6 +116,13 @@ pub(in crate::admin) struct ActionForm {
     pub(in crate::admin) fields: Filters,
     /// The fields as they were sent: the same form has the same bytes.
     bytes: Bytes,
+}
+
+impl ActionForm {
+    /// The form's reason, as the body of a request to the API.
+    pub(in crate::admin) fn reason_body(&self) -> JsonBody<ReasonRequest> {
+        JsonBody(ReasonRequest { reason: self.reason.clone() })
+    }
 }
 
 impl<S: Send + Sync> FromRequest<S> for ActionForm {

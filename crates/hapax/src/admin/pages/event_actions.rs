@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 
+use super::super::auth::Caller;
 use super::super::extract::{JsonBody, PathId};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, events, replay, review};
@@ -103,13 +104,8 @@ impl<S: AdminStore> PageAction<S> for ApproveEvent {
         })
     }
 
-    async fn act(
-        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
-        form: &ActionForm,
-    ) -> Result<ActionResult, Problem> {
-        let asked = JsonBody(DecideRequest { reason: form.reason.clone() });
-        let decided = review::approve(State(admin), Extension(caller), PathId(id), asked);
-        decided.await.map(shown)
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        decide(asked, form, review::approve).await
     }
 }
 
@@ -128,13 +124,8 @@ impl<S: AdminStore> PageAction<S> for RejectEvent {
         })
     }
 
-    async fn act(
-        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
-        form: &ActionForm,
-    ) -> Result<ActionResult, Problem> {
-        let asked = JsonBody(DecideRequest { reason: form.reason.clone() });
-        let decided = review::reject(State(admin), Extension(caller), PathId(id), asked);
-        decided.await.map(shown)
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        decide(asked, form, review::reject).await
     }
 }
 
@@ -152,13 +143,8 @@ impl<S: AdminStore> PageAction<S> for DiscardEvent {
         })
     }
 
-    async fn act(
-        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
-        form: &ActionForm,
-    ) -> Result<ActionResult, Problem> {
-        let asked = JsonBody(DecideRequest { reason: form.reason.clone() });
-        let decided = review::discard_of_event(State(admin), Extension(caller), PathId(id), asked);
-        decided.await.map(shown)
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        decide(asked, form, review::discard_of_event).await
     }
 }
 
@@ -171,8 +157,18 @@ async fn about_event<S: AdminStore>(
     Ok(Question { subject: event.event_id, back, ..Question::default() })
 }
 
-/// The page of the event after a decision.
-fn shown(Json(decided): Json<Decided>) -> ActionResult {
+/// Decides about an event through a function of the API, and shows its page.
+async fn decide<S, F>(
+    ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
+    form: &ActionForm,
+    decide: impl FnOnce(State<Arc<Admin<S>>>, Extension<Caller>, PathId, JsonBody<DecideRequest>) -> F,
+) -> Result<ActionResult, Problem>
+where
+    F: Future<Output = Result<Json<Decided>, Problem>>,
+{
+    let asked = JsonBody(DecideRequest { reason: form.reason.clone() });
+    let Json(decided) = decide(State(admin), Extension(caller), PathId(id), asked).await?;
     let sentence = format!("The event is {} now.", decided.status.as_str());
-    ActionResult { page: format!("/events/{}", decided.id), sentence, ..ActionResult::default() }
+    let page = format!("/events/{}", decided.id);
+    Ok(ActionResult { page, sentence, ..ActionResult::default() })
 }

@@ -1,14 +1,17 @@
 //! Actions of operators on one handler: pause and resume.
 
+use std::sync::Arc;
+
 use axum::Extension;
 use axum::extract::State;
 use hapax_core::SourceName;
 use hapax_core::job::HandlerName;
 use hapax_core::store::HandlerRef;
 
+use super::super::auth::Caller;
 use super::super::extract::{JsonBody, PathHandler};
 use super::super::problem::Problem;
-use super::super::{AdminStore, handlers};
+use super::super::{Admin, AdminStore, handlers};
 use super::actions::{ActionForm, ActionRequest, ActionResult, PageAction, Question};
 use crate::api::ReasonRequest;
 
@@ -27,14 +30,8 @@ impl<S: AdminStore> PageAction<S> for PauseHandler {
         })
     }
 
-    async fn act(
-        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
-        form: &ActionForm,
-    ) -> Result<ActionResult, Problem> {
-        let handler = PathHandler(handler_named(&id)?);
-        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
-        let _paused = handlers::pause(State(admin), Extension(caller), handler, asked).await?;
-        Ok(shown(format!("The handler {id} is paused.")))
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        change_handler(asked, form, handlers::pause, "paused").await
     }
 }
 
@@ -51,14 +48,8 @@ impl<S: AdminStore> PageAction<S> for ResumeHandler {
         })
     }
 
-    async fn act(
-        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
-        form: &ActionForm,
-    ) -> Result<ActionResult, Problem> {
-        let handler = PathHandler(handler_named(&id)?);
-        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
-        let _resumed = handlers::resume(State(admin), Extension(caller), handler, asked).await?;
-        Ok(shown(format!("The handler {id} is resumed.")))
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        change_handler(asked, form, handlers::resume, "resumed").await
     }
 }
 
@@ -68,9 +59,28 @@ fn about_handler(id: String) -> Result<Question, Problem> {
     Ok(Question { subject: id, back: "/handlers".to_owned(), ..Question::default() })
 }
 
-/// The list of handlers after an action.
-fn shown(sentence: String) -> ActionResult {
-    ActionResult { page: "/handlers".to_owned(), sentence, ..ActionResult::default() }
+/// Changes a handler through a function of the API, and shows the list of handlers.
+async fn change_handler<S, F, T>(
+    ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
+    form: &ActionForm,
+    change: impl FnOnce(
+        State<Arc<Admin<S>>>,
+        Extension<Caller>,
+        PathHandler,
+        JsonBody<ReasonRequest>,
+    ) -> F,
+    changed: &str,
+) -> Result<ActionResult, Problem>
+where
+    F: Future<Output = Result<T, Problem>>,
+{
+    let handler = PathHandler(handler_named(&id)?);
+    change(State(admin), Extension(caller), handler, form.reason_body()).await?;
+    Ok(ActionResult {
+        page: "/handlers".to_owned(),
+        sentence: format!("The handler {id} is {changed}."),
+        ..ActionResult::default()
+    })
 }
 
 /// The handler that a path names as one segment.

@@ -15,7 +15,7 @@ use super::super::{Admin, AdminStore, endpoints, plans as api_plans};
 use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
 use super::filters::Filters;
 use super::{Frame, Page, PageReader};
-use crate::api::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork, ReasonRequest};
+use crate::api::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork};
 use crate::format;
 
 /// The fields of a filter that choose the events of a plan.
@@ -238,7 +238,7 @@ impl<S: AdminStore> PageAction<S> for CancelPlan {
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<ActionResult, Problem> {
-        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let asked = form.reason_body();
         let cancelled =
             api_plans::cancel(State(admin), Extension(caller), PathId(id.clone()), asked);
         let Json(plan) = cancelled.await?;

@@ -1,12 +1,15 @@
 //! Actions of operators on one delivery, one message or one endpoint.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::{Extension, Json};
 use url::form_urlencoded;
 
+use super::super::auth::Caller;
 use super::super::extract::{JsonBody, PathId, QueryParams};
 use super::super::problem::Problem;
-use super::super::{AdminStore, endpoints, messages};
+use super::super::{Admin, AdminStore, endpoints, messages};
 use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
 use crate::api::{ChangedDeliveries, DeliveryEffect, MessageQuery, ReasonRequest, RotateRequest};
 use crate::format;
@@ -40,7 +43,7 @@ impl<S: AdminStore> PageAction<S> for ReplayDelivery {
         ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<ActionResult, Problem> {
-        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let asked = form.reason_body();
         let replay =
             messages::replay_delivery(State(admin), Extension(caller), PathId(id.clone()), asked);
         let Json(replayed) = replay.await?;
@@ -69,17 +72,8 @@ impl<S: AdminStore> PageAction<S> for ReplayMessage {
         })
     }
 
-    async fn act(
-        ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
-        form: &ActionForm,
-    ) -> Result<ActionResult, Problem> {
-        let query = QueryParams(MessageQuery { tenant: filters.get("tenant") });
-        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
-        let path = PathId(id.clone());
-        let Json(changed) =
-            messages::replay(State(admin), Extension(caller), path, query, asked).await?;
-        let sentence = format!("{} due now.", deliveries_are(&changed));
-        Ok(ActionResult { page: message_page(&id), filters, sentence, ..ActionResult::default() })
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        change_message(asked, form, messages::replay, "due now").await
     }
 }
 
@@ -101,26 +95,36 @@ impl<S: AdminStore> PageAction<S> for CancelMessage {
         })
     }
 
-    async fn act(
-        ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
-        form: &ActionForm,
-    ) -> Result<ActionResult, Problem> {
-        let query = QueryParams(MessageQuery { tenant: filters.get("tenant") });
-        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
-        let path = PathId(id.clone());
-        let Json(changed) =
-            messages::cancel(State(admin), Extension(caller), path, query, asked).await?;
-        let sentence = format!("{} cancelled.", deliveries_are(&changed));
-        Ok(ActionResult { page: message_page(&id), filters, sentence, ..ActionResult::default() })
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        change_message(asked, form, messages::cancel, "cancelled").await
     }
 }
 
-/// The beginning of a sentence about the deliveries that an action changed.
-fn deliveries_are(changed: &ChangedDeliveries) -> String {
-    match changed.deliveries.len() {
-        1 => "1 delivery is".to_owned(),
-        count => format!("{count} deliveries are"),
-    }
+/// Changes the deliveries of a message through a function of the API, and shows the message.
+async fn change_message<S, F>(
+    ActionRequest { admin, caller, id, filters }: ActionRequest<S>,
+    form: &ActionForm,
+    change: impl FnOnce(
+        State<Arc<Admin<S>>>,
+        Extension<Caller>,
+        PathId,
+        QueryParams<MessageQuery>,
+        JsonBody<ReasonRequest>,
+    ) -> F,
+    changed: &str,
+) -> Result<ActionResult, Problem>
+where
+    F: Future<Output = Result<Json<ChangedDeliveries>, Problem>>,
+{
+    let query = QueryParams(MessageQuery { tenant: filters.get("tenant") });
+    let (page, path) = (message_page(&id), PathId(id));
+    let change = change(State(admin), Extension(caller), path, query, form.reason_body());
+    let Json(ChangedDeliveries { deliveries }) = change.await?;
+    let sentence = match deliveries.len() {
+        1 => format!("1 delivery is {changed}."),
+        count => format!("{count} deliveries are {changed}."),
+    };
+    Ok(ActionResult { page, filters, sentence, ..ActionResult::default() })
 }
 
 fn message_page(id: &str) -> String {
@@ -143,14 +147,8 @@ impl<S: AdminStore> PageAction<S> for DisableEndpoint {
         })
     }
 
-    async fn act(
-        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
-        form: &ActionForm,
-    ) -> Result<ActionResult, Problem> {
-        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
-        let _disabled =
-            endpoints::disable(State(admin), Extension(caller), PathId(id.clone()), asked).await?;
-        Ok(endpoint_shown(&id, "The endpoint is disabled.".to_owned()))
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        change_endpoint(asked, form, endpoints::disable, "disabled").await
     }
 }
 
@@ -167,14 +165,8 @@ impl<S: AdminStore> PageAction<S> for EnableEndpoint {
         })
     }
 
-    async fn act(
-        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
-        form: &ActionForm,
-    ) -> Result<ActionResult, Problem> {
-        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
-        let _enabled =
-            endpoints::enable(State(admin), Extension(caller), PathId(id.clone()), asked).await?;
-        Ok(endpoint_shown(&id, "The endpoint is enabled.".to_owned()))
+    async fn act(asked: ActionRequest<S>, form: &ActionForm) -> Result<ActionResult, Problem> {
+        change_endpoint(asked, form, endpoints::enable, "enabled").await
     }
 }
 
@@ -196,7 +188,7 @@ impl<S: AdminStore> PageAction<S> for PingEndpoint {
         ActionRequest { admin, id, .. }: ActionRequest<S>,
         form: &ActionForm,
     ) -> Result<ActionResult, Problem> {
-        let asked = JsonBody(ReasonRequest { reason: form.reason.clone() });
+        let asked = form.reason_body();
         let Json(ping) = endpoints::ping(State(admin), PathId(id.clone()), asked).await?;
         let answer = match (ping.status, ping.error) {
             (_, Some(error)) => format!("The ping failed after {} ms: {error}", ping.took_ms),
@@ -216,6 +208,20 @@ async fn about_endpoint<S: AdminStore>(
     let back = format!("/endpoints/{id}");
     let Json(endpoint) = endpoints::show(State(admin), PathId(id)).await?;
     Ok(Question { subject: endpoint.url, back, ..Question::default() })
+}
+
+/// Changes an endpoint through a function of the API, and shows its page.
+async fn change_endpoint<S, F, T>(
+    ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
+    form: &ActionForm,
+    change: impl FnOnce(State<Arc<Admin<S>>>, Extension<Caller>, PathId, JsonBody<ReasonRequest>) -> F,
+    changed: &str,
+) -> Result<ActionResult, Problem>
+where
+    F: Future<Output = Result<T, Problem>>,
+{
+    change(State(admin), Extension(caller), PathId(id.clone()), form.reason_body()).await?;
+    Ok(endpoint_shown(&id, format!("The endpoint is {changed}.")))
 }
 
 /// The page of the endpoint after an action.
