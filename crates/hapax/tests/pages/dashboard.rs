@@ -534,7 +534,7 @@ impl Operator {
         browser.follow("Rotate");
         browser.shows(&["New secret", "whsec_"]);
         browser.is_sound();
-        browser.follow("To the endpoint");
+        browser.follow("Back to the endpoint");
         browser.hides(&["whsec_"]);
 
         // The forms of the dashboard are Idempotency-Keys too, which only a scope shows.

@@ -124,7 +124,7 @@ fn walk(test: &str, server: Server) {
     browser.follow("Add");
     browser.shows(&["New secret", "whsec_"]);
     browser.is_sound();
-    browser.follow("To the endpoint");
+    browser.follow("Back to the endpoint");
     browser.hides(&["whsec_", "value-of-another-header"]);
     browser.shows(&["https://receiver.invalid/in", "invoice.*", "x-token"]);
     browser.follow("Ping…");
@@ -133,7 +133,7 @@ fn walk(test: &str, server: Server) {
     browser.follow("Rotate the secret…");
     browser.follow("Rotate");
     browser.shows(&["New secret", "whsec_"]);
-    browser.follow("To the endpoint");
+    browser.follow("Back to the endpoint");
     browser.follow("Disable…");
     browser.follow("Disable");
     browser.shows(&["The endpoint is disabled.", "disabled since"]);
@@ -161,7 +161,7 @@ fn walk(test: &str, server: Server) {
     browser.expect("404");
     browser.open(&format!("{pages}/deliveries/{foreign}"));
     browser.shows(&["no delivery has that id"]);
-    browser.follow("To the endpoints");
+    browser.follow("Back to the endpoints");
     browser.follow("Log out");
     browser.shows(&["You have left"]);
     browser.expect("401");
