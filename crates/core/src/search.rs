@@ -42,16 +42,22 @@ impl SearchFields {
     /// The hashes of the values that an event has, sorted, each once. A body that is not JSON has none. Only
     /// strings and integers of at most [`SEARCH_VALUE_BYTES_MAX`] bytes count.
     pub fn values_of(&self, source: &SourceName, body: &[u8]) -> Vec<KeyHash> {
-        let Some(fields) = self.0.get(source) else { return Vec::new() };
-        let Ok(found) = json::extract(body, fields) else { return Vec::new() };
-        let values = fields.iter().zip(found).filter_map(|(field, value)| {
-            let text = value?.as_id_text()?;
-            hash(source, field, &text)
-        });
-        let mut hashes: Vec<KeyHash> = values.collect();
+        let found = self.found_in(source, body);
+        let mut hashes: Vec<KeyHash> = found.into_iter().map(|value| value.hash).collect();
         hashes.sort_unstable();
         hashes.dedup();
         hashes
+    }
+
+    /// The values that an event has, in the order of the fields. The same values as those of [`Self::values_of`].
+    pub fn found_in(&self, source: &SourceName, body: &[u8]) -> Vec<FoundValue<'_>> {
+        let Some(fields) = self.0.get(source) else { return Vec::new() };
+        let Ok(found) = json::extract(body, fields) else { return Vec::new() };
+        let values = fields.iter().zip(found).filter_map(|(field, value)| {
+            let text = value?.as_id_text()?.into_owned();
+            Some(FoundValue { hash: hash(source, field, &text)?, field, text })
+        });
+        values.collect()
     }
 
     /// The hashes under which events with this value are found, in the fields that `may` allows.
@@ -64,6 +70,17 @@ impl SearchFields {
         });
         named.filter_map(|(source, field)| hash(source, field, text)).collect()
     }
+}
+
+/// A value of an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundValue<'a> {
+    /// The field that holds it.
+    pub field: &'a Pointer,
+    /// The value as text.
+    pub text: String,
+    /// The hash under which it is indexed.
+    pub hash: KeyHash,
 }
 
 fn hash(source: &SourceName, field: &Pointer, value: &str) -> Option<KeyHash> {

@@ -17,6 +17,7 @@ use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRec
 use hapax_core::job::{Fence, HandlerName, JobId};
 use hapax_core::ledger::{Ledger, Reservation, ReserveAsk, Reserved, StoredAnswer};
 use hapax_core::search::SearchFields;
+use hapax_core::KeyHash;
 use hapax_core::store::*;
 use hapax_core::{SourceName, Tenant, Timestamp};
 use tokio::sync::{Notify, Semaphore};
@@ -305,6 +306,7 @@ acts! {
     }
     SearchIndex {
         IndexValues: index_values(fields: Arc<SearchFields>, limit: usize) -> bool;
+        CountEventsWith: count_events_with(value: KeyHash, most: usize) -> usize;
     }
     Outbox {
         Publish: publish(message: NewMessage) -> Published;

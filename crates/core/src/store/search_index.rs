@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::StoreError;
+use crate::key::KeyHash;
 use crate::search::SearchFields;
 
 /// The index over the values that sources name in `search`. Its rows are deleted with the bodies of their events.
@@ -19,4 +20,12 @@ pub trait SearchIndex: Send + Sync + 'static {
         fields: Arc<SearchFields>,
         limit: usize,
     ) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// The number of events that are indexed with this value, at most `most`. An event counts from its indexing until its
+    /// body is pruned.
+    fn count_events_with(
+        &self,
+        value: KeyHash,
+        most: usize,
+    ) -> impl Future<Output = Result<usize, StoreError>> + Send;
 }

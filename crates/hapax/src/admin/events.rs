@@ -18,10 +18,13 @@ use super::handlers::PausedHandlers;
 use super::problem::Problem;
 use super::text_search::text_search;
 use super::{Admin, AdminStore};
-use crate::api::{Event, EventSummary, EventsQuery, List, Moment, PublishedDelivery, Span};
+use crate::api::{Event, EventSummary, EventsQuery, List, Moment, PublishedDelivery, SameValue, Span};
 
 /// Messages of an event whose deliveries are shown with it.
 const MESSAGES_FOLLOWED_MAX: usize = 10;
+
+/// The most events with the same value that are counted.
+const SAME_VALUES_MAX: usize = 100;
 
 /// Deliveries of one message that are shown with its event.
 const DELIVERIES_SHOWN_MAX: usize = 20;
@@ -76,6 +79,7 @@ pub(super) async fn show<S: AdminStore>(
     if !caller.sees_payloads() {
         admin.redactions.mask(&mut event);
     }
+    event.same_values = same_values(&admin, &caller, &event).await?;
     let paused = PausedHandlers::of(&*admin.store).await?;
     for job in event.jobs.iter_mut().filter(|job| job.status.is_open()) {
         let source = SourceName::new(&job.source);
@@ -93,6 +97,34 @@ pub(super) async fn show<S: AdminStore>(
         message.deliveries = page.items.into_iter().map(PublishedDelivery::from).collect();
     }
     Ok(Json(event))
+}
+
+/// The values by which events of the same customer, order or the like are found. The body is the one that the caller
+/// sees, so a masked value is never read; a field that is masked is left out.
+async fn same_values<S: AdminStore>(
+    admin: &Admin<S>,
+    caller: &Caller,
+    event: &Event,
+) -> Result<Vec<SameValue>, Problem> {
+    let Some(body) = &event.body.body else { return Ok(Vec::new()) };
+    let source = SourceName::new(&event.summary.source);
+    let fields = admin.search_fields.load();
+    let may_see = |field| caller.sees_payloads() || admin.redactions.shows(&source, field);
+    let mut same = Vec::new();
+    for found in fields.found_in(&source, body.as_bytes()) {
+        if !may_see(found.field) {
+            continue;
+        }
+        let count = admin.store.count_events_with(found.hash, SAME_VALUES_MAX + 1).await?;
+        same.push(SameValue {
+            field: found.field.as_str().to_owned(),
+            value: found.text,
+            // The event itself may not be indexed yet.
+            event_count: count.clamp(1, SAME_VALUES_MAX) as u64,
+            has_more: count > SAME_VALUES_MAX,
+        });
+    }
+    Ok(same)
 }
 
 /// The event with this id: Hapax's, or the sender's if only one event has it.

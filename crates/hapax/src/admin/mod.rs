@@ -48,9 +48,10 @@ use hapax_core::ledger::Ledger;
 use hapax_core::presets::RetrySchedule;
 use hapax_core::search::SearchFields;
 use hapax_core::store::{
-    AdminRecords, AlertRecords, Claim, HandlerRef, HandlerSpec, Inspect, InspectOutbox, KeyRecords,
-    Operate, Outbox, OwnMessages, Plans, PortalLinks, RejectionRecords, SourceSecretStore, Store,
-    TenantDeletions, TrafficHistory, TriedJob, VerifierNames, Work,
+    AdminRecords, AlertRecords, Claim, EndpointHistory, HandlerRef, HandlerSpec, Inspect,
+    InspectOutbox, KeyRecords, Operate, Outbox, OwnMessages, Plans, PortalLinks, RejectionRecords,
+    SearchIndex, SourceSecretStore, Store, TenantDeletions, TrafficHistory, TriedJob,
+    VerifierNames, Work,
 };
 use hapax_core::{SourceName, Timestamp};
 use hapax_engine::{JobsFor, Now, Pulled, Readiness};
@@ -103,6 +104,7 @@ pub(crate) trait AdminStore:
     + KeyRecords
     + TrafficHistory
     + RejectionRecords
+    + SearchIndex
     + VerifierNames
     + AdminRecords
     + AlertRecords
@@ -125,6 +127,7 @@ impl<S> AdminStore for S where
         + KeyRecords
         + TrafficHistory
         + RejectionRecords
+        + SearchIndex
         + VerifierNames
         + AdminRecords
         + AlertRecords

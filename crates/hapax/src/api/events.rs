@@ -135,6 +135,35 @@ pub(crate) struct Event {
     pub(crate) headers: Vec<(String, String)>,
     #[serde(flatten)]
     pub(crate) body: Body,
+    /// The values of the event that its source names in `search`, and how many events have the same. A value that is
+    /// redacted for the caller is left out.
+    #[serde(default)]
+    pub(crate) same_values: Vec<SameValue>,
+}
+
+/// A value of an event in a field that its source names in `search`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct SameValue {
+    /// The field, as a JSON Pointer.
+    pub(crate) field: String,
+    /// The value.
+    pub(crate) value: String,
+    /// How many events of the source have this value in this field, including this one. The count stops at 100.
+    pub(crate) event_count: u64,
+    /// Whether the count stopped, so that there may be more events.
+    pub(crate) has_more: bool,
+}
+
+impl SameValue {
+    /// The last key of the field, such as `customer` of `/data/object/customer`. A number alone says nothing, so the
+    /// whole pointer stands for it.
+    pub(crate) fn name(&self) -> &str {
+        let last = self.field.rsplit('/').next().unwrap_or_default();
+        match last.is_empty() || last.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => &self.field,
+            false => last,
+        }
+    }
 }
 
 impl From<EventDetail> for Event {
@@ -150,6 +179,7 @@ impl From<EventDetail> for Event {
             actions: detail.actions.into_iter().map(Action::from).collect(),
             headers: header_pairs(&detail.headers),
             body: Body::of(&detail.body),
+            same_values: Vec::new(),
         }
     }
 }

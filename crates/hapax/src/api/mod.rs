@@ -41,7 +41,9 @@ pub(crate) use endpoints::{
     Deleted, Endpoint, EndpointRequest, EndpointsQuery, Patch, PingAnswer, ReasonRequest,
     RotateRequest,
 };
-pub(crate) use events::{Action, Arrival, Event, EventSummary, EventsQuery, PublishedDelivery};
+pub(crate) use events::{
+    Action, Arrival, Event, EventSummary, EventsQuery, PublishedDelivery, SameValue,
+};
 pub(crate) use jobs::{Attempt, Handler, HandlerPause, Job, JobsQuery, Lane, Pause};
 pub(crate) use messages::{
     ChangedDeliveries, DeliveriesQuery, Delivery, DeliveryEffect, Message, MessageQuery,

@@ -36,6 +36,11 @@ impl SearchIndex for MemoryStore {
     ) -> Result<bool, StoreError> {
         Ok(self.model().index_values(&fields, limit))
     }
+
+    async fn count_events_with(&self, value: KeyHash, most: usize) -> Result<usize, StoreError> {
+        let model = self.model();
+        Ok(model.search_index.rows.iter().filter(|(_, hash)| *hash == value).take(most).count())
+    }
 }
 
 impl Model {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hapax_core::limits::{REQUEST_TIME_MAX, TRACED_EVENTS_MAX};
 use hapax_core::search::SearchFields;
 use hapax_core::store::{EventId, SearchIndex, StoreError, TextSearch};
-use hapax_core::{SourceName, Timestamp};
+use hapax_core::{KeyHash, SourceName, Timestamp};
 use jiff::SignedDuration;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -34,6 +34,15 @@ impl SearchIndex for PgStore {
         limit: usize,
     ) -> Result<bool, StoreError> {
         self.act(move |shared| async move { index(&shared, &fields, limit).await }).await
+    }
+
+    async fn count_events_with(&self, value: KeyHash, most: usize) -> Result<usize, StoreError> {
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let sql = "SELECT count(*) FROM (SELECT FROM hapax.search_value v WHERE v.hash = $1 \
+                       ORDER BY v.event DESC LIMIT $2) found";
+        let rows = ask(&self.shared, sql, &[&of_hash(value), &most]).await.map_err(read)?;
+        let count: i64 = only(&rows).map_err(read)?.get(0);
+        Ok(usize::try_from(count).unwrap_or_default())
     }
 }
 

@@ -78,6 +78,10 @@ impl SearchIndex for SqliteStore {
         self.writer.behind(move |writer| add(writer, &last, moved)).await?;
         Ok(more)
     }
+
+    async fn count_events_with(&self, value: KeyHash, most: usize) -> Result<usize, StoreError> {
+        self.readers.run(move |conn| count(conn, value, most)).await
+    }
 }
 
 /// The last event that is indexed for these fields.
@@ -85,6 +89,24 @@ fn mark(conn: &Connection, fields: KeyHash) -> rusqlite::Result<i64> {
     let sql = "SELECT through FROM hapax_search_mark WHERE fields = ?1";
     let mark = conn.prepare_cached(sql)?.query_row([&fields.0[..]], |row| row.get(0)).optional()?;
     Ok(mark.unwrap_or(0))
+}
+
+/// Counts the events with a value block by block, from the newest on.
+fn count(conn: &Connection, value: KeyHash, most: usize) -> rusqlite::Result<usize> {
+    let matches = ExactMatches { named: Vec::new(), values: vec![value] };
+    let sql = "SELECT min(seq), max(seq) FROM hapax_search_value";
+    let ends = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let (oldest, newest): (Option<i64>, Option<i64>) =
+        conn.prepare_cached(sql)?.query_row([], ends)?;
+    let range = oldest.unwrap_or(0)..newest.map_or(0, |newest| newest.saturating_add(1));
+    let mut found = 0;
+    matches.numbers(conn, range, |_| {
+        if found < most {
+            found += 1;
+        }
+        Ok(if found < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    })?;
+    Ok(found)
 }
 
 /// Reads the values of the next events, of at most `most` numbers.

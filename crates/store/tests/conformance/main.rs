@@ -152,6 +152,7 @@ on_every_working_store! {
         a_pruned_event_is_not_found_by_its_values,
         calls_that_index_at_once_leave_out_no_event,
         an_event_is_found_by_the_id_of_a_request_or_a_message,
+        events_with_a_value_are_counted_up_to_a_bound,
     }
     lists {
         a_search_over_several_pages_finds_each_match_once,

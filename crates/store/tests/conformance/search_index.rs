@@ -255,3 +255,30 @@ pub(crate) async fn an_event_is_found_by_the_id_of_a_request_or_a_message<S: Wor
     world.settle(&claim, outcome).await;
     assert_eq!(traced("msg_of_a_handler".to_owned()).await, [claim.event.id]);
 }
+
+pub(crate) async fn events_with_a_value_are_counted_up_to_a_bound<S: Working>(world: World<S>) {
+    // An event that is pruned, not indexed yet or of another field must not count.
+    let named = fields(&["/customer", "/order"]);
+    let value = |text: &str| {
+        let values = named.found_in(&SourceName::new("shop"), text.as_bytes());
+        values.first().expect("a value").hash
+    };
+    let (same, other) = (value(r#"{"customer":"cus_1"}"#), value(r#"{"order":"cus_1"}"#));
+    let count = async |hash, most| world.store.count_events_with(hash, most).await.expect("counts");
+    assert_eq!(count(same, 9).await, 0);
+    for n in 0..4 {
+        of_customer(&world, &format!("evt_{n}"), "cus_1").await;
+        world.pass(100);
+    }
+    accept_with(&world, "evt_order", r#","order":"cus_1","customer":"cus_2""#).await;
+    index_all(&world, &named).await;
+    assert_eq!((count(same, 9).await, count(other, 9).await), (4, 1));
+    assert_eq!((count(same, 4).await, count(same, 3).await, count(same, 0).await), (4, 3, 0));
+    of_customer(&world, "evt_late", "cus_1").await;
+    assert_eq!(count(same, 9).await, 4);
+    index_all(&world, &named).await;
+    assert_eq!(count(same, 9).await, 5);
+    let horizon = Horizon { events_before: after(150), ..Horizon::forever() };
+    while world.store.prune(horizon.clone(), 3).await.expect("prunes") {}
+    assert_eq!(count(same, 9).await, 3);
+}

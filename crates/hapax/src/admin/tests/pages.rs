@@ -416,6 +416,51 @@ async fn redacted_values_are_shown_only_to_tokens_that_permit_payloads() {
 }
 
 #[tokio::test]
+async fn an_event_leads_to_the_events_of_the_same_customer_but_not_by_a_masked_value() {
+    // A count of a masked value, or a link with it, would reveal the value to a reader without `payload`.
+    let new = |n: usize, customer: &str| {
+        let mut new = event(&format!("evt_{n}"), &[]);
+        let body = json!({ "id": n, "customer": customer, "email": "anna@example.com" });
+        new.event.body = body.to_string();
+        new
+    };
+    let mut events: Vec<_> = (0..3).map(|n| new(n, "cus/9&a")).collect();
+    events.extend((3..110).map(|n| new(n, "cus_many")));
+    let server = server_with(events, WithoutToken::Refused).await;
+    let shown = async |token: &str, path: &str| {
+        let bearer = format!("Bearer {token}");
+        let more = [("authorization", bearer.as_str())];
+        let answer = server.browse(Method::GET, path, &more, "").await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.text);
+        answer.text
+    };
+    // The event itself counts before it is indexed.
+    assert!(shown("reader-token", "/events/evt_0").await.contains("same customer: 1<"));
+    server.index_values().await;
+    server.shared_pages_end();
+    let page = shown("reader-token", "/events/evt_0").await;
+    let link = "/events?source=stripe&amp;q=cus%2F9%26a";
+    assert!(page.contains("same customer: 3<") && page.contains(link), "{page}");
+    assert!(!page.contains("same email"), "{page}");
+    assert!(shown("root-token", "/events/evt_0").await.contains("same email: 100+"));
+    assert!(shown("root-token", "/events/evt_5").await.contains("same customer: 100+"));
+    for (token, fields) in [("reader-token", 1), ("root-token", 2)] {
+        let text = shown(token, "/api/v1/events/evt_0").await;
+        let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let same = event["same_values"].as_array().expect("a list");
+        let expected = json!({
+            "field": "/customer", "value": "cus/9&a", "event_count": 3, "has_more": false,
+        });
+        assert_eq!((same.len(), &same[0]), (fields, &expected), "{token}");
+    }
+    // The link opens the events that were counted.
+    let list = shown("reader-token", "/events?source=stripe&q=cus%2F9%26a").await;
+    for n in 0..4 {
+        assert_eq!(list.contains(&format!("evt_{n}")), n < 3, "evt_{n}: {list}");
+    }
+}
+
+#[tokio::test]
 async fn everything_of_a_source_that_is_not_configured_any_more_is_masked() {
     let arrived = noon() - std::time::Duration::from_secs(3600);
     let mut gone = SignedEvent::new("gone", "evt_1", arrived);
