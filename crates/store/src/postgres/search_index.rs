@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hapax_core::limits::{REQUEST_TIME_MAX, TRACED_EVENTS_MAX};
 use hapax_core::search::SearchFields;
 use hapax_core::store::{EventId, SearchIndex, StoreError, TextSearch};
-use hapax_core::{KeyHash, SourceName, Timestamp};
+use hapax_core::{KeyHash, SourceName, Timestamp, failpoint};
 use jiff::SignedDuration;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -82,11 +82,17 @@ async fn index(shared: &Shared, fields: &SearchFields, limit: usize) -> Result<b
             }
         }
     }
+    if !events.is_empty() {
+        failpoint!("search.values_read");
+    }
     let (now_through, now_checked) = (new.through, Some(again.through));
     let sql = "SELECT hapax.index_values($1, $2, $3, $4, $5, $6, $7)";
     let moved: [&(dyn ToSql + Sync); 7] =
         [&fingerprint, &through, &now_through, &checked, &now_checked, &events, &hashes];
     let rows = ask(shared, sql, &moved).await?;
+    if !events.is_empty() {
+        failpoint!("search.mark_moved");
+    }
     Ok(only(&rows)?.get::<_, bool>(0) && (new.more || again.more))
 }
 

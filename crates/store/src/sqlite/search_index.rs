@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use hapax_core::search::SearchFields;
 use hapax_core::store::{SearchIndex, StoreError, TextSearch};
-use hapax_core::{KeyHash, SourceName};
+use hapax_core::{KeyHash, SourceName, failpoint};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension};
 
@@ -65,17 +65,20 @@ impl SearchIndex for SqliteStore {
         if through == mark {
             return Ok(false);
         }
+        failpoint!("search.values_read");
         rows.sort_unstable();
         let mut rest = rows.as_slice();
         while rest.len() > INDEX_CHUNK {
             let (chunk, after) = rest.split_at(INDEX_CHUNK);
             let chunk = chunk.to_vec();
             self.writer.behind(move |writer| add(writer, &chunk, None)).await?;
+            failpoint!("search.chunk_written");
             rest = after;
         }
         let last = rest.to_vec();
         let moved = Some((fingerprint, through));
         self.writer.behind(move |writer| add(writer, &last, moved)).await?;
+        failpoint!("search.mark_moved");
         Ok(more)
     }
 
