@@ -345,6 +345,8 @@ acts! {
     }
     AlertRecords {
         CheckIn: check_in(node: hapax_core::store::CheckIn) -> CheckedIn;
+        CheckOut: check_out(node: Uuid) -> ();
+        ListNodes: nodes() -> Vec<NodeRecord>;
         NoteAlerts: note_alerts(report: AlertReport) -> AlertsNoted;
         ListAlerts: alerts() -> Vec<StoredAlert>;
         SilenceAlert: silence_alert(ask: SilenceAsk) -> Option<StoredAlert>;

@@ -7,6 +7,7 @@ mod columns;
 mod copies;
 mod file_permissions;
 mod key_hasher;
+mod known_nodes;
 mod memory;
 mod page_search;
 mod postgres;

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
 use super::{HandlerRef, StoreError};
@@ -16,6 +17,14 @@ pub trait AlertRecords: Send + Sync + 'static {
     /// [`LISTED_FOR`](crate::alert_board::LISTED_FOR).
     fn check_in(&self, node: CheckIn)
     -> impl Future<Output = Result<CheckedIn, StoreError>> + Send;
+
+    /// Records that a node stops in order: it is not missed. Its handlers count for as long as those of a node that
+    /// died, so that a restart is not mistaken for handlers that are gone. The next check-in takes this back.
+    fn check_out(&self, node: Uuid) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// The nodes that run, and those that stopped without checking out, as [`listed_nodes`] decides by the store's
+    /// clock.
+    fn nodes(&self) -> impl Future<Output = Result<Vec<NodeRecord>, StoreError>> + Send;
 
     /// Records the findings of a node, as [`note`](crate::alert_board::note) decides. Rows, messages and the
     /// check of the lease are one commit, and reports follow each other. After an error the report may or may
@@ -41,6 +50,8 @@ pub trait AlertRecords: Send + Sync + 'static {
 pub struct CheckIn {
     /// Names the process, and only this one.
     pub node: Uuid,
+    /// Its host and address. A node that starts again has the same one.
+    pub name: String,
     /// How long it judges the data of all nodes if it gets the lease.
     pub lease: Duration,
     /// The handlers in its configuration.
@@ -67,4 +78,67 @@ pub struct SilenceAsk {
     pub reason: String,
     /// The name of the token that is used.
     pub who: String,
+}
+
+/// A node, as it last checked in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeenNode {
+    /// Names the process, and only this one.
+    pub node: Uuid,
+    /// Its host and address.
+    pub name: String,
+    /// The first check-in.
+    pub started_at: Timestamp,
+    /// The last check-in.
+    pub seen_at: Timestamp,
+    /// It has checked out since.
+    pub is_stopped: bool,
+}
+
+/// A node that runs or is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeRecord {
+    /// Names the process, and only this one.
+    pub node: Uuid,
+    /// Its host and address.
+    pub name: String,
+    /// The first check-in.
+    pub started_at: Timestamp,
+    /// The last check-in.
+    pub seen_at: Timestamp,
+    /// Whether it has checked in within [`NODE_ALIVE_FOR`]. Otherwise it is missing.
+    pub is_alive: bool,
+}
+
+/// How long after its last check-in a node counts as running. Nodes check in every ten seconds.
+pub const NODE_ALIVE_FOR: SignedDuration = SignedDuration::from_secs(30);
+
+/// How long a node is listed as missing.
+pub const NODE_MISSING_FOR: SignedDuration = SignedDuration::from_hours(1);
+
+/// The nodes that run or are missing, by name and start. A node that checked out is not missing, nor is one in whose
+/// place another node runs: under the same name.
+pub fn listed_nodes(seen: Vec<SeenNode>, now: Timestamp) -> Vec<NodeRecord> {
+    let is_alive =
+        |node: &SeenNode| !node.is_stopped && now.duration_since(node.seen_at) <= NODE_ALIVE_FOR;
+    let running: HashSet<String> =
+        seen.iter().filter(|node| is_alive(node)).map(|node| node.name.clone()).collect();
+    let is_missing = |node: &SeenNode| {
+        !node.is_stopped
+            && now.duration_since(node.seen_at) <= NODE_MISSING_FOR
+            && !running.contains(&node.name)
+    };
+    let mut listed: Vec<NodeRecord> = seen
+        .into_iter()
+        .filter(|node| is_alive(node) || is_missing(node))
+        .map(|node| NodeRecord {
+            is_alive: is_alive(&node),
+            node: node.node,
+            name: node.name,
+            started_at: node.started_at,
+            seen_at: node.seen_at,
+        })
+        .collect();
+    listed.sort_by(|a, b| (&a.name, a.started_at, a.node).cmp(&(&b.name, b.started_at, b.node)));
+    listed
 }

@@ -17,6 +17,7 @@ mod handlers;
 mod history;
 mod jobs;
 mod messages;
+mod nodes;
 mod openapi;
 mod pages;
 mod plans;

@@ -10,8 +10,9 @@ use axum::routing::{MethodFilter, MethodRouter};
 use super::auth::Access;
 use super::openapi::{DescribedHandler, Description};
 use super::{
-    Admin, AdminStore, alerts, audit, claims, endpoints, events, handlers, history, jobs, messages,
-    pages, plans, portal, rejections, replay, review, stats, storage, tenants,
+    Admin, AdminStore, alerts, audit, claims, endpoint_figures, endpoints, events, handlers,
+    history, jobs, messages, nodes, pages, plans, portal, rejections, replay, review,
+    source_secrets, stats, storage, tenants,
 };
 
 /// All routes of the admin side.
@@ -107,6 +108,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/lanes", jobs::lanes::<S>, "Shows the backlog of each handler with an open or dead job"),
         get(Read, "/api/v1/stats", stats::stats::<S>, "Statistics of what was counted within a window"),
         get(Read, "/api/v1/history", history::history::<S>, "Counts of arrivals over time"),
+        get(Read, "/api/v1/nodes", nodes::list::<S>, "Lists the nodes that run, and those that stopped without a shutdown"),
         get(Read, "/api/v1/alerts", alerts::list::<S>, "Lists what needs attention, the most severe first"),
         post(Operate, "/api/v1/alerts/test", alerts::test::<S>, "Publishes a test alert to every endpoint that wants alerts"),
         post(Operate, "/api/v1/alerts/{id}/silence", alerts::silence::<S>, "Silences an alert for a time: it stays in the list and publishes no messages"),

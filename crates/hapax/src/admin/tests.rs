@@ -273,6 +273,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         watch: Arc::new(AlertMonitor::new(
             Inputs {
                 node: Uuid::from_u128(1),
+                node_name: "host-1:8080".to_owned(),
                 traffic: Arc::new(TrafficRecorder::new(
                     Uuid::from_u128(1),
                     Box::new(|| {

@@ -28,7 +28,7 @@ use hapax_core::{SourceName, Timestamp, tuned};
 use hapax_engine::Now;
 use jiff::SignedDuration;
 use metrics::gauge;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -50,6 +50,9 @@ const ROUND_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 /// How long a node stays the judge of the data of all nodes after its last report. Three rounds, so that a
 /// slow one changes nothing.
 const LEASE: Duration = Duration::from_secs(30);
+
+/// How long a check-out may take: a store that does not answer must not delay the shutdown.
+const CHECK_OUT_MAX: Duration = Duration::from_secs(2);
 
 /// A round for a request relies on a lease that was renewed within this time.
 const LEASE_TRUSTED: SignedDuration = SignedDuration::from_secs(15);
@@ -102,6 +105,8 @@ impl AlertRules {
 pub(crate) struct Inputs {
     /// Names this process, and only this one.
     pub(crate) node: Uuid,
+    /// The host and the address of this process.
+    pub(crate) node_name: String,
     /// The counts of this process, which are recorded before the counts of all nodes are read.
     pub(crate) traffic: Arc<TrafficRecorder>,
     /// The time by which this machine's clock is ahead of the times that senders sign.
@@ -244,6 +249,15 @@ impl AlertMonitor {
         }
     }
 
+    /// Records that this process stops in order, so that no operator misses it. Called after the last round.
+    pub(crate) async fn check_out<S: AlertStore>(&self, store: &S) {
+        match timeout(CHECK_OUT_MAX, store.check_out(self.inputs.node)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "checking out of the store: {error}"),
+            Err(_) => tracing::debug!("checking out of the store takes too long"),
+        }
+    }
+
     /// The active alerts of all nodes, the most severe first and those that are silenced last.
     pub(crate) async fn alerts<S: AlertStore>(&self, store: &S) -> Vec<api::Alert> {
         self.round(store, RoundCause::Asked).await;
@@ -322,8 +336,8 @@ impl AlertMonitor {
         }
         let lease = tuned!("alerts.lease_ms", LEASE.as_millis() as u64);
         let lease = Duration::from_millis(lease);
-        let node = self.inputs.node;
-        let checked = CheckIn { node, lease, handlers: (self.inputs.known)() };
+        let (node, name) = (self.inputs.node, self.inputs.node_name.clone());
+        let checked = CheckIn { node, name, lease, handlers: (self.inputs.known)() };
         match store.check_in(checked).await {
             Ok(CheckedIn { is_judge, handlers }) => {
                 let mut kept = self.kept();

@@ -319,6 +319,7 @@ impl Monitored {
         let node = Uuid::from_u128(node);
         let inputs = Inputs {
             node,
+            node_name: format!("host-{node}:8080"),
             traffic: Arc::new(TrafficRecorder::new(node, traffic, Arc::clone(&now))),
             clock_offset_seconds: Box::new(|| None),
             known: Box::new(Vec::new),

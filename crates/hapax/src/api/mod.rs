@@ -12,6 +12,7 @@ mod endpoints;
 mod events;
 mod jobs;
 mod messages;
+mod nodes;
 mod plans;
 mod portal;
 mod rejections;
@@ -50,6 +51,7 @@ pub(crate) use messages::{
     MessageSummary, MessagesQuery, PublishRequest, Published, ReplayedDelivery, SkipEffect,
     SkippedDelivery,
 };
+pub(crate) use nodes::Node;
 pub(crate) use plans::{EventPlanRequest, Plan, PlanRequest, Planned, PlannedWork};
 pub(crate) use portal::{PortalAccess, PortalLink, PortalRequest, PortalRevokeQuery, RevokedLinks};
 pub(crate) use rejections::Rejection;

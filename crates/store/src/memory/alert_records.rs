@@ -3,37 +3,43 @@
 use std::collections::BTreeMap;
 
 use hapax_core::Timestamp;
-use hapax_core::alert_board::{
-    AlertMoment, AlertReport, AlertsNoted, LISTED_FOR, Silence, StoredAlert, note,
-};
-use hapax_core::store::{AlertRecords, CheckIn, CheckedIn, HandlerRef, SilenceAsk, StoreError};
+use hapax_core::alert_board::{AlertMoment, AlertReport, AlertsNoted, Silence, StoredAlert, note};
+use hapax_core::store::{AlertRecords, CheckIn, CheckedIn, NodeRecord, SilenceAsk, StoreError};
 use uuid::Uuid;
 
 use super::work::later;
 use super::{MemoryStore, Model};
+use crate::known_nodes::KnownNodes;
 
 /// The alerts by subject, and which node is their judge until when.
 #[derive(Debug, Default)]
 pub(super) struct Alerts {
     rows: BTreeMap<String, StoredAlert>,
     judge: Option<(Uuid, Timestamp)>,
-    /// The nodes that are alive: when they last checked in, and their handlers.
-    nodes: BTreeMap<Uuid, (Timestamp, Vec<HandlerRef>)>,
+    nodes: KnownNodes,
 }
 
 impl AlertRecords for MemoryStore {
     async fn check_in(&self, checked: CheckIn) -> Result<CheckedIn, StoreError> {
-        let CheckIn { node, lease, handlers } = checked;
+        let CheckIn { node, name, lease, handlers } = checked;
         let now = self.now();
         let alerts = &mut self.model().alerts;
         let is_judge = alerts.judge.is_none_or(|(holder, until)| holder == node || until <= now);
         if is_judge {
             alerts.judge = Some((node, later(now, lease)));
         }
-        alerts.nodes.insert(node, (now, handlers));
-        alerts.nodes.retain(|_, (seen_at, _)| now.duration_since(*seen_at) <= LISTED_FOR);
-        let handlers = alerts.nodes.values().flat_map(|(_, handlers)| handlers.clone()).collect();
+        let handlers = alerts.nodes.check_in(node, name, handlers, now);
         Ok(CheckedIn { is_judge, handlers })
+    }
+
+    async fn check_out(&self, node: Uuid) -> Result<(), StoreError> {
+        self.model().alerts.nodes.check_out(node);
+        Ok(())
+    }
+
+    async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
+        let now = self.now();
+        Ok(self.model().alerts.nodes.listed(now))
     }
 
     async fn note_alerts(&self, report: AlertReport) -> Result<AlertsNoted, StoreError> {

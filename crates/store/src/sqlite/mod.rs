@@ -48,6 +48,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
@@ -64,6 +65,7 @@ pub use open::OpenError;
 pub use transact::{Db, DbError, Tx};
 
 use crate::copies::Copies;
+use crate::known_nodes::KnownNodes;
 use crate::limits::{COPY_WAIT_MAX, EVENTS_PER_COPY, FEW_EVENTS, READ_FLUSH_MAX};
 use crate::recent::RecentEvents;
 use crate::sealed_values::SealedValue;
@@ -122,10 +124,18 @@ struct Shared {
     copies: Copies<i64>,
     health: WriteHealth,
     new_events: NewEvents,
+    /// The nodes that checked in: those of this process, which owns the file.
+    nodes: Mutex<KnownNodes>,
     /// Notified when jobs were written.
     arrived: Notify,
     /// Holds a notification while deliveries may be due and no sender has asked for them.
     deliveries: Notify,
+}
+
+impl Shared {
+    fn nodes(&self) -> MutexGuard<'_, KnownNodes> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Whether the writer commits new events at the moment. Copies are cheaper than new events, so a retry
@@ -215,6 +225,7 @@ impl SqliteStore {
             copies: Copies::new(),
             health: WriteHealth::default(),
             new_events: NewEvents::default(),
+            nodes: Mutex::default(),
             arrived: Notify::new(),
             deliveries: Notify::new(),
         });

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::harness::{World, after, handler};
+use crate::harness::{World, after, handler, noon};
 use crate::own_messages::own;
 use crate::sending::{Sending, wanting};
 
@@ -149,9 +149,58 @@ pub(crate) async fn a_problem_of_one_look_is_no_alert<S: Sending>(world: World<S
     assert_eq!(world.own_messages().await, []);
 }
 
+/// A node of its own name.
+fn checking_in(number: u128) -> CheckIn {
+    let name = format!("host-{number}:8080");
+    CheckIn { node: node(number), name, lease: LEASE, handlers: Vec::new() }
+}
+
+pub(crate) async fn a_node_that_died_is_missing_and_one_that_stopped_is_not<S: Sending>(
+    world: World<S>,
+) {
+    // A node that is killed says nothing. One that starts again under the same name takes its place.
+    let check_in = async |number: u128, name: &str| {
+        let checked = CheckIn { name: name.to_owned(), ..checking_in(number) };
+        world.store.check_in(checked).await.expect("checks in");
+    };
+    let listed = async || {
+        let nodes = world.store.nodes().await.expect("reads").into_iter();
+        nodes.map(|one| (one.node.as_u128(), one.is_alive)).collect::<Vec<_>>()
+    };
+    assert_eq!(listed().await, []);
+    for number in [3, 1, 2] {
+        check_in(number, &format!("{number}")).await;
+    }
+    assert_eq!(listed().await, [(1, true), (2, true), (3, true)]);
+    // The first one stops in order, the second one is killed.
+    world.store.check_out(node(1)).await.expect("checks out");
+    world.store.check_out(node(9)).await.expect("an unknown node");
+    assert_eq!(listed().await, [(2, true), (3, true)]);
+    world.pass(30);
+    check_in(3, "3").await;
+    assert_eq!(listed().await, [(2, true), (3, true)]);
+    world.pass(1);
+    assert_eq!(listed().await, [(2, false), (3, true)]);
+    let missing = world.store.nodes().await.expect("reads").remove(0);
+    assert_eq!((missing.started_at, missing.seen_at), (noon(), noon()));
+    // Another process runs in its place, and it is missing again if that one stops.
+    check_in(4, "2").await;
+    assert_eq!(listed().await, [(4, true), (3, true)]);
+    world.store.check_out(node(4)).await.expect("checks out");
+    assert_eq!(listed().await, [(2, false), (3, true)]);
+    // A node that was only slow is back.
+    check_in(2, "2").await;
+    assert_eq!(listed().await, [(2, true), (3, true)]);
+    world.pass(3_600);
+    check_in(3, "3").await;
+    assert_eq!(listed().await, [(2, false), (3, true)]);
+    world.pass(1);
+    assert_eq!(listed().await, [(3, true)], "it was missing for an hour");
+}
+
 pub(crate) async fn one_node_at_a_time_judges_the_data_of_all<S: Sending>(world: World<S>) {
     let hold = async |number: u128| {
-        let checked = CheckIn { node: node(number), lease: LEASE, handlers: Vec::new() };
+        let checked = checking_in(number);
         world.store.check_in(checked).await.expect("checks in").is_judge
     };
     let judged = async |number: u128, subjects: &[&str]| {
@@ -184,7 +233,7 @@ pub(crate) async fn one_node_at_a_time_judges_the_data_of_all<S: Sending>(world:
 pub(crate) async fn only_a_judge_clears_an_alert_about_all_nodes<S: Sending>(world: World<S>) {
     // Nothing could be recorded for a while. A node that does not judge then reports first.
     let check_in = async |number: u128| {
-        let checked = CheckIn { node: node(number), lease: LEASE, handlers: Vec::new() };
+        let checked = checking_in(number);
         world.store.check_in(checked).await.expect("checks in").is_judge
     };
     assert!(check_in(1).await);
@@ -205,7 +254,7 @@ pub(crate) async fn the_handlers_of_all_nodes_that_are_alive_are_known<S: Sendin
 ) {
     let check_in = async |number: u128, handlers: &[&str]| {
         let handlers = handlers.iter().map(|name| handler(name)).collect();
-        let checked = CheckIn { node: node(number), lease: LEASE, handlers };
+        let checked = CheckIn { handlers, ..checking_in(number) };
         let known = world.store.check_in(checked).await.expect("checks in").handlers;
         let mut names: Vec<String> = known.iter().map(|one| one.handler.to_string()).collect();
         names.sort();

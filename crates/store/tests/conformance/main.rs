@@ -403,6 +403,7 @@ on_every_working_store! {
         only_a_judge_clears_an_alert_about_all_nodes,
         one_node_at_a_time_judges_the_data_of_all,
         the_handlers_of_all_nodes_that_are_alive_are_known,
+        a_node_that_died_is_missing_and_one_that_stopped_is_not,
         a_node_ends_its_own_alerts_and_those_of_a_dead_one_are_listed_no_more,
         a_silenced_alert_is_published_when_its_silence_ends,
         an_alert_that_no_endpoint_wants_is_published_once_one_does,

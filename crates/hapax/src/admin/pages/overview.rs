@@ -12,12 +12,12 @@ use hapax_core::{SourceName, Timestamp};
 
 use super::super::extract::QueryParams;
 use super::super::problem::Problem;
-use super::super::{Admin, AdminStore, alerts, history, jobs, stats};
+use super::super::{Admin, AdminStore, alerts, history, jobs, nodes, stats};
 use super::filters::Filters;
 use super::plot::Plot;
 use super::text::CappedCount;
 use super::{Frame, Page, PageReader};
-use crate::api::{AlertList, Figures, HistoryQuery, Lane, Moment, Span, Stats, StatsQuery};
+use crate::api::{AlertList, Figures, HistoryQuery, Lane, Moment, Node, Span, Stats, StatsQuery};
 
 /// The span whose share of copies is usual for a source.
 const USUAL_OVER: Duration = Duration::from_secs(7 * 86_400);
@@ -29,6 +29,7 @@ pub(in crate::admin) struct Overview {
     window: String,
     stats: Stats,
     alerts: AlertList,
+    nodes: Vec<Node>,
     sources: Vec<SourceRow>,
     stuck: Stuck,
     plot: Plot,
@@ -65,6 +66,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     let stats = stats::counted(&admin, &query).await?;
     let Json(alerts) = alerts::list(State(Arc::clone(&admin))).await;
     let Json(lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
+    let Json(nodes) = nodes::list(State(Arc::clone(&admin))).await?;
     let mut stuck = Stuck {
         dead: CappedCount::default(),
         review: CappedCount::default(),
@@ -89,6 +91,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
         frame,
         stats,
         alerts,
+        nodes: nodes.items,
         sources,
     };
     Ok(reader.page(page))
@@ -120,4 +123,21 @@ fn source_rows(
         row.oldest_due = row.oldest_due.into_iter().chain(lane.oldest_due).min();
     }
     rows.into_values().collect()
+}
+
+impl Overview {
+    /// How many nodes run.
+    fn running(&self) -> usize {
+        self.nodes.iter().filter(|node| node.alive).count()
+    }
+
+    /// The last check-in of any node: figures of all nodes are about as old.
+    fn checked_in(&self) -> Option<Timestamp> {
+        self.nodes.iter().map(|node| node.seen_at).max()
+    }
+
+    /// The nodes that stopped without a shutdown.
+    fn missing(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|node| !node.alive)
+    }
 }

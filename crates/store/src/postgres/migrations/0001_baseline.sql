@@ -363,11 +363,14 @@ CREATE TABLE hapax.alert (
     silenced_by    text
 ) WITH (fillfactor = 50);
 
--- The processes that are or were alive. handlers: as JSON.
+-- The processes that are or were alive. name: host and address. stopped: it stopped in order. handlers: as JSON.
 CREATE TABLE hapax.node (
-    node     uuid PRIMARY KEY,
-    seen_at  timestamptz NOT NULL,
-    handlers text NOT NULL
+    node       uuid PRIMARY KEY,
+    name       text NOT NULL,
+    started_at timestamptz NOT NULL,
+    seen_at    timestamptz NOT NULL,
+    stopped    boolean NOT NULL,
+    handlers   text NOT NULL
 ) WITH (fillfactor = 50);
 
 -- Keeps: reports follow each other (version), and one node at a time judges the data of all nodes.

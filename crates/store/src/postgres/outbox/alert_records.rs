@@ -10,7 +10,10 @@ use hapax_core::alert_board::{
 use hapax_core::job::HandlerName;
 use hapax_core::message::MessageData;
 use hapax_core::own_messages::{ALERT_RAISED, ActiveAlert};
-use hapax_core::store::{AlertRecords, CheckIn, CheckedIn, HandlerRef, SilenceAsk, StoreError};
+use hapax_core::store::{
+    AlertRecords, CheckIn, CheckedIn, HandlerRef, NodeRecord, SeenNode, SilenceAsk, StoreError,
+    listed_nodes,
+};
 use hapax_core::{SourceName, Timestamp};
 use serde_json::json;
 use tokio_postgres::Row;
@@ -29,6 +32,31 @@ const TRIES: usize = 30;
 impl AlertRecords for PgStore {
     async fn check_in(&self, checked: CheckIn) -> Result<CheckedIn, StoreError> {
         self.act(move |shared| async move { retried(|| check_in(&shared, &checked)).await }).await
+    }
+
+    async fn check_out(&self, node: Uuid) -> Result<(), StoreError> {
+        self.act(move |shared| async move {
+            let mut lent = shared.pools.admin.lend().await?;
+            lent.query("UPDATE hapax.node SET stopped = true WHERE node = $1", &[&node]).await?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
+        let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
+        let sql = "SELECT node, name, started_at, seen_at, stopped, coalesce($1, clock_timestamp()) \
+                   FROM hapax.node";
+        let rows = lent.query(sql, &[&self.shared.now()]).await.map_err(read)?;
+        let seen = |row: &Row| SeenNode {
+            node: row.get(0),
+            name: row.get(1),
+            started_at: row.get(2),
+            seen_at: row.get(3),
+            is_stopped: row.get(4),
+        };
+        let now = rows.first().map_or(Timestamp::MIN, |row| row.get(5));
+        Ok(listed_nodes(rows.iter().map(seen).collect(), now))
     }
 
     async fn note_alerts(&self, report: AlertReport) -> Result<AlertsNoted, StoreError> {
@@ -83,15 +111,15 @@ impl AlertRecords for PgStore {
 }
 
 async fn check_in(shared: &Shared, checked: &CheckIn) -> Result<CheckedIn, PgError> {
-    let CheckIn { node, lease, handlers } = checked;
+    let CheckIn { node, name, lease, handlers } = checked;
     let names = handlers.iter().map(|one| [text(one.source.as_str()), text(one.handler.as_str())]);
     let names = serde_json::to_string(&names.collect::<Vec<_>>()).expect("names are JSON");
     let alive = i64::try_from(LISTED_FOR.as_micros()).unwrap_or(i64::MAX);
     let mut lent = shared.pools.admin.lend().await?;
     let rows = lent
         .query(
-            "SELECT is_judge, handlers FROM hapax.check_in($1, $2, $3, $4, $5)",
-            &[node, &micros(*lease), &names, &alive, &shared.now()],
+            "SELECT is_judge, handlers FROM hapax.check_in($1, $2, $3, $4, $5, $6)",
+            &[node, &text(name), &micros(*lease), &names, &alive, &shared.now()],
         )
         .await?;
     let row = only(&rows)?;

@@ -1,14 +1,15 @@
-//! The stored alerts, on the writer. The process owns the file, so the lease of the judge is in memory only.
+//! The stored alerts, on the writer. The process owns the file, so the lease of the judge and the nodes are in memory
+//! only.
 
 use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::alert_board::{
-    AlertMoment, AlertReport, AlertState, AlertsNoted, LISTED_FOR, Silence, StoredAlert, note,
+    AlertMoment, AlertReport, AlertState, AlertsNoted, Silence, StoredAlert, note,
 };
 use hapax_core::message::MessageData;
 use hapax_core::own_messages::ActiveAlert;
-use hapax_core::store::{AlertRecords, CheckIn, CheckedIn, SilenceAsk, StoreError};
+use hapax_core::store::{AlertRecords, CheckIn, CheckedIn, NodeRecord, SilenceAsk, StoreError};
 use rusqlite::{Connection, Row};
 use uuid::Uuid;
 
@@ -21,23 +22,31 @@ const COLUMNS: &str = "subject, data, reporter, state, found, published, since, 
 
 impl AlertRecords for SqliteStore {
     async fn check_in(&self, checked: CheckIn) -> Result<CheckedIn, StoreError> {
-        self.writer
+        let CheckIn { node, name, lease, handlers } = checked;
+        let is_judge = self
+            .writer
             .behind(move |writer| {
-                let CheckIn { node, lease, handlers } = checked;
-                let at = writer.now();
-                let now = micros(at);
+                let now = micros(writer.now());
                 let judge = &mut writer.outbox.alert_judge;
                 let is_judge = judge.is_none_or(|(holder, until)| holder == node || until <= now);
                 if is_judge {
                     *judge = Some((node, now.saturating_add(span(lease))));
                 }
-                let nodes = &mut writer.outbox.nodes;
-                nodes.insert(node, (at, handlers));
-                nodes.retain(|_, (seen_at, _)| at.duration_since(*seen_at) <= LISTED_FOR);
-                let handlers = nodes.values().flat_map(|(_, handlers)| handlers.clone()).collect();
-                Ok(CheckedIn { is_judge, handlers })
+                Ok(is_judge)
             })
-            .await
+            .await?;
+        let now = (self.clock.0)();
+        let handlers = self.shared.nodes().check_in(node, name, handlers, now);
+        Ok(CheckedIn { is_judge, handlers })
+    }
+
+    async fn check_out(&self, node: Uuid) -> Result<(), StoreError> {
+        self.shared.nodes().check_out(node);
+        Ok(())
+    }
+
+    async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
+        Ok(self.shared.nodes().listed((self.clock.0)()))
     }
 
     async fn note_alerts(&self, report: AlertReport) -> Result<AlertsNoted, StoreError> {

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use hapax_core::delivery::DeliveryAct;
 use hapax_core::endpoint::{EndpointId, EndpointRecord};
 use hapax_core::job::Policy;
-use hapax_core::store::{DeliveryTarget, HandlerRef};
+use hapax_core::store::DeliveryTarget;
 use hapax_core::vault::KeyId;
 use hapax_core::{Tenant, Timestamp};
 use rusqlite::Connection;
@@ -80,8 +80,6 @@ pub(super) struct Outbox {
     expired_up_to: i64,
     /// The node that judges alerts, and until when in microseconds.
     alert_judge: Option<(Uuid, i64)>,
-    /// When each node last checked in, and its handlers.
-    nodes: HashMap<Uuid, (Timestamp, Vec<HandlerRef>)>,
     /// For the jitter of waits.
     dice: Dice,
     /// Whether a delivery is due and the waiting sender has not been notified yet.
