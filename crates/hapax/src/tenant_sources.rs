@@ -582,6 +582,7 @@ impl<S: SourceSecretStore> TenantSources<S> {
             PairState::Served(served) => Some(SecretEnds {
                 source: pair.source.clone(),
                 tenant: pair.tenant.to_string(),
+                verifiers: served.source.verifiers().to_vec(),
                 until: served.until.clone(),
             }),
             PairState::Unavailable { .. } | PairState::Unused(_) => None,

@@ -382,6 +382,8 @@ acts! {
     }
     VerifierNames {
         NameVerifiers: name_verifiers(verifiers: Vec<Verifier>) -> ();
+        NoteSecrets: note_secrets(uses: Vec<SecretUse>) -> ();
+        SecretsOf: secrets_of(source: &SourceName, limit: usize) -> Vec<SecretRecord>;
     }
     TrafficHistory {
         RecordTraffic: record_traffic(node: Uuid, counts: Vec<TrafficCount>) -> ();

@@ -2,10 +2,11 @@
 
 use std::future::Future;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
-use crate::key::KeyHash;
+use crate::key::{KeyHash, SourceName, Tenant};
 
 /// A scheme and one secret of a source.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -27,6 +28,32 @@ impl Verifier {
     }
 }
 
+/// A secret that a node uses for a source of a tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretUse {
+    /// The tenant.
+    pub tenant: Tenant,
+    /// The source.
+    pub source: SourceName,
+    /// The scheme and the secret.
+    pub verifier: Verifier,
+    /// When the last request that it verified arrived, if there was one.
+    pub used_at: Option<Timestamp>,
+}
+
+/// A secret of a source, over all nodes and restarts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretRecord {
+    /// The tenant.
+    pub tenant: Tenant,
+    /// The scheme and the secret.
+    pub verifier: Verifier,
+    /// When a node first used this reference for the source, by the store's clock.
+    pub known_since: Timestamp,
+    /// When the last request that it verified arrived, to about a minute.
+    pub used_at: Option<Timestamp>,
+}
+
 /// The names of verifiers, for the arrivals that have their numbers.
 pub trait VerifierNames: Send + Sync + 'static {
     /// Records names. A name that is known already stays.
@@ -34,4 +61,18 @@ pub trait VerifierNames: Send + Sync + 'static {
         &self,
         verifiers: Vec<Verifier>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Records secrets and their last uses. The first record of a secret stays, and so does a later use, whichever
+    /// node it was on. Deleting the tenant deletes its records.
+    fn note_secrets(
+        &self,
+        uses: Vec<SecretUse>,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// The secrets of a source that were ever recorded, by tenant, scheme and secret, at most `limit`.
+    fn secrets_of(
+        &self,
+        source: &SourceName,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<SecretRecord>, StoreError>> + Send;
 }

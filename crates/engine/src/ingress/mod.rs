@@ -14,7 +14,7 @@ pub(crate) mod sender_keys;
 pub(crate) mod stored_headers;
 pub(crate) mod sync_wait;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,8 +26,8 @@ use hapax_core::handshake::{Challenge, HandshakeReply};
 use hapax_core::scheme::sender_key::SenderKey;
 use hapax_core::source::LatePolicy;
 use hapax_core::store::{
-    ArrivalInfo, Decision, Ingest, Inspect, KnownEvent, Rejection, Status, Store, StoreError,
-    StoreHints, TrafficFigures, Verdict, Verifier, Work,
+    ArrivalInfo, Decision, Ingest, Inspect, KnownEvent, Rejection, SecretUse, Status, Store,
+    StoreError, StoreHints, TrafficFigures, Verdict, Verifier, Work,
 };
 use hapax_core::{
     Arrival, KeyHash, Receipt, Refusal, SourceName, Tenant, Timeliness, Timestamp, Verified,
@@ -146,9 +146,9 @@ impl<S: Store + StoreHints> Ingress<S> {
         self.routes.load().take_rejections()
     }
 
-    /// The verifiers of all sources, by the source's name.
-    pub fn verifiers(&self) -> BTreeSet<Verifier> {
-        self.routes.load().verifiers()
+    /// The secrets of all sources, and when this process last saw each of them verify a request.
+    pub fn secret_uses(&self) -> Vec<SecretUse> {
+        self.routes.load().secret_uses()
     }
 
     /// How far this machine's clock is ahead of the times that senders sign, as a recent median;
@@ -277,6 +277,7 @@ impl<S: Store + StoreHints> Ingress<S> {
             }
         };
         peer.has_verified();
+        route.secret_verified(secret, call.received_at);
         self.hear(&receipts, signed_at, call.received_at);
         let content_type = arrival.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if !route.source.content_type_fits(content_type) {

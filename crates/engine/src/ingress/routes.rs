@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use hapax_core::handler::{EventView, Handler};
-use hapax_core::store::{Decision, NewJob, Rejection, TrafficFigures, Verifier};
+use hapax_core::store::{Decision, NewJob, Rejection, SecretUse, TrafficFigures};
 use hapax_core::{Receipt, Source, SourceName, Tenant, Timestamp};
 use http::HeaderName;
 use ipnet::IpNet;
@@ -158,6 +159,8 @@ pub(crate) struct SourceRoute {
     pub(crate) record: SourceRecord,
     pub(crate) mode: AnswerMode,
     handlers: Box<[Arc<Handler>]>,
+    /// The second of the last request that each secret verified, since 1970; zero for none.
+    secrets_used: Box<[AtomicI64]>,
 }
 
 impl Routes {
@@ -196,6 +199,9 @@ impl Routes {
                 RouteChange::Serve(spec) => {
                     let path = path_of(spec.source.tenant(), spec.source.name());
                     let route = SourceRoute::new(spec, &self.rejections, &self.tallies);
+                    if let Some(before) = self.by_path.get(&path) {
+                        route.continue_from(before);
+                    }
                     self.unavailable.remove(&path);
                     self.by_path.insert(path, Arc::new(route));
                 }
@@ -230,7 +236,10 @@ impl Routes {
         // The recorder takes from the new table only.
         before.rejections.take().into_iter().for_each(|rejection| self.rejections.note(rejection));
         self.tallies = before.tallies.clone();
-        for route in self.by_path.values_mut() {
+        for (path, route) in &mut self.by_path {
+            if let Some(before) = before.by_path.get(path) {
+                route.continue_from(before);
+            }
             if let Some(route) = Arc::get_mut(route) {
                 route.record.tally = self.tallies.of(route.source.name());
             }
@@ -245,9 +254,9 @@ impl Routes {
         taken
     }
 
-    /// The verifiers of all sources, by the source's name.
-    pub(crate) fn verifiers(&self) -> BTreeSet<Verifier> {
-        self.by_path.values().flat_map(|route| route.source.verifiers()).cloned().collect()
+    /// The secrets of all sources, and when this process last saw each of them verify a request.
+    pub(crate) fn secret_uses(&self) -> Vec<SecretUse> {
+        self.by_path.values().flat_map(|route| route.secret_uses()).collect()
     }
 
     /// The figures of every source since the process started.
@@ -291,9 +300,39 @@ impl SourceRoute {
             rate: spec.rate_limit.map(EventLimit::new),
             unverified: spec.unverified_limit.map(FailureLimit::new),
             handshakes: FailureLimit::new(HANDSHAKES),
+            secrets_used: spec.source.verifiers().iter().map(|_| AtomicI64::new(0)).collect(),
             source: spec.source,
             mode: spec.mode,
             handlers: spec.handlers.into(),
+        }
+    }
+
+    /// Notes that the secret at this index verified a request.
+    pub(crate) fn secret_verified(&self, secret: usize, at: Timestamp) {
+        if let Some(used) = self.secrets_used.get(secret).or(self.secrets_used.first()) {
+            used.fetch_max(at.as_second(), Ordering::Relaxed);
+        }
+    }
+
+    fn secret_uses(&self) -> impl Iterator<Item = SecretUse> + '_ {
+        self.source.verifiers().iter().zip(&self.secrets_used).map(|(verifier, used)| SecretUse {
+            tenant: self.source.tenant().clone(),
+            source: self.source.name().clone(),
+            verifier: verifier.clone(),
+            used_at: match used.load(Ordering::Relaxed) {
+                0 => None,
+                second => Timestamp::from_second(second).ok(),
+            },
+        })
+    }
+
+    /// Takes over the uses of the secrets that the previous table had too.
+    fn continue_from(&self, before: &Self) {
+        for (verifier, used) in self.source.verifiers().iter().zip(&self.secrets_used) {
+            let same = before.source.verifiers().iter().position(|one| one == verifier);
+            if let Some(earlier) = same.and_then(|at| before.secrets_used.get(at)) {
+                used.fetch_max(earlier.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
         }
     }
 

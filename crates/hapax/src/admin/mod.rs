@@ -29,6 +29,7 @@ mod replay;
 mod review;
 mod routes;
 mod site;
+mod source_secrets;
 mod stats;
 mod storage;
 mod tenants;

@@ -117,6 +117,8 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         route(Method::DELETE, Some(Administer), "/api/v1/keys", storage::delete_key::<S>, "Deletes an Idempotency-Key with its answer: the next request with it runs"),
         get(Read, "/api/v1/audit", audit::list::<S>, "Lists requests that changed something or were refused, newest first"),
         get(Read, "/api/v1/sources/{source}/rejections", rejections::list::<S>, "Lists the last requests of a source that were refused"),
+        get(Read, "/api/v1/sources/{source}/secrets", source_secrets::list::<S>, "Lists the secrets of a source by their references, with the last use of each"),
+        get(Read, "/api/v1/dead", jobs::dead::<S>, "Counts dead letters by error, the most frequent first"),
         get(Read, "/api/v1/jobs", jobs::list::<S>, "Lists jobs, newest first"),
         get(Read, "/api/v1/jobs/{id}", jobs::show::<S>, "Shows a job with its attempts"),
         post(Operate, "/api/v1/jobs/{id}/replay", replay::job::<S>, "Runs a job now"),

@@ -91,6 +91,7 @@ impl AlertRules {
         let secrets = config.sources.iter().map(|configured| SecretEnds {
             source: configured.source.name().clone(),
             tenant: configured.source.tenant().to_string(),
+            verifiers: configured.source.verifiers().to_vec(),
             until: configured.secrets_until.clone(),
         });
         Self {
@@ -229,6 +230,14 @@ impl AlertMonitor {
             unprepared: None,
         };
         Self { inputs, kept: Mutex::new(kept), turn: tokio::sync::Mutex::new(()) }
+    }
+
+    /// The secrets that this node has for a source, with their ends.
+    pub(crate) fn secrets_of(&self, source: &SourceName) -> Vec<SecretEnds> {
+        let mut secrets = self.kept().rules.secrets.clone();
+        secrets.extend((self.inputs.tenant_secrets)());
+        secrets.retain(|secret| secret.source == *source);
+        secrets
     }
 
     /// Replaces the rules after the configuration was reloaded.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax_core::endpoint::EndpointRecord;
 use hapax_core::limits::LANE_COUNT_MAX;
-use hapax_core::store::{HandlerRef, LaneState, PausedHandler};
+use hapax_core::store::{HandlerRef, LaneState, PausedHandler, Verifier};
 use hapax_core::{SourceName, Timestamp};
 use jiff::SignedDuration;
 
@@ -67,6 +67,8 @@ pub(crate) struct Finding {
 pub(crate) struct SecretEnds {
     pub(crate) source: SourceName,
     pub(crate) tenant: String,
+    /// The references of the secrets.
+    pub(crate) verifiers: Vec<Verifier>,
     /// `None` is never.
     pub(crate) until: Vec<Option<Timestamp>>,
 }

@@ -243,7 +243,12 @@ fn old_jobs_and_dead_letters_are_reported_by_handler() {
 
 fn ends(until: &[Option<i64>]) -> SecretEnds {
     let until = until.iter().map(|second| second.map(at)).collect();
-    SecretEnds { source: SourceName::new("stripe"), tenant: "acme".into(), until }
+    SecretEnds {
+        source: SourceName::new("stripe"),
+        tenant: "acme".into(),
+        verifiers: Vec::new(),
+        until,
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod plans;
 mod portal;
 mod rejections;
 mod replay;
+mod source_secrets;
 mod stats;
 mod storage;
 mod tenants;
@@ -59,7 +60,8 @@ pub(crate) use replay::{
     DecideRequest, Decided, ReplayEffect, ReplayEventRequest, ReplayItem, ReplayJobRequest,
     ReplayJobsRequest, Replayed,
 };
-pub(crate) use stats::{Figures, History, HistoryPoint, HistoryQuery, Stats, StatsQuery};
+pub(crate) use source_secrets::SourceSecret;
+pub(crate) use stats::{Figures, History, HistoryPoint, HistoryQuery, Seconds, Stats, StatsQuery};
 pub(crate) use storage::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, Storage};
 pub(crate) use tenants::{
     DeletionState, SourceSecretRequest, SourceSecrets, SourceSecretsRequest, TenantDeletion,

@@ -40,12 +40,12 @@ use std::time::Duration;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Policy, Progress, Retry};
 use hapax_core::order::{Position, ResourcePosition};
 use hapax_core::store::{
-    Action, AttemptNote, AuditEntry, Claim, ClaimAsk, EventDetail, EventFilter, EventId, EventName,
-    EventSample, EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest, Inspect, JobDetail,
-    JobFilter, JobScope, LaneState, Lookup, NewJob, Operate, Outcome, Page, PauseAnswer,
-    PausedHandler, Ran, Rejection, ReplayAsk, Replayed, Reviewed, SampleAsk, Session, Settlement,
-    SqlAsk, SqlRan, SqlRun, StorageUse, Store, StoreError, StoreHints, TriedJob, TriedVerdict,
-    Verdict, Verifier, Wake, Work,
+    Action, AttemptNote, AuditEntry, Claim, ClaimAsk, DeadGroups, EventDetail, EventFilter,
+    EventId, EventName, EventSample, EventSummary, HandlerRef, HandlerSpec, Held, Horizon, Ingest,
+    Inspect, JobDetail, JobFilter, JobScope, LaneState, Lookup, NewJob, Operate, Outcome, Page,
+    PauseAnswer, PausedHandler, Ran, Rejection, ReplayAsk, Replayed, Reviewed, SampleAsk,
+    SecretRecord, Session, Settlement, SqlAsk, SqlRan, SqlRun, StorageUse, Store, StoreError,
+    StoreHints, TriedJob, TriedVerdict, Verdict, Verifier, Wake, Work,
 };
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
@@ -194,6 +194,8 @@ struct Model {
     portal: portal_links::StoredLinks,
     /// The names of verifiers, by number.
     verifiers: HashMap<usize, Verifier>,
+    /// The secrets of each source.
+    secrets: BTreeMap<(SourceName, Tenant, Verifier), SecretRecord>,
     /// The search index.
     search_index: search_index::IndexedValues,
     /// The last rejections of each source, oldest first.

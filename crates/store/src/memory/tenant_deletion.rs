@@ -43,6 +43,7 @@ impl Model {
         }
         self.source_secrets.delete_of(&tenant);
         self.portal.delete_of(&tenant);
+        self.secrets.retain(|(_, of, _), _| *of != tenant);
         let mut endpoints = 0;
         for stored in self.endpoints.values_mut().filter(|one| one.record.tenant == tenant) {
             endpoints += u64::from(!stored.deleted);

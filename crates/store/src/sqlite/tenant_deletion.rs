@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::row::{micros, timestamp};
 use super::writer::Writer;
-use super::{SqliteStore, portal_links, prune, source_secrets};
+use super::{SqliteStore, portal_links, prune, source_secrets, verifiers};
 
 /// The most rows of all tenants that a slice reads for one that it erases: a few milliseconds of the writer.
 const READ_MAX: i64 = 5_000;
@@ -69,6 +69,7 @@ fn begin(writer: &mut Writer, tenant: &Tenant, by: &Action) -> rusqlite::Result<
     let endpoints = writer.outbox.delete_of_tenant(&writer.conn, tenant, by)?;
     source_secrets::delete_of_tenant(&writer.conn, tenant, by)?;
     portal_links::delete_of_tenant(&writer.conn, tenant)?;
+    verifiers::delete_of_tenant(&writer.conn, tenant)?;
     writer
         .conn
         .prepare_cached(

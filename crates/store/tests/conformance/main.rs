@@ -444,6 +444,12 @@ on_every_working_store! {
         a_deleted_tenant_loses_everything_but_what_recognises_copies,
         what_arrives_after_a_deletion_began_stays,
     }
+    endpoint_history {
+        the_hours_of_an_endpoint_are_added_up_over_nodes_and_end,
+    }
+    verifiers {
+        a_secret_is_known_since_its_first_record_and_keeps_its_last_use,
+    }
     source_secrets {
         secrets_of_a_pair_are_set_replaced_and_removed,
         of_twenty_changes_by_one_version_of_the_set_one_wins,

@@ -9,12 +9,14 @@ use hapax_core::Timestamp;
 
 use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
-use super::super::{Admin, AdminStore, audit, events, handlers, jobs, rejections, stats};
+use super::super::{
+    Admin, AdminStore, audit, events, handlers, jobs, rejections, source_secrets, stats,
+};
 use super::filters::Filters;
 use super::{Frame, Page, PageReader, plans};
 use crate::api::{
-    AuditEntry, AuditQuery, EventSummary, EventsQuery, Figures, Handler, Job, JobsQuery, Lane,
-    Pause, Rejection, StatsQuery,
+    AuditEntry, AuditQuery, DeadLetters, DeadLettersQuery, EventSummary, EventsQuery, Figures,
+    Handler, Job, JobsQuery, Lane, Pause, Rejection, SourceSecret, StatsQuery,
 };
 
 #[derive(Template)]
@@ -155,6 +157,7 @@ pub(in crate::admin) struct SourcePage {
     lanes: Vec<Lane>,
     events: Vec<EventSummary>,
     rejections: Vec<Rejection>,
+    secrets: Vec<SourceSecret>,
 }
 
 /// `GET /sources/{name}`.
@@ -174,6 +177,8 @@ pub(in crate::admin) async fn source<S: AdminStore>(
         EventsQuery { source: Some(name.clone()), limit: Some(20), ..EventsQuery::default() };
     let caller = Extension(reader.caller()?);
     let Json(events) = events::list(State(Arc::clone(&admin)), caller, QueryParams(newest)).await?;
+    let Json(secrets) =
+        source_secrets::list(State(Arc::clone(&admin)), PathId(name.clone())).await?;
     let Json(rejections) = rejections::list(State(admin), PathId(name.clone())).await?;
     let is_known = figures.is_some() || !lanes.items.is_empty() || !events.items.is_empty();
     if !is_known && rejections.items.is_empty() {
@@ -189,6 +194,7 @@ pub(in crate::admin) async fn source<S: AdminStore>(
         lanes: lanes.items,
         events: events.items,
         rejections: rejections.items,
+        secrets: secrets.items,
     };
     Ok(reader.page(page))
 }

@@ -43,6 +43,7 @@ BEGIN
     END LOOP;
     DELETE FROM hapax.portal_link x WHERE x.tenant = of_tenant;
     DELETE FROM hapax.portal_ping x WHERE x.tenant = of_tenant;
+    DELETE FROM hapax.secret_use x WHERE x.tenant = of_tenant;
     INSERT INTO hapax.tenant_deletion AS x
         (tenant, began_at, began_in, next_at, last_message, endpoints, who, reason)
     VALUES (of_tenant, at, pg_current_xact_id(), at,

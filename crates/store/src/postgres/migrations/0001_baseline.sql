@@ -524,6 +524,32 @@ CREATE TABLE hapax.verifier (
     secret text    NOT NULL
 );
 
+-- The secrets of each source: when a reference was first used for it, and when it last verified a request, to about a
+-- minute.
+CREATE TABLE hapax.secret_use (
+    source      text        NOT NULL,
+    tenant      text        NOT NULL,
+    scheme      text        NOT NULL,
+    secret      text        NOT NULL,
+    known_since timestamptz NOT NULL,
+    used_at     timestamptz,
+    PRIMARY KEY (source, tenant, scheme, secret)
+);
+
+-- The figures of each endpoint by the hour, of each process that counted them. start: in seconds. delivered, failed:
+-- attempts. micros: the sum of their durations. tallies: their durations by bucket, as hapax.traffic.tallies.
+CREATE TABLE hapax.endpoint_hour (
+    endpoint  uuid   NOT NULL,
+    start     bigint NOT NULL,
+    node      uuid   NOT NULL,
+    delivered bigint NOT NULL,
+    failed    bigint NOT NULL,
+    micros    bigint NOT NULL,
+    tallies   bigint[] NOT NULL,
+    PRIMARY KEY (endpoint, start, node)
+) WITH (fillfactor = 70);
+CREATE INDEX endpoint_hour_start ON hapax.endpoint_hour (start);
+
 -- The last refused requests of each source. Few rows, written every few seconds at most. Text of
 -- senders is bytea, because text here cannot hold a NUL.
 CREATE TABLE hapax.rejection (

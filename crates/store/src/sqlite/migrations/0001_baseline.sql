@@ -614,6 +614,32 @@ CREATE TABLE hapax_verifier (
     secret TEXT    NOT NULL
 );
 
+-- The secrets of each source: when a reference was first used for it, and when it last verified a request, to about a
+-- minute.
+CREATE TABLE hapax_secret_use (
+    source      TEXT    NOT NULL,
+    tenant      TEXT    NOT NULL,
+    scheme      TEXT    NOT NULL,
+    secret      TEXT    NOT NULL,
+    known_since INTEGER NOT NULL,
+    used_at     INTEGER,
+    PRIMARY KEY (source, tenant, scheme, secret)
+) WITHOUT ROWID;
+
+-- The figures of each endpoint by the hour, of each process that counted them. start: in seconds. delivered, failed:
+-- attempts. micros: the sum of their durations. tallies: their durations by bucket, as hapax_traffic.tallies.
+CREATE TABLE hapax_endpoint_hour (
+    endpoint  BLOB    NOT NULL,
+    start     INTEGER NOT NULL,
+    node      BLOB    NOT NULL,
+    delivered INTEGER NOT NULL,
+    failed    INTEGER NOT NULL,
+    micros    INTEGER NOT NULL,
+    tallies   BLOB    NOT NULL,
+    PRIMARY KEY (endpoint, start, node)
+) WITHOUT ROWID;
+CREATE INDEX hapax_endpoint_hour_start ON hapax_endpoint_hour (start);
+
 -- The last refused requests of each source. Few rows, written every few seconds at most.
 CREATE TABLE hapax_rejection (
     source     TEXT    NOT NULL,
