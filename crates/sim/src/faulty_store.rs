@@ -292,6 +292,7 @@ acts! {
         FindEvent: event(name: &EventName) -> Lookup<EventDetail>;
         TracedEvents: events_traced_by(id: &str) -> Vec<EventId>;
         ListJobs: jobs(filter: JobFilter) -> Page<JobDetail>;
+        DeadGroups: dead_groups(filter: JobFilter) -> hapax_core::store::DeadGroups;
         FindJob: job(id: JobId) -> Option<JobDetail>;
         Lanes: lanes() -> Vec<LaneState>;
         PausedHandlers: paused_handlers() -> Vec<PausedHandler>;

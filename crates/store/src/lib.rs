@@ -5,6 +5,7 @@
 
 mod columns;
 mod copies;
+mod dead_groups;
 mod file_permissions;
 mod key_hasher;
 mod known_nodes;

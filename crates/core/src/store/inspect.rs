@@ -50,6 +50,13 @@ pub trait Inspect: Send + Sync + 'static {
         filter: JobFilter,
     ) -> impl Future<Output = Result<Page<JobDetail>, StoreError>> + Send;
 
+    /// The dead letters that tenant, source and handler of the filter name, by their error. They are read from the newest
+    /// event to the oldest, within the bound of the filter. At most `limit` groups are returned, the largest first.
+    fn dead_groups(
+        &self,
+        filter: JobFilter,
+    ) -> impl Future<Output = Result<DeadGroups, StoreError>> + Send;
+
     /// One job.
     fn job(&self, id: JobId) -> impl Future<Output = Result<Option<JobDetail>, StoreError>> + Send;
 
@@ -200,6 +207,32 @@ pub struct JobFilter {
     pub limit: usize,
     /// How much the page may read.
     pub bound: ReadBound,
+}
+
+/// Dead letters by their error.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DeadGroups {
+    /// The largest groups. Groups of one size are sorted by the newest dead letter, then by error.
+    pub groups: Vec<DeadGroup>,
+    /// The number of dead letters that were read and match, those of other groups included.
+    pub letters: u64,
+    /// The number of different errors among them.
+    pub errors: u64,
+    /// If the bound ended the search: everything since this time was read.
+    pub searched_to: Option<Timestamp>,
+}
+
+/// Dead letters with the same error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadGroup {
+    /// The error of the last attempt; empty if none is known.
+    pub error: String,
+    /// How many there are.
+    pub count: u64,
+    /// When the first of them ended.
+    pub first: Timestamp,
+    /// When the last of them ended.
+    pub last: Timestamp,
 }
 
 /// A job with its attempts.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use hapax_core::job::{HandlerName, JobId};
+use hapax_core::job::{HandlerName, JobId, Phase};
 use hapax_core::store::{HandlerRef, Inspect, JobDetail, JobFilter, LaneState, ReadBound};
 use hapax_core::{SourceName, Tenant};
 use uuid::Uuid;
@@ -13,7 +13,7 @@ use super::extract::{PathId, QueryParams, cursor, limit};
 use super::handlers::PausedHandlers;
 use super::problem::Problem;
 use super::{Admin, AdminStore};
-use crate::api::{Job, JobsQuery, Lane, List};
+use crate::api::{DeadLetters, DeadLettersQuery, Job, JobsQuery, Lane, List};
 
 pub(super) async fn list<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
@@ -30,6 +30,23 @@ pub(super) async fn list<S: AdminStore>(
     };
     let page = admin.store.jobs(filter).await?;
     Ok(Json(page.into()))
+}
+
+/// `GET /api/v1/dead`.
+pub(super) async fn dead<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    QueryParams(query): QueryParams<DeadLettersQuery>,
+) -> Result<Json<DeadLetters>, Problem> {
+    let filter = JobFilter {
+        tenant: query.tenant.map(Tenant::new),
+        source: query.source.map(SourceName::new),
+        handler: query.handler.map(HandlerName::new),
+        phase: Some(Phase::Dead),
+        before: None,
+        limit: limit(query.limit)?,
+        bound: ReadBound::default(),
+    };
+    Ok(Json(admin.store.dead_groups(filter).await?.into()))
 }
 
 pub(super) async fn show<S: AdminStore>(

@@ -8,6 +8,8 @@
 mod alerts;
 mod audit;
 mod claims;
+mod dead_letters;
+mod endpoint_figures;
 mod endpoints;
 mod events;
 mod jobs;
@@ -39,6 +41,8 @@ pub(crate) use audit::{AuditEntry, AuditQuery};
 pub(crate) use claims::{
     Claim, ClaimRequest, Claimed, CompleteRequest, FailRequest, RenewRequest, Settled,
 };
+pub(crate) use dead_letters::{DeadLetters, DeadLettersQuery};
+pub(crate) use endpoint_figures::EndpointRates;
 pub(crate) use endpoints::{
     Deleted, Endpoint, EndpointRequest, EndpointsQuery, Patch, PingAnswer, ReasonRequest,
     RotateRequest,

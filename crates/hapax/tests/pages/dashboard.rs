@@ -167,7 +167,7 @@ impl Operator {
             self.reaches(&format!("evt_plan_{n}"), "dead");
         }
         browser.open("/dead");
-        browser.shows(&[&format!("{DEAD} ×"), "fees", "evt_first"]);
+        browser.shows(&[&format!("{DEAD} dead letters, 1 error"), "fees", "evt_first"]);
         browser.follow("evt_first");
         browser.shows(&["dead", "What happened", "fee"]);
         browser.script("window.sameDocument = true");

@@ -458,6 +458,10 @@ impl Inspect for MemoryStore {
         Ok(self.model().list_jobs(&filter))
     }
 
+    async fn dead_groups(&self, filter: JobFilter) -> Result<DeadGroups, StoreError> {
+        Ok(self.model().dead_groups(&filter))
+    }
+
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {
         let model = self.model();
         Ok(model.numbered(id).map(|at| model.job_detail(&model.jobs[&at])))

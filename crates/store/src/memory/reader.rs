@@ -5,15 +5,16 @@ use std::collections::{BTreeMap, HashSet};
 use hapax_core::job::{Phase, idempotency_key};
 use hapax_core::limits::{LANE_COUNT_MAX, TRACED_EVENTS_MAX};
 use hapax_core::store::{
-    Cursor, EventDetail, EventFilter, EventId, EventName, EventSample, EventSummary, JobDetail,
-    JobFilter, LaneState, Lookup, MessageNote, Page, ReadBound, SampleAsk, SampledEvent, Status,
-    TextSearch,
+    Cursor, DeadGroups, EventDetail, EventFilter, EventId, EventName, EventSample, EventSummary,
+    JobDetail, JobFilter, LaneState, Lookup, MessageNote, Page, ReadBound, SampleAsk, SampledEvent,
+    Status, TextSearch,
 };
 use hapax_core::{SourceName, Timestamp};
 use uuid::Uuid;
 
 use super::{EventNumber, Job, Model, ReviewState, Stored};
-use crate::page_search::{PageSearch, Parts};
+use crate::dead_groups::DeadGroupSums;
+use crate::page_search::{PageSearch, Parts, ReadBudget};
 
 impl Model {
     /// An event as a list shows it, with the status and result of its jobs.
@@ -179,6 +180,31 @@ impl Model {
             (*at, received_at, wanted(job).then(|| self.job_detail(job)))
         });
         page(rows, filter.before, filter.limit, filter.bound)
+    }
+
+    pub(super) fn dead_groups(&self, filter: &JobFilter) -> DeadGroups {
+        let wanted = |job: &Job| {
+            filter.tenant.as_ref().is_none_or(|tenant| job.tenant == *tenant)
+                && filter.source.as_ref().is_none_or(|source| job.handler.source == *source)
+                && filter.handler.as_ref().is_none_or(|handler| job.handler.handler == *handler)
+        };
+        let (mut sums, mut last) = (DeadGroupSums::default(), None);
+        let mut budget = ReadBudget::begin(filter.bound);
+        let mut dead: Vec<&Job> =
+            self.jobs.values().filter(|job| job.phase == Phase::Dead).collect();
+        dead.sort_by_key(|job| std::cmp::Reverse((job.event, job.id)));
+        for job in dead {
+            if budget.is_spent() {
+                return sums.groups(filter.limit, last);
+            }
+            budget.spend(1);
+            last = Some(self.events[&job.event].detail.summary.received_at);
+            if wanted(job) {
+                let at = job.finished_at.unwrap_or(job.due);
+                sums.add(job.error.as_deref().unwrap_or_default(), at);
+            }
+        }
+        sums.groups(filter.limit, None)
     }
 
     pub(super) fn events_in_review(&self) -> Vec<(SourceName, u64)> {

@@ -2,12 +2,14 @@
 //! rows that may match, by an index, and a second one checks them. Between two slices the list checks its
 //! bound, so that no filter holds a connection for long, however few rows it matches.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use hapax_core::Timestamp;
 use hapax_core::job::Phase;
 use hapax_core::store::{
-    Cursor, EventFilter, EventSummary, JobDetail, JobFilter, Page, ReadBound, Status, StoreError,
+    Cursor, DeadGroups, EventFilter, EventSummary, JobDetail, JobFilter, Page, ReadBound, Status,
+    StoreError,
 };
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -17,6 +19,7 @@ use super::connect::{PgError, PooledClient};
 use super::reader::{Conditions, SUMMARY, filtered, read, read_jobs, stands_exactly, summary};
 use super::row::{first_id, past, state_of};
 use super::search_index::{finds_exactly, hashes};
+use crate::dead_groups::DeadGroupSums;
 use crate::limits::{LIST_SORTED_MAX, PAGE_MAX};
 use crate::page_search::{Parts, ReadBudget, in_rest};
 
@@ -445,6 +448,51 @@ pub(super) async fn jobs(
         before = last;
         if !slices.read(count) {
             return Ok(page.page(Some((Cursor(last.as_u128()), time_of(last)))));
+        }
+    }
+}
+
+/// Dead letters by their error, newest event first.
+pub(super) async fn dead_groups(
+    shared: &Shared,
+    filter: JobFilter,
+) -> Result<DeadGroups, StoreError> {
+    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
+    let mut slices = Slices::begin(filter.bound);
+    let (mut sums, mut before) = (DeadGroupSums::default(), Uuid::max());
+    let mut asked = Conditions::default();
+    if let Some(tenant) = &filter.tenant {
+        asked.add("l.tenant = ?", tenant.to_string());
+    }
+    if let Some(source) = &filter.source {
+        asked.add("h.source = ?", source.to_string());
+    }
+    if let Some(handler) = &filter.handler {
+        asked.add("h.name = ?", handler.to_string());
+    }
+    let head = "SELECT l.lane FROM hapax.lane l JOIN hapax.handler h ON h.handler = l.handler";
+    let lanes = asked.query(&mut lent, head, "").await.map_err(read)?;
+    let lanes: HashSet<i32> = lanes.iter().map(|row| row.get(0)).collect();
+    let sql = format!(
+        "SELECT j.job, j.lane, j.error, j.due_at FROM hapax.job j \
+         WHERE j.state = {} AND j.job < $1 ORDER BY j.job DESC LIMIT $2",
+        state_of(Phase::Dead)
+    );
+    loop {
+        let rows = slices.next();
+        let found = lent.query(&sql, &[&before, &rows]).await.map_err(read)?;
+        for row in found.iter().filter(|row| lanes.contains(&row.get(1))) {
+            sums.add(row.get::<_, Option<&str>>(2).unwrap_or_default(), row.get(3));
+        }
+        let is_last = (found.len() as i64) < rows;
+        let Some(last) = found.last().filter(|_| !is_last) else {
+            return Ok(sums.groups(filter.limit, None));
+        };
+        before = last.get(0);
+        if !slices.read(found.len()) {
+            let more = lent.query(&sql, &[&before, &1_i64]).await.map_err(read)?;
+            let searched_to = (!more.is_empty()).then(|| time_of(before));
+            return Ok(sums.groups(filter.limit, searched_to));
         }
     }
 }

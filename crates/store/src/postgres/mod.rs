@@ -58,9 +58,9 @@ use std::time::Duration;
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
-    ArrivalInfo, Cause, EventDetail, EventFilter, EventId, EventName, EventSample, EventSummary,
-    Ingest, Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, PausedHandler, SampleAsk,
-    StorageUse, Store, StoreError, StoreHints, Verdict,
+    ArrivalInfo, Cause, DeadGroups, EventDetail, EventFilter, EventId, EventName, EventSample,
+    EventSummary, Ingest, Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, PausedHandler,
+    SampleAsk, StorageUse, Store, StoreError, StoreHints, Verdict,
 };
 use hapax_core::{EventKey, KeyHash, Receipt, SourceName, Timestamp};
 use tokio::sync::{Notify, oneshot};
@@ -397,6 +397,10 @@ impl Inspect for PgStore {
 
     async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
         lists::jobs(&self.shared, filter).await
+    }
+
+    async fn dead_groups(&self, filter: JobFilter) -> Result<DeadGroups, StoreError> {
+        lists::dead_groups(&self.shared, filter).await
     }
 
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {

@@ -6,7 +6,9 @@ use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
 
 use hapax_core::job::Phase;
-use hapax_core::store::{Cursor, EventFilter, EventSummary, JobDetail, JobFilter, Page, Status};
+use hapax_core::store::{
+    Cursor, DeadGroups, EventFilter, EventSummary, JobDetail, JobFilter, Page, Status,
+};
 use hapax_core::{SourceName, Timestamp};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
@@ -17,8 +19,9 @@ use super::row::{
     timestamp,
 };
 use super::search_index::{self, ExactMatches};
+use crate::dead_groups::DeadGroupSums;
 use crate::limits::{LIST_SORTED_MAX, LIST_TIME_SLACK, LIST_WHOLE_MAX};
-use crate::page_search::{PageSearch, Parts};
+use crate::page_search::{PageSearch, Parts, ReadBudget};
 
 /// The condition of the index over rare states, as the index has it: SQLite uses a partial index only for a
 /// query that repeats its condition.
@@ -528,6 +531,40 @@ pub(super) fn jobs(conn: &Connection, filter: &JobFilter) -> rusqlite::Result<Pa
         items.extend(read.into_iter().map(|(_, job)| job));
     }
     Ok(Page { items, next: page.next, searched_to: page.searched_to })
+}
+
+/// Dead letters by their error, newest event first.
+pub(super) fn dead_groups(conn: &Connection, filter: &JobFilter) -> rusqlite::Result<DeadGroups> {
+    let mut budget = ReadBudget::begin(filter.bound);
+    let snapshot = conn.unchecked_transaction()?;
+    let lanes = lanes(&snapshot, filter)?;
+    let sql = format!(
+        "SELECT event_seq, lane, error, due_at FROM {} ORDER BY event_seq DESC, lane DESC",
+        indexed(DEAD)
+    );
+    let mut statement = snapshot.prepare_cached(&sql)?;
+    let mut rows = statement.query([])?;
+    let (mut sums, mut last, mut is_cut) = (DeadGroupSums::default(), 0, false);
+    while let Some(row) = rows.next()? {
+        is_cut = budget.is_spent();
+        if is_cut {
+            break;
+        }
+        budget.spend(1);
+        last = row.get(0)?;
+        let lane: i64 = row.get(1)?;
+        if lanes.as_ref().is_none_or(|lanes| lanes.contains(&lane)) {
+            let error = row.get_ref(2)?.as_str_or_null()?.unwrap_or_default();
+            sums.add(error, timestamp(row.get(3)?));
+        }
+    }
+    drop(rows);
+    let sql = "SELECT received_at FROM hapax_event WHERE seq = ?1";
+    let searched_to = match is_cut {
+        true => Some(snapshot.prepare_cached(sql)?.query_row([last], |row| row.get(0))?),
+        false => None,
+    };
+    Ok(sums.groups(filter.limit, searched_to.map(timestamp)))
 }
 
 /// The lanes that a filter names; `None` if it names none.

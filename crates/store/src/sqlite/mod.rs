@@ -53,9 +53,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
 use hapax_core::store::{
-    EventDetail, EventFilter, EventId, EventName, EventSample, EventSummary, Ingest, Inspect,
-    JobDetail, JobFilter, LaneState, Lookup, Page, PausedHandler, SampleAsk, StorageUse, Store,
-    StoreError, StoreHints, Verdict,
+    DeadGroups, EventDetail, EventFilter, EventId, EventName, EventSample, EventSummary, Ingest,
+    Inspect, JobDetail, JobFilter, LaneState, Lookup, Page, PausedHandler, SampleAsk, StorageUse,
+    Store, StoreError, StoreHints, Verdict,
 };
 use hapax_core::{EventKey, SourceName, Timestamp};
 use rusqlite::Connection;
@@ -351,6 +351,10 @@ impl Inspect for SqliteStore {
 
     async fn jobs(&self, filter: JobFilter) -> Result<Page<JobDetail>, StoreError> {
         self.readers.search(move |conn| lists::jobs(conn, &filter)).await
+    }
+
+    async fn dead_groups(&self, filter: JobFilter) -> Result<DeadGroups, StoreError> {
+        self.readers.search(move |conn| lists::dead_groups(conn, &filter)).await
     }
 
     async fn job(&self, id: JobId) -> Result<Option<JobDetail>, StoreError> {

@@ -137,6 +137,7 @@ on_every_working_store! {
         an_expired_lease_is_work_that_is_due,
         events_that_wait_for_a_decision_are_counted_by_source,
         counting_a_backlog_stops_at_the_cap,
+        dead_letters_are_counted_by_error_over_all_of_them,
         unfinished_events_came_before_and_have_not_ended,
         a_page_of_unfinished_events_is_full_although_others_lie_between,
         a_sample_holds_all_of_a_span_with_how_often_and_when_each_came,

@@ -8,14 +8,16 @@ use hapax_core::job::Retry;
 use hapax_core::limits::LANE_COUNT_MAX;
 use hapax_core::order::OrderPolicy;
 use hapax_core::store::{
-    EventFilter, EventSample, Gauges, LaneState, SampleAsk, Status, Tallies, TallyKind, TrafficAsk,
-    TrafficCount, TrafficCounts, TrafficFigures, Verdict, traffic_of_all,
+    DeadGroup, EventFilter, EventSample, Gauges, JobFilter, LaneState, Outcome, ReadBound,
+    SampleAsk, Status, Tallies, TallyKind, TrafficAsk, TrafficCount, TrafficCounts, TrafficFigures,
+    Verdict, traffic_of_all,
 };
 use hapax_core::{SourceName, Tenant, Timestamp};
 use uuid::Uuid;
 
 use crate::harness::{
-    LEASE, Sender, Working, World, body, done, failed, handler, job, ordered, placed, spec,
+    LEASE, Sender, Working, World, after, body, done, failed, handler, job, noon, ordered, placed,
+    spec,
 };
 
 fn lane(name: &str) -> LaneState {
@@ -406,4 +408,49 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
     let micros: u64 =
         of_each_day.values().map(|figures| figures.counts.processing_micros >> 50).sum();
     assert_eq!(micros, 6, "{of_each_day:?}");
+}
+
+pub(crate) async fn dead_letters_are_counted_by_error_over_all_of_them<S: Working>(
+    world: World<S>,
+) {
+    // Other states, other handlers, and more dead letters than the bound allows.
+    world.announce([spec("fee"), spec("mail")]).await;
+    let die = async |id: &str, name: &str, error: &str| {
+        world.accept(id, &[job(name)]).await;
+        let claim = world.claim(name, 1).await.remove(0);
+        let error = error.into();
+        world.settle(&claim, Outcome::Failed { error, retry: Retry::Never, answer: None }).await;
+        world.pass(10);
+    };
+    let groups = async |filter: JobFilter| {
+        let found = world.store.dead_groups(filter).await.expect("reads");
+        let group = |one: &DeadGroup| {
+            let second = |at: Timestamp| at.duration_since(noon()).as_secs();
+            (one.error.clone(), one.count, second(one.first), second(one.last))
+        };
+        let shown: Vec<_> = found.groups.iter().map(group).collect();
+        (shown, found.letters, found.errors, found.searched_to)
+    };
+    let all = |bound| JobFilter { limit: 10, bound, ..JobFilter::default() };
+    let rows = ReadBound::Rows;
+    assert_eq!(groups(all(rows(9))).await, (vec![], 0, 0, None));
+    for n in 0..5 {
+        let error = if n == 3 { "no funds" } else { "HTTP 500" };
+        die(&format!("evt_{n}"), "fee", error).await;
+    }
+    die("evt_5", "mail", "no funds").await;
+    world.accept("evt_open", &[job("fee")]).await;
+    let group = |error: &str, count, first, last| (error.to_owned(), count, first, last);
+    let whole = vec![group("HTTP 500", 4, 0, 40), group("no funds", 2, 30, 50)];
+    assert_eq!(groups(all(rows(99))).await, (whole.clone(), 6, 2, None));
+    assert_eq!(groups(all(rows(6))).await, (whole.clone(), 6, 2, None), "just enough");
+    let one = JobFilter { limit: 1, ..all(rows(99)) };
+    assert_eq!(groups(one).await, (whole[..1].to_vec(), 6, 2, None));
+    let of_mail = JobFilter { handler: Some(handler("mail").handler), ..all(rows(99)) };
+    assert_eq!(groups(of_mail).await, (vec![group("no funds", 1, 50, 50)], 1, 1, None));
+    let elsewhere = JobFilter { tenant: Some(Tenant::new("nobody")), ..all(rows(99)) };
+    assert_eq!(groups(elsewhere).await, (vec![], 0, 0, None));
+    // The newest three.
+    let newest = vec![group("no funds", 2, 30, 50), group("HTTP 500", 1, 40, 40)];
+    assert_eq!(groups(all(rows(3))).await, (newest, 3, 2, Some(after(30))));
 }

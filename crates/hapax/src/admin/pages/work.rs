@@ -19,6 +19,9 @@ use crate::api::{
     Handler, Job, JobsQuery, Lane, Pause, Rejection, SourceSecret, StatsQuery,
 };
 
+/// The most frequent errors that the page of dead letters shows.
+const ERRORS_SHOWN: usize = 20;
+
 #[derive(Template)]
 #[template(path = "dead.html")]
 pub(in crate::admin) struct Dead {
@@ -26,21 +29,13 @@ pub(in crate::admin) struct Dead {
     source: Option<String>,
     handler: Option<String>,
     tenant: Option<String>,
-    groups: Vec<ErrorGroup>,
+    /// The errors of all dead letters that match.
+    errors: DeadLetters,
     items: Vec<Job>,
     older: Option<String>,
     searched_to: Option<Timestamp>,
     /// Actions on all dead letters that match.
     bulk: Vec<(&'static str, String)>,
-}
-
-/// Dead letters of one page with the same error.
-struct ErrorGroup {
-    error: String,
-    count: usize,
-    /// When the first and the last of them ended.
-    first: Option<Timestamp>,
-    last: Option<Timestamp>,
 }
 
 /// `GET /dead`.
@@ -52,20 +47,14 @@ pub(in crate::admin) async fn dead<S: AdminStore>(
     let frame = reader.frame(&admin, "/dead").await;
     let filters = filters.with("status", "dead");
     let query = filters.query::<JobsQuery>()?;
-    let Json(page) = jobs::list(State(admin), query).await?;
-    let mut groups: Vec<ErrorGroup> = Vec::new();
-    for job in &page.items {
-        let (error, at) = (job.error.clone().unwrap_or_default(), job.finished_at);
-        match groups.iter_mut().find(|group| group.error == error) {
-            Some(group) => {
-                group.count += 1;
-                group.first = group.first.into_iter().chain(at).min();
-                group.last = group.last.max(at);
-            }
-            None => groups.push(ErrorGroup { error, count: 1, first: at, last: at }),
-        }
-    }
-    groups.sort_by_key(|group| std::cmp::Reverse(group.count));
+    let Json(page) = jobs::list(State(Arc::clone(&admin)), query).await?;
+    let asked = DeadLettersQuery {
+        tenant: filters.get("tenant"),
+        source: filters.get("source"),
+        handler: filters.get("handler"),
+        limit: Some(ERRORS_SHOWN),
+    };
+    let Json(errors) = jobs::dead(State(admin), QueryParams(asked)).await?;
     let acts: &[_] = match frame.may_operate && !page.items.is_empty() {
         true => &[("Replay", "replay"), ("Discard", "discard")],
         false => &[],
@@ -77,7 +66,7 @@ pub(in crate::admin) async fn dead<S: AdminStore>(
         source: filters.get("source"),
         handler: filters.get("handler"),
         tenant: filters.get("tenant"),
-        groups,
+        errors,
         searched_to: page.searched_to,
         items: page.items,
         bulk: bulk.collect(),

@@ -5,13 +5,16 @@ use std::sync::Arc;
 use axum::http::{Method, Request, StatusCode, header};
 use hapax_core::job::Phase;
 use hapax_core::store::{
-    AdminRecords as _, AuditFilter, Gauges, SearchIndex as _, TallyKind, TrafficCount,
-    TrafficCounts, TrafficFigures, TrafficHistory as _,
+    AdminRecords as _, AlertRecords as _, AuditFilter, CheckIn, Gauges, SearchIndex as _,
+    SecretUse, TallyKind, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory as _,
+    Verifier, VerifierNames as _,
 };
+use hapax_core::{SourceName, Tenant};
 use hapax_sim::SignedEvent;
 use hapax_store::MemoryStore;
 use serde_json::json;
 use tower::ServiceExt as _;
+use uuid::Uuid;
 
 use super::super::WithoutToken;
 use super::super::auth::Access;
@@ -458,6 +461,82 @@ async fn an_event_leads_to_the_events_of_the_same_customer_but_not_by_a_masked_v
     for n in 0..4 {
         assert_eq!(list.contains(&format!("evt_{n}")), n < 3, "evt_{n}: {list}");
     }
+}
+
+#[tokio::test]
+async fn the_overview_counts_the_nodes_that_run_and_names_a_missing_one() {
+    let server = server(vec![event("evt_1", &[])]).await;
+    let check_in = async |number: u128, seconds_ago: u64| {
+        server.store.set_clock(noon() - std::time::Duration::from_secs(seconds_ago));
+        let name = format!("host-{number}<b>:8080");
+        let lease = std::time::Duration::from_secs(30);
+        let node = CheckIn { node: Uuid::from_u128(number), name, lease, handlers: Vec::new() };
+        server.store.faults.check_in(node).await.expect("checks in");
+        server.store.set_clock(noon());
+    };
+    check_in(2, 10).await;
+    let page = server.page("/").await.text;
+    assert!(page.contains("nodes 2/2,") && !page.contains("is missing"), "{page}");
+    check_in(3, 31).await;
+    server.shared_pages_end();
+    server.store.set_clock(noon() + std::time::Duration::from_secs(2));
+    let page = server.page("/").await.text;
+    assert!(page.contains("nodes 2/3,") && page.contains("host-3&#60;b&#62;:8080"), "{page}");
+    let (status, nodes) = server.get("/api/v1/nodes").await;
+    assert_eq!(status, StatusCode::OK);
+    let alive: Vec<_> = nodes["items"].as_array().unwrap().iter().map(|it| &it["alive"]).collect();
+    assert_eq!(alive, [true, true, false], "{nodes}");
+    // A node that stops in order is not missing.
+    server.store.faults.check_out(Uuid::from_u128(3)).await.expect("checks out");
+    let (_, nodes) = server.get("/api/v1/nodes").await;
+    assert_eq!(nodes["items"].as_array().unwrap().len(), 2, "{nodes}");
+}
+
+#[tokio::test]
+async fn a_source_names_its_secrets_by_reference_and_the_one_that_the_sender_uses() {
+    let server = server(vec![event("evt_1", &[])]).await;
+    let used = |secret: &str, second: Option<i64>| SecretUse {
+        tenant: Tenant::new("default"),
+        source: SourceName::new("stripe"),
+        verifier: Verifier { scheme: "stripe".to_owned(), secret: secret.to_owned() },
+        used_at: second.map(|second| noon() - std::time::Duration::from_secs(second as u64)),
+    };
+    let uses = vec![used("env:OLD", Some(900)), used("env:<NEW>", Some(60)), used("env:X", None)];
+    server.store.faults.note_secrets(uses).await.expect("notes");
+    let page = server.page("/sources/stripe").await.text;
+    let row = |name: &str| {
+        let (_, rest) = page.split_once(name).unwrap_or_else(|| panic!("{name}: {page}"));
+        rest.split("</tr>").next().unwrap().to_owned()
+    };
+    assert!(row("env:&#60;NEW&#62;").contains("the sender signs with it"), "{page}");
+    let old = row("env:OLD");
+    assert!(old.contains("11:45:00") && !old.contains("the sender signs with it"), "{old}");
+    assert!(row("env:X").contains("never"), "{page}");
+    let (_, secrets) = server.get("/api/v1/sources/stripe/secrets").await;
+    let first = json!({
+        "tenant": "default", "secret": "env:<NEW>", "scheme": "stripe",
+        "known_since": "2026-03-01T12:00:00Z", "last_used_at": "2026-03-01T11:59:00Z",
+        "signed_last": true, "until": null, "configured": false,
+    });
+    assert_eq!(secrets["items"][0], first, "{secrets}");
+}
+
+#[tokio::test]
+async fn dead_letters_are_grouped_by_error_over_all_pages() {
+    let dead = |n: usize| event(&format!("evt_{n}"), &[("mail", JobState::Dead)]);
+    let server = server((0..7).map(dead).collect()).await;
+    let page = server.page("/dead?limit=2").await.text;
+    assert!(page.contains("<td class=\"n\">7</td><td><bdi>no</bdi></td>"), "{page}");
+    assert!(page.contains("7 dead letters, 1 error."), "{page}");
+    let page = server.page("/dead?limit=2&handler=fee").await.text;
+    assert!(page.contains("There is no dead letter") && !page.contains("By error"), "{page}");
+    let (_, dead) = server.get("/api/v1/dead?source=stripe").await;
+    assert_eq!((&dead["count"], &dead["error_count"]), (&json!(7), &json!(1)), "{dead}");
+    let group = json!({
+        "error": "no", "count": 7,
+        "first_at": "2026-03-01T12:00:00Z", "last_at": "2026-03-01T12:00:00Z",
+    });
+    assert_eq!(dead["items"], json!([group]));
 }
 
 #[tokio::test]
