@@ -6,6 +6,7 @@ mod alerts;
 mod api;
 mod cli;
 mod config;
+mod endpoint_recorder;
 mod format;
 mod logs;
 mod rejection_recorder;

@@ -17,9 +17,8 @@ use hapax_core::endpoint::{EndpointAct, EndpointChanged, EndpointId, EndpointRec
 use hapax_core::job::{Fence, HandlerName, JobId};
 use hapax_core::ledger::{Ledger, Reservation, ReserveAsk, Reserved, StoredAnswer};
 use hapax_core::search::SearchFields;
-use hapax_core::KeyHash;
 use hapax_core::store::*;
-use hapax_core::{SourceName, Tenant, Timestamp};
+use hapax_core::{KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::{Notify, Semaphore};
 use uuid::Uuid;
 
@@ -389,6 +388,10 @@ acts! {
     TrafficHistory {
         RecordTraffic: record_traffic(node: Uuid, counts: Vec<TrafficCount>) -> ();
         TrafficBySource: traffic_by_source(ask: TrafficAsk) -> Vec<TrafficCount>;
+    }
+    EndpointHistory {
+        RecordEndpoints: record_endpoints(node: Uuid, counts: Vec<EndpointHour>) -> ();
+        EndpointHours: endpoint_hours(endpoints: Vec<EndpointId>, from: Timestamp) -> Vec<EndpointHour>;
     }
     KeyRecords {
         ListKeys: keys(filter: KeyFilter) -> KeyPage;

@@ -10,12 +10,13 @@
 //! to many deliveries or events. [`SourceSecretStore`] keeps the sealed secrets of tenants that are
 //! added at run time, and [`AdminRecords`] the sessions of the dashboard and the audit trail.
 //! [`PortalLinks`] keeps the links of receiving parties to the portal.
-//! [`TenantDeletions`] deletes the data of a tenant. [`TrafficHistory`] keeps counts over time, and
-//! [`AlertRecords`] the alerts. [`SearchIndex`] indexes the values that operators search for. [`StoreHints`] are for pacing and logs. Idempotency-Keys have their own trait,
+//! [`TenantDeletions`] deletes the data of a tenant. [`TrafficHistory`] keeps counts over time,
+//! [`EndpointHistory`] those of endpoints, and [`AlertRecords`] the alerts. [`SearchIndex`] indexes the values that operators search for. [`StoreHints`] are for pacing and logs. Idempotency-Keys have their own trait,
 //! [`crate::ledger::Ledger`]; [`KeyRecords`] reads them for operators.
 
 mod admin_records;
 mod alert_records;
+mod endpoint_history;
 mod hints;
 mod ingest;
 mod inspect;
@@ -41,6 +42,7 @@ use std::sync::Arc;
 
 pub use admin_records::*;
 pub use alert_records::*;
+pub use endpoint_history::*;
 pub use hints::*;
 pub use ingest::*;
 pub use inspect::*;

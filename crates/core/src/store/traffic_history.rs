@@ -181,6 +181,8 @@ pub enum TallyKind {
     Processing = 2,
     /// Requests that failed verification. The index is the place of the reason in [`REJECTED_REASONS`].
     Rejected = 3,
+    /// Durations of attempts to deliver to an endpoint.
+    Attempt = 4,
 }
 
 /// The reasons for which a request fails verification.

@@ -10,6 +10,7 @@
 
 mod bulkheads;
 mod courier;
+mod endpoint_tallies;
 mod verdict;
 
 use std::collections::HashMap;
@@ -36,6 +37,7 @@ use uuid::Uuid;
 use bulkheads::{AttemptClass, Bulkheads, is_crowded};
 use courier::Attempt;
 pub use courier::{Courier, Ping};
+pub use endpoint_tallies::EndpointTallies;
 
 use crate::ingress::Now;
 use crate::limits::{
@@ -71,6 +73,7 @@ pub struct Sender<S> {
     /// `None` while nothing can be sent: there is no key of the vault.
     setup: ArcSwapOption<ActiveSetup>,
     reloaded: Notify,
+    endpoint_tallies: EndpointTallies,
 }
 
 /// A setup with the keys of its vault.
@@ -94,7 +97,13 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
     pub fn new(store: Arc<S>, now: Now, setup: Option<SenderSetup>) -> Self {
         let node = format!("sender-{}", Uuid::now_v7().simple()).into();
         let setup = ArcSwapOption::new(setup.map(|setup| Arc::new(setup.into())));
-        Self { store, now, node, setup, reloaded: Notify::new() }
+        let endpoint_tallies = EndpointTallies::default();
+        Self { store, now, node, setup, reloaded: Notify::new(), endpoint_tallies }
+    }
+
+    /// The counts of attempts of each endpoint.
+    pub fn endpoint_tallies(&self) -> &EndpointTallies {
+        &self.endpoint_tallies
     }
 
     /// Replaces the setup. Attempts that are under way finish with the old setup.
@@ -424,11 +433,12 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
 
     fn begin(&mut self, courier: &Arc<Courier>, claim: DeliveryClaim, began: Instant) {
         let (endpoint, bytes) = (claim.endpoint.id, claim.body.len());
-        let (courier, now) = (Arc::clone(courier), Arc::clone(&self.sender.now));
+        let (courier, sender) = (Arc::clone(courier), Arc::clone(&self.sender));
         let begun = self.in_flight.spawn(async move {
             failpoint!("sender.claimed");
-            let Attempt { verdict, took, is_timeout } = courier.attempt(&claim, &now).await;
+            let Attempt { verdict, took, is_timeout } = courier.attempt(&claim, &sender.now).await;
             failpoint!("sender.answered");
+            sender.endpoint_tallies.count(endpoint, &verdict, took, (sender.now)());
             let ending = match (&verdict, is_timeout) {
                 (AttemptVerdict::Delivered(_), _) => AttemptClass::Success,
                 (AttemptVerdict::Failed { says, .. }, false) => match says {

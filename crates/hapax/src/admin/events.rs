@@ -18,7 +18,9 @@ use super::handlers::PausedHandlers;
 use super::problem::Problem;
 use super::text_search::text_search;
 use super::{Admin, AdminStore};
-use crate::api::{Event, EventSummary, EventsQuery, List, Moment, PublishedDelivery, SameValue, Span};
+use crate::api::{
+    Event, EventSummary, EventsQuery, List, Moment, PublishedDelivery, SameValue, Span,
+};
 
 /// Messages of an event whose deliveries are shown with it.
 const MESSAGES_FOLLOWED_MAX: usize = 10;

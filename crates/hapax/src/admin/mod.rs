@@ -10,6 +10,7 @@ mod audit;
 mod auth;
 mod claims;
 mod delivery_figures;
+mod endpoint_figures;
 mod endpoints;
 mod events;
 mod extract;
@@ -105,6 +106,7 @@ pub(crate) trait AdminStore:
     + Ledger
     + KeyRecords
     + TrafficHistory
+    + EndpointHistory
     + RejectionRecords
     + SearchIndex
     + VerifierNames
@@ -128,6 +130,7 @@ impl<S> AdminStore for S where
         + Ledger
         + KeyRecords
         + TrafficHistory
+        + EndpointHistory
         + RejectionRecords
         + SearchIndex
         + VerifierNames

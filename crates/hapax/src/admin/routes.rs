@@ -140,6 +140,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/api/v1/endpoints", endpoints::list::<S>, "Lists endpoints, newest first"),
         post(Administer, "/api/v1/endpoints", endpoints::create::<S>, "Adds an endpoint and shows its secret, once"),
         get(Read, "/api/v1/endpoints/{id}", endpoints::show::<S>, "Shows an endpoint"),
+        get(Read, "/api/v1/endpoints/{id}/figures", endpoint_figures::show::<S>, "Shows how the attempts of an endpoint went in the last 24 hours, by the hour"),
         route(Method::PATCH, Some(Administer), "/api/v1/endpoints/{id}", endpoints::change::<S>, "Changes an endpoint; a field that is missing keeps its value"),
         route(Method::DELETE, Some(Administer), "/api/v1/endpoints/{id}", endpoints::delete::<S>, "Removes an endpoint and cancels its open deliveries"),
         post(Administer, "/api/v1/endpoints/{id}/rotate", endpoints::rotate::<S>, "Gives an endpoint a new secret and shows it, once"),

@@ -151,7 +151,7 @@ pub(crate) struct Seconds {
 
 impl Seconds {
     /// The durations of a kind, and their sum.
-    fn of(tallies: &Tallies, kind: TallyKind, micros: u64) -> Self {
+    pub(super) fn of(tallies: &Tallies, kind: TallyKind, micros: u64) -> Self {
         let count = tallies.total(kind);
         let quantile = |part| tallies.quantile(kind, part).map(|took| took.as_secs_f64());
         Self {

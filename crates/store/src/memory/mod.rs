@@ -12,6 +12,7 @@
 mod admin_records;
 mod alert_records;
 mod circuit;
+mod endpoint_history;
 mod ingest;
 mod ledger;
 mod operator_actions;
@@ -202,6 +203,8 @@ struct Model {
     rejections: HashMap<SourceName, Vec<Rejection>>,
     /// The audit trail, oldest first.
     audit: Vec<AuditEntry>,
+    /// The figures of endpoints by the hour.
+    endpoint_hours: endpoint_history::EndpointHours,
     /// The history of traffic.
     traffic: traffic_history::Counts,
 }

@@ -13,6 +13,7 @@ mod connect;
 mod copies;
 mod copy_lookup;
 mod copy_pacing;
+mod endpoint_history;
 mod epoch;
 mod event_plans;
 mod functions;

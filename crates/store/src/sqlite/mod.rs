@@ -9,6 +9,7 @@ mod checkpoint;
 mod clock;
 mod copies;
 mod copy_answers;
+mod endpoint_history;
 mod event_plans;
 mod existing;
 mod functions;
@@ -46,7 +47,6 @@ mod writer;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

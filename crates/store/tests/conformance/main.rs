@@ -8,6 +8,7 @@ mod cases;
 mod circuits;
 mod clock;
 mod deliveries;
+mod endpoint_history;
 mod endpoints;
 mod event_plans;
 mod expiring;

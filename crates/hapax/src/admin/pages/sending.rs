@@ -1,21 +1,25 @@
 //! The pages of endpoints, messages and deliveries.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use askama::Template;
 use axum::Json;
 use axum::extract::State;
 use hapax_core::Timestamp;
+use hapax_core::endpoint::EndpointId;
 
 use super::super::delivery_figures::DeliveryFigures;
 use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
-use super::super::{Admin, AdminStore, endpoints as api_endpoints, messages as api_messages};
+use super::super::{
+    Admin, AdminStore, endpoint_figures, endpoints as api_endpoints, messages as api_messages,
+};
 use super::filters::Filters;
 use super::{Frame, Page, PageReader};
 use crate::api::{
-    DeliveriesQuery, Delivery, Endpoint, EndpointsQuery, Message, MessageQuery, MessageSummary,
-    MessagesQuery,
+    DeliveriesQuery, Delivery, Endpoint, EndpointRates, EndpointsQuery, Message, MessageQuery,
+    MessageSummary, MessagesQuery,
 };
 
 /// The states that a delivery can have, as the filter offers them.
@@ -28,6 +32,8 @@ pub(in crate::admin) struct Endpoints {
     frame: Frame,
     tenant: Option<String>,
     items: Vec<Endpoint>,
+    /// How the attempts of each went in the last 24 hours.
+    rates: HashMap<EndpointId, EndpointRates>,
     older: Option<String>,
 }
 
@@ -39,8 +45,11 @@ pub(in crate::admin) async fn endpoints<S: AdminStore>(
 ) -> Result<Page<Endpoints>, Problem> {
     let frame = reader.frame(&admin, "/endpoints").await;
     let query = filters.query::<EndpointsQuery>()?;
-    let Json(page) = api_endpoints::list(State(admin), query).await?;
+    let Json(page) = api_endpoints::list(State(Arc::clone(&admin)), query).await?;
+    let ids = page.items.iter().map(|endpoint| endpoint.id).collect();
+    let rates = endpoint_figures::rates(&*admin.store, ids, (admin.now)()).await?;
     let page = Endpoints {
+        rates,
         older: filters.older(&frame.base, "/endpoints", page.next.as_deref()),
         frame,
         tenant: filters.get("tenant"),
@@ -55,6 +64,7 @@ pub(in crate::admin) struct EndpointPage {
     frame: Frame,
     endpoint: Endpoint,
     deliveries: Vec<Delivery>,
+    rates: EndpointRates,
     figures: DeliveryFigures,
     done: Option<String>,
 }
@@ -68,6 +78,8 @@ pub(in crate::admin) async fn endpoint<S: AdminStore>(
 ) -> Result<Page<EndpointPage>, Problem> {
     let frame = reader.frame(&admin, "/endpoints").await;
     let Json(endpoint) = api_endpoints::show(State(Arc::clone(&admin)), PathId(id)).await?;
+    let id = PathId(endpoint.id.to_string());
+    let Json(rates) = endpoint_figures::show(State(Arc::clone(&admin)), id).await?;
     let newest = DeliveriesQuery {
         endpoint: Some(endpoint.id),
         limit: Some(20),
@@ -79,7 +91,8 @@ pub(in crate::admin) async fn endpoint<S: AdminStore>(
     let answered = attempts.filter(|attempt| attempt.error.is_none());
     let states = deliveries.iter().map(|delivery| delivery.status);
     let figures = DeliveryFigures::of(states, answered.filter_map(|attempt| attempt.took_ms));
-    Ok(reader.page(EndpointPage { frame, endpoint, deliveries, figures, done: filters.done() }))
+    let done = filters.done();
+    Ok(reader.page(EndpointPage { frame, endpoint, deliveries, rates, figures, done }))
 }
 
 #[derive(Template)]

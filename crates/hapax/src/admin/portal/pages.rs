@@ -1,14 +1,17 @@
 //! The pages of endpoints, deliveries and plans, and the page that says how to verify a delivery.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::State;
+use hapax_core::endpoint::EndpointId;
 use hapax_core::message::{Payload, thin_envelope};
 use hapax_core::store::{Cursor, DeliveryFilter, EndpointFilter};
 
 use super::super::AdminStore;
 use super::super::delivery_figures::DeliveryFigures;
+use super::super::endpoint_figures::rates;
 use super::super::events::instant;
 use super::super::extract::{QueryParams, cursor, limit};
 use super::super::pages::{Filters, Frame, Page, PageReader, STATUSES, text};
@@ -17,7 +20,7 @@ use super::Portal;
 use super::guard::Visitor;
 use super::own::{OwnDelivery, OwnEndpoint, OwnPlan, owned_endpoint};
 use super::view::{DeliveryView, EndpointView, PlanView, figures};
-use crate::api::{Body, DeliveriesQuery};
+use crate::api::{Body, DeliveriesQuery, EndpointRates};
 
 /// Endpoints of one page.
 const ENDPOINTS_SHOWN: usize = 50;
@@ -33,6 +36,8 @@ const FIELDS: [&str; 7] = ["endpoint", "status", "message", "since", "until", "c
 pub(super) struct Endpoints {
     frame: Frame,
     items: Vec<EndpointView>,
+    /// How the attempts of each went in the last 24 hours.
+    rates: HashMap<EndpointId, EndpointRates>,
     older: Option<String>,
     done: Option<String>,
 }
@@ -52,8 +57,11 @@ pub(super) async fn endpoints<S: AdminStore>(
         ..EndpointFilter::default()
     };
     let page = portal.admin.store.endpoints(filter).await?;
+    let ids = page.items.iter().map(|endpoint| endpoint.id).collect();
+    let rates = rates(&*portal.admin.store, ids, (portal.admin.now)()).await?;
     let next = page.next.map(|Cursor(next)| next.to_string());
     let page = Endpoints {
+        rates,
         older: filters.only(&["cursor"]).older(&frame.base, "/", next.as_deref()),
         frame,
         items: page.items.into_iter().map(EndpointView::from).collect(),
@@ -68,6 +76,7 @@ pub(super) struct EndpointPage {
     frame: Frame,
     endpoint: EndpointView,
     deliveries: Vec<DeliveryView>,
+    rates: EndpointRates,
     figures: DeliveryFigures,
     done: Option<String>,
 }
@@ -87,9 +96,11 @@ pub(super) async fn endpoint<S: AdminStore>(
         ..DeliveryFilter::default()
     };
     let newest = portal.admin.store.deliveries(newest).await?;
+    let mut rates = rates(&*portal.admin.store, vec![endpoint.id], (portal.admin.now)()).await?;
     let deliveries: Vec<_> = newest.items.into_iter().map(DeliveryView::from).collect();
     let page = EndpointPage {
         frame: visitor.frame(&portal.site, "/"),
+        rates: rates.remove(&endpoint.id).unwrap_or_default(),
         endpoint: endpoint.into(),
         figures: figures(&deliveries),
         deliveries,

@@ -11,12 +11,14 @@ use hapax_core::endpoint::{
     EndpointAct, EndpointChanged, EndpointId, EndpointSealed, EndpointSettings, NewEndpoint,
 };
 use hapax_core::job::Retry;
+use hapax_core::log_buckets::bucket_of;
 use hapax_core::message::NewMessage;
 use hapax_core::store::{
     Action, AdminRecords as _, AttemptOutcome, AttemptVerdict, AuditFilter, DeliveryAsk,
-    DeliveryFilter, DeliveryPlan, EndpointSignal, HandlerAnswer, InspectOutbox as _, NewPlan,
-    Outbox as _, PlanCreated, PlanId, PlanState, PlannedDeliveries, Plans as _, PortalLink,
-    PortalLinkId, PortalLinks as _, PortalRight, PortalRights,
+    DeliveryFilter, DeliveryPlan, EndpointFigures, EndpointHistory as _, EndpointHour,
+    EndpointSignal, HandlerAnswer, InspectOutbox as _, NewPlan, Outbox as _, PlanCreated, PlanId,
+    PlanState, PlannedDeliveries, Plans as _, PortalLink, PortalLinkId, PortalLinks as _,
+    PortalRight, PortalRights, TallyKind,
 };
 use hapax_core::vault::{SealContext, Vault, VaultKey};
 use hapax_sim::Act;
@@ -411,6 +413,42 @@ async fn pages_show_what_the_receiver_needs_and_nothing_of_the_operator() {
     for shown in ["https://acme.example/in", "disabled", "0 of 1", "x-api-key", "Rotate"] {
         assert!(page.contains(shown), "{shown}: {page}");
     }
+}
+
+#[tokio::test]
+async fn an_endpoint_has_its_success_and_its_latency_by_the_hour() {
+    // The figures of another tenant's endpoint must not be in the page of this one.
+    let server = server(Vec::new()).await;
+    let mine = server.things("acme", "https://acme.example/hook").await;
+    let theirs = server.things("shop", "https://shop.example/hook").await;
+    let hour = |endpoint, hours_ago: u64, delivered, failed| {
+        let mut figures =
+            EndpointFigures { delivered, failed, micros: 1, ..EndpointFigures::default() };
+        let bucket = bucket_of(Duration::from_millis(40));
+        figures.tallies.count(TallyKind::Attempt, bucket, delivered + failed);
+        EndpointHour { endpoint, at: noon() - Duration::from_secs(3_600 * hours_ago), figures }
+    };
+    let counts = vec![
+        hour(mine.endpoint, 0, 1, 1),
+        hour(mine.endpoint, 23, 5, 1),
+        hour(mine.endpoint, 24, 0, 99),
+        hour(theirs.endpoint, 0, 0, 777),
+    ];
+    server.store.faults.record_endpoints(Uuid::nil(), counts).await.expect("records");
+    let visit = server.entered("acme", &["read"]).await;
+    let path = format!("/endpoints/{}", mine.endpoint);
+    let request = Request::get(&path).header("host", "localhost");
+    let of_operator = answered(&server.router, request, &[], "").await.text;
+    for text in [visit.get(&server, &path).await.text, of_operator] {
+        assert!(text.contains("75.0 % of 8 attempts succeeded"), "{text}");
+        assert!(text.contains(">50.0 %<") && text.contains(">83.3 %<"), "{text}");
+        assert!(!text.contains(">777<") && !text.contains(">99<"), "{text}");
+    }
+    let list = visit.get(&server, "/").await.text;
+    assert!(list.contains(">75.0 %</td>") && !list.contains(">0.0 %<"), "{list}");
+    let (_, figures) = server.get(&format!("/api/v1/endpoints/{}/figures", mine.endpoint)).await;
+    assert_eq!((&figures["delivered"], &figures["failed"]), (&json!(6), &json!(2)), "{figures}");
+    assert_eq!(figures["items"].as_array().unwrap().len(), 2, "{figures}");
 }
 
 #[tokio::test]

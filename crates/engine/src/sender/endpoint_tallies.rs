@@ -1,0 +1,140 @@
+//! Counts the attempts of each endpoint by the hour: how many succeeded, and how long they took. The counts of an hour
+//! grow until the hour is over, and are kept until they are written.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hapax_core::Timestamp;
+use hapax_core::endpoint::EndpointId;
+use hapax_core::log_buckets::bucket_of;
+use hapax_core::store::{
+    AttemptVerdict, EndpointFigures, EndpointHour, EndpointSignal, TallyKind, hour_of,
+};
+
+/// The most counts that wait for a store that cannot write. The oldest are dropped.
+const WAITING_MAX: usize = 20_000;
+
+/// The counts of this process that are not over or not written yet.
+#[derive(Debug, Default)]
+pub struct EndpointTallies(Mutex<BTreeMap<(i64, EndpointId), Tally>>);
+
+#[derive(Debug, Default)]
+struct Tally {
+    figures: EndpointFigures,
+    is_written: bool,
+}
+
+impl EndpointTallies {
+    /// Counts an attempt that ended. One that never left the process says nothing about the endpoint.
+    pub(super) fn count(
+        &self,
+        endpoint: EndpointId,
+        verdict: &AttemptVerdict,
+        took: Duration,
+        at: Timestamp,
+    ) {
+        let is_delivered = match verdict {
+            AttemptVerdict::Delivered(_) => true,
+            AttemptVerdict::GivenBack
+            | AttemptVerdict::Failed { says: EndpointSignal::Nothing, .. } => return,
+            AttemptVerdict::Failed { .. } => false,
+        };
+        let mut tallies = self.tallies();
+        if tallies.len() > WAITING_MAX {
+            tallies.pop_first();
+        }
+        let tally = tallies.entry((hour_of(at), endpoint)).or_default();
+        tally.is_written = false;
+        let figures = &mut tally.figures;
+        match is_delivered {
+            true => figures.delivered += 1,
+            false => figures.failed += 1,
+        }
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        figures.micros = figures.micros.saturating_add(micros);
+        figures.tallies.count(TallyKind::Attempt, bucket_of(took), 1);
+    }
+
+    /// The counts that have grown since they were written.
+    pub fn waiting(&self) -> Vec<EndpointHour> {
+        let tallies = self.tallies();
+        let grown = tallies.iter().filter(|(_, tally)| !tally.is_written);
+        let hour = |(&(start, endpoint), tally): (&(i64, EndpointId), &Tally)| EndpointHour {
+            endpoint,
+            at: Timestamp::from_second(start).unwrap_or(Timestamp::UNIX_EPOCH),
+            figures: tally.figures.clone(),
+        };
+        grown.map(hour).collect()
+    }
+
+    /// Notes that these counts are written. Counts of hours that are over are forgotten, unless they have grown
+    /// meanwhile.
+    pub fn written(&self, counts: &[EndpointHour], now: Timestamp) {
+        let mut tallies = self.tallies();
+        for EndpointHour { endpoint, at, figures } in counts {
+            if let Some(tally) = tallies.get_mut(&(hour_of(*at), *endpoint)) {
+                tally.is_written = tally.figures == *figures;
+            }
+        }
+        let hour = hour_of(now);
+        tallies.retain(|(start, _), tally| *start >= hour || !tally.is_written);
+    }
+
+    fn tallies(&self) -> MutexGuard<'_, BTreeMap<(i64, EndpointId), Tally>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::job::Retry;
+    use hapax_core::store::HandlerAnswer;
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn an_attempt_counts_in_its_hour_until_that_is_written() {
+        // A count that grows while it is written must be written again; a late one belongs to its own hour.
+        let (tallies, one) = (EndpointTallies::default(), EndpointId(Uuid::from_u128(1)));
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let answer = || HandlerAnswer { status: 200, body: String::new() };
+        let failed = |says| AttemptVerdict::Failed {
+            error: "no".to_owned(),
+            answer: None,
+            retry: Retry::Schedule,
+            says,
+        };
+        let took = Duration::from_millis(30);
+        tallies.count(one, &AttemptVerdict::Delivered(answer()), took, at(7_199));
+        tallies.count(one, &failed(EndpointSignal::Works), took, at(7_200));
+        tallies.count(one, &failed(EndpointSignal::Nothing), took, at(7_200));
+        tallies.count(one, &AttemptVerdict::GivenBack, took, at(7_200));
+        let counts = |hours: &[EndpointHour]| -> Vec<_> {
+            let line = |hour: &EndpointHour| {
+                let EndpointFigures { delivered, failed, micros, tallies } = &hour.figures;
+                (
+                    hour.at.as_second(),
+                    *delivered,
+                    *failed,
+                    *micros,
+                    tallies.total(TallyKind::Attempt),
+                )
+            };
+            hours.iter().map(line).collect()
+        };
+        let first = tallies.waiting();
+        assert_eq!(counts(&first), [(3_600, 1, 0, 30_000, 1), (7_200, 0, 1, 30_000, 1)]);
+        tallies.count(one, &AttemptVerdict::Delivered(answer()), took, at(7_201));
+        tallies.written(&first, at(7_300));
+        assert_eq!(counts(&tallies.waiting()), [(7_200, 1, 1, 60_000, 2)]);
+        tallies.written(&tallies.waiting(), at(7_300));
+        assert_eq!(tallies.waiting(), []);
+        // The hour goes on, and then it is over.
+        tallies.count(one, &failed(EndpointSignal::Fails), took, at(7_400));
+        assert_eq!(counts(&tallies.waiting()), [(7_200, 1, 2, 90_000, 3)]);
+        tallies.written(&tallies.waiting(), at(10_800));
+        assert!(tallies.tallies().is_empty());
+    }
+}
