@@ -49,6 +49,7 @@ pub(crate) struct SourceTally {
     ack: Durations,
     wait: Durations,
     processing: Durations,
+    copy_waits: Durations,
     /// The second of the last arrival, since 1970.
     last_arrival: AtomicU64,
 }
@@ -71,6 +72,11 @@ impl SourceTally {
     /// Counts the duration of a request that was answered with 2xx.
     pub(crate) fn acknowledged(&self, took: Duration) {
         self.ack.count(took);
+    }
+
+    /// Counts how long after the first arrival of its event a copy came.
+    pub(crate) fn copied(&self, wait: Duration) {
+        self.copy_waits.count(wait);
     }
 
     /// Counts a request that failed verification.
@@ -126,6 +132,7 @@ impl SourceTally {
             tallies.count(TallyKind::Rejected, index, read(counter));
             rejected += read(counter);
         }
+        self.copy_waits.read(TallyKind::Copy, &mut tallies);
         let counts = TrafficCounts {
             new: read(&self.new),
             copies: read(&self.copies),
@@ -205,6 +212,17 @@ mod tests {
         assert_eq!((counts.wait_micros, counts.processing_micros), (2_000_000, 8_000_000));
         let totals = [TallyKind::Wait, TallyKind::Processing].map(|kind| tallies.total(kind));
         assert_eq!(totals, [3, 2]);
+    }
+
+    #[test]
+    fn a_copy_is_counted_by_its_wait() {
+        let tally = SourceTally::default();
+        for millis in [20, 20, 5_000] {
+            tally.copied(Duration::from_millis(millis));
+        }
+        let waits: Vec<(u8, u64)> = tally.figures().tallies.of(TallyKind::Copy).collect();
+        let bucket = |millis| bucket_of(Duration::from_millis(millis));
+        assert_eq!(waits, [(bucket(20), 2), (bucket(5_000), 1)]);
     }
 
     #[test]

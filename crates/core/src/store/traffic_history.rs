@@ -183,6 +183,8 @@ pub enum TallyKind {
     Rejected = 3,
     /// Durations of attempts to deliver to an endpoint.
     Attempt = 4,
+    /// Durations from the first arrival of an event to each of its copies.
+    Copy = 5,
 }
 
 /// The reasons for which a request fails verification.

@@ -796,6 +796,9 @@ fn note(record: &SourceRecord, call: &RequestContext, event: &EventLabels, verdi
         Verdict::Review(_) => Decision::Review,
     };
     record.count(decision, call.received_at);
+    if let Verdict::Duplicate(known) | Verdict::Conflict(known) = verdict {
+        record.count_copy(known.id, call.received_at);
+    }
     if !record.budget(LineKind::of(decision)).admit(call.received_at) {
         return;
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use hapax_core::handler::{EventView, Handler};
-use hapax_core::store::{Decision, NewJob, Rejection, SecretUse, TrafficFigures};
+use hapax_core::store::{Decision, EventId, NewJob, Rejection, SecretUse, TrafficFigures};
 use hapax_core::{Receipt, Source, SourceName, Tenant, Timestamp};
 use http::HeaderName;
 use ipnet::IpNet;
@@ -434,6 +434,18 @@ impl SourceRecord {
     pub(crate) fn count_ack(&self, took: Duration) {
         self.ack_seconds.record(took);
         self.tally.acknowledged(took);
+    }
+
+    /// Counts how long after the first arrival of its event a copy came. An event's id begins with the time of that
+    /// arrival; clocks of nodes may differ a little.
+    pub(crate) fn count_copy(&self, event: EventId, at: Timestamp) {
+        let first = event.0.get_timestamp().map(|first| first.to_unix());
+        let first = first.and_then(|(seconds, nanos)| {
+            Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanos).ok()?).ok()
+        });
+        if let Some(first) = first {
+            self.tally.copied(at.duration_since(first).try_into().unwrap_or_default());
+        }
     }
 
     /// Counts a request that could not be verified, whatever its answer is.

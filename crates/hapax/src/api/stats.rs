@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use hapax_core::Timestamp;
+use hapax_core::log_buckets::middle_of;
 use hapax_core::store::{REJECTED_REASONS, Tallies, TallyKind, TrafficFigures};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -90,6 +91,10 @@ pub(crate) struct Figures {
     /// `received` / `unique`: how often an event arrives, including the first time.
     #[schema(required)]
     pub(crate) copies_per_event: Option<f64>,
+    /// How long after the first arrival of their event copies came: how many of them within each span. Spans without a
+    /// copy are left out. All copies are counted.
+    #[serde(default)]
+    pub(crate) copy_waits: Vec<CopyWaits>,
     /// The median wait before the second arrival of an event, before the third, and so on.
     pub(crate) gaps_seconds: Vec<f64>,
     /// The last verified arrival in the window, to the second.
@@ -131,9 +136,40 @@ impl Figures {
                 counts.processing_micros,
             ),
             copies_per_event: share(received, counts.new),
+            copy_waits: CopyWaits::of(tallies),
             gaps_seconds: Vec::new(),
             last_arrival: last_arrival.and_then(|second| Timestamp::from_second(second).ok()),
         }
+    }
+}
+
+/// Copies that came within one span after the first arrival of their event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct CopyWaits {
+    /// The end of the span, which begins where the span before ends; null for longer waits.
+    #[schema(required)]
+    pub(crate) within_seconds: Option<u64>,
+    pub(crate) copies: u64,
+}
+
+/// The ends of the spans: a second to a week.
+const COPY_SPANS: [u64; 10] =
+    [1, 10, 60, 300, 900, 3_600, 6 * 3_600, 86_400, 3 * 86_400, 7 * 86_400];
+
+impl CopyWaits {
+    /// The spans that have copies. A wait that is close to the end of a span may count in the next one: a bucket is
+    /// right to an eighth.
+    fn of(tallies: &Tallies) -> Vec<Self> {
+        let mut spans: BTreeMap<usize, u64> = BTreeMap::new();
+        for (bucket, count) in tallies.of(TallyKind::Copy) {
+            let seconds = middle_of(bucket).as_secs_f64();
+            let span = COPY_SPANS.iter().position(|end| seconds < *end as f64);
+            *spans.entry(span.unwrap_or(COPY_SPANS.len())).or_default() += count;
+        }
+        let waits = spans
+            .into_iter()
+            .map(|(span, copies)| Self { within_seconds: COPY_SPANS.get(span).copied(), copies });
+        waits.collect()
     }
 }
 

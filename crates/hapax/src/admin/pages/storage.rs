@@ -24,8 +24,6 @@ use crate::api::{
 pub(in crate::admin) struct Duplicates {
     frame: Frame,
     window: String,
-    /// The gaps come from a sample of the events.
-    is_sampled: bool,
     sources: Vec<(String, Figures)>,
     /// The retry schedules that the senders document.
     schedules: Arc<HashMap<String, RetrySchedule>>,
@@ -44,8 +42,8 @@ pub(in crate::admin) async fn duplicates<S: AdminStore>(
 ) -> Result<Page<Duplicates>, Problem> {
     let frame = reader.frame(&admin, "/duplicates").await;
     let window = filters.get("window").unwrap_or_else(|| "24h".to_owned());
-    let query = Filters::default().with("window", &window).query::<StatsQuery>()?;
-    let Json(stats) = stats::stats(State(Arc::clone(&admin)), query).await?;
+    let QueryParams(query) = Filters::default().with("window", &window).query::<StatsQuery>()?;
+    let stats = stats::counted(&admin, &query).await?;
     let cursor = filters.get("cursor");
     let query = EventsQuery { copied: true, cursor: cursor.clone(), ..EventsQuery::default() };
     let caller = Extension(reader.caller()?);
@@ -57,7 +55,6 @@ pub(in crate::admin) async fn duplicates<S: AdminStore>(
         older: filters.older(&frame.base, "/duplicates", events.next.as_deref()),
         frame,
         window,
-        is_sampled: stats.sampled,
         sources,
         schedules,
         items: events.items,

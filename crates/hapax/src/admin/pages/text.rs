@@ -114,9 +114,24 @@ pub(crate) fn some_seconds(duration: &f64) -> String {
     seconds(&Some(*duration))
 }
 
-/// A duration of whole seconds.
-pub(crate) fn whole_seconds(duration: &u64) -> String {
-    seconds(&Some(*duration as f64))
+/// A duration of whole seconds in the largest unit that shows it well: `90 s`, `5 min`, `6 h`, `3 d`.
+pub(crate) fn long_span(seconds: &u64) -> String {
+    match *seconds {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7_200 => format!("{} min", (seconds + 30) / 60),
+        seconds @ 7_200..172_800 => format!("{} h", (seconds + 1_800) / 3_600),
+        seconds => format!("{} d", (seconds + 43_200) / 86_400),
+    }
+}
+
+/// The sum of the durations up to each of them.
+pub(crate) fn sums(durations: &[u64]) -> Vec<u64> {
+    let mut sum = 0_u64;
+    let add = |duration: &u64| {
+        sum = sum.saturating_add(*duration);
+        sum
+    };
+    durations.iter().map(add).collect()
 }
 
 /// The time from `from` to `at`, as `+1.2 s`.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::http::{Method, Request, StatusCode, header};
 use hapax_core::job::Phase;
+use hapax_core::log_buckets::bucket_of;
 use hapax_core::store::{
     AdminRecords as _, AlertRecords as _, AuditFilter, CheckIn, Gauges, SearchIndex as _,
     SecretUse, TallyKind, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory as _,
@@ -519,6 +520,28 @@ async fn a_source_names_its_secrets_by_reference_and_the_one_that_the_sender_use
         "signed_last": true, "until": null, "configured": false,
     });
     assert_eq!(secrets["items"][0], first, "{secrets}");
+}
+
+#[tokio::test]
+async fn copies_are_counted_by_their_wait() {
+    let server = server(Vec::new()).await;
+    let mut figures = TrafficFigures::default();
+    (figures.counts.new, figures.counts.copies) = (2, 7);
+    for (seconds, count) in [(2, 3), (8, 2), (4_000, 1), (9_999_999, 1)] {
+        let bucket = bucket_of(std::time::Duration::from_secs(seconds));
+        figures.tallies.count(TallyKind::Copy, bucket, count);
+    }
+    let count = TrafficCount { source: SourceName::new("stripe"), at: noon(), figures };
+    server.store.faults.record_traffic(Uuid::nil(), vec![count]).await.expect("records");
+    let page = server.page("/duplicates").await.text;
+    assert!(page.contains("5 within 10 s, 1 within 6 h, 1 later"), "{page}");
+    let (_, stats) = server.get("/api/v1/stats?source=stripe").await;
+    let expected = json!([
+        { "within_seconds": 10, "copies": 5 },
+        { "within_seconds": 21_600, "copies": 1 },
+        { "within_seconds": null, "copies": 1 },
+    ]);
+    assert_eq!(stats["copy_waits"], expected, "{stats}");
 }
 
 #[tokio::test]
