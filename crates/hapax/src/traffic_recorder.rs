@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::store::{
-    Gauges, MINUTE_SECONDS, StoreError, TrafficAsk, TrafficCount, TrafficFigures, TrafficHistory,
+    Completion, Gauges, MINUTE_SECONDS, StoreError, TrafficAsk, TrafficCount, TrafficFigures,
+    TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp, tuned};
 use hapax_engine::Now;
@@ -24,6 +25,10 @@ const RECORD_MAX: Duration = Duration::from_secs(2);
 
 /// The number of rounds without a count after which the history is tidied anyway.
 const IDLE_ROUNDS_MAX: u32 = 60;
+
+/// The most completions that one statement takes, and how often one round takes them.
+const COMPLETIONS_AT_ONCE: usize = 1_000;
+const COMPLETION_ROUNDS_MAX: usize = 20;
 
 /// The most rows that wait for a store that cannot write: an hour of a hundred sources. The oldest are dropped.
 const WAITING_MAX: usize = 6_000;
@@ -86,14 +91,20 @@ impl TrafficRecorder {
         Ok(figures)
     }
 
-    /// Records until `stop`, and a last time after it.
-    pub(crate) async fn run<S: TrafficHistory>(&self, store: Arc<S>, stop: CancellationToken) {
+    /// Records until `stop`, and once more then. Jobs that apps completed by SQL alone are counted by `completed` first.
+    pub(crate) async fn run<S: TrafficHistory>(
+        &self,
+        store: Arc<S>,
+        completed: impl Fn(&Completion) + Send,
+        stop: CancellationToken,
+    ) {
         let every = tuned!("traffic.every_ms", RECORD_EVERY.as_millis() as u64);
         let mut beats = interval(Duration::from_millis(every));
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut idle_rounds = 0;
         loop {
             let is_over = stop.run_until_cancelled(beats.tick()).await.is_none();
+            take_completions(&*store, &completed).await;
             idle_rounds = if self.record(&*store).await { 0 } else { idle_rounds + 1 };
             if idle_rounds > IDLE_ROUNDS_MAX {
                 idle_rounds = 0;
@@ -122,6 +133,28 @@ impl TrafficRecorder {
             Err(_) => tracing::debug!("recording the traffic takes too long"),
         }
         true
+    }
+}
+
+/// Counts the jobs that apps completed by SQL alone, as far as no other node has.
+async fn take_completions<S: TrafficHistory>(store: &S, completed: impl Fn(&Completion)) {
+    for _ in 0..COMPLETION_ROUNDS_MAX {
+        let taken = match timeout(RECORD_MAX, store.take_completions(COMPLETIONS_AT_ONCE)).await {
+            Ok(Ok(taken)) => taken,
+            // The next round takes them.
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "counting completed jobs: {error}");
+                return;
+            }
+            Err(_) => {
+                tracing::debug!("counting completed jobs takes too long");
+                return;
+            }
+        };
+        taken.iter().for_each(&completed);
+        if taken.len() < COMPLETIONS_AT_ONCE {
+            return;
+        }
     }
 }
 

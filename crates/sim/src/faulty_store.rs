@@ -387,6 +387,7 @@ acts! {
     }
     TrafficHistory {
         RecordTraffic: record_traffic(node: Uuid, counts: Vec<TrafficCount>) -> ();
+        TakeCompletions: take_completions(limit: usize) -> Vec<Completion>;
         TrafficBySource: traffic_by_source(ask: TrafficAsk) -> Vec<TrafficCount>;
     }
     EndpointHistory {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use super::StoreError;
+use super::{StoreError, TriedJob};
 use crate::key::SourceName;
 use crate::log_buckets::middle_of;
 
@@ -330,12 +330,33 @@ pub trait TrafficHistory: Send + Sync + 'static {
         counts: Vec<TrafficCount>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
+    /// Takes jobs that apps completed by SQL alone, at most `limit`, so that a node counts them. No other call returns
+    /// them again: after a crash of the node they are not counted. Only pulled jobs can be among them, because a node
+    /// learns of every other one.
+    fn take_completions(
+        &self,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<Completion>, StoreError>> + Send;
+
     /// The figures of each step and source that has any, in the order of time. Old figures have the coarser
     /// steps in which they are stored.
     fn traffic_by_source(
         &self,
         ask: TrafficAsk,
     ) -> impl Future<Output = Result<Vec<TrafficCount>, StoreError>> + Send;
+}
+
+/// A job that an app completed by SQL alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Completion {
+    /// Its source.
+    pub source: SourceName,
+    /// The attempt that completed it.
+    pub job: TriedJob,
+    /// When the attempt began.
+    pub began: Timestamp,
+    /// When it ended.
+    pub ended: Timestamp,
 }
 
 /// The figures of all sources together, by step.

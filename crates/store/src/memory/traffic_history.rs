@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use hapax_core::store::{
-    MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError, TRAFFIC_KEPT, Tallies, TrafficAsk,
-    TrafficCount, TrafficFigures, TrafficHistory,
+    Completion, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError, TRAFFIC_KEPT, Tallies,
+    TrafficAsk, TrafficCount, TrafficFigures, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp};
 use uuid::Uuid;
@@ -40,6 +40,11 @@ impl TrafficHistory for MemoryStore {
         }
         kept.retain(|(_, start, _, _), _| *start >= now - TRAFFIC_KEPT);
         Ok(())
+    }
+
+    async fn take_completions(&self, _: usize) -> Result<Vec<Completion>, StoreError> {
+        // Only the functions in PostgreSQL complete jobs past the node.
+        Ok(Vec::new())
     }
 
     async fn traffic_by_source(&self, ask: TrafficAsk) -> Result<Vec<TrafficCount>, StoreError> {

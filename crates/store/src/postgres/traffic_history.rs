@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use hapax_core::store::{
-    Gauges, MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError, TRAFFIC_KEPT,
-    Tallies, TrafficAsk, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory,
+    Completion, Gauges, MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError,
+    TRAFFIC_KEPT, Tallies, TrafficAsk, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory,
+    TriedJob, TriedVerdict,
 };
 use hapax_core::{SourceName, Timestamp};
 use tokio_postgres::Row;
@@ -29,6 +30,19 @@ impl TrafficHistory for PgStore {
         .await
     }
 
+    async fn take_completions(&self, limit: usize) -> Result<Vec<Completion>, StoreError> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.act(move |shared| async move {
+            let mut lent = shared.pools.admin.lend().await?;
+            let sql = "DELETE FROM hapax.completion WHERE id IN ( \
+                           SELECT c.id FROM hapax.completion c ORDER BY c.id LIMIT $1 FOR UPDATE SKIP LOCKED) \
+                       RETURNING source, received_at, attempt, steps, started_at, ended_at";
+            let rows = lent.query(sql, &[&limit]).await?;
+            Ok(rows.iter().map(completion).collect())
+        })
+        .await
+    }
+
     async fn traffic_by_source(&self, ask: TrafficAsk) -> Result<Vec<TrafficCount>, StoreError> {
         let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
         let steps = figures_of(&mut lent, &ask).await.map_err(read)?;
@@ -38,6 +52,20 @@ impl TrafficHistory for PgStore {
             figures,
         };
         Ok(steps.into_iter().map(count).collect())
+    }
+}
+
+fn completion(row: &Row) -> Completion {
+    Completion {
+        source: SourceName::new(row.get::<_, &str>(0)),
+        job: TriedJob {
+            received_at: row.get(1),
+            attempt: row.get::<_, i32>(2).unsigned_abs(),
+            steps: row.get::<_, i32>(3).unsigned_abs(),
+            verdict: TriedVerdict::Succeeded,
+        },
+        began: row.get(4),
+        ended: row.get(5),
     }
 }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use hapax_core::store::{
-    Gauges, MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError, TRAFFIC_KEPT,
-    Tallies, TrafficAsk, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory,
+    Completion, Gauges, MERGED_MAX, MERGES, MINUTE_SECONDS, NODES_MERGED_AFTER, StoreError,
+    TRAFFIC_KEPT, Tallies, TrafficAsk, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp};
 use rusqlite::types::{ToSql, Value};
@@ -33,6 +33,11 @@ impl TrafficHistory for SqliteStore {
                 merge(&writer.conn, writer.now().as_second())
             })
             .await
+    }
+
+    async fn take_completions(&self, _: usize) -> Result<Vec<Completion>, StoreError> {
+        // Only the functions in PostgreSQL complete jobs past the node.
+        Ok(Vec::new())
     }
 
     async fn traffic_by_source(&self, ask: TrafficAsk) -> Result<Vec<TrafficCount>, StoreError> {

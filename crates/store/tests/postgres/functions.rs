@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use hapax_core::job::{JobId, Phase};
-use hapax_core::store::{Claim, Inspect, Outcome, Settlement, Work};
+use hapax_core::job::{JobId, Phase, WorkLocation};
+use hapax_core::store::{
+    Claim, Inspect, Outcome, Settlement, TrafficHistory, TriedJob, TriedVerdict, Work,
+};
 use hapax_store::PgStore;
 use tokio::sync::Barrier;
 use tokio_postgres::Client;
@@ -451,4 +453,47 @@ async fn a_role_that_may_only_execute_can_do_its_work_and_nothing_else() {
         .batch_execute(&format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
         .await
         .expect("goes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pulled_job_that_an_app_completes_is_taken_once_to_be_counted() {
+    // A completion that is rolled back, or of a job that a node calls, must not count. Two nodes take at once.
+    let mut pulled = spec(3);
+    pulled.workplace = WorkLocation::Pulled;
+    let mut base = Base::new("completions", pulled).await;
+    for n in 0..3 {
+        base.accept(&format!("evt_{n}"), None).await;
+    }
+    let claims = base.claim(3).await;
+    let open = base.sql.transaction().await.expect("begins");
+    complete_in(&open, &claims[0]).await;
+    open.rollback().await.expect("rolls back");
+    assert_eq!(base.store.take_completions(9).await.expect("takes"), []);
+    for claim in &claims {
+        complete(&base.sql, claim).await.expect("completes");
+    }
+    assert!(complete(&base.sql, &claims[0]).await.is_err(), "completed before");
+    let (one, other) = tokio::join!(base.store.take_completions(2), base.store.take_completions(2));
+    let mut taken = [one.expect("takes"), other.expect("takes")].concat();
+    taken.extend(base.store.take_completions(9).await.expect("takes"));
+    assert_eq!(taken.len(), 3, "{taken:?}");
+    let event = base.store.job(claims[0].job).await.expect("reads").expect("is there");
+    for completion in &taken {
+        assert_eq!(completion.source.as_str(), event.source);
+        let TriedJob { attempt, steps, verdict, .. } = completion.job;
+        assert_eq!((attempt, steps, verdict), (1, 0, TriedVerdict::Succeeded));
+        assert!(completion.began <= completion.ended);
+    }
+    assert_eq!(base.store.take_completions(9).await.expect("takes"), []);
+
+    let base = Base::new("completions_of_calls", spec(3)).await;
+    let claim = claimed(&base).await;
+    complete(&base.sql, &claim).await.expect("completes");
+    assert_eq!(base.store.take_completions(9).await.expect("takes"), []);
+}
+
+async fn complete_in(open: &tokio_postgres::Transaction<'_>, claim: &Claim) {
+    open.execute("SELECT hapax.complete($1, $2)", &[&claim.job.0, &claim.fence.0])
+        .await
+        .expect("completes");
 }

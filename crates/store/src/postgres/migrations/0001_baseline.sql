@@ -536,6 +536,18 @@ CREATE TABLE hapax.secret_use (
     PRIMARY KEY (source, tenant, scheme, secret)
 );
 
+-- Pulled jobs that apps completed by SQL alone. No node learns of them otherwise: a node takes these rows and counts
+-- them. Rows are only added, so that transactions of apps never wait for each other.
+CREATE TABLE hapax.completion (
+    id          bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    source      text        NOT NULL,
+    received_at timestamptz NOT NULL,
+    attempt     integer     NOT NULL,
+    steps       integer     NOT NULL,
+    started_at  timestamptz NOT NULL,
+    ended_at    timestamptz NOT NULL
+);
+
 -- The figures of each endpoint by the hour, of each process that counted them. start: in seconds. delivered, failed:
 -- attempts. micros: the sum of their durations. tallies: their durations by bucket, as hapax.traffic.tallies.
 CREATE TABLE hapax.endpoint_hour (
