@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use hapax_core::store::Completion;
 use hapax_engine::{SearchIndexer, run_plans};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -10,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::ServerStore;
 use super::parts::Parts;
 use crate::config::{Role, Settings};
+use crate::endpoint_recorder;
 use crate::verifier_names;
 
 /// The running tasks, in the order in which their ends are awaited.
@@ -52,14 +54,24 @@ impl Background {
         let (watch, to, stopped) = (Arc::clone(&parts.watch), store(), stop());
         background.add("the alert monitor panicked", async move { watch.run(to, stopped).await });
         let (traffic, to, stopped) = (Arc::clone(&parts.traffic), store(), stop());
-        background
-            .add("the recorder of traffic panicked", async move { traffic.run(to, stopped).await });
+        let workers = Arc::clone(&parts.workers);
+        let completed = move |it: &Completion| {
+            workers.count_tried(&it.source, &it.job, it.began, it.ended);
+        };
+        background.add("the recorder of traffic panicked", async move {
+            traffic.run(to, completed, stopped).await
+        });
+        if sends {
+            let (sender, now) = (Arc::clone(&parts.sender), Arc::clone(&parts.now));
+            let endpoints = endpoint_recorder::run(store(), parts.node, sender, now, stop());
+            background.add("the recorder of endpoints panicked", endpoints);
+        }
         let (rejections, to, stopped) = (Arc::clone(&parts.rejections), store(), stop());
         background.add("the recorder of rejections panicked", async move {
             rejections.run(to, stopped).await
         });
         let ingress = Arc::clone(&parts.ingress);
-        let verifiers = verifier_names::run(store(), move || ingress.verifiers(), stop());
+        let verifiers = verifier_names::run(store(), move || ingress.secret_uses(), stop());
         background.add("the recorder of secrets' names panicked", verifiers);
         let (tenants, stopped) = (Arc::clone(&parts.tenants), stop());
         background.add("reading the secrets of tenants panicked", async move {

@@ -17,7 +17,6 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use hapax::Database;
-use hapax_core::store::SearchIndex;
 use hapax_engine::Readiness;
 use hapax_store::{PgStore, SqliteStore};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -66,9 +65,9 @@ async fn serve(config: Config, metrics: PrometheusHandle) -> anyhow::Result<()> 
 }
 
 /// The stores that a server runs on.
-trait ServerStore: Database + AdminStore + SearchIndex {}
+trait ServerStore: Database + AdminStore {}
 
-impl<S: Database + AdminStore + SearchIndex> ServerStore for S {}
+impl<S: Database + AdminStore> ServerStore for S {}
 
 /// Runs the server on its store, from the first listener to the last commit. Parts for other roles are built
 /// but not started: the admin side of one node answers for handlers that another node runs.
@@ -116,6 +115,7 @@ async fn serve_on<S: ServerStore>(
     readiness.opened();
     lines.print(&config);
 
+    let watch = Arc::clone(&parts.watch);
     Reloadable { config, parts }.run(&mut signals, &metrics).await;
 
     tracing::info!("shutting down: accepted requests are committed and answered first");
@@ -127,6 +127,7 @@ async fn serve_on<S: ServerStore>(
     background.ended().await?;
     unfinished.close();
     unfinished.wait().await;
+    watch.check_out(&*store).await;
     store.close().await;
     tracing::info!("stopped");
     Ok(())

@@ -28,6 +28,8 @@ use crate::traffic_recorder::TrafficRecorder;
 pub(super) struct Parts<S> {
     pub(super) store: Arc<S>,
     pub(super) now: Now,
+    /// Names this process, and only this one.
+    pub(super) node: Uuid,
     pub(super) ingress: Arc<Ingress<S>>,
     pub(super) workers: Arc<Workers<S>>,
     /// In the order of the configuration.
@@ -83,6 +85,7 @@ impl<S: ServerStore> Parts<S> {
         let traffic = Arc::new(traffic(node, &ingress, &workers, &now));
         let inputs = Inputs {
             node,
+            node_name: node_name(at.public),
             traffic: Arc::clone(&traffic),
             clock_offset_seconds: {
                 let ingress = Arc::clone(&ingress);
@@ -130,6 +133,7 @@ impl<S: ServerStore> Parts<S> {
             known_sources: Arc::new(ArcSwap::from_pointee(from_config::source_names(config))),
             store,
             now,
+            node,
             ingress,
             workers,
             sending,
@@ -153,6 +157,13 @@ impl<S: ServerStore> Parts<S> {
             known.load().contains(source).then(|| workers.jobs_for(source, event))
         })
     }
+}
+
+/// The host, and the port for senders: a process that starts again has the same name. The port is in the
+/// configuration of nodes without that role too.
+fn node_name(address: SocketAddr) -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{host}:{}", address.port())
 }
 
 /// The tenants' sources, which change the routes and the workers.
