@@ -5,6 +5,7 @@
 
 mod columns;
 mod copies;
+mod copy_pacing;
 mod dead_groups;
 mod file_permissions;
 mod key_hasher;
@@ -121,17 +122,19 @@ pub mod limits {
     /// writer's time.
     pub const COPIES_CHUNK: usize = 500;
 
-    /// If a commit holds at most this many new events, all waiting copies are answered after it: the
-    /// machine has room for both.
+    /// New events in one commit up to which no copy is paced: the machine has room for both.
     pub const FEW_EVENTS: usize = 4;
 
-    /// While many new events arrive, one copy is answered for this many of them. A retry storm then takes
-    /// at most a fifth of the machine.
-    pub const EVENTS_PER_COPY: usize = 4;
+    /// How long copies are paced after a commit of more than [`FEW_EVENTS`]: several commits on a disk that works.
+    pub const PACED_FOR: Duration = Duration::from_millis(10);
 
-    /// The longest time that a copy waits for commits of new events. It is longer than a commit on a
-    /// healthy disk, and too short for a sender to notice.
-    pub const COPY_WAIT_MAX: Duration = Duration::from_millis(10);
+    /// New events for each copy that is answered beside them, while many arrive. A copy costs about as much
+    /// as a new event, so a retry storm takes about a ninth of the machine from them.
+    pub const EVENTS_PER_COPY: usize = 8;
+
+    /// How long a copy waits at most for its turn. The bound is far below every sender's timeout. With a shorter
+    /// one, the copies of many connections that all waited for so long would take the machine after all.
+    pub const COPY_WAIT_MAX: Duration = Duration::from_millis(25);
 
     /// How long a copy may wait for its deferred write: less than a second, and no sooner than
     /// needed, because one write serves all copies of an event.

@@ -12,8 +12,8 @@ use tokio::runtime;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 
-use super::copy_pacing::CopyPacing;
 use super::{Shared, copy_lookup, ingest};
+use crate::copy_pacing::CopyPacing;
 use crate::limits::{ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, WAITING_MAX, WORTH_A_COMMIT};
 
 /// A writer whose commit takes longer is no longer counted: requests behind it get another writer.
@@ -24,7 +24,7 @@ const SLOW: Duration = Duration::from_millis(25);
 pub(super) struct GroupCommit {
     waiting: Mutex<CommitQueue>,
     writer_wanted: Notify,
-    /// Holds answers to copies while requests wait here.
+    /// Paces the answers to copies.
     pub(super) pacing: CopyPacing,
 }
 
@@ -89,7 +89,6 @@ impl GroupCommit {
             return;
         }
         line.queued += 1;
-        self.pacing.queued();
         line.requests.push_back(PendingIngest { ingest, answer });
         if line.is_worth_it() {
             self.writer_wanted.notify_one();
@@ -120,9 +119,7 @@ impl GroupCommit {
             batch.push(next);
         }
         line.at_work += 1;
-        let at_work =
-            ActiveWriter { queue: self, counts: true, requests: batch.len(), new_events: 0 };
-        Some((batch, at_work))
+        Some((batch, ActiveWriter { queue: self, counts: true }))
     }
 
     fn line(&self) -> std::sync::MutexGuard<'_, CommitQueue> {
@@ -134,9 +131,6 @@ impl GroupCommit {
 struct ActiveWriter<'a> {
     queue: &'a GroupCommit,
     counts: bool,
-    requests: usize,
-    /// The number of events that its commit accepted.
-    new_events: usize,
 }
 
 impl ActiveWriter<'_> {
@@ -156,7 +150,6 @@ impl ActiveWriter<'_> {
 impl Drop for ActiveWriter<'_> {
     fn drop(&mut self) {
         self.stop_counting();
-        self.queue.pacing.committed(self.requests, self.new_events);
     }
 }
 
@@ -222,18 +215,15 @@ async fn keep_writing(shared: Arc<Shared>) {
         };
         let (batch, mut at_work) = taken;
         tokio::pin! { let commit = commit(&shared, batch); }
-        at_work.new_events = match tokio::time::timeout(SLOW, &mut commit).await {
-            Ok(new_events) => new_events,
-            Err(_slow) => {
-                at_work.is_slow();
-                commit.await
-            }
-        };
+        if tokio::time::timeout(SLOW, &mut commit).await.is_err() {
+            at_work.is_slow();
+            commit.await;
+        }
     }
 }
 
-/// Commits a batch and answers each request; returns the number of new events.
-async fn commit(shared: &Shared, batch: Vec<PendingIngest>) -> usize {
+/// Commits a batch and answers each request.
+async fn commit(shared: &Shared, batch: Vec<PendingIngest>) {
     let began = Instant::now();
     let (ingests, answers): (Vec<_>, Vec<_>) =
         batch.into_iter().map(|waiting| (waiting.ingest, waiting.answer)).unzip();
@@ -249,5 +239,5 @@ async fn commit(shared: &Shared, batch: Vec<PendingIngest>) -> usize {
         new_events += all.filter(|verdict| matches!(verdict, Verdict::Accepted(_))).count();
         let _ = answer.send(verdicts);
     }
-    new_events
+    shared.group_commit.pacing.committed(new_events);
 }

@@ -3,7 +3,7 @@
 //! Every atomic act is one statement that commits itself: a paused node or a dropped future can hold no
 //! key and leave no transaction open. [`connect`] lends connections, [`migrate`] updates the tables,
 //! [`group_commit`] batches requests into commits, and [`ingest`] makes events durable. [`copy_lookup`]
-//! answers copies in a retry storm, and [`copy_pacing`] delays these answers so that they cannot starve
+//! answers copies in a retry storm, and [`crate::copy_pacing`] delays these answers so that they cannot starve
 //! new events. [`outbox`] publishes messages and claims their deliveries. [`epoch`] detects when cached
 //! answers are no longer valid, and [`reader`] serves queries of operators.
 
@@ -12,7 +12,6 @@ mod claim_hints;
 mod connect;
 mod copies;
 mod copy_lookup;
-mod copy_pacing;
 mod endpoint_history;
 mod epoch;
 mod event_plans;
@@ -341,8 +340,7 @@ impl Store for PgStore {
             return Ok(verdicts);
         }
         let (answer, verdicts) = oneshot::channel();
-        let is_storm = self.shared.lookup.is_storm();
-        let to_write = match is_storm {
+        let to_write = match self.shared.lookup.is_storm() {
             true => self.shared.lookup.ask(ingest, answer),
             false => Some((ingest, answer)),
         };
@@ -350,7 +348,7 @@ impl Store for PgStore {
             self.shared.group_commit.queue(ingest, answer);
         }
         let verdicts = group_commit::wait(verdicts).await?;
-        if is_storm && verdicts.iter().all(|verdict| matches!(verdict, Verdict::Duplicate(_))) {
+        if verdicts.iter().all(|verdict| matches!(verdict, Verdict::Duplicate(_))) {
             self.shared.group_commit.pacing.pass().await;
         }
         Ok(verdicts)

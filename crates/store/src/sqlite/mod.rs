@@ -47,7 +47,6 @@ mod writer;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hapax_core::handler::SqlProgram;
@@ -59,14 +58,15 @@ use hapax_core::store::{
 };
 use hapax_core::{EventKey, SourceName, Timestamp};
 use rusqlite::Connection;
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 
 pub use open::OpenError;
 pub use transact::{Db, DbError, Tx};
 
 use crate::copies::Copies;
+use crate::copy_pacing::CopyPacing;
 use crate::known_nodes::KnownNodes;
-use crate::limits::{COPY_WAIT_MAX, EVENTS_PER_COPY, FEW_EVENTS, READ_FLUSH_MAX};
+use crate::limits::READ_FLUSH_MAX;
 use crate::recent::RecentEvents;
 use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
@@ -123,7 +123,8 @@ struct Shared {
     keys: Arc<KnownKeys>,
     copies: Copies<i64>,
     health: WriteHealth,
-    new_events: NewEvents,
+    /// Paces the answers to copies.
+    pacing: CopyPacing,
     /// The nodes that checked in: those of this process, which owns the file.
     nodes: Mutex<KnownNodes>,
     /// Notified when jobs were written.
@@ -135,80 +136,6 @@ struct Shared {
 impl Shared {
     fn nodes(&self) -> MutexGuard<'_, KnownNodes> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Whether the writer commits new events at the moment. Copies are cheaper than new events, so a retry
-/// storm would leave new events almost no share of the machine. So a copy that arrives during such a
-/// commit is answered after it. While many new events arrive, each commit releases only a part of the
-/// waiting copies.
-#[derive(Debug)]
-struct NewEvents {
-    are_written: AtomicBool,
-    /// Copies that wait.
-    waiting: AtomicUsize,
-    /// A permit lets one copy pass.
-    turns: Semaphore,
-}
-
-impl Default for NewEvents {
-    fn default() -> Self {
-        Self {
-            are_written: AtomicBool::new(false),
-            waiting: AtomicUsize::new(0),
-            turns: Semaphore::new(0),
-        }
-    }
-}
-
-impl NewEvents {
-    /// Waits while a commit of new events is in progress, but not for long.
-    async fn go_first(&self) {
-        if !self.are_written.load(Ordering::SeqCst) {
-            return;
-        }
-        let waiting = CopyWaits::new(&self.waiting);
-        // Either this code sees that the commit has ended, or the end of the commit sees this waiting
-        // copy.
-        if !self.are_written.load(Ordering::SeqCst) {
-            return;
-        }
-        if let Ok(Ok(turn)) = tokio::time::timeout(COPY_WAIT_MAX, self.turns.acquire()).await {
-            turn.forget();
-        }
-        drop(waiting);
-    }
-
-    fn begin(&self) {
-        // Permits that no copy used must not accumulate.
-        self.turns.forget_permits(usize::MAX >> 3);
-        self.are_written.store(true, Ordering::SeqCst);
-    }
-
-    /// Records the end of a commit with this many new events; zero if the commit failed.
-    fn end(&self, events: usize) {
-        if !self.are_written.swap(false, Ordering::SeqCst) {
-            return;
-        }
-        let waiting = self.waiting.load(Ordering::SeqCst);
-        let turns = if events <= FEW_EVENTS { waiting } else { events / EVENTS_PER_COPY };
-        self.turns.add_permits(turns.min(waiting));
-    }
-}
-
-/// Counts a copy that waits.
-struct CopyWaits<'a>(&'a AtomicUsize);
-
-impl<'a> CopyWaits<'a> {
-    fn new(waiting: &'a AtomicUsize) -> Self {
-        waiting.fetch_add(1, Ordering::SeqCst);
-        Self(waiting)
-    }
-}
-
-impl Drop for CopyWaits<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -224,7 +151,7 @@ impl SqliteStore {
             keys: Arc::default(),
             copies: Copies::new(),
             health: WriteHealth::default(),
-            new_events: NewEvents::default(),
+            pacing: CopyPacing::default(),
             nodes: Mutex::default(),
             arrived: Notify::new(),
             deliveries: Notify::new(),
@@ -263,17 +190,20 @@ impl SqliteStore {
 impl Store for SqliteStore {
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         if let Some(verdicts) = self.all_recent(&ingest) {
-            self.shared.new_events.go_first().await;
+            self.shared.pacing.pass().await;
             return Ok(verdicts);
         }
         let (answer, verdicts) = oneshot::channel();
         if self.copy_answers.may_answer(&ingest) {
-            self.shared.new_events.go_first().await;
             self.copy_answers.ask(ingest, answer);
         } else {
             self.writer.ingest(ingest, answer);
         }
-        verdicts.await.unwrap_or(Err(StoreError::Closed))
+        let verdicts = verdicts.await.unwrap_or(Err(StoreError::Closed))?;
+        if verdicts.iter().all(|verdict| matches!(verdict, Verdict::Duplicate(_))) {
+            self.shared.pacing.pass().await;
+        }
+        Ok(verdicts)
     }
 
     fn writable(&self) -> Result<(), StoreError> {

@@ -1183,29 +1183,6 @@ async fn a_batch_stores_every_event_and_knows_those_that_it_has_not_inserted_yet
     store.close().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn beside_many_new_events_only_a_part_of_the_copies_passes_after_each_commit() {
-    // Copies are cheaper than new events: if all of them passed, a retry storm would take most of the
-    // machine from new events.
-    let new_events = super::NewEvents::default();
-    let mut copies: Vec<_> = (0..20).map(|_| Box::pin(new_events.go_first())).collect();
-    new_events.begin();
-    let mut pass = async || {
-        std::future::poll_fn(|context| {
-            copies.retain_mut(|copy| copy.as_mut().poll(context).is_pending());
-            Poll::Ready(copies.len())
-        })
-        .await
-    };
-    assert_eq!(pass().await, 20);
-    new_events.end(40);
-    assert_eq!(pass().await, 10, "40 events let 10 copies pass");
-    new_events.begin();
-    assert_eq!(pass().await, 10);
-    new_events.end(1);
-    assert_eq!(pass().await, 0, "beside few events all copies pass");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_index_of_values_that_failed_halfway_is_completed_and_goes_with_its_events() {
     // A mark that covered events whose rows are missing would hide them for ever. Rows that outlived their events

@@ -656,9 +656,6 @@ impl Writer {
         waiting: &Commands,
     ) -> rusqlite::Result<ControlFlow<()>> {
         let mut batch = Batch::default();
-        if matches!(first, Some(Command::Ingest(..))) {
-            self.shared.new_events.begin();
-        }
         let filled = self
             .run_deferred(&mut batch)
             .and_then(|()| self.fill(&mut batch, first, waiting))
@@ -673,16 +670,13 @@ impl Writer {
             Err(error) => {
                 batch.fail(&error);
                 self.refuse_deferred(&unavailable(&error));
-                self.shared.new_events.end(0);
                 return Err(error);
             }
         };
-        let events = batch.receipts;
         let committed = self.commit(batch);
         if let Err(error) = &committed {
             self.refuse_deferred(&unavailable(error));
         }
-        self.shared.new_events.end(events);
         match (committed, then) {
             (Ok(()), NextBatch::Nothing) => Ok(ControlFlow::Continue(())),
             (Ok(()), NextBatch::Slice(slice)) => {
@@ -904,12 +898,16 @@ impl Writer {
         if batch.work {
             self.shared.arrived.notify_waiters();
         }
+        let mut new_events = 0;
         for (answer, verdicts) in batch.answers {
+            let accepted = |verdict: &&Verdict| matches!(verdict, Verdict::Accepted(_));
+            new_events += verdicts.iter().filter(accepted).count();
             let _ = answer.send(Ok(verdicts));
         }
         for answerer in batch.answerers {
             answerer(Ok(()));
         }
+        self.shared.pacing.committed(new_events);
         Ok(())
     }
 
