@@ -115,6 +115,21 @@ impl Commands {
         Some(command)
     }
 
+    /// Looks for a command for a moment before [`Commands::receive_within`] lets the thread sleep.
+    fn receive_soon(&self, moment: Duration, at_most: Duration) -> Next {
+        let began = Instant::now();
+        while began.elapsed() < moment {
+            if self.waiting.load(Ordering::Relaxed) > 0
+                && let Some(command) = self.try_recv()
+            {
+                return Next::Command(command);
+            }
+            // Another thread that could run on this core goes first.
+            std::thread::yield_now();
+        }
+        self.receive_within(at_most)
+    }
+
     fn receive_within(&self, at_most: Duration) -> Next {
         match self.queue.recv_timeout(at_most) {
             Ok(command) => {
@@ -420,6 +435,7 @@ pub(super) struct Writer {
     /// The jobs that the running slice of an SQL handler has claimed.
     begun: Vec<(JobId, Fence)>,
     event_rate: EventRate,
+    lone_sender: LoneSender,
     /// Acts that let the events of the last batch go first. The next batch begins with them.
     deferred: Vec<BatchedAct>,
     /// Keys whose entries in memory are wrong once the open transaction is committed.
@@ -470,6 +486,30 @@ impl EventRate {
             }
         }
         self.is_busy
+    }
+}
+
+/// Whether one sender sends its next request as soon as it has an answer. Then the writer looks for that request
+/// for a moment before it sleeps, because to wake a sleeping core takes longer than to read a request.
+#[derive(Debug, Default)]
+struct LoneSender {
+    /// The last batch was one request.
+    was_alone: bool,
+    /// The last command came within [`NEXT_REQUEST_WITHIN`] of the end of a batch.
+    was_quick: bool,
+}
+
+/// How long the writer looks for the next request of a lone sender: as long as an answer and a request need to and
+/// from a sender nearby. A sender that is slower costs this time once.
+const NEXT_REQUEST_WITHIN: Duration = Duration::from_micros(100);
+
+impl LoneSender {
+    fn is_quick(&self) -> bool {
+        self.was_alone && self.was_quick
+    }
+
+    fn note(&mut self, next: &Next, waited: Duration) {
+        self.was_quick = matches!(next, Next::Command(_)) && waited < NEXT_REQUEST_WITHIN;
     }
 }
 
@@ -565,6 +605,7 @@ impl Writer {
             begun: Vec::new(),
             deferred: Vec::new(),
             event_rate: EventRate::default(),
+            lone_sender: LoneSender::default(),
             unlearned: Vec::new(),
             broom: PruneProgress::default(),
             clock_watch: ClockWatch::default(),
@@ -645,7 +686,13 @@ impl Writer {
         } else {
             self.copies_due.saturating_duration_since(Instant::now())
         };
-        waiting.receive_within(at_most)
+        let began = Instant::now();
+        let next = match self.lone_sender.is_quick() && !at_most.is_zero() {
+            true => waiting.receive_soon(NEXT_REQUEST_WITHIN, at_most),
+            false => waiting.receive_within(at_most),
+        };
+        self.lone_sender.note(&next, began.elapsed());
+        next
     }
 
     /// Takes the deferred acts, `first` and the commands waiting behind it into one transaction, commits it and
@@ -673,6 +720,7 @@ impl Writer {
                 return Err(error);
             }
         };
+        self.lone_sender.was_alone = batch.answers.len() + batch.answerers.len() == 1;
         let committed = self.commit(batch);
         if let Err(error) = &committed {
             self.refuse_deferred(&unavailable(error));
@@ -1232,4 +1280,27 @@ fn last_seq(conn: &Connection) -> rusqlite::Result<i64> {
     let newest: Option<i64> =
         conn.query_row("SELECT max(seq) FROM hapax_event", [], |row| row.get(0))?;
     Ok(newest.unwrap_or(0).max(meta(conn, "last_seq")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_writer_looks_for_a_request_only_behind_a_lone_sender_that_was_quick() {
+        // Otherwise the writer would use a core while nothing arrives, or take one from a busy server.
+        let quick = NEXT_REQUEST_WITHIN / 2;
+        let mut sender = LoneSender::default();
+        assert!(!sender.is_quick());
+        sender.was_alone = true;
+        sender.note(&Next::Command(Command::FlushCopies), quick);
+        assert!(sender.is_quick());
+        sender.note(&Next::Command(Command::FlushCopies), NEXT_REQUEST_WITHIN);
+        assert!(!sender.is_quick(), "the sender took too long");
+        sender.note(&Next::Housekeeping, quick);
+        assert!(!sender.is_quick(), "no request arrived");
+        sender.note(&Next::Command(Command::FlushCopies), quick);
+        sender.was_alone = false;
+        assert!(!sender.is_quick(), "the last batch had several requests");
+    }
 }
