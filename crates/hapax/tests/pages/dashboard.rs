@@ -367,8 +367,12 @@ impl Operator {
         browser.follow("Replay");
         browser.shows(&["fee runs now."]);
         self.reaches(id, "processed");
-        browser.open(&browser.path());
-        browser.shows(&["processed"]);
+        // A rendering is shared for a second, and without script the page does not update itself.
+        let path = browser.path();
+        until("the page shows it", || {
+            browser.open(&path);
+            browser.text().contains("processed").then_some(())
+        });
         let marks = browser.script("return document.querySelectorAll('[data-copy-ready]').length");
         assert_eq!(marks, 0, "the script ran");
         browser.allow_scripts(true);
