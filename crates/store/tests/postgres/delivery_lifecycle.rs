@@ -291,12 +291,15 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
                         | DeliveryAct::Expire
                         | DeliveryAct::Replay { .. } => phase == DeliveryPhase::Parked,
                     };
+                    // A case is rolled back: it leaves no old rows for the next ones to read.
+                    sql.batch_execute("BEGIN").await.expect("begins");
                     put(&sql, phase, progress, due, is_blocked).await;
                     let before = stored(&sql).await;
                     let state = DeliveryState { phase, progress, due };
                     let decided = step(&state, one, now, DICE);
                     let holds = act(&sql, one, now).await;
                     let found = stored(&sql).await;
+                    sql.batch_execute("ROLLBACK").await.expect("rolls back");
                     let case = format!("{one:?} in {state:?}: {decided:?}");
                     let is_kept =
                         decided.is_ok() || decided == Err(DeliveryUnchanged::AlreadyDelivered);
