@@ -116,23 +116,23 @@ pub const NODE_ALIVE_FOR: SignedDuration = SignedDuration::from_secs(30);
 /// How long a node is listed as missing.
 pub const NODE_MISSING_FOR: SignedDuration = SignedDuration::from_hours(1);
 
-/// The nodes that run or are missing, by name and start. A node that checked out is not missing, nor is one in whose
-/// place another node runs: under the same name.
+/// The nodes that run or are missing, by name and start. A node that checked out is not missing. Neither is one whose
+/// place another node has taken: it started under the same name after the last check-in of the first, even if it has
+/// stopped since.
 pub fn listed_nodes(seen: Vec<SeenNode>, now: Timestamp) -> Vec<NodeRecord> {
-    let is_alive =
-        |node: &SeenNode| !node.is_stopped && now.duration_since(node.seen_at) <= NODE_ALIVE_FOR;
-    let running: HashSet<String> =
-        seen.iter().filter(|node| is_alive(node)).map(|node| node.name.clone()).collect();
-    let is_missing = |node: &SeenNode| {
-        !node.is_stopped
-            && now.duration_since(node.seen_at) <= NODE_MISSING_FOR
-            && !running.contains(&node.name)
+    let starts: Vec<(Uuid, String, Timestamp)> =
+        seen.iter().map(|node| (node.node, node.name.clone(), node.started_at)).collect();
+    let is_replaced = |node: &SeenNode| {
+        starts.iter().any(|(other, name, started_at)| {
+            *other != node.node && *name == node.name && *started_at > node.seen_at
+        })
     };
+    let age = |node: &SeenNode| now.duration_since(node.seen_at);
     let mut listed: Vec<NodeRecord> = seen
         .into_iter()
-        .filter(|node| is_alive(node) || is_missing(node))
+        .filter(|node| !node.is_stopped && age(node) <= NODE_MISSING_FOR && !is_replaced(node))
         .map(|node| NodeRecord {
-            is_alive: is_alive(&node),
+            is_alive: age(&node) <= NODE_ALIVE_FOR,
             node: node.node,
             name: node.name,
             started_at: node.started_at,
