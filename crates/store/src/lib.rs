@@ -320,10 +320,6 @@ pub mod limits {
     /// Bodies that one slice of a plan reads: they are parsed before the slice is taken.
     pub const PLAN_BYTES: usize = 4 << 20;
 
-    /// With more lanes than this a plan on SQLite reads all events in their order: a query of each
-    /// lane for its dead letters would take longer.
-    pub const PLAN_LANES_MAX: usize = 1_000;
-
     /// The largest step back of the clock that is ignored: it delays waiting jobs by no more than
     /// that.
     pub const CLOCK_STEP_MIN: Duration = Duration::from_secs(1);

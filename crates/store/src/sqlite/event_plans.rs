@@ -10,11 +10,12 @@ use hapax_core::{SourceName, Tenant, Timestamp};
 use rusqlite::types::Value;
 use rusqlite::{Connection, Row, params_from_iter};
 
+use super::lists::LISTED;
 use super::plans::{PlanBounds, RunningPlan};
 use super::reader::{self, RANK};
 use super::row::{DEAD, REVIEW, event_id, micros};
 use super::writer::Writer;
-use crate::limits::{PLAN_BYTES, PLAN_LANES_MAX, PLAN_SCAN, PLAN_SEARCH};
+use crate::limits::{PLAN_BYTES, PLAN_SCAN, PLAN_SEARCH};
 
 /// The place of an event in a [`SliceSpan`].
 pub(super) fn place(seq: i64) -> u128 {
@@ -117,7 +118,7 @@ impl EventScan {
 }
 
 /// Events after a place that may be in the plan, at most `most`, oldest first. Dead letters and jobs in review
-/// are found by their indexes, lane by lane.
+/// are found by their index.
 fn candidates(
     conn: &Connection,
     status: Option<Status>,
@@ -141,8 +142,7 @@ fn candidates(
         | None => None,
     };
     let bound = (after, last, most as i64);
-    let has_few_lanes = has_few_lanes(conn)?;
-    let Some(state) = state.filter(|_| has_few_lanes) else {
+    let Some(state) = state else {
         return conn
             .prepare_cached(
                 "SELECT seq FROM hapax_body WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3",
@@ -160,28 +160,17 @@ fn candidates(
             found.push(seq?);
         }
     }
-    // The number of the state is written out, so that its partial index is used.
-    let mut of_lane = conn.prepare_cached(&format!(
-        "SELECT event_seq FROM hapax_job WHERE state = {state} AND lane = ?1
-           AND event_seq > ?2 AND event_seq <= ?3 ORDER BY event_seq LIMIT ?4"
+    let mut of_state = conn.prepare_cached(&format!(
+        "SELECT event_seq FROM hapax_job INDEXED BY hapax_job_listed WHERE {LISTED} AND state = {state}
+           AND event_seq > ?1 AND event_seq <= ?2 ORDER BY event_seq LIMIT ?3"
     ))?;
-    let mut lanes = conn.prepare_cached("SELECT lane FROM hapax_lane")?;
-    for lane in lanes.query_map([], |row| row.get::<_, i64>(0))? {
-        for seq in of_lane.query_map((lane?, after, last, most as i64), |row| row.get(0))? {
-            found.push(seq?);
-        }
+    for seq in of_state.query_map(bound, |row| row.get(0))? {
+        found.push(seq?);
     }
     found.sort_unstable();
     found.dedup();
     found.truncate(most);
     Ok(found)
-}
-
-fn has_few_lanes(conn: &Connection) -> rusqlite::Result<bool> {
-    let sql = "SELECT count(*) FROM (SELECT 1 FROM hapax_lane LIMIT ?1)";
-    let lanes: i64 =
-        conn.prepare_cached(sql)?.query_row([PLAN_LANES_MAX as i64 + 1], |row| row.get(0))?;
-    Ok(lanes <= PLAN_LANES_MAX as i64)
 }
 
 /// The condition for an event of the plan, beginning with AND, and its values.

@@ -25,8 +25,7 @@ use crate::page_search::{PageSearch, Parts, ReadBudget};
 
 /// The condition of the index over rare states, as the index has it: SQLite uses a partial index only for a
 /// query that repeats its condition.
-const LISTED: &str =
-    "state IN (3 /* stale */, 4 /* dead */, 5 /* held */, 7 /* review */, 8 /* discarded */)";
+pub(super) const LISTED: &str = "state > 2 /* stale, dead, held, parked, review or discarded */";
 
 /// Rows that are numbered in the order of their commits.
 #[derive(Clone, Copy)]
@@ -448,7 +447,7 @@ pub(super) fn candidates(conn: &Connection, filter: &EventFilter) -> rusqlite::R
 
 /// The jobs that failed and wait for their next attempt, with their index.
 const FAILED: &str = "hapax_job INDEXED BY hapax_job_failed
-     WHERE state IN (0 /* ready */, 6 /* parked */) AND steps > 0";
+     WHERE steps > 0 AND (state = 0 /* ready */ OR state = 6 /* parked */)";
 
 /// The events of such jobs.
 fn job_events(jobs: &str) -> String {
@@ -458,9 +457,8 @@ fn job_events(jobs: &str) -> String {
 /// The jobs in a state, with the index to read them by.
 fn indexed(state: i64) -> String {
     match state {
-        READY => "hapax_job INDEXED BY hapax_job_ready WHERE state = 0 /* ready */".to_owned(),
-        LEASED => "hapax_job INDEXED BY hapax_job_leased WHERE state = 1 /* leased */".to_owned(),
-        PARKED => "hapax_job INDEXED BY hapax_job_parked WHERE state = 6 /* parked */".to_owned(),
+        READY => "hapax_job INDEXED BY hapax_job_due WHERE state = 0 /* ready */".to_owned(),
+        LEASED => "hapax_job INDEXED BY hapax_job_due WHERE state = 1 /* leased */".to_owned(),
         listed => {
             format!("hapax_job INDEXED BY hapax_job_listed WHERE {LISTED} AND state = {listed}")
         }
@@ -488,10 +486,15 @@ pub(super) fn jobs(conn: &Connection, filter: &JobFilter) -> rusqlite::Result<Pa
     let state = filter.phase.map(state_of);
     let all = "hapax_job WHERE 1".to_owned();
     let from = match filter.phase {
-        Some(Phase::Dead | Phase::Held | Phase::Stale | Phase::Review | Phase::Discarded) => {
-            state.map_or(all, indexed)
-        }
-        Some(Phase::Ready | Phase::Leased | Phase::Parked) => match state {
+        Some(
+            Phase::Dead
+            | Phase::Held
+            | Phase::Stale
+            | Phase::Parked
+            | Phase::Review
+            | Phase::Discarded,
+        ) => state.map_or(all, indexed),
+        Some(Phase::Ready | Phase::Leased) => match state {
             Some(state) if count_few(&snapshot, &[state])? => indexed(state),
             _many => all,
         },

@@ -375,7 +375,7 @@ pub(super) fn ready_next(
     }
     let to_judge = conn
         .prepare_cached(
-            "SELECT 1 FROM hapax_job INDEXED BY hapax_job_overdue
+            "SELECT 1 FROM hapax_job INDEXED BY hapax_job_due
              WHERE lane = ?1 AND state = 5 /* held */ AND due_at <= ?3 AND resource = ?2",
         )?
         .exists((job.lane, &*place.resource, micros(now)))?;

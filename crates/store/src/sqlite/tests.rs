@@ -840,19 +840,27 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
             plan(&super::jobs::overdue_sql().replace("?1", "1").replace("?2", "5").replace("?3", "64")),
             plan("SELECT event_seq FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 5 ORDER BY position DESC, event_seq DESC LIMIT 1"),
             plan("SELECT event_seq FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 6 ORDER BY position, event_seq LIMIT 1"),
+            plan("SELECT 1 FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 1 AND exclusive = 1"),
+            plan(include_str!("sql/lease_jobs.sql")),
+            plan(include_str!("sql/jobs_done.sql")),
         ]);
     });
-    let [ready, leased, next, overdue, newest, parked] = answer.await.expect("an answer");
-    assert!(overdue[0].contains("USING INDEX hapax_job_overdue"), "{overdue:?}");
+    let [ready, leased, next, overdue, newest, parked, busy, lease, done] =
+        answer.await.expect("an answer");
+    for one in [&lease, &done] {
+        assert!(one[0].contains("PRIMARY KEY (event_seq=? AND lane=?)"), "{one:?}");
+    }
+    assert!(busy[0].contains("INDEX hapax_job_busy (lane=? AND resource=?)"), "{busy:?}");
+    assert!(overdue[0].contains("USING INDEX hapax_job_due (state=? AND lane=? AND due_at<?)"), "{overdue:?}");
     assert!(overdue.iter().all(|step| !step.contains("TEMP B-TREE")), "no sort: {overdue:?}");
-    assert!(overdue.iter().any(|step| step.contains("hapax_job_leased")), "{overdue:?}");
-    assert!(newest[0].contains("INDEX hapax_job_held"), "{newest:?}");
-    assert!(parked[0].contains("INDEX hapax_job_parked"), "{parked:?}");
+    assert!(overdue.iter().any(|step| step.contains("busy USING INDEX hapax_job_due")), "{overdue:?}");
+    assert!(newest[0].contains("INDEX hapax_job_waiting (state=? AND lane=? AND resource=?)"), "{newest:?}");
+    assert!(parked[0].contains("INDEX hapax_job_waiting (state=? AND lane=? AND resource=?)"), "{parked:?}");
     assert_eq!((newest.len(), parked.len()), (1, 1), "no sort: {newest:?} {parked:?}");
-    assert!(ready[0].contains("USING INDEX hapax_job_ready"), "{ready:?}");
+    assert!(ready[0].contains("USING INDEX hapax_job_due (state=? AND lane=? AND due_at<?)"), "{ready:?}");
     assert_eq!(ready.len(), 1, "no sort: {ready:?}");
-    assert!(leased[0].contains("USING INDEX hapax_job_leased"), "{leased:?}");
-    assert!(next[0].contains("INDEX hapax_job_ready"), "{next:?}");
+    assert!(leased[0].contains("USING INDEX hapax_job_due (state=? AND lane=? AND due_at<?)"), "{leased:?}");
+    assert!(next[0].contains("INDEX hapax_job_due (state=? AND lane=? AND due_at>?)"), "{next:?}");
     store.close().await;
 }
 
@@ -906,13 +914,12 @@ async fn lanes_and_lists_of_rare_states_are_read_from_indexes_alone() {
             ["hapax_job_listed", "hapax_job_failed", "_delivery_dead", "_delivery_failed"];
         assert!(indexes.iter().any(|index| plan.contains(index)), "{plan}");
     }
-    for (plan, index) in lanes.iter().zip(["ready", "leased", "", "parked", "review", "dead"]) {
-        // Held jobs are in two indexes; either will do.
-        assert!(plan[0].contains(&format!("INDEX hapax_job_{index}")), "{plan:?}");
-        assert!(plan[0].contains("(lane=?)"), "{plan:?}");
+    for plan in &lanes {
+        assert!(plan[0].contains("COVERING INDEX hapax_job_"), "{plan:?}");
+        assert!(plan[0].contains("(state=? AND lane=?)"), "{plan:?}");
     }
     let plan = unfinished.join("\n");
-    for index in ["job_ready", "job_leased", "job_parked", "job_listed", "event_review"] {
+    for index in ["job_due", "job_listed", "event_review"] {
         assert!(plan.contains(&format!("INDEX hapax_{index}")), "{index}\n{plan}");
     }
     for line in unfinished.iter().filter(|line| line.starts_with("SCAN hapax")) {

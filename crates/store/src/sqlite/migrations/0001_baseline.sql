@@ -185,22 +185,22 @@ CREATE TABLE hapax_job (
     forced     INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (event_seq, lane)
 ) WITHOUT ROWID;
-CREATE INDEX hapax_job_ready  ON hapax_job (lane, due_at) WHERE state = 0 /* ready */;
-CREATE INDEX hapax_job_leased ON hapax_job (lane, due_at) WHERE state = 1 /* leased */;
-CREATE INDEX hapax_job_dead   ON hapax_job (lane) WHERE state = 4 /* dead */;
-CREATE INDEX hapax_job_held      ON hapax_job (lane, resource, position) WHERE state = 5 /* held */;
-CREATE INDEX hapax_job_overdue   ON hapax_job (lane, due_at) WHERE state = 5 /* held */;
-CREATE INDEX hapax_job_parked    ON hapax_job (lane, resource, position) WHERE state = 6 /* parked */;
-CREATE INDEX hapax_job_review    ON hapax_job (lane) WHERE state = 7 /* review */;
-CREATE INDEX hapax_job_discarded ON hapax_job (lane) WHERE state = 8 /* discarded */;
--- For the lists of operators, from new to old. Both hold rare states only: a job that runs at once is never
--- in them.
+-- Every statement that changes a state opens each of these indexes, so there are few. A job that runs at once is only
+-- in the first one. SQLite uses a partial index for a query with one of its conditions. IN is not used here: SQLite
+-- builds a table of the values for each statement.
+-- Jobs by the time at which something is due.
+CREATE INDEX hapax_job_due ON hapax_job (state, lane, due_at)
+    WHERE state = 0 /* ready */ OR state = 1 /* leased */ OR state = 5 /* held */;
+-- Jobs that do not run now, by lane, and those that wait for others by resource.
+CREATE INDEX hapax_job_waiting ON hapax_job (state, lane, resource, position)
+    WHERE state = 4 /* dead */ OR state = 5 /* held */ OR state = 6 /* parked */ OR state = 7 /* review */;
+-- For the lists of operators, from new to old.
 CREATE INDEX hapax_job_listed ON hapax_job (state, event_seq)
-    WHERE state IN (3 /* stale */, 4 /* dead */, 5 /* held */, 7 /* review */, 8 /* discarded */);
+    WHERE state > 2 /* stale, dead, held, parked, review or discarded */;
 CREATE INDEX hapax_job_failed ON hapax_job (event_seq)
-    WHERE state IN (0 /* ready */, 6 /* parked */) AND steps > 0;
+    WHERE steps > 0 AND (state = 0 /* ready */ OR state = 6 /* parked */);
 -- One job at a time per resource, if the work is done outside the writer: this index decides the race.
-CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE state = 1 /* leased */ AND exclusive = 1;
+CREATE UNIQUE INDEX hapax_job_busy ON hapax_job (lane, resource) WHERE exclusive = 1 AND state = 1 /* leased */;
 
 -- Attempts that failed or were lost; the successful one is in the job itself, with its answer.
 CREATE TABLE hapax_attempt (
