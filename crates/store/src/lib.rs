@@ -148,6 +148,13 @@ pub mod limits {
     /// million, the last hour of a source that sends 70 events a second.
     pub const RECENT_BYTES_MAX: usize = 8 << 20;
 
+    /// Committed events whose jobs wait, held on SQLite so that their first claim reads nothing: more than arrive
+    /// between two slices of an SQL handler.
+    pub const FRESH_EVENTS_MAX: usize = 1_024;
+
+    /// Bytes of the bodies and headers of these events.
+    pub const FRESH_EVENTS_BYTES_MAX: usize = 2 << 20;
+
     /// How long a slice of handlers' SQL may begin new jobs: acks that arrive meanwhile wait for
     /// it. One job alone has its own timeout.
     pub const SQL_SLICE_MAX: Duration = Duration::from_millis(25);

@@ -14,6 +14,8 @@ use hapax_core::store::EventId;
 use rusqlite::{Connection, Statement, ToSql};
 use uuid::Uuid;
 
+use super::row::READY;
+
 /// Rows that one statement inserts. The last few rows of a batch take smaller statements.
 const ROWS_AT_ONCE: [usize; 3] = [16, 4, 1];
 
@@ -22,6 +24,8 @@ const ROWS_AT_ONCE: [usize; 3] = [16, 4, 1];
 pub(super) struct NewRows {
     events: Vec<EventRow>,
     jobs: Vec<NewJobRow>,
+    /// Events with jobs that wait, already inserted.
+    claimable: Vec<EventRow>,
 }
 
 /// An event: its narrow row and its wide one. Times are microseconds since 1970.
@@ -101,10 +105,20 @@ impl NewRows {
             columns.bind(&event.headers)?;
             columns.bind(&event.body[..])
         })?;
-        self.events.clear();
         insert_jobs(conn, &self.jobs)?;
+        // Both are in the order of the numbers.
+        let mut waiting = self.jobs.iter().filter(|job| job.state == READY).peekable();
+        self.claimable.extend(self.events.drain(..).filter(|event| {
+            while waiting.next_if(|job| job.seq < event.seq).is_some() {}
+            waiting.peek().is_some_and(|job| job.seq == event.seq)
+        }));
         self.jobs.clear();
         Ok(())
+    }
+
+    /// The events with jobs that wait, once the transaction is committed.
+    pub(super) fn into_claimable(self) -> Vec<EventRow> {
+        self.claimable
     }
 }
 

@@ -30,6 +30,8 @@ const FUNCTION_ARGUMENTS_MAX: i32 = 64;
 #[derive(Debug, Clone)]
 pub(super) struct Sandbox {
     inside: Arc<AtomicBool>,
+    /// Whether a statement that was compiled under the limits can publish a message.
+    publishes: Arc<AtomicBool>,
     deadline: Deadline,
     bytes_max: i32,
 }
@@ -40,18 +42,31 @@ impl Sandbox {
     pub(super) fn on(conn: &mut Connection, bytes_max: usize) -> rusqlite::Result<Self> {
         let sandbox = Self {
             inside: Arc::default(),
+            publishes: Arc::default(),
             deadline: Deadline::none(),
             bytes_max: i32::try_from(bytes_max).unwrap_or(i32::MAX),
         };
-        let inside = Arc::clone(&sandbox.inside);
+        let (inside, publishes) = (Arc::clone(&sandbox.inside), Arc::clone(&sandbox.publishes));
         conn.authorizer(Some(move |context: AuthContext<'_>| {
-            if inside.load(Ordering::Relaxed) { judge(&context) } else { Authorization::Allow }
+            if !inside.load(Ordering::Relaxed) {
+                return Authorization::Allow;
+            }
+            if context.accessor == Some(PUBLISH_TRIGGER) {
+                publishes.store(true, Ordering::Relaxed);
+            }
+            judge(&context)
         }))?;
         let deadline = sandbox.deadline.clone();
         conn.progress_handler(STEPS_PER_LOOK, Some(move || deadline.has_passed()))?;
         functions::replace_on(conn, &sandbox.deadline, bytes_max)?;
         conn.set_limit(Limit::SQLITE_LIMIT_FUNCTION_ARG, FUNCTION_ARGUMENTS_MAX)?;
         Ok(sandbox)
+    }
+
+    /// Whether a statement of a handler may have published a message. SQLite asks for permission when it compiles
+    /// a statement, with those of all triggers that the statement can fire, and before any of them runs.
+    pub(super) fn may_publish(&self) -> bool {
+        self.publishes.load(Ordering::Relaxed)
     }
 
     /// Enables the limits on `conn`, the connection that they were added to, for at most `timeout`.

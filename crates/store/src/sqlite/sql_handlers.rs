@@ -17,8 +17,8 @@ use hapax_core::lifecycle::Act;
 use hapax_core::order::OrderDecision;
 use hapax_core::store::{Claim, DAMAGED_BODY, Ran, SqlAsk, SqlRan, SqlRun, TriedJob, TriedVerdict};
 use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
-use rusqlite::types::Value;
-use rusqlite::{Connection, ErrorCode, OpenFlags, params_from_iter};
+use rusqlite::types::{ToSqlOutput, Value, ValueRef};
+use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags, params_from_iter};
 
 use super::jobs::{ClaimParameters, JobRow, Lanes, Reported, place_of};
 use super::order;
@@ -84,7 +84,7 @@ enum NotRun {
     Store(rusqlite::Error),
 }
 
-impl SqlRunner<'_> {
+impl<'a> SqlRunner<'a> {
     /// Claims and runs one slice. An error is the database's own: nothing of the slice is lost, and the
     /// writer gives its claims back once it can write again.
     pub(super) fn run(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
@@ -206,12 +206,13 @@ impl SqlRunner<'_> {
         let tx = Transaction::begin(self.conn)?;
         let mut ran = SqlRan::default();
         let mut alike = Vec::with_capacity(claims.len());
+        let mut compiled = Vec::new();
         for (begun, (job, claim)) in claims.iter().enumerate() {
             if begun > 0 && Instant::now() >= until {
                 self.give_back(&claims[begun..])?;
                 break;
             }
-            match self.work(job, claim, &Effects::of(ask)) {
+            match self.work(job, claim, &Effects::of(ask), &mut compiled) {
                 Ok(Worked::Ran(None)) if job.place.is_none() => {
                     alike.push(job);
                     count_done(&mut ran, claim);
@@ -245,7 +246,7 @@ impl SqlRunner<'_> {
         effects: &Effects<'_>,
     ) -> rusqlite::Result<Result<JobOutcome, String>> {
         let tx = Transaction::begin(self.conn)?;
-        let ran = match self.work(job, claim, effects) {
+        let ran = match self.work(job, claim, effects, &mut Vec::new()) {
             Ok(Worked::Ran(result)) => {
                 self.done(job, result.as_deref())?;
                 JobOutcome::Done
@@ -272,17 +273,20 @@ impl SqlRunner<'_> {
         job: &JobRow,
         claim: &Claim,
         effects: &Effects<'_>,
+        compiled: &mut Vec<CachedStatement<'a>>,
     ) -> Result<Worked, NotRun> {
         let now = (self.now)();
         if self.is_set_aside(job, now).map_err(NotRun::Store)? {
             return Ok(Worked::Guarded);
         }
-        let result = self.effects(claim, effects)?;
-        let of = For { tenant: &claim.event.key.tenant, event: Some(job.seq) };
-        self.outbox
-            .publish_staged(self.conn, of, now)
-            .map_err(NotRun::Store)?
-            .map_err(NotRun::Statement)?;
+        let result = self.effects(claim, effects, compiled)?;
+        if self.sandbox.may_publish() {
+            let of = For { tenant: &claim.event.key.tenant, event: Some(job.seq) };
+            self.outbox
+                .publish_staged(self.conn, of, now)
+                .map_err(NotRun::Store)?
+                .map_err(NotRun::Statement)?;
+        }
         failpoint!("worker.mid_handler", &claim.event.key.event_id);
         Ok(Worked::Ran(result))
     }
@@ -312,13 +316,21 @@ impl SqlRunner<'_> {
         Ok(true)
     }
 
-    fn effects(&mut self, claim: &Claim, effects: &Effects<'_>) -> Result<Option<String>, NotRun> {
+    /// Runs the statements of one job. `compiled` holds those of the jobs before it in the same transaction.
+    fn effects(
+        &mut self,
+        claim: &Claim,
+        effects: &Effects<'_>,
+        compiled: &mut Vec<CachedStatement<'a>>,
+    ) -> Result<Option<String>, NotRun> {
         let Effects { program, timeout, current } = *effects;
         let confined = self.sandbox.confine(self.conn, timeout).map_err(NotRun::Store)?;
         let mut result = None;
         for (nth, statement) in (1..).zip(&program.statements) {
             let place = || format!("statement {nth} (line {})", statement.line);
-            match execute(self.conn, statement, claim, current) {
+            let ran = compile(self.conn, statement, nth - 1, compiled)
+                .and_then(|compiled| execute(compiled, statement, claim, current));
+            match ran {
                 Ok(first) => result = first,
                 Err(error) => {
                     let slow = confined.timed_out();
@@ -397,18 +409,30 @@ pub(super) fn check(
     Ok(faults)
 }
 
+/// The statement at this place of its program, compiled if it is not yet.
+fn compile<'a, 'c>(
+    conn: &'c Connection,
+    statement: &SqlStatement,
+    place: usize,
+    compiled: &'a mut Vec<CachedStatement<'c>>,
+) -> rusqlite::Result<&'a mut CachedStatement<'c>> {
+    if compiled.len() == place {
+        // Statements are cached by their text, and authorized only when they are compiled. A handler's
+        // statement must never hit a cached text of ours, which was compiled without the limits.
+        compiled.push(conn.prepare_cached(&format!("/* handler */ {}", statement.text))?);
+    }
+    Ok(&mut compiled[place])
+}
+
 /// Runs one statement to its end; its first value, as text.
 fn execute(
-    conn: &Connection,
+    compiled: &mut CachedStatement<'_>,
     statement: &SqlStatement,
     claim: &Claim,
     current: Option<&str>,
 ) -> rusqlite::Result<Option<String>> {
-    // Statements are cached by their text, and authorized only when they are compiled. A handler's
-    // statement must never hit a cached text of ours, which was compiled without the limits.
-    let mut prepared = conn.prepare_cached(&format!("/* handler */ {}", statement.text))?;
     let values = statement.parameters.iter().map(|parameter| value(*parameter, claim, current));
-    let mut rows = prepared.query(params_from_iter(values))?;
+    let mut rows = compiled.query(params_from_iter(values))?;
     let mut first = None;
     while let Some(row) = rows.next()? {
         if first.is_none() {
@@ -424,26 +448,34 @@ fn execute(
     Ok(first)
 }
 
-fn value(parameter: SqlParameter, claim: &Claim, current: Option<&str>) -> Value {
+fn value<'a>(
+    parameter: SqlParameter,
+    claim: &'a Claim,
+    current: Option<&'a str>,
+) -> ToSqlOutput<'a> {
     let event = &claim.event;
-    let text = |text: &str| Value::Text(text.to_owned());
-    let optional = |it: Option<String>| it.map_or(Value::Null, Value::Text);
+    let text = |text: &'a str| ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes()));
+    let optional = |it: Option<&'a str>| it.map_or(ToSqlOutput::Owned(Value::Null), text);
+    let made = |text: String| ToSqlOutput::Owned(Value::Text(text));
     match parameter {
         SqlParameter::Tenant => text(event.key.tenant.as_str()),
         SqlParameter::Source => text(event.key.source.as_str()),
         SqlParameter::EventId => text(&event.key.event_id),
-        SqlParameter::EventType => optional(event.event_type.clone()),
-        SqlParameter::Id => text(&event.id.to_string()),
-        SqlParameter::IdempotencyKey => Value::Text(claim.idempotency_key.clone()),
+        SqlParameter::EventType => optional(event.event_type.as_deref()),
+        SqlParameter::Id => made(event.id.to_string()),
+        SqlParameter::IdempotencyKey => text(&claim.idempotency_key),
         SqlParameter::Body => match std::str::from_utf8(&event.body) {
             Ok(body) => text(body),
-            Err(_) => Value::Blob(event.body.to_vec()),
+            Err(_) => ToSqlOutput::Borrowed(ValueRef::Blob(&event.body)),
         },
-        SqlParameter::ReceivedAt => text(&event.received_at.to_string()),
-        SqlParameter::OccurredAt => optional(event.occurred_at.map(|at| at.to_string())),
-        SqlParameter::Resource => optional(event.resource.clone()),
-        SqlParameter::Attempt => Value::Integer(claim.attempt.into()),
-        SqlParameter::Current => current.map_or(Value::Null, text),
+        SqlParameter::ReceivedAt => made(event.received_at.to_string()),
+        SqlParameter::OccurredAt => match event.occurred_at {
+            Some(at) => made(at.to_string()),
+            None => ToSqlOutput::Owned(Value::Null),
+        },
+        SqlParameter::Resource => optional(event.resource.as_deref()),
+        SqlParameter::Attempt => ToSqlOutput::Owned(Value::Integer(claim.attempt.into())),
+        SqlParameter::Current => optional(current),
     }
 }
 

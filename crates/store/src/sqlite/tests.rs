@@ -13,9 +13,10 @@ use hapax_core::json::Pointer;
 use hapax_core::order::OrderPolicy;
 use hapax_core::search::SearchFields;
 use hapax_core::store::{
-    Action, ClaimAsk, DAMAGED_BODY, DeliveryFilter, EventAct, EventFilter, EventName, EventPlan,
-    Horizon, Inspect, Lookup, NewPlan, Outcome, PlanId, PlanRun, Plans, Ran, SearchIndex as _,
-    Settlement, SqlAsk, SqlRun, Status, Store, StoreError, StoreHints, Verdict, Work,
+    Action, ClaimAsk, ClaimedEvent, DAMAGED_BODY, DeliveryFilter, EventAct, EventFilter, EventName,
+    EventPlan, Horizon, Inspect, Lookup, NewPlan, Outcome, PlanId, PlanRun, Plans, Ran,
+    SearchIndex as _, Settlement, SqlAsk, SqlRun, Status, Store, StoreError, StoreHints, Verdict,
+    Work,
 };
 use rusqlite::Connection;
 
@@ -821,6 +822,11 @@ async fn pages_of_pruned_events_are_filled_again_though_their_keys_stay() {
     store.close().await;
 }
 
+/// A statement whose parameters are all 1.
+fn with_values(sql: &str) -> String {
+    (1..10).fold(sql.to_owned(), |sql, n| sql.replace(&format!("?{n}"), "1"))
+}
+
 #[tokio::test]
 async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
     // A scan or a sort would make every claim slower with each job that waits.
@@ -841,8 +847,8 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
             plan("SELECT event_seq FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 5 ORDER BY position DESC, event_seq DESC LIMIT 1"),
             plan("SELECT event_seq FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 6 ORDER BY position, event_seq LIMIT 1"),
             plan("SELECT 1 FROM hapax_job WHERE lane = 1 AND resource = 'a' AND state = 1 AND exclusive = 1"),
-            plan(include_str!("sql/lease_jobs.sql")),
-            plan(include_str!("sql/jobs_done.sql")),
+            plan(&with_values(include_str!("sql/lease_jobs.sql"))),
+            plan(&with_values(include_str!("sql/jobs_done.sql"))),
         ]);
     });
     let [ready, leased, next, overdue, newest, parked, busy, lease, done] =
@@ -851,15 +857,33 @@ async fn a_claim_is_found_by_an_index_whatever_the_backlog() {
         assert!(one[0].contains("PRIMARY KEY (event_seq=? AND lane=?)"), "{one:?}");
     }
     assert!(busy[0].contains("INDEX hapax_job_busy (lane=? AND resource=?)"), "{busy:?}");
-    assert!(overdue[0].contains("USING INDEX hapax_job_due (state=? AND lane=? AND due_at<?)"), "{overdue:?}");
+    assert!(
+        overdue[0].contains("USING INDEX hapax_job_due (state=? AND lane=? AND due_at<?)"),
+        "{overdue:?}"
+    );
     assert!(overdue.iter().all(|step| !step.contains("TEMP B-TREE")), "no sort: {overdue:?}");
-    assert!(overdue.iter().any(|step| step.contains("busy USING INDEX hapax_job_due")), "{overdue:?}");
-    assert!(newest[0].contains("INDEX hapax_job_waiting (state=? AND lane=? AND resource=?)"), "{newest:?}");
-    assert!(parked[0].contains("INDEX hapax_job_waiting (state=? AND lane=? AND resource=?)"), "{parked:?}");
+    assert!(
+        overdue.iter().any(|step| step.contains("busy USING INDEX hapax_job_due")),
+        "{overdue:?}"
+    );
+    assert!(
+        newest[0].contains("INDEX hapax_job_waiting (state=? AND lane=? AND resource=?)"),
+        "{newest:?}"
+    );
+    assert!(
+        parked[0].contains("INDEX hapax_job_waiting (state=? AND lane=? AND resource=?)"),
+        "{parked:?}"
+    );
     assert_eq!((newest.len(), parked.len()), (1, 1), "no sort: {newest:?} {parked:?}");
-    assert!(ready[0].contains("USING INDEX hapax_job_due (state=? AND lane=? AND due_at<?)"), "{ready:?}");
+    assert!(
+        ready[0].contains("USING INDEX hapax_job_due (state=? AND lane=? AND due_at<?)"),
+        "{ready:?}"
+    );
     assert_eq!(ready.len(), 1, "no sort: {ready:?}");
-    assert!(leased[0].contains("USING INDEX hapax_job_due (state=? AND lane=? AND due_at<?)"), "{leased:?}");
+    assert!(
+        leased[0].contains("USING INDEX hapax_job_due (state=? AND lane=? AND due_at<?)"),
+        "{leased:?}"
+    );
     assert!(next[0].contains("INDEX hapax_job_due (state=? AND lane=? AND due_at>?)"), "{next:?}");
     store.close().await;
 }
@@ -941,6 +965,10 @@ async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
         let event = Sender::plain().ingest_for(&body(id), noon(), noon(), &[job(name)]);
         store.ingest(event).await.expect("accepts");
     }
+    // A process that has just committed an event still has its body.
+    store.close().await;
+    let store = place.open();
+    store.announce(vec![spec("call"), spec("sql"), spec("later")]).await.expect("announces");
     let damage = |seqs: &'static str| {
         store.writer.tamper(move |conn| {
             let bit = format!(
@@ -975,6 +1003,68 @@ async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
     let seen = Connection::open(place.file()).expect("opens");
     let effects: i64 = seen.query_row("SELECT count(*) FROM mine", [], |row| row.get(0)).unwrap();
     assert_eq!(effects, 1);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_has_the_same_event_from_memory_and_from_the_file() {
+    // The first claim after a commit reads nothing. A field that it left out or mixed up would reach a handler.
+    let world = World::on_disk();
+    let store = &world.store;
+    store.announce(vec![spec("one"), spec("two")]).await.expect("announces");
+    for id in ["evt_1", "evt_2", "evt_3"] {
+        let jobs = [job("one"), job("two")];
+        let event = Sender::plain().ingest_for(&body(id), noon(), noon(), &jobs);
+        store.ingest(event).await.expect("accepts");
+    }
+    store.writer.tamper(|conn| {
+        let changed = conn.execute("UPDATE hapax_body SET headers = 'read'", []);
+        assert_eq!(changed.expect("changes"), 3);
+    });
+    let events = async |name: &str| -> Vec<ClaimedEvent> {
+        let ask = ClaimAsk { handler: handler(name), limit: 10, worker: "w".into() };
+        let claims = store.claim(ask).await.expect("claims");
+        claims.into_iter().map(|claim| claim.event).collect()
+    };
+    let (known, read) = (events("one").await, events("two").await);
+    assert_eq!((known.len(), read.len()), (3, 3));
+    for (known, read) in known.into_iter().zip(read) {
+        assert_eq!((&*known.headers, &*read.headers), ("content-type: application/json", "read"));
+        assert_eq!(ClaimedEvent { headers: known.headers.clone(), ..read }, known);
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_a_trigger_of_the_user_publishes_is_published_with_done() {
+    // The statement itself does not name hapax_publish. The second slice does not compile it again.
+    let world = World::on_disk();
+    let place = world.place.as_ref().expect("on a disk");
+    let made = Connection::open(place.file()).expect("opens");
+    made.execute_batch(
+        "CREATE TABLE mine (event_id TEXT);
+         CREATE TRIGGER mine_added AFTER INSERT ON mine BEGIN
+             INSERT INTO hapax_publish (type, data, id) VALUES ('added', '{}', NEW.event_id);
+         END",
+    )
+    .expect("the user's table");
+    let store = &world.store;
+    store.announce(vec![spec("fee")]).await.expect("announces");
+    let statement = "INSERT INTO mine VALUES (:event_id)";
+    let program = Arc::new(SqlProgram::parse(statement, Dialect::Sqlite).expect("parses"));
+    for (ids, messages) in [(["evt_1", "evt_2"], 2), (["evt_3", "evt_4"], 4)] {
+        for id in ids {
+            let event = Sender::plain().ingest_for(&body(id), noon(), noon(), &[job("fee")]);
+            store.ingest(event).await.expect("accepts");
+        }
+        let claim = ClaimAsk { handler: handler("fee"), limit: 10, worker: "w".into() };
+        let (program, timeout) = (Arc::clone(&program), crate::harness::FOREVER);
+        let ran = store.run_sql(SqlAsk { claim, program, timeout }).await.expect("runs");
+        assert_eq!((ran.done, ran.failed), (2, 0), "{ran:?}");
+        let sql = "SELECT count(*) FROM hapax_message WHERE event_seq IS NOT NULL";
+        let found: i64 = made.query_row(sql, [], |row| row.get(0)).expect("reads");
+        assert_eq!(found, messages);
+    }
     store.close().await;
 }
 

@@ -919,6 +919,7 @@ impl Writer {
             return Err(error);
         }
         self.index.committed();
+        batch.rows.into_claimable().into_iter().for_each(|event| self.lanes.fresh.add(event));
         for (hash, recent) in &batch.recent {
             self.shared.recent.put(*hash, recent);
         }

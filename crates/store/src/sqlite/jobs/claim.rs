@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use super::change::Reported;
 use super::row::{COLUMNS, JobRow, job_id};
 use super::{Lanes, next_in};
+use crate::sqlite::fresh_events::EventContent;
 use crate::sqlite::order;
 use crate::sqlite::row::{HELD, LEASED, event_id, micros, timestamp};
 
@@ -170,8 +171,13 @@ impl Lanes {
         job: &JobRow,
         now: Timestamp,
     ) -> rusqlite::Result<Option<Claim>> {
-        let (claim, body_hash) = self.describe(conn, job)?;
-        if KeyHash::of_body(&claim.event.body) == body_hash {
+        if let Some(event) = self.fresh.take(job.seq) {
+            return Ok(Some(self.claim_of(job, event)));
+        }
+        let (event, body_hash) = read_event(conn, job.seq)?;
+        let is_sound = KeyHash::of_body(&event.body) == body_hash;
+        let claim = self.claim_of(job, event);
+        if is_sound {
             return Ok(Some(claim));
         }
         let id = claim.event.id;
@@ -181,48 +187,53 @@ impl Lanes {
         Ok(None)
     }
 
-    /// The claim as its holder gets it, and the hash that its body must have.
-    fn describe(&self, conn: &Connection, job: &JobRow) -> rusqlite::Result<(Claim, KeyHash)> {
+    /// The claim as its holder gets it.
+    fn claim_of(&self, job: &JobRow, event: EventContent) -> Claim {
         let lane = self.by_lane.get(&job.lane).expect("a job's lane is known");
-        let (id, body_hash, event) = conn
-            .prepare_cached(
-                "SELECT e.id, e.event_id, b.event_type, b.occurred_at, e.received_at, b.headers, b.body,
-                        e.body_hash
-                 FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq WHERE e.seq = ?1",
-            )?
-            .query_row([job.seq], |row| {
-                let id: [u8; 16] = row.get(0)?;
-                let body: Vec<u8> = row.get(6)?;
-                Ok((
-                    id,
-                    KeyHash(row.get(7)?),
-                    ClaimedEvent {
-                        id: event_id(id),
-                        key: EventKey {
-                            tenant: lane.tenant.clone(),
-                            source: lane.handler.source.clone(),
-                            event_id: row.get_ref(1)?.as_str()?.into(),
-                        },
-                        event_type: row.get(2)?,
-                        occurred_at: row.get::<_, Option<i64>>(3)?.map(timestamp),
-                        received_at: timestamp(row.get(4)?),
-                        resource: job.place.as_ref().map(|place| place.resource.to_string()),
-                        headers: row.get(5)?,
-                        body: Bytes::from(body),
-                    },
-                ))
-            })?;
-        let claim = Claim {
-            job: job_id(&id, job.seq, job.lane),
+        let id = event.id;
+        Claim {
+            job: job_id(id.0.as_bytes(), job.seq, job.lane),
             fence: Fence(job.fence),
             attempt: job.progress.attempt,
             steps: job.progress.steps,
             run: job.run,
-            idempotency_key: idempotency_key(event.id, &lane.handler.handler, job.run),
+            idempotency_key: idempotency_key(id, &lane.handler.handler, job.run),
             leased_until: timestamp(job.due_at),
             alone: job.progress.alone(self.workplace_of(job.lane)),
-            event,
-        };
-        Ok((claim, body_hash))
+            event: ClaimedEvent {
+                id,
+                key: EventKey {
+                    tenant: lane.tenant.clone(),
+                    source: lane.handler.source.clone(),
+                    event_id: event.event_id,
+                },
+                event_type: event.event_type.map(String::from),
+                occurred_at: event.occurred_at.map(timestamp),
+                received_at: timestamp(event.received_at),
+                resource: job.place.as_ref().map(|place| place.resource.to_string()),
+                headers: event.headers.to_string(),
+                body: event.body,
+            },
+        }
     }
+}
+
+/// The content of an event, and the hash that its body must have.
+fn read_event(conn: &Connection, seq: i64) -> rusqlite::Result<(EventContent, KeyHash)> {
+    conn.prepare_cached(
+        "SELECT e.id, e.event_id, b.event_type, b.occurred_at, e.received_at, b.headers, b.body, e.body_hash
+         FROM hapax_event e JOIN hapax_body b ON b.seq = e.seq WHERE e.seq = ?1",
+    )?
+    .query_row([seq], |row| {
+        let event = EventContent {
+            id: event_id(row.get(0)?),
+            event_id: row.get_ref(1)?.as_str()?.into(),
+            event_type: row.get(2)?,
+            occurred_at: row.get(3)?,
+            received_at: row.get(4)?,
+            headers: row.get(5)?,
+            body: Bytes::from(row.get::<_, Vec<u8>>(6)?),
+        };
+        Ok((event, KeyHash(row.get(7)?)))
+    })
 }

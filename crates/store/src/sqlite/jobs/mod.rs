@@ -27,6 +27,7 @@ use row::AT_REST;
 pub(super) use row::overdue_sql;
 pub(super) use row::{JobRow, answer_of, job_id, place_of};
 
+use super::fresh_events::FreshEvents;
 use super::new_rows::{self, NewJobRow};
 use super::order;
 use super::row::{DEAD, Dice, LANE_BITS, READY, micros, timestamp};
@@ -52,6 +53,8 @@ pub(super) struct Lanes {
     /// Where the next claim of a handler starts its round over the tenants.
     turns: HashMap<HandlerRef, usize>,
     freed: bool,
+    /// Events whose first claim need not read them.
+    pub(super) fresh: FreshEvents,
     /// Whether a job was readied and waiting workers have not been notified yet.
     woken: bool,
     /// For the jitter of waits.
