@@ -10,9 +10,9 @@ mod seed;
 mod shared;
 
 use std::cell::RefCell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -20,7 +20,7 @@ use clap::Parser;
 use crate::pages::{Page, Pages};
 use crate::shared::events::Events;
 use crate::shared::figures::Figure;
-use crate::shared::open::{self, Plan};
+use crate::shared::open::{self, Paced, Plan};
 use crate::shared::report::{Report, Table, column};
 use crate::shared::server::{Server, Setup};
 use crate::shared::{Place, WARM_UP, floor, on_one_thread};
@@ -55,6 +55,9 @@ struct Options {
     /// Open tabs
     #[arg(long, default_value_t = 50)]
     tabs: usize,
+    /// Keep the filled database in this directory, and measure a copy of it
+    #[arg(long)]
+    keep: Option<PathBuf>,
     #[command(flatten)]
     place: Place,
 }
@@ -72,7 +75,7 @@ fn main() -> anyhow::Result<()> {
 async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> {
     options.place.output.say(&format!("filling a database with {} events", options.events));
     let setup = Setup { tables: seed::tables(options.sources), ..Setup::default() };
-    let seeded = seed::fill(options, directory, &setup)?;
+    let seeded = seed::prepare(options, directory, &setup)?;
     let server = Server::hapax(&options.place.hapax, directory, &setup)?;
     let admin = server.admin()?;
     let events = Rc::new(RefCell::new(Events::new(0)));
@@ -83,46 +86,53 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     };
 
     let mut pages = Pages::new(admin, seeded.pages());
-    let mut ratios = Vec::new();
+    let (mut ratios, mut shares) = (Vec::new(), Vec::new());
     let mut acks = Table::new(
         format!("acks at {} events/s", options.rate),
-        [column("p50 us", 0), column("p99 us", 0), column("sent late p99 us", 0)],
+        [
+            column("p50 us", 0),
+            column("p99 us", 0),
+            column("sent late p99 us", 0),
+            column("% of a core", 1),
+        ],
     );
     for round in 1..=options.rounds {
-        options.place.output.say(&format!("round {round}: acks without and with a reader"));
-        let alone = open::run(&server, &events, plan).await?;
+        options.place.output.say(&format!("round {round}: without a reader"));
+        let alone = slice(&server, &events, plan).await?;
+        options.place.output.say(&format!("round {round}: with a reader"));
         let reading = pages.read_in_background();
-        let beside = open::run(&server, &events, plan).await?;
+        let beside = slice(&server, &events, plan).await?;
         pages = reading.stop().await.context("reading the pages")?;
-        ratios.push(beside.measured.latency_us(0.99) / alone.measured.latency_us(0.99));
-        for (name, paced) in [("without a reader", &alone), ("with a reader", &beside)] {
+        options.place.output.say(&format!("round {round}: with {} open tabs", options.tabs));
+        let tabs = pages::open_tabs(admin, options.tabs);
+        let with_tabs = slice(&server, &events, plan).await?;
+        tabs.stop().await.context("refreshing the tabs")?;
+        ratios.push(beside.p99_us() / alone.p99_us());
+        shares.push(with_tabs.core_share - alone.core_share);
+        let slices =
+            [("without a reader", alone), ("with a reader", beside), ("with open tabs", with_tabs)];
+        for (name, Slice { paced, core_share }) in slices {
             let numbers = [
                 paced.measured.latency_us(0.5),
                 paced.measured.latency_us(0.99),
                 f64::from(paced.sent_late_us_p99()),
+                100.0 * core_share,
             ];
             acks.row(format!("{name}, round {round}"), numbers.map(Some));
         }
     }
-
-    options.place.output.say(&format!("{} open tabs", options.tabs));
-    let idle = cpu_share(&server, plan.time).await?;
-    let tabs = pages::open_tabs(admin, options.tabs);
-    let with_tabs = cpu_share(&server, plan.time).await?;
-    tabs.stop().await.context("refreshing the tabs")?;
     let first_page = pages::first_page_bytes(admin).await?;
 
-    ratios.sort_by(f64::total_cmp);
     let mut report = Report::default();
     report.table(acks);
     report.table(pages.table());
     let slowest = pages.slowest_p99_ms();
     report.figures([
         Figure::lower("slowest page or list, p99 in ms", slowest, 100.0, 50.0),
-        Figure::lower("acks' p99 with a reader / without", ratios[ratios.len() / 2], 1.3, 1.1),
+        Figure::lower("acks' p99 with a reader / without", median(ratios), 1.3, 1.1),
         Figure::lower(
             format!("{} open tabs, share of a core in %", options.tabs),
-            100.0 * (with_tabs - idle).max(0.0),
+            100.0 * median(shares).max(0.0),
             3.0,
             1.0,
         ),
@@ -131,11 +141,29 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     Ok(report)
 }
 
-/// The share of a core that the server uses for a while.
-async fn cpu_share(server: &Server, time: Duration) -> anyhow::Result<f64> {
-    let before = server.usage()?.cpu_seconds;
-    tokio::time::sleep(time).await;
-    Ok((server.usage()?.cpu_seconds - before) / time.as_secs_f64())
+/// The acks of a while, and the share of a core that the server used.
+struct Slice {
+    paced: Paced,
+    core_share: f64,
+}
+
+impl Slice {
+    fn p99_us(&self) -> f64 {
+        self.paced.measured.latency_us(0.99)
+    }
+}
+
+/// Sends new events for a while.
+async fn slice(server: &Server, events: &Rc<RefCell<Events>>, plan: Plan) -> anyhow::Result<Slice> {
+    let (began, before) = (Instant::now(), server.usage()?.cpu_seconds);
+    let paced = open::run(server, events, plan).await?;
+    let core_share = (server.usage()?.cpu_seconds - before) / began.elapsed().as_secs_f64();
+    Ok(Slice { paced, core_share })
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// The events that the database is filled with.

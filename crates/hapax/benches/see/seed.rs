@@ -1,12 +1,15 @@
 //! Fills the database of a server that was started once, and is not running.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::Context as _;
 use hapax_core::SourceName;
 use hapax_core::json::Pointer;
+use hapax_core::log_buckets::bucket_of;
 use hapax_core::search::SearchFields;
-use rusqlite::Connection;
+use hapax_core::store::{Gauges, MERGES, MINUTE_SECONDS, Tallies, TallyKind, TrafficCounts};
+use rusqlite::{Connection, Transaction, params_from_iter};
 use uuid::Uuid;
 
 use crate::shared::server::{Server, Setup};
@@ -59,8 +62,52 @@ fn fields(sources: u64) -> anyhow::Result<SearchFields> {
     Ok(SearchFields::new(all.map(|name| (SourceName::new(name), vec![pointer.clone()]))))
 }
 
+/// Fills the database of `directory`, or copies one that an earlier run has kept.
+pub(crate) fn prepare(
+    options: &Options,
+    directory: &Path,
+    setup: &Setup,
+) -> anyhow::Result<Seeded> {
+    let Some(kept) = &options.keep else {
+        fill(options, directory, setup)?;
+        return Seeded::read(options, directory);
+    };
+    let Options { events, waiting, dead, sources, .. } = options;
+    let filled = kept.join(format!("see-{events}-{waiting}-{dead}-{sources}"));
+    if !filled.exists() {
+        let unfinished = filled.with_extension("unfinished");
+        if unfinished.exists() {
+            fs::remove_dir_all(&unfinished).context("removing a database that is half filled")?;
+        }
+        fill(options, &unfinished, setup)?;
+        fs::rename(&unfinished, &filled).context("keeping the database")?;
+    }
+    let (from, to) = (filled.join("data"), directory.join("data"));
+    fs::create_dir_all(&to).context("making the data directory")?;
+    for file in fs::read_dir(&from).context("listing the kept files")? {
+        let file = file?.path();
+        let copy = to.join(file.file_name().unwrap_or_default());
+        fs::copy(&file, &copy).with_context(|| format!("copying {}", file.display()))?;
+        // The disk must not be busy with the copy while it is measured.
+        fs::File::open(&copy)?.sync_all().context("syncing the copy")?;
+    }
+    Seeded::read(options, directory)
+}
+
+impl Seeded {
+    /// The event in the middle, by our id: the keys of these events are not in the key index.
+    fn read(options: &Options, directory: &Path) -> anyhow::Result<Self> {
+        let conn = Connection::open(directory.join("data").join("hapax.db")).context("opening")?;
+        let sql = "SELECT id, received_at FROM hapax_event WHERE seq = ?1";
+        let (id, middle) = conn.query_row(sql, [i64::try_from(options.events / 2)?], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })?;
+        Ok(Self { event: Uuid::from_bytes(id).to_string(), middle })
+    }
+}
+
 /// Starts the server once, which makes the tables, and fills them.
-pub(crate) fn fill(options: &Options, directory: &Path, setup: &Setup) -> anyhow::Result<Seeded> {
+fn fill(options: &Options, directory: &Path, setup: &Setup) -> anyhow::Result<()> {
     drop(Server::hapax(&options.place.hapax, directory, setup)?);
     let mut conn = Connection::open(directory.join("data").join("hapax.db")).context("opening")?;
     conn.execute_batch("PRAGMA synchronous = OFF")?;
@@ -152,11 +199,58 @@ pub(crate) fn fill(options: &Options, directory: &Path, setup: &Setup) -> anyhow
         "INSERT INTO hapax_search_mark (fields, through) VALUES (?1, ?2)",
         (&fields.fingerprint().0[..], i64::try_from(options.events)?),
     )?;
+    fill_figures(&tx, options, now / 1_000_000)?;
     tx.commit()?;
-    // By our id: the keys of these events are not in the key index.
-    let middle = options.events / 2;
-    let id = id_of(first + step * i64::try_from(middle)?, middle);
-    Ok(Seeded { event: Uuid::from_bytes(id).to_string(), middle: first + SPAN_MICROS / 2 })
+    Ok(())
+}
+
+/// The figures of each source over the same time: by the minute for two days, by the hour before.
+fn fill_figures(tx: &Transaction<'_>, options: &Options, now: i64) -> anyhow::Result<()> {
+    let [(_, hour, minutes_kept), _] = MERGES;
+    let spans = [(hour, SPAN_MICROS / 1_000_000, minutes_kept), (MINUTE_SECONDS, minutes_kept, 0)];
+    let columns = [&TrafficCounts::COLUMNS[..], &Gauges::COLUMNS[..]].concat();
+    let mut row = tx.prepare(&format!(
+        "INSERT INTO hapax_traffic (width, start, source, node, tallies, {}) VALUES ({})",
+        columns.join(", "),
+        vec!["?"; 5 + columns.len()].join(", ")
+    ))?;
+    for (width, oldest, newest) in spans {
+        let new = u64::try_from(width)?;
+        let mut tallies = Tallies::default();
+        for (kind, millis) in
+            [(TallyKind::Ack, 2), (TallyKind::Wait, 30), (TallyKind::Processing, 40)]
+        {
+            for part in 1..=20 {
+                let took = std::time::Duration::from_millis(millis * part);
+                tallies.count(kind, bucket_of(took), 1 + new / 20);
+            }
+        }
+        let mut start = now - oldest + (oldest - now).rem_euclid(width);
+        while start + width <= now - newest {
+            let counts = TrafficCounts {
+                new,
+                copies: new / 50,
+                succeeded: new,
+                ack_micros: new * 20_000,
+                ..TrafficCounts::default()
+            };
+            let gauges = Gauges { last_arrival: start.unsigned_abs(), ..Gauges::default() };
+            let numbers = counts.numbers().into_iter().chain(gauges.numbers());
+            for source in names(options.sources) {
+                let mut values: Vec<rusqlite::types::Value> = vec![
+                    width.into(),
+                    start.into(),
+                    source.into(),
+                    vec![0; 16].into(),
+                    tallies.bytes().into(),
+                ];
+                values.extend(numbers.clone().map(Into::into));
+                row.execute(params_from_iter(values))?;
+            }
+            start += width;
+        }
+    }
+    Ok(())
 }
 
 /// The outcome of an event.
