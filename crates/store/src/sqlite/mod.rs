@@ -2,7 +2,7 @@
 //!
 //! Read [`writer`] first: it owns the connection and decides every race. [`key_index`] finds keys,
 //! [`open`] opens and locks the file. [`crate::recent`] answers copies from memory, [`copy_answers`]
-//! those of all other committed events, and [`reader`] serves queries of operators.
+//! those of all other committed events, and [`reader_threads`] runs queries of operators.
 
 mod admin_records;
 mod checkpoint;
@@ -29,6 +29,7 @@ mod plans;
 mod portal_links;
 mod prune;
 mod reader;
+mod reader_threads;
 mod rejections;
 mod row;
 mod sandbox;
@@ -72,7 +73,7 @@ use crate::recent::RecentEvents;
 use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
 use key_index::{KeyLocation, KnownKeys};
-use reader::Readers;
+use reader_threads::Readers;
 use writer::{WriteHealth, Writer, WriterHandle};
 
 /// The source of time for leases and due times.
@@ -161,7 +162,7 @@ impl SqliteStore {
         let clock = ReadClock(Arc::clone(&options.clock));
         let writer = WriterHandle::start(Arc::clone(&place), Arc::clone(&shared), options.clock)?;
         let copy_answers = CopyAnswers::start(&place, &shared, writer.sender())?;
-        let readers = Readers::open(place)?;
+        let readers = Readers::open(&place)?;
         Ok(Self { writer, copy_answers, readers, shared, path, clock })
     }
 
@@ -184,6 +185,7 @@ impl SqliteStore {
     /// Writes pending copies, closes the file and releases its lock. Later calls answer `Closed`.
     pub async fn close(&self) {
         self.copy_answers.close();
+        self.readers.close();
         self.writer.close().await;
     }
 }

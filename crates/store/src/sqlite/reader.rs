@@ -1,137 +1,25 @@
-//! Queries of operators: read-only connections apart from the writer, each query bounded in time.
-
-use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+//! Queries of operators, which [`super::reader_threads`] runs: single events and jobs, and the rows of lists.
 
 use bytes::Bytes;
 use hapax_core::job::{Fence, HandlerName, JobId, Phase, Progress, idempotency_key};
 use hapax_core::limits::{REQUEST_TIME_MAX, TRACED_EVENTS_MAX};
 use hapax_core::store::{
-    ActionNote, ArrivalNote, AttemptNote, Cause, Decision, EventDetail, EventFilter, EventId,
-    EventName, EventSummary, JobDetail, Lookup, Status, StoreError,
+    ActionNote, ArrivalNote, AttemptNote, Decision, EventDetail, EventFilter, EventId, EventName,
+    EventSummary, JobDetail, Lookup, Status,
 };
 use hapax_core::{SourceName, Tenant};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use super::jobs::{answer_of, job_id, place_of};
 use super::lists::Numbered;
-use super::open::{DatabaseLocation, OpenError};
 use super::outbox;
 use super::row::{EventState, LANE_BITS, event_id, micros, phase_of, ranked, timestamp};
 use super::search_index;
 use super::verifiers;
-use crate::limits::{READ_MAX, TRACE_ROWS_AFTER, TRACE_ROWS_BEFORE};
+use crate::limits::{TRACE_ROWS_AFTER, TRACE_ROWS_BEFORE};
 use crate::page_search::began_at;
-
-/// Connections for short queries that are open at the same time; more queries wait.
-const READERS: usize = 2;
-
-/// Connections for lists that may search through many rows. Searches take turns, so that no number of them
-/// keeps the short queries waiting.
-const SEARCHERS: usize = 1;
-
-/// How many steps of SQLite's virtual machine run between two checks of the clock.
-const STEPS_PER_LOOK: i32 = 10_000;
-
-#[derive(Debug)]
-pub(super) struct Readers {
-    short: ReaderPool,
-    searching: ReaderPool,
-}
-
-/// Connections that queries take in turn.
-#[derive(Debug)]
-struct ReaderPool {
-    idle: Arc<Mutex<Vec<Connection>>>,
-    free: Arc<Semaphore>,
-}
-
-impl Readers {
-    pub(super) fn open(place: Arc<DatabaseLocation>) -> Result<Self, OpenError> {
-        let pool = |count| {
-            let open = (0..count).map(|_| place.reader().map_err(|source| place.error(source)));
-            let idle = open.collect::<Result<_, _>>()?;
-            let (idle, free) = (Arc::new(Mutex::new(idle)), Arc::new(Semaphore::new(count)));
-            Ok::<_, OpenError>(ReaderPool { idle, free })
-        };
-        Ok(Self { short: pool(READERS)?, searching: pool(SEARCHERS)? })
-    }
-
-    /// Runs a query off the runtime's threads.
-    pub(super) async fn run<T: Send + 'static>(
-        &self,
-        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.short.run(query).await
-    }
-
-    /// The same for a query that may search through many rows.
-    pub(super) async fn search<T: Send + 'static>(
-        &self,
-        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.searching.run(query).await
-    }
-}
-
-impl ReaderPool {
-    async fn run<T: Send + 'static>(
-        &self,
-        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let turn = Arc::clone(&self.free).acquire_owned().await.map_err(|_| StoreError::Closed)?;
-        let idle = Arc::clone(&self.idle);
-        let ran = tokio::task::spawn_blocking(move || {
-            let mut conn = BorrowedReader::from(idle, turn);
-            let deadline = Instant::now() + READ_MAX;
-            conn.progress_handler(STEPS_PER_LOOK, Some(move || Instant::now() > deadline))
-                .and_then(|()| query(&conn))
-        });
-        match ran.await {
-            Ok(answer) => answer.map_err(|error| StoreError::Read(Cause::new(error))),
-            Err(_) => Err(StoreError::Read("the query panicked".into())),
-        }
-    }
-}
-
-/// A connection that is returned however its query ends, and the permit that is released after it.
-struct BorrowedReader {
-    conn: Option<Connection>,
-    idle: Arc<Mutex<Vec<Connection>>>,
-    _turn: OwnedSemaphorePermit,
-}
-
-impl BorrowedReader {
-    fn from(idle: Arc<Mutex<Vec<Connection>>>, turn: OwnedSemaphorePermit) -> Self {
-        let conn = idle.lock().expect("no panic happens under this lock").pop();
-        assert!(conn.is_some(), "a permit stands for an idle connection");
-        Self { conn, idle, _turn: turn }
-    }
-}
-
-impl Deref for BorrowedReader {
-    type Target = Connection;
-
-    fn deref(&self) -> &Connection {
-        self.conn.as_ref().expect("it is taken out only by drop")
-    }
-}
-
-impl DerefMut for BorrowedReader {
-    fn deref_mut(&mut self) -> &mut Connection {
-        self.conn.as_mut().expect("it is taken out only by drop")
-    }
-}
-
-impl Drop for BorrowedReader {
-    fn drop(&mut self) {
-        self.idle.lock().expect("no panic happens under this lock").extend(self.conn.take());
-    }
-}
 
 /// Every (tenant, source) that ever had an event.
 pub(super) fn pairs(conn: &Connection) -> rusqlite::Result<Vec<(Tenant, SourceName)>> {
