@@ -151,6 +151,9 @@ pub const TRACED_EVENTS_MAX: usize = 100;
 /// a request reads that far. A request that takes longer has reached its deadline.
 pub const REQUEST_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
+/// How many copies are read to find the events of a sample. Reading them takes a few hundredths of a second.
+pub const COPIES_READ_MAX: usize = 50_000;
+
 /// How long one page of a list reads before it returns what it found: a person does not notice the wait, and
 /// a search of the whole database takes turns with all other reads.
 pub const LIST_READ_MAX: std::time::Duration = std::time::Duration::from_millis(50);

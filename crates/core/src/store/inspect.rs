@@ -76,9 +76,10 @@ pub trait Inspect: Send + Sync + 'static {
     /// counting at [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX) over all sources.
     fn in_review(&self) -> impl Future<Output = Result<Vec<(SourceName, u64)>, StoreError>> + Send;
 
-    /// Events that were first received at or after `ask.since` and still have their body, newest first.
-    /// Up to `ask.limit` all are returned. If there are more, about that many are returned, spread
-    /// evenly over the span, and [`EventSample::total`] is an estimate.
+    /// Events that arrived more than once, were first received at or after `ask.since` and still have their body,
+    /// newest first. Up to `ask.limit` all are returned. Beyond it about that many are, spread evenly over the span.
+    /// If the span has more than [`COPIES_READ_MAX`](crate::limits::COPIES_READ_MAX) copies, the newest of them are
+    /// sampled.
     fn sample(
         &self,
         ask: SampleAsk,
@@ -165,10 +166,10 @@ pub struct SampleAsk {
     pub limit: usize,
 }
 
-/// Events of a span of time.
+/// Events of a span of time that arrived more than once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventSample {
-    /// How many there are. Exact where `events` holds all of them.
+    /// How many were found. If it is more than `events` holds, there may be more still.
     pub total: u64,
     /// All events of the span, or a sample of them.
     pub events: Vec<SampledEvent>,

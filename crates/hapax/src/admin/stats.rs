@@ -1,8 +1,8 @@
 //! The figures of the last hour, or of `window`, as all nodes have counted them: arrivals, the share of copies, the
 //! outcomes of jobs, and how long everything took.
 //!
-//! How a sender spaces its retries is not counted. It is read from the events that were *first* received in the
-//! window. If there are more events than are read, the gaps come from a sample, and the answer says so.
+//! How a sender spaces its retries is not counted. It is read from the copies of events that were *first* received in
+//! the window. If there are more such events than are read, the gaps come from a sample, and the answer says so.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use crate::api::{Figures, Span, Stats, StatsQuery};
 const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
 
 /// The most events whose copies are read. If there are more, this many are read as a sample. Reading them
-/// takes one reader a little more than a tenth of a second.
-const EVENTS_MAX: usize = 10_000;
+/// takes one reader a few hundredths of a second.
+const EVENTS_MAX: usize = 1_000;
 
 pub(super) async fn stats<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,

@@ -247,8 +247,11 @@ impl Model {
     }
 
     pub(super) fn sample(&self, ask: &SampleAsk) -> EventSample {
-        let wanted =
-            |stored: &Stored| !stored.gone && stored.detail.summary.received_at >= ask.since;
+        let wanted = |stored: &Stored| {
+            !stored.gone
+                && stored.detail.summary.received_at >= ask.since
+                && stored.detail.arrivals.len() > 1
+        };
         let there = self.events.iter().rev().filter(|(_, stored)| wanted(stored));
         let all: Vec<EventNumber> = there.map(|(at, _)| *at).collect();
         let sampled = |at: &EventNumber| SampledEvent {

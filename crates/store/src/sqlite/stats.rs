@@ -1,7 +1,7 @@
 //! The data of figures and alerts: how far behind each handler is, and a sample of recent events.
 //! Both read only partial indexes and single rows, so their cost does not grow with the database.
 
-use hapax_core::limits::LANE_COUNT_MAX;
+use hapax_core::limits::{COPIES_READ_MAX, LANE_COUNT_MAX};
 use hapax_core::store::{
     EventSample, HandlerRef, LaneState, PausedHandler, SampleAsk, SampledEvent, StorageUse,
 };
@@ -9,13 +9,9 @@ use hapax_core::{SourceName, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::jobs::handler_of;
+use super::lists::Numbered;
 use super::reader::{SUMMARY, summary};
 use super::row::{DEAD, HELD, LEASED, PARKED, READY, REVIEW, micros, timestamp};
-
-/// Events are numbered as they were committed, which is nearly the order in which they came: a
-/// request may overtake another, and a clock may be set back a little. The search for the first
-/// event of a span begins this many microseconds earlier.
-const OVERTAKEN_MICROS: i64 = 60 * 1_000_000;
 
 /// The states that are counted. Each is written out, and as its partial index has it, so that this
 /// index is used.
@@ -137,38 +133,36 @@ fn add_lane(conn: &Connection, lane: i64, totals: &mut LaneState) -> rusqlite::R
     Ok(())
 }
 
-/// Events of the span, all or evenly spread.
+/// Events of the span that arrived more than once, all or evenly spread.
 pub(super) fn sample(conn: &Connection, ask: SampleAsk) -> rusqlite::Result<EventSample> {
     let since = micros(ask.since);
-    let Some((oldest, newest)) = span(conn, since)? else {
-        return Ok(EventSample { total: 0, events: Vec::new() });
-    };
-    let limit = i64::try_from(ask.limit.max(1)).unwrap_or(i64::MAX);
-    let step = (newest - oldest) / limit + 1;
-    let (start, step) = match step {
-        // All of them: with those that were overtaken.
-        1 => {
-            let earlier = span(conn, since.saturating_sub(OVERTAKEN_MICROS))?;
-            let earlier = earlier.map_or(oldest, |(earlier, _)| earlier);
-            (earlier.max(newest.saturating_sub(limit.saturating_mul(2))), 1)
-        }
-        step => (oldest, step),
-    };
+    // One snapshot, so that the copies of each event are those that were found.
+    let snapshot = conn.unchecked_transaction()?;
+    let oldest = Numbered::Events.since(&snapshot, ask.since)?;
+    let mut copied: Vec<i64> = snapshot
+        .prepare_cached(
+            "SELECT event_seq FROM hapax_arrival WHERE event_seq >= ?1
+             ORDER BY event_seq DESC LIMIT ?2",
+        )?
+        .query_map((oldest, COPIES_READ_MAX as i64), |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    let is_cut = copied.len() == COPIES_READ_MAX;
+    copied.dedup();
+    let limit = ask.limit.max(1);
     let mut one =
-        conn.prepare_cached(&format!("{SUMMARY} WHERE e.seq = ?1 AND e.received_at >= ?2"))?;
+        snapshot.prepare_cached(&format!("{SUMMARY} WHERE e.seq = ?1 AND e.received_at >= ?2"))?;
     let mut events = Vec::new();
-    let mut seq = newest;
-    while seq >= start {
+    for seq in copied.iter().step_by(copied.len().div_ceil(limit).max(1)) {
         if let Some((seq, summary)) = one.query_row((seq, since), summary).optional()? {
             let mut arrived_at = vec![summary.received_at];
-            if summary.arrivals > 1 {
-                arrived_at.extend(other_arrivals(conn, seq)?);
-            }
+            arrived_at.extend(other_arrivals(&snapshot, seq)?);
             events.push(SampledEvent { summary, arrived_at });
         }
-        seq -= step;
     }
-    Ok(EventSample { total: events.len() as u64 * step.unsigned_abs(), events })
+    // Events near the beginning of the span may lie before it.
+    let is_whole = copied.len() <= limit && !is_cut;
+    let total = if is_whole { events.len() } else { copied.len() + usize::from(is_cut) };
+    Ok(EventSample { total: total as u64, events })
 }
 
 /// The times of the arrivals after the first that are kept.
@@ -179,29 +173,4 @@ fn other_arrivals(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<Timestamp
     )?
     .query_map([seq], |row| row.get(0).map(timestamp))?
     .collect()
-}
-
-/// The numbers of the first event since `since`, and of the newest there is. Found by halving, since
-/// events have no index by time that every insert would have to feed.
-fn span(conn: &Connection, since: i64) -> rusqlite::Result<Option<(i64, i64)>> {
-    // Two queries: SQLite answers one that asks for both ends by reading every row.
-    let end = |which: &str| -> rusqlite::Result<Option<i64>> {
-        conn.prepare_cached(&format!("SELECT {which}(seq) FROM hapax_event"))?
-            .query_row([], |row| row.get(0))
-    };
-    let Some((mut low, newest)) = end("min")?.zip(end("max")?) else { return Ok(None) };
-    let mut at_or_after = conn.prepare_cached(
-        "SELECT received_at FROM hapax_event WHERE seq >= ?1 ORDER BY seq LIMIT 1",
-    )?;
-    let mut high = newest;
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let received_at: i64 = at_or_after.query_row([middle], |row| row.get(0))?;
-        if received_at < since {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    Ok(Some((low, newest)))
 }

@@ -141,7 +141,7 @@ on_every_working_store! {
         dead_letters_are_counted_by_error_over_all_of_them,
         unfinished_events_came_before_and_have_not_ended,
         a_page_of_unfinished_events_is_full_although_others_lie_between,
-        a_sample_holds_all_of_a_span_with_how_often_and_when_each_came,
+        a_sample_holds_the_events_of_a_span_that_came_more_than_once_and_when,
         a_large_span_is_sampled_evenly,
         the_space_that_a_store_occupies_adds_up,
         traffic_is_added_up_and_becomes_coarser_without_losing_a_count,

@@ -212,11 +212,13 @@ async fn sample<S: Working>(world: &World<S>, since: Timestamp, limit: usize) ->
     world.store.sample(SampleAsk { since, limit }).await.expect("reads")
 }
 
-pub(crate) async fn a_sample_holds_all_of_a_span_with_how_often_and_when_each_came<S: Working>(
+pub(crate) async fn a_sample_holds_the_events_of_a_span_that_came_more_than_once_and_when<
+    S: Working,
+>(
     world: World<S>,
 ) {
     // One event lies just before the span, one exactly at its edge, copies arrive long after, and a
-    // clock was set back in between.
+    // clock was set back in between. Another event came once only.
     world.announce([spec("fee")]).await;
     let empty = sample(&world, Timestamp::UNIX_EPOCH, 10).await;
     assert_eq!(empty, EventSample { total: 0, events: Vec::new() });
@@ -233,6 +235,11 @@ pub(crate) async fn a_sample_holds_all_of_a_span_with_how_often_and_when_each_ca
     }
     world.pass(-5);
     world.accept("after", &[]).await;
+    world.accept("once", &[]).await;
+    for copied in ["before", "after"] {
+        world.arrive(&Sender::plain(), copied, &[]).await;
+        crate::cases::arrivals_reach(&*world.store, copied, 2).await;
+    }
     crate::cases::arrivals_reach(&*world.store, "edge", 3).await;
     let found = sample(&world, seconds_after(noon, 100), 10).await;
     assert_eq!(found.total, 2);
@@ -243,7 +250,7 @@ pub(crate) async fn a_sample_holds_all_of_a_span_with_how_often_and_when_each_ca
     assert_eq!(edge.summary, world.event("edge").await.summary);
     assert_eq!(edge.summary.processed_at, Some(seconds_after(noon, 103)));
     assert_eq!(edge.arrived_at, [100, 113, 123].map(|later| seconds_after(noon, later)));
-    assert_eq!(found.events[0].arrived_at, [seconds_after(noon, 118)]);
+    assert_eq!(found.events[0].arrived_at, [seconds_after(noon, 118); 2]);
     assert_eq!(sample(&world, seconds_after(noon, 101), 10).await.events.len(), 1);
     assert_eq!(sample(&world, seconds_after(noon, 9_999), 10).await.total, 0);
 }
@@ -254,7 +261,12 @@ pub(crate) async fn a_large_span_is_sampled_evenly<S: Working>(world: World<S>) 
     let noon = world.clock.now();
     for n in 0..100 {
         world.accept(&format!("evt_{n:03}"), &[]).await;
+        world.accept(&format!("once_{n:03}"), &[]).await;
+        world.arrive(&Sender::plain(), &format!("evt_{n:03}"), &[]).await;
         world.pass(10);
+    }
+    for n in 0..100 {
+        crate::cases::arrivals_reach(&*world.store, &format!("evt_{n:03}"), 2).await;
     }
     let found = sample(&world, seconds_after(noon, 500), 10).await;
     assert!(found.is_partial());
