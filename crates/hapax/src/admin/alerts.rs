@@ -29,12 +29,22 @@ const RECEIVERS_MAX: usize = 100;
 /// `GET /api/v1/alerts`.
 pub(super) async fn list<S: AdminStore>(State(admin): State<Arc<Admin<S>>>) -> Json<AlertList> {
     let items = admin.watch.alerts(&*admin.store).await;
+    Json(with_reach(&admin, items).await)
+}
+
+/// The alerts of the last round.
+pub(super) async fn recent<S: AdminStore>(admin: &Admin<S>) -> AlertList {
+    let items = admin.watch.recent_alerts(&*admin.store).await;
+    with_reach(admin, items).await
+}
+
+async fn with_reach<S: AdminStore>(admin: &Admin<S>, items: Vec<Alert>) -> AlertList {
     // A store that cannot be read is an alert itself, and must not hide it.
-    let reach = reach(&admin).await.unwrap_or_else(|_| AlertReach {
+    let reach = reach(admin).await.unwrap_or_else(|_| AlertReach {
         endpoints: 0,
         problem: Some("the store cannot be read, so nothing is delivered".to_owned()),
     });
-    Json(AlertList { items, next: None, reach })
+    AlertList { items, next: None, reach }
 }
 
 /// `POST /api/v1/alerts/{id}/silence`.

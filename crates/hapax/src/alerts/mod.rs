@@ -47,6 +47,9 @@ const ROUND_EVERY: Duration = Duration::from_secs(10);
 /// A request for the alerts starts a round too, unless the last one is younger than this.
 const ROUND_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 
+/// Pages show the alerts of a round that is younger than this: one that is late does not make each page wait for one.
+const ROUND_RECENT: SignedDuration = SignedDuration::from_secs(15);
+
 /// How long a node stays the judge of the data of all nodes after its last report. Three rounds, so that a
 /// slow one changes nothing.
 const LEASE: Duration = Duration::from_secs(30);
@@ -270,6 +273,18 @@ impl AlertMonitor {
     /// The active alerts of all nodes, the most severe first and those that are silenced last.
     pub(crate) async fn alerts<S: AlertStore>(&self, store: &S) -> Vec<api::Alert> {
         self.round(store, RoundCause::Asked).await;
+        self.listed()
+    }
+
+    /// The same as of the last round, which is at most as old as rounds are apart. Pages show them: an alert is raised
+    /// after seconds and cleared after minutes, so a round for each page would find nothing more.
+    pub(crate) async fn recent_alerts<S: AlertStore>(&self, store: &S) -> Vec<api::Alert> {
+        let now = (self.inputs.now)();
+        let last_round = self.kept().last_round;
+        let is_recent = last_round.is_some_and(|at| now.duration_since(at).abs() < ROUND_RECENT);
+        if !is_recent {
+            self.round(store, RoundCause::Asked).await;
+        }
         self.listed()
     }
 

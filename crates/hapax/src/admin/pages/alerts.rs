@@ -31,8 +31,8 @@ pub(in crate::admin) async fn alerts<S: AdminStore>(
     reader: PageReader,
     filters: Filters,
 ) -> Result<Page<Alerts>, Problem> {
+    let Json(list) = alerts::list(State(Arc::clone(&admin))).await;
     let frame = reader.frame(&admin, "/alerts").await;
-    let Json(list) = alerts::list(State(admin)).await;
     Ok(reader.page(Alerts { frame, list, done: filters.done() }))
 }
 

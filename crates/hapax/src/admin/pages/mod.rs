@@ -149,7 +149,7 @@ impl PageReader {
             may_operate: may(Access::Operate),
             may_administer: may(Access::Admin),
             alerts: {
-                let alerts = admin.watch.alerts(&*admin.store).await;
+                let alerts = admin.watch.recent_alerts(&*admin.store).await;
                 alerts.iter().filter(|alert| alert.silenced.is_none()).count()
             },
             here,

@@ -64,7 +64,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     let frame = reader.frame(&admin, "/").await;
     let QueryParams(query) = filters.query::<StatsQuery>()?;
     let stats = stats::counted(&admin, &query).await?;
-    let Json(alerts) = alerts::list(State(Arc::clone(&admin))).await;
+    let alerts = alerts::recent(&admin).await;
     let Json(lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
     let Json(nodes) = nodes::list(State(Arc::clone(&admin))).await?;
     let mut stuck = Stuck {
