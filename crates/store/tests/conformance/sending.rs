@@ -321,8 +321,17 @@ impl<S: Sending> World<S> {
     }
 
     pub(crate) async fn all_deliveries(&self) -> Vec<DeliveryDetail> {
-        let filter = DeliveryFilter { limit: 500, ..DeliveryFilter::default() };
-        self.store.deliveries(filter).await.expect("reads").items
+        // A list ends early on a busy machine, and then has a cursor.
+        let mut filter = DeliveryFilter { limit: 500, ..DeliveryFilter::default() };
+        let mut all = Vec::new();
+        loop {
+            let page = self.store.deliveries(filter.clone()).await.expect("reads");
+            all.extend(page.items);
+            match page.next {
+                Some(cursor) => filter.before = Some(cursor),
+                None => return all,
+            }
+        }
     }
 
     pub(crate) async fn replay_delivery(&self, id: DeliveryId) -> DeliveryReplayed {
