@@ -185,8 +185,10 @@ impl SqliteStore {
     /// Writes pending copies, closes the file and releases its lock. Later calls answer `Closed`.
     pub async fn close(&self) {
         self.copy_answers.close();
-        self.readers.close();
         self.writer.close().await;
+        // The readers close last, because they cannot write. SQLite copies the log into the file when the last
+        // connection closes, and after a failed sync the log may have holes on disk.
+        self.readers.close();
     }
 }
 
