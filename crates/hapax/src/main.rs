@@ -5,6 +5,7 @@ mod admin;
 mod alerts;
 mod api;
 mod cli;
+mod closed_figures;
 mod config;
 mod endpoint_recorder;
 mod format;

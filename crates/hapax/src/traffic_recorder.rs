@@ -1,6 +1,9 @@
 //! Records the figures of each source: what it sent, what became of its jobs, and how long both took. Every ten
 //! seconds this process writes its own figures of the current minute; a row is replaced, so a write that is repeated
 //! counts nothing twice. A process that is killed loses at most ten seconds.
+//!
+//! A read writes nothing: it adds what this process has counted since its last write. Of the past it reads only what
+//! [`ClosedFigures`] does not keep.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +19,8 @@ use tokio::sync::Mutex;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
+
+use crate::closed_figures::{ClosedFigures, StepFigures, closed_before};
 
 /// How often counts are recorded.
 const RECORD_EVERY: Duration = Duration::from_secs(10);
@@ -36,18 +41,22 @@ const WAITING_MAX: usize = 6_000;
 /// Reads the counters of this process since its start, for every configured source.
 pub(crate) type ReadFigures = Box<dyn Fn() -> BTreeMap<SourceName, TrafficFigures> + Send + Sync>;
 
+/// How often a read is repeated because a record was written meanwhile.
+const READ_AGAIN_MAX: usize = 3;
+
 /// Counts what this process does, and writes it.
 pub(crate) struct TrafficRecorder {
     node: Uuid,
     figures: ReadFigures,
     now: Now,
     counted: Mutex<Counted>,
+    closed: ClosedFigures,
 }
 
 impl TrafficRecorder {
     /// `node` names this process, and only this one.
     pub(crate) fn new(node: Uuid, figures: ReadFigures, now: Now) -> Self {
-        Self { node, figures, now, counted: Mutex::default() }
+        Self { node, figures, now, counted: Mutex::default(), closed: ClosedFigures::default() }
     }
 
     /// The sources that are configured now.
@@ -78,17 +87,54 @@ impl TrafficRecorder {
         from: Timestamp,
         tallies: bool,
     ) -> Result<BTreeMap<SourceName, TrafficFigures>, StoreError> {
-        self.record(store).await;
+        let mut figures: BTreeMap<_, TrafficFigures> =
+            self.sources().into_iter().map(|source| (source, TrafficFigures::default())).collect();
         let step = Duration::from_secs(i64::MAX.unsigned_abs());
         // A node's clock may be ahead.
         let ask = TrafficAsk { source: None, from, to: Timestamp::MAX, step, tallies };
-        let counts = store.traffic_by_source(ask).await?;
-        let mut figures: BTreeMap<_, TrafficFigures> =
-            self.sources().into_iter().map(|source| (source, TrafficFigures::default())).collect();
-        for count in counts {
+        for count in self.read(store, ask).await? {
             figures.entry(count.source).or_default().add(&count.figures);
         }
         Ok(figures)
+    }
+
+    /// The figures of each step and source that has any, over all nodes, in the order of time.
+    pub(crate) async fn read<S: TrafficHistory>(
+        &self,
+        store: &S,
+        ask: TrafficAsk,
+    ) -> Result<Vec<TrafficCount>, StoreError> {
+        let mut figures = StepFigures::default();
+        let mut fresh = ask.clone();
+        let unwritten = self.unwritten().await;
+        // Minutes that this process has not written yet are not closed.
+        let closed = closed_before((self.now)()).min(unwritten.oldest.unwrap_or(Timestamp::MAX));
+        if ask.from < closed && closed <= ask.to {
+            figures = self.closed.read(store, TrafficAsk { to: closed, ..ask.clone() }).await?;
+            fresh.from = closed;
+        }
+        let mut writes = unwritten.writes;
+        for _ in 0..READ_AGAIN_MAX {
+            let counts = store.traffic_by_source(fresh.clone()).await?;
+            let unwritten = self.unwritten().await;
+            if unwritten.writes == writes {
+                figures.add(counts);
+                figures
+                    .add(unwritten.counts.into_iter().filter_map(|count| step_of(count, &fresh)));
+                return Ok(figures.into_counts());
+            }
+            // It is not known whether the counts contain what was written meanwhile.
+            writes = unwritten.writes;
+        }
+        figures.add(store.traffic_by_source(fresh).await?);
+        Ok(figures.into_counts())
+    }
+
+    /// The counts of this process that the store does not have.
+    async fn unwritten(&self) -> Unwritten {
+        let mut counted = self.counted.lock().await;
+        counted.count((self.figures)(), (self.now)());
+        counted.unwritten()
     }
 
     /// Records until `stop`, and once more then. Jobs that apps completed by SQL alone are counted by `completed` first.
@@ -126,6 +172,8 @@ impl TrafficRecorder {
         if rows.is_empty() {
             return false;
         }
+        // Until the write has succeeded, it is not known what the store has.
+        counted.begin_write();
         match timeout(RECORD_MAX, store.record_traffic(self.node, rows)).await {
             Ok(Ok(())) => counted.written(now),
             // The next round writes these rows again.
@@ -165,12 +213,36 @@ struct Counted {
     counters: BTreeMap<SourceName, TrafficFigures>,
     /// The figures of a minute and source, for the current minute and for minutes that are not written yet.
     minutes: BTreeMap<(i64, SourceName), Minute>,
+    /// How many writes have begun.
+    writes: u64,
 }
 
 #[derive(Default)]
 struct Minute {
     figures: TrafficFigures,
     is_written: bool,
+    stored: Stored,
+}
+
+/// What the store has of a minute.
+enum Stored {
+    Figures(TrafficFigures),
+    /// A write has failed, perhaps after it was done.
+    Unknown,
+}
+
+impl Default for Stored {
+    fn default() -> Self {
+        Self::Figures(TrafficFigures::default())
+    }
+}
+
+/// The counts that the store does not have, after so many writes.
+struct Unwritten {
+    writes: u64,
+    counts: Vec<TrafficCount>,
+    /// The first minute that may not be written as a whole.
+    oldest: Option<Timestamp>,
 }
 
 impl Counted {
@@ -183,11 +255,7 @@ impl Counted {
             if after == before {
                 continue;
             }
-            let grown = TrafficFigures {
-                counts: after.counts.since(&before.counts),
-                tallies: after.tallies.since(&before.tallies),
-                gauges: after.gauges,
-            };
+            let grown = after.since(before);
             let row = self.minutes.entry((minute, source.clone())).or_default();
             row.figures.add(&grown);
             row.is_written = false;
@@ -204,18 +272,56 @@ impl Counted {
         let waiting = self.minutes.iter().filter(|(_, row)| !row.is_written);
         let count = |((minute, source), row): (&(i64, SourceName), &Minute)| TrafficCount {
             source: source.clone(),
-            at: Timestamp::from_second(*minute).unwrap_or(Timestamp::UNIX_EPOCH),
+            at: start_of(*minute),
             figures: row.figures.clone(),
         };
         waiting.map(count).collect()
+    }
+
+    /// The rows to write are about to be written.
+    fn begin_write(&mut self) {
+        self.writes += 1;
+        let rows = self.minutes.values_mut().filter(|row| !row.is_written);
+        rows.for_each(|row| row.stored = Stored::Unknown);
     }
 
     /// The rows of the current minute may grow.
     fn written(&mut self, now: Timestamp) {
         let minute = minute_of(now);
         self.minutes.retain(|(of, _), _| *of >= minute);
-        self.minutes.values_mut().for_each(|row| row.is_written = true);
+        for row in self.minutes.values_mut().filter(|row| !row.is_written) {
+            row.is_written = true;
+            row.stored = Stored::Figures(row.figures.clone());
+        }
     }
+
+    /// The growth of each row since it was written.
+    fn unwritten(&self) -> Unwritten {
+        let waiting = self.minutes.iter().filter(|(_, row)| !row.is_written);
+        let counts = waiting.clone().filter_map(|((minute, source), row)| {
+            let Stored::Figures(stored) = &row.stored else { return None };
+            let figures = row.figures.since(stored);
+            Some(TrafficCount { source: source.clone(), at: start_of(*minute), figures })
+        });
+        Unwritten {
+            writes: self.writes,
+            counts: counts.collect(),
+            oldest: waiting.map(|((minute, _), _)| start_of(*minute)).next(),
+        }
+    }
+}
+
+fn start_of(minute: i64) -> Timestamp {
+    Timestamp::from_second(minute).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// The count as part of its step, if it is asked for.
+fn step_of(count: TrafficCount, ask: &TrafficAsk) -> Option<TrafficCount> {
+    let is_source = ask.source.as_ref().is_none_or(|source| *source == count.source);
+    let is_asked = is_source && ask.from <= count.at && count.at < ask.to;
+    let step = i64::try_from(ask.step.as_secs()).unwrap_or(i64::MAX).max(1);
+    let second = count.at.as_second();
+    is_asked.then(|| TrafficCount { at: start_of(second - second.rem_euclid(step)), ..count })
 }
 
 fn minute_of(at: Timestamp) -> i64 {
@@ -305,5 +411,61 @@ mod tests {
         }
         let last = read().await.into_values().last().unwrap();
         assert_eq!((last.gauges.waiting, last.counts.new), (9, 3));
+    }
+
+    #[tokio::test]
+    async fn a_read_counts_each_arrival_once_before_and_after_it_is_written() {
+        // Reads between writes, around a write that failed, and hours later, when most minutes are closed.
+        let new = Arc::new(AtomicI64::new(0));
+        let second = Arc::new(AtomicI64::new(1_000_020));
+        let clock: Now = {
+            let second = Arc::clone(&second);
+            Arc::new(move || Timestamp::from_second(second.load(Ordering::SeqCst)).unwrap())
+        };
+        let store = FaultyStore::new(MemoryStore::with_clock(Arc::clone(&clock)));
+        let recorder = {
+            let new = Arc::clone(&new);
+            let figures = move || {
+                let new = new.load(Ordering::SeqCst).unsigned_abs();
+                let counts = TrafficCounts { new, ..TrafficCounts::default() };
+                let figures = TrafficFigures { counts, ..TrafficFigures::default() };
+                BTreeMap::from([(SourceName::new("s"), figures)])
+            };
+            TrafficRecorder::new(Uuid::from_u128(1), Box::new(figures), clock)
+        };
+        let from = Timestamp::from_second(999_960).unwrap();
+        let counted = async || {
+            let all = recorder.since(&store, from, true).await.unwrap();
+            all.into_values().map(|figures| figures.counts.new).sum::<u64>()
+        };
+        for expected in 1..=400_u64 {
+            new.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(counted().await, expected);
+            if expected == 100 {
+                // Whether the store has these counts is not known until they are written again.
+                store.fail_next(Act::RecordTraffic, 1);
+                recorder.record(&store).await;
+                assert!(counted().await <= expected);
+                recorder.record(&store).await;
+                assert_eq!(counted().await, expected);
+            }
+            if expected % 7 == 0 {
+                recorder.record(&store).await;
+                assert_eq!(counted().await, expected);
+            }
+            second.fetch_add(29, Ordering::SeqCst);
+        }
+        let steps = TrafficAsk {
+            source: Some(SourceName::new("s")),
+            from,
+            to: Timestamp::MAX,
+            step: Duration::from_secs(600),
+            tallies: false,
+        };
+        for _ in 0..2 {
+            let steps = traffic_of_all(recorder.read(&store, steps.clone()).await.unwrap());
+            assert_eq!(steps.len(), 20, "{steps:?}");
+            assert_eq!(steps.values().map(|figures| figures.counts.new).sum::<u64>(), 400);
+        }
     }
 }

@@ -41,6 +41,15 @@ impl TrafficFigures {
         self.gauges = self.gauges.max(other.gauges);
     }
 
+    /// The growth since `before`. Gauges stay as they are.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            counts: self.counts.since(&before.counts),
+            tallies: self.tallies.since(&before.tallies),
+            gauges: self.gauges,
+        }
+    }
+
     /// Adds figures of another source.
     pub fn add_source(&mut self, other: &Self) {
         let gauges = self.gauges.plus(other.gauges);

@@ -39,8 +39,7 @@ pub(super) async fn history<S: AdminStore>(
         step: Duration::from_secs(step),
         tallies: true,
     };
-    admin.watch.traffic().record(&*admin.store).await;
-    let points = traffic_of_all(admin.store.traffic_by_source(ask).await?);
+    let points = traffic_of_all(admin.watch.traffic().read(&*admin.store, ask).await?);
     Ok(Json(History {
         step_seconds: step,
         items: points.iter().map(|(at, figures)| HistoryPoint::of(*at, figures)).collect(),

@@ -27,11 +27,21 @@ const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
 /// takes one reader a few hundredths of a second.
 const EVENTS_MAX: usize = 1_000;
 
+/// `GET /api/v1/stats`. What it answers is stored first, so that a kill takes nothing of it back.
 pub(super) async fn stats<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     QueryParams(query): QueryParams<StatsQuery>,
 ) -> Result<Json<Stats>, Problem> {
-    let mut stats = counted(&admin, &query).await?;
+    admin.watch.traffic().record(&*admin.store).await;
+    with_gaps(&admin, &query).await.map(Json)
+}
+
+/// The statistics with the gaps between copies.
+pub(super) async fn with_gaps<S: AdminStore>(
+    admin: &Admin<S>,
+    query: &StatsQuery,
+) -> Result<Stats, Problem> {
+    let mut stats = counted(admin, query).await?;
     let window = Span(Duration::from_secs_f64(stats.window_seconds));
     admin.store.flush_copies().await;
     let since = ago((admin.now)(), window);
@@ -50,7 +60,7 @@ pub(super) async fn stats<S: AdminStore>(
             }
         }
     }
-    Ok(Json(stats))
+    Ok(stats)
 }
 
 /// The statistics without the gaps between copies, which take longer to read than everything else.

@@ -62,37 +62,36 @@ fn read(conn: &Connection, ask: &TrafficAsk) -> rusqlite::Result<Vec<TrafficCoun
     let step = i64::try_from(ask.step.as_secs()).unwrap_or(i64::MAX).max(1);
     let source = ask.source.as_ref().map(|source| source.as_str());
     let asked = (ask.from.as_second(), ask.to.as_second(), source, step);
-    let condition = "FROM hapax_traffic
+    // The rows are added up here: SQLite would sort them for a GROUP BY, and could not add tallies.
+    let tallies = if ask.tallies { "tallies" } else { "x''" };
+    let mut each = conn.prepare_cached(&format!(
+        "SELECT start - start % ?4, source, {}, {tallies} FROM hapax_traffic
          WHERE width IN (60, 3600, 86400) AND start >= ?1 AND start < ?2
-           AND (?3 IS NULL OR source = ?3)";
-    let sums = TrafficCounts::COLUMNS.map(|column| format!("sum({column})")).join(", ");
-    let most = Gauges::COLUMNS.map(|column| format!("max({column})")).join(", ");
-    let mut steps: BTreeMap<(i64, String), TrafficFigures> = BTreeMap::new();
-    let mut sum = conn.prepare_cached(&format!(
-        "SELECT start - start % ?4 AS at, source AS of, {sums}, {most} {condition} GROUP BY at, of"
+           AND (?3 IS NULL OR source = ?3)",
+        columns()
     ))?;
-    let mut rows = sum.query(asked)?;
+    let mut steps: BTreeMap<i64, BTreeMap<String, TrafficFigures>> = BTreeMap::new();
+    let mut rows = each.query(asked)?;
     while let Some(row) = rows.next()? {
-        let tallies = Tallies::default();
-        steps.insert((row.get(0)?, row.get(1)?), figures(row, 2, tallies)?);
+        let step = steps.entry(row.get(0)?).or_default();
+        let source = row.get_ref(1)?.as_str()?;
+        let more = figures(row, 2, Tallies::default())?;
+        let sum = match step.get_mut(source) {
+            Some(sum) => sum,
+            None => step.entry(source.to_owned()).or_default(),
+        };
+        sum.add(&more);
+        sum.tallies.add_bytes(row.get_ref(2 + COUNTS + GAUGES)?.as_blob()?);
     }
-    if ask.tallies {
-        let mut each = conn.prepare_cached(&format!(
-            "SELECT start - start % ?4, source, tallies {condition} AND tallies <> x''"
-        ))?;
-        let mut rows = each.query(asked)?;
-        while let Some(row) = rows.next()? {
-            if let Some(figures) = steps.get_mut(&(row.get(0)?, row.get(1)?)) {
-                figures.tallies.add_bytes(row.get_ref(2)?.as_blob()?);
-            }
-        }
-    }
-    let count = |((at, source), figures)| TrafficCount {
+    let count = |at: i64, (source, figures): (String, TrafficFigures)| TrafficCount {
         source: SourceName::new(source),
         at: Timestamp::from_second(at).unwrap_or(Timestamp::UNIX_EPOCH),
         figures,
     };
-    Ok(steps.into_iter().map(count).collect())
+    let counts = steps
+        .into_iter()
+        .flat_map(|(at, of_step)| of_step.into_iter().map(move |one| count(at, one)));
+    Ok(counts.collect())
 }
 
 /// The figures in the columns of a row from `first` on.

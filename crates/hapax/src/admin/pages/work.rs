@@ -157,8 +157,8 @@ pub(in crate::admin) async fn source<S: AdminStore>(
     filters: Filters,
 ) -> Result<Page<SourcePage>, Problem> {
     let frame = reader.frame(&admin, "/").await;
-    let query = filters.query::<StatsQuery>()?;
-    let Json(stats) = stats::stats(State(Arc::clone(&admin)), query).await?;
+    let QueryParams(query) = filters.query::<StatsQuery>()?;
+    let stats = stats::with_gaps(&admin, &query).await?;
     let figures = stats.sources.and_then(|mut sources| sources.remove(&name));
     let Json(mut lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
     lanes.items.retain(|lane| lane.source == name);
