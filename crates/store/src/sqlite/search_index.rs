@@ -97,7 +97,8 @@ fn mark(conn: &Connection, fields: KeyHash) -> rusqlite::Result<i64> {
 /// Counts the events with a value block by block, from the newest on.
 fn count(conn: &Connection, value: KeyHash, most: usize) -> rusqlite::Result<usize> {
     let matches = ExactMatches { named: Vec::new(), values: vec![value] };
-    let sql = "SELECT min(seq), max(seq) FROM hapax_search_value";
+    // Two queries: SQLite reads the whole index for one query with both ends.
+    let sql = "SELECT (SELECT min(seq) FROM hapax_search_value), (SELECT max(seq) FROM hapax_search_value)";
     let ends = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
     let (oldest, newest): (Option<i64>, Option<i64>) =
         conn.prepare_cached(sql)?.query_row([], ends)?;
