@@ -430,7 +430,7 @@ mod tests {
             ActiveSecret::forever(Secret::new("other")),
         ];
         let reply = crc(&HandshakeKeys::new(&secrets, &BTreeMap::new()), "crc_token=foo");
-        // Computed apart: openssl dgst -sha256 -hmac consumer
+        // Computed with `openssl dgst -sha256 -hmac consumer`.
         let expected =
             r#"{"response_token":"sha256=3ytpMIdvAhd2hOGEwax2tDXjZ5gmoZ8mLgWEUBpr9nI="}"#;
         assert_eq!(body(&reply), expected);

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName};
 
-/// A header's name as a server reads it that treats `_` as `-`.
+/// The name of a header as read by a server that treats `_` as `-`.
 pub fn dashed(name: &HeaderName) -> Cow<'_, str> {
     match name.as_str().contains('_') {
         true => Cow::Owned(name.as_str().replace('_', "-")),

@@ -546,7 +546,7 @@ mod tests {
 
     #[test]
     fn one_body_never_has_two_readings() {
-        // Some parser accepts each of these, with one value or another under /id.
+        // Some parser accepts each of these, and parsers may find different values under /id.
         let check = |body: &[u8]| assert!(look_up(body, "/id").is_err(), "{body:?}");
         check(br#"{"id":1,"id":2}"#);
         check(br#"{"id":1,"id":1}"#);
@@ -634,7 +634,7 @@ mod tests {
         assert_eq!(Pointer::parse("/a~"), Err(PointerError::BadEscape));
     }
 
-    /// JSON whose objects have keys in need of escaping, and text of every kind.
+    /// JSON whose objects have keys that need escaping, and strings of every kind.
     fn any_json() -> impl Strategy<Value = serde_json::Value> {
         let leaf = prop_oneof![
             Just(serde_json::Value::Null),

@@ -124,9 +124,9 @@ mod tests {
         check(r#"{"customer":""}"#, "", false);
         check(&format!(r#"{{"customer":"{long}"}}"#), &long, false);
         check("customer=cus_1", "cus_1", false);
-        // Two readings.
+        // The body has two readings.
         check(r#"{"customer":"cus_1","customer":"cus_2"}"#, "cus_1", false);
-        // One value under two fields is one hash for each.
+        // A value under two fields has one hash for each field.
         assert_eq!(named.values_of(&shop, br#"{"customer":"1","n":1}"#).len(), 2);
     }
 

@@ -184,7 +184,8 @@ impl Source {
         })
     }
 
-    /// The scheme with each secret, by name. A scheme that needs no secret has one without.
+    /// The names of the verifiers: one for each secret, in their order, or one for a scheme that
+    /// needs no secret.
     pub fn verifiers(&self) -> &[Verifier] {
         &self.verifiers
     }

@@ -129,7 +129,7 @@ enum TypeRule {
 
 #[derive(Debug)]
 enum Id {
-    /// The first of these that is present. Of the body, a digest is the id.
+    /// The first of these that is present. If it is the body, the id is a digest of the body.
     FirstOf(Vec<Selector>),
     /// All of these.
     Joined(Vec<Selector>),
@@ -316,9 +316,9 @@ impl Envelope {
     /// Reads an authenticated body. Returns no items for a body without an event. One malformed event
     /// makes the whole body malformed, since the answer is for the whole request.
     ///
-    /// The bytes decide the format, and never the content type: no sender signs that, and another reading
-    /// of the same bytes would be another event. `signed` is the hash of the signed content, which
-    /// [`Envelope::asks_for_signed`] requires.
+    /// The bytes decide the format, and never the content type: no sender signs the content type, and
+    /// another reading of the same bytes would be another event. `signed` is the hash of the signed
+    /// content, which [`Envelope::asks_for_signed`] requires.
     pub fn read(
         &self,
         arrival: &Arrival,

@@ -291,8 +291,7 @@ pub(super) const PLAID: Preset = Preset {
     retries: "up to 24 hours (from memory)",
     tolerance: "5 minutes",
     // Nothing in the body distinguishes two equal notifications. A notification only announces a change, so
-    // a repeat is harmless and a loss is not. Equal notifications are one event only within the time of
-    // retries.
+    // a repeat is harmless and a loss is not. Equal notifications are one event only within a minute.
     envelope: PresetEnvelope {
         id: PresetId::Hash { fields: &["body"], within: Some(60) },
         event_type: &["/webhook_type", "/webhook_code"],

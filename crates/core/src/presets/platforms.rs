@@ -120,7 +120,8 @@ pub(super) const STANDARDWEBHOOKS: Preset = Preset {
 };
 
 /// The scheme that Hapax uses for endpoints with `"signing":"timestamped"`. The id is not signed.
-/// While the endpoint changes to it from another form of signature, those come before.
+/// While an endpoint changes from another form of signature to this one, signatures of the other
+/// form come first.
 const TIMESTAMPED: ComposedSignature<'static> = ComposedSignature {
     carrier: Carrier::Pairs {
         name: "webhook-signature",

@@ -641,7 +641,7 @@ pub(super) static TEMPLATES: &[Template] = &[
         provider: "plivo",
         event_type: "delivered",
         encoding: Form,
-        // The nonce is part of the event's identity, so that a copy has the same one.
+        // The nonce is part of the event's identity, so a copy must have the same nonce.
         headers: &[("User-Agent", "Plivo"), ("X-Plivo-Signature-V3-Nonce", "<hex>")],
         body: "From=15557654321&MessageUUID=<id:uuid>&ParentMessageUUID=<uuid>&PartInfo=1%20of%201\
             &Status=<type>&To=15551234567&TotalAmount=0.00325&Units=1",

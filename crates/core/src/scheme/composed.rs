@@ -141,7 +141,7 @@ impl ComposedVerifier {
     fn headers(&self) -> impl Iterator<Item = &str> {
         let signatures = match self.layout {
             Layout::Whole | Layout::Pairs { .. } | Layout::Versions { .. } | Layout::List => 1,
-            // The keys that the sender has decide which of these are present.
+            // The sender's keys decide which of these headers are present.
             Layout::Numbered | Layout::Slots => 0,
         };
         let time = match &self.time {

@@ -95,7 +95,7 @@ impl Coverage {
         }
     }
 
-    /// The coverage of a composed content.
+    /// The coverage of composed content.
     pub(super) fn of_composed(composed: &ComposedSignature<'_>) -> Self {
         let content = composed.content;
         let body = match (content.contains("{body}"), content.contains("{sorted_url}")) {
@@ -120,8 +120,8 @@ impl Coverage {
         }
     }
 
-    /// The coverage for a content from the config: bytes may move from a signed header into the
-    /// adjacent text, so that one signature is valid for several ids.
+    /// The coverage of content that the config describes: bytes may move from a signed header into
+    /// the adjacent text, so that one signature is valid for several ids.
     pub(super) fn with_loose_cuts(self, content: &str) -> Self {
         Self { cuts_are_fixed: false, has_one_reading: has_one_reading(content), ..self }
     }
@@ -193,9 +193,9 @@ impl Coverage {
     }
 }
 
-/// Whether a content from the config can be split in only one way. A timestamp that gains or loses bytes
-/// leaves the window. So one header before it, separated on both sides, has a fixed end too. A URL,
-/// or a header at another position, has no fixed end.
+/// Whether content that the config describes can be split in only one way. A timestamp that gains or
+/// loses bytes leaves the window. So one header before it, separated on both sides, has a fixed end too.
+/// A URL, or a header at another position, has no fixed end.
 fn has_one_reading(content: &str) -> bool {
     let headers = content.matches("{header:").count();
     if content.contains("url}") {
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn composed_content_has_one_reading_only_where_nothing_can_move_across_a_cut() {
-        // Where two readings fit one signature, a captured request gets a second id.
+        // If one signature fits two readings, a captured request can get a second id.
         let check = |content: &str, one: bool| {
             assert_eq!(has_one_reading(content), one, "{content}");
         };

@@ -511,7 +511,7 @@ fn first_missing<'a>(
     names.find(|name| !headers.contains_key(*name))
 }
 
-/// Without a server, which fetches keys, such a request cannot be judged.
+/// The refusal of a request whose key was not fetched: only a server fetches keys.
 fn not_fetched(params: &str) -> Refusal {
     Refusal::Signature(format!(
         "the sender's key is fetched by `hapax serve`; give it as {params} to verify without it"

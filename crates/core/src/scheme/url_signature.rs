@@ -193,7 +193,7 @@ pub(super) struct KnownFields {
     ids: &'static [&'static str],
     /// Fields that are present if the signed text contains their names outside of free text.
     others: &'static [&'static str],
-    /// Fields whose names contain one of those and do not end in it.
+    /// Fields whose names contain a name of `ids` or `others` and do not end in it.
     longer: &'static [&'static str],
     /// The fields with free text.
     words: &'static [&'static str],
