@@ -13,13 +13,14 @@ use crate::alert_board::{AlertReport, AlertsNoted, StoredAlert};
 /// The alerts of all nodes. Every method is one atomic act.
 pub trait AlertRecords: Send + Sync + 'static {
     /// Records that a node is alive and which handlers it has, and takes or renews the lease of the judge. Only one node
-    /// holds the lease at a time, by the store's clock. A node counts as alive for
-    /// [`LISTED_FOR`](crate::alert_board::LISTED_FOR).
+    /// holds the lease at a time, by the store's clock. The handlers of a node count for
+    /// [`LISTED_FOR`](crate::alert_board::LISTED_FOR) after each check-in.
     fn check_in(&self, node: CheckIn)
     -> impl Future<Output = Result<CheckedIn, StoreError>> + Send;
 
-    /// Records that a node stops in order: it is not missed. Its handlers count for as long as those of a node that
-    /// died, so that a restart is not mistaken for handlers that are gone. The next check-in takes this back.
+    /// Records that a node shuts down normally, so that it is not listed as missing. Its handlers count for as long
+    /// as those of a node that died, so that a restart is not mistaken for handlers that are gone. The next
+    /// check-in undoes the check-out.
     fn check_out(&self, node: Uuid) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// The nodes that run, and those that stopped without checking out, as [`listed_nodes`] decides by the store's
@@ -38,7 +39,7 @@ pub trait AlertRecords: Send + Sync + 'static {
     fn alerts(&self) -> impl Future<Output = Result<Vec<StoredAlert>, StoreError>> + Send;
 
     /// Silences an alert by its id ([`ActiveAlert::key`](crate::own_messages::ActiveAlert::key)) from now on, or ends
-    /// its silence if `span` is zero. The alert as it is then; `None` if there is no such alert.
+    /// its silence if `span` is zero. Returns the alert as it is then, or `None` if there is no such alert.
     fn silence_alert(
         &self,
         ask: SilenceAsk,
@@ -63,11 +64,12 @@ pub struct CheckIn {
 pub struct CheckedIn {
     /// Whether the node holds the lease of the judge.
     pub is_judge: bool,
-    /// The handlers of all nodes that are alive, each once.
+    /// The handlers of all nodes that checked in within
+    /// [`LISTED_FOR`](crate::alert_board::LISTED_FOR), each once.
     pub handlers: HashSet<HandlerRef>,
 }
 
-/// An operator's wish for silence.
+/// An operator's request to silence an alert, or to end its silence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SilenceAsk {
     /// Which alert.
@@ -91,7 +93,7 @@ pub struct SeenNode {
     pub started_at: Timestamp,
     /// The last check-in.
     pub seen_at: Timestamp,
-    /// It has checked out since.
+    /// Whether it has checked out since.
     pub is_stopped: bool,
 }
 
@@ -116,9 +118,9 @@ pub const NODE_ALIVE_FOR: SignedDuration = SignedDuration::from_secs(30);
 /// How long a node is listed as missing.
 pub const NODE_MISSING_FOR: SignedDuration = SignedDuration::from_hours(1);
 
-/// The nodes that run or are missing, by name and start. A node that checked out is not missing. Neither is one whose
-/// place another node has taken: it started under the same name after the last check-in of the first, even if it has
-/// stopped since.
+/// The nodes that run or are missing, by name and start. A node that checked out is not missing. A node that was
+/// replaced is not missing either: another node started under the same name after the last check-in of the first. The
+/// other node may have stopped since.
 pub fn listed_nodes(seen: Vec<SeenNode>, now: Timestamp) -> Vec<NodeRecord> {
     let starts: Vec<(Uuid, String, Timestamp)> =
         seen.iter().map(|node| (node.node, node.name.clone(), node.started_at)).collect();

@@ -13,7 +13,7 @@ use crate::endpoint::EndpointId;
 pub struct EndpointHour {
     /// The endpoint.
     pub endpoint: EndpointId,
-    /// The hour: any time in it. As it is read, its start.
+    /// The hour: any time in it when it is written, its start when it is read.
     pub at: Timestamp,
     /// The figures.
     pub figures: EndpointFigures,

@@ -77,9 +77,9 @@ pub trait Inspect: Send + Sync + 'static {
     fn in_review(&self) -> impl Future<Output = Result<Vec<(SourceName, u64)>, StoreError>> + Send;
 
     /// Events that arrived more than once, were first received at or after `ask.since` and still have their body,
-    /// newest first. Up to `ask.limit` all are returned. Beyond it about that many are, spread evenly over the span.
-    /// If the span has more than [`COPIES_READ_MAX`](crate::limits::COPIES_READ_MAX) copies, the newest of them are
-    /// sampled.
+    /// newest first. If at most `ask.limit` events match, all are returned. Otherwise about that many are, spread
+    /// evenly over the span. If the span has more than [`COPIES_READ_MAX`](crate::limits::COPIES_READ_MAX) copies,
+    /// the newest of them are sampled.
     fn sample(
         &self,
         ask: SampleAsk,
@@ -286,7 +286,7 @@ pub struct AttemptNote {
     pub attempt: u32,
     /// When it began.
     pub started_at: Timestamp,
-    /// When it ended. `None` for a lost attempt.
+    /// When it ended. `None` for a lost attempt whose end is not known.
     pub ended_at: Option<Timestamp>,
     /// `done`, `failed` or `lost`.
     pub outcome: String,

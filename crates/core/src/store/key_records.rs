@@ -37,7 +37,7 @@ pub struct KeyFilter {
 }
 
 impl KeyFilter {
-    /// Whether a key may be read that does not match.
+    /// Whether the filter may leave out keys that are read.
     pub fn is_selective(&self) -> bool {
         self.scope.is_some() || self.key.is_some()
     }
@@ -91,8 +91,9 @@ pub trait KeyRecords: Send + Sync + 'static {
     /// them until they are pruned.
     fn keys(&self, filter: KeyFilter) -> impl Future<Output = Result<KeyPage, StoreError>> + Send;
 
-    /// Deletes a key with its answer, unless a request runs under it. A request whose lease has ended has lost
-    /// its fence. Durable when it returns `Ok`. Never waits for a user's transaction.
+    /// Deletes a key with its answer, unless a request runs under it. A request whose lease has ended does not
+    /// prevent the deletion and loses its fence. Durable when it returns `Ok`. Never waits for a user's
+    /// transaction.
     fn delete_key(
         &self,
         name: KeyPosition,

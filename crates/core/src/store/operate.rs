@@ -24,7 +24,7 @@ pub trait Operate: Send + Sync + 'static {
 
     /// Approves an event in review: `jobs` are written. The jobs are written once, however many approvals
     /// and on-time copies race. If jobs of the event are in review instead, these jobs become ready and run
-    /// whatever the order guard decides, and `jobs` is ignored.
+    /// whatever the order rule decides, and `jobs` is ignored.
     fn approve(
         &self,
         event: EventId,
