@@ -127,9 +127,9 @@ pub struct AlertReport {
     pub judged: Option<Vec<ActiveAlert>>,
     /// The problems of the node itself.
     pub own: Vec<ActiveAlert>,
-    /// How long after the first check another one raises an alert.
+    /// The shortest time between the first check that found an alert and the check that raises it.
     pub raise_after: Duration,
-    /// How long no check may find an alert before it is cleared.
+    /// An alert that no check has found for longer than this is cleared.
     pub clear_after: Duration,
 }
 

@@ -5,7 +5,7 @@
 //! delivery, the *probe*, may be claimed. The end of the probe's lease becomes the new `open_until`, so a probe
 //! that never ends delays the next one and nothing else.
 //!
-//! Every change from one of these to another raises `number`. A claim carries the number. An outcome under
+//! Opening, probing or closing the circuit raises `number`. A claim carries the number. An outcome under
 //! another number settles its delivery but does not affect the circuit: its attempt began before the
 //! circuit changed.
 //!
@@ -35,8 +35,8 @@ pub const GIVE_UP_AFTER: Duration = Duration::from_secs(5 * 86_400);
 /// were held do not all start together.
 pub const SLOTS_FIRST: u32 = 2;
 
-/// [`OPEN_MIN`], or the value that a test sets: a test that restarts its receiver would wait for
-/// minutes.
+/// [`OPEN_MIN`], or the value that a test sets: a test that restarts its receiver would otherwise
+/// wait for minutes.
 fn open_min() -> Duration {
     Duration::from_millis(tuned!("circuit.open_ms", OPEN_MIN.as_millis() as u64))
 }
@@ -73,7 +73,8 @@ pub enum CircuitEvent {
     },
     /// An attempt failed.
     Fails,
-    /// A claim ended and says nothing about the endpoint: it was given back, or its request never left.
+    /// A claim ended without information about the endpoint: it was returned, or its request was never
+    /// sent.
     Nothing,
     /// The endpoint is disabled for its failures, or because its answer asked for that.
     GivenUp,

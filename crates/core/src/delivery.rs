@@ -5,8 +5,8 @@
 //! request cannot kill the process. A delivery that ended can always be replayed, because receivers
 //! deduplicate by the message's id.
 //!
-//! The fence is checked before: an act under an older fence never gets here. docs/lifecycle.md has the
-//! same table in words, and a test compares it with this file.
+//! The store checks the fence first: an act under an older fence never reaches this function.
+//! docs/lifecycle.md has the same table in words, and a test compares it with this file.
 //!
 //! Order per key is decided outside this function, from the other deliveries under the key: a claim
 //! comes with [`KeyTurn`], and the store readies the next parked delivery whenever one ends.
@@ -187,7 +187,7 @@ pub struct DeliveryState {
     pub due: Timestamp,
 }
 
-/// Whether a delivery may be sent now, as far as the order of its endpoint goes.
+/// Whether the order of its endpoint allows a delivery to be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyTurn {
     /// The delivery may be sent: its endpoint keeps no order, it has no key, or every earlier one
@@ -237,7 +237,7 @@ pub enum DeliveryAct<'a> {
     Skip,
     /// The delivery was dead, parked, or held by a disabled endpoint for too long.
     Expire,
-    /// An operator sends it again, or now.
+    /// An operator sends an ended delivery again, or makes a waiting one due now.
     Replay {
         /// Whether the delivery parks its key while it is dead. Then no later delivery under the
         /// key was sent, and this one keeps its place.
@@ -280,7 +280,7 @@ pub struct DeliveryChange {
     pub place: KeyPositionChange,
 }
 
-/// The change to the list of attempts. The attempt that delivered is in the delivery's row.
+/// The change to the list of attempts. The successful attempt is in the delivery's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptRecord {
     /// Nothing.
@@ -289,7 +289,7 @@ pub enum AttemptRecord {
     Lost,
     /// The attempt failed, with the error and the answer that the sender reports.
     Failed,
-    /// The attempt that delivered moves from the delivery's row to the list, because another follows.
+    /// The successful attempt moves from the delivery's row to the list, because another follows.
     Delivered,
     /// The record of this attempt is deleted: the attempt was recorded as lost and was only slow.
     Remove,
@@ -330,7 +330,7 @@ pub fn step(
             let ended = delivery.due.min(now);
             let (progress, due) = match delivery.progress.lost(WorkLocation::Called, ended, dice) {
                 AfterLoss::Again { progress, due } => (progress, due),
-                // Only work inside this process is buried for its losses.
+                // Not reached: only work inside this process becomes a dead letter for its losses.
                 AfterLoss::Bury { progress } => (progress, now),
             };
             Ok(DeliveryChange { progress, attempt: AttemptRecord::Lost, ..to(Ready, due) })
@@ -373,7 +373,8 @@ pub fn step(
             Err(DeliveryUnchanged::NotWaiting)
         }
 
-        // The fence stays good: if the request got through, the delivery is delivered.
+        // The fence stays valid: if the request reached the endpoint, the delivery is recorded as
+        // delivered.
         (DeliveryAct::Cancel, Ready | Leased | Parked)
         | (DeliveryAct::Skip | DeliveryAct::Expire, Ready | Parked | Dead) => {
             Ok(to(Cancelled, now))

@@ -317,7 +317,7 @@ impl DisabledBy {
     }
 }
 
-/// A change of an endpoint. Each is one commit.
+/// A change of an endpoint. Each change is one commit.
 #[derive(Debug, Clone)]
 pub enum EndpointAct {
     /// Replaces settings and sealed values, if the endpoint still has this version: another change or

@@ -72,9 +72,10 @@ pub fn settings_fault(settings: &EndpointSettings) -> Option<String> {
     None
 }
 
-/// Why no endpoint can belong to a tenant of this name, if so. Endpoints of the tenant
-/// [`OWN_TENANT`](crate::message::OWN_TENANT) get the messages of Hapax about itself, so only a
-/// caller that lets nobody but operators add endpoints may allow this tenant.
+/// Why no endpoint can belong to a tenant of this name, if so.
+/// [`OWN_TENANT`](crate::message::OWN_TENANT) is accepted here, although its endpoints get the
+/// messages of Hapax about itself. A caller must refuse that tenant unless only operators can add
+/// endpoints through it.
 pub fn tenant_fault(name: &str) -> Option<&'static str> {
     (!is_name(name)).then_some("tenant must have 1 to 255 bytes and no control characters")
 }
@@ -101,7 +102,7 @@ pub enum RotateFault {
     /// The present secrets cannot be read.
     #[error("the secrets of the endpoint cannot be read: {0}")]
     Unreadable(String),
-    /// The rotation makes no sense now.
+    /// The rotation is not possible now.
     #[error(transparent)]
     Refused(#[from] RotateError),
 }

@@ -95,7 +95,8 @@ pub enum SigningSecretError {
          {SIGNING_SECRET_BYTES_MAX}"
     )]
     Length(usize),
-    /// The padding is missing, and the receiver must use the text as it is.
+    /// The base64 has no padding, and receivers of timestamped signatures use the text itself as
+    /// the key.
     #[error(
         "the base64 lacks its padding, and receivers of timestamped signatures use the text itself"
     )]
@@ -325,8 +326,9 @@ impl EndpointSecrets {
     /// then. The value of `webhook-timestamp` is `now` in whole seconds.
     ///
     /// Signatures are separated by spaces: `v1` and `v1a` first, and among them the newest first. Timestamped
-    /// ones share one element at the end, `t=…,v1=…,v1=…`: the libraries of Standard Webhooks stop at the
-    /// first signature that they can verify, and some fail at an element with two commas before it.
+    /// ones share one element at the end, `t=…,v1=…,v1=…`. The libraries of Standard Webhooks stop at the
+    /// first signature that they can verify. Some fail if an element with two commas comes before that
+    /// signature.
     ///
     /// `id` is the value of `webhook-id`. An id must not contain a dot, because dots separate the signed
     /// parts.

@@ -2,8 +2,8 @@
 //! `failpoints`.
 //!
 //! This is the only file of the crate that reads the environment, writes a file or ends the process.
-//! It is in this crate because `store` and `engine` share no other. The tests of `hapax` enable the
-//! feature through its dev-dependencies; the shipped binary does not have it.
+//! It is in this crate because `store` and `engine` share no other crate. The tests of `hapax`
+//! enable the feature through its dev-dependencies; the shipped binary does not have it.
 //!
 //! - `HAPAX_FAILPOINTS="worker.before_commit=abort@3,…"`: abort at the third hit of that point;
 //!   `abort:evt_1` instead aborts whenever that event passes the point; `stop@3` stops the process

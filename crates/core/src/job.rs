@@ -234,7 +234,8 @@ impl Progress {
         Self { attempt: self.attempt + 1, ..self }
     }
 
-    /// The claim is given back before its work began, as if it had not been made.
+    /// The progress after a claim is returned before its work began: as if the claim had not been
+    /// made.
     pub fn given_back(self) -> Self {
         Self { attempt: self.attempt.saturating_sub(1), ..self }
     }

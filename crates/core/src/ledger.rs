@@ -179,7 +179,7 @@ fn hashed(text: &str) -> String {
 pub struct Quota {
     /// The most keys of one caller.
     pub keys: u64,
-    /// The most bytes of answers of one caller. The answer that exceeds it is still stored.
+    /// The most bytes of answers of one caller. The answer that exceeds this bound is still stored.
     pub bytes: u64,
 }
 
@@ -373,7 +373,8 @@ impl Settle {
     ///
     /// 401, 403, 425 and 429 refuse a request before any work, so the key is free: a stored refusal would
     /// be replayed for days after the caller was admitted. A gateway that answers 502, 503 or 504 does not
-    /// know what the app did. Neither does a timeout around the work, which many frameworks answer as 408.
+    /// know what the app did. Many frameworks answer 408 when a deadline around the work passes, so a 408
+    /// leaves the outcome unknown too.
     pub fn by_status(status: StatusCode) -> Self {
         match status.as_u16() {
             401 | 403 | 425 | 429 => Self::Free,
@@ -406,9 +407,9 @@ pub trait Ledger: Send + Sync + 'static {
         answer: &StoredAnswer,
     ) -> impl Future<Output = Result<Held, StoreError>> + Send;
 
-    /// Gives up a right under which nothing was done. The key is free, or as an earlier attempt left it:
-    /// that attempt may have been carried out, so the key keeps its fingerprint and its attempt count.
-    /// Under a lost fence nothing happens.
+    /// Gives up a right under which nothing was done. After a first attempt the key is free. After a
+    /// later one the key keeps its fingerprint and the attempt count of the attempt before, because
+    /// that attempt may have been carried out. Under a lost fence nothing happens.
     fn abandon(&self, reserved: &Reserved) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
 

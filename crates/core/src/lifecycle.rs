@@ -4,8 +4,8 @@
 //! functions inside their own transactions; a test compares the two for every act in every phase.
 //! docs/lifecycle.md has the same table in words, and a test compares it with this file.
 //!
-//! The fence is checked before: an act under an older fence never gets here. The description of each
-//! act says whether it needs a fence.
+//! The store checks the fence first: an act under an older fence never reaches this function. The
+//! description of each act says whether it needs a fence.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ pub enum Act<'a> {
         /// Where the attempt ran.
         workplace: WorkLocation,
     },
-    /// The holder reports that the effects are there. Needs the fence.
+    /// The holder reports that the work is done. Needs the fence.
     Done {
         /// Whether the order mark has passed the job meanwhile.
         overtaken: Overtaken,
@@ -172,7 +172,7 @@ pub struct Change {
 /// The change of the holder of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
-    /// The last one stays on record; its fence may still be good.
+    /// The last holder stays on record; its fence may still be valid.
     Keep,
     /// The worker that claims.
     Set,
@@ -310,7 +310,7 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
             Err(Unchanged::RightLost)
         }
 
-        // Neither counts as an attempt.
+        // A returned claim and a refusal by the order rule do not count as attempts.
         (Act::GivenBack, Leased) => Ok(job.uncounted(to(Ready, now))),
         (Act::SetAside { hold: Some(hold) }, Leased) => {
             Ok(Change { turn: ResourceEffect::Pass, ..job.uncounted(to(Held, later(now, hold))) })

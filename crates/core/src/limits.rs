@@ -14,7 +14,8 @@ pub const JSON_DEPTH_MAX: usize = 64;
 /// longer than any token stays in use.
 pub const TOKEN_CHARS_MIN: usize = 16;
 
-/// How many signatures of one header are tried: rotation needs two or three, a flood gets no more.
+/// How many signatures of one header are tried: a rotation needs two or three, and a flood of them
+/// must not cost much work.
 pub const SIGNATURES_MAX: usize = 16;
 
 /// The longest event type that is stored: it becomes a filter and a log field.

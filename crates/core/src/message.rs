@@ -296,7 +296,7 @@ mod tests {
         Stamp { id: "msg_1", created_at: "2026-03-01T12:00:00Z".parse().unwrap(), sequence }
     }
 
-    // A number that no parser of ours can hold, spaces and key order must all survive.
+    // Spaces, the order of keys, and a number that no parser here can represent must all be kept.
     #[test]
     fn stored_bytes_become_the_thin_ones_that_publishing_would_have_made() {
         // Data with spaces, a nested "data", a type that looks like the key, and no object at all.

@@ -140,8 +140,8 @@ impl OrderPolicy {
     }
 
     /// Whether a running job that was not forced may still report "done". Its lease may have ended,
-    /// and another job of its resource may have been applied in its place. If not, its fence is
-    /// lost.
+    /// and another job of its resource may have been applied in its place. A job that may not has
+    /// lost its fence.
     pub fn may_settle(&self, mark: Option<Position>, position: Position) -> bool {
         match self {
             Self::Latest | Self::Sequence { .. } => {

@@ -143,7 +143,8 @@ impl ActiveAlert {
     }
 }
 
-/// A subject may be longer than a key, and may hold any character.
+/// The order key of an alert: a hash, because a subject may be longer than a key and may hold any
+/// character.
 fn alert_key(subject: &str) -> String {
     let hash = KeyHash::of(b"alert", [subject.as_bytes()]);
     let hex: String = hash.0.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -22,7 +22,7 @@ pub enum Dialect {
     Sqlite,
     /// Comments nest, `[…]` is an array or a part of one, parameters become `$1`. Strings are read
     /// as with `standard_conforming_strings = on`, the default since 9.1. The code that runs the
-    /// statements must set the connection to it.
+    /// statements must set it on the connection.
     ///
     /// A `DO` takes no parameters, since its body is a string and strings are never changed; `CALL`
     /// takes them. In a subscript such as `a[1:n]`, a colon after a value separates a slice: the
