@@ -19,7 +19,8 @@ use crate::key::Tenant;
 use crate::message::{NewMessage, Payload};
 use crate::vault::KeyId;
 
-/// The acts of sending. Every method is one atomic act: a crash in the middle leaves all of it or none.
+/// The acts of sending. Every method is one atomic act: after a crash in the middle, either all of its
+/// changes are stored or none.
 pub trait Outbox: Send + Sync + 'static {
     /// Publishes a message: writes it, and one delivery for each endpoint of its tenant that wants it now,
     /// in one commit. After `Ok` the message is on disk. The same id with the same content is a duplicate;
@@ -39,10 +40,10 @@ pub trait Outbox: Send + Sync + 'static {
     /// Outcomes are settled before expired leases are found, so a report at the end of a lease still counts.
     /// The schedule of a failed attempt is the endpoint's at that moment.
     ///
-    /// An exchange may claim less than is due, so that it delays no other commit for long; `next_due` then
-    /// names a time that has come. Claims go over the endpoints in turn, and each endpoint has at most
-    /// `max_in_flight` claims at once, over all nodes, and no more in a time than its rate limit. Disabled
-    /// and deleted endpoints are skipped, and endpoints with a sealed value whose key is not in
+    /// An exchange may claim less than is due, so that it delays no other commit for long; `next_due` is
+    /// then a time that has already passed. The endpoints take turns. Over all nodes, each endpoint has at
+    /// most `max_in_flight` claims at once, and its claims stay within its rate limit. An endpoint is
+    /// skipped if it is disabled or deleted, or if the key of one of its sealed values is not in
     /// `ask.vault_keys`. Expired leases are found here, including those of disabled and deleted endpoints:
     /// the attempt is lost and uses no step of the schedule.
     ///
@@ -51,9 +52,10 @@ pub trait Outbox: Send + Sync + 'static {
     /// under its key.
     ///
     /// Failures in a row open the circuit of an endpoint ([`crate::circuit`]); only one delivery is then claimed
-    /// when it is time to try the endpoint. An endpoint that asks for it, or does nothing but fail for days, is
-    /// disabled here. Each claim commits attempt + 1 and a new fence before this returns. On SQLite a
-    /// power loss may undo a claim, so an attempt may be repeated under the same message id.
+    /// when it is time to try the endpoint. This call disables an endpoint that asks to be disabled, or whose
+    /// attempts have all failed for days ([`GIVE_UP_AFTER`](crate::circuit::GIVE_UP_AFTER)). Each claim commits
+    /// attempt + 1 and a new fence before this returns. On SQLite a power loss may undo a claim, so an attempt
+    /// may be repeated under the same message id.
     fn exchange(
         &self,
         outcomes: Vec<AttemptOutcome>,
@@ -66,8 +68,8 @@ pub trait Outbox: Send + Sync + 'static {
         1
     }
 
-    /// How long an exchange may wait until half of the attempts have ended. This helps where an exchange
-    /// is expensive however few outcomes it settles.
+    /// How long an exchange may wait until half of the attempts have ended. Waiting helps if an exchange
+    /// is expensive even when it settles few outcomes.
     fn outcomes_gathered_for(&self) -> Duration {
         Duration::ZERO
     }
@@ -194,7 +196,8 @@ pub struct PublishedMessage {
 pub struct DeliveryAsk {
     /// The most deliveries to claim.
     pub limit: usize,
-    /// With at most about this many bytes of bodies; one delivery may exceed it.
+    /// The approximate limit of the bytes of their bodies together. A single delivery may exceed
+    /// it.
     pub bytes_max: usize,
     /// The name of this node, recorded with the attempt.
     pub node: Arc<str>,
@@ -213,7 +216,8 @@ pub struct Exchanged {
     pub settled: Vec<Held>,
     /// The claims.
     pub claims: Vec<DeliveryClaim>,
-    /// When something is next due that was not claimed, as far as the store knows: a hint for waiting.
+    /// When the next delivery that was not claimed is due, as far as the store knows. It is a hint for
+    /// how long to wait.
     pub next_due: Option<Timestamp>,
 }
 
@@ -258,7 +262,7 @@ pub struct DeliveryTarget {
 }
 
 impl DeliveryTarget {
-    /// The target that an endpoint is.
+    /// The part of an endpoint's record that a sender needs.
     pub fn of(record: &EndpointRecord) -> Self {
         let settings = &record.settings;
         Self {
@@ -292,7 +296,7 @@ pub struct AttemptOutcome {
 pub enum AttemptVerdict {
     /// The endpoint answered with a 2xx.
     Delivered(HandlerAnswer),
-    /// The attempt failed, or the endpoint answered otherwise.
+    /// The attempt failed, or the endpoint answered with another status.
     Failed {
         /// Why, in words for an operator.
         error: String,
@@ -300,14 +304,14 @@ pub enum AttemptVerdict {
         answer: Option<HandlerAnswer>,
         /// When to try again.
         retry: Retry,
-        /// The state of the endpoint that the failure points to.
+        /// What the failure says about the endpoint as a whole.
         says: EndpointSignal,
     },
-    /// The attempt was never begun, and does not count.
+    /// The attempt never began, and does not count.
     GivenBack,
 }
 
-/// The state of the endpoint as a whole that a failed attempt points to.
+/// What a failed attempt says about the endpoint as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndpointSignal {
     /// The endpoint may be failing.
@@ -522,7 +526,7 @@ pub struct DeliveryAttempt {
 /// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX), which means "this many or more".
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeliveryBacklog {
-    /// Deliveries to active endpoints that wait for an attempt, the first or another.
+    /// Deliveries to active endpoints that wait for their first attempt or for a retry.
     pub waiting: u64,
     /// Deliveries under way.
     pub sending: u64,

@@ -16,7 +16,8 @@ use crate::key::{KeyHash, SourceName, Tenant};
 
 /// The plans of operators.
 pub trait Plans: Send + Sync + 'static {
-    /// The number of deliveries or events that a plan would have now. Never waits for a writer.
+    /// The number of deliveries or events that a plan would take if it were recorded now. Never
+    /// waits for a writer.
     fn count_plan(
         &self,
         work: PlanWork,
@@ -24,18 +25,18 @@ pub trait Plans: Send + Sync + 'static {
 
     /// Records a plan with its count and its time, in one commit. The plan runs from then on.
     ///
-    /// The instant is fixed. A delivery that dies, a message that is published, an event that arrives, and a
-    /// job that ends, dies or goes to review after it are not part of the plan.
+    /// The plan takes only what existed at its time. It does not take deliveries that die later, messages
+    /// that are published later, events that arrive later, or jobs that end, die or go to review later.
     fn create_plan(
         &self,
         plan: NewPlan,
         by: Action,
     ) -> impl Future<Output = Result<PlanCreated, StoreError>> + Send;
 
-    /// Runs the next slice of the plan that has waited longest for one, at most `limit` deliveries. The slice
-    /// and the progress are one commit, so that each delivery is taken once, even if a process dies in
-    /// between. Slices of one plan never run at the same time, on any node. The plans in `except` are left to
-    /// other nodes.
+    /// Runs one slice, of at most `limit` deliveries or events: the next slice of the plan that has been due
+    /// longest. The slice and the progress are one commit, so that each delivery is taken once, even if a
+    /// process dies in between. Slices of one plan never run at the same time, on any node. The plans in
+    /// `except` are left to other nodes.
     ///
     /// A slice of events is only read: their jobs depend on the configuration, which the store does not know.
     /// [`Plans::take_slice`] commits it.
@@ -245,7 +246,7 @@ pub struct DeliveryPlan {
     pub which: PlannedDeliveries,
     /// From this time on: when a dead delivery died, or when its message was published.
     pub since: Timestamp,
-    /// Before this time, and in any case before the plan.
+    /// Before this time. The plan's own time is always an upper bound.
     pub until: Option<Timestamp>,
 }
 
@@ -287,18 +288,18 @@ pub struct NewPlan {
     pub work: PlanWork,
     /// At most this many deliveries or events a second; `None` is as fast as the store allows.
     pub rate: Option<u32>,
-    /// A hash of the request as it was given. Times in `work` may count from the present, so a repeated
-    /// request has another `work`.
+    /// A hash of the request as the client sent it. A repeated request is recognised by this hash and
+    /// not by `work`: a relative time in the request gives other times in `work`.
     pub request: KeyHash,
     /// Whether the plan is recorded only if no other plan for deliveries of its endpoint runs. If several
-    /// such plans are requested at once, on any nodes, one of them is recorded.
+    /// such plans are requested at once, on any nodes, only one of them is recorded.
     pub alone: bool,
 }
 
-/// The number of deliveries or events that a plan would have.
+/// The number of deliveries or events that a plan would take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanCount {
-    /// So many.
+    /// The number.
     Counted(u64),
     /// There is no such endpoint.
     UnknownEndpoint,
@@ -313,7 +314,8 @@ pub enum PlanCreated {
     OtherRequest,
     /// There is no such endpoint.
     UnknownEndpoint,
-    /// The plan was to run [alone](NewPlan::alone), and another one of its endpoint runs.
+    /// The plan was to run [alone](NewPlan::alone), and another plan for deliveries of its endpoint
+    /// is running.
     EndpointBusy,
 }
 
@@ -384,8 +386,8 @@ pub enum PlanRun {
     Idle,
 }
 
-/// How many slices a plan with a rate runs each second. More would be many commits with little in
-/// each; fewer would send in bursts.
+/// How many slices a plan with a rate runs each second. With more slices, each commit would do
+/// little; with fewer, deliveries would be sent in bursts.
 const SLICES_PER_SECOND: u32 = 4;
 
 /// How many deliveries or events a slice of a plan takes, and how long after it the next slice is due.

@@ -16,25 +16,26 @@ use crate::log_buckets::middle_of;
 pub struct TrafficCount {
     /// The source.
     pub source: SourceName,
-    /// The minute: any time in it. For a step its start, a multiple of its length since 1970.
+    /// For a minute: any time within it. For a step: its start, which is a multiple of the step's
+    /// length since 1970.
     pub at: Timestamp,
     /// The figures.
     pub figures: TrafficFigures,
 }
 
-/// The figures of a time.
+/// The figures of a period.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TrafficFigures {
     /// The numbers that are added up.
     pub counts: TrafficCounts,
     /// Counts by kind and index, such as durations by bucket. They are added up too.
     pub tallies: Tallies,
-    /// The highest gauges.
+    /// The highest value of each gauge.
     pub gauges: Gauges,
 }
 
 impl TrafficFigures {
-    /// Adds figures of the same source, of another node or another time.
+    /// Adds figures of the same source from another node or another period.
     pub fn add(&mut self, other: &Self) {
         self.counts.add(&other.counts);
         self.tallies.add(&other.tallies);
@@ -138,7 +139,7 @@ pub struct Gauges {
     pub dead: u64,
     /// Events and jobs that wait for a decision of an operator.
     pub review: u64,
-    /// The second of the last verified arrival, since 1970; zero for none.
+    /// The time of the last verified arrival, in seconds since 1970; zero for none.
     pub last_arrival: u64,
 }
 
@@ -277,7 +278,7 @@ impl Tallies {
         }
     }
 
-    /// The same numbers as bytes, each in as few as it needs.
+    /// The same numbers as bytes, with as few bytes for each as it needs.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(4 * self.0.len());
         for number in self.packed() {
@@ -291,7 +292,7 @@ impl Tallies {
         bytes
     }
 
-    /// Adds the numbers in bytes of [`Self::bytes`].
+    /// Adds the numbers that [`Self::bytes`] has encoded.
     pub fn add_bytes(&mut self, bytes: &[u8]) {
         let (mut number, mut shift) = (0_u64, 0);
         for byte in bytes {
@@ -317,9 +318,9 @@ fn code(kind: TallyKind, index: u8) -> u16 {
 pub struct TrafficAsk {
     /// Only this source; `None` for all of them.
     pub source: Option<SourceName>,
-    /// The start of the time.
+    /// The start of the period.
     pub from: Timestamp,
-    /// Before this time.
+    /// The end of the period, exclusive.
     pub to: Timestamp,
     /// The length of one step, at least a second.
     pub step: Duration,
@@ -329,10 +330,10 @@ pub struct TrafficAsk {
 
 /// The figures over time.
 pub trait TrafficHistory: Send + Sync + 'static {
-    /// Writes what `node`, a process that is named only once, has counted in whole minutes. A count replaces the one
-    /// that the node wrote for the same minute and source, so an act that is repeated counts nothing twice. The same
-    /// act merges a bounded number of old counts ([`NODES_MERGED_AFTER`], [`MERGES`]) and deletes those older than
-    /// [`TRAFFIC_KEPT`].
+    /// Writes the counts of `node` for whole minutes. `node` is the id of one process; no other process ever has the
+    /// same id. A count replaces the one that the node wrote for the same minute and source, so a repeated call
+    /// counts nothing twice. The same call merges a bounded number of old counts ([`NODES_MERGED_AFTER`],
+    /// [`MERGES`]) and deletes those older than [`TRAFFIC_KEPT`].
     fn record_traffic(
         &self,
         node: Uuid,
@@ -340,15 +341,15 @@ pub trait TrafficHistory: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Takes jobs that apps completed by SQL alone, at most `limit`, so that a node counts them. No other call returns
-    /// them again: after a crash of the node they are not counted. Only pulled jobs can be among them, because a node
-    /// learns of every other one.
+    /// them again: after a crash of the node they are not counted. Only jobs of pull handlers can be among them: nodes
+    /// count all other jobs themselves.
     fn take_completions(
         &self,
         limit: usize,
     ) -> impl Future<Output = Result<Vec<Completion>, StoreError>> + Send;
 
-    /// The figures of each step and source that has any, in the order of time. Old figures have the coarser
-    /// steps in which they are stored.
+    /// The figures of each step and source, in the order of time. A step without figures is left out. Old
+    /// figures have the longer steps in which they are stored.
     fn traffic_by_source(
         &self,
         ask: TrafficAsk,
@@ -377,21 +378,22 @@ pub fn traffic_of_all(counts: Vec<TrafficCount>) -> BTreeMap<Timestamp, TrafficF
     steps
 }
 
-/// The length of a count as it is recorded, in seconds.
+/// The span of a newly recorded count, in seconds.
 pub const MINUTE_SECONDS: i64 = 60;
 
 /// The age, in seconds, after which the counts of all nodes for a minute are merged. No node still writes
 /// a minute that is this old.
 pub const NODES_MERGED_AFTER: i64 = 2 * 3_600;
 
-/// Which steps are merged into longer ones, and after which age in seconds: minutes into hours after 48
-/// hours, hours into days after 90 days.
+/// The merges of counts into longer steps: the length of the step, the length of the longer step, and
+/// the age after which counts are merged, all in seconds. Minutes are merged into hours after 48 hours,
+/// and hours into days after 90 days.
 pub const MERGES: [(i64, i64, i64); 2] = [(60, 3_600, 48 * 3_600), (3_600, 86_400, 90 * 86_400)];
 
 /// How long the counts of a day are kept, in seconds: two years.
 pub const TRAFFIC_KEPT: i64 = 2 * 366 * 86_400;
 
-/// The most counts that one act merges or deletes.
+/// The most counts that one call merges or deletes.
 pub const MERGED_MAX: usize = 500;
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub struct SecretUse {
     pub used_at: Option<Timestamp>,
 }
 
-/// A secret of a source, over all nodes and restarts.
+/// The record of a secret of a source, merged from all nodes and kept over restarts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretRecord {
     /// The tenant.
@@ -54,7 +54,7 @@ pub struct SecretRecord {
     pub used_at: Option<Timestamp>,
 }
 
-/// The names of verifiers, for the arrivals that have their numbers.
+/// The names of verifiers. An arrival is stored with the number of its verifier only.
 pub trait VerifierNames: Send + Sync + 'static {
     /// Records names. A name that is known already stays.
     fn name_verifiers(
@@ -62,8 +62,8 @@ pub trait VerifierNames: Send + Sync + 'static {
         verifiers: Vec<Verifier>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Records secrets and their last uses. The first record of a secret stays, and so does a later use, whichever
-    /// node it was on. Deleting the tenant deletes its records.
+    /// Records secrets and their last uses. A secret keeps the time of its first record. Its last use only moves
+    /// forward, whichever node reports a use. Deleting the tenant deletes its records.
     fn note_secrets(
         &self,
         uses: Vec<SecretUse>,

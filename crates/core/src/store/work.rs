@@ -100,13 +100,13 @@ pub trait Work: Send + Sync + 'static {
     /// One commit. If it is lost in a crash, the jobs run at their scheduled time.
     fn hurry(&self, event: EventId) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Waits until there may be work for this handler. A hint: only [`Work::claim`] decides, and a caller
-    /// must poll even without a hint.
+    /// Waits until there may be work for this handler. The answer is a hint: only [`Work::claim`]
+    /// decides, and a caller must also poll without a hint.
     ///
     /// Arrivals count from the moment of the call, not from the first poll of the future. A caller that
     /// calls `wait`, then claims nothing, then awaits, misses no arrival. Any arrival ends the wait. The
-    /// due time of the next job ends it too, but never before the start of `span`; the end of `span`
-    /// always does. `span` begins with the first poll. Changes nothing.
+    /// due time of the next job also ends the wait, but never before the start of `span`. The end of
+    /// `span` always ends the wait. `span` counts from the first poll. The call changes nothing.
     fn wait(
         &self,
         handler: &HandlerRef,
@@ -116,8 +116,8 @@ pub trait Work: Send + Sync + 'static {
     /// Deletes finished events that are past the horizon, at most `limit` of them. Returns true if there
     /// may be more.
     ///
-    /// A call may make several commits. Each of them leaves an event whole, without its body and history,
-    /// or gone with its key. A crash in the middle leaves the rest to the next call.
+    /// A call may make several commits. After each of them, an event is complete, or has lost its body
+    /// and history, or is deleted with its key. A crash in the middle leaves the rest to the next call.
     fn prune(
         &self,
         horizon: Horizon,
@@ -282,7 +282,7 @@ pub struct SqlAsk {
     pub claim: ClaimAsk,
     /// The statements.
     pub program: Arc<crate::handler::SqlProgram>,
-    /// The most time that the statements of one job may take.
+    /// The longest time that the statements of one job may take.
     pub timeout: Duration,
 }
 
@@ -396,13 +396,15 @@ impl Horizon {
         }
     }
 
-    /// Order marks of this source that have not moved since then may be deleted: no event can need them.
-    /// `unfinished` is the arrival time of the oldest event that is past its time and not finished.
+    /// An order mark of this source may be deleted if it last moved before the returned time: no event
+    /// can need such a mark. `unfinished` is the arrival time of the oldest event that retention keeps
+    /// only because it is not finished.
     ///
     /// A mark keeps older versions of a resource from being applied. The sender made an older version
     /// before the mark moved, and keys outlive every sender's retries. So an older version arrives within
-    /// the retention of keys after the mark moved. All events that arrived until then must also be finished
-    /// and past their time, because an operator may still run them. `None` where keys are kept for ever.
+    /// the retention of keys after the mark moved. The bodies of all events that arrived until then must
+    /// also be deleted, because an operator may still run an event that has one. `None` where keys are kept
+    /// for ever.
     pub fn marks_before(
         &self,
         source: &SourceName,

@@ -101,7 +101,8 @@ fn the_page_on_the_life_of_a_delivery_lists_exactly_the_transitions_there_are() 
 
 #[test]
 fn a_right_is_void_after_every_act_that_gives_the_delivery_to_another() {
-    // A sender that was only slow may still report a 2xx, until another may send.
+    // A sender that was only slow may still report a 2xx, until another sender may attempt the
+    // delivery.
     let policy = three_attempts();
     for (name, act) in acts(&policy) {
         for delivery in PHASES.into_iter().flat_map(deliveries) {
@@ -128,7 +129,8 @@ fn a_right_is_void_after_every_act_that_gives_the_delivery_to_another() {
 
 #[test]
 fn a_late_delivered_counts_and_a_late_failed_does_not() {
-    // The lease was lost, or an operator cancelled, while the request was under way and got through.
+    // The endpoint accepted the request, but meanwhile the lease ended or an operator cancelled the
+    // delivery.
     let policy = three_attempts();
     let leased = state(DeliveryPhase::Leased, -1, (4, 1, 2));
     for end in [DeliveryAct::LeaseEnded, DeliveryAct::Cancel] {
@@ -169,7 +171,7 @@ fn an_attempt_that_was_never_sent_uses_no_step_and_backs_off() {
 
 #[test]
 fn a_request_that_can_never_leave_becomes_a_dead_letter() {
-    // With a damaged secret no attempt is ever sent. Lost attempts in between do not change the
+    // With a damaged secret, no request is ever sent. Lost attempts in between do not change the
     // count of unsent ones.
     let policy = three_attempts();
     let mut delivery = state(DeliveryPhase::Ready, 0, (0, 0, 0));
@@ -221,7 +223,8 @@ fn a_replay_begins_the_schedule_again_and_goes_on_counting_attempts() {
         let record = if moves { AttemptRecord::Delivered } else { AttemptRecord::Keep };
         assert_eq!(change.attempt, record, "the attempt that delivered stays in the history");
     }
-    // Only a dead delivery that its key waits for keeps its place.
+    // A replayed delivery keeps its place only if it was dead and parked the later deliveries of
+    // its key.
     for (phase, parks_key) in PHASES.into_iter().flat_map(|phase| [(phase, false), (phase, true)]) {
         let delivery = state(phase, -30, (7, 3, 2));
         let replayed = step(&delivery, &DeliveryAct::Replay { parks_key }, noon(), 0.5);
@@ -247,7 +250,7 @@ fn after(delivery: &DeliveryState, change: &DeliveryChange) -> DeliveryState {
     DeliveryState { phase, due, progress }
 }
 
-/// An act by its place in [`acts`], the time that passed before it, and the dice.
+/// An act by its index in [`acts`], the time that passed before the act, and its random number.
 type Plan = Vec<(usize, u32, f64)>;
 
 fn plan() -> impl Strategy<Value = Plan> {

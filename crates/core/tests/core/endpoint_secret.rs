@@ -55,7 +55,7 @@ fn accepts(provider: &str, receiver: &SigningSecret, value: HeaderValue, now: Ti
 
 #[test]
 fn a_signature_is_that_of_the_standard() {
-    // The vector that the libraries of Standard Webhooks test themselves with.
+    // The test vector of the Standard Webhooks libraries.
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     let secret = SigningSecret::parse(Signing::Standard, secret).expect("a secret");
     let value = EndpointSecrets::new(secret).sign(ID, at(1_614_265_330), BODY);
@@ -64,7 +64,7 @@ fn a_signature_is_that_of_the_standard() {
 
 #[test]
 fn a_signature_with_a_key_pair_is_that_of_the_standard() {
-    // The vector that the server of Svix tests itself with; its private key has the public one at its end.
+    // The test vector of the Svix server. Its private key is the seed, followed by the public key.
     let key =
         "6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
     let seed = "6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbc=";
@@ -202,7 +202,7 @@ fn a_fourth_active_secret_is_refused_until_one_has_ended() {
 
 #[test]
 fn an_overlap_of_zero_ends_every_earlier_secret_now() {
-    // A leaked secret must not sign again, even if an earlier rotation had left it active.
+    // A leaked secret must not sign again, even if it was still active after an earlier rotation.
     let now = at(1_767_225_600);
     let two = EndpointSecrets::new(secret(1)).rotate(secret(2), HOUR, now).expect("rotated");
     let revoked = two.rotate(secret(3), Duration::ZERO, now).expect("revoked");
@@ -287,7 +287,7 @@ fn a_secret_cannot_be_printed() {
 
 #[test]
 fn stored_secrets_of_another_form_are_refused() {
-    // The bytes are cut at every position, and come from a newer version.
+    // The bytes are truncated at every position, or have the version byte of a newer Hapax.
     let now = at(1_767_225_600);
     let two = EndpointSecrets::new(secret(1)).rotate(secret(2), HOUR, now).expect("rotated");
     let bytes = two.to_bytes();

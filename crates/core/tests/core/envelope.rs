@@ -502,8 +502,8 @@ fn a_body_must_not_announce_itself_as_something_else() {
 
 #[test]
 fn the_bytes_say_how_a_body_is_read_and_never_its_content_type() {
-    // No sender signs the content type, so it must not change how the bytes are read: that would make another
-    // event under the same signature.
+    // No sender signs the content type, so it must not change how the bytes are read: another content type
+    // would turn the same signed bytes into another event.
     static EITHER: PresetEnvelope = PresetEnvelope {
         items: None,
         id: PresetId::FirstOf(&["/sid", "form:Sid"]),
@@ -563,7 +563,8 @@ fn json_inside_a_form_is_read_like_the_same_json_alone() {
 
 #[test]
 fn a_number_or_a_string_alone_is_never_an_event() {
-    // Such bytes could be the signed content of a handshake, or a signed timestamp.
+    // Such a body could be the signed content of a handshake, or a signed timestamp, replayed as an
+    // event.
     let pointer = spec(|spec| {
         spec.event_id =
             Some(IdSpec::Hash { fields: vec!["body".into(), "/id".into()], within: None });

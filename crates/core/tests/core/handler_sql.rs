@@ -169,16 +169,17 @@ fn a_program_without_a_statement_or_without_an_end_is_refused() {
     refused("SELECT 1 ¶/* abc", &["a comment is not closed"]);
     refused("SELECT 1 ¶/*/", &["a comment is not closed"]);
     refused("SELECT ¶$a$ $$ $b$", &["a dollar quote is not closed", "$a$"]);
-    // The database would stop reading here, and the parser would not.
+    // The database would stop reading at the NUL, and the parser would not.
     refused("SELECT 1 ¶\0; DELETE FROM x", &["NUL"]);
 }
 
-/// A piece of SQL, and the parameter that it is; `None` where it stays as it is.
+/// A piece of SQL, and the parameter that it stands for; `None` if the parser leaves the piece
+/// unchanged.
 fn piece() -> impl Strategy<Value = (String, Option<SqlParameter>)> {
     let known = prop::sample::select(SqlParameter::ALL.to_vec());
     let noise = "[a-z:;'\"`\\[\\]$?@*/ \n\\\\-]{0,12}(:id|;|:body|\\?)?";
     let without = |mut noise: String, quote: &str| {
-        // Without the removed part, the rest may contain another one.
+        // Removing one occurrence may create another one from the text around it.
         while noise.contains(quote) {
             noise = noise.replace(quote, "");
         }

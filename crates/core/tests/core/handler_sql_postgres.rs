@@ -42,8 +42,8 @@ fn refused(marked: &str, parts: &[&str]) {
 
 #[test]
 fn parameters_become_numbers_and_each_name_has_one_in_each_statement() {
-    // Repeated names, adjacent names, several statements: a wrong number, or one that continues from the
-    // statement before, would bind the wrong value.
+    // Repeated names, adjacent names and several statements. The numbers of each statement begin at 1; a
+    // wrong number would bind the wrong value.
     check(
         "INSERT INTO fees VALUES (:event_id, :id, :event_id); SELECT :body, :id",
         &["INSERT INTO fees VALUES ($1, $2, $1) {event_id id}", "SELECT $1, $2 {body id}"],
@@ -190,7 +190,8 @@ fn a_colon_in_a_subscript_parts_a_slice_where_no_parameter_could_stand() {
         "SELECT a[CASE WHEN :attempt = 1 THEN :attempt ELSE :attempt END]",
         &["SELECT a[CASE WHEN $1 = 1 THEN $1 ELSE $1 END] {attempt}"],
     );
-    // The database reports brackets that are not closed; for the parser they end with the statement.
+    // The database reports brackets that are not closed. The parser treats them as closed at the end
+    // of the statement.
     check("SELECT a[1; SELECT 1 :id", &["SELECT a[1 {}", "SELECT 1 $1 {id}"]);
     refused("SELECT ARRAY[¶:idd]", &["unknown parameter :idd"]);
     refused("SELECT a[1 + ¶:n]", &["unknown parameter :n"]);
@@ -322,11 +323,12 @@ fn a_position_in_the_database_s_text_maps_back_to_the_user_s_text() {
     assert_eq!(end.to_string(), "line 5, column 9");
 }
 
-/// A piece of SQL, and the parameter that it is; `None` where it stays as it is.
+/// A piece of SQL, and the parameter that it stands for; `None` if the parser leaves the piece
+/// unchanged.
 fn piece() -> impl Strategy<Value = (String, Option<SqlParameter>)> {
     let known = prop::sample::select(SqlParameter::ALL.to_vec());
     let noise = "[a-zé:;'\"`\\[\\]$?@*/ \n\\\\-]{0,12}(:id|;|:body|\\?)?";
-    // Without the removed part, the rest may contain another one.
+    // Removing one occurrence may create another one from the text around it.
     let without = |mut noise: String, quotes: &[&str]| {
         while let Some(quote) = quotes.iter().find(|quote| noise.contains(**quote)) {
             noise = noise.replace(quote, "");
@@ -370,7 +372,7 @@ proptest! {
             let mut places = Vec::new();
             text.push_str("SELECT");
             for (piece, parameter) in pieces {
-                // An operator between, so that no string continues the one before.
+                // An operator separates the pieces, so that no string continues the previous one.
                 text.push_str(" +");
                 rewritten.push_str(" +");
                 places.push((rewritten.len(), place_after(&text)));

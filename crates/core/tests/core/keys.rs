@@ -39,7 +39,7 @@ fn read(provider: &str, headers: &[(&str, &str)], body: &str) -> Vec<Item> {
     envelope(provider).read(&arrival, Some(&signed(&arrival))).expect("reads")
 }
 
-/// A hash in place of the hash of the signed content.
+/// Stands for the signed content: a hash of the body alone.
 fn signed(arrival: &Arrival) -> SignedContent {
     let mut hash = [0; 32];
     hash[..16].copy_from_slice(&KeyHash::of(b"test", [&arrival.body[..]]).0);
@@ -131,8 +131,8 @@ fn two_callbacks_of_one_twilio_message_or_call_are_two_events() {
 
 #[test]
 fn two_updates_behind_the_same_bytes_are_two_events_after_a_short_span() {
-    // These senders only announce a change, with the same bytes every time. A repeat is harmless and a loss
-    // is not, so equal bodies may be one event only for a short time.
+    // These senders only announce a change, with the same bytes every time. Processing a change twice is
+    // harmless, but losing one is not. So equal bodies count as one event only for a short time.
     let dropbox = r#"{"list_folder":{"accounts":["dbid:AA"]},"delta":{"users":[1]}}"#;
     let plaid = r#"{"webhook_type":"TRANSACTIONS","webhook_code":"SYNC_UPDATES_AVAILABLE","item_id":"i","environment":"sandbox"}"#;
     for (provider, body) in [("dropbox", dropbox), ("plaid", plaid)] {

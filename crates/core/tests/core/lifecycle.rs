@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::lifecycle_page::{listed_transitions, word};
 
-/// How one attempt ends, or does not.
+/// How one attempt ends: it fails, is lost, or is given back.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Failed(Retry, f64),
@@ -57,7 +57,7 @@ fn noon() -> Timestamp {
     "2026-06-01T12:00:00Z".parse().expect("a timestamp")
 }
 
-/// The life of a job: the result of each attempt until the job was dead or the ends ran out.
+/// A job after its attempts, which stop when the job is dead or no end is left.
 struct Life {
     progress: Progress,
     buried: bool,
@@ -167,7 +167,8 @@ proptest! {
         lost in 0..LOST_ALONE_MAX,
         dice in 0.0..=1.0f64,
     ) {
-        // Jobs that were lost with their process would all be due at the same instant again.
+        // Jobs that were lost with one process would all be due at the same instant without the
+        // random part of the wait.
         let progress = Progress { attempt: lost + 1, steps: 0, lost };
         let wait = |dice| match progress.lost(WorkLocation::Inside, noon(), dice) {
             AfterLoss::Again { due, .. } => due.duration_since(noon()).as_secs_f64(),
@@ -342,7 +343,7 @@ impl<S: Strategy<Value = BTreeSet<i64>> + 'static> ShuffledTwice for S {
 
 #[test]
 fn the_largest_number_holds_nothing_up() {
-    // The number after it does not exist: the next one must not wrap around.
+    // No number follows the largest one: the successor must not wrap around.
     let policy = OrderPolicy::Sequence { start: None };
     let last = Some(Position(i64::MAX));
     for position in [i64::MIN, 0, i64::MAX] {
@@ -353,7 +354,8 @@ fn the_largest_number_holds_nothing_up() {
 
 #[test]
 fn a_lost_job_backs_off_further_each_time() {
-    // A job that kills the process at its full rate would keep the process from ever starting.
+    // A job that kills the process and is retried at once would keep the process from ever
+    // starting.
     let mut waits = BTreeMap::new();
     let mut progress = Progress::default().claimed();
     while let AfterLoss::Again { progress: after, due } =
@@ -470,8 +472,8 @@ fn a_right_is_void_after_every_act_that_gives_the_job_to_another() {
         for job in PHASES.into_iter().flat_map(jobs) {
             let Ok(change) = step(&job, &act, noon(), 0.5) else { continue };
             let what = format!("{name} on {job:?}: {change:?}");
-            // A worker that was only slow may still report "done", until the job is given to another,
-            // or an operator has decided otherwise.
+            // A worker that was only slow may still report "done", until the job is given to another
+            // worker or an operator decides otherwise.
             let withdraws = match act {
                 Act::Claim { admission: Admission::Run, .. }
                 | Act::GivenBack
@@ -486,7 +488,7 @@ fn a_right_is_void_after_every_act_that_gives_the_job_to_another() {
                 !change.new_run || job.phase.is_over(),
                 "{what}: only an ended job gets a new run"
             );
-            // A job that leaves its lease frees the resource, and a late "done" does too.
+            // The end of a lease frees the resource of the job, and so does a late "done".
             if job.phase == Phase::Leased || change.phase == Phase::Done {
                 assert_ne!(change.turn, ResourceEffect::Keep, "{what}");
             }

@@ -28,7 +28,7 @@ fn header(headers: &mut HeaderMap, name: &str, value: &str) {
     headers.insert(name, HeaderValue::from_str(value).expect("a value"));
 }
 
-/// A sample of the sender, not signed yet.
+/// A sample request of the sender, not yet signed.
 fn sample(preset: &Preset) -> Arrival {
     let sample =
         sample::event(preset.name, None, &SampleId::made_up("a1", now())).expect("a sample");
@@ -74,7 +74,7 @@ fn signable() -> impl Iterator<Item = &'static Preset> {
     presets::all().iter().filter(|preset| preset.can_sign())
 }
 
-/// The same request with another signature: `change` gets the present one.
+/// The same request with another signature: the result of `change` for the current signature.
 fn with_signature(preset: &Preset, request: &Arrival, change: &dyn Fn(&str) -> String) -> Arrival {
     let mut request = request.clone();
     let inside = match preset.name {
@@ -184,7 +184,7 @@ fn a_changed_body_is_refused_wherever_the_body_is_signed() {
         let signs_body = source.scheme().coverage()[0].body() != BodyCovered::Nothing;
         let mut body = request.body.to_vec();
         match preset.name {
-            // Only some fields of an item are signed: change one of those.
+            // Only some fields of an item are signed, so one of the signed fields is changed.
             "adyen" => {
                 let text = String::from_utf8(body).expect("text");
                 body = text.replacen("\"eventCode\":\"A", "\"eventCode\":\"B", 1).into_bytes();
@@ -934,7 +934,8 @@ fn a_tenant_is_signed_and_so_is_a_type_that_the_config_names() {
         ("adyen", "/NotificationRequestItem/additionalData/shop"),
         ("adyen", "outer:/live"),
         ("mailgun", "header:x-account"),
-        // Signed, but bytes can move between the URL and the fields after it.
+        // The URL is signed, but bytes can move between it and the fields that follow it in the
+        // signed text.
         ("twilio", "query:account"),
         ("plivo", "query:account"),
     ] {
@@ -945,7 +946,7 @@ fn a_tenant_is_signed_and_so_is_a_type_that_the_config_names() {
         [("mailgun", "/event-data/account"), ("gitlab", "/project"), ("postmark", "/Server")]
     {
         assert_eq!(tenant(provider, unsigned), Err("tenant_from"), "{provider} {unsigned}");
-        // Nothing of such a body is signed, so a configured type is as good as the preset's.
+        // No part of such a body is signed, so a configured type is as trustworthy as the preset's.
         assert_eq!(kind(provider, unsigned), Ok(()), "{provider} {unsigned}");
     }
     // Without a signature there is no guard.

@@ -220,7 +220,7 @@ fn every_accepted_vector_names_its_event() {
         };
         let ours = &*receipt.key().event_id;
         let fits = match vector.provider.as_str() {
-            // The vectors name a resource; the key contains more.
+            // The vectors name only a resource, and the key of these senders contains more.
             "twilio" | "cloudinary" => true,
             "adyen" | "hubspot" => ours.starts_with(expected.as_str()),
             _ => ours == expected,
@@ -233,7 +233,7 @@ fn every_accepted_vector_names_its_event() {
 }
 
 /// The expected guard of each sender's events: how long it is stored (in units of the window) and what a repeat
-/// under another id means. `None` where the id is signed, or nothing is.
+/// under another id means. `None` if the id is signed, or if nothing is signed.
 fn expected_guard(provider: &str) -> Option<(GuardKeep, GuardSeen)> {
     let twice = GuardKeep::For(2 * TOLERANCE_DEFAULT);
     match provider {
@@ -256,7 +256,7 @@ fn a_captured_event_has_a_guard_exactly_where_its_id_is_not_signed() {
         for receipt in receipts {
             let guard = receipt.guard().map(|guard| (guard.keep, guard.seen));
             let mut expected = expected_guard(&vector.provider);
-            // Without its token, the signed content identifies a callback.
+            // Without Twilio's idempotency token, a callback is identified by its signed content.
             if vector.provider == "twilio" && receipt.if_conflict().is_some() {
                 expected = Some((GuardKeep::WithKeys, GuardSeen::Duplicate));
             }
