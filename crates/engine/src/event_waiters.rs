@@ -57,7 +57,8 @@ impl EventWaiters {
 }
 
 impl EventWaiter {
-    /// The next notification after this call, whenever it is awaited.
+    /// The next notification after this call. A notification that arrives before the future is
+    /// awaited is not lost.
     pub(crate) fn notify(&self) -> impl Future<Output = ()> + use<> {
         Arc::clone(&self.notify).notified_owned()
     }
@@ -86,7 +87,7 @@ mod tests {
 
     #[test]
     fn only_the_waiters_of_an_event_are_woken() {
-        // Every other waiter that wakes up needlessly reads a whole event.
+        // A waiter that is woken needlessly reads its whole event from the store.
         let event_waiters = EventWaiters::default();
         let [ended, other] = [1, 2].map(|n| EventId(Uuid::from_u128(n)));
         let (theirs, others) = (event_waiters.wait_for(ended), event_waiters.wait_for(other));

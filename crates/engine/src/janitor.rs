@@ -35,7 +35,7 @@ pub struct Retention {
     pub keys: Vec<(SourceName, Duration)>,
     /// Ids of messages.
     pub message_ids: Option<Duration>,
-    /// Deliveries that are dead or held.
+    /// Deliveries that are dead, held or parked.
     pub deliveries: Option<Duration>,
 }
 
@@ -56,7 +56,7 @@ impl Retention {
     }
 }
 
-/// Deletes once a minute, or more often if a retention time is shorter than that needs.
+/// Deletes once a minute, or more often if a short retention time requires it.
 pub struct Janitor<S> {
     store: Arc<S>,
     now: Now,
@@ -150,7 +150,7 @@ impl<S: Work + StoreHints + OutboxRetention + OwnMessages + TenantDeletions> Jan
             let is_quiet = requests.is_some() && requests == before;
             before = requests;
             match is_quiet {
-                // A request that arrives now waits for one commit at most, as after a pause.
+                // Even without a pause, a request that arrives now waits for at most one commit.
                 true => yield_now().await,
                 false => sleep(pause(began.elapsed(), late || round.elapsed() >= rest)).await,
             }
@@ -190,8 +190,8 @@ fn in_words(kept: Duration) -> String {
 }
 
 /// The pause after a commit that took this long. A janitor that falls behind pauses only briefly.
-/// On a busy machine a commit takes long because it waits, and an equally long pause would let the
-/// backlog grow.
+/// On a busy machine a commit takes long because it waits for other work, and an equally long pause
+/// would let the backlog grow.
 fn pause(took: Duration, is_behind: bool) -> Duration {
     match is_behind {
         true => PRUNE_PAUSE,
@@ -240,7 +240,8 @@ mod tests {
 
     #[test]
     fn a_short_retention_time_means_frequent_rounds() {
-        // With one round a minute, events kept for a minute would pile up to twice their number.
+        // With one round a minute, up to twice as many events as necessary would be stored if
+        // events are kept for a minute.
         let check = |events: Option<u64>, keys: Option<u64>, seconds: u64| {
             let keys = keys.map(|kept| (SourceName::new("a"), Some(Duration::from_secs(kept))));
             let retention = Retention::new(events.map(Duration::from_secs), keys);
@@ -266,8 +267,8 @@ mod tests {
 
     #[test]
     fn keys_are_kept_for_the_longest_time_that_a_tenant_of_the_source_sets() {
-        // Tenants share a source's keys: the short time of one must not make copies of another's
-        // events new.
+        // Tenants share the keys of a source: the short retention of one tenant must not turn
+        // copies of another tenant's events into new events.
         let check = |keys: &[(&str, Option<u64>)], expected: &[(&str, u64)]| {
             let keys = keys
                 .iter()

@@ -22,9 +22,10 @@ pub struct HttpLimits {
     pub header_bytes_max: usize,
     /// The time for the TLS handshake, from the connection's first byte.
     pub handshake_deadline: Duration,
-    /// How long a connection may stay without a request. Longer than the 60 s that load balancers
-    /// keep theirs: the side that reuses a connection should be the one to close it. The check runs
-    /// once per this span, so a quiet connection lasts between one and two spans.
+    /// How long a connection may stay without a request. Load balancers keep idle connections for
+    /// 60 s. This limit is longer, because the side that reuses a connection should be the one to
+    /// close it. The check runs once per this span, so a quiet connection lasts between one and two
+    /// spans.
     pub idle: Duration,
     /// How long a peer may leave sent bytes unread before the connection is cut.
     pub write_stall: Duration,
@@ -76,7 +77,7 @@ pub const SLOW_AFTER: Duration = Duration::from_secs(2);
 
 /// The time for which a new connection is not closed to make room for another. If there are more new
 /// senders than slots, they must wait for each other, not close each other. The time also bounds a
-/// flood: at most all slots are replaced in it.
+/// flood: at most all slots are replaced within this time.
 pub const NEW_FOR: Duration = Duration::from_millis(250);
 
 /// An address is crowding if it holds more than one in this many of all slots, and at least
@@ -90,8 +91,9 @@ pub const CROWD_MIN: usize = 16;
 /// connection with a verified request is closed.
 pub const MANY_NEW_SHARE: usize = 16;
 
-/// When all slots are in use, one in this many connections is closed at once. Each slot becomes
-/// free a moment after its connection is closed, and new connections would wait for each.
+/// When all slots are in use, one in this many connections is closed, all of them together. A slot
+/// becomes free a moment after its connection is closed, so closing one connection at a time would
+/// delay each new connection.
 pub const EVICT_SHARE: usize = 256;
 
 /// Each survey of all connections chooses one in this many for closing. A survey of 4,096
@@ -237,22 +239,23 @@ pub const EXCHANGE_CLAIMS_MAX: usize = 256;
 /// The outcomes that an exchange must have to begin while the store commits another one.
 pub const EXCHANGE_BESIDE_MIN: usize = 8;
 
-/// The attempts in flight at an endpoint that is new to a node: an endpoint that hangs takes no
-/// more slots.
+/// The first window of attempts in flight at an endpoint that is new to a node: an endpoint that
+/// hangs from the start takes no more slots than this.
 pub const ENDPOINT_WINDOW_START: usize = 2;
 
-/// The most attempts in flight that successes lead to; an endpoint's own `max_in_flight` is lower.
+/// The largest window of attempts in flight that an endpoint reaches by successes. The
+/// `max_in_flight` of an endpoint is always lower.
 pub const ENDPOINT_WINDOW_MAX: usize = 1_024;
 
 /// An attempt that is older than this is slow: most endpoints answer within a second.
 pub const SLOW_ATTEMPT_AGE: Duration = Duration::from_secs(1);
 
-/// How long a claim waits in memory for its endpoint. A lease lasts at least 30 seconds and at least twice the
-/// timeout, so after this time a whole attempt and five seconds more still fit into it.
+/// The longest time that a claim waits in memory for its endpoint. A lease lasts at least 30 seconds and at
+/// least twice the timeout, so after this time a whole attempt and five seconds more still fit into it.
 pub const WAITING_CLAIM_AGE_MAX: Duration = Duration::from_secs(5);
 
-/// The same for claims beyond the `max_in_flight` of an endpoint. They are sent as the endpoint was when they were
-/// claimed: a change of the endpoint takes effect that much later.
+/// The same for claims beyond the `max_in_flight` of an endpoint. Such a claim is sent with the settings that the
+/// endpoint had when it was claimed, so a change of the endpoint takes effect up to this much later.
 pub const CLAIM_AHEAD_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// The endpoints whose windows a node remembers while nothing is under way there: about 2 MB.
@@ -265,9 +268,9 @@ pub const ORPHANS_PER_COMMIT: usize = 500;
 /// that cannot be claimed now.
 pub const SENDER_PAUSE_MIN: Duration = Duration::from_millis(5);
 
-/// How often that pause doubles while exchanges claim nothing although something is due: up to 320
-/// ms. The pause rarely delays a delivery, and saves work for a store with many endpoints that
-/// cannot be called.
+/// How many times that pause doubles while exchanges claim nothing although deliveries are due: up
+/// to 320 ms. The pause rarely delays a delivery, and saves work for a store with many endpoints
+/// that cannot be called.
 pub const SENDER_PAUSE_DOUBLINGS: u32 = 6;
 
 /// The first pause after the store failed; it doubles with each failure in a row.
@@ -288,16 +291,16 @@ pub const CURRENT_HEADER_BYTES_MAX: usize = 8 * 1024;
 /// How often the gauges of the handlers are updated.
 pub const GAUGES_EVERY: Duration = Duration::from_secs(10);
 
-/// The time for a connection to another server to open, including TLS.
+/// The deadline for opening a connection to another server, including TLS.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long an outbound connection may stay idle. Shorter than the 5 s after which Node.js closes
-/// its side: a request must not meet a connection that is being closed.
+/// How long an outbound connection may stay idle. The time is shorter than the 5 s after which
+/// Node.js closes its side: no request should be sent on a connection that is being closed.
 pub const OUTBOUND_IDLE: Duration = Duration::from_secs(2);
 
-/// How long a connection may stay idle that the proxy uses for requests with a key. There a
-/// connection that is being closed costs more: the proxy cannot know whether the app has seen the
-/// request. Gunicorn closes its side after 2 s.
+/// How long a connection may stay idle if the proxy uses it for requests with a key. For such a
+/// request, a connection that is being closed costs more: the proxy cannot know whether the app has
+/// seen the request. Gunicorn closes its side after 2 s.
 pub const PASSING_IDLE: Duration = Duration::from_secs(1);
 
 /// Idle outbound connections, for each host.
@@ -310,8 +313,8 @@ pub const UPSTREAM_MARGIN_MIN: Duration = Duration::from_millis(100);
 pub const UPSTREAM_MARGIN_MAX: Duration = Duration::from_secs(2);
 
 /// Requests with a key that one proxy runs at once, including those whose clients have hung up. The limit
-/// is the default number of connections, and more if more are configured. Otherwise clients with short
-/// timeouts would pile up bodies, tasks and connections for as long as a slow upstream takes.
+/// is the default number of connections, or the configured number if it is higher. Otherwise clients with
+/// short timeouts would pile up bodies, tasks and connections for as long as a slow upstream takes.
 pub const KEYED_MAX: usize = 4_096;
 
 /// How much of an app's answer is read; the rest is dropped with its connection.
@@ -350,8 +353,8 @@ pub const ENDPOINT_ANSWER_HEAD_BYTES_MAX: usize = 32 * 1024;
 /// ahead. The bound is above the other two, and far below a flood within the deadline.
 pub const ENDPOINT_ANSWER_BYTES_MAX: usize = 128 * 1024;
 
-/// The longest a connection to an endpoint may take to open. Deliveries have their own deadlines. This
-/// deadline only ends connections whose delivery took another connection.
+/// The longest time that a connection to an endpoint may take to open. Deliveries have their own
+/// deadlines. This deadline only ends connections whose delivery took another connection.
 pub const ENDPOINT_CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long the addresses of a new endpoint's name are looked up: the operator waits for the answer.
@@ -361,7 +364,7 @@ pub const ENDPOINT_CHECK_DEADLINE: Duration = Duration::from_secs(2);
 /// that a burst need not open a connection for each delivery.
 pub const ENDPOINT_IDLE_MAX: usize = 256;
 
-/// Addresses of one name that are tried: more would only fill the deadline.
+/// Addresses of one name that are tried. Trying more would only use up the deadline.
 pub const ENDPOINT_ADDRESSES_MAX: usize = 8;
 
 /// How long one address of an endpoint may take to connect before the next is tried in parallel (RFC
@@ -399,21 +402,22 @@ pub const PRUNES_PER_RETENTION: u32 = 12;
 /// Events deleted in one commit. A store with a single writer stops earlier, after a time limit.
 pub const PRUNE_BATCH: usize = 1_000;
 
-/// The time between two rounds of the search indexer. Until its round, a search finds a value only in the
-/// newest bodies. Less frequent rounds write more rows into each page of the index.
+/// The time between two rounds of the search indexer. Until a value is indexed, a search finds it only in
+/// the newest bodies. With a longer time, each page of the index that is written gets more rows.
 pub const INDEX_EVERY: Duration = Duration::from_secs(2);
 
 /// Events that the search indexer takes at once. The number is large enough that rows of one page are written
 /// together, and small enough for a few megabytes of hashes at most.
 pub const INDEX_BATCH: usize = 20_000;
 
-/// The shortest pause between two such commits, so that acks go first. The pause is as long as the
-/// commit took, so pruning takes at most half of the store's time and keeps up with any ingest.
-/// There is no pause while the store has no other request.
+/// The shortest pause between two commits of the janitor or of the search indexer, so that acks go
+/// first. Otherwise the pause is as long as the commit took, so that deleting takes at most half of
+/// the store's time. A janitor that falls behind makes only the shortest pause. The janitor makes
+/// no pause while the store has no other request.
 pub const PRUNE_PAUSE: Duration = Duration::from_millis(5);
 
-/// The fraction of the retention of deliveries by which an endpoint is announced before its first
-/// delivery is cancelled.
+/// An endpoint is announced before its first delivery is cancelled. The time between the two is the
+/// retention of deliveries divided by this number.
 pub const EXPIRY_NOTICE_PART: u32 = 10;
 
 /// The longest such time: enough for an operator to come back from a weekend.
@@ -425,14 +429,16 @@ pub const PLAN_BATCH: usize = 200;
 /// The pause between two such commits, so that acks go first.
 pub const PLAN_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long a node leaves a plan alone after another node took a slice of it: that node continues
-/// the plan.
+/// How long a node leaves a plan alone after another node took a slice of it, because the other
+/// node continues the plan.
 pub const PLAN_TAKEN_PAUSE: Duration = Duration::from_millis(250);
 
-/// The longest time that a node leaves a plan alone whose slices fail: the cause may end at any time.
+/// The longest time that a node leaves a plan alone because its slices fail. The cause of the
+/// failures may end at any time.
 pub const PLAN_RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Plans that a node leaves alone at a time. Operators have a few; beyond it all of them are tried again.
+/// Plans that a node leaves alone at a time. Operators have a few plans. Beyond this number, all of them
+/// are tried again.
 pub const PLANS_LEFT_MAX: usize = 1_000;
 
 /// Keys of senders that are known or known to be missing: far more than all senders use at a time.
@@ -447,17 +453,18 @@ pub const SENDER_KEY_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a fetched key is used: a key that the sender withdrew is refused after this time.
 pub const SENDER_KEY_FRESH_FOR: Duration = Duration::from_secs(24 * 3_600);
 
-/// When a key that is still used is fetched again, in the background.
+/// The age at which a key that is still in use is fetched again in the background.
 pub const SENDER_KEY_REFRESH_AFTER: Duration = Duration::from_secs(12 * 3_600);
 
-/// When that is tried again after a failure.
+/// The time after which a failed fetch in the background is tried again.
 pub const SENDER_KEY_REFRESH_AGAIN: Duration = Duration::from_secs(300);
 
-/// How long a key that could not be fetched is not fetched again: shorter than senders take to retry.
+/// The pause before a key that could not be fetched is fetched again: shorter than the time after
+/// which senders retry.
 pub const SENDER_KEY_FAILED_FOR: Duration = Duration::from_secs(30);
 
-/// Fetches from one host at once, for strangers and for proven senders each: a slow sender holds no more
-/// connections than twice this.
+/// Fetches from one host at once. Strangers and proven senders have this limit separately, so a slow
+/// host holds at most twice as many connections.
 pub const SENDER_KEY_FETCHES_AT_ONCE: usize = 4;
 
 /// Unknown keys that the requests of one client address may name in a minute. Senders change keys once in

@@ -35,7 +35,7 @@ pub async fn serve_ingress<S: Store + StoreHints>(
 
 /// The work behind the answers of a listener.
 pub(crate) struct Background<F, T> {
-    /// Ends when no request of a client that was cut or hung up is still running.
+    /// Ends when the requests of clients that hung up or were cut have all ended.
     pub(crate) finish: F,
     /// Runs alongside the listener, until the shutdown signal.
     pub(crate) tend: T,

@@ -50,7 +50,7 @@ pub(crate) struct SourceTally {
     wait: Durations,
     processing: Durations,
     copy_waits: Durations,
-    /// The second of the last arrival, since 1970.
+    /// The time of the last arrival, in seconds since 1970.
     last_arrival: AtomicU64,
 }
 
@@ -74,7 +74,7 @@ impl SourceTally {
         self.ack.count(took);
     }
 
-    /// Counts how long after the first arrival of its event a copy came.
+    /// Counts the time between the first arrival of an event and the arrival of a copy.
     pub(crate) fn copied(&self, wait: Duration) {
         self.copy_waits.count(wait);
     }

@@ -143,8 +143,8 @@ impl<'a> Pace<'a> {
 
     /// Ready once the body is overdue.
     fn poll_overdue(&mut self, cx: &mut Context<'_>, received: usize) -> Poll<BodyFault> {
-        // hyper passes a body on only after a first poll, even if the body is in the buffer
-        // already. So the first poll sets no timer and asks to be polled again.
+        // hyper delivers a body only after a first poll, even if the body is already in the buffer.
+        // Therefore the first poll sets no timer and asks to be polled again.
         if !self.asked_once {
             self.asked_once = true;
             cx.waker().wake_by_ref();

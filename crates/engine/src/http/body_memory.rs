@@ -40,7 +40,7 @@ struct BodyEntry {
     course: Arc<BodyProgress>,
 }
 
-/// The progress of one body. Only its reader writes the numbers.
+/// The progress of one body. Only the body's reader writes the numbers.
 #[derive(Debug)]
 struct BodyProgress {
     began: Instant,
@@ -180,8 +180,8 @@ impl Pool {
         Some(course)
     }
 
-    /// Drops the slowest bodies until `more` bytes fit, and a few more, so that not every piece has
-    /// to search.
+    /// Drops the slowest bodies until `more` bytes fit, and then a few more, so that the next
+    /// pieces find free memory without a search.
     fn make_room(&mut self, more: usize, newcomer: u64, memory: &Memory) -> Result<(), BodyFault> {
         let now = Instant::now();
         let mut slow: Vec<_> = self

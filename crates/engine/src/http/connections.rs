@@ -139,8 +139,8 @@ impl Connections {
     /// connections of that sort (verified or not), then the one that has waited longest.
     ///
     /// An address that holds a large part of all slots is crowding. Its new connections may be
-    /// closed at once; if they are reopened as soon as they are closed, they would otherwise always
-    /// be new. Connections of other addresses then have their full time for a head or a body.
+    /// closed at once; otherwise a client that reopens its connections at once would have only new
+    /// ones. Connections of other addresses keep their full time for a head or a body.
     fn survey(&mut self, now: Instant) {
         self.forget_ended();
         self.surveyed_at = Some(now);
@@ -294,7 +294,8 @@ mod tests {
 
     #[test]
     fn new_connections_of_a_crowding_address_are_closed_and_others_keep_their_time() {
-        // Connections of one address that are reopened as soon as they are closed are always new.
+        // If an address reopens its connections as soon as they are closed, all of them are always
+        // new.
         let crowd = CROWD_MIN + 8;
         let mut flights = vec![activity("192.0.2.9")];
         flights.extend((0..crowd).map(|_| activity("192.0.2.1")));

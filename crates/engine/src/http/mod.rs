@@ -423,7 +423,8 @@ async fn speak<A, F, B, T>(
                 // The guard's own deadline starts with the head's first byte, so that idle and slow
                 // connections differ.
                 .header_read_timeout(None)
-                // The count of headers stays at hyper's 100: setting it costs an allocation each.
+                // The limit of headers stays at hyper's default of 100: a limit that is set costs
+                // an allocation for each request.
                 .max_header_size(limits.header_bytes_max)
                 .max_buf_size(READ_BUFFER_BYTES_MAX.max(limits.header_bytes_max))
                 .serve_connection(io, service);
@@ -527,8 +528,8 @@ async fn drive<A, C>(
         }
     }
     connection.as_mut().close_gracefully();
-    // On a shutdown the drain ends first or at the same time. For an idle connection this deadline
-    // is the bound.
+    // During a shutdown, the drain of the server ends no later than this timeout. For a connection
+    // that was idle for too long, this timeout is the only bound.
     match timeout(server.limits.drain, connection).await {
         Ok(ended) => log_end(ended, peer),
         Err(_) => debug!(%peer, "the connection did not end in time and was cut"),

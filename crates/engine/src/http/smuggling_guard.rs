@@ -91,7 +91,7 @@ enum At {
     },
     ChunkEnd,
     Trailers,
-    /// The boundaries of requests are no longer certain.
+    /// Unknown: the boundaries of requests are no longer certain.
     Lost,
 }
 

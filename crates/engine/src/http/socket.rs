@@ -31,14 +31,14 @@ pub(crate) struct ConnectionActivity {
     answered: AtomicUsize,
     /// The time at which a part of an answer was last sent, in microseconds after `opened`.
     taken_us: AtomicU64,
-    /// The time since which requests have been running, or since which none has, in microseconds
-    /// after `opened`.
+    /// The last time at which a request began while none was running, or at which a request ended,
+    /// in microseconds after `opened`.
     changed_us: AtomicU64,
     /// The time since which the peer has left bytes unread, in microseconds after `opened`; 0 while
     /// it reads.
     stalled_us: AtomicU64,
     verified: AtomicBool,
-    /// The connection has ended or is being closed, and its slot is or will be free.
+    /// The connection has ended or is being closed; its slot is free or will be soon.
     gone: AtomicBool,
     /// The first request, counted from 0, that two parsers could read differently.
     ambiguous_from: AtomicUsize,
@@ -152,8 +152,9 @@ impl ConnectionActivity {
         let (is_slow, is_new) = (waits_for >= SLOW_AFTER, waits_for < NEW_FOR);
         let is_verified = self.is_verified();
         if running == 0 {
-            // The last bytes of an answer may still be in flight. This exception is only for
-            // verified senders: others could keep every connection by sending many requests.
+            // The last bytes of an answer may still be in flight. Only verified senders get this
+            // exception: any other client could keep all of its connections by sending many
+            // requests.
             if is_verified && (is_new || self.is_stalling() && !self.is_stalled(now)) {
                 return None;
             }

@@ -1,5 +1,6 @@
-//! Detects that this machine's clock is wrong. Senders sign their own time. If many authentic
-//! arrivals differ from this clock in the same way, the clock is wrong.
+//! Detects that this machine's clock is wrong. Senders sign the time of their own clocks. If the
+//! signed times of many authentic arrivals differ from this machine's clock in the same way, this
+//! clock is wrong.
 
 use std::collections::VecDeque;
 
@@ -37,8 +38,9 @@ pub(crate) enum Alarm {
     OutsideWindow { in_a_row: usize },
 }
 
-/// Distinct events: an event that is sent repeatedly counts once. Events that one sender queued or
-/// retried prove nothing; half of this many events do.
+/// The distinct events that a median needs: an event that is sent repeatedly counts once. A few
+/// events that a sender has queued or retried cannot move the median; half of the events would have
+/// to agree.
 const WITNESSES_MIN: usize = 32;
 const WITNESSES_MAX: usize = 64;
 

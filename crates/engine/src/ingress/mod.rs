@@ -413,8 +413,8 @@ impl<S: Store + StoreHints> Ingress<S> {
     fn hear_future(&self, refusal: &Refusal, now: Timestamp) {
         match refusal {
             Refusal::Future { ahead_seconds } => self.witness(Witness {
-                // The event of a refused request is unknown; its signed time is the same for every
-                // copy.
+                // The event of a refused request is unknown. Its signed time identifies it instead,
+                // because every copy has the same one.
                 event: KeyHash::of(
                     b"signed",
                     [&(now.as_second() + ahead_seconds).to_be_bytes()[..]],
@@ -431,7 +431,8 @@ impl<S: Store + StoreHints> Ingress<S> {
     }
 
     fn witness(&self, witness: Witness) {
-        // Under load a measurement of the clock may be dropped: there are enough others.
+        // If the lock is taken, this evidence is dropped: under load there is enough other
+        // evidence.
         if let Ok(mut clock) = self.clock.try_lock() {
             clock.note(witness);
         }

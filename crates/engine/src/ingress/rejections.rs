@@ -1,5 +1,6 @@
-//! The last refused requests, for operators. Noting one costs a lock that is never waited for and a few
-//! bytes, and the number of notes is bounded per second: a flood of forged requests is sampled.
+//! The last refused requests, for operators. Noting a request costs a few bytes and a lock that the
+//! request never waits for. The number of notes per second is bounded, so a flood of forged requests is
+//! sampled.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -54,13 +55,13 @@ impl RejectionLog {
         notes.newest.push_back(rejection);
     }
 
-    /// Takes all rejections out.
+    /// Removes and returns all rejections.
     pub(crate) fn take(&self) -> Vec<Rejection> {
         let mut by_source = self.by_source.lock().unwrap_or_else(PoisonError::into_inner);
         by_source.values_mut().flat_map(|notes| std::mem::take(&mut notes.newest)).collect()
     }
 
-    /// Forgets a source that is no longer served, and has nothing to take.
+    /// Forgets each source that is no longer served and has no rejections left.
     pub(crate) fn retain(&self, is_served: impl Fn(&SourceName) -> bool) {
         let mut by_source = self.by_source.lock().unwrap_or_else(PoisonError::into_inner);
         by_source.retain(|source, notes| {

@@ -144,7 +144,7 @@ pub struct Routes {
     pub(crate) unfinished: BodyMemory,
     /// The last refused requests of all sources.
     rejections: Arc<RejectionLog>,
-    /// The counters that statistics and alerts read: metrics are write-only.
+    /// The counters that statistics and alerts read, because metrics cannot be read back.
     tallies: SourceTallies,
 }
 
@@ -159,7 +159,8 @@ pub(crate) struct SourceRoute {
     pub(crate) record: SourceRecord,
     pub(crate) mode: AnswerMode,
     handlers: Box<[Arc<Handler>]>,
-    /// The second of the last request that each secret verified, since 1970; zero for none.
+    /// The time of the last request that each secret verified, in seconds since 1970; zero for
+    /// none.
     secrets_used: Box<[AtomicI64]>,
 }
 
@@ -233,7 +234,8 @@ impl Routes {
 
     /// Continues the counters of the previous table.
     pub(crate) fn continue_from(&mut self, before: &Self) {
-        // The recorder takes from the new table only.
+        // Rejections are later taken from the new table only, so those of the previous table move
+        // there.
         before.rejections.take().into_iter().for_each(|rejection| self.rejections.note(rejection));
         self.tallies = before.tallies.clone();
         for (path, route) in &mut self.by_path {
@@ -436,8 +438,8 @@ impl SourceRecord {
         self.tally.acknowledged(took);
     }
 
-    /// Counts how long after the first arrival of its event a copy came. An event's id begins with the time of that
-    /// arrival; clocks of nodes may differ a little.
+    /// Counts the time between the first arrival of an event and the arrival of a copy. An event's id begins with
+    /// the time of that arrival; clocks of nodes may differ a little.
     pub(crate) fn count_copy(&self, event: EventId, at: Timestamp) {
         let first = event.0.get_timestamp().map(|first| first.to_unix());
         let first = first.and_then(|(seconds, nanos)| {

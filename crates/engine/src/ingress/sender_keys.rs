@@ -5,8 +5,8 @@
 //! Requests name keys before anything about them is proven. So every bound here must hold against forged names:
 //! - A key is fetched by one task, however many requests wait for it.
 //! - Each client address, and each host, has a rate of fetches. Known keys need no fetch and are never limited.
-//! - Keys that were known before, and keys that proven senders name, have fetches of their own.
-//!   Forged names of unproven addresses cannot use these fetches up. An address is a proven sender
+//! - Keys that were known before, and keys that proven senders name, have a separate allowance of
+//!   fetches. Forged names from unproven addresses cannot use it up. An address is a proven sender
 //!   after a request of it was verified.
 //! - A fetch that failed is not repeated for a while, and failed names never displace known keys.
 //!
@@ -54,7 +54,8 @@ pub struct SenderKeys {
     place: UrlOverride,
 }
 
-/// Where the document of a URL is really fetched; a test's server stands in for a sender.
+/// The URL from which a document is really fetched: in tests, a server that stands in for the
+/// sender.
 type UrlOverride = Box<dyn Fn(&str) -> String + Send + Sync>;
 
 /// Why a key is not available now. The sender must retry.
@@ -133,7 +134,7 @@ impl SenderKeys {
         Self::at(client, |url| url.to_owned())
     }
 
-    /// [`Self::new`] with other places for the documents: test servers.
+    /// [`Self::new`], but `place` maps each URL to the URL of a test server.
     #[doc(hidden)]
     pub fn at(
         client: EndpointClient,
@@ -151,7 +152,8 @@ impl SenderKeys {
         }
     }
 
-    /// The key that a request of `from` names. Waits while it is fetched, at most for the deadline of a fetch.
+    /// The key that a request of `from` names. If the key has to be fetched, waits for it, at most for the
+    /// deadline of a fetch.
     pub(crate) async fn get(
         self: &Arc<Self>,
         source: &Arc<Source>,
@@ -217,7 +219,8 @@ impl SenderKeys {
             true => NamedBy::Sender,
             false => NamedBy::Stranger,
         };
-        // The key that was known is fetched once for the requests of all addresses.
+        // A key that was known before uses no share of the address: all requests that name it share
+        // one fetch.
         let counted = (!was_known).then_some(from);
         if let Err(unavailable) = self.admit(&entries, asked, named_by, counted) {
             return KeyLookup::Refuse(unavailable);
@@ -362,7 +365,7 @@ impl SenderKeys {
         self.proven.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets addresses that were quiet.
+    /// Forgets addresses that have named no unknown key for a while.
     pub(crate) fn tend(&self) {
         self.by_address.tend();
     }
@@ -419,7 +422,8 @@ fn per_minute(count: u32) -> Rate {
     Rate { count: NonZeroU32::new(count).expect("at least one"), per: Duration::from_secs(60) }
 }
 
-/// Whether a key may still be used. A request may have begun a little before the key was fetched for another.
+/// Whether a key may still be used. The time since the fetch may be negative: another request may have caused
+/// the fetch after this one began.
 fn is_fresh(fetched_at: Timestamp, now: Timestamp) -> bool {
     now.duration_since(fetched_at).unsigned_abs() < SENDER_KEY_FRESH_FOR
 }

@@ -113,7 +113,8 @@ impl<S: Work + Inspect> StoreSyncWait<S> {
                     result: event.summary.result.map(Into::into),
                 },
             },
-            // The event was pruned: the verdict, which comes from the key, has its outcome.
+            // The event was pruned. Its outcome is still stored with its key, and the verdict
+            // contains it.
             Lookup::None | Lookup::Ambiguous(_) => {
                 EventProgress { failures: 0, known: known_by(verdict) }
             }

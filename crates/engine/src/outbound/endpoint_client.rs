@@ -287,7 +287,7 @@ fn unanswered(error: legacy::Error) -> SendError {
     let canceled = chain(&error)
         .filter_map(|error| error.downcast_ref::<hyper::Error>())
         .any(hyper::Error::is_canceled);
-    // If the connector did not fail and there is no connection, a connection of the pool was
+    // If there is no connection although the connector did not fail, a connection of the pool was
     // already closed.
     match canceled || error.is_connect() {
         true => SendError::never_sent(),

@@ -214,7 +214,8 @@ fn canonical(mut url: Url) -> Result<EndpointUrl, UrlProblem> {
     let Some(Host::Domain(name)) = url.host() else {
         return sendable(url);
     };
-    // The root's dot is part of no certificate, and two spellings of one host are two pools.
+    // The dot at the end is removed: no certificate contains it, and two spellings of one host
+    // would have two pools.
     let name = name.strip_suffix('.').unwrap_or(name).to_owned();
     if !is_host_name(&name) {
         return Err(UrlProblem::Invalid(format!("{name:?} is not a host name")));

@@ -208,8 +208,8 @@ enum NotConnected {
     OtherPeer,
 }
 
-/// The first connection that opens. The next address is tried once an attempt has failed, or has taken
-/// longer than usual.
+/// The first connection that opens. The next address is tried when an attempt has failed, or after
+/// [`NEXT_ADDRESS_AFTER`].
 async fn connected(addresses: Vec<SocketAddr>) -> Result<TcpStream, NotConnected> {
     let mut untried = addresses.into_iter();
     let mut attempts = JoinSet::new();
@@ -351,8 +351,8 @@ impl AsyncWrite for EndpointStream {
 mod tests {
     use super::*;
 
-    /// A public address of this machine leads to our own listeners. Loopback stands for it here, because
-    /// the machine of a test may have no other.
+    /// A public address of this machine leads to our own listeners. Loopback stands for such an address
+    /// here, because the test machine may have no other.
     #[test]
     fn an_address_of_this_machine_is_recognised_without_a_connection() {
         let address = |text: &str| text.parse().unwrap();
@@ -379,7 +379,8 @@ mod tests {
         }
     }
 
-    /// A family that does not work here must cost one attempt, not half of them.
+    /// If IPv4 or IPv6 does not work here, only one attempt may fail before the other family is
+    /// tried.
     #[test]
     fn families_alternate() {
         let parsed = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();

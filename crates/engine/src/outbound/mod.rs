@@ -254,8 +254,8 @@ mod tests {
 
     use super::*;
 
-    /// A handler of the operator has a connection to loopback open when an endpoint of the same address is
-    /// called: a shared pool would send the delivery on it.
+    /// A handler of the operator has an open connection to loopback, and then an endpoint with the same
+    /// address is called. A shared pool would send the delivery on that connection.
     #[tokio::test]
     async fn an_endpoint_never_uses_a_connection_that_a_trusted_handler_opened() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

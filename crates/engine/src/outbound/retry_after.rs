@@ -7,7 +7,7 @@ use http::HeaderValue;
 
 use crate::limits::RETRY_AFTER_MAX;
 
-/// The wait that `value` asks for, at most a day: whole seconds, or an HTTP date. A date that is over asks
+/// The wait that `value` asks for, at most a day: whole seconds, or an HTTP date. A date in the past asks
 /// for no wait. Anything else is ignored.
 pub(crate) fn retry_after(value: &HeaderValue, now: Timestamp) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
@@ -19,7 +19,8 @@ pub(crate) fn retry_after(value: &HeaderValue, now: Timestamp) -> Option<Duratio
     Some(wait.min(RETRY_AFTER_MAX))
 }
 
-/// One of the three forms of RFC 9110, or that of a mail, which some servers send.
+/// A date in one of the three forms of RFC 9110, or in the form of email (RFC 2822), which some
+/// servers send.
 fn date(text: &str) -> Option<Timestamp> {
     let mail = || jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok();
     let http = httpdate::parse_http_date(text).ok();

@@ -19,10 +19,10 @@ use crate::http::body_memory::BodyPermit;
 /// How a client's body is read.
 #[derive(Debug)]
 pub(super) enum UploadMode {
-    /// Buffered in memory until the request is answered. The whole body has this long, and shares
-    /// the memory for bodies with others.
+    /// Buffered in memory until the request is answered. The duration is the time for the whole
+    /// body, which shares the memory for bodies with others.
     Whole(Duration, BodyPermit),
-    /// Forwarded at once, and of any length. Each piece has this long.
+    /// Forwarded at once, and of any length. The duration is the time for each piece.
     InPieces(Duration),
 }
 
@@ -37,8 +37,8 @@ pub(super) struct Uploaded<B> {
     course: Arc<UploadState>,
 }
 
-/// The result of reading a client's body, for the code that forwarded it. The reader keeps a
-/// complete body, so the memory is freed with this and not with the body.
+/// The result of reading a client's body, for the code that forwarded it. A complete body stays in
+/// memory with its reader, so the memory is freed when this value is dropped and not with the body.
 pub(super) struct Upload(Arc<UploadState>);
 
 #[derive(Debug)]
@@ -273,7 +273,7 @@ mod tests {
         let unfinished = BodyMemory::new(10, LONG);
         let whole = || UploadMode::Whole(LONG, unfinished.hold(Ipv4Addr::LOCALHOST.into()));
         let fits = (Some(Bytes::from_static(b"aaaaabbbbbccccc")), UploadResult::Ended);
-        // The last piece is not counted: its reader has the complete body.
+        // The last piece is not counted, because the body is then complete.
         assert_eq!(read(whole(), &[b"aaaaa", b"bbbbb", b"ccccc"]).await, fits);
         assert_eq!(
             read(whole(), &[b"aaaaaa", b"bbbbbb", b"cc"]).await,

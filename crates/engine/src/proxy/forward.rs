@@ -124,7 +124,7 @@ impl ForwarderParts {
         // by.
         let scoped_by = self.scoped_by.as_ref().map(HeaderName::as_str);
         drop_lookalikes(&mut headers, |name| Some(name) == scoped_by);
-        // Even if the client's Connection header named them, they are end-to-end.
+        // `Host` is end-to-end, so it is kept even if the client's Connection header names it.
         let host = head.headers.get(HOST).cloned();
         let host = host.or_else(|| HeaderValue::from_str(head.uri.authority()?.as_str()).ok());
         if let Some(host) = &host {
@@ -142,8 +142,8 @@ impl ForwarderParts {
         Ok(onward)
     }
 
-    /// Sets `x-forwarded-*`. Only a trusted proxy is believed about its client's host and scheme.
-    /// Each hop adds to the list of addresses, which is read from its end.
+    /// Sets `x-forwarded-*`. The host and the scheme of the client are taken from a trusted proxy
+    /// only. Each hop appends to the list of addresses, so the list is read from its end.
     fn add_forwarded_headers(
         &self,
         headers: &mut HeaderMap,
@@ -423,8 +423,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_whose_lease_is_over_before_it_was_sent_is_not_sent() {
-        // The database took so long to reserve the key that the next request may run by now: two
-        // effects.
+        // The database took so long to reserve the key that the next request with the key may run
+        // by now. Forwarding this request too would cause two effects.
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut way = way_to(listener.local_addr().unwrap());
         let mut request = charge(true);

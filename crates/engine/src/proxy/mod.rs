@@ -210,7 +210,7 @@ impl<L: Ledger> Proxy<L> {
         let answer = service.oneshot(request).await.unwrap_or_else(|never| match never {});
         let outcome = answer.extensions().get::<IdempotencyOutcome>().copied();
         let state = upload.state();
-        // The reader of the body only sees that it broke.
+        // The reader of the body sees only that the body broke, and not why.
         let mut answer = match state {
             UploadResult::Unread | UploadResult::Ended => answer,
             UploadResult::Slow => Problem::SlowBody.answer(&call).map(Body::new),
@@ -259,7 +259,8 @@ impl<L: Ledger> ConfiguredService<L> {
 
 /// Whether the Connection header makes a proxy remove a header that the app must see. Hapax would
 /// read the header that scopes the key, and the app would not. The app would then act for all
-/// callers, or for the wrong one, and the answer would be stored for this one.
+/// callers, or for the wrong one, and the answer would be stored for the caller that the header
+/// names.
 fn hides_what_the_app_must_see<L>(headers: &HeaderMap, configured: &ConfiguredService<L>) -> bool {
     let scoped_by = configured.scoped_by.as_ref().map(HeaderName::as_str);
     ConnectionHeaders::named_in(headers).any(|name| Some(name) == scoped_by || is_needed(name))

@@ -10,7 +10,7 @@ use super::ProxyContext;
 use super::body::UpstreamBody;
 use crate::limits::RETRY_AFTER_BUSY_SECONDS;
 
-/// Why there is no answer of the upstream.
+/// Why the proxy answers instead of the upstream.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Problem {
     /// The upstream cannot have seen the request.

@@ -37,7 +37,8 @@ pub(super) enum AttemptClass {
     Failure,
     /// The endpoint asked for a pause, or must not be called again.
     Stop,
-    /// Another failure, or no outcome at all: it says nothing about how much the endpoint can take.
+    /// Another failure, or no outcome at all. Neither shows how many attempts the endpoint can take
+    /// at once.
     Other,
 }
 
@@ -150,7 +151,7 @@ impl Bulkheads {
     }
 
     /// Records the end of an attempt that began at `began`. Returns the waiting claims of an endpoint that must
-    /// not be called now: the store decides when it is tried again.
+    /// not be called now: the store decides when the endpoint is tried again.
     pub(super) fn ended(
         &mut self,
         endpoint: EndpointId,
@@ -221,7 +222,7 @@ impl Bulkheads {
         self.take_waiting(|_| |_| true)
     }
 
-    /// Takes the claims for which the answer about their endpoint says so.
+    /// Takes the waiting claims that `is_taken` selects, given the bulkhead of their endpoint.
     fn take_waiting<F: Fn(&WaitingClaim) -> bool>(
         &mut self,
         is_taken: impl Fn(&Bulkhead) -> F,

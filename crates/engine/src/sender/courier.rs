@@ -70,7 +70,7 @@ impl Courier {
         Self { client, strict_client, vault, urls: Arc::clone(&self.urls) }
     }
 
-    /// Reads the URL of an endpoint and checks where it is, as far as it can be known now.
+    /// Reads the URL of an endpoint and checks its address, as far as the address can be known now.
     pub async fn check(&self, url: &str, by: AddressChoice) -> Result<EndpointUrl, UrlProblem> {
         let client = self.client_for(by);
         let url = EndpointUrl::parse(url, client.rules())?;
@@ -94,7 +94,8 @@ impl Courier {
     pub(super) async fn attempt(&self, claim: &DeliveryClaim, now: &Now) -> Attempt {
         let body = match claim.endpoint.payload {
             Payload::Fat => claim.body.clone(),
-            // A message that was published before the endpoint wanted thin ones is stored as a whole.
+            // A message that was published before the endpoint wanted thin payloads is stored with
+            // all of its data, so it is made thin here.
             Payload::Thin => thin_envelope(&claim.body).map_or(claim.body.clone(), Bytes::from),
         };
         self.post(&claim.endpoint, &claim.message, body, now).await

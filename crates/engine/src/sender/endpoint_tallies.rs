@@ -26,7 +26,8 @@ struct Tally {
 }
 
 impl EndpointTallies {
-    /// Counts an attempt that ended. One that never left the process says nothing about the endpoint.
+    /// Counts an attempt that ended. An attempt that never left the process is not counted: it says
+    /// nothing about the endpoint.
     pub(super) fn count(
         &self,
         endpoint: EndpointId,

@@ -68,9 +68,9 @@ pub struct SenderSetup {
 pub struct Sender<S> {
     store: Arc<S>,
     now: Now,
-    /// The name of this node in the records of attempts: another one after each start.
+    /// The name of this node in the records of attempts. Each start gets a new name.
     node: Arc<str>,
-    /// `None` while nothing can be sent: there is no key of the vault.
+    /// `None` while nothing can be sent because there is no vault key.
     setup: ArcSwapOption<ActiveSetup>,
     reloaded: Notify,
     endpoint_tallies: EndpointTallies,
@@ -189,12 +189,12 @@ struct SenderLoop<S> {
     exchanges: JoinSet<FinishedExchange>,
     /// The slots and bytes that these exchanges may claim.
     asked: ClaimBudget,
-    /// When to ask for claims without an outcome to settle.
+    /// When to ask for claims even if there is no outcome to settle.
     ask_at: Instant,
     /// The store failed: no exchange begins before this time.
     pause_until: Option<Instant>,
-    /// How many exchanges in a row claimed nothing although something was due: its endpoints may be full,
-    /// or out of this node's reach.
+    /// How many exchanges in a row claimed nothing although deliveries were due: their endpoints may be
+    /// full, or this node may lack their vault keys.
     fruitless: u32,
     pause: StoreBackoff,
     counts: SenderMetrics,
@@ -217,7 +217,8 @@ struct ClaimBudget {
 
 /// An exchange that has ended. The store may have failed, so it carries its outcomes.
 struct FinishedExchange {
-    /// When it began: a lease is older than its claim's arrival here.
+    /// When the exchange began. A lease begins during the exchange, so this is the time from which
+    /// the age of its claims counts.
     began: Instant,
     outcomes: Vec<AttemptOutcome>,
     asking: ClaimBudget,
@@ -274,7 +275,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         };
         let slots = setup.limits.in_flight_max;
         let free = slots.saturating_sub(self.in_flight.len());
-        // This comes first: after a pause of this process their leases may be over.
+        // Overdue claims are taken first: if this process was paused, their leases may have ended.
         let mut given_back = self.bulkheads.overdue(now);
         let begun = self.bulkheads.begin(free, is_crowded(free, slots), now);
         let count = begun.len();
@@ -328,7 +329,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
             return;
         }
         self.gather_until = None;
-        // A commit takes a bounded number of outcomes: acks wait little meanwhile.
+        // The number of outcomes in one commit is bounded, so that acks do not wait long.
         let count = self.outcomes.len().min(EXCHANGE_CLAIMS_MAX);
         let outcomes: Vec<_> = self.outcomes.drain(..count).collect();
         let setup = self.sender.setup.load();
@@ -530,7 +531,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         not_begun.iter().for_each(|claim| self.give_back(claim));
         loop {
             self.collect();
-            // An attempt that hangs must not keep these outcomes back.
+            // Outcomes must not wait for an attempt that hangs.
             self.gather_until = None;
             if let Some(until) = self.pause_until.take() {
                 sleep_until(until).await;

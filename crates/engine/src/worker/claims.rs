@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 use super::polling::StoreBackoff;
 use super::{AttemptEnd, HandlerWorkers, StoreStep, Workers};
 
-/// Renewing more often than this would cost more than it protects.
+/// The shortest time between two renewals: a shorter time would only cost more commits.
 const LEASE_BEAT_MIN: Duration = Duration::from_millis(10);
 
 impl HandlerWorkers {
@@ -23,7 +23,7 @@ impl HandlerWorkers {
         ClaimAsk { handler: self.handler.clone(), limit, worker: workers.id.clone() }
     }
 
-    /// Renews the lease as long as this is awaited.
+    /// Renews the lease for as long as this future is polled.
     pub(super) async fn keep<S: Work>(
         &self,
         workers: &Workers<S>,
@@ -37,8 +37,8 @@ impl HandlerWorkers {
             beats.tick().await;
             match workers.store.renew(claim.job, claim.fence, lease).await {
                 Ok(Held::Kept) => {}
-                // The app may have completed the job and be about to answer, so it continues.
-                // Settling is fenced.
+                // The work continues, because the app may have completed the job and may be about
+                // to answer. Settling is fenced.
                 Ok(Held::Lost) => std::future::pending().await,
                 Err(error) => debug!(lane = self.name, %error, "could not renew a lease: {error}"),
             }
@@ -103,7 +103,8 @@ impl HandlerWorkers {
         Ok(match workers.store.run_claimed(run.clone()).await? {
             Ran::Done => AttemptEnd::Done,
             Ran::Guarded => AttemptEnd::Guarded,
-            // For the log, so without the reason: a database quotes values in its errors.
+            // This error is for the log, so it leaves out the reason: a database quotes values in
+            // its errors.
             Ran::Failed(_) => AttemptEnd::Failed {
                 error: "see `hapax explain`".into(),
                 is_last: self.config.policy.ends_with(claim.steps, Retry::Schedule),

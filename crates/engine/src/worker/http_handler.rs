@@ -294,7 +294,7 @@ pub(crate) fn said_no(status: StatusCode) -> String {
     }
 }
 
-/// When a failed attempt is repeated: by the schedule, or later if the app asks for it.
+/// When a failed attempt is repeated: by the schedule, or later if the app asks for a longer wait.
 pub(crate) fn when_again(heard: &BufferedAnswer, now: Timestamp) -> Retry {
     let asks_for_time =
         matches!(heard.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
@@ -318,7 +318,8 @@ pub(crate) fn when_unanswered(error: &OutboundError) -> Retry {
 
 fn done(heard: &BufferedAnswer) -> Outcome {
     if heard.cut {
-        // A truncated answer must not count as one that publishes nothing.
+        // A truncated answer may contain messages to publish, so it must not count as an answer
+        // without any.
         let may_publish = has(&heard.body, b"\"publish\"") || has(&heard.body, b"\"result\"");
         return match may_publish {
             true => failed(
@@ -328,7 +329,7 @@ fn done(heard: &BufferedAnswer) -> Outcome {
             false => Outcome::Done { result: None, publish: Vec::new(), answer: None },
         };
     }
-    // serde would read an array as the two fields in order, but such an array belongs to the app.
+    // serde would read an array as the two fields in order, but an array has no meaning for Hapax.
     let is_object = heard.body.trim_ascii_start().starts_with(b"{");
     let said = is_object.then(|| serde_json::from_slice(&heard.body));
     let Some(Ok(AppAnswer { result, publish })) = said else {

@@ -67,7 +67,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_lost_attempt_waits_for_running_ones_and_blocks_the_next() {
-        // If the process dies with it, no other attempt may be running.
+        // The process may die while the lost attempt runs, so no other attempt may run at that
+        // time.
         let isolation = Arc::new(Isolation::default());
         let inside = Arc::new(AtomicUsize::new(0));
         let (leave, arrived) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -119,7 +120,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_attempt_that_never_ends_delays_no_other_for_long() {
-        // An app hangs, once for the lost attempt and once for another: both keep waiting, and all
+        // The app hangs in the lost attempt and in another attempt. Both keep waiting, and all
         // others run.
         let isolation = Arc::new(Isolation::for_at_most(Duration::from_millis(20)));
         let inside = Arc::new(Notify::new());
@@ -150,8 +151,8 @@ mod tests {
 
     #[tokio::test]
     async fn two_lost_attempts_never_run_together_not_even_past_their_time() {
-        // Lost attempts become due together after each restart. Alongside a harmful job, a harmless
-        // one would be lost as often, and become a dead letter with it.
+        // Lost attempts become due together after each restart. If a harmless job ran alongside a
+        // harmful one, both would be lost equally often, and both would become dead letters.
         let isolation = Arc::new(Isolation::for_at_most(Duration::ZERO));
         let inside = Arc::new(AtomicUsize::new(0));
         let lost = (0..8).map(|_| {

@@ -78,7 +78,7 @@ impl HandlerWorkers {
         }
     }
 
-    /// Waits until another attempt may run, and takes all free permits.
+    /// Waits for a free permit, then takes all free permits, at most [`CLAIM_MAX`].
     async fn free(&self) -> Vec<OwnedSemaphorePermit> {
         let first = self.permits.clone().acquire_owned().await.expect("never closed");
         let more = std::iter::from_fn(|| self.permits.clone().try_acquire_owned().ok());

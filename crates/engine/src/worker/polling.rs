@@ -66,7 +66,8 @@ impl<'a, S: Work> Polling<'a, S> {
     }
 
     async fn wait_for(&mut self, hint: impl Future<Output = Wake>) {
-        // Work of any lane ends the wait, so in a busy store idle lanes would poll all the time.
+        // Work of any lane ends the wait. Without this pause, the idle lanes of a busy store would
+        // poll all the time.
         let not_before = Instant::now() + GATHER;
         match self.stop.run_until_cancelled(hint).await {
             Some(Wake::Arrived) => {

@@ -134,7 +134,7 @@ mod tests {
         assert!(in_a_header(&of(CURRENT_HEADER_BYTES_MAX)).is_ok());
         let error = in_a_header(&of(CURRENT_HEADER_BYTES_MAX + 1)).unwrap_err();
         assert!(error.contains("larger than 8192 bytes"), "{error}");
-        // The sent bytes count: six for each of these characters.
+        // The limit counts the bytes that are sent: six for each of these characters.
         assert!(in_a_header(&format!("\"{}\"", "ä".repeat(2_000))).is_err());
     }
 }

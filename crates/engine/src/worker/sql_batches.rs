@@ -28,7 +28,8 @@ impl HandlerWorkers {
         while !stop.is_cancelled() {
             let hint = polling.hint();
             let found = match workers.isolation.beside(self.slice(workers, program)).await {
-                // A lane that keeps up needs one slice at a time; only a backlog is worth several.
+                // One slice at a time is enough for a lane that keeps up. Several slices run only
+                // for a backlog.
                 Ok((ClaimYield::Full, None)) if most > 1 => {
                     self.slices(workers, program, most, stop).await
                 }
@@ -134,8 +135,8 @@ impl HandlerWorkers {
         }
     }
 
-    /// Runs jobs that were lost before, one after the other, while there are any: many are lost
-    /// together, and other attempts should have to wait only once for all of them.
+    /// Runs jobs that were lost before, one after the other, while there are any: many jobs are
+    /// often lost together, and other attempts should wait only once for all of them.
     async fn lost_ones<S: Work>(
         &self,
         workers: &Workers<S>,
@@ -146,7 +147,7 @@ impl HandlerWorkers {
         loop {
             match self.slice(workers, program).await? {
                 (_, Some(next)) => self.run_lost(workers, program, &next).await,
-                // A job was done before it, so there may be more.
+                // A lost job has run, so more jobs may be due.
                 (ClaimYield::Nothing, None) => return Ok(ClaimYield::Some),
                 (found, None) => return Ok(found),
             }

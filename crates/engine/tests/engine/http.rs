@@ -20,7 +20,7 @@ use tokio::time::{interval, timeout};
 use tokio_rustls::rustls;
 use tokio_util::sync::CancellationToken;
 
-/// Long enough for the bytes on a busy machine, short enough to wait for.
+/// Long enough for the bytes to arrive on a busy machine, and short enough for a test to wait.
 const SHORT: Duration = Duration::from_millis(300);
 
 struct Running {
@@ -202,7 +202,8 @@ async fn a_head_over_the_limit_is_431_and_the_connection_ends() {
 
 #[tokio::test]
 async fn requests_that_two_parsers_could_read_differently_are_400_and_the_connection_ends() {
-    // Each head contains a second request that only one of the two readings would find.
+    // Each head can be read in two ways, and contains a second request that only one of the two
+    // readings finds.
     let hidden = "GET /hidden HTTP/1.1\r\nhost: a\r\n\r\n";
     let corpus = [
         (
@@ -427,7 +428,7 @@ async fn beyond_the_limit_a_connection_waits_while_all_others_run_requests() {
     .await;
     let mut second = Wire::connect(server.address).await;
     second.write(GET).await;
-    // A loop that would accept the second connection has enough time here.
+    // These yields give a faulty loop enough time to accept the second connection.
     for _ in 0..1_000 {
         tokio::task::yield_now().await;
     }
@@ -437,7 +438,7 @@ async fn beyond_the_limit_a_connection_waits_while_all_others_run_requests() {
     assert_eq!(second.answer().await.status, 200);
 }
 
-/// Far longer than any test: only another connection can end an idle one.
+/// Far longer than any test, so an idle connection is closed only to make room for another.
 const PATIENT: Duration = Duration::from_secs(3600);
 
 /// Limits under which only a lack of slots ends a connection.
@@ -698,8 +699,8 @@ async fn frames_without_progress_end_an_http_2_connection() {
         let (mut reads, mut writes) = wire.stream.split();
         let mut heard = Vec::new();
         let floods = async { while writes.write_all(&flood).await.is_ok() {} };
-        // Either side may notice first that the connection has ended; a server without a bound
-        // would never end it.
+        // Either the reader or the writer may notice first that the connection has ended. A server
+        // without a bound would never end it.
         let ended = async {
             tokio::select! {
                 () = floods => {}

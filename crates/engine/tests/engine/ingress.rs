@@ -609,8 +609,8 @@ async fn a_late_event_is_refused_and_an_unknown_one_is_counted_separately() {
 
 #[tokio::test]
 async fn a_late_copy_of_a_notice_on_the_other_side_of_an_edge_is_not_counted_as_lost() {
-    // The derived key of the copy has changed by now: the event is known under the key of the
-    // previous span.
+    // The copy arrives in the next span and has another derived key, but the event is stored under
+    // the key of the previous span.
     let server = setup("late_notice").start().await;
     let secret = ActiveSecret::forever(Secret::new(SECRET));
     let mut spec = SourceSpec::new("late_notice", "stripe", vec![secret]);
@@ -620,7 +620,8 @@ async fn a_late_copy_of_a_notice_on_the_other_side_of_an_edge_is_not_counted_as_
     let source = Arc::new(Source::build(spec).unwrap());
     let routes = RoutesSpec::new(vec![RouteSpec::new(source)]);
     server.ingress.reload(Routes::build(routes).unwrap());
-    // A second before the edge, and a second past the window.
+    // The event arrives one second before the edge of the span. The copy arrives one second after
+    // the end of the window.
     server.clock.fetch_add(599 - server.now().rem_euclid(600), Ordering::SeqCst);
     let body = json!({ "ref": "r1", "object": "event", "type": "payout.paid" }).to_string();
     let (now, signature) = (server.now(), sign(server.now(), &body));
@@ -653,8 +654,8 @@ async fn a_late_event_waits_for_review_if_the_source_is_configured_so() {
 
 #[tokio::test]
 async fn the_window_is_checked_when_the_last_byte_has_arrived() {
-    // The head arrives inside the window and the body after it: a slow body must not extend the
-    // window.
+    // The head arrives within the window, and the body after the window: a slow body must not
+    // extend the window.
     let server = setup("last-byte").start().await;
     let mut wire = server.wire().await;
     let body = event("evt_1");
@@ -874,8 +875,8 @@ async fn every_decision_is_logged_and_nothing_of_a_body_or_a_signature_is() {
     let lines = Lines::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt().json().with_writer(move || writer.clone()).finish();
-    // With a single dispatcher, a callsite asks only the thread that reaches it first. Another test
-    // without a dispatcher would disable the line for all.
+    // With a single dispatcher, tracing asks only the thread that reaches a callsite first. Another
+    // test whose thread has no dispatcher would disable the log line for all tests.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let _guard = tracing::subscriber::set_default(subscriber);
     let server = setup("logs").start().await;

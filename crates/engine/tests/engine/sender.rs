@@ -31,8 +31,8 @@ use uuid::Uuid;
 
 use crate::support::within;
 
-/// Deliveries by endpoint. A store whose claims take the endpoints in turn, each with at most
-/// `per_endpoint` attempts at once.
+/// A store of deliveries by endpoint. Its claims take the endpoints in turn, and each endpoint has
+/// at most `per_endpoint` attempts at once.
 struct TestOutbox {
     state: Mutex<State>,
     changed: Notify,
@@ -51,7 +51,7 @@ struct State {
     failed: Vec<String>,
     given_back: Vec<String>,
     per_endpoint: usize,
-    /// The next exchanges fail, after they were decided.
+    /// How many of the next exchanges fail. They fail after their outcome was decided.
     failures: usize,
     exchanges: usize,
     limits_asked: Vec<usize>,
@@ -364,7 +364,8 @@ const DRAIN: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn endpoints_that_hang_do_not_delay_the_others() {
-    // 50 endpoints never answer. Each could have 16 attempts, more than all slots of the node.
+    // 50 endpoints never answer. The store allows 16 attempts for each: together, more than all
+    // slots of the node.
     let (store, sink) = (TestOutbox::new(), Sink::start().await);
     for n in 0..50 {
         store.publish(&vault(), sink.at, &format!("hang{n}"), 20, 10);
@@ -463,8 +464,8 @@ async fn outcomes_are_kept_until_the_store_takes_them_and_nothing_is_sent_twice(
 
 #[tokio::test(start_paused = true)]
 async fn a_store_whose_due_deliveries_cannot_be_claimed_is_asked_ever_less_often() {
-    // All due endpoints are full, or out of this node's reach. A loop without a pause would never let the
-    // paused clock advance.
+    // Deliveries are due, but none can be claimed. A loop without a pause would never let the paused
+    // clock advance.
     let store = TestOutbox::new();
     store.state().is_always_due = true;
     let running = start(&store, 64, MANY_BYTES, DRAIN);
@@ -493,7 +494,7 @@ async fn a_reload_brings_the_setup_that_was_missing() {
 
 #[tokio::test]
 async fn an_address_that_the_receiving_party_chose_must_be_public_whatever_the_operator_allows() {
-    // This holds even if the address was public when it was stored: every attempt is checked.
+    // The address may have been public when it was stored, so every attempt is checked.
     let (store, sink) = (TestOutbox::new(), Sink::start().await);
     store.publish(&vault(), sink.at, "fine", 1, 10);
     let operators = store.state().waiting.values().next().unwrap().0.clone();

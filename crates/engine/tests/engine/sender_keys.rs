@@ -178,7 +178,7 @@ async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<(String, 
     }
 }
 
-/// A certificate of PayPal, or almost one.
+/// A signer with a certificate of PayPal, or with one that differs in its name or its issuer.
 struct Signer {
     id: &'static str,
     pem: String,
@@ -326,7 +326,8 @@ async fn stage() -> (CertifiedIssuer<'static, KeyPair>, Signer, KeyServer, Recei
     (issuer, signer, server, receiver)
 }
 
-/// Twenty events arrive before the certificate is known: a fetch for each would multiply any flood.
+/// Twenty events arrive before the certificate is known: with a fetch for each event, a flood of
+/// events would cause a flood of fetches.
 #[tokio::test]
 async fn a_certificate_is_fetched_once_for_all_requests_that_need_it() {
     let (_, signer, mut server, receiver) = stage().await;
@@ -364,7 +365,8 @@ async fn a_new_certificate_is_fetched_and_the_old_one_stays_known() {
     assert_eq!(receiver.stored().await, 3);
 }
 
-/// A certificate that its sender withdrew must not be trusted for ever, and its renewal must delay no event.
+/// A certificate that its sender withdrew must not be trusted for ever. Fetching a known certificate again
+/// must delay no event.
 #[tokio::test]
 async fn a_known_certificate_is_fetched_again_beside_its_use_and_forgotten_after_a_day() {
     let (_, signer, mut server, receiver) = stage().await;
@@ -372,7 +374,7 @@ async fn a_known_certificate_is_fetched_again_beside_its_use_and_forgotten_after
     receiver.advance(11 * HOUR);
     assert_eq!(receiver.paypal(&signer, "e2").await, 200);
     assert_eq!(server.fetches(), 1);
-    // The server hangs, and then fails: the event is answered before.
+    // The server hangs and then fails. The event must be answered before the fetch ends.
     server.opens.send_replace(false);
     server.set("CERT-1", 500, "");
     receiver.advance(2 * HOUR);
@@ -441,8 +443,8 @@ async fn a_certificate_that_cannot_be_had_is_a_503_and_is_not_fetched_by_every_r
     assert_eq!(receiver.paypal(&signer, "e1").await, 200);
 }
 
-/// Each request names another certificate. One address must not make us fetch without limit, and must not keep the
-/// real sender from being heard.
+/// Each request names another certificate. One address must not cause an unlimited number of fetches, and must not
+/// block requests of the real sender.
 #[tokio::test]
 async fn forged_names_cost_a_bounded_number_of_fetches_and_known_keys_still_work() {
     let (issuer, signer, server, receiver) = stage().await;
@@ -452,7 +454,8 @@ async fn forged_names_cost_a_bounded_number_of_fetches_and_known_keys_still_work
         let answer = receiver.send(&signer.request("x", receiver.now(), &url)).await;
         assert_eq!(answer.status, 503);
     }
-    // Ten in a minute, and the one of the start; a slow machine may earn a few more.
+    // Ten fetches in a minute, and the one at the start. On a slow machine, the rate may permit a
+    // few more.
     assert!(server.fetches() <= 15, "{}", server.fetches());
     assert_eq!(receiver.paypal(&signer, "e2").await, 200);
     // A new certificate that another address names is fetched.
@@ -463,8 +466,8 @@ async fn forged_names_cost_a_bounded_number_of_fetches_and_known_keys_still_work
     assert_eq!(wire.answer().await.status, 200);
 }
 
-/// Strangers at many addresses use up all fetches that strangers have. A sender that was heard before changes its
-/// certificate, and a certificate that was known must be fetched again.
+/// Strangers at many addresses use up all fetches of strangers. Then a proven sender changes its certificate, and
+/// a certificate that was known before must be fetched again.
 #[tokio::test]
 async fn forged_names_from_many_addresses_keep_no_key_from_proven_senders() {
     let (issuer, signer, server, receiver) = stage().await;
@@ -479,7 +482,7 @@ async fn forged_names_from_many_addresses_keep_no_key_from_proven_senders() {
     let second = Signer::new("CERT-2", &issuer, PAYPAL_NAME);
     server.set("CERT-2", 200, &*second.pem);
     assert_eq!(receiver.paypal(&second, "e2").await, 200);
-    // A day later, named from an address that was never heard.
+    // A day later, an address that has sent no request before names the known certificate.
     receiver.advance(25 * HOUR);
     let mut wire = Wire::connect_from([127, 0, 0, 2], receiver.address).await;
     wire.write(signer.request("e3", receiver.now(), &signer.url())).await;
@@ -585,7 +588,7 @@ async fn a_key_of_plaid_is_asked_for_by_its_id_and_expires_when_plaid_says_so() 
     let body: Value = serde_json::from_str(&asked[0].1).unwrap();
     let expected = json!({"client_id": "client-1", "secret": PLAID_SECRET, "key_id": "kid-1"});
     assert_eq!(body, expected);
-    // The next fetch, during a request, finds that the first key has ended.
+    // The next fetch, which a request causes in the background, reports the end of the first key.
     server.set("kid-1", 200, first.answer(Some(receiver.now() + 13 * HOUR + 60)));
     receiver.advance(13 * HOUR);
     assert_eq!(receiver.send(&send(&first, "d")).await.status, 200);
@@ -595,7 +598,7 @@ async fn a_key_of_plaid_is_asked_for_by_its_id_and_expires_when_plaid_says_so() 
     assert_eq!(receiver.send(&send(&second, "f")).await.status, 200);
 }
 
-/// A key under the wrong id, a key of another curve, and an id that is none.
+/// A key under the wrong id, a key of another curve, and a text that is not an id.
 #[tokio::test]
 async fn an_answer_of_plaid_that_is_not_the_key_is_a_503_and_a_forged_id_a_401() {
     let server = KeyServer::start().await;

@@ -315,7 +315,7 @@ async fn any_answer_of_200_is_done_and_only_a_fitting_one_says_more() {
     let error = found.error.unwrap();
     assert!(error.contains("\"publish\" is malformed"), "{error}");
     assert_eq!(found.phase, Phase::Ready);
-    // The database would refuse an id that is too long for an index, with every attempt.
+    // An id that is too long for an index would fail in the database at every attempt.
     let id = "x".repeat(5_000);
     let long = json!({ "publish": [{ "type": "a", "data": 1, "id": id }] }).to_string();
     let (found, _) = after_one(says(200, long)).await;
@@ -724,8 +724,8 @@ async fn a_sync_source_answers_with_the_result_of_the_work_and_repeats_it_to_cop
 
 #[tokio::test]
 async fn at_a_sync_source_a_copy_of_a_pruned_event_is_answered_at_once() {
-    // The event has no body and no open job, so the copy must not wait: the timeout is far longer
-    // than the test.
+    // The event has no body and no open job, so the answer to the copy must not wait. The timeout
+    // is far longer than the test.
     let app = TheApp::start(|_, _| async { says(200, r#"{"result":"ch_1"}"#) }).await;
     let mut sync_source = SyncSource::open(&app, Duration::from_secs(3_600)).await;
     let id = sync_source.send().await.json()["id"].clone();
@@ -764,8 +764,8 @@ async fn at_a_sync_source_a_failed_attempt_is_500_and_the_next_copy_is_the_next_
 
 #[tokio::test]
 async fn at_a_sync_source_an_earlier_failure_is_no_answer_to_a_copy_that_waits_for_its_attempt() {
-    // The next attempt has to wait for another call: until it has ended, the status of the event is
-    // failed.
+    // The next attempt has to wait until another call has ended. Until then, the status of the
+    // event is `failed`.
     let (called, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let app = {
         let (called, gate) = (called.clone(), gate.clone());
@@ -830,7 +830,7 @@ async fn at_a_sync_source_work_that_outlasts_the_wait_is_202_and_continues() {
     assert_eq!((again.status, again.json()["result"].as_str()), (200, Some("ch_1")));
 }
 
-/// A store with finished events for this many full steps of the janitor, and one more.
+/// Stores finished events: as many as the janitor deletes in this many full steps, and one more.
 async fn old_events(store: &JobStore, steps: usize, received_at: Timestamp) {
     for n in 0..=steps * PRUNE_BATCH {
         let event = SignedEvent::new(SOURCE, &format!("evt_{n}"), received_at);
@@ -861,7 +861,7 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_runs_again(
     assert!(store.faults.inner().events(left).await.unwrap().items.is_empty());
     janitor.reload(Retention::default());
     store.faults.fail_next(Act::Prune, 1);
-    // One round may have started with the old settings, and another one fails.
+    // Of the next rounds, one may have started with the old settings, and one fails.
     within(store.faults.until(|faults| faults.ended(Act::Prune) >= 6)).await;
     stop.cancel();
     within(running).await.unwrap();
@@ -874,7 +874,8 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_runs_again(
     };
     assert_eq!(horizons[..3], vec![format!("{:?}", (first, PRUNE_BATCH)); 3]);
     assert_eq!(horizons[5], format!("{:?}", (Horizon::forever(), PRUNE_BATCH)));
-    // Deliveries end in each round of the first settings, and never with the second ones.
+    // Each round with the first settings expires deliveries, and no round with the second settings
+    // does.
     let (kept, notice) = (Duration::from_secs(86_400), Duration::from_secs(8_640));
     let ask = ExpiryAsk { kept, notice, limit: PRUNE_BATCH };
     let expiries = store.faults.arguments(Act::ExpireDeliveries);
@@ -911,8 +912,8 @@ async fn the_deletion_of_a_large_tenant_delays_no_other_work_of_the_janitor() {
 
 #[tokio::test(start_paused = true)]
 async fn the_janitor_skips_its_pause_only_while_the_store_has_no_other_request() {
-    // A pause after each commit bounds the deletions per second, even without other requests.
-    // Without any pause, each other request would wait for a commit of the janitor.
+    // If the janitor always paused after a commit, it would delete slowly even without other
+    // requests. If it never paused, each other request would wait for a commit of the janitor.
     let paused_for = async |requests: fn(&TestStore) -> Option<u64>| {
         let store = JobStore::with(|faults| faults.with_foreground_requests(requests));
         let at = Timestamp::now();
@@ -1180,7 +1181,7 @@ impl RustHandler for Watching {
 
 #[tokio::test]
 async fn a_job_with_a_lost_attempt_runs_alone_in_the_process() {
-    // If it ends the process again, every other attempt in flight is lost as well.
+    // If the job ends the process again, every other attempt in flight is lost as well.
     let store = JobStore::new();
     let code = Arc::new(Watching {
         store: store.clone(),
@@ -1218,8 +1219,8 @@ async fn a_job_with_a_lost_attempt_runs_alone_in_the_process() {
 
 #[tokio::test]
 async fn lost_calls_neither_wait_for_others_nor_block_them() {
-    // After a restart there may be many; an app cannot end this process, so all are in flight at
-    // once.
+    // After a restart there may be many lost calls. An app cannot end this process, so all of them
+    // are in flight at once.
     let (app, arrived, gate) = gated().await;
     let store = JobStore::new();
     let new = |n: usize| event(SOURCE, &format!("evt_{n}"), "", "{}");
@@ -1269,8 +1270,9 @@ async fn an_sql_job_with_a_lost_attempt_runs_alone_in_the_process() {
 
 #[tokio::test]
 async fn lost_jobs_that_came_up_together_are_not_held_while_one_of_them_runs() {
-    // Several slices at once each find one. The first of them may end the process: a job that is
-    // claimed behind it would lose an attempt as well, and in the end become a dead letter with it.
+    // Several slices run at once, and each finds a lost job. The first of these jobs may end the
+    // process. The other jobs must not be claimed meanwhile: each would lose an attempt as well,
+    // and at last become a dead letter.
     let store = JobStore::with(|faults| faults.with_sql_batches_max(3));
     let new = |n: usize| event(SOURCE, &format!("evt_{n}"), "", "{}");
     let lost = store.put_lost(HANDLER, (1000..1003).map(new).collect()).await;
@@ -1278,7 +1280,7 @@ async fn lost_jobs_that_came_up_together_are_not_held_while_one_of_them_runs() {
     for n in 0..SQL_SLICE {
         many.push(store.put(HANDLER, new(n)).await);
     }
-    // A full slice is due before the lost jobs are.
+    // The jobs of a full slice are due before the lost jobs.
     store.pass(Duration::from_secs(1));
     for job in &lost {
         store.hurry(*job).await;

@@ -1,4 +1,4 @@
-//! The guard: the addresses that endpoints may have, and that no name leads to any other.
+//! The guard: the addresses that endpoints may have. No name may lead to any other address.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -154,7 +154,8 @@ async fn a_blocked_address_in_a_url_is_not_connected_to() {
             IpAddr::V6(address) => format!("[{address}]"),
         };
         for url in [format!("http://{host}/"), format!("https://{host}/in")] {
-            // The form is good; a rule that changed later must block the stored URL as well.
+            // The URL is well-formed, and may have been stored under other rules, so the connection
+            // must also be blocked.
             let error = post(&client, &url).await.unwrap_err();
             assert_eq!(error.class, SendErrorClass::Blocked, "{url}: {error}");
             assert!(!error.may_have_arrived, "{url}");
@@ -389,7 +390,8 @@ async fn a_chain_of_aliases_is_judged_by_its_last_address() {
 
 #[tokio::test]
 async fn a_forbidden_port_of_a_name_is_refused_at_creation_where_its_addresses_are_known() {
-    // With `allow`, a name on any port could be in an allowed net. Its addresses tell.
+    // With `allow`, a name on any port may be in an allowed net. Only its addresses show whether it
+    // is.
     let names = Names::new();
     names.set("public.example", &[&["93.184.216.34"]]);
     names.set("inside.example", &[&["10.1.2.3"]]);

@@ -1,4 +1,4 @@
-//! Answers of endpoints, and that hostile answers do little harm.
+//! Answers of endpoints, including hostile answers, which must do little harm.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -74,7 +74,8 @@ async fn connections_to_one_host_are_used_again() {
     assert!(sink.connections() < 160, "{} connections for 320 deliveries", sink.connections());
 }
 
-/// A server that reads the request and closes: a client that resends would show a second request.
+/// The server reads the request and closes the connection. If the client sent the request again,
+/// the server would see a second one.
 #[tokio::test]
 async fn a_request_that_may_have_arrived_is_never_sent_again() {
     let mut sink = Sink::closing("").await;
@@ -85,8 +86,9 @@ async fn a_request_that_may_have_arrived_is_never_sent_again() {
     assert_eq!((sink.requests().len(), sink.connections()), (1, 1));
 }
 
-/// A server that closes each connection after one answer without saying so. Requests run into closing
-/// connections: each arrives at most once, and none that is reported as unsent arrives.
+/// A server that closes each connection after one answer without saying so. Some requests are sent on
+/// closing connections. Each request arrives at most once, and a request that is reported as unsent
+/// never arrives.
 #[tokio::test]
 async fn a_connection_that_closes_unannounced_costs_no_second_request() {
     let mut sink = Sink::closing(NO_CONTENT).await;
@@ -104,7 +106,8 @@ async fn a_connection_that_closes_unannounced_costs_no_second_request() {
     assert!((answered..=answered + maybe).contains(&arrived), "{answered} {maybe} {arrived}");
 }
 
-/// Writes `again` after `first` for as long as the client reads. Returns the number of bytes at the end.
+/// Writes `again` after `first` for as long as the client reads. When the connection ends, sends the
+/// number of bytes that were written.
 async fn flood(
     first: &'static str,
     again: &'static [u8],
@@ -167,7 +170,8 @@ fn body_of(length: usize) -> String {
     format!("HTTP/1.1 500 Oops\r\ncontent-length: {length}\r\n\r\n{}", "x".repeat(length))
 }
 
-/// Bodies at the bounds, twice each, so that a connection is used again where it can be.
+/// Bodies with lengths at the bounds. Each is sent twice, so that a connection is used again if
+/// possible.
 #[tokio::test]
 async fn the_first_kibibyte_of_an_answer_is_kept() {
     for (length, kept, truncated) in

@@ -103,8 +103,8 @@ impl Canary {
         self.0.local_addr().unwrap().port()
     }
 
-    /// Connections are accepted in their order, so a connection of our own that is the first one shows
-    /// that there was no other.
+    /// Opens a connection and checks that it is the first one. Connections are accepted in their
+    /// order, so there was no other before.
     async fn saw_nothing(&self) {
         let ours = within(TcpStream::connect(self.0.local_addr().unwrap())).await.unwrap();
         let (_, first) = within(self.0.accept()).await.unwrap();
