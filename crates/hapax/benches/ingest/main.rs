@@ -31,8 +31,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Events that count as the beginning of a growing store.
 const GROWTH_FIRST: u64 = 100_000;
 
-/// Events measured at its end: enough for two merges of the key index, so that their cost is part
-/// of the figure.
+/// Events measured at the end of the growing store: enough for two merges of the key index, so that
+/// their cost is part of the figure.
 const GROWTH_LAST: u64 = 400_000;
 
 #[derive(Parser)]
@@ -184,7 +184,7 @@ async fn grow(options: &Options, floor: &Server, directory: &Path) -> anyhow::Re
     let at = CONNECTIONS;
     let new = Load::New;
     let floor_first = load::run(&[floor], &events, new, at, floor_length, Some(WARM_UP)).await?;
-    // The floor stores nothing, so the ids it has seen are still new here.
+    // The floor stores nothing, so Hapax has not seen these ids before.
     let first = Length::Events(GROWTH_FIRST);
     let first = load::run(&[&hapax], &events, new, at, first, None).await?;
     let between = Length::Events(options.grow - GROWTH_FIRST - GROWTH_LAST);

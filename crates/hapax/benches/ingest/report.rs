@@ -10,7 +10,7 @@ use crate::storm::Storm;
 /// Bytes that the server caused to be written to a disk, per request.
 const BYTES: Column = column("bytes", 0);
 
-/// All of a run.
+/// The findings of a whole run.
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) pairings: Vec<Pairing>,

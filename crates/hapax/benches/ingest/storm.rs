@@ -21,7 +21,7 @@ use crate::shared::server::{Server, Setup, cpu_seconds_of_family};
 use crate::shared::{CONNECTIONS, WARM_UP};
 use crate::{Options, StoreKind};
 
-/// How long a server records copies after their answers, at most.
+/// The longest time that a server records copies after their answers.
 const RECORDED_WITHIN: Duration = Duration::from_secs(3);
 
 /// The columns of this bench alone: CPU time of server and database for each request, and bytes
@@ -41,7 +41,7 @@ pub(crate) struct Storm {
     storm_beside: Measured,
 }
 
-/// A load and all that it cost.
+/// A load and its whole cost.
 struct Cost {
     measured: Measured,
     requests: u64,
@@ -176,7 +176,7 @@ impl Engine {
         }
     }
 
-    /// Has the new rows counted, as autovacuum does within a minute.
+    /// Updates the statistics of the new rows, as autovacuum does within a minute.
     async fn analyze(&self) {
         if let Self::Postgres { database, .. } = self {
             Postgres::execute_at(database, "ANALYZE").await;

@@ -1,7 +1,7 @@
 //! The pattern of articles: axum, a pool of 32, verification, then one `INSERT … ON CONFLICT DO
-//! NOTHING` for each request. One variant uses sqlx, as articles do, and one the driver of Hapax,
-//! as fast as the pattern allows. Both use prepared statements, one autocommit statement, the body
-//! as bytes, and Hapax's own verification.
+//! NOTHING` for each request. One variant uses sqlx, as articles do. The other variant uses the
+//! driver of Hapax and is as fast as the pattern allows. Both use prepared statements, one
+//! autocommit statement, the body as bytes, and Hapax's own verification.
 
 use std::io::Write as _;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use tokio_postgres::{Client, NoTls};
 
-/// Longer than any backlog of a run takes: after this time a job is stuck.
+/// A job that takes this long is stuck. Any backlog of a run takes less time.
 const STUCK: Duration = Duration::from_secs(600);
 
 const POLL: Duration = Duration::from_millis(50);

@@ -30,7 +30,7 @@ use crate::shared::{CONNECTIONS, Place, WARM_UP, floor, on_one_thread};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How long a node records copies after their answers, at most.
+/// The longest time that a node records copies after their answers.
 const RECORDED_WITHIN: Duration = Duration::from_secs(3);
 
 #[derive(Parser)]
@@ -181,9 +181,9 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// One node accepts events, and another gets each of them once, so that its own memory knows
-    /// none of them: with Redis, and for comparison with the database alone. The database is fresh, and
-    /// has no statistics.
+    /// One node accepts events, and another node gets a copy of each. The second node has no event in
+    /// its own memory, so it asks Redis or, for comparison, the database alone. The database is fresh
+    /// and has no statistics.
     async fn redis(&self, report: &mut Findings) -> anyhow::Result<()> {
         let redis = Redis::start().await;
         for (with, name) in [(Some(&redis), "redis"), (None, "database")] {

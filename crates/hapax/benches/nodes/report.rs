@@ -17,7 +17,7 @@ pub(crate) struct Findings {
     pub(crate) lean_article: Measured,
     pub(crate) one: Measured,
     pub(crate) two: Measured,
-    /// With as many connections to each node as the single node had.
+    /// Two nodes, each with as many connections as the single node had.
     pub(crate) two_in_full: Measured,
     /// One node with many connections.
     pub(crate) many: Measured,
@@ -46,7 +46,7 @@ pub(crate) struct Effects {
     pub(crate) effects: u64,
     /// From the first event sent to the last effect seen.
     pub(crate) seconds: f64,
-    /// The part of it after the last ack.
+    /// The part of that time after the last ack.
     pub(crate) seconds_after: f64,
 }
 

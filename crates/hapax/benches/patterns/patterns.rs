@@ -90,8 +90,8 @@ impl Pattern {
         }
     }
 
-    /// Whether the pattern promises one effect, whatever fails. If such a pattern has another result, the
-    /// run ends with an error.
+    /// Whether the pattern promises exactly one effect under any fault. If such a pattern has another
+    /// result, the run ends with an error.
     pub(crate) fn is_sound(self) -> bool {
         match self {
             Self::UniqueConstraint
@@ -154,15 +154,16 @@ async fn redis_key(app: &App, event: i64) -> Result<Answer, Failed> {
     match charge(app, event).await {
         Ok(()) => Ok(Answer::Charged),
         Err(error) => {
-            // The sender retries, and must not get "done".
+            // The key is deleted, so that the sender's retry is not answered with "done".
             let _: () = redis::cmd("DEL").arg(&key).query_async(&mut redis).await?;
             Err(error)
         }
     }
 }
 
-/// One delivery at a time, and the second one waits for the outcome of the first. Lock and outcome
-/// are in Redis, the effect is in PostgreSQL, and nothing keeps the two consistent.
+/// Handles one delivery of an event at a time; the second one waits for the outcome of the first.
+/// The lock and the outcome are in Redis and the effect is in PostgreSQL, and nothing keeps the two
+/// consistent.
 async fn redis_lock(app: &App, event: i64) -> Result<Answer, Failed> {
     let mut redis = app.redis.clone();
     let (began, mut pause) = (Instant::now(), LOOK);
@@ -181,7 +182,8 @@ async fn redis_lock(app: &App, event: i64) -> Result<Answer, Failed> {
     }
 }
 
-/// The lock saves the database the second copy while Redis works; the constraint decides.
+/// While Redis works, the lock keeps the second copy away from the database. The constraint
+/// decides.
 async fn lock_and_constraint(app: &App, event: i64) -> Result<Answer, Failed> {
     let mut redis = app.redis.clone();
     let (began, mut pause) = (Instant::now(), LOOK);

@@ -16,7 +16,7 @@ const COLUMNS: [Column; 7] = [
     column("lost", 0),
 ];
 
-/// All of a run.
+/// The findings of a whole run.
 pub(crate) struct Findings {
     pub(crate) events: u32,
     pub(crate) deliveries: usize,

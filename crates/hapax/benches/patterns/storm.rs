@@ -17,7 +17,7 @@ use crate::patterns::{Answer, Pattern};
 const NEAR_PERCENT: u64 = 21;
 const LATER_PERCENT: u64 = 22;
 
-/// How far behind a later copy arrives, in events.
+/// How many events after its first delivery a later copy arrives.
 const LATER_BY: std::ops::Range<u64> = 50..2_000;
 
 /// Of 100 deliveries, this many are cut off at a random moment, as if the process died.
@@ -88,8 +88,7 @@ impl Tally {
         self.deliveries as f64 / self.seconds
     }
 
-    /// The latency that `share` of the deliveries stayed below, from the first attempt to the
-    /// answer.
+    /// The quantile `share` of the latencies, from the first attempt of a delivery to its answer.
     pub(crate) fn latency_us(&self, share: f64) -> f64 {
         let at = (self.latencies_us.len() as f64 * share) as usize;
         let at = at.min(self.latencies_us.len().saturating_sub(1));
@@ -111,7 +110,8 @@ impl Storm {
                 let by = LATER_BY.start + dice.below(LATER_BY.end - LATER_BY.start);
                 later.push_back((event + by, n));
             }
-            // All copies that are due, in random order.
+            // All later copies that are due. Their order is random, because each copy is a random
+            // number of events behind.
             let due = later.iter().filter(|(at, _)| *at <= event).map(|(_, n)| *n);
             deliveries.extend(due);
             later.retain(|(at, _)| *at > event);

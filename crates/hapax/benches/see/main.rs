@@ -141,7 +141,7 @@ async fn measure(options: &Options, directory: &Path) -> anyhow::Result<Report> 
     Ok(report)
 }
 
-/// The acks of a while, and the share of a core that the server used.
+/// The acks of one slice, and the share of a core that the server used.
 struct Slice {
     paced: Paced,
     core_share: f64,
@@ -153,7 +153,7 @@ impl Slice {
     }
 }
 
-/// Sends new events for a while.
+/// Sends new events for one slice.
 async fn slice(server: &Server, events: &Rc<RefCell<Events>>, plan: Plan) -> anyhow::Result<Slice> {
     let (began, before) = (Instant::now(), server.usage()?.cpu_seconds);
     let paced = open::run(server, events, plan).await?;

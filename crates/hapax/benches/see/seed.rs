@@ -21,7 +21,7 @@ const SPAN_MICROS: i64 = 7 * 86_400 * 1_000_000;
 /// Events of each rare kind.
 const RARE: u64 = 12;
 
-/// How many events lie between two copies.
+/// One in this many events has a copy.
 const COPIED_EVERY: u64 = 50;
 
 /// The states of jobs, as the database has them.
@@ -32,14 +32,14 @@ const DEAD: i64 = 4;
 const HELD: i64 = 5;
 const REVIEW: i64 = 7;
 
-/// The value that every source indexes.
+/// The field that every source indexes.
 const SEARCHED: &str = "/data/object/id";
 
-/// The value of one event in the middle.
+/// The value of that field in one event, in the middle of the time span.
 pub(crate) const RARE_VALUE: &str = "po_of_one_event";
 
-/// Sources with a pull handler whose jobs no worker claims. The first lines belong to the source that new
-/// events arrive at.
+/// Sources with a pull handler whose jobs no worker claims. The first line belongs to the source that new
+/// events arrive at, whose table comes just before it in the config.
 pub(crate) fn tables(sources: u64) -> String {
     let search = format!("search = [{SEARCHED:?}]\n");
     let source = |name: String| {
@@ -268,7 +268,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// The newest wait; the rest is spread evenly.
+    /// The newest events wait. Events of the rare kinds are spread evenly over the rest.
     fn of(options: &Options, n: u64) -> Self {
         if n + options.waiting > options.events {
             return Self::Waiting;

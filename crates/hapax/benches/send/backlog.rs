@@ -30,8 +30,8 @@ use crate::shared::server::Usage;
 use crate::sink::Sink;
 use crate::{Options, VAULT_KEY, server};
 
-/// Endpoints of a tenant: the most there may be. One message for the tenant makes this many
-/// deliveries.
+/// Endpoints of each tenant: the most that a tenant may have. One message for the tenant makes this
+/// many deliveries.
 const PER_TENANT: u64 = 1_000;
 
 /// The most deliveries that one call claims.
@@ -43,10 +43,10 @@ const TURN: usize = 12;
 /// Writes under way at once while a store is filled.
 const FILLING: usize = 256;
 
-/// Bodies that one call may claim.
+/// The most bytes of bodies that one call may claim.
 const BYTES_MAX: usize = 64 << 20;
 
-/// How long the server runs before its memory is read.
+/// How long the server runs before its memory usage is read.
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// The claims from one store.
@@ -69,7 +69,7 @@ impl Claims {
     }
 }
 
-/// The same number of claims from either, and the memory of a server over the large one.
+/// The same number of claims from either store, and the memory of a server with the large backlog.
 pub(crate) struct Backlog {
     deliveries: u64,
     endpoints: u64,

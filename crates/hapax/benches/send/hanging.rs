@@ -36,7 +36,7 @@ pub(crate) struct Hanging {
 }
 
 impl Hanging {
-    /// The median of the pairs.
+    /// The median ratio over all pairs.
     pub(crate) fn ratio(&self) -> f64 {
         let mut sorted = self.ratios.clone();
         sorted.sort_by(f64::total_cmp);

@@ -30,10 +30,11 @@ const ID_DIGITS: usize = 20;
 const TYPE_DIGITS: usize = 4;
 const TIME_DIGITS: usize = 16;
 
-/// The text before the time in the data of a message.
+/// The text that precedes the time in the data of a message.
 pub(crate) const AT: &str = "\"at\":\"";
 
-/// Messages between the two of a key. When the first one fails, the second one is due before the retry.
+/// The distance between the two messages of a key. When the first message fails, the second one is due
+/// before the retry.
 pub(crate) const KEYS_APART: u64 = 1_000;
 
 /// A handler whose jobs no worker claims.
@@ -91,7 +92,8 @@ pub(crate) struct Messages {
     body: String,
     /// The position of the message's id in the body.
     id: usize,
-    /// Where the number of the type is, and the numbers of the types, which take turns.
+    /// The position of the type's number in the body, and the numbers of the types, which are used
+    /// in turn.
     type_number: Option<(usize, Range<u64>)>,
     /// The position of the key in the body.
     key: Option<usize>,

@@ -59,7 +59,8 @@ pub(crate) async fn measure(
     let settings = json!({ "max_in_flight": IN_FLIGHT, "rate_limit": limit, "timeout": "60s" });
     sink.add(&one, Manner::Recorded, settings).await?;
     let measured = (options.seconds * LONG).ceil() as usize * options.rounds.max(1);
-    // One second more at each end, because the last one is not whole.
+    // The messages last one second longer than the measurement, because the last second is not
+    // whole.
     let messages = LIMIT * (measured + SETTLED + 1) as u64;
     let published = Rc::new(RefCell::new(Messages::default()));
     for node in [&one, &two] {

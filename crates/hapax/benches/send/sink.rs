@@ -28,15 +28,16 @@ use crate::shared::server::Server;
 
 const ANSWER_BYTES: usize = 1024;
 
-/// Longer than any backlog of a run takes: after this time a delivery is stuck.
+/// A delivery that takes this long is stuck. Any backlog of a run takes less time.
 const STUCK: Duration = Duration::from_secs(600);
 
 const POLL: Duration = Duration::from_millis(5);
 
-/// Of this many keys one fails.
+/// One in this many keys fails.
 const FAILING_OF: u64 = 10;
 
-/// How long [`Manner::Slow`] takes, so that the attempts under way at once are seen.
+/// How long [`Manner::Slow`] takes to answer: long enough for attempts to overlap, so that they can
+/// be counted.
 const SLOW: Duration = Duration::from_millis(2);
 
 /// How the endpoint treats the deliveries to one of its paths.
@@ -76,7 +77,7 @@ pub(crate) struct Arrival {
     /// When its message was published, if its data says so.
     pub(crate) published_us: u64,
     pub(crate) arrived_us: u64,
-    /// Attempts under way when it arrived, itself included.
+    /// Attempts under way when it arrived, including its own.
     pub(crate) under_way: u32,
     pub(crate) is_ok: bool,
 }
@@ -87,7 +88,7 @@ struct State {
     delivered: AtomicU64,
     under_way: AtomicU32,
     arrivals: Mutex<Vec<Arrival>>,
-    /// Messages of which an attempt failed.
+    /// Messages with a failed attempt.
     failed: Mutex<HashSet<u64>>,
 }
 
@@ -178,7 +179,7 @@ async fn answer(state: Arc<State>, request: Request<Received>) -> Response<Full<
 }
 
 impl State {
-    /// Records a delivery and says whether it is taken.
+    /// Records a delivery. Returns false if its attempt has to fail.
     fn record(&self, headers: &HeaderMap, body: &[u8], under_way: u32, tenth_fails: bool) -> bool {
         let arrived_us = unix_us();
         let n = headers.get("webhook-id").and_then(|id| id.to_str().ok());

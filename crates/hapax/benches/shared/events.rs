@@ -63,7 +63,7 @@ impl Events {
         }
     }
 
-    /// Further events, numbered from the last of these on.
+    /// Further events, numbered from the end of these.
     pub(crate) fn further(&self) -> Self {
         Self { next: self.next, ..Self::laid_out(self.layout.clone(), 1) }
     }
@@ -85,7 +85,8 @@ impl Events {
         self.next
     }
 
-    /// Turns `request` into a repetition of an event that was sent once; each of them in turn.
+    /// Turns `request` into a copy of an event that was sent before. The events are repeated in
+    /// turn.
     pub(crate) fn again(&mut self, request: &mut [u8]) {
         let n = self.next_again;
         self.next_again = (n + 1) % self.next.max(1);
@@ -97,8 +98,8 @@ impl Events {
         self.next_again = 0;
     }
 
-    /// Signs again the events that are going to be repeated: a slice is shorter than the replay
-    /// window, a run is not.
+    /// Signs the events that are going to be repeated again: a run is longer than the replay
+    /// window, but a slice is shorter.
     pub(crate) fn prepare_copies(&mut self) {
         let now = unix_seconds();
         let copies = (0..self.copies_of).map(|n| {

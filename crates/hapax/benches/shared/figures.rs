@@ -65,7 +65,7 @@ pub(crate) fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// A whole number with its thousands apart.
+/// A whole number with separated thousands.
 pub(crate) fn thousands(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut spaced = String::with_capacity(digits.len() * 4 / 3);

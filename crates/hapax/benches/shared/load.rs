@@ -51,7 +51,7 @@ pub(crate) struct Measured {
     pub(crate) cpu_seconds: f64,
     /// Bytes that the server caused to be written to a disk.
     pub(crate) written_bytes: u64,
-    /// At the end of the last slice, while its connections were still open.
+    /// The usage at the end of the last slice, while its connections were still open.
     pub(crate) usage: Usage,
     latencies_us: Vec<u32>,
 }
@@ -98,7 +98,7 @@ impl Measured {
         self.written_bytes as f64 / self.requests as f64
     }
 
-    /// The latency that `share` of the requests stayed below.
+    /// The quantile `share` of the latencies.
     pub(crate) fn latency_us(&self, share: f64) -> f64 {
         let at = (self.latencies_us.len() as f64 * share) as usize;
         let at = at.min(self.latencies_us.len().saturating_sub(1));

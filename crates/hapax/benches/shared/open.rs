@@ -21,7 +21,8 @@ use super::server::Server;
 /// Connections at the start; more are opened when none is free.
 const CONNECTIONS: usize = 64;
 
-/// The most connections: beyond it requests wait for one, and the wait is part of their latency.
+/// The most connections. Beyond this number, requests wait for a connection, and the wait is part
+/// of their latency.
 const CONNECTIONS_MAX: usize = 1_024;
 
 /// Makes the requests of a load, each of them new.
@@ -48,7 +49,7 @@ impl Requests for Events {
 pub(crate) struct Plan {
     pub(crate) per_second: f64,
     pub(crate) time: Duration,
-    /// Unmeasured time before, at the same rate.
+    /// The unmeasured time before the load, at the same rate.
     pub(crate) warm_up: Duration,
 }
 
@@ -68,7 +69,7 @@ impl Paced {
         self.connections = self.connections.max(other.connections);
     }
 
-    /// The generator's own share of p99.
+    /// The p99 of the generator's own delay, which is part of the measured latencies.
     pub(crate) fn sent_late_us_p99(&self) -> u32 {
         let at = self.sent_late_us.len() * 99 / 100;
         self.sent_late_us.get(at).copied().unwrap_or(0)

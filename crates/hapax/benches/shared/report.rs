@@ -98,7 +98,7 @@ impl Table {
         self.rows.push((name.into(), numbers));
     }
 
-    /// Adds one load to a table of loads. The floor itself is compared with nothing.
+    /// Adds one load to a table of loads. The floor itself has no `floor` to compare with.
     pub(crate) fn load(
         &mut self,
         name: impl Into<String>,

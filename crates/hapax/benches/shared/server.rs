@@ -16,13 +16,13 @@ pub(crate) struct Server {
     /// Hapax's admin address.
     admin: Option<SocketAddr>,
     decides: bool,
-    /// Kept, so that later output does not meet a closed pipe.
+    /// The standard output, kept open so that later output does not fail.
     _said: BufReader<ChildStdout>,
 }
 
 struct Running(Child);
 
-/// The config besides addresses, directory and source.
+/// The part of the config that follows the addresses, the directory and the source.
 #[derive(Default)]
 pub(crate) struct Setup {
     /// Keys of the root.
@@ -117,7 +117,7 @@ impl Server {
         self.address
     }
 
-    /// Marks a server whose answers are those of Hapax, so that they are checked.
+    /// Marks a server whose answers name decisions as those of Hapax do, so that they are checked.
     pub(crate) fn that_decides(self) -> Self {
         Self { decides: true, ..self }
     }

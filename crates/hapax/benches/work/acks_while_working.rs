@@ -23,7 +23,7 @@ use crate::shared::server::{Server, Setup};
 /// How long sleeping handlers sleep.
 pub(crate) const NAP: Duration = Duration::from_secs(10);
 
-/// How often a pull worker claims more than it will ever finish.
+/// How often the pull worker claims jobs, none of which it completes.
 const PULL_EVERY: Duration = Duration::from_millis(200);
 
 /// One kind of work, and the acks with and without it.
@@ -32,7 +32,8 @@ pub(crate) struct Beside {
     pub(crate) per_second: f64,
     pub(crate) without: Paced,
     pub(crate) with: Paced,
-    /// Sleeping work: calls to an app, jobs that a worker holds, naps of a handler.
+    /// The amount of sleeping work: calls to an app, jobs that a worker holds, or naps of a
+    /// handler.
     pub(crate) held: Option<usize>,
 }
 

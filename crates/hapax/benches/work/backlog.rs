@@ -26,7 +26,7 @@ const TURN: usize = SMALL as usize / LIMIT;
 /// Connections that fill a backlog.
 const FILLING: usize = 256;
 
-/// The same number of claims from both.
+/// The same number of claims from both backlogs.
 pub(crate) struct Backlog {
     pub(crate) jobs: u64,
     pub(crate) small: Claims,

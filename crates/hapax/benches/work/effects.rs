@@ -36,7 +36,7 @@ pub(crate) struct Effects {
     pub(crate) effects: u64,
     /// From the first event sent to the last effect seen.
     pub(crate) seconds: f64,
-    /// The part of it after the last ack.
+    /// The part of that time after the last ack.
     pub(crate) seconds_after: f64,
 }
 

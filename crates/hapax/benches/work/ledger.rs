@@ -1,5 +1,5 @@
-//! The user's table in `hapax.db`. It has no constraint, so a doubled or missing effect shows. It
-//! is read while the server runs, as a user would.
+//! The user's table in `hapax.db`. It has no constraint, so a doubled or missing effect shows. The
+//! table is read while the server runs, as a user would read it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use rusqlite::{Connection, OpenFlags};
 pub(crate) const CHARGE: &str = "\n[sources.stripe.handlers.charge-fee]\n\
      sql = \"INSERT INTO ledger (event_id, fee) VALUES (:event_id, 5)\"\n";
 
-/// Longer than any backlog of a run takes: after this time a job is stuck.
+/// A job that takes this long is stuck. Any backlog of a run takes less time.
 const STUCK: Duration = Duration::from_secs(600);
 
 const POLL: Duration = Duration::from_millis(5);
@@ -32,7 +32,7 @@ impl Ledger {
         Ok(Self { file })
     }
 
-    /// One for [`CHARGE`].
+    /// The ledger of [`CHARGE`].
     pub(crate) fn of_fees(directory: &Path) -> anyhow::Result<Self> {
         Self::create(directory, "CREATE TABLE ledger (event_id TEXT, fee INTEGER)")
     }

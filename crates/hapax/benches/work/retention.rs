@@ -25,7 +25,7 @@ const BEHIND: Duration = Duration::from_secs(15);
 /// Time before the measured part of the load without pruning.
 const WARM_UP: Duration = Duration::from_secs(10);
 
-/// Lines of the table.
+/// Rows of the table.
 const SAMPLES: u64 = 24;
 
 /// One database under the load.
@@ -33,7 +33,7 @@ pub(crate) struct Retention {
     pub(crate) what: &'static str,
     /// Without pruning.
     pub(crate) without: Paced,
-    /// With pruning after a minute; measured from then on.
+    /// With pruning of events after one minute. The measurement starts when that minute is over.
     pub(crate) with: Paced,
     pub(crate) samples: Vec<Sample>,
 }
