@@ -23,7 +23,8 @@ use crate::api::{Alert, AlertList, AlertReach, Severity, SilenceRequest, Span, T
 /// The longest silence: a month. An alert that is never wanted is switched off in `[alerts]`.
 const SILENCE_MAX: Duration = Duration::from_secs(31 * 86_400);
 
-/// The newest endpoints of the tenant `hapax` that are read. A page reads them every few seconds.
+/// How many endpoints of the tenant `hapax` are read, the newest first. A page reads them every few
+/// seconds.
 const RECEIVERS_MAX: usize = 100;
 
 /// `GET /api/v1/alerts`.
@@ -39,7 +40,8 @@ pub(super) async fn recent<S: AdminStore>(admin: &Admin<S>) -> AlertList {
 }
 
 async fn with_reach<S: AdminStore>(admin: &Admin<S>, items: Vec<Alert>) -> AlertList {
-    // A store that cannot be read is an alert itself, and must not hide it.
+    // A store that cannot be read is itself an alert, so the failed read must not hide the list of
+    // alerts.
     let reach = reach(admin).await.unwrap_or_else(|_| AlertReach {
         endpoints: 0,
         problem: Some("the store cannot be read, so nothing is delivered".to_owned()),
@@ -80,7 +82,7 @@ pub(super) async fn silence<S: AdminStore>(
         None => "ended the silence of an alert".to_owned(),
     };
     tracing::info!(token = who, alert = alert.name, "{who} {action}");
-    // The trail of requests has the path only.
+    // The audit entry of the request contains only the path. This entry names the alert.
     let place = alert.lane.as_ref().or(alert.source.as_ref()).or(alert.endpoint.as_ref());
     let subject = [Some(&alert.name), place];
     let subject: Vec<&str> = subject.into_iter().flatten().map(String::as_str).collect();
@@ -107,7 +109,7 @@ pub(super) async fn test<S: AdminStore>(
     if receivers(&admin).await?.is_empty() {
         return Ok(Json(tested));
     }
-    // Each test has its own alert id, so that no receiver takes it for a known alert.
+    // Each test has its own alert id, so that no receiver mistakes the test for a known alert.
     let subject = format!("[\"test\",\"{}\"]", Uuid::now_v7());
     let mut alert = ActiveAlert { subject, data: serde_json::Value::Null.into() };
     let content = Alert {
@@ -140,7 +142,7 @@ pub(super) async fn test<S: AdminStore>(
     Ok(Json(tested))
 }
 
-/// Whether alerts reach anybody.
+/// Whether alerts reach an endpoint.
 pub(super) async fn reach<S: AdminStore>(admin: &Admin<S>) -> Result<AlertReach, Problem> {
     let receivers = receivers(admin).await?;
     let is_active = |one: &&EndpointRecord| one.standing() == EndpointStanding::Active;

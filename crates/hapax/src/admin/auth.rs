@@ -168,7 +168,7 @@ impl Authorizer {
 
     fn check(&self, tokens: &[KnownToken], token: &[u8]) -> Result<(Caller, [u8; 32]), Problem> {
         let shown = digest::digest(&digest::SHA256, token);
-        // Every token is compared, so that the time does not reveal which one matched.
+        // Every token is compared, so that the time does not reveal which token matched.
         let known = tokens.iter().fold(None, |found, known| {
             let same =
                 constant_time::verify_slices_are_equal(known.digest.as_ref(), shown.as_ref());
@@ -210,7 +210,7 @@ struct RequestHead<'a> {
     headers: &'a HeaderMap,
 }
 
-/// Why a request was refused, and whose it was, if that is known.
+/// Why a request was refused, and the name of its caller if it is known.
 struct RefusedRequest {
     who: Arc<str>,
     problem: Problem,
@@ -322,7 +322,7 @@ impl Caller {
         &self.who
     }
 
-    /// Whether a token or a session proved who the caller is.
+    /// Whether a token or a session has authenticated the caller.
     fn is_authenticated(&self) -> bool {
         match &self.may {
             Grants::Everything => false,
@@ -494,7 +494,7 @@ pub(super) fn session_hash(headers: &HeaderMap, cookie: &str) -> Option<[u8; 32]
     Some(hash_of(value))
 }
 
-/// A random value that only its holder knows, and its hash, which is all that is stored.
+/// A random value that only its holder knows, and its hash. Only the hash is stored.
 pub(super) struct RandomValue {
     pub(super) text: String,
     pub(super) hash: [u8; 32],
@@ -561,7 +561,8 @@ pub(super) async fn authorize<S: AdminStore>(
         }
         Err(refusal) => {
             let response = refusal.problem.into_response();
-            // If the store cannot be read, it cannot record anything either.
+            // A server error means that the store cannot be read, so it cannot record the refusal
+            // either.
             if let Some(audited) = audited.filter(|_| response.status().is_client_error()) {
                 audited.record(admin, &refusal.who, response.status()).await;
             }
@@ -580,7 +581,7 @@ async fn received<S: AdminStore>(
     let (is_safe, version) = (request.method().is_safe(), request.version());
     let head = RequestHead { is_safe, version, headers: request.headers() };
     let caller = admitted(guard, head).await?;
-    // No id contains a NUL, and PostgreSQL refuses to compare text with one.
+    // No id contains a NUL, and PostgreSQL refuses to compare text that contains one.
     let path_and_query = request.uri().path_and_query();
     if path_and_query.is_some_and(|asked| asked.as_str().contains("%00")) {
         let detail = "the path and the query must not contain a NUL character (%00)";

@@ -208,7 +208,7 @@ async fn settled<S: Work + Inspect>(
 ) -> Result<Json<Settled>, Problem> {
     let (ended, if_done) = match &outcome {
         Outcome::Done { .. } => ("done", Held::Kept),
-        // The failure comes too late.
+        // The job is already done, so the failure comes too late.
         Outcome::Failed { .. } => ("failed", Held::Lost),
     };
     let settlement = admin.store.settle(job.id, fence, outcome).await?;
@@ -218,7 +218,7 @@ async fn settled<S: Work + Inspect>(
         Settlement::Lost => Held::Lost,
     };
     let (settled, now) = claim_state(admin, job.id, fence, held).await?;
-    // A repeated completion is answered again but was counted before.
+    // A repeated completion is answered again, but only the first one is counted.
     if settlement == Settlement::Recorded {
         count(&handler_of(&job), ended, now.attempts.last());
         count_tried(admin, &job, &now);

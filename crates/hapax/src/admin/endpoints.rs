@@ -38,10 +38,11 @@ use crate::api::{
 use crate::sending::SendingParts;
 use crate::tenant_sources::nonce;
 
-/// The overlap of a rotation that names none.
+/// The overlap of a rotation if the request names none.
 const OVERLAP: Duration = Duration::from_secs(24 * 3_600);
 
-/// How often a change is tried if another change of the endpoint comes between reading and writing it.
+/// How many times a change is tried if another change of the endpoint is committed between the read
+/// and the write.
 const CHANGE_TRIES: usize = 5;
 
 /// `GET /api/v1/endpoints`.
@@ -116,9 +117,9 @@ pub(super) async fn change<S: AdminStore>(
     change_by(&admin, &caller, AddressChoice::Operator, &id, asked).await.map(Json)
 }
 
-/// Changes an endpoint. A new address is one that `by` chose. If a receiving party moves the endpoint to
-/// another origin and gives no headers, the headers are removed: their values were meant for the previous
-/// server.
+/// Changes an endpoint. If the address changes, it counts as chosen by `by`. If a receiving party moves
+/// the endpoint to another origin and gives no headers, the headers are removed: their values were meant
+/// for the previous server.
 pub(super) async fn change_by<S: AdminStore>(
     admin: &Admin<S>,
     caller: &Caller,
@@ -143,7 +144,7 @@ pub(super) async fn change_by<S: AdminStore>(
         }
         let mut before = (record.settings, record.sealed);
         let mut asked = asked.clone();
-        // An address that does not change keeps the party that chose it.
+        // If the address does not change, the party that chose it does not change either.
         if let Some(url) = url.as_ref().filter(|url| **url != before.0.url) {
             let moves = by == AddressChoice::Receiver && !is_same_origin(&before.0.url, url);
             if moves && asked.headers.is_keep() {
@@ -302,8 +303,8 @@ async fn act<S: AdminStore>(
     Ok(Json(record.into()))
 }
 
-/// Changes an endpoint. If another change comes between, `edit` decides again with the endpoint as
-/// it is then.
+/// Changes an endpoint. If another change is committed first, `edit` is called again with the
+/// changed endpoint.
 async fn update<S: AdminStore>(
     admin: &Admin<S>,
     caller: &Caller,
@@ -413,7 +414,7 @@ async fn checked_url<S: AdminStore>(
 ) -> Result<String, Problem> {
     match (sending(admin)?.courier.check(url, by).await, by) {
         (Ok(url), _) => Ok(url.as_str().to_owned()),
-        // A receiving party must not learn here which addresses a name has.
+        // The error must not tell a receiving party which addresses a name has.
         (Err(UrlProblem::Blocked { .. }), AddressChoice::Receiver) => Err(Problem::bad_request(
             "url: endpoints cannot be at this address: use a public address, on port 443 or 80",
         )),

@@ -1,9 +1,9 @@
 //! The admin side: health, metrics, and the API for operators and pull workers.
 //!
-//! [`routes`] lists every route, and [`openapi`] describes them. Every route except health needs a token that permits it ([`auth`]). If the
-//! operator opened the admin side on loopback, the Host header must name a loopback address, against DNS
-//! rebinding, and requests that a reverse proxy forwarded still need a token. Every action is recorded with
-//! the name of its token.
+//! [`routes`] lists every route, and [`openapi`] describes them. Every route except health needs a token that permits
+//! the route ([`auth`]). If the operator opened the admin side on loopback, the Host header must name a loopback
+//! address, against DNS rebinding, and requests that a reverse proxy forwarded still need a token. Every action is
+//! recorded with the name of its token.
 
 mod alerts;
 mod audit;
@@ -164,7 +164,7 @@ pub(crate) struct Admin<S> {
     pub(crate) portal_counts: Arc<Semaphore>,
     /// The pages that were rendered within the last second.
     pub(crate) shared_pages: Arc<SharedPages>,
-    /// Whether the process is ready; false once it shuts down.
+    /// Whether the process is ready. It is not ready during a shutdown.
     pub(crate) readiness: Arc<Readiness>,
     /// The requests that this process refused.
     pub(crate) rejections: Arc<RejectionRecorder>,

@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn the_committed_openapi_document_is_the_generated_one() {
-        // A field or a route that changes without the document would mislead every generated client.
+        // If a field or a route changed without the document, every generated client would be wrong.
         let generated = document(&routes::<MemoryStore>()).to_pretty_json().unwrap() + "\n";
         if std::env::var_os("HAPAX_WRITE_OPENAPI").is_some() {
             std::fs::write(FILE, &generated).unwrap();
@@ -397,7 +397,8 @@ mod tests {
 
     #[test]
     fn every_reference_in_the_openapi_document_leads_somewhere() {
-        // A type whose schema is missing would still serialise, and break every generator.
+        // If a schema were missing, the document would still serialise, but every client generator
+        // would fail.
         let document = serde_json::to_value(document(&routes::<MemoryStore>())).unwrap();
         let text = document.to_string();
         let references: Vec<&str> =

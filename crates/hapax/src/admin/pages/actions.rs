@@ -83,7 +83,7 @@ pub(in crate::admin) struct ActionResult {
 
 /// The answer to a form.
 pub(in crate::admin) enum Acted {
-    /// Leads to the page that shows the result.
+    /// Redirects to the page that shows the result.
     Leads(SeeOther),
     /// Shows a new secret.
     Shows(Box<Page<NewSecret>>),
@@ -114,7 +114,7 @@ pub(in crate::admin) struct ActionForm {
     pub(in crate::admin) force: bool,
     /// All fields.
     pub(in crate::admin) fields: Filters,
-    /// The fields as they were sent: the same form has the same bytes.
+    /// The fields as they were sent. A form that is sent again has the same bytes.
     bytes: Bytes,
 }
 
@@ -142,7 +142,7 @@ impl<S: Send + Sync> FromRequest<S> for ActionForm {
 pub(in crate::admin) struct ActionRequest<S> {
     pub(in crate::admin) admin: Arc<Admin<S>>,
     pub(in crate::admin) caller: Caller,
-    /// The last part of the path: mostly the id of the action's subject.
+    /// The last part of the path: in most cases the id of the action's subject.
     pub(in crate::admin) id: String,
     pub(in crate::admin) filters: Filters,
 }
@@ -222,7 +222,7 @@ pub(in crate::admin) struct Forms<'a> {
     pub(in crate::admin) quota: Option<Quota>,
 }
 
-/// The result of a form, from now or from the first time that it was sent.
+/// The result of a form. If the form was sent before, the result of the first time.
 pub(in crate::admin) enum ActedOnce {
     /// The page that shows it.
     Leads(String),

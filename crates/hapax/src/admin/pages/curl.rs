@@ -57,7 +57,7 @@ fn quoted(text: &str) -> String {
             c if needs_escape(c) => {
                 let mut bytes = [0; 4];
                 for byte in c.encode_utf8(&mut bytes).bytes() {
-                    // Three octal digits, so that a digit that follows is not part of the escape.
+                    // An escape has three octal digits, so that a digit after it is not part of it.
                     let _ = write!(word, "\\{byte:03o}");
                 }
             }

@@ -31,12 +31,12 @@ pub(in crate::admin) struct EventPage {
     pretty: String,
     /// The command of the tab `curl`.
     curl: String,
-    /// How its sender signs, if a preset knows it.
+    /// The preset of the sender, if there is one. It describes how the sender signs.
     preset: Option<&'static Preset>,
     done: Option<String>,
 }
 
-/// A form in which the page shows the content.
+/// A form in which the page shows the event's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tab {
     Pretty,

@@ -14,7 +14,8 @@ use url::form_urlencoded;
 use super::super::extract::QueryParams;
 use super::super::problem::Problem;
 
-/// Signs sentences about actions. Another node, and this one after a restart, does not show them.
+/// Signs sentences about actions. Each process has its own key, so the sentences are not shown by
+/// another node or after a restart.
 static DONE_KEY: LazyLock<hmac::Key> = LazyLock::new(|| {
     hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new())
         .expect("the system has random bytes")
@@ -130,7 +131,7 @@ pub(in crate::admin) async fn form<S: Send + Sync>(
         return Err(Problem::too_large());
     }
     let fields = Filters::parse(&bytes);
-    // PostgreSQL cannot store one as text.
+    // PostgreSQL cannot store a NUL as text.
     if fields.0.iter().any(|(_, value)| value.contains('\0')) {
         return Err(Problem::bad_request("a field must not contain a NUL character"));
     }

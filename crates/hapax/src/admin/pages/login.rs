@@ -1,5 +1,5 @@
 //! Login and logout. A token is exchanged for a random session; the database knows only its hash, so every
-//! node accepts the session. It ends with its token.
+//! node accepts the session. A session also ends when its token is removed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,8 +98,8 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
     reader: PageReader,
     form: LoginForm,
 ) -> Result<LoggedIn, Problem> {
-    // Another site must not log the browser in under its own name. Clients other than browsers name no
-    // site, and pass this check.
+    // Another site must not log the browser in with a token of that site's choice. Clients other than
+    // browsers name no site, and pass this check.
     check_same_site(&form.headers, admin.site.origin())?;
     let (caller, token) = match admin.authorizer.log_in(&form.token) {
         Ok(known) => known,
@@ -112,7 +112,8 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
         Err(problem) => return Err(problem),
     };
     let RandomValue { text: value, hash } = RandomValue::new()?;
-    // Without parentheses and hidden characters, so that no name looks like that of another token.
+    // Parentheses and hidden characters are removed, so that no name looks like the name of another
+    // token.
     let is_plain = |c: &char| !needs_escape(*c) && !matches!(c, '(' | ')');
     let name: String = form.name.trim().chars().filter(is_plain).take(NAME_CHARS_MAX).collect();
     let who = match name.is_empty() {

@@ -100,7 +100,7 @@ impl<T: Template> IntoResponse for Page<T> {
     }
 }
 
-/// Leads the browser to another page.
+/// Redirects the browser to another page.
 pub(super) struct SeeOther(pub(super) String);
 
 impl IntoResponse for SeeOther {
@@ -173,7 +173,8 @@ pub(super) struct Frame {
     pub(super) place: PageSide,
     /// The path that the side is served under, where its files are.
     pub(super) site: String,
-    /// The path in front of the pages: that of the side, in the portal followed by the link.
+    /// The path in front of the pages: the path of the side. In the portal, the path of the link
+    /// follows it.
     pub(super) base: String,
     /// The name that is recorded for actions of the reader.
     pub(super) who: String,
@@ -295,7 +296,7 @@ pub(super) async fn finish(
     next: Next,
 ) -> Response {
     let if_none_match = request.headers().get(header::IF_NONE_MATCH).cloned();
-    // Only a browser gets errors as pages, and is led to the login.
+    // Only browsers get errors as pages and are redirected to the login.
     let wants_page = wants_page(request.headers());
     let asked = (request.method().is_safe() && wants_page)
         .then(|| request.uri().path_and_query().cloned())
@@ -337,7 +338,7 @@ pub(super) fn wants_page(headers: &HeaderMap) -> bool {
 
 /// Adds the rules that protect pages in a browser, and the path of the site to a redirect.
 pub(super) fn finish_headers(headers: &mut HeaderMap, site: &Site) {
-    // Handlers name pages by their paths on this server.
+    // Handlers return paths on this server, without the path of the site.
     if let Some(to) = headers.get(header::LOCATION).and_then(|to| to.to_str().ok())
         && let Ok(to) = HeaderValue::try_from(format!("{}{to}", site.base()))
     {
