@@ -167,7 +167,8 @@ fn guard_of(
     let (signed, place): (&[u8], &[u8]) = match content {
         SignedContent::Nothing => return None,
         SignedContent::Whole(hash) => (hash, &place_bytes),
-        // Items can be moved from one request into another, at any index.
+        // Each item is signed alone and can be moved to any index of another request, so the index
+        // is not part of the guard.
         SignedContent::Items(hashes) => (hashes.get(place)?, b""),
     };
     let kind = match (source.guards_type, &item.event_type) {

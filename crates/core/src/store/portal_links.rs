@@ -87,13 +87,13 @@ impl FromIterator<PortalRight> for PortalRights {
 pub struct PortalLink {
     /// Our id.
     pub id: PortalLinkId,
-    /// Whose endpoints and deliveries it shows.
+    /// The tenant whose endpoints and deliveries the link shows.
     pub tenant: Tenant,
     /// The rights of its holder.
     pub rights: PortalRights,
     /// When it was created.
     pub created_at: Timestamp,
-    /// When it ends, with the session of the browser that entered by it.
+    /// When the link ends, together with the browser session that it opened.
     pub expires_at: Timestamp,
     /// When its code was exchanged. A code works once.
     pub entered_at: Option<Timestamp>,
@@ -109,14 +109,15 @@ pub trait PortalLinks: Send + Sync + 'static {
         code: [u8; 32],
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// The link with this hash of a code, entered or not. It may have ended: the caller compares `expires_at`.
+    /// The link whose code has this hash, whether the code was exchanged or not. It may have ended: the caller
+    /// compares `expires_at`.
     fn portal_link(
         &self,
         code: [u8; 32],
     ) -> impl Future<Output = Result<Option<PortalLink>, StoreError>> + Send;
 
     /// Exchanges a code for a session, given the hashes of both. `None` if the code is unknown, was exchanged
-    /// before, or its link has ended at `at`. If several calls use one code, one of them gets the link.
+    /// before, or its link has ended at `at`. If several calls use one code, only one of them gets the link.
     /// Durable when it returns `Ok`.
     fn enter_portal(
         &self,
@@ -125,7 +126,7 @@ pub trait PortalLinks: Send + Sync + 'static {
         at: Timestamp,
     ) -> impl Future<Output = Result<Option<PortalLink>, StoreError>> + Send;
 
-    /// The link with this id, if the session with this hash was opened by it. It may have ended: the caller
+    /// The link with this id, if it opened the session with this hash. It may have ended: the caller
     /// compares `expires_at`.
     fn portal_session(
         &self,
@@ -153,10 +154,9 @@ pub trait PortalLinks: Send + Sync + 'static {
         tenant: Tenant,
     ) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
-    /// Counts a ping from the portal. False if the tenant has had
-    /// [`PORTAL_PINGS_MAX`](crate::limits::PORTAL_PINGS_MAX) within the
-    /// [`PORTAL_PINGS_WITHIN`](crate::limits::PORTAL_PINGS_WITHIN) before `at`, over all nodes; nothing is counted
-    /// then.
+    /// Counts a ping from the portal. Returns false and counts nothing if the tenant has already sent
+    /// [`PORTAL_PINGS_MAX`](crate::limits::PORTAL_PINGS_MAX) pings within the
+    /// [`PORTAL_PINGS_WITHIN`](crate::limits::PORTAL_PINGS_WITHIN) before `at`, over all nodes.
     fn take_portal_ping(
         &self,
         tenant: Tenant,

@@ -9,7 +9,8 @@ use uuid::Uuid;
 use super::StoreError;
 use crate::key::SourceName;
 
-/// A request that was refused. Nothing in it but the time and the reason is proven: the request was not verified.
+/// A request that was refused. The request was not verified, so everything that it claims, such as its event id,
+/// may be forged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
     /// The source that it was sent to.

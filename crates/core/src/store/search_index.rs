@@ -11,8 +11,8 @@ use crate::search::SearchFields;
 pub trait SearchIndex: Send + Sync + 'static {
     /// Indexes the next events, at most `limit`, from old to new. Returns true if there may be more of them now.
     ///
-    /// Each set of fields has a mark that says how far the index has come. The mark moves in the commit of
-    /// the last row that it covers. A crash therefore loses nothing: the next call indexes the same events
+    /// Each set of fields has a mark: the last event that is indexed. The mark moves in the commit of the
+    /// last row that it covers. A crash therefore loses nothing: the next call indexes the same events
     /// again, which changes no row. If the fields change, all events that still have a body are indexed
     /// again. One node indexes at a time; while another node does, this returns false.
     fn index_values(

@@ -9,10 +9,10 @@ use crate::key::{SourceName, Tenant};
 use crate::vault::{OpenError, Sealed};
 
 /// Keeps one sealed value for each (tenant, source) pair. The whole set has one version, which grows with
-/// every change and fences it: a change that was decided by another version of the set is refused. So no two
-/// changes at once can give the same secret to two pairs, although the store cannot read a secret.
+/// every change. A change is refused if it was decided from another version of the set. Therefore concurrent
+/// changes cannot give the same secret to two pairs, although the store cannot read a secret.
 pub trait SourceSecretStore: Send + Sync + 'static {
-    /// Every pair, and the version of the set, of one moment.
+    /// Every pair and the version of the set, read at the same moment.
     fn source_secrets(&self) -> impl Future<Output = Result<SourceSecretSet, StoreError>> + Send;
 
     /// The version of the set alone. Every node asks for it several times a second.
@@ -60,7 +60,7 @@ pub struct SourceSecretRecord {
 /// A change of one pair.
 #[derive(Debug, Clone)]
 pub struct SourceSecretsChange {
-    /// The version of the set that the change was decided by.
+    /// The version of the set that the change was decided from.
     pub version: u64,
     /// The pair.
     pub pair: SourcePair,

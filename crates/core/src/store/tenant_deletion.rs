@@ -19,7 +19,8 @@ use crate::key::Tenant;
 /// events, order marks, and the ids of messages. The audit trail stays.
 pub trait TenantDeletions: Send + Sync + 'static {
     /// Begins to delete a tenant's data, in one commit: its endpoints and secrets are gone from then on, and
-    /// [`erase`](Self::erase) does the rest. While a deletion of the tenant runs, this returns it as it is.
+    /// [`erase`](Self::erase) does the rest. If a deletion of the tenant is already running, the call
+    /// returns that deletion and changes nothing.
     fn delete_tenant(
         &self,
         tenant: Tenant,
