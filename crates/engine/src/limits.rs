@@ -183,7 +183,8 @@ pub const UNVERIFIED_DEFAULT: Rate = Rate::per_second(NonZeroU32::new(100).expec
 /// token.
 pub const HANDSHAKES: Rate = Rate::per_second(NonZeroU32::new(10).expect("10 is not 0"));
 
-/// Addresses remembered per source for the unverified limit. Further addresses share one bucket.
+/// Addresses remembered per source for the unverified limit. While there are more, all addresses
+/// share one bucket.
 pub const ADDRESSES_MAX: usize = 100_000;
 
 /// Rejections per second and source that are noted for operators. For each, the body is read once more to find the

@@ -35,8 +35,8 @@ impl LogBudget {
         {
             self.used.store(0, Ordering::Relaxed);
         }
-        // The load comes first: beyond the bound no thread writes to the shared cache line, and the
-        // counter cannot overflow.
+        // The load comes before the addition: beyond the bound, no thread writes to the shared
+        // cache line, and the counter cannot overflow.
         let has_room = self.used.load(Ordering::Relaxed) < self.lines_per_second
             && self.used.fetch_add(1, Ordering::Relaxed) < self.lines_per_second;
         if !has_room {

@@ -23,7 +23,7 @@ use crate::limits::{
 };
 
 /// The jobs of an event by the current configuration, for replays and approvals. `None` if this
-/// node has no such source, so that the jobs are unknown.
+/// node has no such source and therefore does not know the jobs.
 pub type JobsFor =
     Arc<dyn Fn(&SourceName, &Tenant, EventView<'_>) -> Option<Vec<NewJob>> + Send + Sync>;
 
@@ -85,7 +85,7 @@ pub async fn run_plans<S: Plans>(
 enum SliceOutcome {
     /// A slice of this plan ran.
     Kept(PlanId),
-    /// Another node runs this plan, or the plan has ended.
+    /// Another node runs or has to run this plan, or the plan has ended.
     Taken(PlanId),
     /// A slice of this plan failed, or this node must not run it.
     Failed(PlanId, String),

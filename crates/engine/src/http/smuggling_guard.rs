@@ -210,8 +210,8 @@ impl FramingWatch {
     }
 
     fn end_head_line(&mut self, text_bytes: usize, ends_in_crlf: bool) {
-        // The line is judged at once, not at the end of the head: a parser may see that end where
-        // this guard does not.
+        // The line is judged at once, not at the end of the head: a parser may find the end of the
+        // head at another place than this guard.
         if !ends_in_crlf {
             return self.lose(self.heads - 1);
         }

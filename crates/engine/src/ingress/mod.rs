@@ -372,8 +372,8 @@ impl<S: Store + StoreHints> Ingress<S> {
         respond::refused(Reason::StaleUnseen, call.request_id, None, ConnectionReuse::KeepAlive)
     }
 
-    /// Whether a late, unknown event has not been logged recently: the retries of a sender, or of a
-    /// captured request, are one loss and not many.
+    /// Whether a late, unknown event has not been logged recently: repeated deliveries of one
+    /// event, by its sender or from a captured request, are one loss and not many.
     fn is_first_logged(&self, event: KeyHash) -> bool {
         let mut logged = self.logged_lost.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.contains(&event) {

@@ -35,8 +35,8 @@ impl EventLimit {
         Self { limiter: RateLimiter::direct(quota(rate)), burst: rate.count }
     }
 
-    /// Takes tokens for `events`. A batch larger than the bucket needs a full bucket: a batch that
-    /// could never pass would be lost.
+    /// Takes tokens for `events`. A batch that is larger than the bucket needs only a full bucket:
+    /// otherwise the batch could never pass and would be lost.
     pub(crate) fn take(&self, events: usize) -> Result<(), RateExceeded> {
         let events = u32::try_from(events).unwrap_or(u32::MAX).min(self.burst.get());
         let Some(events) = NonZeroU32::new(events) else { return Ok(()) };
@@ -47,8 +47,8 @@ impl EventLimit {
     }
 }
 
-/// `unverified_limit`: failures per client address, and likewise handshakes. Verified events do not
-/// count, so the limit never refuses them.
+/// `unverified_limit`: failures per client address. Handshakes have a limit of the same kind.
+/// Verified events do not count, so the limit never refuses them.
 #[derive(Debug)]
 pub(crate) struct FailureLimit {
     limiter: DefaultKeyedRateLimiter<IpAddr>,
@@ -77,8 +77,8 @@ impl FailureLimit {
         })
     }
 
-    /// Forgets addresses that were quiet. Is called every second: between two calls at most one
-    /// entry is added for each answered request.
+    /// Forgets addresses that were quiet. The ingress calls this every second. Between two calls,
+    /// each answered request adds at most one entry.
     pub(crate) fn tend(&self) {
         self.limiter.retain_recent();
         let is_crowded = self.limiter.len() >= self.addresses_max;
@@ -89,7 +89,8 @@ impl FailureLimit {
     }
 }
 
-/// The shared bucket for new addresses when too many are known. No client has this address.
+/// The bucket that all addresses share while too many addresses are remembered. No client has this
+/// address.
 const SHARED: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 fn quota(rate: Rate) -> Quota {

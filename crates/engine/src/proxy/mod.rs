@@ -77,7 +77,8 @@ pub struct Proxy<L> {
     log: Arc<ProxyLog>,
     /// Memory for bodies that are being buffered.
     unfinished: BodyMemory,
-    /// A permit for each request with a key, because it runs on without its client.
+    /// A permit for each request with a key, because such a request continues even if its client
+    /// hangs up.
     keyed: Arc<Semaphore>,
     configured: ArcSwap<ConfiguredService<L>>,
 }
