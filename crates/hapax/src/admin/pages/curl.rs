@@ -38,7 +38,8 @@ pub(super) fn command(public_url: &str, event: &Event) -> String {
             let _ = write!(command, " \\\n  -H {}", quoted(&format!("{name}: {value}")));
         }
     }
-    // A body that begins with @ would name a file.
+    // `--data-binary` reads a file if its argument begins with @. `--data-raw` sends such an
+    // argument as it is.
     let flag = if body.starts_with('@') { "--data-binary" } else { "--data-raw" };
     let _ = write!(command, " \\\n  {flag} {body}");
     command
