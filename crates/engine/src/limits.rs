@@ -252,7 +252,8 @@ pub const ENDPOINT_WINDOW_MAX: usize = 1_024;
 pub const SLOW_ATTEMPT_AGE: Duration = Duration::from_secs(1);
 
 /// The longest time that a claim waits in memory for its endpoint. A lease lasts at least 30 seconds and at
-/// least twice the timeout, so after this time a whole attempt and five seconds more still fit into it.
+/// least twice the timeout, so after this time a whole attempt and at least ten seconds more still fit into
+/// it.
 pub const WAITING_CLAIM_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// The same for claims beyond the `max_in_flight` of an endpoint. Such a claim is sent with the settings that the

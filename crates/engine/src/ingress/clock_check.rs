@@ -38,9 +38,9 @@ pub(crate) enum Alarm {
     OutsideWindow { in_a_row: usize },
 }
 
-/// The distinct events that a median needs: an event that is sent repeatedly counts once. A few
-/// events that a sender has queued or retried cannot move the median; half of the events would have
-/// to agree.
+/// How many distinct events the median needs, and how many it uses at most. An event that is sent
+/// repeatedly counts once. A few events that a sender has queued or retried cannot move the median;
+/// half of the events would have to agree.
 const WITNESSES_MIN: usize = 32;
 const WITNESSES_MAX: usize = 64;
 
