@@ -1,5 +1,5 @@
-//! Routes for plans: many deliveries of an endpoint sent again, or many events decided about, at a rate, with
-//! progress.
+//! Routes that make, list, show and cancel plans. A plan sends many deliveries of an endpoint again, or decides about
+//! many events, at a rate.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub(super) async fn create<S: AdminStore>(
     of_deliveries(&admin, key, id, asked)?.record(&admin, &caller).await
 }
 
-/// The same for a receiving party: refused while another plan of the endpoint runs.
+/// Makes a plan for a receiving party. The request is refused while another plan of the endpoint runs.
 pub(super) async fn create_alone<S: AdminStore>(
     admin: &Admin<S>,
     caller: &Caller,
@@ -200,7 +200,7 @@ async fn of_events<S: AdminStore>(
 /// A plan that a request asks for.
 struct AskedPlan {
     work: PlanWork,
-    /// The name from the route, for the id under an Idempotency-Key.
+    /// The name from the route. If there is an Idempotency-Key, the plan's id is derived from the key and this name.
     subject: String,
     key: Option<String>,
     request: KeyHash,
@@ -299,7 +299,7 @@ fn new_id() -> PlanId {
     PlanId(Uuid::now_v7())
 }
 
-/// A hash of a request as it was given: "2h" stays "2h".
+/// The hash of a request as the client sent it: "2h" is not converted into a time.
 fn hash_of(asked: &impl Serialize) -> KeyHash {
     // A value that was read from JSON can be written as JSON.
     let text = serde_json::to_vec(asked).unwrap_or_default();

@@ -60,8 +60,8 @@ pub(super) async fn job<S: AdminStore>(
     Ok(Json(Replayed { dry_run: asked.dry_run, items: vec![item], next: None }))
 }
 
-/// Replays one page of dead letters. Each is a commit of its own: if one fails, the earlier ones stay
-/// replayed, and the same request continues with the rest.
+/// Replays one page of dead letters. Each dead letter is replayed in its own commit: if one fails, the earlier
+/// ones stay replayed, and the same request continues with the rest.
 pub(super) async fn many<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     Extension(caller): Extension<Caller>,
@@ -149,7 +149,7 @@ async fn replay<S: AdminStore>(
     by: Action,
 ) -> Result<Vec<ReplayItem>, Problem> {
     match event.summary.status {
-        // An event with jobs is answered by the store, job by job.
+        // For an event with jobs, the store decides about each job.
         Status::Review if event.jobs.is_empty() => {
             return Err(Problem::conflict(
                 "the event waits for review: approve or reject it first",

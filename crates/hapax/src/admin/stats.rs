@@ -126,7 +126,7 @@ fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
 }
 
 /// How a sender spaces its retries: the median wait before the second arrival of an event, before
-/// the third, and so on, over the events of which every arrival is kept.
+/// the third, and so on. Events with arrivals that were not kept are left out.
 fn gaps_seconds(events: &[&SampledEvent]) -> Vec<f64> {
     let mut by_place: Vec<Vec<f64>> = Vec::new();
     for event in events {

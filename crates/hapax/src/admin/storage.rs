@@ -13,8 +13,8 @@ use super::problem::Problem;
 use super::{Admin, AdminStore};
 use crate::api::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, List, Storage};
 
-/// The prefix of the names of Hapax's own APIs. Their Idempotency-Keys are the forms that pages have sent.
-/// The colon keeps them apart from the names of proxies.
+/// The prefix of the names of Hapax's own APIs. The Idempotency-Keys of these APIs are the ids of the forms
+/// that pages have sent. The colon keeps them apart from the names of proxies.
 pub(super) const OWN_REALMS: &str = "hapax:";
 
 /// The most pages of keys that are read to find a key that is not a form of the dashboard.
@@ -27,8 +27,8 @@ pub(super) async fn storage<S: AdminStore>(
     Ok(Json(admin.store.storage().await?.into()))
 }
 
-/// `GET /api/v1/keys`: the keys of all proxies and APIs, without those of Hapax's own pages. A scope that
-/// names them shows them.
+/// `GET /api/v1/keys`: the keys of all proxies and APIs, without those of Hapax's own pages. The keys of the
+/// pages are listed only if `scope` names them.
 pub(super) async fn keys<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     QueryParams(query): QueryParams<KeysQuery>,
@@ -83,7 +83,7 @@ pub(super) async fn delete_key<S: AdminStore>(
             ));
         }
     }
-    // The trail of requests has the path only.
+    // The audit entry of the request itself has only the path, so this entry adds scope, key and reason.
     let entry = AuditEntry {
         at: (admin.now)(),
         who: caller.who().to_owned(),
@@ -103,7 +103,7 @@ pub(super) fn name_of(scope: &str, key: &str) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(format!("{scope}\n{key}"))
 }
 
-/// The scope and the key of such a word. Both are printable, so the line break is between them.
+/// The scope and the key in such a word. Both are printable, so the line break separates them.
 pub(super) fn position(name: &str) -> Option<KeyPosition> {
     let text = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(name).ok()?).ok()?;
     let (scope, key) = text.split_once('\n')?;

@@ -146,7 +146,7 @@ impl TestStore {
         self.set_clock(noon());
     }
 
-    /// One attempt at the only job of the handler that is due, which begins and ends at this time.
+    /// Makes one attempt at the handler's only due job. The attempt begins and ends at this time.
     async fn attempt(&self, event: &SignedEvent, handler: &str, at: Timestamp, outcome: Outcome) {
         self.set_clock(at);
         let handler = HandlerRef {
@@ -191,7 +191,7 @@ fn spec(source: &str, handler: &str, workplace: WorkLocation) -> HandlerSpec {
     }
 }
 
-/// A server on loopback. `fee` is pulled, `mail` runs inside; both are for every event.
+/// A server on loopback. The handler `fee` is pulled, and `mail` runs inside the server. Both take every event.
 struct Server {
     store: TestStore,
     router: Router,
@@ -351,7 +351,7 @@ struct HeldBody {
 }
 
 impl HeldBody {
-    /// The body, the signal that the server reads it, and the way to send it.
+    /// The body, a signal that the server has begun to read it, and a sender of its bytes.
     fn with_sender() -> (Body, oneshot::Receiver<()>, oneshot::Sender<Bytes>) {
         let ((reading, is_read), (sender, bytes)) = (oneshot::channel(), oneshot::channel());
         let body = Self { reading: Some(reading), bytes, has_ended: false };
@@ -427,7 +427,7 @@ async fn every_action_is_recorded_with_the_name_of_its_token() {
 
 #[tokio::test]
 async fn an_event_shows_the_attempts_of_all_its_jobs_in_their_order() {
-    // One answer must show which handler ran when, without a query for each job.
+    // One answer must show when each handler ran, without a query for each job.
     let both = event("evt_1", &[("fee", JobState::Ready), ("mail", JobState::Ready)]);
     let signed = both.event.clone();
     let server = server(vec![both]).await;
@@ -450,7 +450,7 @@ async fn an_event_shows_the_attempts_of_all_its_jobs_in_their_order() {
 
 #[tokio::test]
 async fn a_misspelt_field_is_refused_by_its_name() {
-    // A dry run that is not understood must not become a run.
+    // A misspelt `dry_run` must not become a run.
     let server = server(vec![event("evt_1", &[("fee", JobState::Dead)])]).await;
     for path in ["events/evt_1/replay", "events/evt_1/approve", "jobs/replay", "claims"] {
         let (status, problem) =
@@ -788,7 +788,7 @@ async fn configured_handlers_are_listed() {
 
 #[tokio::test]
 async fn statistics_are_what_all_nodes_counted_in_the_window() {
-    // Two nodes counted, one of them before the window too; the gaps come from the events.
+    // Two nodes have counted, one of them also before the window. The gaps come from the events.
     let ago = |seconds: u64| noon() - Duration::from_secs(seconds);
     let seen = |id: &str, source: &str, first: Timestamp, jobs: &[_], gaps: &[u64]| {
         let mut event = event(id, jobs);
@@ -903,7 +903,7 @@ async fn alerts_name_the_problem_and_its_place_with_the_worst_first() {
     assert_eq!((&items[0]["severity"], &items[0]["source"]), (&json!("critical"), &Value::Null));
     assert_eq!((&items[1]["source"], &items[1]["lane"]), (&json!("stripe"), &json!("stripe/fee")));
     assert_eq!(items[1]["since"], noon().to_string());
-    // A store that cannot be read must not hide what is wrong.
+    // If the store cannot be read, the known problems must still be listed.
     for act in [Act::ListEndpoints, Act::ListAlerts, Act::NoteAlerts, Act::CheckIn] {
         let gone = hapax_core::store::StoreError::Unavailable("gone".into());
         server.store.faults.fail(act, gone);

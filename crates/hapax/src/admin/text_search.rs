@@ -27,8 +27,8 @@ pub(super) async fn text_search<S: AdminStore>(
     Ok(Some(TextSearch { text, named, values, sources }))
 }
 
-/// The events that an id names: an id of the event itself, Hapax's or the sender's, of a job, of a request, of a
-/// message that a handler published, or of one of its deliveries.
+/// The events that an id names. The id may be that of the event (Hapax's or the sender's), of a job, of a request, of a
+/// message that a handler published, or of a delivery of such a message.
 pub(super) async fn named<S: AdminStore>(
     admin: &Admin<S>,
     text: &str,

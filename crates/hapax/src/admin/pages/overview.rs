@@ -19,7 +19,7 @@ use super::text::CappedCount;
 use super::{Frame, Page, PageReader};
 use crate::api::{AlertList, Figures, HistoryQuery, Lane, Moment, Node, Span, Stats, StatsQuery};
 
-/// The span whose share of copies is usual for a source.
+/// The span over which the usual share of copies of a source is computed.
 const USUAL_OVER: Duration = Duration::from_secs(7 * 86_400);
 
 #[derive(Template)]
@@ -48,7 +48,7 @@ struct Stuck {
 struct SourceRow {
     name: String,
     figures: Option<Figures>,
-    /// The share of copies in a week.
+    /// The share of copies in the last week.
     usual: Option<f64>,
     waiting: CappedCount,
     dead: CappedCount,
@@ -131,7 +131,7 @@ impl Overview {
         self.nodes.iter().filter(|node| node.alive).count()
     }
 
-    /// The last check-in of any node: figures of all nodes are about as old.
+    /// The last check-in of any node. The figures of all nodes are about this old.
     fn checked_in(&self) -> Option<Timestamp> {
         self.nodes.iter().map(|node| node.seen_at).max()
     }

@@ -113,11 +113,11 @@ async fn of_events<S: AdminStore>(
     }
 }
 
-/// Sends many deliveries of an endpoint again, or those that it never got.
+/// Sends many deliveries of an endpoint again, or sends messages that the endpoint never got.
 pub(in crate::admin) struct PlanDeliveries;
 
 impl PlanDeliveries {
-    /// The deliveries that the query names: by default those that died within a day.
+    /// The deliveries that the query names; by default those that died in the last 24 hours.
     fn asked(filters: &Filters) -> Result<(Filters, PlanRequest), Problem> {
         let mut chosen = filters.only(&DELIVERY_FIELDS);
         for (name, value) in [("status", "dead"), ("since", "24h")] {
@@ -204,7 +204,7 @@ pub(in crate::admin) fn rate_of(form: &ActionForm) -> Result<Option<u32>, Proble
     rate.map_err(|_| Problem::bad_request("rate must be from 1 to 100000 a second"))
 }
 
-/// Leads to the page of the plan.
+/// Redirects to the page of the plan.
 pub(in crate::admin) fn recorded(planned: &Planned) -> Result<ActionResult, Problem> {
     let id = planned.id.ok_or_else(|| Problem::unavailable("the plan has no id"))?;
     let sentence = "The plan is recorded and runs.".to_owned();

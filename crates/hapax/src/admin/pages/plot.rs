@@ -80,7 +80,8 @@ impl Plot {
     }
 }
 
-/// The height of a count if `most` has the whole height. A count that is not zero is always visible.
+/// The height of the bar for `count`, if the bar for `most` has the full height. A count that is not zero is always
+/// visible.
 fn height(count: u64, most: u64) -> u64 {
     match count {
         0 => 0,

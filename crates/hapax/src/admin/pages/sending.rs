@@ -32,7 +32,7 @@ pub(in crate::admin) struct Endpoints {
     frame: Frame,
     tenant: Option<String>,
     items: Vec<Endpoint>,
-    /// How the attempts of each went in the last 24 hours.
+    /// The outcomes of each endpoint's attempts in the last 24 hours.
     rates: HashMap<EndpointId, EndpointRates>,
     older: Option<String>,
 }

@@ -152,7 +152,7 @@ impl<S: AdminStore> PageAction<S> for DisableEndpoint {
     }
 }
 
-/// Delivers to a disabled endpoint again.
+/// Enables a disabled endpoint.
 pub(in crate::admin) struct EnableEndpoint;
 
 impl<S: AdminStore> PageAction<S> for EnableEndpoint {
@@ -201,7 +201,7 @@ impl<S: AdminStore> PageAction<S> for PingEndpoint {
     }
 }
 
-/// A question about an endpoint, without its text.
+/// A question about an endpoint, with its subject and the link back. The caller adds the text.
 async fn about_endpoint<S: AdminStore>(
     ActionRequest { admin, id, .. }: ActionRequest<S>,
 ) -> Result<Question, Problem> {

@@ -71,12 +71,12 @@ impl SharedPages {
         self.actions.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The moment that decides which renderings are current.
+    /// The current time and the number of ended actions, which decide whether a rendering is current.
     fn moment(&self) -> RenderedAt {
         RenderedAt { now: (self.now)(), actions: self.actions.load(Ordering::Acquire) }
     }
 
-    /// Where the rendering of this page is kept; `None` if too many pages are in use.
+    /// The slot for the rendering of this page; `None` if too many pages are in use.
     fn place(&self, key: PageKey) -> Option<Arc<AsyncMutex<Option<Rendering>>>> {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         if pages.len() >= PAGES_MAX && !pages.contains_key(&key) {

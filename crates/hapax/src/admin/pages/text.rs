@@ -36,7 +36,7 @@ pub(crate) fn is(chosen: &Option<String>, word: &str) -> bool {
     chosen.as_deref() == Some(word)
 }
 
-/// The text, or nothing.
+/// The text, or an empty one.
 pub(crate) fn or_empty(text: &Option<String>) -> &str {
     text.as_deref().unwrap_or_default()
 }
@@ -98,7 +98,7 @@ pub(crate) fn percent(share: &Option<f64>) -> String {
     share.map_or_else(|| "–".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
 
-/// A duration in seconds, or a dash without one.
+/// Formats a duration given in seconds; a dash if there is none.
 pub(crate) fn seconds(seconds: &Option<f64>) -> String {
     match *seconds {
         None => "–".to_owned(),
@@ -124,7 +124,7 @@ pub(crate) fn long_span(seconds: &u64) -> String {
     }
 }
 
-/// The sum of the durations up to each of them.
+/// The running totals of the durations.
 pub(crate) fn sums(durations: &[u64]) -> Vec<u64> {
     let mut sum = 0_u64;
     let add = |duration: &u64| {
@@ -191,7 +191,7 @@ pub(crate) fn indented(text: &str) -> String {
 /// The most bytes that indentation may add to a text. Bodies that people read need less.
 const INDENTATION_BYTES_MAX: usize = 1 << 20;
 
-/// Indentation levels that are shown; deeper ones stay at the last.
+/// The deepest indentation that is shown; deeper levels are indented by as much.
 const DEPTH_SHOWN_MAX: usize = 40;
 
 fn new_line(text: &mut String, depth: usize) {
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_body_that_is_mostly_indentation_stays_as_it_is() {
-        // 400 kB would become 17 MB, for every reader of the page.
+        // Indentation would turn this body of 400 kB into 17 MB, for every reader of the page.
         let body = format!("{}1{}{}", "[".repeat(60), ",1".repeat(200_000), "]".repeat(60));
         assert_eq!(indented(&body), body);
         let small = format!("{}1{}", "[".repeat(60), "]".repeat(60));

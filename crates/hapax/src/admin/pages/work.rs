@@ -92,7 +92,7 @@ struct HandlerRow {
 }
 
 impl HandlerRow {
-    /// How a path names it, as one segment.
+    /// The handler's id, which a path contains as one segment.
     fn id(&self) -> String {
         format!("{}/{}", self.source, self.handler)
     }

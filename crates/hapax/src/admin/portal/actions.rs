@@ -1,5 +1,5 @@
-//! The actions that the holder of a link may take. The actions of the dashboard are used where they show
-//! nothing that is meant for operators; the others are here.
+//! The actions that the holder of a link may take. If an action of the dashboard shows nothing that is meant
+//! for operators, the portal uses it. The other actions are here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ use super::own::Own;
 use super::view::outcome;
 use crate::api::{EndpointRequest, Patch, ReasonRequest};
 
-/// The forms of one link that are remembered for a day: more than a person sends, and little for the database.
+/// The forms of one link that are remembered for a day: more than a person sends in a day, and few enough for the
+/// database.
 const FORMS: Quota = Quota { keys: 2_000, bytes: 4 << 20 };
 
 /// The page that asks before an action.
@@ -93,14 +94,14 @@ fn fields(url: Option<String>, types: &[String], description: Option<String>) ->
     ]
 }
 
-/// The types in a field.
+/// The message types in the field `types`, separated by commas or line breaks.
 fn types_of(form: &ActionForm) -> Vec<String> {
     let text = form.fields.get("types").unwrap_or_default();
     let types = text.split([',', '\n']).map(str::trim).filter(|name| !name.is_empty());
     types.map(str::to_owned).collect()
 }
 
-/// The custom headers in a field, one `Name: value` a line; `None` if the field is empty.
+/// The custom headers in a field, one `Name: value` per line; `None` if the field is empty.
 fn headers_of(form: &ActionForm) -> Result<Option<BTreeMap<String, String>>, Problem> {
     let Some(text) = form.fields.get("headers") else { return Ok(None) };
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -113,7 +114,7 @@ fn headers_of(form: &ActionForm) -> Result<Option<BTreeMap<String, String>>, Pro
     headers.map(Some).ok_or_else(bad)
 }
 
-/// Adds an endpoint. The question has the tenant as its id.
+/// Adds an endpoint. The `id` of the request is the tenant.
 pub(super) struct AddEndpoint;
 
 impl<S: AdminStore> PageAction<S> for AddEndpoint {
@@ -224,7 +225,7 @@ impl<S: AdminStore> PageAction<S> for EditEndpoint {
         let before = endpoints::find(&admin, &id).await?.settings.url;
         let url = form.fields.get("url").map(|url| url.trim().to_owned());
         let asked = EndpointRequest {
-            // An address that stays is not judged by the rules for receiving parties.
+            // An unchanged address is not checked against the rules for receiving parties.
             url: url.filter(|url| *url != before),
             types: Patch::Set(types_of(form)),
             description: form.fields.get("description").map_or(Patch::Clear, Patch::Set),
@@ -286,7 +287,7 @@ impl<S: AdminStore> PageAction<S> for Disable {
     }
 }
 
-/// Delivers to a disabled endpoint again, unless the operator disabled it.
+/// Enables a disabled endpoint, unless the operator disabled it.
 pub(super) struct Enable;
 
 impl<S: AdminStore> PageAction<S> for Enable {
@@ -313,8 +314,8 @@ impl<S: AdminStore> PageAction<S> for Enable {
     }
 }
 
-/// Deliveries a second of a plan that names no rate, and the highest rate: the attempts of one receiving party must
-/// leave room for those of others.
+/// The default and the highest rate of a plan, in deliveries per second. The attempts of one receiving party must leave
+/// room for those of others.
 const RATE: u32 = 10;
 const RATE_MAX: u32 = 50;
 

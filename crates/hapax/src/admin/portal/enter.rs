@@ -81,7 +81,7 @@ pub(super) async fn ask<S: AdminStore>(
     Ok(EnterPage::Open(Box::new(reader.page(page))))
 }
 
-/// A browser that has entered or left.
+/// The redirect of a browser that has entered, with its cookie.
 pub(super) struct CookieRedirect {
     to: String,
     cookie: HeaderValue,
@@ -105,7 +105,7 @@ pub(super) async fn enter<S: AdminStore>(
     check_same_site(&headers, portal.site.origin())?;
     let now = (portal.admin.now)();
     let session = RandomValue::new()?;
-    // Reading first: guessed codes must not queue behind the commits of others.
+    // The code is read before anything is written: requests with guessed codes must not queue for a commit.
     let entered = match known(&portal, &code).await? {
         Some(_) => portal.admin.store.enter_portal(hash_of(&code), session.hash, now).await?,
         None => None,

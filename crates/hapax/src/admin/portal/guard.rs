@@ -41,7 +41,7 @@ impl Visitor {
         visitor(portal, Some(self.link.id), Some(self.session)).await.map(|_| ())
     }
 
-    /// The link, as the actor of what its holder does.
+    /// The link, as the actor of its holder's actions.
     pub(super) fn caller(&self) -> Caller {
         Caller::of_link(self.link.id)
     }

@@ -9,10 +9,10 @@ use hapax_core::store::PortalLinkId;
 
 use super::super::problem::Problem;
 
-/// Once there are this many links, those that were quiet for a minute are forgotten.
+/// Above this number of links, links without a request in the last minute are forgotten.
 const LINKS_KEPT: usize = 10_000;
 
-/// The pages and forms of each link.
+/// The rate limits of each link, for pages, forms and recorded refusals.
 pub(super) struct LinkLimits {
     pages: DefaultKeyedRateLimiter<PortalLinkId>,
     forms: DefaultKeyedRateLimiter<PortalLinkId>,

@@ -20,10 +20,10 @@ use crate::api::{
     Span,
 };
 
-/// How long a link lasts that names no time.
+/// The lifetime of a link if the request names none.
 const TTL_DEFAULT: Duration = Duration::from_secs(3_600);
 
-/// The longest life of a link: a link is for a task, and a new one costs one request.
+/// The longest lifetime of a link: a link is for one task, and a new link costs one request.
 const TTL_MAX: Duration = Duration::from_secs(30 * 86_400);
 
 /// `POST /api/v1/tenants/{tenant}/portal`.

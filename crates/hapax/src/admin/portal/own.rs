@@ -1,6 +1,6 @@
 //! Endpoints, deliveries and plans that belong to the tenant of a link. These extractors are the only way
-//! to turn an id in a path into an object. So no handler can reach an object of another tenant: its ids
-//! are answered as if they did not exist.
+//! to turn an id in a path into an object. No handler can therefore reach an object of another tenant: the
+//! id of such an object is answered as if it did not exist.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::guard::Visitor;
 
 /// The object of an action.
 pub(super) trait Own: Send {
-    /// Its id, or the name of the tenant for what has none yet.
+    /// The object's id, or the name of the tenant if the action creates the object.
     fn id(&self) -> String;
 }
 

@@ -36,7 +36,7 @@ const FIELDS: [&str; 7] = ["endpoint", "status", "message", "since", "until", "c
 pub(super) struct Endpoints {
     frame: Frame,
     items: Vec<EndpointView>,
-    /// How the attempts of each went in the last 24 hours.
+    /// The outcomes of each endpoint's attempts in the last 24 hours.
     rates: HashMap<EndpointId, EndpointRates>,
     older: Option<String>,
     done: Option<String>,
@@ -194,7 +194,8 @@ pub(super) async fn delivery<S: AdminStore>(
     let shown = match endpoint.map(|endpoint| endpoint.settings.payload) {
         Some(Payload::Fat) => stored,
         Some(Payload::Thin) => thin_envelope(&stored).map_or(stored, Into::into),
-        // The settings of a removed endpoint are gone. It may never have got the whole body.
+        // The settings of a removed endpoint are gone, and the endpoint may never have got the
+        // whole body.
         None => thin_envelope(&stored).unwrap_or_default().into(),
     };
     let body = Body::of(&shown).body.unwrap_or_default();

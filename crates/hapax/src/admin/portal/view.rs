@@ -19,7 +19,7 @@ pub(super) struct EndpointView {
     /// The meaning of the status for deliveries, unless the endpoint is active.
     pub(super) note: &'static str,
     pub(super) is_disabled: bool,
-    /// Whether the sender disabled it: then only the sender enables it.
+    /// Whether the sender disabled the endpoint, so that only the sender can enable it.
     pub(super) is_disabled_by_sender: bool,
     pub(super) types: Vec<String>,
     pub(super) signing: &'static str,

@@ -1,4 +1,4 @@
-//! The pages of the dashboard: who may see and do what, and that text of a sender stays text.
+//! The pages of the dashboard: what each token may see and do, and that text from a sender is never rendered as markup.
 
 use std::sync::Arc;
 
@@ -269,7 +269,7 @@ async fn a_form_that_was_held_back_does_not_act_after_the_logout() {
 
 #[tokio::test]
 async fn a_request_of_the_api_that_was_held_back_does_not_act_after_the_logout() {
-    // The same through the API, with the session of a browser.
+    // The session is open when the headers arrive and has ended when the body arrives, here in a request of the API.
     let events = vec![event("evt_1", &[("fee", JobState::Dead)])];
     let server = server_with(events, WithoutToken::Refused).await;
     let cookie = server.log_in("ops-token", "anna").await;
@@ -361,7 +361,7 @@ async fn each_route_is_open_to_exactly_the_roles_that_it_needs() {
                 StatusCode::SEE_OTHER => answer.header(header::LOCATION).starts_with("/login"),
                 _ => false,
             };
-            // A claim is refused once more, by the handler that the request names.
+            // A claim is checked a second time, against the handler that the request names.
             if access == Claim && !is_refused {
                 continue;
             }
@@ -392,7 +392,7 @@ async fn redacted_values_are_shown_only_to_tokens_that_permit_payloads() {
             assert_eq!(answer.text.contains("anna"), sees, "{path} with {token}: {}", answer.text);
             assert_eq!(answer.text.contains("[redacted]"), !sees, "{path} with {token}");
         }
-        // Search results would reveal a masked value letter by letter, or as a whole by the index.
+        // Search results would reveal a masked value letter by letter; the index would reveal it as a whole.
         for text in ["anna@e", "anna@example.com"] {
             for path in ["/api/v1/events", "/events"] {
                 let path = format!("{path}?q={text}");
@@ -438,7 +438,7 @@ async fn an_event_leads_to_the_events_of_the_same_customer_but_not_by_a_masked_v
         assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.text);
         answer.text
     };
-    // The event itself counts before it is indexed.
+    // The event itself is counted even before its values are indexed.
     assert!(shown("reader-token", "/events/evt_0").await.contains("same customer: 1<"));
     server.index_values().await;
     server.shared_pages_end();
@@ -487,7 +487,7 @@ async fn the_overview_counts_the_nodes_that_run_and_names_a_missing_one() {
     assert_eq!(status, StatusCode::OK);
     let alive: Vec<_> = nodes["items"].as_array().unwrap().iter().map(|it| &it["alive"]).collect();
     assert_eq!(alive, [true, true, false], "{nodes}");
-    // A node that stops in order is not missing.
+    // A node that was shut down is not missing.
     server.store.faults.check_out(Uuid::from_u128(3)).await.expect("checks out");
     let (_, nodes) = server.get("/api/v1/nodes").await;
     assert_eq!(nodes["items"].as_array().unwrap().len(), 2, "{nodes}");

@@ -1,4 +1,4 @@
-//! The portal: who gets in, what each link permits, and that no link reaches what belongs to another tenant.
+//! The portal: which visitors get in, what each link permits, and that no link reaches an object of another tenant.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ use super::super::portal::routes::routes;
 use super::browser::{Answered, SAME_ORIGIN, answered};
 use super::{HeldBody, Server, noon, server, server_with};
 
-/// Rights in the words of the API.
+/// All rights, as the API names them.
 const ALL: [&str; 3] = ["read", "replay", "endpoints"];
 
 /// The name of the node that made an attempt.
@@ -166,7 +166,7 @@ struct Things {
 }
 
 impl Things {
-    /// The path of a route, for these.
+    /// The path of a route with the ids of these objects.
     fn path(&self, route: &str, base: &str) -> String {
         let id = match route.split('/').nth(3) {
             Some("endpoints") => self.endpoint.to_string(),
@@ -288,7 +288,7 @@ async fn each_route_is_open_to_exactly_the_links_that_permit_it() {
     for route in routes::<MemoryStore>() {
         let Some(right) = route.right else { continue };
         for (allow, permitted) in may {
-            // A server for each: some routes end the link or remove the endpoint.
+            // Each case gets its own server: some routes end the link or remove the endpoint.
             let server = server(Vec::new()).await;
             let own = server.things("acme", "https://acme.example/in").await;
             let visit = server.entered("acme", allow).await;
@@ -316,7 +316,7 @@ async fn each_route_is_open_to_exactly_the_links_that_permit_it() {
             let answer = visit.send(&server, route.method.clone(), &path, &form()).await;
             let is_admitted = match answer.status {
                 StatusCode::FORBIDDEN => false,
-                // A plan of this endpoint runs, and the server of this test has no vault.
+                // 409 says that a plan of this endpoint runs, and 503 that the server of this test has no vault.
                 StatusCode::OK | StatusCode::SEE_OTHER | StatusCode::CONFLICT => true,
                 StatusCode::SERVICE_UNAVAILABLE => true,
                 other => panic!("{what}: {other} {}", answer.text),
@@ -489,7 +489,7 @@ async fn text_of_a_publisher_and_of_an_endpoint_stays_text() {
     ] {
         let page = visit.get(&server, &path).await;
         for mark in ["<script>alert", "<img", "\u{202e}"] {
-            // A field holds the text as it is, or a change would alter it.
+            // A form field must hold the text unchanged: otherwise saving the form would alter it.
             if path.ends_with("/edit") && mark == "\u{202e}" {
                 continue;
             }
@@ -586,7 +586,7 @@ async fn a_receiver_sends_many_again_at_a_bounded_rate_and_in_one_plan_at_a_time
 
 #[tokio::test]
 async fn a_link_that_floods_the_portal_is_slowed_down_and_no_other_is() {
-    // All tenants and operators share one reader for lists. One receiving party must not occupy it.
+    // All tenants and operators share one reader for lists, which one receiving party must not occupy.
     let server = server(Vec::new()).await;
     let (one, other) = (server.entered("acme", &ALL).await, server.entered("shop", &ALL).await);
     let mut refused = 0;
@@ -675,7 +675,7 @@ async fn a_flood_of_refused_forms_is_bounded_and_fills_no_audit_trail() {
 
 #[tokio::test]
 async fn the_body_of_a_delivery_whose_endpoint_was_removed_is_shown_thin() {
-    // The endpoint may have been one that never got the whole body.
+    // The removed endpoint may never have got the whole body.
     let server = server(Vec::new()).await;
     let own = server.things("acme", "https://acme.example/in").await;
     let visit = server.entered("acme", &ALL).await;
@@ -697,7 +697,7 @@ async fn a_receiver_does_not_learn_why_the_server_fails() {
         assert_eq!(page.status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(!page.text.contains(hapax_sim::PLANNED), "{}", page.text);
     }
-    // Not in the answer to another client either.
+    // The answer to a client that asks for JSON must not contain the reason either.
     server.store.faults.fail_next(Act::FindPortalSession, 1);
     let plain = [("cookie", &*visit.cookie), ("accept", "application/json")];
     let answer = server.visit(Method::GET, &format!("{}/", visit.base), &plain, "").await;
