@@ -8,11 +8,11 @@ use jiff::SignedDuration;
 
 use super::traffic::Traffic;
 
-/// Up to this age all samples are kept, because alerts need them.
+/// Up to this age all samples are kept, because some rules compare spans of minutes.
 const FINE: SignedDuration = SignedDuration::from_mins(10);
 
-/// Among older samples, one is kept for each span of this length: statistics of an hour need no
-/// more.
+/// Among older samples, one is kept for each span of this length: rules that look further back need
+/// no more.
 const COARSE_EVERY: SignedDuration = SignedDuration::from_mins(1);
 
 /// Samples are deleted at this age: no rule compares a longer span.

@@ -47,24 +47,26 @@ const ROUND_EVERY: Duration = Duration::from_secs(10);
 /// A request for the alerts starts a round too, unless the last one is younger than this.
 const ROUND_AGAIN: SignedDuration = SignedDuration::from_millis(500);
 
-/// Pages show the alerts of a round that is younger than this: one that is late does not make each page wait for one.
+/// Pages show the alerts of the last round if that round is younger than this. A late round therefore does not make
+/// each page wait for a new one.
 const ROUND_RECENT: SignedDuration = SignedDuration::from_secs(15);
 
-/// How long a node stays the judge of the data of all nodes after its last report. Three rounds, so that a
-/// slow one changes nothing.
+/// How long a node stays the judge of the data of all nodes after its last report. The lease lasts three
+/// rounds, so that one slow round does not change the judge.
 const LEASE: Duration = Duration::from_secs(30);
 
 /// How long a check-out may take: a store that does not answer must not delay the shutdown.
 const CHECK_OUT_MAX: Duration = Duration::from_secs(2);
 
-/// A round for a request relies on a lease that was renewed within this time.
+/// If this node asked for the lease within this time, a round for a request does not ask again.
 const LEASE_TRUSTED: SignedDuration = SignedDuration::from_secs(15);
 
-/// The time after the first check after which another one raises an alert. Rounds for requests must not count as a
-/// second check.
+/// The least time between the first check that finds a problem and the check that raises its alert. Rounds for requests
+/// must not count as a second check.
 const RAISE_AFTER: Duration = Duration::from_secs(5);
 
-/// The time after which an alert is cleared for all nodes. An alert that comes and goes is then one alert.
+/// An alert is cleared for all nodes when its problem has been gone for this long. A problem that comes and goes is
+/// then one alert.
 const QUIET: Duration = Duration::from_secs(5 * 60);
 
 /// The most alerts of one name; one more stands for all others. A problem of a thousand tenants must not be a
@@ -75,7 +77,7 @@ const PER_NAME_MAX: usize = 20;
 /// the others.
 const FAILING_MAX: usize = 200;
 
-/// How often it is checked whether the vault has all keys, and how often while one is missing.
+/// The time between two checks of the vault's keys: if it has all keys, and while one is missing.
 const VAULT_EVERY: SignedDuration = SignedDuration::from_mins(10);
 const VAULT_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 
@@ -199,23 +201,23 @@ struct Alert {
 
 /// The alerts that one round has found.
 struct RoundFindings {
-    /// In the data of all nodes, if this node is their judge.
+    /// The problems in the data of all nodes; `None` if this node is not the judge.
     judged: Option<Vec<Finding>>,
-    /// Of this process.
+    /// The problems of this process.
     own: Vec<Finding>,
 }
 
 /// Why a round runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RoundCause {
-    /// Its time has come.
+    /// The time between two rounds has passed.
     Due,
     /// A request asks for the alerts.
     Asked,
 }
 
 impl AlertMonitor {
-    /// Nothing was found yet.
+    /// A monitor that has not run a round yet.
     pub(crate) fn new(inputs: Inputs, rules: AlertRules) -> Self {
         let kept = MonitorState {
             rules,
@@ -261,7 +263,7 @@ impl AlertMonitor {
         }
     }
 
-    /// Records that this process stops in order, so that no operator misses it. Called after the last round.
+    /// Records the shutdown of this process, so that its node is not listed as missing. Called after the last round.
     pub(crate) async fn check_out<S: AlertStore>(&self, store: &S) {
         match timeout(CHECK_OUT_MAX, store.check_out(self.inputs.node)).await {
             Ok(Ok(())) => {}
@@ -276,8 +278,9 @@ impl AlertMonitor {
         self.listed()
     }
 
-    /// The same as of the last round, which is at most as old as rounds are apart. Pages show them: an alert is raised
-    /// after seconds and cleared after minutes, so a round for each page would find nothing more.
+    /// The active alerts as of the last round, unless that round is older than [`ROUND_RECENT`]. Pages show these
+    /// alerts: an alert is raised after seconds and cleared after minutes, so a round for each page would find nothing
+    /// more.
     pub(crate) async fn recent_alerts<S: AlertStore>(&self, store: &S) -> Vec<api::Alert> {
         let now = (self.inputs.now)();
         let last_round = self.kept().last_round;
@@ -421,7 +424,7 @@ impl AlertMonitor {
         let mut guard = self.kept();
         let kept = &mut *guard;
         if !is_judge {
-            // The next time it begins with what all nodes have counted until then.
+            // When this node is the judge again, it begins with the counts of all nodes until then.
             kept.merged = MergedTraffic::new(now);
             // The data that this node read when it was last the judge may be an hour old.
             kept.lanes.clear();
@@ -455,8 +458,8 @@ impl AlertMonitor {
     }
 
     /// Lets the store record the findings, and lists the alerts of all nodes. A round for a request
-    /// records only alerts that are new or over: the times of other alerts do not justify a commit
-    /// for each request.
+    /// records the findings only if an alert has begun or ended: the times of other alerts do not
+    /// justify a commit for each request.
     async fn report<S: AlertStore>(
         &self,
         store: &S,
@@ -594,7 +597,7 @@ impl RoundFindings {
 }
 
 /// The problems as the store records them. For each name, the oldest problems have their own alerts, and one
-/// more alert stands for all others. `since`: the first check that found a subject.
+/// more alert stands for all others. `since` returns the time of the first check that found a subject.
 fn reported(found: &[Finding], since: impl Fn(&str) -> Timestamp) -> Vec<ActiveAlert> {
     let mut reported = Vec::new();
     for name in ALERT_NAMES {
@@ -626,8 +629,8 @@ fn reported(found: &[Finding], since: impl Fn(&str) -> Timestamp) -> Vec<ActiveA
 }
 
 impl About {
-    /// How all nodes spell the subject. It has no time in it: another node finds the same problem a few seconds
-    /// earlier or later.
+    /// The subject, as all nodes spell it. The subject contains no time: another node finds the same problem a few
+    /// seconds earlier or later.
     fn subject(&self) -> String {
         let Self { name, source, tenant, lane, endpoint } = self;
         serde_json::json!([name, source, tenant, lane, endpoint]).to_string()
@@ -680,7 +683,7 @@ pub(crate) fn shown(row: &StoredAlert) -> Option<api::Alert> {
     })
 }
 
-/// `None` if another version of Hapax wrote it and this one cannot read it.
+/// The content of a stored alert; `None` if another version of Hapax wrote it and this version cannot read it.
 fn content(alert: &ActiveAlert) -> Option<api::Alert> {
     serde_json::from_str(alert.data.as_str()).ok()
 }

@@ -26,7 +26,7 @@ const SPIKE_BEFORE: Duration = Duration::from_secs(24 * 3_600);
 /// Fewer duplicates than this are never a spike.
 const SPIKE_COPIES_MIN: u64 = 50;
 
-/// Duplicates per new event that are usual for every sender.
+/// The least usual rate, in duplicates per new event: a source with a lower rate is treated as if it had this one.
 const SPIKE_USUAL_MIN: f64 = 0.1;
 
 /// The shortest span over which failed verifications are counted.
@@ -288,7 +288,7 @@ fn handler_gone(observed: &Observations<'_>, alerts: &Alerts, lane: &LaneState) 
 }
 
 fn circuits(alerts: &Alerts, endpoint: &EndpointRecord) -> Option<Finding> {
-    // An endpoint that gets alerts would get one about itself once it answers again.
+    // An endpoint that receives alerts would receive an alert about itself once it answers again.
     let is_reported = alerts.circuits && endpoint.subject().is_published();
     let (id, tenant) = (endpoint.id.to_string(), endpoint.tenant.as_str());
     is_reported.then(|| Finding {

@@ -200,7 +200,7 @@ fn silence_depends_on_how_often_the_source_usually_sends() {
     assert_eq!(scene.names(), [""; 0]);
     quiet_for(&mut scene, 8 * 3_600);
     assert_eq!(scene.names(), ["silence"]);
-    // A source that was silent over the weekend is not silent in the night.
+    // A source whose longest pause was 60 hours is not silent before 120 hours.
     let mut scene = active_source(10);
     scene.pauses = BTreeMap::from([(SourceName::new("stripe"), Duration::from_secs(60 * 3_600))]);
     quiet_for(&mut scene, 119 * 3_600);
@@ -386,7 +386,7 @@ async fn an_alert_keeps_its_beginning_and_goes_when_it_is_over() {
 
 #[tokio::test]
 async fn one_node_judges_what_all_have_counted_and_another_takes_over() {
-    // Each node alone has too few failed verifications; the judge dies; its successor has counted nothing itself.
+    // Each node alone has too few failed verifications. The judge dies, and its successor has counted none itself.
     let second = Arc::new(AtomicI64::new(0));
     let store = store_at(&second);
     let [first, other, last] =
@@ -539,8 +539,8 @@ fn events_and_jobs_in_review_are_one_alert_for_each_source() {
 
 #[test]
 fn of_many_alerts_of_one_name_the_oldest_are_published_one_by_one() {
-    // A thousand tenants with the same problem must not be a thousand messages; and an alert that has its own
-    // messages must not lose them to a newer one.
+    // A thousand tenants with the same problem must not cause a thousand messages. An alert that has its own messages
+    // must not lose them to a newer alert.
     let finding = |tenant: usize| Finding {
         about: About {
             name: "secret_expiry",

@@ -1,5 +1,5 @@
 //! The counts of all nodes, as the judge of alerts reads them from the store in each round. The
-//! counters that it computes begin a day before the judge starts, so a restart forgets nothing.
+//! counters that it computes begin 25 hours before the judge starts, so a restart forgets nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -73,7 +73,7 @@ impl MergedTraffic {
         TrafficAsk { source: None, from: self.settled, to: Timestamp::MAX, step, tallies: false }
     }
 
-    /// Adds the counts that were read, in the order of time. Only `sources` are configured.
+    /// Adds the counts that were read, which are in the order of time. Only the sources in `sources` are configured.
     pub(super) fn take(
         &mut self,
         counts: Vec<TrafficCount>,
@@ -110,7 +110,7 @@ impl MergedTraffic {
         self.history.note(now, &self.current);
     }
 
-    /// The hours of a week, if it is time to read them again.
+    /// The request for the hourly counts of a week, if it is time to read them again.
     pub(super) fn ask_week(&self, now: Timestamp) -> Option<TrafficAsk> {
         let is_due = self.pauses_at.is_none_or(|at| now.duration_since(at).abs() >= WEEK_EVERY);
         is_due.then(|| TrafficAsk {
@@ -122,7 +122,7 @@ impl MergedTraffic {
         })
     }
 
-    /// Takes the counts of each hour: whole hours without an arrival between two that have one are a pause.
+    /// Takes the counts of each hour: the whole hours without an arrival between two hours with arrivals are a pause.
     pub(super) fn take_week(&mut self, counts: &[TrafficCount], now: Timestamp) {
         let mut last: BTreeMap<&SourceName, Timestamp> = BTreeMap::new();
         self.pauses.clear();
