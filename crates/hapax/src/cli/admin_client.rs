@@ -273,7 +273,7 @@ impl Server {
         self.request_ok_under(None, method, path, body).await
     }
 
-    /// The same with an `Idempotency-Key`.
+    /// [`Self::request_ok`], with an `Idempotency-Key` if there is one.
     async fn request_ok_under(
         &self,
         key: Option<&HeaderValue>,

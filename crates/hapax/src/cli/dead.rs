@@ -192,7 +192,7 @@ impl Discard {
             }
             None => return Err(which()),
         };
-        // Each is a commit of its own: if one fails, the earlier ones stay discarded.
+        // Each dead letter is discarded in its own commit: if one fails, the earlier ones stay discarded.
         for job in jobs {
             let path = format!("/api/v1/jobs/{}/discard", encoded(&job));
             decided(server.post(&path, &body).await?, self.action.json)?;

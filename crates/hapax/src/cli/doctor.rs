@@ -34,10 +34,11 @@ const DISK_BYTES_WARN: u64 = 1 << 30;
 /// Below this much free disk doctor fails: the database's log may not fit.
 const DISK_BYTES_FAIL: u64 = 64 << 20;
 
-/// Synchronized clocks differ by less.
+/// From this difference on doctor warns: synchronized clocks differ by less.
 const CLOCK_WARN: Duration = Duration::from_secs(5);
 
-/// Beyond this difference, events with a signed time are rejected as stale or from the future.
+/// From this difference on doctor fails. If the clocks differ by more than the tolerance of a source (5 minutes by
+/// default), its events are rejected as stale or from the future.
 const CLOCK_FAIL: Duration = Duration::from_secs(60);
 
 /// How long a proxy on the way to endpoints may take to accept a connection.

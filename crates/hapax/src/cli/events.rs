@@ -482,8 +482,7 @@ impl SeenIds {
     }
 }
 
-/// Prints one event on one line.
-/// An event as a list prints it.
+/// Formats an event as the one line that a list prints.
 fn line_of(event: Value) -> Result<String, CommandFailure> {
     let event: EventSummary = read(event)?;
     let copies = match event.arrival_count {

@@ -1,5 +1,5 @@
-//! `hapax listen`: a local endpoint for developers. It prints each delivery as it comes and whether its
-//! signature holds, fails some on request, and passes them on.
+//! `hapax listen`: a local endpoint for developers. It prints each delivery and whether the signature is valid.
+//! Options make it fail a share of the deliveries or pass them on to an app.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ use super::sender;
 /// The largest delivery that is read.
 const BODY_BYTES_MAX: usize = 4 << 20;
 
-/// How long the app may take that deliveries are passed on to.
+/// The timeout of the app that deliveries are passed on to.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How much of a body is printed.
@@ -135,7 +135,7 @@ impl Listen {
 }
 
 impl Listen {
-    /// The text that deliveries are verified with: as given, or a new shared secret.
+    /// The secret or public key that deliveries are verified with: the given one, or a new shared secret.
     fn verification_secret(&self) -> Result<Zeroizing<String>, CommandFailure> {
         let kind = if self.timestamped { Signing::Timestamped } else { Signing::Standard };
         let is_public = |given: &str| given.starts_with("whpk_") && !self.timestamped;

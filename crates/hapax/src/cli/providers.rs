@@ -57,7 +57,8 @@ struct PresetDescription {
     event_id: String,
     event_type: String,
     retries: &'static str,
-    /// The waits before each retry in seconds, where the sender documents them, and where it does.
+    /// The waits before each retry in seconds, and the page that documents them; `None` if the
+    /// sender documents none.
     retry_waits_seconds: Option<&'static [u64]>,
     retries_documented_at: Option<&'static str>,
     tolerance: &'static str,
