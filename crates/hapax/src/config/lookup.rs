@@ -1,5 +1,5 @@
 //! Single settings for commands that talk to a server or to its database. Nothing else of the config
-//! is read, so its secrets may be missing.
+//! is read, so secrets that it names may be missing.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,10 +1,11 @@
 //! The configuration. Flags override the environment, which overrides the file, which overrides the
 //! defaults. The result is a checked [`Config`], or [`ConfigErrors`] with every problem and its line.
 //!
-//! [`reader`] reads a whole configuration: [`settings`] the keys with a default, [`overrides`] the flags and
-//! environment variables, [`tokens`], [`sources`], [`handlers`], [`proxies`], [`outbound`], [`vault`] and
-//! [`portal`] the sections, [`dev`] the configuration without a file. [`document`] walks the TOML with its line numbers, [`units`] parses single
-//! values, [`secrets`] resolves `env:` and `file:`. [`lookup`] reads single settings for other commands.
+//! [`reader`] reads a whole configuration. [`settings`] reads the keys with a default, [`overrides`] the flags and
+//! environment variables, and [`dev`] the configuration without a file. [`tokens`], [`sources`], [`handlers`],
+//! [`proxies`], [`outbound`], [`vault`] and [`portal`] read the sections. [`document`] walks the TOML with its line
+//! numbers, [`units`] parses single values, and [`secrets`] resolves `env:` and `file:`. [`lookup`] reads single
+//! settings for other commands.
 
 mod alerts;
 mod dev;
@@ -113,7 +114,7 @@ impl Config {
         }
     }
 
-    /// The files that were read: config, secrets, certificates.
+    /// The files that were read: config, secrets, certificates, SQL.
     pub(crate) fn watched_files(&self) -> &[PathBuf] {
         &self.watched
     }

@@ -65,7 +65,7 @@ impl ConfigReader<'_> {
         OrderPolicy::Sequence { start: start.unwrap_or(Some(1)) }
     }
 
-    /// The states, by the transitions between them.
+    /// Reads the states and the transitions between them.
     fn machine(&mut self, section: &Section<'_>) -> Option<OrderPolicy> {
         let Some(allow) = section.get("allow") else {
             let invalid = InvalidSetting::new("has no allow", ALLOW_HINT);
@@ -147,7 +147,7 @@ impl PolicyWord {
         }
     }
 
-    /// Keys of other policies. They have no effect, so they are reported.
+    /// Keys of other policies, which have no effect here and are reported.
     fn unused_keys(self) -> &'static [&'static str] {
         match self {
             Self::Latest => &["hold", "hold_max", "on_gap", "start", "state", "allow"],

@@ -80,7 +80,7 @@ pub(super) struct SetAt {
 }
 
 impl ConfigReader<'_> {
-    /// Applies the flags, and environment variables for keys without a flag.
+    /// Applies the flags, and the environment variables of keys that no flag sets.
     pub(super) fn apply_overrides(
         &mut self,
         flags: &Flags,

@@ -17,7 +17,7 @@ use super::units;
 pub(crate) struct PortalSettings {
     /// The address of the pages.
     pub(crate) listen: SocketAddr,
-    /// The URL of the pages as browsers see it, without a trailing slash. Without it the address of the listener.
+    /// The URL of the pages as browsers see it, without a trailing slash; by default the address of the listener.
     pub(crate) public_url: Option<String>,
     /// TLS on the listener.
     pub(crate) tls: Option<Arc<Certificate>>,

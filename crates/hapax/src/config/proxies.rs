@@ -345,7 +345,7 @@ impl ConfigReader<'_> {
             "write more than the time for which clients retry, such as \"72h\"",
         );
         judge(
-            // The entry that is set.
+            // The problem is reported at the entry that is set.
             if ttl_entry.is_some() { &ttl_entry } else { &lease_entry },
             ttl < lease,
             "the ttl is shorter than the lease",
@@ -378,8 +378,8 @@ fn verifies_nothing() -> InvalidSetting {
     )
 }
 
-/// Whether two listeners use the same port of the same address.
-/// Whether both listeners would need the same address.
+/// Whether two listeners would use the same port of the same address; an unspecified address
+/// includes every other one.
 pub(super) fn clash(one: SocketAddr, other: SocketAddr) -> bool {
     let anywhere = |address: SocketAddr| address.ip().is_unspecified();
     let (here, there) = (one.ip().to_canonical(), other.ip().to_canonical());

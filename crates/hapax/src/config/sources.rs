@@ -356,7 +356,7 @@ impl ConfigReader<'_> {
     }
 
     /// Checks a source whose tenants are all added at run time, and returns how long its duplicates are
-    /// recognised. The check uses a placeholder secret instead of theirs.
+    /// recognised. The check uses a placeholder instead of the tenants' secrets.
     fn check_template(
         &mut self,
         section: &Section<'_>,
@@ -374,7 +374,7 @@ impl ConfigReader<'_> {
                 self.check_key_retention(section, &source, keep);
                 keep
             }
-            // For some senders no secret can be made here.
+            // For some senders no placeholder secret can be made.
             Err(error) if matches!(error.field, "secrets" | "params") => Keep::Forever,
             Err(error) => {
                 self.cannot_build(section, section, error);
@@ -383,8 +383,8 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// The declared pairs: each tenant, and the default tenant if the source has secrets or no tenants. Also
-    /// the parameters of the source itself.
+    /// The declared pairs, and the parameters of the source itself. There is a pair for each tenant, and for
+    /// the default tenant if the source has secrets or no tenants.
     fn pairs<'d>(
         &mut self,
         name: &str,

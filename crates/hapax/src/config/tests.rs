@@ -53,7 +53,7 @@ fn every_example_in_the_file_that_init_writes_is_valid_once_uncommented() {
     let text: String = DEFAULT_TOML
         .lines()
         .filter(|line| !line.contains("hash =") && !line.contains("tenant_from ="))
-        // Instead of `sql`.
+        // `sql_file` is the alternative to `sql`.
         .filter(|line| !line.contains("sql_file ="))
         // Stripe takes no parameters, and a header that names the caller has nothing to verify.
         .filter(|line| !line.contains("params =") && !line.contains("jwks ="))
@@ -157,7 +157,7 @@ fn each_alert_can_be_set_and_switched_off() {
 
 #[test]
 fn urls_of_shared_servers_are_read_and_kept_out_of_debug_output() {
-    // The password comes by flag, by variable and by a variable that the file names.
+    // The password comes from a flag, from a variable and from a variable that the file names.
     let env = |name: &str| match name {
         "HAPAX_REDIS_URL" => Some("redis://:hunter2@cache/0".to_owned()),
         "HAPAX_ROLES" => Some("worker, admin".to_owned()),
@@ -232,7 +232,8 @@ fn a_proxy_that_moves_comes_or_goes_waits_for_a_restart_and_new_rules_do_not() {
 
 #[test]
 fn a_config_file_that_disappears_does_not_turn_a_reload_into_dev_mode() {
-    // load_text's directory is gone by now. The sources of dev mode must not appear.
+    // The directory that `load_text` created is removed by now. The reload must fail and not return the sources of dev
+    // mode.
     let config = load_text("", &|_| None, Flags::default());
     let errors = config.reload().unwrap_err().to_string();
     assert!(errors.contains("cannot read the config file"), "{errors}");
@@ -240,7 +241,8 @@ fn a_config_file_that_disappears_does_not_turn_a_reload_into_dev_mode() {
 
 #[test]
 fn nodes_that_share_a_database_start_without_a_vault_key_and_say_so() {
-    // A config from before the vault must not fail; a key in each data directory would differ per node.
+    // A config that was written before the vault existed must not fail. A key in each data directory would differ
+    // between nodes.
     let on_postgres = "database_url = \"postgres://h/db\"\n";
     let load = |text: String| load_text(&text, &|_| None, Flags::default());
     let without = load(on_postgres.to_owned());
@@ -281,7 +283,7 @@ fn vault_keys_come_from_the_environment_or_a_file_and_stay_out_of_debug_output()
 fn only_dev_mode_allows_endpoints_on_loopback() {
     let outbound = load_text("", &|_| None, Flags::default()).settings.outbound;
     assert_eq!((outbound.allow.len(), &*outbound.ports), (0, &[443, 80][..]));
-    // A config file that does not exist is dev mode, if it is not named.
+    // If the default config file does not exist, the server runs in dev mode.
     let dir = tempfile::tempdir().unwrap();
     let data_dir = dir.path().join("data").display().to_string();
     let environment = Environment { env: &|_| None, now: Timestamp::UNIX_EPOCH, read_only: true };

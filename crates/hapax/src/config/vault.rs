@@ -19,7 +19,7 @@ use super::shared::Role;
 pub(crate) struct VaultSettings {
     /// The key that seals.
     pub(crate) key: VaultKeySource,
-    /// The keys that it replaced. They only open.
+    /// The keys that it replaced, which only open values.
     pub(crate) old: Vec<VaultKey>,
 }
 
@@ -239,14 +239,14 @@ mod tests {
             panic!("{:?}", file.state())
         };
         assert_eq!(key.id(), made[0]);
-        // The key can move into the config as it is.
+        // The text of the file is also valid as `key` in the config.
         let text = std::fs::read_to_string(file.path()).unwrap();
         assert_eq!(VaultKey::from_base64(&text).map(|key| key.id()), Ok(made[0]));
     }
 
     #[test]
     fn a_key_that_is_gone_or_damaged_is_not_replaced_while_the_database_holds_sealed_values() {
-        // A data directory that was restored without its key file, and one with half of it.
+        // A data directory was restored without its key file, and another one with a damaged key file.
         let dir = tempfile::tempdir().unwrap();
         let file = VaultFile::in_dir(dir.path());
         let refused = file.open_or_create(false).unwrap_err();
