@@ -1,5 +1,5 @@
 //! Records the figures of endpoints by the hour. Every ten seconds this process writes its own figures of the current
-//! hour, as far as they have grown. A process that is killed loses at most ten seconds.
+//! hour, if they have grown. A process that is killed loses at most ten seconds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const RECORD_MAX: Duration = Duration::from_secs(2);
 /// The most counts of one record.
 const RECORDED_AT_ONCE: usize = 500;
 
-/// Records until `stop`, and once more then.
+/// Records until `stop`, and once more after it.
 pub(crate) async fn run<S: EndpointHistory + Outbox + InspectOutbox>(
     store: Arc<S>,
     node: Uuid,

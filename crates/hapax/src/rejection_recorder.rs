@@ -30,7 +30,7 @@ impl RejectionRecorder {
         Self { take, waiting: Mutex::default() }
     }
 
-    /// Records until `stop`, and a last time after it.
+    /// Records until `stop`, and once more after it.
     pub(crate) async fn run<S: RejectionRecords>(&self, store: Arc<S>, stop: CancellationToken) {
         let mut beats = interval(RECORD_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);

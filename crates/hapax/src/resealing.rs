@@ -1,9 +1,9 @@
 //! Seals stored values again after the key of the vault was replaced, so that the old key can be removed.
 //!
 //! One pass over all values follows each start and each reload, and is repeated only if the store failed.
-//! While nodes are changed over one by one, a node with the old key may seal again a value that a node with
-//! the new key had sealed. That happens at most once for each node and value, and the pass of the node that
-//! is changed over last leaves every value under the new key.
+//! While nodes switch to the new key one by one, a node with the old key may seal again a value that a node
+//! with the new key had sealed. That happens at most once for each node and value, and the pass of the node
+//! that switches last leaves every value under the new key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const PAGE: usize = 200;
 /// How long to wait before a pass that failed in the store is repeated.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// How often a value that changes at the same time is tried again.
+/// The most attempts to seal a value that others change at the same time.
 const TRIES: usize = 5;
 
 /// Seals stored values with the current key.

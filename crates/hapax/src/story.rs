@@ -54,7 +54,7 @@ fn acted(action: &Action) -> String {
     format!("{what} at {}{reason}.", format::at(action.at))
 }
 
-/// The same without its time.
+/// An operator's act, without its time.
 fn acted_on(action: &Action) -> String {
     let (what, reason) = act(action);
     format!("{what}{reason}")
@@ -156,7 +156,7 @@ fn state(event: &Event) -> Option<String> {
         None => "it could not be accepted automatically",
     };
     match event.summary.status {
-        // The sentence of each job says it.
+        // If the event has jobs, the sentence of each job reports its state.
         Status::Review | Status::Discarded if !event.jobs.is_empty() => None,
         Status::Review => Some(format!(
             "It waits for review because {why}. No handler has run. `hapax events approve {0}` \

@@ -1,9 +1,9 @@
 //! Tenants of sources that operators add while the server runs: their secrets are sealed in the database, and
 //! every node serves them within a second.
 //!
-//! A node polls the version of all stored secrets, and reads the secrets when the version has changed. A change
-//! is decided by one version of the set and is refused if the set has another version by then. So the rule
-//! that no two pairs share a secret holds across nodes, although the database cannot read a secret.
+//! A node polls the version of all stored secrets, and reads the secrets when the version has changed. A node decides
+//! about a change by one version of the set. The store refuses the change if the set has another version by then. The
+//! rule that no two pairs share a secret therefore holds across nodes, although the database cannot read a secret.
 //!
 //! Requests for a pair whose secrets cannot be opened get a 503, so that the sender retries. The config
 //! defines each source, and takes precedence where it declares the same pair.
@@ -34,7 +34,7 @@ use crate::config::{Config, SourceTemplate, secret_text_hash, units};
 /// second.
 const POLL_EVERY: Duration = Duration::from_millis(400);
 
-/// How often a change is tried if another change comes between reading and writing.
+/// The most attempts at a change, each of which fails if another change comes between reading and writing.
 const CHANGE_TRIES: usize = 10;
 
 /// Applies a changed set of tenants to the routing table and to the workers that sign with the
@@ -45,7 +45,7 @@ pub(crate) type Apply = Box<dyn Fn(Vec<RouteChange>, TenantVerifiers) + Send + S
 pub(crate) struct TenantSources<S> {
     store: Arc<S>,
     apply: Apply,
-    /// One change or refresh at a time on this node, a reload included.
+    /// Held during a change, a refresh or a reload: only one runs at a time on this node.
     state: Mutex<AppliedSecrets>,
     /// When the secrets of each served pair end, for alerts.
     ends: RwLock<Vec<SecretEnds>>,
@@ -123,7 +123,7 @@ pub(crate) enum SecretsRefused {
     Invalid(String),
     /// There is no such source, or nothing to remove.
     Unknown(String),
-    /// Another pair or the config is in the way.
+    /// The change conflicts with another pair or with the config.
     Conflict(String),
     /// The change cannot be decided or stored now.
     Unavailable(String),
@@ -279,7 +279,8 @@ impl Served {
 }
 
 impl AppliedSecrets {
-    /// Judges these pairs. A pair whose sealed secrets are the same is not opened again, unless `again` is set.
+    /// Decides about these pairs. A served pair whose sealed secrets are unchanged is not opened again, unless `again`
+    /// is set.
     fn judge(
         &self,
         mut records: Vec<SourceSecretRecord>,
@@ -441,7 +442,7 @@ impl<S: SourceSecretStore> TenantSources<S> {
         self.note_ends(&state);
     }
 
-    /// The secrets of a pair, as far as an operator may know them.
+    /// The facts about the secrets of a pair that an operator may see, read from the store.
     pub(crate) async fn show(&self, pair: &SourcePair) -> Result<PairSummary, SecretsRefused> {
         let mut state = self.state.lock().await;
         self.refresh_locked(&mut state).await?;

@@ -1,6 +1,6 @@
-//! Writes the names of verifiers, so that the history of an event says which secret accepted it. The
-//! number that is stored with an arrival is a digest of these names: the ingress waits for nothing. Writes also which
-//! secrets each source has and when each of them last verified a request.
+//! Writes the names of verifiers, so that the history of an event says which secret accepted it. The number that is
+//! stored with an arrival is a digest of these names, so the ingress does not wait until they are written. The task
+//! also writes which secrets each source has and when each of them last verified a request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use jiff::SignedDuration;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How often new names and uses are looked for.
+/// How often new names and uses are written.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// How long one write may take: a store that does not answer must not delay the shutdown.
@@ -25,7 +25,7 @@ const WRITTEN_AT_ONCE: usize = 1_000;
 /// every few seconds.
 const USED_AGAIN_AFTER: SignedDuration = SignedDuration::from_secs(60);
 
-/// Writes new names and uses until `stop`, and once more then.
+/// Writes new names and uses until `stop`, and once more after it.
 pub(crate) async fn run<S: VerifierNames>(
     store: Arc<S>,
     uses: impl Fn() -> Vec<SecretUse> + Send,
@@ -74,7 +74,7 @@ impl Written {
             store.note_secrets(due.clone()).await?;
             self.uses.extend(due.into_iter().map(|one| (key(&one), one.used_at)));
         }
-        // Names of sources that are gone are not kept here.
+        // Names of sources that are no longer configured are forgotten.
         self.names.retain(|verifier| current.contains(verifier));
         let keys: BTreeSet<_> = uses.iter().map(key).collect();
         self.uses.retain(|key, _| keys.contains(key));

@@ -82,7 +82,7 @@ impl Builder<PgStore> {
 }
 
 impl<S: Database> Builder<S> {
-    /// A database that the app opened, and closes itself.
+    /// A database that the app has opened, and closes itself.
     pub fn store(mut self, store: Arc<S>) -> Self {
         self.store = Some(store);
         self

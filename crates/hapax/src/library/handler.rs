@@ -124,7 +124,7 @@ impl Event {
     }
 }
 
-/// Adapts a handler and its store to what the workers call.
+/// Adapts a handler and its store to the [`RustHandler`] that the workers call.
 pub(super) struct HandlerAdapter<H, S> {
     pub(super) handler: H,
     pub(super) store: Arc<S>,

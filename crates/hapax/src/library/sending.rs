@@ -31,10 +31,10 @@ use super::running::Hapax;
 /// Attempts under way at once, over all endpoints of this process.
 const IN_FLIGHT_DEFAULT: usize = 2_048;
 
-/// The bytes of their bodies.
+/// The sum of the bodies of these attempts, in bytes.
 const IN_FLIGHT_BYTES_DEFAULT: usize = 64 << 20;
 
-/// How often a rotation is tried if another change of the endpoint comes between reading and writing it.
+/// The most attempts at a rotation, each of which fails if the endpoint changes between reading and writing it.
 const CHANGE_TRIES: usize = 5;
 
 /// The sending settings of an app: the key that seals the secrets of endpoints, and the addresses
@@ -71,7 +71,7 @@ pub struct AddedEndpoint {
     pub public_key: Option<String>,
 }
 
-/// Why an endpoint cannot be added or removed, or a message not be published.
+/// Why an endpoint cannot be added or removed, or why a message cannot be published.
 #[derive(Debug, thiserror::Error)]
 pub enum SendingError {
     /// The builder has no [`Builder::sending`](super::Builder::sending).
@@ -279,7 +279,7 @@ impl<S: Database> Hapax<S> {
         if let Some(fault) = tenant_fault(tenant.as_str()) {
             return Err(invalid(&fault));
         }
-        // The app may pass on the name that a customer chose.
+        // The tenant may be a name that a customer of the app chose.
         if tenant.as_str() == OWN_TENANT {
             return Err(invalid(&own_tenant_fault()));
         }
@@ -363,7 +363,7 @@ impl<S: Database> Hapax<S> {
         Err(SendingError::Conflict("the endpoint is being changed by others: try again".to_owned()))
     }
 
-    /// Removes an endpoint, and cancels its open deliveries; false where there is none.
+    /// Removes an endpoint, and cancels its open deliveries. Returns false if no endpoint has this id.
     pub async fn remove_endpoint(&self, id: EndpointId) -> Result<bool, SendingError> {
         let removed = self.store().change_endpoint(id, EndpointAct::Delete, by_the_app()).await?;
         Ok(removed == EndpointChanged::Deleted)

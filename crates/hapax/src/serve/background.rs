@@ -84,7 +84,7 @@ impl Background {
         background
     }
 
-    /// Starts one more task. `if_it_panics` is the error of the server then.
+    /// Starts one more task. If it panics, the server fails with the error `if_it_panics`.
     pub(super) fn add<F>(&mut self, if_it_panics: &'static str, task: F)
     where
         F: Future + Send + 'static,

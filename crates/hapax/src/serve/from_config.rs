@@ -74,7 +74,7 @@ fn route_specs(config: &Config) -> Vec<RouteSpec> {
         .collect()
 }
 
-/// Every handler once. A source may have no tenant in the config.
+/// Every handler once, including handlers of a source without a tenant in the config.
 pub(super) fn lanes(config: &Config) -> Vec<LaneSpec> {
     let lane = |template: &SourceTemplate, handler: &Arc<Handler>| {
         let sources = config.sources.iter().map(|configured| &configured.source);

@@ -22,8 +22,8 @@ pub(super) const ADMIN_CONNECTIONS_MAX: usize = 256;
 pub(super) const PORTAL_CONNECTIONS_MAX: usize = 512;
 
 /// The listen backlog; the system may allow less. When it is full the kernel drops connections, and a
-/// sender retries only after a second or more. The backlog is therefore as large as `max_connections`, and
-/// not the usual 128.
+/// sender retries only after a second or more. The backlog is therefore as large as the default of
+/// `max_connections`, and not the usual 128.
 const WAITING_CONNECTIONS_MAX: u32 = 4096;
 
 /// The sockets of this process; none for a role that it does not have.
@@ -36,7 +36,7 @@ pub(super) struct Listeners {
     pub(super) at: Addresses,
 }
 
-/// Where the listeners are. For a role of another node this is the configured address.
+/// The addresses of the listeners. If this process lacks the role, the address is the configured one.
 pub(super) struct Addresses {
     pub(super) public: SocketAddr,
     pub(super) admin: SocketAddr,

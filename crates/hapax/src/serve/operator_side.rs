@@ -135,5 +135,5 @@ fn answering(
     }
 }
 
-/// An answer that is on its way.
+/// The future of an answer.
 type Answering = Pin<Box<dyn Future<Output = ::http::Response<Body>> + Send>>;

@@ -80,7 +80,7 @@ impl<S: ServerStore> Parts<S> {
         let tenants = Arc::new(tenants(&store, config, &sending, &ingress, &workers));
         // Tenants are read before the first request: an unknown tenant would get a 404.
         tenants.refresh().await.context("reading the secrets of tenants")?;
-        // A process that starts again is another node: it counts from zero.
+        // A restarted process is another node, because it counts from zero.
         let node = Uuid::now_v7();
         let traffic = Arc::new(traffic(node, &ingress, &workers, &now));
         let inputs = Inputs {
@@ -159,8 +159,8 @@ impl<S: ServerStore> Parts<S> {
     }
 }
 
-/// The host, and the port for senders: a process that starts again has the same name. The port is in the
-/// configuration of nodes without that role too.
+/// The host and the port for senders, so that a restarted process has the same name. Nodes without the role that
+/// listens there have the port in their configuration too.
 fn node_name(address: SocketAddr) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     format!("{host}:{}", address.port())

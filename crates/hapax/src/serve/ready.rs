@@ -121,7 +121,7 @@ mod tests {
         check(Some(80), Some(81), &all, both);
         check(Some(80), None, &[], "hapax ready: ingress http://127.0.0.1:80");
         check(None, None, &[Role::Worker], "hapax ready: worker");
-        // A script that waits for a worker must not take this for one.
+        // A script that waits for the line of a worker must not match the line of a sender.
         check(None, None, &[Role::Sender], "hapax ready: sender");
     }
 }

@@ -17,7 +17,7 @@ use crate::config::{Config, InvalidSetting};
 use crate::tenant_sources::TenantRules;
 use crate::{sending, telemetry};
 
-/// How often files with secrets are checked for changes.
+/// How often files with secrets, certificates or SQL are checked for changes.
 const FILES_CHECKED_EVERY: Duration = Duration::from_secs(1);
 
 /// The signals that the server reacts to.
@@ -45,7 +45,7 @@ pub(super) struct Reloadable<S> {
 }
 
 impl<S: ServerStore> Reloadable<S> {
-    /// Reloads on SIGHUP and when a secret's file changes; returns on SIGTERM or SIGINT.
+    /// Reloads on SIGHUP and when a file with a secret, a certificate or SQL changes; returns on SIGTERM or SIGINT.
     pub(super) async fn run(&mut self, signals: &mut Signals, metrics: &PrometheusHandle) {
         let mut seen = self.files();
         let mut watch = tokio::time::interval(FILES_CHECKED_EVERY);
@@ -70,8 +70,8 @@ impl<S: ServerStore> Reloadable<S> {
         }
     }
 
-    /// The modification time and size of each file with a secret or certificate. The config file is reloaded
-    /// on SIGHUP only, because it may be half edited.
+    /// The modification time and size of each file with a secret, a certificate or SQL. The config file is
+    /// reloaded on SIGHUP only, because it may be half edited.
     fn files(&self) -> HashMap<PathBuf, Option<(SystemTime, u64)>> {
         let look = |path: &PathBuf| {
             let found = std::fs::metadata(path).ok();

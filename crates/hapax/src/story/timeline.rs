@@ -205,7 +205,7 @@ fn decided(event: &Event, first: &Arrival) -> String {
     if first.decision == Decision::Review {
         return format!("kept for review because {}", review_reason(event));
     }
-    // Replays and approvals may have written jobs later.
+    // A replay or an approval may have created the jobs later.
     match (event.actions.is_empty(), event.jobs.len()) {
         (true, 0) if event.summary.status == Status::Ignored => {
             "accepted, no handler was configured for it".to_owned()
