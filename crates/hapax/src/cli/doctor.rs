@@ -38,7 +38,7 @@ const DISK_BYTES_FAIL: u64 = 64 << 20;
 const CLOCK_WARN: Duration = Duration::from_secs(5);
 
 /// From this difference on doctor fails. If the clocks differ by more than the tolerance of a source (5 minutes by
-/// default), its events are rejected as stale or from the future.
+/// default), its events count as late or as signed in the future.
 const CLOCK_FAIL: Duration = Duration::from_secs(60);
 
 /// How long a proxy on the way to endpoints may take to accept a connection.
