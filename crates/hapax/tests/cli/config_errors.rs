@@ -12,7 +12,7 @@ fn check_config(text: &str) -> Run {
     hapax(&["check-config", "--config", &file]).env("EMPTY", "").env("FULL", SECRET).run()
 }
 
-/// `line` is the line with `¶` in the text; the mark itself is removed.
+/// Expects an error at the line with `¶`; the mark itself is removed.
 fn refused(marked: &str, parts: &[&str]) {
     let before = marked.split('¶').next().unwrap();
     let line = before.matches('\n').count() + 1;

@@ -123,7 +123,7 @@ fn an_error_in_the_sql_has_its_own_line_of_the_config() {
 
 #[test]
 fn statements_are_read_in_the_dialect_of_the_database_that_is_set() {
-    // Texts that are right in one database and wrong in the other.
+    // Statements that are valid in one dialect and invalid in the other.
     let on_postgres = |rest: &str| {
         let vault = format!("vault = {{ key = \"{}=\" }}", "A".repeat(43));
         let url = "database_url = \"postgres://u:hunter2@h/db\"";
@@ -137,10 +137,11 @@ fn statements_are_read_in_the_dialect_of_the_database_that_is_set() {
     refused(&on_postgres("sql = \"¶REPLACE INTO a VALUES (1)\""), &["cannot begin with REPLACE"]);
     refused(&on_postgres("sql = '''SELECT 1;\n¶LOCK a'''"), &["statement 2", "FOR UPDATE"]);
     refused(&on_postgres("¶sql_file = \"bad.sql\""), &["bad.sql:3:8: unknown parameter"]);
-    // SQL does not delay acks there, so it may take longer, and there is no warning.
+    // On PostgreSQL the SQL of a handler does not delay acks, so it may take longer, and there is
+    // no warning.
     taken(&on_postgres("sql = \"SELECT 1\"\ntimeout = \"2s\""), &[]);
     refused(&on_postgres("sql = \"SELECT 1\"\n¶lease = \"19s\""), &["twice the timeout of 10s"]);
-    // A wrong URL is one error, and not one for each statement as well.
+    // An invalid URL is reported once, and not again for each statement.
     let wrong = on_postgres(merge).replace("postgres:", "mysql:");
     refused(&format!("¶{wrong}"), &["database_url: must begin with postgres://"]);
 }
@@ -395,7 +396,7 @@ fn check_config_lists_the_handlers() {
 
 #[test]
 fn statements_that_the_database_cannot_run_are_named_before_the_first_event() {
-    // A missing table went unnoticed until an event had failed because of it.
+    // Without this check, a missing table is noticed only when an event fails because of it.
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("hapax-data");
     let sql = |sql: &str| handler(&format!("sql = \"\"\"{sql}\"\"\""));

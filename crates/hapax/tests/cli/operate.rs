@@ -1,4 +1,4 @@
-//! The commands that operate a server, against a small one that answers from a script.
+//! The commands that operate a server, run against a small server with scripted answers.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -394,7 +394,8 @@ fn doctor_fails_if_something_is_broken_and_creates_nothing() {
 
 #[test]
 fn doctor_names_the_vault_key_and_where_endpoints_may_be_and_shows_no_key() {
-    // The file of the key is missing, good, readable by others and damaged; then the key is in the config.
+    // The key file is missing, valid, readable by others and damaged, one after the other. Then the key is in the
+    // config.
     let dir = tempfile::tempdir().unwrap();
     let key = format!("{}A=", "Q".repeat(42));
     let doctor = || {

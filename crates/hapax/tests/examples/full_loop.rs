@@ -2,7 +2,7 @@
 //! its own. Both are killed with SIGKILL at random moments under load, and each payout must be booked exactly
 //! once on the far side. No table has a unique constraint: a second effect is a second row.
 //!
-//! `HAPAX_TEST_KILLS` and `HAPAX_TEST_PAYOUTS` make a campaign of it.
+//! `HAPAX_TEST_KILLS` and `HAPAX_TEST_PAYOUTS` set the size of the run.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -75,7 +75,7 @@ impl Table {
         }
     }
 
-    /// Every payout has exactly one row with its amount, and there are no other rows.
+    /// Checks that every payout has exactly one row with its amount, and that there are no other rows.
     #[track_caller]
     fn is_once_each(&self, table: &str, payouts: usize) {
         let once: BTreeMap<String, i64> =
@@ -92,7 +92,7 @@ fn amount(n: usize) -> usize {
     10_000 + n
 }
 
-/// Both sides, and the books of the far one.
+/// Both sides, each with its own table.
 struct FullLoop {
     shop: House,
     payouts: Table,
@@ -119,7 +119,7 @@ impl FullLoop {
             let old = format!("postgres://postgres@127.0.0.1/{name}");
             text(&format!("{name}-postgres/hapax.toml")).replace(&old, &database.url)
         };
-        // The claims of a process that was killed wait for their leases.
+        // The claims of a killed process are free only after their leases, so the leases are short.
         let lease = |config: String| config.replace("timeout =", "lease = \"10s\"\ntimeout =");
         let shop = House::new(&shop_config(&lease(example("shop", &payouts))))
             .env("HAPAX_TEST_SETTINGS", "circuit.open_ms=1000,endpoint.lease_ms=12000");
@@ -176,7 +176,7 @@ impl FullLoop {
         }
     }
 
-    /// Kills the ledger whenever the next random number of payouts is booked. The last one stays.
+    /// Kills the ledger whenever the next random number of payouts is booked. The last ledger process keeps running.
     fn kill_the_ledger(&self, size: Size, dice: &mut Dice) -> Server {
         let mut at: Vec<usize> =
             (0..size.kills).map(|_| dice.below(size.payouts as u64) as usize).collect();
@@ -190,7 +190,7 @@ impl FullLoop {
         ledger
     }
 
-    /// Waits for as long as there is progress.
+    /// Waits until there are `count` entries; fails if no entry is added for long.
     fn wait_for_entries(&self, count: usize) {
         let mut booked = self.entries.rows("entries");
         while booked < count {
@@ -210,7 +210,7 @@ impl FullLoop {
         let ledger = std::thread::scope(|scope| {
             let ledger = scope.spawn(|| self.kill_the_ledger(size, &mut ledgers));
             self.send_and_kill_the_shop(size, &mut dice);
-            // The last deliveries need a shop that stays.
+            // The last deliveries need a shop that keeps running.
             let shop = self.shop.start();
             let ledger = ledger.join().unwrap();
             self.wait_for_entries(size.payouts);
@@ -233,7 +233,7 @@ impl FullLoop {
     }
 }
 
-/// The example's config without its addresses: the house has its own.
+/// The example's config without its addresses, because the test has its own.
 fn shop_config(config: &str) -> String {
     let own = |line: &&str| !line.starts_with("listen") && !line.starts_with("admin_listen");
     config.lines().filter(own).collect::<Vec<_>>().join("\n")

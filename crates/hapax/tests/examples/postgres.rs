@@ -2,8 +2,8 @@
 //! in one transaction of their own. The ledger has no constraint: a fee that is charged twice has
 //! two rows.
 //!
-//! Real server, real PostgreSQL, real apps: killed at every step, called twice at once, with lost
-//! answers, and late.
+//! The server, PostgreSQL and the apps are real. The apps are killed at every step, called twice at
+//! once, cut off from their answers, and delayed.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write as _};
@@ -88,7 +88,7 @@ struct Stage {
     language: Language,
     program: Program,
     house: House,
-    /// As the superuser.
+    /// The URL of the database for the superuser.
     database: String,
     role: String,
     /// The URL of the database for the app's own role.
@@ -119,7 +119,7 @@ impl Stage {
     fn with(language: Language, program: Program) -> Self {
         let postgres = RUNTIME.block_on(Postgres::shared());
         let database = RUNTIME.block_on(postgres.create_database("payouts"));
-        // Roles belong to the whole server: each database has its own.
+        // Roles belong to the whole PostgreSQL server, so each database gets a role of its own.
         let role = database.rsplit('/').next().unwrap().replace("payouts", "payout_app");
         let app_database = database.replace("//postgres@", &format!("//{role}@"));
         let house = House::new("");
@@ -140,8 +140,8 @@ impl Stage {
         self.language.text("schema.sql").replace("payout_app", &self.role)
     }
 
-    /// The example's config with the addresses of this test, a short schedule, and these lines in
-    /// place of its own.
+    /// The example's config with the addresses of this test, a short schedule, and `lines` in place
+    /// of the lines that begin with the same text.
     fn configure(&self, port: u16, lines: &[(&str, &str)]) {
         let quickly = format!("retry = [\"0s\"{}]", ", \"250ms\"".repeat(48));
         let lines = lines.iter().copied().chain([("retry = ", quickly.as_str())]);
@@ -343,8 +343,8 @@ fn a_node_app_whose_requests_come_twice_at_once_charges_each_fee_once() {
 }
 
 fn asked_twice_at_once(test: &str, language: Language) {
-    // A proxy between Hapax and the app repeats every request, both under one fence, and returns
-    // the worse answer. On the other side, 50 copies of the same event arrive at once.
+    // A proxy between Hapax and the app sends every request twice under one fence, and returns the
+    // worse answer. At the same time, 50 copies of each event arrive at Hapax.
     const COPIES: usize = 50;
     let Some(stage) = Stage::set(test, language) else { return };
     let doubler = Doubler::to(stage.app);
@@ -441,8 +441,9 @@ fn a_node_app_whose_answers_are_lost_charges_each_fee_once() {
 }
 
 fn unheard(test: &str, language: Language) {
-    // The connection is cut after the commit, before Hapax gets the answer. Then the connection to
-    // the database is cut, before the COMMIT arrives and after it was done.
+    // The connection between Hapax and the app is cut after the commit, before Hapax gets the
+    // answer. Then the connection between the app and the database is cut: once before the COMMIT
+    // arrives, and once after it is done.
     let Some(stage) = Stage::set(test, language) else { return };
     let postgres = RUNTIME.block_on(Postgres::shared());
     let to_app = RUNTIME.block_on(TcpProxy::to_port(stage.app.port()));
@@ -510,7 +511,7 @@ fn late(test: &str, language: Language) {
     });
 }
 
-/// While it exists, no other session can write to the ledger.
+/// Keeps all other sessions from writing to the ledger while it exists.
 struct Gate(tokio_postgres::Client);
 
 impl Gate {

@@ -1,7 +1,7 @@
 //! The example of an API behind a proxy: an app in Python that stores each answer in the
 //! transaction of its charge. Its table has no constraint: a second charge is a second row.
 //!
-//! Real server, real PostgreSQL, real app, killed at every step.
+//! The server, PostgreSQL and the app are real. The app is killed at every step.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -51,7 +51,7 @@ impl Stage {
             }
         };
         let database = Database::empty("charges");
-        // Roles belong to the whole server: each database has its own.
+        // Roles belong to the whole PostgreSQL server, so each database gets a role of its own.
         let role = format!("{}_app", database.name());
         let app_database = database.url.replace("//postgres@", &format!("//{role}@"));
         let app = SocketAddr::from(([127, 0, 0, 1], free_port()));

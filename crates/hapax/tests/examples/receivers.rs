@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 const SIGKILL: i32 = 9;
 
-/// Messages between two steps of the test.
+/// Messages that are published between two steps of the test.
 const BATCH: usize = 20;
 
 #[derive(Clone, Copy)]
@@ -102,7 +102,7 @@ impl Stage {
         )
     }
 
-    /// Runs the README's command that begins so, with the addresses of this test.
+    /// Runs the README's command that begins with `begins`, with the addresses of this test.
     fn run_as_the_readme_says(&self, begins: &str) {
         let readme = std::fs::read_to_string(self.language.example().join("README.md")).unwrap();
         let line = readme.lines().find(|line| line.starts_with(begins)).unwrap();
@@ -206,7 +206,7 @@ fn every_delivery_is_accepted_and_recorded_once(test: &str, language: Language) 
     stage.run_as_the_readme_says("hapax publish");
     assert_eq!(stage.delivered("paid-1")["attempts"].as_array().unwrap().len(), 1);
 
-    // Deliveries that Hapax did not sign record nothing, and the package says so.
+    // The package refuses deliveries that Hapax did not sign, and the app records nothing.
     let signed = Sender::new("standardwebhooks", first, "/in").request_with(
         "{\"type\":\"invoice.paid\",\"data\":{\"id\":\"forged\",\"amount\":1}}",
         crate::support::sender::now(),

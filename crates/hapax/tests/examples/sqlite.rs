@@ -82,7 +82,8 @@ fn fees(database: &Path) -> Option<Vec<(String, i64, i64)>> {
     Some(rows.map(Result::unwrap).collect())
 }
 
-/// Checks that each payout has one fee, and the right one, besides the payout of the README.
+/// Checks that each payout has exactly one fee, of the right amount, besides the payout of the
+/// README.
 #[track_caller]
 fn check_fees(mut found: Vec<(String, i64, i64)>) {
     let mut expected: Vec<_> = (0..PAYOUTS)

@@ -290,9 +290,11 @@ fn a_shutdown_lets_running_jobs_end_and_a_later_start_runs_the_rest() {
     app.stop().is_once_each(EVENTS);
 }
 
-/// Makes the "test" below a node: the URL of its database. Without it the "test" does nothing.
+/// The variable with the URL of the database for the node below. Without the variable, that "test"
+/// does nothing.
 const NODE: &str = "HAPAX_TEST_NODE";
-/// A file that the first attempt waits for, with its transaction open.
+/// The variable with the path of a file that the first attempt waits for, with its transaction
+/// open.
 const WAITS_FOR: &str = "HAPAX_TEST_WAITS_FOR";
 
 /// Not a test: the process that the other tests kill and stop.
@@ -400,7 +402,7 @@ fn a_node_killed_beside_another_neither_loses_nor_doubles_an_effect() {
 #[test]
 fn a_node_stopped_past_its_lease_cannot_commit_a_job_that_another_has_done() {
     // A node gets a SIGSTOP with the effect written and the transaction open. The other node does
-    // the job; then the first continues and commits.
+    // the job. Then the first node continues, and its commit is refused.
     let dir = TempDir::new().unwrap();
     let go = dir.path().join("go");
     let waits_for = (WAITS_FOR, go.to_str().unwrap());

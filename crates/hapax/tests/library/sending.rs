@@ -110,7 +110,7 @@ async fn an_app_publishes_in_the_transaction_of_its_handler_and_its_endpoints_ge
     let secret = added.secret.unwrap();
     assert!(got[2].id() == "m3" && got[2].verifies(&secret));
 
-    // The endpoint changes to another kind of signature; the old one is sent too for a while.
+    // The endpoint changes to another kind of signature. For a while its deliveries carry the old signature too.
     let hour = Duration::from_secs(3_600);
     let rotated = hapax.rotate_endpoint(added.id, hour, Some(Signing::Ed25519)).await.unwrap();
     assert!(rotated.id == added.id && rotated.secret.is_none());

@@ -79,7 +79,7 @@ impl App {
         until(&format!("{id} is {status}"), || (self.ledger.number(&sql) == 1).then_some(()));
     }
 
-    /// The errors of the failed attempts of an event.
+    /// The different errors of the failed attempts of an event.
     fn errors(&self, id: &str) -> Vec<String> {
         let sql = format!(
             "SELECT error, attempt FROM hapax_attempts \
@@ -579,7 +579,8 @@ async fn a_mistake_is_an_error_before_anything_is_served() {
     assert!(matches!(error, BuildError::NoStore), "{error}");
 }
 
-/// The directory of the app for the next test; without it that "test" does nothing.
+/// The variable with the directory of the app below. Without the variable, that "test" does
+/// nothing.
 const PAUSED_APP: &str = "HAPAX_TEST_PAUSED_APP";
 
 /// Not a test: the process that the next test stops and continues.
