@@ -58,7 +58,7 @@ fn one_node_judges_what_all_count_and_a_kill_neither_repeats_nor_ends_an_alert()
     }
     let judge = "SELECT judge::text FROM hapax.alert_board";
     let before = database.execute(judge);
-    // The node that holds the lease is not known from outside: each is killed and started again in turn.
+    // The test cannot know which node holds the lease, so each node is killed and started again in turn.
     for house in &houses {
         nodes.remove(0).kill();
         let renewed = "SELECT judge_until::text FROM hapax.alert_board";
@@ -76,7 +76,7 @@ fn one_node_judges_what_all_count_and_a_kill_neither_repeats_nor_ends_an_alert()
     let again = until("it is listed", || alerts(&last).into_iter().next());
     assert_eq!(again["since"], listed[0][0]["since"], "{again}");
     assert_eq!(raised(&sink.got()), from_ref(&expected), "nobody is notified twice");
-    // Another threshold: it is over.
+    // A higher threshold ends the alert.
     houses[0].configure(
         &std::fs::read_to_string(houses[0].config_file()).unwrap().replace("10/h", "99/h"),
     );

@@ -145,8 +145,8 @@ fn beside(database: &Database, plan: &str) -> ([House; 2], Server, Server) {
     (houses, cut, other)
 }
 
-/// Sends more events to this node, without waiting for its answers, until it has reached its point:
-/// the other node may have done all jobs so far. Returns the number of events.
+/// Sends more events to this node, without waiting for its answers, until the node has reached its
+/// failpoint: so far the other node may have done all jobs. Returns the number of events.
 fn more_until(node: &Server, from: usize, what: &str, mut came: impl FnMut() -> bool) -> usize {
     let sender = Sender::stripe(SECRET);
     let mut wires = Vec::new();

@@ -17,7 +17,8 @@ fn plan(server: &Server, id: &str) -> Value {
 
 #[test]
 fn a_plan_over_events_goes_on_when_a_node_is_killed_and_takes_each_event_once() {
-    // Two nodes run the plan. One of them is killed in the middle of it, then the other.
+    // Two nodes run the plan. Each is killed in the middle of the plan, one after the other, and a
+    // restarted node ends it.
     const DEAD: usize = 80;
     let database = Database::empty("event_plans");
     let houses = [database.house("", FEE), database.house("", FEE)];

@@ -232,7 +232,8 @@ fn an_id_with_a_nul_among_good_ones_is_answered_as_sqlite_answers_it() {
 
 #[test]
 fn a_server_starts_on_the_printed_schema_applied_by_hand() {
-    // Operators whose server may not migrate run the text themselves: it must be complete.
+    // If the server may not migrate, operators run the printed SQL themselves, so it must be
+    // complete.
     let server = wait(hapax_sim::Postgres::shared());
     let Some(psql) = server.program("psql") else {
         return crate::support::skip("the schema by hand", "no psql here");

@@ -34,7 +34,8 @@ const REPLAYS_AT_ONCE: usize = 3;
 /// How many keys of earlier pairs a load of requests sends again.
 const OLD_KEYS: usize = 4;
 
-/// The janitor runs continuously, and deletes events that have been finished for a second.
+/// The janitor runs every 50 ms. By the config it deletes events that have been finished for one
+/// second.
 const SETTINGS: (&str, &str) = ("HAPAX_TEST_SETTINGS", "janitor.every_ms=50");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -349,7 +350,7 @@ impl Stage {
             match refused.join().unwrap() {
                 None | Some(409) => Runs::Once,
                 Some(200) => Runs::Never,
-                // The first answer was lost, and retention deleted the event since.
+                // The first answer was lost, and retention has deleted the event since.
                 Some(404) => Runs::Unknown,
                 Some(other) => panic!("a refusal got {other}"),
             }
@@ -385,7 +386,8 @@ impl Stage {
                         });
                     }
                 }),
-                // Many concurrent copies of the newest events: memory answers for finished ones.
+                // Concurrent copies of one event: once it is finished, they are answered from
+                // memory.
                 Memory => self.flood(),
                 Reload => {
                     for node in &self.nodes {

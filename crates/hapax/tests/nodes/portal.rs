@@ -19,7 +19,7 @@ fn a_link_of_one_node_opens_the_portal_of_the_other_until_it_is_revoked() {
     assert_eq!(visit.get("/").status, 200);
     let visit = visit.moved(at[0]);
     assert_eq!(visit.get("/").status, 200);
-    // No node may continue for a second with what it remembers.
+    // No node may admit the visitor from a cache, not even for a second.
     assert_eq!(nodes[1].admin_request("DELETE", "/api/v1/tenants/acme/portal", None).status, 200);
     assert_eq!(visit.get("/").status, 401);
     assert_eq!(visit.moved(at[1]).get("/").status, 401);

@@ -68,8 +68,8 @@ fn under_load(
 
 #[test]
 fn sessions_that_are_ended_or_crash_under_load_cost_nothing_but_time() {
-    // Sessions are ended by an administrator, and by SIGKILL: then PostgreSQL ends all sessions and
-    // recovers.
+    // An administrator ends all sessions, or one session gets a SIGKILL, after which PostgreSQL ends all
+    // sessions and recovers.
     let server = wait(Postgres::start());
     let database = Database::on(&server, "sessions");
     let (_houses, nodes) = two(&database.url);
@@ -149,8 +149,8 @@ fn nodes_follow_a_synchronous_standby_that_is_promoted_under_load() {
     database.all_processed(&nodes[0], EVENTS + 1);
     database.is_once_each(EVENTS + 1);
     for node in nodes {
-        // A node checks the epoch a few times a second; a node that is stopped at once may not
-        // have.
+        // A node checks the epoch a few times a second, so a node that is stopped at once may not
+        // have checked it.
         node.stderr.wait_for("another epoch");
         node.stop();
     }
@@ -338,7 +338,7 @@ fn a_primary_that_falls_silent_does_not_keep_nodes_from_the_promoted_standby() {
 
 #[test]
 fn a_pooler_in_transaction_mode_is_refused_in_words_that_help() {
-    // Settings, prepared statements and locks of a session would be on changing server sessions.
+    // The settings, prepared statements and locks of a session would be spread over several server sessions.
     if !PgBouncer::is_installed() {
         return crate::support::skip("a pooler in transaction mode", "no pgbouncer here");
     }

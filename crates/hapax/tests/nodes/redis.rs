@@ -10,8 +10,8 @@ use crate::support::{House, Sender, Server, until};
 use hapax_core::{EventKey, SourceName, Tenant};
 use hapax_sim::{Redis, RedisReply};
 
-/// The longest time of an answer: far longer than any answer takes on a busy machine, so a longer
-/// one has waited for Redis.
+/// The time limit of an answer. Even on a busy machine no answer takes this long, so a slower
+/// answer has waited for Redis.
 const ACK_MAX: Duration = Duration::from_secs(10);
 
 /// A node with this Redis in front.
@@ -52,8 +52,8 @@ fn plant(redis: &Redis, event_id: &str, value: &[u8]) {
     assert_eq!(wait(redis.command(&set)), RedisReply::Text(b"OK".to_vec()));
 }
 
-/// Sends copies until Redis has entries for all of these events. A busy Redis may miss an entry; it
-/// is written again by a node that has to query the database, not by one that answers from memory.
+/// Sends copies until Redis has entries for all of these events. An entry that a busy Redis missed
+/// is written again by a node that queries the database, not by a node that answers from memory.
 pub(super) fn cached(database: &Database, redis: &Redis, events: std::ops::Range<usize>) {
     let sender = Sender::stripe(SECRET);
     until("Redis has all entries", || {
@@ -309,8 +309,8 @@ fn lookups_in_redis_are_counted() {
         server.metric("hapax_redis_answers_total", &[&label])
     };
     let sender = Sender::stripe(SECRET);
-    // Each node looks an event up once and then remembers it: if Redis was too slow, another node
-    // tries.
+    // Each node looks up an event once and then remembers it. If Redis was too slow, the test tries
+    // again with another node.
     let (_other, second) = until("a duplicate that only Redis knows is a hit", || {
         let (house, second) = node(&database, &redis);
         connected(&second);

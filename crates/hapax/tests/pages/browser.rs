@@ -274,7 +274,7 @@ impl Browser {
                 continue;
             }
             let params = &event["message"]["params"];
-            // The page that the browser itself shows first.
+            // Requests of the page that the browser itself shows first do not count.
             if params["documentURL"].as_str().is_some_and(|url| url.starts_with("chrome://")) {
                 continue;
             }

@@ -1,6 +1,6 @@
-//! An operator's way through the pages in chromium: from the login to an event that appears by itself, through
-//! filters, timeline, review and replay, with hostile text, with the keyboard only, without script, on a
-//! narrow screen and in the dark. Each store has one browser for all of it.
+//! An operator's way through the pages in chromium, from the login to an event that appears by itself, and
+//! through filters, timeline, review and replay. Parts of the way use hostile text, the keyboard only, no
+//! script, a narrow screen or dark colours. Each store has one browser for all parts.
 //!
 //! After every part the console must be empty, and no request may have gone to another host.
 
@@ -117,7 +117,7 @@ fn walk(test: &str, server: Server, mend: impl FnOnce(), looks: Looks) {
     part(&Operator::administers);
 }
 
-/// The pages whose appearance the test checks. It is the same with every store.
+/// The pages whose appearance the test checks. Pages look the same with every store, so one test checks all of them.
 enum Looks {
     Everywhere,
     OnTheWay,
@@ -181,7 +181,7 @@ impl Operator {
         assert!(times.len() >= 3 && times.is_sorted_by_key(|at| at.as_str().unwrap()), "{times:?}");
     }
 
-    /// The filter lives in the URL, and pages of a list neither repeat nor skip an event.
+    /// The filter is part of the URL, and the pages of a list neither repeat nor skip an event.
     fn filters_and_pages(&self) {
         let browser = &self.browser;
         for n in 0..5 {
@@ -353,7 +353,7 @@ impl Operator {
         browser.shows(&["The event is discarded now.", "nobody sent it"]);
     }
 
-    /// The same pages and forms do the same when the browser runs no script.
+    /// Pages and forms also work when the browser runs no script.
     fn works_without_script(&self) {
         let browser = &self.browser;
         browser.allow_scripts(false);
@@ -416,8 +416,8 @@ impl Operator {
         assert_eq!(browser.script("return window.hit ?? null"), Value::Null, "a script ran");
     }
 
-    /// An alert is silenced with a reason and its silence is ended, with and without JavaScript. A test alert reaches the
-    /// endpoint that was added for it.
+    /// An alert is silenced with a reason, and the silence is ended, with and without JavaScript. A test alert reaches
+    /// the endpoint that was added for it.
     fn silences_and_tests_alerts(&self) {
         let browser = &self.browser;
         let late = self.sender.request_at(event("evt_alert"), now() - 3_600);
@@ -541,7 +541,7 @@ impl Operator {
         browser.follow("Back to the endpoint");
         browser.hides(&["whsec_"]);
 
-        // The forms of the dashboard are Idempotency-Keys too, which only a scope shows.
+        // The forms of the dashboard are stored as Idempotency-Keys too, and are listed only if the scope names them.
         browser.open("/keys");
         browser.hides(&["hapax:dashboard"]);
         browser.open("/keys?scope=hapax%3Adashboard%2Fops&limit=1");

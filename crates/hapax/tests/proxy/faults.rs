@@ -160,7 +160,7 @@ fn a_client_that_was_refused_before_any_work_may_retry_at_once() {
     assert_eq!(charge.send(at).status, 401);
     let answer = Charge { headers: "authorization: Bearer x\r\n", ..charge.clone() }.send(at);
     assert_eq!(answer.status, 201);
-    // An answer of the app is stored, a failure too.
+    // Every answer of the app is stored, including a failure.
     let app = Upstream::new(|_| Reply::Answer(500, String::new(), b"no".to_vec()));
     let (_house, failing, at) = start(&app.url(), "");
     assert_eq!(charge.send(at).status, 500);
@@ -265,7 +265,7 @@ fn other_protocols_and_paths_that_climb_are_refused_and_never_sent() {
         assert_eq!((answer.status, problem(&answer).as_str()), (status, kind), "{charge:?}");
     }
     assert!(app.effects().is_empty());
-    // An offer of HTTP/2 is only an offer.
+    // An offer to upgrade to HTTP/2 is ignored, and the request is forwarded.
     let offer =
         "connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n";
     assert_eq!(Charge { headers: offer, ..plain }.send(at).status, 201);
@@ -300,7 +300,8 @@ fn no_client_can_forge_hapax_headers_by_another_spelling() {
         assert_eq!(asked.header("x-account-id"), Some("acct_1"));
     }
     assert_eq!(app.effects()[0].header("idempotency-key"), Some("key-1"));
-    // The header that scopes the key has two values: the app may use the other one.
+    // The header that scopes the key has two values, and the app may use the value that Hapax does
+    // not.
     let twice = "x-account-id: acct_2\r\n";
     assert_eq!(Charge { headers: twice, ..Charge::with_key("key-2") }.send(at).status, 400);
     assert_eq!(app.effects().len(), 2);
@@ -448,8 +449,8 @@ fn chunks_pass_through_one_by_one() {
 
 #[test]
 fn a_client_that_never_ends_its_body_gets_an_error_and_holds_no_key() {
-    // A request with a key has not run yet. The app has seen the beginning of a request without a
-    // key.
+    // Of the request with a key the app has seen nothing. Of the request without a key it has seen
+    // the beginning.
     let app = Upstream::counting();
     let config = format!("body_timeout = \"300ms\"\n{}", proxy(&app.url(), ""));
     let house = House::new(&config);

@@ -128,7 +128,7 @@ fn a_key_means_one_request_of_one_account() {
     // The value differs in every attempt, and the config ignores it.
     let again = Charge { body: r#"{"amount":100,"client_ts":2}"#, ..first.clone() };
     assert!(is_replay(&again.send(at)));
-    // Bare and quoted are the same key.
+    // The bare and the quoted spelling are the same key.
     assert!(is_replay(&Charge { key: Some("\"key-1\""), ..first.clone() }.send(at)));
     let other = Charge { body: r#"{"amount":200,"client_ts":1}"#, ..first.clone() };
     let refused = other.send(at);
@@ -148,7 +148,7 @@ fn a_key_means_one_request_of_one_account() {
         assert!(is_replay(&charge.send(at)));
     }
     assert_eq!(app.effects().len(), 4);
-    // A reload sets the status of the IETF draft.
+    // A reload sets 422, the status that the IETF draft names.
     house.configure(&proxy(
         &app.url(),
         "mismatch_status = 422\nfingerprint_ignore = [\"/client_ts\"]",
@@ -232,8 +232,9 @@ fn a_route_needs_its_key_however_its_path_is_spelled() {
         assert_eq!((answer.status, problem(&answer)), (400, "path_malformed".into()), "{target}");
     }
     assert!(app.effects().is_empty());
-    // With a key the spellings are one path, so one charge; the app gets the client's spelling.
-    // Another spelling may be another resource to the app, so it does not get the first answer.
+    // With a key, all spellings are one path, so there is one charge. The app gets the client's
+    // spelling. Another spelling may be another resource to the app, so a request that uses it gets
+    // a 409 and not the first answer.
     let spelled = |target| Charge { target, ..Charge::with_key("key-1") }.send(at);
     assert_eq!(spelled("/x/..;/CHARGES").status, 201);
     assert!(is_replay(&spelled("/x/..;/CHARGES")));
@@ -303,7 +304,7 @@ fn signed(header: &str, claims: &str, secret: &str) -> String {
 
 #[test]
 fn a_claim_names_the_caller_only_where_its_signature_holds() {
-    // Any client can write a token with "u1": it must not get the answers of u1.
+    // Any client can write a token with the claim "u1", but must not get the answers of u1.
     const HS256: &str = r#"{"alg":"HS256","kid":"a"}"#;
     let (secret, next) =
         ("a-shared-secret-of-32-bytes-or-more", "the-next-secret-of-32-bytes-or-more");
@@ -440,8 +441,8 @@ fn answers_outlive_a_restart() {
 
 #[test]
 fn neither_a_client_that_hangs_up_nor_a_shutdown_interrupts_a_request() {
-    // The client hangs up while the app works, then the server shuts down, and only then the app
-    // answers: the answer must still be stored.
+    // The client hangs up while the app works, then the server shuts down, and only then does the
+    // app answer. The answer must still be stored.
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let app = Arc::new(Upstream::new(move |_| {
