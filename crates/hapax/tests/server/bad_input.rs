@@ -157,8 +157,8 @@ fn a_signature_repeated_or_beside_a_forged_one_is_still_one_event() {
 
 #[test]
 fn the_window_is_kept_to_the_second_on_both_sides() {
-    // The clock advances during the requests, so a case counts only if it was still true
-    // afterwards.
+    // The clock advances during the requests, so a case counts only if it still holds after the
+    // answer.
     let tested = start();
     let check = |what: &str, offset: i64, inside: bool| {
         for attempt in 0..20 {

@@ -199,7 +199,7 @@ fn changes(preset: &Preset, captured: &Request) -> Vec<(String, Request)> {
     let mut all = vec![("as it is".to_owned(), captured.clone())];
     let mut change = |how: String, request: Request| all.push((how, request));
     let topic = match preset.guard {
-        // One object arrives under several topics: one effect for each.
+        // One object may arrive under several topics, and has one effect for each of them.
         PresetGuard::SignedAndType => preset.envelope.event_type,
         PresetGuard::Signed | PresetGuard::Off => &[],
     };
@@ -353,7 +353,8 @@ fn one_captured_request_has_one_effect_whatever_of_it_is_changed() {
     let server = house.start();
     let mut tried = 0;
     let mut wrong = Vec::new();
-    // A sender that signs nothing proves only its identity, and all notices of Dropbox are equal.
+    // A sender that signs nothing proves only its identity, and all notices of Dropbox are
+    // identical.
     let signing =
         |signer: &&Signer| signer.signs_something() && signer.preset.guard != PresetGuard::Off;
     for signer in signers.iter().filter(signing) {

@@ -86,7 +86,7 @@ impl Failing {
 
 impl Drop for Failing {
     fn drop(&mut self) {
-        // An interrupted strace detaches from the server in order.
+        // A strace that is interrupted detaches from the server cleanly.
         let script = format!("kill -INT {}", self.0.id());
         let _ = Command::new("sh").args(["-c", &script]).status();
         let _ = self.0.wait();

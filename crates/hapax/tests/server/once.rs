@@ -386,8 +386,7 @@ fn a_client_that_hangs_up_after_its_request_has_its_event_stored() {
                     let event_id = format!("evt_{client}_{n}");
                     let mut wire = server.wire();
                     wire.write(sender.event(&event_id));
-                    // Half of the connections close in order, half are reset with the answer
-                    // unread.
+                    // Half of the connections close cleanly, half are reset with the answer unread.
                     if n % 2 == 0 {
                         wire.stream.shutdown(std::net::Shutdown::Write).unwrap();
                         if let Some(answer) = wire.try_answer() {

@@ -107,7 +107,7 @@ fn a_pull_worker_works_under_its_fence_and_a_lost_one_changes_nothing() {
     let server = house.start();
     let ask = json!({ "source": "stripe", "handler": "fee", "limit": 5, "wait": "30s" });
     let claimed = std::thread::scope(|scope| {
-        // The request waits before there is a job to claim.
+        // The request begins to wait before there is a job to claim.
         let waiting = scope.spawn(|| post_as(&server, "token-of-the-worker", "/claims", &ask));
         server.ask(Sender::stripe(SECRET).event("evt_1")).is("accepted");
         waiting.join().unwrap()

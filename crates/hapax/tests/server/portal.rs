@@ -77,7 +77,8 @@ fn the_portal_works_below_a_path_of_a_reverse_proxy() {
 
 #[test]
 fn a_receiving_party_adds_few_endpoints_at_public_addresses_only() {
-    // The operator's `allow` holds for the operator, not for what a stranger types into a form.
+    // The operator's `allow` applies to addresses that the operator sets, not to addresses from the form of a receiving
+    // party.
     let house = house();
     let server = house.start();
     let sink = Sink::accepting();
@@ -170,14 +171,14 @@ fn a_receiving_party_cannot_move_the_headers_of_an_operator_to_a_server_of_its_o
     assert_eq!(visit.post(&format!("{path}/ping"), &[]).status, 303);
     let got = sink.wait_for(1).remove(0);
     assert!(!got.headers.contains_key("x-api-key"), "{got:?}");
-    // Headers that are given with the address are those of the receiving party.
+    // Headers that are sent together with a new address belong to the receiving party.
     moved_to("https://fourth.example/in", &[("headers", "X-Theirs: 1")]);
     assert_eq!(headers(), json!(["x-theirs"]));
 }
 
 #[test]
 fn an_address_in_other_words_is_still_the_choice_of_the_operator() {
-    // Endpoints that operators chose do not count against what a receiving party may add.
+    // An endpoint whose address an operator chose does not count towards the limit of a receiving party.
     let house = house();
     let server = house.start();
     let visit = Visit::enter(portal(&server), &link(&server, "acme", &ALL));

@@ -1,4 +1,4 @@
-//! Power loss at any moment: every answered request is on disk, and nothing is there in part.
+//! Power loss at any moment: every answered request is on disk, and no change is there in part.
 //!
 //! The real server handles a small load under strace. Disk images are generated from the recorded
 //! system calls, as a power loss could leave them (`hapax_sim::powerloss`). Each image is opened
@@ -441,7 +441,7 @@ struct Load {
 }
 
 impl Load {
-    /// Runs three clients, each with one request after the other, and each until it is answered.
+    /// Runs three clients. Each sends one request after the other, and repeats each request until it is answered.
     fn send(&self, server: &Server) {
         std::thread::scope(|scope| {
             for client in 0..3 {

@@ -34,7 +34,7 @@ struct Run {
 impl Run {
     /// `None` if tracing is not possible here.
     fn record(settings: &str) -> Option<Self> {
-        // Some attempts fail and are made again, so that outcomes of all kinds are recorded.
+        // Some attempts fail and are retried, so that outcomes of all kinds are recorded.
         let sink =
             Sink::new(|_, before| if before % 4 == 1 { "500 No" } else { "200 OK" }.to_owned());
         let house = House::new(CONFIG);

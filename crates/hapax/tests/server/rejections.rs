@@ -7,7 +7,7 @@ const SECRET: &str = "whsec_of_the_environment";
 
 #[test]
 fn refused_requests_are_listed_with_what_they_claim_and_stay_text() {
-    // A forged request carries markup and marks that turn text around. A token of the sender must not be shown.
+    // The id in a forged request contains markup and a character that reverses the direction of text.
     let house = House::new(
         "[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"env:STRIPE\"]\nunverified_limit = \"off\"\n",
     )
@@ -33,7 +33,7 @@ fn refused_requests_are_listed_with_what_they_claim_and_stay_text() {
     // A source that never received a request.
     let quiet = server.admin_get("/api/v1/sources/github/rejections").json();
     assert_eq!(quiet["items"].as_array().map(Vec::len), Some(0), "{quiet}");
-    // They outlive the process.
+    // The records survive a restart.
     server.stop();
     let server = house.start();
     let listed = server.admin_get("/api/v1/sources/stripe/rejections").json();
@@ -61,7 +61,7 @@ fn a_flood_of_forged_requests_is_sampled() {
 
 #[test]
 fn the_history_of_an_event_names_the_secret_that_accepted_it() {
-    // The new secret is written before the old one: a position would then mean another secret.
+    // The new secret is put before the old one in the config: a position in the list would then mean another secret.
     let config =
         |secrets: &str| format!("[sources.stripe]\nprovider = \"stripe\"\nsecrets = [{secrets}]\n");
     let house =

@@ -61,7 +61,7 @@ fn a_secret_is_rotated_without_a_gap() {
 
     let mut n = 0;
     let mut seen = 0;
-    // A machine that is busy for the whole overlap gets a longer one.
+    // If the machine is busy for the whole overlap, the test repeats with a longer one.
     for overlap_seconds in [3, 10, 30] {
         let until_second = Timestamp::now().as_second() + overlap_seconds;
         let ends = Timestamp::from_second(until_second).unwrap();
