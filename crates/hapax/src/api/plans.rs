@@ -1,4 +1,4 @@
-//! Plans: many deliveries of an endpoint sent again, or many events decided about, at a rate.
+//! Plans, which send many deliveries of an endpoint again, or decide about many events, at a rate.
 
 use hapax_core::Timestamp;
 use hapax_core::endpoint::EndpointId;

@@ -157,8 +157,8 @@ const COPY_SPANS: [u64; 10] =
     [1, 10, 60, 300, 900, 3_600, 6 * 3_600, 86_400, 3 * 86_400, 7 * 86_400];
 
 impl CopyWaits {
-    /// The spans that have copies. A wait that is close to the end of a span may count in the next one: a bucket is
-    /// right to an eighth.
+    /// The spans that have copies. A wait that is close to the end of a span may be counted in the next span, because a
+    /// bucket is accurate to an eighth.
     fn of(tallies: &Tallies) -> Vec<Self> {
         let mut spans: BTreeMap<usize, u64> = BTreeMap::new();
         for (bucket, count) in tallies.of(TallyKind::Copy) {
