@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::key_hasher::KeyHasherState;
 use crate::limits::RECENT_BYTES_MAX;
 
-/// Number of locks, so that threads seldom contend.
+/// The number of locks: enough that threads seldom contend.
 const SHARDS: usize = 64;
 
 /// Slots in which a key may be stored: few enough to search each of them.
@@ -83,7 +83,7 @@ pub(crate) struct ShardMoment(u64);
 
 const SETS_PER_SHARD: usize = RECENT_BYTES_MAX / SHARDS / size_of::<Set>();
 
-// All entries stay within the bound, and there are enough for an hour of a busy source.
+// All entries stay within the bound, and there are enough entries for an hour of a busy source.
 const _: () = assert!(SHARDS * SETS_PER_SHARD * size_of::<Set>() <= RECENT_BYTES_MAX);
 const _: () = assert!(SHARDS * SETS_PER_SHARD * WAYS >= 200_000);
 
@@ -106,7 +106,7 @@ impl RecentEvents {
         let at = self.place(&key);
         let mut shard = self.lock(at.shard);
         let ways = shard.sets.get_mut(at.set)?;
-        // Most keys are new: their tag alone shows it, and nothing is hashed.
+        // Most keys are new: the tag alone shows that, and nothing is hashed.
         let found = ways.iter().position(|way| at.is_tag_of(way))?;
         if ways[found][0] != at.proof(key, body_hash, guard) {
             return None;
@@ -303,7 +303,7 @@ mod tests {
         gone.iter().for_each(|n| events.remove(&key(*n)));
         assert!(gone.iter().all(|n| asked(&events, *n).is_none()));
         let left = stay.iter().filter(|n| asked(&events, **n).as_ref().map(number) == Some(**n));
-        // A key may share its tag with a removed one.
+        // A key that shares its tag with another key may be missing.
         assert!(left.count() + 3 >= stay.len());
         // A key that is added again is found again.
         events.put(key(gone[0]), &recent(gone[0]));

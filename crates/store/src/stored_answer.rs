@@ -12,9 +12,9 @@ pub(crate) fn as_pairs(headers: &[(String, String)]) -> Value {
     headers.iter().map(pair).collect()
 }
 
-/// The headers as an object of names to values, or to arrays of values if a name is repeated. A user
-/// would write them in this form in SQL. The object keeps the order of the values of one name, but not
-/// the order of the names.
+/// The headers as an object of names to values, or to arrays of values if a name is repeated. A user's
+/// own SQL would write headers in this form. The object keeps the order of the values of one name, but
+/// not the order of the names.
 pub(crate) fn as_object(headers: &[(String, String)]) -> Value {
     let mut object = Map::new();
     for (name, value) in headers {

@@ -33,8 +33,8 @@ use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transac
 /// The right to commit the effects of one claim, or of one reservation, once. Nothing is open yet:
 /// compute and call other services first, then begin.
 ///
-/// A handler that drops it has failed. If the right of a reservation is dropped, the key stays in
-/// progress until its lease ends, unless it is finished or abandoned before.
+/// A handler that drops this right has failed. If the right of a reservation is dropped, the key
+/// stays in progress until its lease ends, unless it is finished or abandoned before.
 #[must_use = "without a commit the attempt has failed"]
 pub struct PgTx<R = JobRight> {
     shared: Arc<Shared>,
@@ -64,8 +64,8 @@ impl PgTx {
     /// Opens the transaction, if the claim still holds, on a connection reserved for handlers.
     /// Waits while all of them are in use.
     ///
-    /// From here on the handler's transaction timeout runs, and rows that it touches are locked: no
-    /// network, no sleep, nothing but SQL and arithmetic.
+    /// From here on the transaction's timeout runs, and the rows that the handler touches are
+    /// locked: no network, no sleep, nothing but SQL and arithmetic.
     pub async fn begin(self) -> Result<PgDb, TxError> {
         begin(self).await
     }
@@ -90,22 +90,22 @@ impl<R: fmt::Debug> fmt::Debug for PgTx<R> {
     }
 }
 
-/// The user's tables, inside the transaction that its commit ends.
+/// Access to the user's tables, inside an open transaction that its commit ends.
 ///
-/// One statement at a time, with `$1`, `$2` … for its parameters, under the limits of SQL handlers:
-/// no transaction control, no change of the schema or the session. Once a statement has failed, the
-/// transaction cannot be committed. Dropping this rolls everything back.
+/// Runs one statement at a time, with `$1`, `$2` … for its parameters, under the limits of SQL
+/// handlers: no transaction control, no change of the schema or the session. Once a statement has
+/// failed, the transaction cannot be committed. Dropping this rolls everything back.
 #[must_use = "without a commit everything is rolled back"]
 pub struct PgDb<R = JobRight> {
     /// Present until this is dropped or the connection is being returned.
     lent: Option<PooledClient>,
     shared: Arc<Shared>,
     right: R,
-    /// The tenant of a message that names none.
+    /// The tenant of messages that name no tenant.
     tenant: Option<Tenant>,
-    /// How long it may take.
+    /// How long the transaction may take.
     time: Duration,
-    /// When its time is used up.
+    /// The deadline of the transaction.
     until: Instant,
     state: TxState,
 }
@@ -386,7 +386,8 @@ async fn begin<R: CommitRight>(tx: PgTx<R>) -> Result<PgDb<R>, TxError> {
         return Err(StoreError::Closed.into());
     }
     let began = match open(&tx).await {
-        // The connection may have died while it was idle, and nothing has begun.
+        // The connection may have died while it was idle. Nothing has begun, so a second try is
+        // safe.
         Err(NotRun::Outage(_)) => open(&tx).await,
         began => began,
     };
@@ -487,7 +488,8 @@ impl<R> fmt::Debug for PgDb<R> {
 /// committed.
 #[derive(Debug, thiserror::Error)]
 pub enum PgDbError {
-    /// A handler's statement may not begin like this.
+    /// The statement may not run in a handler: it would end the transaction, change the schema or
+    /// the session, or reach a table of Hapax.
     #[error("{} ({})", .0, .0.hint)]
     Refused(SqlError),
     /// The statement is wrong, violates a constraint, or does not match its parameters.

@@ -86,7 +86,7 @@ impl Work for PgStore {
             .shared
             .to_the_end(async move { sql_handlers::claimed(&shared, &run).await })
             .await?;
-        // Jobs parked behind it may be ready, and its statements may have published.
+        // Jobs parked behind this job may be ready, and its statements may have published messages.
         self.shared.sending.hint();
         self.shared.arrived.notify_waiters();
         Ok(ran)

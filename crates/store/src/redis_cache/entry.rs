@@ -164,7 +164,7 @@ mod tests {
         ended.written_at =
             Timestamp::from_second(ended.written_at.as_second() - 4_000).expect("in range");
         assert_eq!(CacheEntry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);
-        // The clock was ahead when this was written, and is right again.
+        // The clock was ahead when this entry was written, and is right again.
         ended.written_at =
             Timestamp::from_second(ended.written_at.as_second() + 8_000).expect("in range");
         assert_eq!(CacheEntry::open(&ended.sealed(&seal, &key(1)), &seal, &key(1), AGE_MAX), None);

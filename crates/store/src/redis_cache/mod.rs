@@ -70,7 +70,7 @@ enum CacheChange {
     Remove(Vec<KeyHash>),
 }
 
-/// The URL is not a Redis URL. Its text is not repeated: it may contain a password.
+/// The URL is not a Redis URL. The error does not repeat the URL, which may contain a password.
 #[derive(Debug, thiserror::Error)]
 #[error("redis_url is not a Redis URL: {0}")]
 pub(crate) struct RedisUrlError(String);
@@ -155,8 +155,8 @@ impl RedisCache {
         }
     }
 
-    /// Queues the deletion of these keys' entries. Best effort: an entry that stays still belongs
-    /// to a committed event.
+    /// Queues the deletion of these keys' entries. Best effort: an entry that is not deleted still
+    /// belongs to a committed event.
     pub(crate) fn remove(&self, keys: impl IntoIterator<Item = KeyHash>) {
         let keys: Vec<_> = keys.into_iter().collect();
         if !keys.is_empty() {

@@ -1,5 +1,5 @@
 //! Idempotency-Keys in the user's own Redis: one hash per key, with a TTL. Each act is one script,
-//! and so one step of Redis.
+//! which Redis runs atomically.
 //!
 //! This ledger is as durable as the Redis is configured to be: a Redis that loses a key lets its
 //! request run again. If that must not happen, use the ledger of a database.
@@ -26,8 +26,8 @@ pub struct RedisLedger {
     redis: ConnectionManager,
 }
 
-/// Redis cannot be reached, or the URL is invalid. Its text is not repeated: it may contain a
-/// password.
+/// Redis cannot be reached, or the URL is invalid. The error does not repeat the URL, which may
+/// contain a password.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the Redis: {0}")]
 pub struct RedisLedgerError(String);

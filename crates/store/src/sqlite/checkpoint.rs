@@ -15,7 +15,7 @@ use rusqlite::Connection;
 #[derive(Debug)]
 pub(super) struct Checkpointer {
     ask: Option<SyncSender<()>>,
-    /// Is true from a request until the end of its round.
+    /// True from a request until the end of its round.
     busy: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -46,7 +46,7 @@ impl Checkpointer {
         }
     }
 
-    /// Whether it is copying, or about to.
+    /// Whether a round is running or about to begin.
     pub(super) fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Acquire)
     }
@@ -65,7 +65,7 @@ impl Drop for Checkpointer {
 
 fn checkpoint_when(asked: &Receiver<()>, busy: &AtomicBool, conn: &Connection) {
     while asked.recv().is_ok() {
-        // If this fails the log stays as it is, and the next try copies the same pages again.
+        // If this fails, the log stays as it is, and the next round copies the same pages again.
         if let Err(error) = passive(conn) {
             tracing::warn!(%error, "checkpointing the log: {error}");
         }

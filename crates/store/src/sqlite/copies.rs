@@ -1,7 +1,7 @@
 //! Copies and conflicts as rows: those gathered by [`crate::copies`], and those written at once.
 //!
-//! The newest few arrivals of an event are rows, and further ones only a number. So most copies cost one
-//! row that is inserted, and the number of arrivals is the number of rows and that number together.
+//! The newest few arrivals of an event are rows, and the others are only counted. Most copies therefore
+//! cost one inserted row. The number of arrivals is the number of rows plus that count.
 
 use hapax_core::store::ArrivalInfo;
 use rusqlite::{CachedStatement, Connection, OptionalExtension as _};

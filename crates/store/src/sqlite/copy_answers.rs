@@ -66,7 +66,7 @@ struct PendingLookup {
     answer: AnswerSender,
 }
 
-/// The places in memory of a receipt's key and guard before the snapshot began.
+/// The locations of a receipt's key and guard in memory, read before the snapshot began.
 struct RememberedKeys {
     key: KeyLocation,
     guard: Option<KeyLocation>,
@@ -185,8 +185,8 @@ impl Queue {
 
     /// Answers the requests that are nothing but plain copies, and passes the others to the writer.
     fn answer(&self, conn: &Connection, batch: Vec<PendingLookup>) {
-        // This is read before the snapshot, so that the snapshot holds all keys that memory knows
-        // now.
+        // Memory is read before the snapshot begins, so that the snapshot holds all keys that
+        // memory knows now.
         let receipts = batch.iter().flat_map(|asked| &asked.ingest.receipts);
         let spots: Vec<RememberedKeys> = receipts.map(|receipt| self.spot(receipt)).collect();
         let read = self.shared.health.check().is_ok().then(|| read(conn, &batch, &spots));
@@ -198,7 +198,8 @@ impl Queue {
             }
             None => Vec::new(),
         };
-        // A write may have failed meanwhile: then nothing is answered before it works again.
+        // A write may have failed meanwhile: then nothing is answered here until writing works
+        // again.
         if self.shared.health.check().is_err() {
             found.clear();
         }

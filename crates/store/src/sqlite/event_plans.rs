@@ -22,7 +22,7 @@ pub(super) fn place(seq: i64) -> u128 {
     u128::from(seq.max(0).unsigned_abs())
 }
 
-/// The opposite of [`place`].
+/// The inverse of [`place`].
 pub(super) fn seq_of_place(place: u128) -> i64 {
     i64::try_from(place).unwrap_or(i64::MAX)
 }
@@ -92,7 +92,7 @@ impl EventScan {
         body: &str,
         mut take: impl FnMut(&Row<'_>) -> rusqlite::Result<bool>,
     ) -> rusqlite::Result<Self> {
-        // A search reads every body.
+        // A text search reads the body of every event, which may be large.
         let most = if work.filter.text.is_some() { PLAN_SEARCH } else { PLAN_SCAN };
         let candidates = candidates(conn, work.filter.status, after, span.last, most)?;
         let (condition, values) = condition(work, span, instant);
@@ -234,7 +234,7 @@ fn condition(work: &EventPlan, span: &PlanBounds, instant: Timestamp) -> (String
 }
 
 impl Writer {
-    /// False if the event needs nothing.
+    /// Applies the plan's act to an event. Returns false if the event needs nothing.
     pub(super) fn decide_planned(
         &mut self,
         work: &EventPlan,

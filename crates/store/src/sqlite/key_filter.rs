@@ -40,7 +40,7 @@ impl Filter {
         }
     }
 
-    /// False only of a key that was never added.
+    /// Returns false only for a key that was never added.
     pub(super) fn may_hold(&self, hash: &[u8; 16]) -> bool {
         self.layers.iter().any(|layer| layer.may_hold(hash))
     }

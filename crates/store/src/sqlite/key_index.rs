@@ -35,7 +35,7 @@ pub(super) struct KeyIndex {
     fresh_max: usize,
     /// Keys in the young tree.
     young: usize,
-    /// How many of those start a move.
+    /// How many keys in the young tree start a move.
     young_max: usize,
     /// Where a running move continues.
     moving: Option<KeyHash>,
@@ -60,7 +60,7 @@ struct KeysInMemory {
 /// Where a key is, as far as memory knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyLocation {
-    /// No committed event has it.
+    /// No committed event has the key.
     Nowhere,
     /// The event with this number.
     At(i64),
@@ -380,8 +380,8 @@ impl KeyIndex {
         if is_last {
             known.merge = None;
         } else if let (Some(merge), Some(shard)) = (&mut known.merge, self.progress.ended_shard()) {
-            // The filter and the tree contain its keys. Keeping all shards until the end of the
-            // merge would take much memory.
+            // The filter and the tree contain the keys of this shard. Keeping all shards until the
+            // end of the merge would take much memory.
             merge.shards[shard] = KeyMap::default();
         }
     }

@@ -1,5 +1,5 @@
 //! Idempotency-Keys on the writer: each act is batched into the writer's next commit, together with
-//! events and other acts, and is answered once that is synced.
+//! events and other acts, and is answered once that commit is synced.
 //!
 //! The one writer thread decides every race, backed by the unique key. Fences come from a counter
 //! that only grows, so that no fence is issued twice, whatever happens to its key.
@@ -368,9 +368,9 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn waiting_acts_share_one_commit_and_are_answered_after_it() {
-        // With a commit for each act there would be a sync for each, and a tenth of the rate. The
-        // same key is reserved twice in the batch: the second answer must not report a reservation
-        // that is not on disk yet.
+        // If each act had its own commit, each would need a sync, and the rate would be a tenth.
+        // The same key is reserved twice in the batch: the second answer must not report a
+        // reservation that is not on disk yet.
         let place = DatabaseDirectory::new();
         let store = place.open();
         let commits = Arc::new(AtomicUsize::new(0));
@@ -462,7 +462,7 @@ mod tests {
         });
         let failed = store.reserve(ask("second")).await;
         assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
-        // Until writing works again reservations are refused; afterwards the first one is still
+        // Reservations are refused until writing works again. After that, the first one is still
         // valid.
         let deadline = tokio::time::timeout(crate::harness::FOREVER, async {
             while store.writable().is_err() {
@@ -479,8 +479,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_store_that_was_opened_again_still_knows_and_repeats_no_fence() {
-        // Each fence ends in another way, all of them delete their row, and each time the file is
-        // closed and opened.
+        // One key keeps its answer, and one stays in progress. A third is abandoned several times,
+        // which deletes its row each time. The file is closed and opened in between.
         let place = DatabaseDirectory::new();
         let mut fences = HashSet::new();
         for round in 0..3 {

@@ -366,7 +366,7 @@ fn checks(conn: &Connection, filter: &EventFilter) -> rusqlite::Result<Checks> {
     }
     checks.say(body + ")");
     if let Some(text) = filter.text.as_ref().filter(|text| text.is_exact()) {
-        // These are in the first part of the list.
+        // The first part of the list has the exact matches.
         let (exactly, values) = search_index::finds_exactly(text);
         let mut parts = exactly.split('?');
         let mut said = parts.next().unwrap_or_default().to_owned();
@@ -379,7 +379,7 @@ fn checks(conn: &Connection, filter: &EventFilter) -> rusqlite::Result<Checks> {
     Ok(checks)
 }
 
-/// The numbers of the pairs with these sources.
+/// The numbers of the (tenant, source) pairs with these sources.
 fn pairs_of(conn: &Connection, sources: &[SourceName]) -> rusqlite::Result<String> {
     let mut pairs = Vec::new();
     let mut of_source = conn.prepare_cached("SELECT pair FROM hapax_pair WHERE source = ?1")?;

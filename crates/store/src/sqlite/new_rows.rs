@@ -106,7 +106,7 @@ impl NewRows {
             columns.bind(&event.body[..])
         })?;
         insert_jobs(conn, &self.jobs)?;
-        // Both are in the order of the numbers.
+        // Events and jobs are both in the order of the events' numbers.
         let mut waiting = self.jobs.iter().filter(|job| job.state == READY).peekable();
         self.claimable.extend(self.events.drain(..).filter(|event| {
             while waiting.next_if(|job| job.seq < event.seq).is_some() {}

@@ -30,7 +30,7 @@ pub enum OpenError {
         /// The error.
         source: io::Error,
     },
-    /// Another process owns it.
+    /// Another process owns the data directory.
     #[error("{0} is in use by another hapax process; one process owns a data directory")]
     InUse(PathBuf),
     /// The linked SQLite version can lose data.
@@ -208,9 +208,9 @@ pub(super) fn durable() -> &'static str {
     if tuned!("sqlite.unsynced", false) { "off" } else { "full" }
 }
 
-/// Moves the whole log into the database file and syncs that. Pages that a dead process had written
-/// but not synced become durable here, before anything is answered from them. Returns false if a
-/// reader blocked it.
+/// Moves the whole log into the database file and syncs the file. Pages that a dead process had
+/// written but not synced become durable here, before anything is answered from them. Returns false
+/// if a reader blocked it.
 pub(super) fn settle_log(conn: &Connection) -> rusqlite::Result<bool> {
     conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| Ok(row.get::<_, i64>(0)? == 0))
 }

@@ -29,9 +29,9 @@ const PLAN: &str = "SELECT p.plan, p.id, e.id, p.which, p.since_at, p.asked_unti
 /// Why a plan whose row cannot be read does not run.
 const UNREADABLE: &str = "its row cannot be read by this version";
 
-/// Times of messages and events differ from the order of their numbers by at most this, in
-/// microseconds: a clock that was set back further delays nothing, but a plan may then leave out
-/// rows of that hour.
+/// The most by which the times of messages and events are expected to differ from the order of
+/// their numbers, in microseconds. If the clock was set back further, plans still run, but may
+/// leave out rows from around that time.
 const TIME_SLACK: i64 = 3_600_000_000;
 
 impl Plans for SqliteStore {
@@ -292,7 +292,7 @@ impl RunningPlan {
         Action { who: who.clone(), reason: reason.clone(), at: *created_at }
     }
 
-    /// Records its place and its counts after a slice. The next slice is due after `wait`.
+    /// Records the plan's place and counts after a slice. The next slice is due after `wait`.
     pub(super) fn advance(
         &self,
         conn: &Connection,
@@ -444,7 +444,7 @@ fn insert(
         events,
         request.0,
     ])?;
-    // A row that is there and cannot be read was not written by this request.
+    // If the row exists and cannot be read, another request wrote it.
     Ok(created_before(conn, *id, *request)?.unwrap_or(PlanCreated::OtherRequest))
 }
 

@@ -48,16 +48,17 @@ const HISTORY: [(&str, &str); 7] = [
     ("hapax_action", "event_seq"),
 ];
 
-/// The tables that are deleted with its narrow row.
+/// The tables that are deleted with the narrow row of an event, and the column that names the
+/// event.
 const NARROW: [(&str, &str); 4] = [
     ("hapax_guard", "event_seq"),
-    // Copies that arrived after its body was deleted were still counted.
+    // Copies that arrived after the body was deleted still added rows to these two.
     ("hapax_arrival", "event_seq"),
     ("hapax_copy", "event_seq"),
     ("hapax_event", "seq"),
 ];
 
-/// The most keys that a walk leaves and remembers; with more of them it waits.
+/// The most keys that a walk leaves and remembers; at this number the walk pauses.
 const HELD_MAX: usize = 10_000;
 
 /// The progress of retention. The progress advances only after the deletions are committed.
@@ -80,7 +81,7 @@ pub(super) struct PruneProgress {
 struct KeyScan {
     /// The last event whose key was checked.
     passed: i64,
-    /// Events before it whose keys could not be deleted yet and that no longer have a body.
+    /// Events up to `passed` whose keys could not be deleted yet and that no longer have a body.
     held: BTreeSet<i64>,
     /// The last left event that this round has checked.
     held_passed: i64,
@@ -216,8 +217,8 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     Ok(!is_last || is_cut)
 }
 
-/// Takes body, history and jobs of up to `limit` events of a tenant, finished or not, between these two, in the open
-/// transaction. An unfinished one counts as discarded.
+/// Deletes body, history and jobs of up to `limit` events of a tenant after `passed` and up to `last`, finished or
+/// not, in the open transaction. An unfinished event counts as discarded.
 pub(super) fn erase(
     writer: &mut Writer,
     tenant: &Tenant,

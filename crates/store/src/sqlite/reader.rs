@@ -286,7 +286,7 @@ pub(super) fn read_jobs(
                 answer: answer_of(row, 7)?,
             })
         })?;
-        // The one that succeeded stands in the job itself and was put there by `job_row`.
+        // The attempt that succeeded is in the job's own row, and `job_row` has read it.
         let done = std::mem::take(&mut job.attempts);
         job.attempts = notes.collect::<rusqlite::Result<_>>()?;
         job.attempts.extend(done);

@@ -28,8 +28,9 @@ const SEARCHERS: usize = 1;
 /// of about 3 ms before a thread that was woken takes its place.
 const STEPS_PER_LOOK: i32 = 1_000;
 
-/// How much nicer these threads are than those that accept events. On a busy machine a reader then gets about a tenth
-/// of the time that another thread gets. With less, pages would stand still on a machine that is overloaded.
+/// How far the niceness of these threads is above that of the threads that accept events. On a busy machine a reader
+/// then gets about a tenth of the time that another thread gets. With a smaller share, pages would not load on a
+/// machine that is overloaded.
 #[cfg(target_os = "linux")]
 const NICER: i32 = 10;
 
@@ -58,7 +59,7 @@ impl Readers {
         self.short.run(query).await
     }
 
-    /// The same for a query that may search through many rows.
+    /// As [`Readers::run`], for a query that may search through many rows.
     pub(super) async fn search<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,

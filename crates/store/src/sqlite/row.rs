@@ -183,7 +183,7 @@ impl EventState {
         }
     }
 
-    /// Why it is in review now; `None` after it was approved or rejected.
+    /// Why the event is in review now; `None` after it was approved or rejected.
     pub(super) fn waiting(self) -> Option<ReviewReason> {
         self.review.filter(|_| self.state == EventPhase::Review)
     }

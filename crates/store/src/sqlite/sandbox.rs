@@ -164,12 +164,12 @@ fn judge(context: &AuthContext<'_>) -> Authorization {
         AuthAction::Update { table_name, .. } | AuthAction::Delete { table_name } => {
             if ours(table_name) { Authorization::Deny } else { Authorization::Allow }
         }
-        // The answer to a client is not for handlers.
+        // A stored answer is for its client, not for handlers.
         AuthAction::Read { table_name, .. } => {
             if table_name.eq_ignore_ascii_case("hapax_reservation") {
                 return Authorization::Deny;
             }
-            // A single step of it reads the whole file.
+            // A single step over this table reads the whole file.
             if table_name.eq_ignore_ascii_case("dbstat") {
                 return Authorization::Deny;
             }

@@ -395,7 +395,8 @@ pub(super) fn check(
                 }
                 other => (None, other.to_string()),
             };
-            // Tables come with the first start: ours are made then, the user's may be.
+            // A table may be missing before the first start: Hapax creates its own tables then, and
+            // the user may create theirs.
             let missing = message.contains("no such ");
             if missing && (!is_there || (!has_ours && message.contains("hapax_"))) {
                 return None;
@@ -418,13 +419,14 @@ fn compile<'a, 'c>(
 ) -> rusqlite::Result<&'a mut CachedStatement<'c>> {
     if compiled.len() == place {
         // Statements are cached by their text, and authorized only when they are compiled. A handler's
-        // statement must never hit a cached text of ours, which was compiled without the limits.
+        // statement must never match a cached statement of Hapax, which was compiled without the
+        // limits.
         compiled.push(conn.prepare_cached(&format!("/* handler */ {}", statement.text))?);
     }
     Ok(&mut compiled[place])
 }
 
-/// Runs one statement to its end; its first value, as text.
+/// Runs one statement to its end and returns its first value as text.
 fn execute(
     compiled: &mut CachedStatement<'_>,
     statement: &SqlStatement,
@@ -530,8 +532,8 @@ mod tests {
 
     #[test]
     fn a_statement_that_asks_too_much_is_the_users_and_a_failing_disk_is_not() {
-        // Taken for the store's, one user's statement would have the writer drop all memory and
-        // reopen the file, again and again.
+        // If the error of one user's statement counted as the store's own, the writer would drop
+        // all memory and reopen the file, again and again.
         let of = |code| rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
         let check = |code, statement, commit| {
             let error = of(code);

@@ -192,7 +192,7 @@ async fn after_a_failed_sync_the_log_is_empty_and_the_epoch_one_higher() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_for_which_no_lane_is_left_fails_alone() {
-    // The writer must neither end nor recover repeatedly because of it.
+    // The writer must neither end nor recover repeatedly because of this event.
     let place = DatabaseDirectory::new();
     place.open().close().await;
     let (hold, held) = std::sync::mpsc::channel::<()>();
@@ -213,8 +213,8 @@ async fn an_event_for_which_no_lane_is_left_fails_alone() {
     let arrive = |id: &str, jobs: &[hapax_core::store::NewJob]| {
         Box::pin(store.ingest(sender.ingest_for(&body(id), noon(), noon(), jobs)))
     };
-    // One batch: the first event gets the last number, the second finds none left, the third needs
-    // no new one.
+    // In one batch, the first event gets the last lane number, the second finds none left, and the
+    // third needs no new lane.
     let mut answers = [
         arrive("evt_1", &[job("fee")]),
         arrive("evt_2", &[job("other")]),
@@ -954,7 +954,8 @@ async fn lanes_and_lists_of_rare_states_are_read_from_indexes_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_does_not_match_its_hash_reaches_no_handler() {
-    // One bit of a stored body flips: for an external worker, for SQL, and between claim and run.
+    // One bit of a stored body flips: before an external worker claims, before SQL runs, and
+    // between claim and run.
     let place = DatabaseDirectory::new();
     let made = Connection::open(place.file()).expect("opens");
     made.execute_batch("CREATE TABLE mine (body)").expect("the user's table");
@@ -1208,7 +1209,8 @@ async fn a_replayed_event_is_not_answered_as_it_was_before() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_does_not_wait_for_a_disk_that_hangs() {
-    // Copies give way to a commit of new events; this one never ends while the copy is asked.
+    // Copies give way to a commit of new events. Here that commit does not end while the copy waits
+    // for its answer.
     let place = DatabaseDirectory::new();
     let store = Arc::new(place.open());
     let sender = Sender::plain();

@@ -36,7 +36,7 @@ impl TrafficHistory for SqliteStore {
     }
 
     async fn take_completions(&self, _: usize) -> Result<Vec<Completion>, StoreError> {
-        // Only the functions in PostgreSQL complete jobs past the node.
+        // Only PostgreSQL has functions that complete jobs without a node.
         Ok(Vec::new())
     }
 
@@ -45,7 +45,7 @@ impl TrafficHistory for SqliteStore {
     }
 }
 
-/// The place of figures, without the node.
+/// The key of a row of figures, without the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     width: i64,

@@ -32,8 +32,8 @@ use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transac
 /// The right to commit the effects of one claim, or of one reservation, once. No transaction is
 /// open yet: compute and call other services first, then commit the result.
 ///
-/// A handler that drops it has failed. If the right of a reservation is dropped, the key stays in
-/// progress until its lease ends, unless it is finished or abandoned before.
+/// A handler that drops this right has failed. If the right of a reservation is dropped, the key
+/// stays in progress until its lease ends, unless it is finished or abandoned before.
 #[must_use = "without a commit the attempt has failed"]
 pub struct Tx<R = JobRight> {
     store: Arc<SqliteStore>,
@@ -102,7 +102,8 @@ impl Answering for SqliteStore {
     }
 }
 
-/// The event that messages are published for, if there is one, and their tenant unless they name one.
+/// The event that messages are published for, if there is one, and the tenant of messages that name
+/// no tenant.
 struct PublishedFor {
     tenant: Tenant,
     event: Option<i64>,

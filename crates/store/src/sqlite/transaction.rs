@@ -34,7 +34,8 @@ impl<'a> Transaction<'a> {
     }
 }
 
-/// See [`Transaction::begin_unsynced`]. However it ends, later commits are durable again.
+/// See [`Transaction::begin_unsynced`]. However this transaction ends, later commits are durable
+/// again.
 pub(super) struct UnsyncedTransaction<'a>(Option<Transaction<'a>>, &'a Connection);
 
 impl UnsyncedTransaction<'_> {
@@ -46,7 +47,7 @@ impl UnsyncedTransaction<'_> {
 impl Drop for UnsyncedTransaction<'_> {
     fn drop(&mut self) {
         drop(self.0.take());
-        // Without it, events would be acked that a power cut can undo.
+        // If the setting stayed, events would be acked that a power cut can undo.
         self.1
             .pragma_update(None, "synchronous", open::durable())
             .expect("a connection outside a transaction takes its own setting back");

@@ -467,7 +467,8 @@ struct EventRate {
     is_busy: bool,
 }
 
-/// Long enough that the answer changes seldom: after each change, a sender's next claim checks all endpoints.
+/// The span over which events are counted: long enough that `is_busy` changes seldom. After each change, a
+/// sender's next claim checks all endpoints.
 const EVENT_RATE_OVER: Duration = Duration::from_millis(100);
 
 /// Events within [`EVENT_RATE_OVER`] from which on the store counts as busy: a thousand a second.
@@ -809,7 +810,8 @@ impl Writer {
         self.event_rate.count += ingest.receipts.len();
         let mut verdicts = Vec::with_capacity(ingest.receipts.len());
         batch.receipts += ingest.receipts.len();
-        // The answer is stored first: if the decision fails, its sender gets the error.
+        // The answer is stored first: if the decision fails, the sender of the request gets the
+        // error.
         batch.answers.push((answer, Vec::new()));
         for (place, receipt) in ingest.receipts.iter().enumerate() {
             batch.bytes += receipt.body().len();
@@ -886,8 +888,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Commits the batch and answers its requests. On an error every request gets it, and the
-    /// caller must call [`Writer::recover`].
+    /// Commits the batch and answers its requests. On an error, every request gets that error, and
+    /// the caller must call [`Writer::recover`].
     fn commit(&mut self, mut batch: Batch) -> rusqlite::Result<()> {
         if batch.is_empty() {
             return Ok(());
@@ -1076,8 +1078,8 @@ impl Writer {
         }
     }
 
-    /// Writes some of the copies that were counted before the first call. Returns the number to call it
-    /// again with, while there are more.
+    /// Writes some of the copies that were counted before the first call. While there are more, returns
+    /// the `until` of the next call.
     pub(super) fn flush_some_copies(
         &mut self,
         until: Option<u64>,
@@ -1133,7 +1135,8 @@ impl Writer {
         self.refuse_deferred(&refusal);
         let mut sync_failed = is_io(error);
         // Recovery writes so little that it may succeed where an event does not fit. Without a
-        // pause the two would alternate, and every round makes the log longer.
+        // pause, recovery and failed commits would alternate, and every round would make the log
+        // longer.
         let mut next_try = self.recovered_at.map_or(began, |at| began.max(at + RECOVERY_WAIT));
         loop {
             // By the clock, not by an empty queue: senders that retry at once would keep the queue
@@ -1289,7 +1292,8 @@ mod tests {
 
     #[test]
     fn the_writer_looks_for_a_request_only_behind_a_lone_sender_that_was_quick() {
-        // Otherwise the writer would use a core while nothing arrives, or take one from a busy server.
+        // Looking at any other time would use a core while nothing arrives, or take a core from a busy
+        // server.
         let quick = NEXT_REQUEST_WITHIN / 2;
         let mut sender = LoneSender::default();
         assert!(!sender.is_quick());

@@ -59,7 +59,7 @@ struct Wildcards {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Case {
-    /// Of ASCII letters, as in SQLite.
+    /// The case of ASCII letters is ignored, as in SQLite.
     Ignored,
     Counts,
 }
@@ -195,7 +195,7 @@ fn matches(
     }
 }
 
-/// The text from the first place on where `part` can fit.
+/// The rest of the text from the first place where `part` can fit.
 fn skip<'a>(
     part: Option<&PatternPart>,
     text: &'a [u8],

@@ -59,7 +59,7 @@ impl rusqlite::ToSql for Argument {
     }
 }
 
-/// The text has few different letters, so that most needles are found, and the bytes with a special
+/// A text of few different letters, so that most needles are found, and of the bytes with a special
 /// meaning.
 fn text(alphabet: &'static [&'static [u8]]) -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(prop::sample::select(alphabet), 0..9).prop_map(|parts| parts.concat())

@@ -104,8 +104,8 @@ fn trimmed(
     Ok(Some(Text(rest.to_vec())))
 }
 
-/// The characters to trim. In malformed text one character can begin like another: the first in the
-/// set counts.
+/// The characters to trim. In malformed text one character can be the beginning of another: the
+/// first one in the set counts.
 struct CharacterSet<'a> {
     order: HashMap<&'a [u8], usize>,
     lengths: BTreeSet<usize>,

@@ -19,7 +19,7 @@ pub(in crate::sqlite) struct ClaimParameters<'a> {
     pub(in crate::sqlite) handler: &'a HandlerRef,
     pub(in crate::sqlite) limit: usize,
     pub(in crate::sqlite) worker: &'a str,
-    /// Whether order is decided by the claim.
+    /// Whether the claim decides the order; otherwise the work's own transaction does.
     pub(in crate::sqlite) guard: bool,
 }
 
@@ -132,7 +132,7 @@ impl Lanes {
             let alone = job.progress.alone(spec.workplace);
             claimed.push(job);
             if alone {
-                // Jobs due after it are taken by the next claim.
+                // The next claim takes the jobs that are due after this one.
                 self.stir(lane, at);
                 return Ok(true);
             }

@@ -32,7 +32,8 @@ use super::new_rows::{self, NewJobRow};
 use super::order;
 use super::row::{DEAD, Dice, LANE_BITS, READY, micros, timestamp};
 
-/// Lanes that are checked for the next due time before an estimate is good enough.
+/// The most lanes whose exact next due time is looked up. If more are needed, the handler counts as
+/// due now.
 const LANES_ASKED_MAX: usize = 16;
 
 /// The error for an event that needs a lane beyond the bound.
@@ -353,15 +354,15 @@ impl Lanes {
         self.spec_of(lane).filter(|spec| forgets_marks(spec)).map(|spec| &spec.handler.source)
     }
 
-    /// How order is kept in a lane. If its handler no longer keeps one, marks only grew, as with
-    /// `latest`.
+    /// How order is kept in a lane. If its handler no longer keeps an order, the answer is
+    /// `latest`, under which marks only grow.
     pub(super) fn policy_of(&self, lane: i64) -> OrderPolicy {
         let order = self.spec_of(lane).and_then(|spec| spec.order.as_ref());
         order.map_or(OrderPolicy::Latest, |rule| rule.policy.clone())
     }
 }
 
-/// The handler whose source is in this column and whose name is in the next.
+/// The handler whose source is in the column `at` and whose name is in the next column.
 pub(super) fn handler_of(row: &Row<'_>, at: usize) -> rusqlite::Result<HandlerRef> {
     Ok(HandlerRef {
         source: SourceName::new(row.get_ref(at)?.as_str()?),

@@ -61,7 +61,7 @@ impl Lanes {
                         let retry = Retry::Schedule;
                         return Ok(match self.fail(conn, &row, &refused, retry, answer, now)? {
                             Ok(_) => Settlement::Recorded,
-                            // Its lease had ended: only a "done" would still have counted.
+                            // The job's lease had ended: only a "done" would still have counted.
                             Err(_lost) => Settlement::Lost,
                         });
                     }

@@ -70,7 +70,7 @@ pub(super) struct Outbox {
     turns: Turns,
     /// The keys of the vault, as the last claim named them.
     vault_keys: Arc<[KeyId]>,
-    /// Whether the last claim was of a sender that holds claims beyond `max_in_flight`.
+    /// Whether the last claim came from a sender that holds claims beyond `max_in_flight`.
     claims_ahead: bool,
     /// The highest number of an endpoint, deleted ones included.
     last_endpoint: i64,
@@ -110,7 +110,8 @@ struct EndpointState {
     busy_keys: BusyKeys,
     /// The recent answers of the endpoint.
     health: EndpointHealth,
-    /// Whether its last attempt took so little time that the next claims may be made before it ends.
+    /// Whether its last attempt took so little time that further deliveries may be claimed before
+    /// the attempts under way end.
     is_fast: bool,
 }
 
@@ -138,7 +139,7 @@ impl EndpointState {
         (self.record, self.target, self.policy) = (new, target, policy);
     }
 
-    /// How many claims it may get once its circuit admits any.
+    /// How many claims the endpoint may get once its circuit admits any.
     fn room(&self, vault_keys: &[KeyId], claims_ahead: bool) -> u32 {
         let opens = self.record.sealed.key_ids().all(|key| vault_keys.contains(&key));
         if self.record.disabled.is_some() || !opens {
@@ -158,7 +159,7 @@ impl EndpointState {
         self.is_fast && is_closed && self.record.settings.rate_limit.is_none()
     }
 
-    /// When there is something to claim, or a lease ends.
+    /// The time at which there is something to claim, or a lease ends.
     fn runnable_at(&self, vault_keys: &[KeyId], claims_ahead: bool) -> i64 {
         let due = match self.room(vault_keys, claims_ahead) {
             0 => NEVER,

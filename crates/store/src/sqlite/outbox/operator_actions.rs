@@ -46,7 +46,8 @@ impl Outbox {
         }
     }
 
-    /// A dead delivery keeps its place if the later ones under its key wait for it.
+    /// The replay of a delivery. A dead delivery keeps its place if the later ones under its key
+    /// wait for it.
     pub(super) fn replay_of(&self, row: &DeliveryRow) -> DeliveryAct<'static> {
         let endpoint = self.endpoints.get(&row.endpoint);
         let parks_key = endpoint.is_some_and(|one| one.record.settings.parks_dead());
@@ -147,7 +148,7 @@ impl Outbox {
                 assert!(cancelled.is_ok(), "only open deliveries are read here");
             }
             if orphans.len() < left {
-                // A deleted endpoint gets no more of them.
+                // A deleted endpoint gets no further deliveries.
                 conn.prepare_cached("UPDATE hapax_endpoint SET orphans = 0 WHERE endpoint = ?1")?
                     .execute([number])?;
             }

@@ -23,8 +23,8 @@ pub(in crate::sqlite) struct MessageScan {
     whole: i64,
     /// The message that was checked last for its id.
     narrow: i64,
-    /// The horizons whose round over the bytes is over. Without it, rounds of different lengths would
-    /// each begin again while the other is not over, and retention would never end.
+    /// The horizon whose round over the bytes is over. Without this record, rounds of different
+    /// lengths would each begin again while the other is not over, and retention would never end.
     stripped: Option<i64>,
     /// The horizon whose round over the ids is over.
     forgotten: Option<i64>,
@@ -96,8 +96,8 @@ fn strip(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<boo
 }
 
 impl Outbox {
-    /// Deletes bytes, deliveries and order keys of up to `limit` messages of a tenant between these
-    /// two, in the open transaction.
+    /// Deletes bytes, deliveries and order keys of up to `limit` messages of a tenant after
+    /// `passed` and up to `last`, in the open transaction.
     pub(in crate::sqlite) fn erase(
         &mut self,
         conn: &Connection,

@@ -195,7 +195,7 @@ pub(super) fn messages(
             None => format!("{RANK} IS NULL"),
         });
     }
-    // A message without its bytes is only an id that is known.
+    // A message without its bytes is not listed: only its id is still known.
     checks.say("EXISTS (SELECT 1 FROM hapax_message_body b WHERE b.seq = m.seq)");
     let snapshot = conn.unchecked_transaction()?;
     let range = Numbered::Messages.range(&snapshot, filter.since, filter.until)?;
@@ -411,7 +411,7 @@ fn delivery_rows(
     let messages = format!("CROSS JOIN hapax_message m ON m.seq = d.message_seq {endpoints}");
     if let Some(status) = filter.status {
         let indexed = indexed(status);
-        // The indexes of these two are in the order of the list.
+        // The indexes of these two statuses are in the order of the list.
         let is_sorted = matches!(status, DeliveryStatus::Dead | DeliveryStatus::Failed);
         if is_sorted || (filter.endpoint.is_none() && are_few(conn, indexed)?) {
             let rows: Vec<_> =

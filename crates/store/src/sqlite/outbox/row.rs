@@ -44,7 +44,7 @@ pub(super) const COLUMNS: &str = "d.message_seq, d.endpoint, d.state, d.due_at, 
                        d.lost, d.started_at, d.node, d.key, d.place, \
                        d.circuit";
 
-/// How many columns these are.
+/// The number of [`COLUMNS`].
 pub(super) const COLUMN_COUNT: usize = 13;
 
 /// A row of `hapax_delivery`, as far as its rules read it.

@@ -51,13 +51,15 @@ impl Outbox for SqliteStore {
             .await
     }
 
-    /// The second one waits in the writer's queue, so the writer starts it as soon as the first is synced.
+    /// The second exchange waits in the writer's queue, so the writer starts it as soon as the first is
+    /// synced.
     fn exchanges_at_once(&self) -> usize {
         2
     }
 
     async fn wait_for_deliveries(&self, at_most: Duration) {
-        // The writer keeps a notification for the next sender that waits: none is missed.
+        // The writer keeps a notification for the next sender that waits, so no notification is
+        // missed.
         let _ = tokio::time::timeout(at_most, self.shared.deliveries.notified()).await;
     }
 
@@ -165,7 +167,7 @@ impl InspectOutbox for SqliteStore {
 
     async fn deliveries(&self, filter: DeliveryFilter) -> Result<Page<DeliveryDetail>, StoreError> {
         match filter.message {
-            // Those of one message are few.
+            // The deliveries of one message are few.
             Some(_) => self.readers.run(move |conn| reader::deliveries(conn, &filter)).await,
             None => self.readers.search(move |conn| reader::deliveries(conn, &filter)).await,
         }

@@ -210,8 +210,8 @@ async fn an_endpoint_with_a_rate_limit_gets_no_claims_ahead() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_process_loses_no_message_and_its_attempts_are_lost_ones() {
     // The process is killed with one message delivered, one under way and one that waits. Each must
-    // be found as it was, and the one under way must be claimed again under its own id, not after
-    // its lease.
+    // be found as it was. The one under way must be claimed again under its own id, without waiting
+    // for the end of its lease.
     let setup = Setup::new();
     let store = setup.open();
     add(&store, EndpointSettings { max_in_flight: 2, ..settings() }).await;
@@ -449,8 +449,8 @@ async fn a_clock_that_was_set_back_delays_no_delivery() {
     }
     setup.clock.pass(-3_600);
     assert!(claim(&store, 10).await.is_empty());
-    // The time of the longest wait with its jitter, and of the back-off after a lost attempt,
-    // passes.
+    // Passes the time of the retry's wait with its jitter, and then of the back-off after a lost
+    // attempt.
     setup.clock.pass(90);
     let lost = exchange(&store, Vec::new(), 10).await;
     let mut due: Vec<_> = lost.claims.iter().map(|claim| claim.message.clone()).collect();
@@ -594,7 +594,7 @@ async fn is_pending(future: &mut (impl Future + Unpin)) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_waits_is_committed_before_an_exchange() {
-    // An exchange in the same commit would delay the ack by the time of all its outcomes.
+    // An exchange in the same commit would delay the ack by the time that all of its outcomes take.
     let setup = Setup::new();
     let store = Arc::new(setup.open());
     add(&store, settings()).await;
@@ -611,7 +611,7 @@ async fn an_event_that_waits_is_committed_before_an_exchange() {
         conn.commit_hook(Some(hook)).expect("a hook");
         let _ = waits.recv();
     });
-    // Both wait in the queue, the exchange first.
+    // Both requests wait in the queue, the exchange before the event.
     let mut exchange = Box::pin(store.exchange(Vec::new(), ask(10)));
     let sender = Sender::plain();
     let mut event = Box::pin(store.ingest(sender.ingest(&body("evt_1"))));
