@@ -93,7 +93,8 @@ fn clears(subjects: &[&str]) -> (Vec<String>, Vec<String>) {
 pub(crate) async fn an_alert_is_raised_once_and_cleared_once_for_all_nodes<S: Sending>(
     world: World<S>,
 ) {
-    // Twenty nodes see the same problem at the same time; it comes and goes; all of them restart.
+    // Twenty nodes see the same problem at the same time. The problem comes and goes, and all nodes
+    // restart.
     world.add_for(own(), wanting(&["hapax.alert.*"])).await;
     let all_report = async |subjects: &'static [&'static str]| {
         let mut nodes = JoinSet::new();
@@ -126,7 +127,7 @@ pub(crate) async fn an_alert_is_raised_once_and_cleared_once_for_all_nodes<S: Se
     assert_eq!(world.found(node(32), None, &[]).await, clears(&["a"]));
     let messages = world.own_messages().await;
     assert_eq!(messages[2..], [cleared("b"), cleared("a")]);
-    // The next time is another alert.
+    // When the problem comes again, it is another alert.
     assert_eq!(world.found(node(32), None, &["a"]).await, NOTHING);
     world.pass(10);
     assert_eq!(world.found(node(32), None, &["a"]).await, raises(&["a"]));
@@ -149,7 +150,7 @@ pub(crate) async fn a_problem_of_one_look_is_no_alert<S: Sending>(world: World<S
     assert_eq!(world.own_messages().await, []);
 }
 
-/// A node of its own name.
+/// The check-in of a node under a name of its own.
 fn checking_in(number: u128) -> CheckIn {
     let name = format!("host-{number}:8080");
     CheckIn { node: node(number), name, lease: LEASE, handlers: Vec::new() }
@@ -158,7 +159,7 @@ fn checking_in(number: u128) -> CheckIn {
 pub(crate) async fn a_node_that_died_is_missing_and_one_that_stopped_is_not<S: Sending>(
     world: World<S>,
 ) {
-    // A node that is killed says nothing. One that starts again under the same name takes its place.
+    // A killed node does not check out. A process that starts under the same name takes its place.
     let check_in = async |number: u128, name: &str| {
         let checked = CheckIn { name: name.to_owned(), ..checking_in(number) };
         world.store.check_in(checked).await.expect("checks in");
@@ -172,7 +173,7 @@ pub(crate) async fn a_node_that_died_is_missing_and_one_that_stopped_is_not<S: S
         check_in(number, &format!("{number}")).await;
     }
     assert_eq!(listed().await, [(1, true), (2, true), (3, true)]);
-    // The first one stops in order, the second one is killed.
+    // The first node shuts down and checks out; the second one is killed.
     world.store.check_out(node(1)).await.expect("checks out");
     world.store.check_out(node(9)).await.expect("an unknown node");
     assert_eq!(listed().await, [(2, true), (3, true)]);
@@ -183,7 +184,7 @@ pub(crate) async fn a_node_that_died_is_missing_and_one_that_stopped_is_not<S: S
     assert_eq!(listed().await, [(2, false), (3, true)]);
     let missing = world.store.nodes().await.expect("reads").remove(0);
     assert_eq!((missing.started_at, missing.seen_at), (noon(), noon()));
-    // Another process takes its place, and has it still after a stop in order.
+    // Another process takes the place of the killed node. After it checks out, neither is listed.
     check_in(4, "2").await;
     assert_eq!(listed().await, [(4, true), (3, true)]);
     world.store.check_out(node(4)).await.expect("checks out");
@@ -281,7 +282,7 @@ pub(crate) async fn a_node_ends_its_own_alerts_and_those_of_a_dead_one_are_liste
     found(1, &["of both", "of one"]).await;
     found(2, &["of both", "of two"]).await;
     assert_eq!(world.listed_subjects().await, ["of both", "of one", "of two"]);
-    // The first node does not speak for the second.
+    // The first node's report does not clear what the second node found.
     found(1, &[]).await;
     assert_eq!(world.listed_subjects().await, ["of both", "of two"]);
     world.pass(60);
@@ -313,7 +314,8 @@ pub(crate) async fn a_silenced_alert_is_published_when_its_silence_ends<S: Sendi
     assert_eq!(found(&["a", "b"]).await, NOTHING);
     assert_eq!(world.own_messages().await, [raised("b"), raised("a")]);
     assert_eq!(world.listed().await[0].silence, None, "it has ended");
-    // A silence holds although the alert goes and comes back; a receiver learns that its alert is over.
+    // A silence holds even if the alert is cleared and raised again. A receiver that got an alert
+    // before the silence learns that it is over.
     world.silence("a", 1_000).await.expect("an alert");
     world.silence("b", 0).await.expect("an alert");
     found(&["b"]).await;
@@ -326,12 +328,12 @@ pub(crate) async fn a_silenced_alert_is_published_when_its_silence_ends<S: Sendi
     assert_eq!(found(&["a", "b"]).await, raises(&["a"]));
     assert!(world.listed().await[0].silence.is_some());
     assert_eq!(world.own_messages().await.len(), 3);
-    // Its raising was not published, so its end is not either.
+    // That the alert was raised was not published, so its end is not published either.
     found(&["b"]).await;
     world.pass(301);
     found(&["b"]).await;
     assert_eq!(world.own_messages().await.len(), 3);
-    // Ended by hand.
+    // The silence is ended by hand.
     found(&["a", "b"]).await;
     world.silence("a", 0).await.expect("an alert");
     world.pass(10);

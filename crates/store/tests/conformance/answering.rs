@@ -1,5 +1,5 @@
 //! An API's effects and its answer are one commit, on every database with transactions: both are
-//! there, or neither. The user's table has no unique constraint: it would hide a double.
+//! there, or neither. The user's table has no unique constraint, which would hide a double effect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -220,8 +220,8 @@ async fn a_failed_or_dropped_transaction_leaves_neither_and_the_key_to_its_right
 }
 
 async fn a_commit_after_the_lease_counts_while_no_other_attempt_runs<S: Charging>(setup: Setup<S>) {
-    // The attempt was slow and the key was not reserved again: the work is done, and doing it again
-    // would double it.
+    // The attempt was slow and the key was not reserved again: the work is done, and another
+    // attempt would repeat its effects.
     let reserved = setup.fresh().await;
     setup.world.pass(3_600);
     setup.charge(&reserved, Work::Well).await.expect("commits");

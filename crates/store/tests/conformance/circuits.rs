@@ -111,7 +111,7 @@ pub(crate) async fn a_probe_without_an_answer_delays_the_next_one_and_nothing_el
     world: World<S>,
 ) {
     // The probe hangs until its lease ends, answers late, or is given back: the circuit must never stay
-    // between open and closed.
+    // half-open.
     let endpoint = world.failing(patient(), 8).await;
     world.pass(60);
     let hangs = world.take_one().await;
@@ -197,7 +197,7 @@ pub(crate) async fn days_of_nothing_but_failures_disable_an_endpoint<S: Sending>
         let mut hours = 0;
         while hours < 24 * 10 && world.endpoint(endpoint).await.disabled.is_none() {
             for claim in world.take(ALL).await {
-                // After four days it works once.
+                // After four days the endpoint works once.
                 let verdict = if hours == 96 { delivered() } else { failed(Retry::Schedule) };
                 world.reported(&claim, verdict).await;
                 if hours == 96 {

@@ -190,7 +190,7 @@ pub(crate) async fn deliveries_that_were_lost_together_do_not_come_due_together<
 pub(crate) async fn a_late_delivered_counts_and_a_late_failed_does_not<S: Sending>(
     world: World<S>,
 ) {
-    // The receiver has the message: sending it again would be the mistake.
+    // The receiver has the message: sending it again would be a mistake.
     world.add(settings()).await;
     for id in ["lost", "cancelled"] {
         world.send(message(id)).await;

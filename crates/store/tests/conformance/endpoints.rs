@@ -150,7 +150,7 @@ pub(crate) async fn a_receiver_neither_enables_nor_disables_again_what_an_operat
     assert_eq!(again, EndpointChanged::Changed(Box::new(before.clone())));
     assert_eq!(world.endpoint(endpoint).await, before, "nothing changed");
 
-    // A receiver undoes what it did itself.
+    // A receiver may enable an endpoint that the receiver disabled.
     world.enable(endpoint).await;
     world.change(endpoint, theirs()).await;
     assert_eq!(disabled().await, (DisabledBy::Receiver, "theirs".to_owned()));
@@ -158,7 +158,7 @@ pub(crate) async fn a_receiver_neither_enables_nor_disables_again_what_an_operat
     assert!(matches!(enabled, EndpointChanged::Changed(_)), "{enabled:?}");
     assert_eq!(world.endpoint(endpoint).await.disabled, None);
 
-    // An operator may take over.
+    // If an operator disables the endpoint too, the receiver may no longer enable it.
     world.change(endpoint, theirs()).await;
     world.disable(endpoint).await;
     assert_eq!(disabled().await.0, DisabledBy::Operator);
@@ -193,7 +193,8 @@ pub(crate) async fn a_tenant_has_at_most_so_many_endpoints<S: Sending>(world: Wo
 }
 
 pub(crate) async fn a_receiving_party_adds_at_most_so_many_endpoints<S: Sending>(world: World<S>) {
-    // All at once. The tenant also has endpoints of the operator, which do not count.
+    // All requests arrive at once. The tenant also has endpoints of the operator, which do not
+    // count.
     let tenant = Tenant::new("acme");
     let of_receiver = EndpointSettings { address_by: AddressChoice::Receiver, ..settings() };
     for _ in 0..3 {
@@ -328,7 +329,7 @@ pub(crate) async fn a_deleted_endpoint_cancels_its_deliveries<S: Sending>(world:
         assert_eq!(over.url, "https://example.com/in", "it still says where it would have gone");
     }
     assert!(!world.store.cancel_orphans(100).await.expect("cancels"));
-    // The requests were under way: one got through, the other did not.
+    // Both requests were under way: one was delivered, the other failed.
     assert_eq!(world.report(&claims[0], delivered()).await, Held::Kept);
     assert_eq!(world.report(&claims[1], failed(Retry::Schedule)).await, Held::Lost);
     assert_eq!(world.delivery(claims[0].delivery).await.status, DeliveryStatus::Delivered);
@@ -403,7 +404,7 @@ pub(crate) async fn a_changed_address_serves_what_was_queued_before<S: Sending>(
 }
 
 pub(crate) async fn rotated_secrets_sign_the_next_claim<S: Sending>(world: World<S>) {
-    // A cached secret would be a revoked one: the claim after the change must have the new secret.
+    // A cached secret may be revoked: the first claim after the change must have the new secret.
     let endpoint = world.add(settings()).await;
     for n in 0..5 {
         world.send(message(&format!("m{n}"))).await;
@@ -431,7 +432,8 @@ pub(crate) async fn rotated_secrets_sign_the_next_claim<S: Sending>(world: World
 pub(crate) async fn an_endpoint_is_served_only_by_nodes_that_hold_its_keys<S: Sending>(
     world: World<S>,
 ) {
-    // A node without the key would fail every attempt: it must leave them, at no cost.
+    // A node without the key would fail every attempt. It must leave the deliveries to other nodes,
+    // and no attempt is counted.
     let kind = |kind: &str| NewMessage { r#type: kind.to_owned(), ..message(kind) };
     world.create(Tenant::default(), wanting(&["ours"]), 1).await;
     world.create(Tenant::default(), wanting(&["theirs"]), 2).await;
@@ -466,7 +468,7 @@ pub(crate) async fn an_endpoint_is_served_only_by_nodes_that_hold_its_keys<S: Se
 pub(crate) async fn endpoints_are_listed_from_new_to_old_without_the_deleted<S: Sending>(
     world: World<S>,
 ) {
-    // A page that ends at a deleted one must not end the list.
+    // A page that ends at a deleted endpoint must not end the list.
     let mut added = Vec::new();
     for n in 0..7 {
         let tenant = Tenant::new(if n % 3 == 0 { "acme" } else { "default" });

@@ -85,7 +85,7 @@ async fn run<S: Sending>(world: &World<S>, limit: usize, handlers: &[&str]) -> P
     panic!("the plan never ends");
 }
 
-/// Claims every job of a handler that is due, and fails it for the last time; the events, sorted.
+/// Claims every due job of a handler and fails it for the last time. Returns the events, sorted.
 async fn bury_all<S: Sending>(world: &World<S>, name: &str) -> Vec<String> {
     let mut buried = Vec::new();
     loop {
@@ -149,7 +149,8 @@ pub(crate) async fn dead_letters_of_a_time_are_replayed_once<S: Sending>(world: 
 pub(crate) async fn a_slice_is_taken_once_and_not_after_the_plan_ended<S: Sending>(
     world: World<S>,
 ) {
-    // Two nodes read the same slice. A third reads one, and the plan is cancelled before it takes it.
+    // Two nodes read the same slice. A third node reads a slice, and the plan is cancelled before
+    // that node takes the slice.
     world.announce([spec("fee")]).await;
     accept_many(&world, "e", 6, &["fee"]).await;
     bury_all(&world, "fee").await;

@@ -255,7 +255,8 @@ pub(crate) async fn a_job_at_work_or_due_is_no_gap<S: Working>(world: World<S>) 
 }
 
 pub(crate) async fn beyond_hold_max_the_newest_go_to_review<S: Working>(world: World<S>) {
-    // A sender skips a number and floods; the newest number is not always the last to arrive.
+    // A sender skips a number and sends many later ones. The newest number is not always the last
+    // to arrive.
     let few = Gaps { hold_max: 2, ..gaps(OnGap::Go) };
     world.announce([with_gaps("fee", FROM_ONE, few)]).await;
     assert_eq!(world.numbers([3, 9]).await, [""; 0]);
@@ -278,7 +279,7 @@ pub(crate) async fn beyond_hold_max_the_newest_go_to_review<S: Working>(world: W
 
 pub(crate) async fn a_handler_that_had_no_job_yet_is_forced_too<S: Working>(world: World<S>) {
     // A handler is added later, and an operator forces an old version through it. The replay
-    // reported that it would run, and the guard must not refuse it when it is claimed.
+    // reported that the job would run, so the guard must not refuse the job when it is claimed.
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     let version = |n| placed("fee", "po_1", n);
     let old = world.accept("v1", &[]).await;
@@ -374,8 +375,8 @@ pub(crate) async fn a_machine_runs_allowed_steps_and_nothing_else<S: Working>(wo
 }
 
 pub(crate) async fn a_machine_goes_past_a_gap_in_its_own_order<S: Working>(world: World<S>) {
-    // The first state never arrives, and the others arrived backwards: forced in the order of
-    // arrival, the earlier state would be behind when its turn comes.
+    // The first state never arrives, and the others arrive backwards. If they were forced in the
+    // order of arrival, the earlier state would be behind the mark at its turn.
     let (policy, to) = payout();
     world.announce([with_gaps("fee", policy, gaps(OnGap::Go))]).await;
     world.accept("paid", &[to("paid")]).await;
@@ -429,7 +430,7 @@ pub(crate) async fn a_machine_that_moved_on_does_not_take_a_late_worker_s_word<S
 }
 
 pub(crate) async fn sql_work_keeps_to_deadlines_and_decisions_too<S: Working>(world: World<S>) {
-    // There the guard is checked in the job's own transaction, not in the claim.
+    // For SQL work the guard is checked in the job's own transaction, not in the claim.
     let two = [with_gaps("fee", FROM_ONE, gaps(OnGap::Go))];
     world.announce(two).await;
     for n in [1, 3, 4, 6] {

@@ -24,7 +24,7 @@ async fn is_suspected<S: Working>(world: &World<S>, id: EventId, came_under: &st
     assert_eq!(EventKey::replayed_id(&summary.event_id), Some(came_under), "{summary:?}");
 }
 
-/// A body under the id in its unsigned header.
+/// An ingest request for a body that arrives under this id in an unsigned header.
 fn under(sender: &Sender, id: &str, body: &str, signed: Timestamp) -> Ingest {
     let receipts = sender.receipts(body, id, signed, signed);
     Ingest { jobs: vec![vec![job("fee")]; receipts.len()], receipts, via: via(signed) }
@@ -235,7 +235,7 @@ pub(crate) async fn content_that_ran_promotes_no_late_event_of_another_id<S: Wor
     world: World<S>,
 ) {
     // An old captured request is in review because it is late; then the signature of a processed
-    // event arrives under its id.
+    // event arrives under the id of that request.
     world.announce([spec("fee")]).await;
     let (sender, fee) = (Sender::signing_again(), [job("fee")]);
     let arrive =

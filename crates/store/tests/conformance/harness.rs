@@ -154,7 +154,7 @@ impl Sender {
         })
     }
 
-    /// No id: a hash of type and resource, and no guard.
+    /// The key is a hash of type and resource, because there is no id. There is no guard.
     pub(crate) fn derived(within: Option<Duration>) -> Self {
         Self::build(|spec, _| {
             spec.replay_guard = Some(ReplayGuard::Off);
@@ -173,8 +173,8 @@ impl Sender {
         })
     }
 
-    /// The id is in an unsigned header; time and URL are signed. A sender that signs its retries
-    /// again signs another query.
+    /// The id is in an unsigned header; time and URL are signed. The sender signs each retry again,
+    /// with another query.
     pub(crate) fn signing_again() -> Self {
         Self::build(|spec, scheme| {
             spec.envelope.event_id = Some(IdSpec::Selector("header:x-id".into()));
@@ -335,7 +335,7 @@ pub(crate) fn body(id: &str) -> String {
     format!(r#"{{"id":"{id}","type":"payout.paid","created":1780315200,"amount":10000}}"#)
 }
 
-/// A store that can be worked with.
+/// A store with everything that the cases about events and jobs call.
 pub(crate) trait Working:
     Store + Work + Operate + Inspect + StoreHints + Ledger + KeyRecords + TrafficHistory + SearchIndex
 {
@@ -421,7 +421,7 @@ pub(crate) fn handler(name: &str) -> HandlerRef {
     HandlerRef { source: SourceName::new("shop"), handler: HandlerName::new(name) }
 }
 
-/// The first attempt at once, the next about a minute later, the next about five minutes later.
+/// A handler with three attempts: at once, about a minute later, and about five minutes after that.
 pub(crate) fn spec(name: &str) -> HandlerSpec {
     let retry = [0, 60, 300].map(Duration::from_secs).to_vec();
     let policy = Policy { retry, lease: Duration::from_secs(LEASE.unsigned_abs()) };

@@ -171,9 +171,9 @@ pub(crate) async fn the_first_attempt_waits_as_well_where_the_schedule_says_so<S
 }
 
 pub(crate) async fn jobs_that_came_together_do_not_begin_together<S: Working>(world: World<S>) {
-    // Thirty jobs at the same instant, of a handler that waits before its first attempt: all at
-    // once they would overload an app that was given time to settle. A hopeless job is dead at
-    // once, without a wait.
+    // Thirty jobs arrive at the same instant, for a handler that waits before its first attempt. If
+    // all began at once, they would overload an app that was given time to settle. A hopeless job
+    // is dead at once, without a wait.
     let mut patient = spec("fee");
     patient.policy.retry = vec![Duration::from_secs(1_000)];
     world.announce([patient]).await;
@@ -275,8 +275,8 @@ pub(crate) async fn done_is_terminal_and_idempotent_under_its_fence<S: Working>(
 pub(crate) async fn failed_attempts_follow_the_schedule_and_then_the_job_dies<S: Working>(
     world: World<S>,
 ) {
-    // No attempt is sooner than the schedule allows, and there are no more attempts than it has
-    // steps.
+    // No attempt is earlier than the schedule allows, and there are no more attempts than the
+    // schedule has steps.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     for (attempt, waits) in [(1, Some((47, 73))), (2, Some((239, 361))), (3, None)] {
@@ -415,7 +415,7 @@ pub(crate) async fn jobs_that_were_lost_together_do_not_come_due_together<S: Wor
     world.pass(LEASE);
     assert!(world.claim("fee", JOBS).await.is_empty(), "they back off");
     // At the middle of their backoff some jobs are due and some are not, except in one of two
-    // thousand million runs.
+    // billion runs.
     world.pass(1);
     let mut due = 0;
     while !world.claim("fee", JOBS).await.is_empty() {
@@ -469,7 +469,7 @@ pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(
             let claims = world.claim(&name, 10).await;
             assert_eq!(claims.len(), 3, "{name}, attempt {attempt}");
             assert!(claims.iter().all(|claim| !claim.alone && claim.attempt == attempt));
-            // The time of the lease, the longest backoff and its jitter passes.
+            // The lease ends, and then the longest backoff with its jitter.
             world.pass(LEASE + 400);
         }
         for claim in world.claim(&name, 10).await {
@@ -560,7 +560,7 @@ pub(crate) async fn renewing_extends_the_lease_of_its_holder<S: Working>(world: 
 }
 
 pub(crate) async fn a_noisy_tenant_does_not_starve_the_others<S: Working>(world: World<S>) {
-    // A hundred jobs of one tenant are before a single job of each other tenant.
+    // A hundred jobs of one tenant are due before the single job of each other tenant.
     world.announce([spec("fee")]).await;
     let noisy = Sender::of("noisy", "shop");
     for n in 0..100 {
@@ -817,7 +817,7 @@ pub(crate) async fn sql_work_that_was_lost_is_handed_out_by_itself_and_not_begun
 }
 
 pub(crate) async fn events_that_sql_work_ended_are_named<S: Working>(world: World<S>) {
-    // A request waits for exactly one of them.
+    // A synchronous request waits for exactly one of these events.
     world.announce([spec("fee")]).await;
     let mut accepted = Vec::new();
     for n in 0..5 {
@@ -837,7 +837,7 @@ pub(crate) async fn events_that_sql_work_ended_are_named<S: Working>(world: Worl
 }
 
 pub(crate) async fn a_claim_says_how_many_attempts_failed_before_it<S: Working>(world: World<S>) {
-    // A lost attempt is not a failure, so it is not among them.
+    // A lost attempt is not a failure, so it is not counted.
     world.announce([spec("fee")]).await;
     world.accept("evt_1", &[job("fee")]).await;
     let mut seen = Vec::new();

@@ -48,7 +48,7 @@ impl<S: Sending> World<S> {
         statuses
     }
 
-    /// Takes the one delivery that can be claimed and reports it.
+    /// Claims the one delivery that can be claimed, and reports it as delivered.
     async fn deliver_one(&self, expected: &str) {
         let claim = self.take_one().await;
         assert_eq!(claim.message, expected);
@@ -126,7 +126,7 @@ pub(crate) async fn a_dead_delivery_parks_its_key_until_an_operator_decides<S: S
     assert_eq!(world.report(&claim, failed(Retry::Never)).await, Held::Kept);
     assert!(world.take(ALL).await.is_empty(), "the dead one blocks its key");
     assert_eq!(world.statuses(&["a1", "a2", "a3"]).await, ["dead", "parked", "parked"]);
-    // These messages are published after it died.
+    // These messages are published after the delivery of a1 died.
     world.send_keyed(&["a4", "b1"]).await;
     world.deliver_one("b1").await;
     // A replay is sent before those that wait for it.

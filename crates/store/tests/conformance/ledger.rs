@@ -112,7 +112,7 @@ fn by_name(answer: &StoredAnswer) -> StoredAnswer {
 }
 
 pub(crate) async fn of_fifty_concurrent_requests_one_runs<S: Working>(world: World<S>) {
-    // A store that checks first and inserts afterwards has two winners among these.
+    // A store that checks first and inserts afterwards would let two of these requests run.
     for n in 0..4 {
         let reservations = world.fifty(&format!("k{n}")).await;
         let reserved = only_fresh(&reservations).clone();
@@ -682,7 +682,7 @@ pub(crate) async fn a_deleted_key_is_new_again_and_one_that_runs_is_not_deleted<
     assert_eq!(delete("done").await, KeyDeleted::Deleted);
     assert_eq!(delete("done").await, KeyDeleted::Unknown);
     world.fresh("done").await;
-    // A second request would run alongside the first.
+    // If the key were deleted, a second request would run alongside the first.
     assert_eq!(delete("running").await, KeyDeleted::Busy);
     world.clock.pass(LEASED + 1);
     assert_eq!(delete("running").await, KeyDeleted::Deleted);

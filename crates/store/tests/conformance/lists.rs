@@ -352,7 +352,7 @@ pub(crate) async fn a_list_of_a_time_begins_near_it<S: Working>(world: World<S>)
 pub(crate) async fn a_list_of_a_time_is_whole_after_the_clock_was_set_back<S: Working>(
     world: World<S>,
 ) {
-    // The times of later rows are earlier: halving by time alone would miss those of one side.
+    // Later rows have earlier times: a binary search by time alone would miss the rows on one side.
     for hour in 0..6 {
         a_thousand(&world, &format!("first-{hour}")).await;
         world.pass(3_600);

@@ -206,7 +206,7 @@ pub(crate) async fn a_handler_that_keeps_no_order_any_more_lets_all_go<S: Workin
 }
 
 pub(crate) async fn shuffled_versions_end_in_the_newest_state<S: Working>(world: World<S>) {
-    // Twelve versions of each of twenty resources, each sent in another order, as SQL work.
+    // SQL work gets twelve versions of each of twenty resources, shuffled.
     world.announce([ordered("fee", LATEST)]).await;
     for n in 0..12i64 {
         for resource in 0..20i64 {
@@ -368,7 +368,8 @@ pub(crate) async fn a_claimed_job_that_was_overtaken_while_it_waited_does_nothin
     world: World<S>,
 ) {
     // A slow worker's lease ended, an older version was claimed, and then the slow worker reports
-    // "done". The older job that was claimed in between must not undo it or delay the next job.
+    // "done". The older job that was claimed in between must not undo the newer version or delay
+    // the next job.
     let older = overtaken(&world).await;
     assert_eq!(run_claimed(&world, &older).await, Ran::Guarded);
     assert_eq!(world.event("v4").await.summary.status, Status::Stale);

@@ -74,7 +74,7 @@ pub(crate) async fn messages_are_listed_from_new_to_old_and_filtered<S: Sending>
     assert_eq!(messages(&world, MessageFilter { since, until, ..all() }).await, ["m2", "m1"]);
     let none = Some(MessageStatus(None));
     assert_eq!(messages(&world, MessageFilter { status: none, ..all() }).await, ["m4", "m1"]);
-    // The status is that of the neediest delivery.
+    // The status of a message is that of the delivery that most needs attention.
     for claim in world.take(ALL).await {
         let verdict = match (claim.message.as_str(), claim.endpoint.id == endpoint) {
             ("m0", true) => failed(Retry::Never),

@@ -34,7 +34,7 @@ pub(crate) async fn replay_of_a_pruned_event_does_nothing<S: Working>(world: Wor
     let copy = world.arrive(&Sender::plain(), "evt_1", &[job("fee")]).await;
     let Verdict::Duplicate(known) = &copy else { panic!("{copy:?}") };
     assert_eq!((known.id, known.status), (id, Status::Processed));
-    // `mail` never had a job for it: a replay would write one.
+    // `mail` never had a job for this event: a replay would write one.
     let both = [job("fee"), job("mail")];
     for how in [Replay::Dry, Replay::DryForce, Replay::Plain, Replay::Force] {
         assert_eq!(world.replay(id, &both, how).await, [], "{how:?}");
@@ -111,7 +111,7 @@ async fn prune_all<S: Working>(world: &World<S>, horizon: Horizon) {
     panic!("pruning never ends");
 }
 
-/// Whether an event of this version runs: it does where no newer one is known to be applied.
+/// Whether an event of this version runs: it does if no newer version is known to be applied.
 async fn runs<S: Working>(world: &World<S>, resource: &str, version: i64) -> bool {
     let id = format!("{resource}_v{version}_{}", world.clock.now().as_second());
     world.accept(&id, &[placed("fee", resource, version)]).await;
@@ -124,7 +124,8 @@ pub(crate) async fn a_mark_is_forgotten_once_no_older_event_can_arrive_or_be_rep
     world: World<S>,
 ) {
     // An older event may arrive for as long as keys are kept, and be replayed for as long as events
-    // are. A mark that is deleted a day before the sum of both would let it undo the newer one.
+    // are. If a mark were deleted a day before the sum of both times, the older event could undo a
+    // newer one.
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     for n in 0..5 {
         assert!(runs(&world, &format!("early_{n}"), 5).await);

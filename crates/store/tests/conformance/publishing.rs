@@ -52,7 +52,8 @@ pub(crate) async fn the_same_message_again_is_a_duplicate_and_other_content_is_a
 }
 
 pub(crate) async fn the_same_id_of_another_tenant_is_another_message<S: Sending>(world: World<S>) {
-    // Two tenants use the same message ids: neither may get, or use up, the other's.
+    // Two tenants use the same message ids: neither may get the messages of the other, or use up
+    // its ids.
     let acme = world.add_for(Tenant::new("acme"), settings()).await;
     let globex = world.add_for(Tenant::new("globex"), settings()).await;
     assert_eq!(world.send(message("m1").with_tenant("acme")).await, 1);

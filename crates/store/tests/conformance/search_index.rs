@@ -94,8 +94,8 @@ pub(crate) async fn an_indexed_value_finds_its_events_however_many_lie_between<S
 }
 
 pub(crate) async fn other_fields_index_old_events_again<S: Working>(world: World<S>) {
-    // An index that only continued from its mark would never contain the orders of events before the
-    // change.
+    // An index that only continued from its mark would never contain the field `order` of events
+    // before the change.
     for n in 0..7 {
         accept_with(
             &world,
@@ -112,7 +112,7 @@ pub(crate) async fn other_fields_index_old_events_again<S: Working>(world: World
     index_all(&world, &both).await;
     assert_eq!(found("o-3").await, ["evt_3"]);
     assert_eq!(found("c3").await, ["evt_3"]);
-    // And events that come later.
+    // Events that come later are indexed as well.
     accept_with(&world, "evt_new", r#","order":"o\u002dnew""#).await;
     index_all(&world, &both).await;
     assert_eq!(found("o-new").await, ["evt_new"]);

@@ -128,7 +128,8 @@ struct History {
     claims: Vec<DeliveryClaim>,
     fences: HashMap<DeliveryId, Fence>,
     bodies: HashMap<DeliveryId, Bytes>,
-    /// The deliveries that a sender reported and no operator replayed since.
+    /// Whether a sender has reported a delivery as delivered, and no operator has replayed it
+    /// since.
     delivered: HashMap<DeliveryId, bool>,
     record: Vec<String>,
 }

@@ -1,5 +1,5 @@
 //! SQL handlers on SQLite: effects and "done" in one transaction, whatever the statements do.
-//! Ledgers here have no unique constraint: it would hide a double.
+//! Ledgers here have no unique constraint, which would hide a double effect.
 
 #[allow(dead_code)]
 use std::sync::Arc;

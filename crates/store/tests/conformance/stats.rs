@@ -104,7 +104,7 @@ pub(crate) async fn a_lane_that_no_node_knows_is_listed_as_well<S: Working>(worl
 }
 
 pub(crate) async fn an_expired_lease_is_work_that_is_due<S: Working>(world: World<S>) {
-    // A worker that died leaves no ready job: its job was due when its lease ended.
+    // A worker that died leaves no ready job: its job has been due since its lease ended.
     world.announce([spec("fee")]).await;
     let noon = world.clock.now();
     world.accept("evt_1", &[job("fee")]).await;

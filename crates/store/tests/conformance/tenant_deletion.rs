@@ -132,7 +132,8 @@ pub(crate) async fn a_deleted_tenant_loses_everything_but_what_recognises_copies
 }
 
 pub(crate) async fn what_arrives_after_a_deletion_began_stays<S: Sending>(world: World<S>) {
-    // The senders were not stopped: a later version of a resource waits for one that is under way, and is erased.
+    // The senders were not stopped: a later version of a resource waits for a job that is under way, and the
+    // event of that job is erased.
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     let sender = Sender::of("acme", "shop");
     world.arrive(&sender, "v1", &[placed("fee", "customer-7", 1)]).await;

@@ -43,7 +43,8 @@ pub(crate) async fn a_secret_is_known_since_its_first_record_and_keeps_its_last_
 >(
     world: World<S>,
 ) {
-    // Another node records an older use later, the same secret serves two sources, and a tenant goes.
+    // Another node records an older use later, the same secret serves two sources, and a tenant is
+    // deleted.
     let used = |tenant: &str, source: &str, secret: &str, used_at: Option<Timestamp>| SecretUse {
         tenant: Tenant::new(tenant),
         source: SourceName::new(source),

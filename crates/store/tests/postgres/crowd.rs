@@ -27,7 +27,7 @@ fn work_of(n: usize) -> NewJob {
     NewJob { handler: handler().handler, place: Some(place), hopeless: None }
 }
 
-/// Sends every event to both nodes, some of them also late, each node in its own order.
+/// Sends every event to a node, some of them late. `step` decides the order.
 async fn arrivals(store: &PgStore, step: usize) -> Result<(), StoreError> {
     let sender = Sender::plain();
     for n in (0..EVENTS).map(|n| n * step % EVENTS) {

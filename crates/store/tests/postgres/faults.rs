@@ -267,7 +267,7 @@ async fn a_commit_that_waits_for_a_key_delays_no_other_event() {
     let store = open(&url).await;
     store.ingest(Sender::plain().ingest(&body("before"))).await.expect("ingests");
     let client = session(&url).await;
-    // On a busy machine the wait for the key may end before: then it is repeated.
+    // On a busy machine the wait for the key may end too early: then the attempt is repeated.
     for attempt in 0.. {
         assert!(attempt < 10, "held back by a commit that waits for a key");
         let held = Sender::plain().ingest(&body(&format!("held_{attempt}")));

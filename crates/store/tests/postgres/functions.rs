@@ -278,7 +278,7 @@ async fn a_message_of_an_app_belongs_to_the_event_it_completes_and_to_no_other()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_reserved_finished_and_replayed_and_a_crash_frees_it() {
-    // Another request comes under the same key, the first one crashes, and returns late.
+    // Another request comes under the same key. An attempt crashes, and its answer comes late.
     let base = Base::new("reserve", spec(3)).await;
     let reserve = async |key: &str, print: &str, lease: &str| {
         base.one(&format!(

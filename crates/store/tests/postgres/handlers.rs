@@ -1,5 +1,5 @@
 //! SQL handlers on PostgreSQL: effects and "done" in one transaction, whatever the statements do.
-//! Ledgers here have no unique constraint: it would hide a double.
+//! Ledgers here have no unique constraint, which would hide a double effect.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,7 +89,7 @@ async fn a_deferred_constraint_fails_the_job_and_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_trick_ends_the_transaction_early() {
-    // Each would commit the effects before "done", if the server let it.
+    // Each statement would commit the effects before "done" if the server allowed it.
     let base = Base::new("sql_tricks", spec(1)).await;
     base.sql
         .batch_execute(
@@ -163,8 +163,8 @@ const NAMESAKES: &str = "CREATE TABLE public.event (id text); CREATE TABLE publi
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plain_names_are_the_users_tables_though_the_role_is_called_hapax() {
-    // PostgreSQL searches the schema with the role's name first. DELETE FROM event then deleted
-    // Hapax's event, and its next copy counted as new.
+    // PostgreSQL searches the schema with the role's name first. There DELETE FROM event would
+    // delete Hapax's event, and its next copy would count as new.
     let base = Base::new("sql_names", spec(1)).await;
     base.sql.batch_execute(NAMESAKES).await.expect("tables");
     base.store.close().await;
@@ -212,7 +212,8 @@ const DETOUR_FUNCTIONS: &str = "
     CREATE FUNCTION public.wipe_as_owner() RETURNS void LANGUAGE sql SECURITY DEFINER AS
     'DELETE FROM hapax.event'";
 
-/// Each detour is a failed attempt without effect, and the functions of Hapax still write.
+/// Checks that each detour is a failed attempt without effect, and that the functions of Hapax
+/// still write.
 async fn no_detour_reaches_our_tables(base: &Base, detours: &[&str]) {
     for (n, detour) in detours.iter().enumerate() {
         for copy in 0..3 {

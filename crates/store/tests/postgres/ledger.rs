@@ -156,7 +156,8 @@ async fn no_request_waits_for_a_user_s_transaction_while_its_lease_runs() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_headers_that_a_user_stored_are_replayed_without_an_error() {
-    // The function accepts any JSON; an error would come back for the whole TTL.
+    // The function accepts any JSON. If replaying some JSON failed, it would fail for the whole
+    // TTL.
     let base = Base::new("ledger_headers", spec(1)).await;
     let deep = format!("'{}{}'", "[".repeat(200), "]".repeat(200));
     let checks: &[(&str, &[(&str, &str)])] = &[
@@ -186,7 +187,8 @@ async fn any_headers_that_a_user_stored_are_replayed_without_an_error() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_act_that_lost_a_race_is_tried_again() {
-    // The database may end any statement like this, and the caller cannot find out more.
+    // The database may end any statement with such an error, and the caller learns nothing more
+    // from it.
     let base = Base::new("ledger_race", spec(1)).await;
     base.sql
         .batch_execute(
@@ -324,8 +326,8 @@ async fn a_deferred_constraint_is_a_failure_and_keeps_no_answer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_outcome_of_a_commit_that_was_cut_off_is_reported_correctly() {
-    // The connection is cut as COMMIT is sent: once it arrives and only its answer is lost, once it
-    // does not arrive. Neither may be reported as the other.
+    // The connection is cut as COMMIT is sent. In one case COMMIT arrives and only its answer is
+    // lost; in the other case it does not arrive. Neither case may be reported as the other.
     let mut base = Base::new("answer_cut", spec(1)).await;
     let proxy = TcpProxy::to_port(Postgres::shared().await.port()).await;
     base.store = Base::node(&proxy.through(&base.url), spec(1)).await;

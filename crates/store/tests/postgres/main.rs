@@ -250,6 +250,6 @@ async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> 
     }
 }
 
-/// The shortest and the longest pause between two looks.
+/// The shortest and the longest pause between two checks of [`until`].
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_millis(50);

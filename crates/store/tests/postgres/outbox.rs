@@ -139,7 +139,7 @@ async fn a_message_is_published_with_the_user_s_commit_or_not_at_all() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_api_and_hapax_publish_agree_on_what_the_same_message_is() {
     // A publisher moves from SQL to the API: equal text is the same message, and other content of the same
-    // id is refused on both ways.
+    // id is refused in both.
     let base = Base::new("agree", spec(3)).await;
     add(&base.store, settings()).await;
     let sql = |data: &str| {

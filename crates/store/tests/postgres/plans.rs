@@ -144,7 +144,7 @@ impl<'a> Watch<'a> {
         }
         assert!(scanned.is_empty(), "{statistics:?}: scanned: {scanned:#?}");
         assert!(log[self.log_from..].contains("Index Scan"), "no plan was logged");
-        // One read of a whole table is more than all of the rounds together.
+        // One read of a whole table would read more rows than all rounds together.
         let rows = rows_of_plans(&log[self.log_from..], &tables);
         assert!(rows.contains_key("job") && rows.contains_key("event"), "none logged: {rows:?}");
         for (table, read) in rows {

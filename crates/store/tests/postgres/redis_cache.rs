@@ -135,7 +135,7 @@ async fn asked(node: &PgStore, id: &str) -> By {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hit_is_answered_without_the_database_and_a_flushed_one_by_it() {
-    // FLUSHALL between two copies: a cache that forgets must not be a cache that accepts twice.
+    // FLUSHALL between two copies: an event that the cache has lost must not be accepted twice.
     let database = CachedDatabase::new().await;
     database.only_in_redis("evt_1").await;
     database.believed("evt_1").await;
@@ -267,7 +267,7 @@ async fn a_redis_without_memory_or_rights_changes_no_answer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_may_be_pruned_soon_is_not_written_to_redis() {
-    // An entry lives longer than the moment of its write: if its key were pruned in between, a new
+    // An entry stays in Redis after it is written. If its key were pruned before it expires, a new
     // event would be called a duplicate.
     let database = CachedDatabase::new().await;
     let age = noon().duration_until(hapax_core::Timestamp::now()).unsigned_abs();

@@ -129,8 +129,8 @@ async fn old_messages_are_deleted_with_the_history_and_new_ones_stay() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_interrupted_removal_does_not_block_that_of_an_older_day() {
     // A server detaches one partition at a time. The removal of the newer of two days was
-    // interrupted while the older one was still needed; without a check the older one could be
-    // removed first.
+    // interrupted while the older one was still needed; without a check, retention would begin with
+    // the older one, which the server refuses.
     let base = Base::new("cut_off", spec(1)).await;
     for (n, at) in [0, 86_400].map(after).into_iter().enumerate() {
         let ingest = Sender::plain().ingest_at(&body(&format!("evt_{n}")), at, at);

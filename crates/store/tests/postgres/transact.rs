@@ -1,5 +1,6 @@
 //! Handlers in Rust on PostgreSQL: an open transaction whose commit records "done", whatever the
-//! code in it does or fails to do. Ledgers here have no unique constraint: it would hide a double.
+//! code in it does or fails to do. Ledgers here have no unique constraint, which would hide a
+//! double effect.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -50,7 +51,7 @@ fn failed(error: TxError) -> Failure {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn effects_done_and_messages_are_one_commit_once_per_fence() {
-    // The same right is used a second time: none of that may stay.
+    // The same right is used a second time: nothing of the second use may stay.
     let base = Base::new("rust_once", spec(1)).await;
     base.accept("evt_1", None).await;
     let (claim, tx) = base.right().await;
@@ -105,13 +106,13 @@ async fn a_message_that_names_no_tenant_is_of_its_events() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_was_begun_continues_when_its_caller_is_gone() {
-    // The attempt times out in the middle of the commit: half a commit would be no commit.
+    // The attempt times out in the middle of the commit: the commit must still take full effect.
     let base = Base::new("rust_unawaited", spec(1)).await;
     base.accept("evt_1", None).await;
     let (claim, db) = base.begun().await;
     let cut = tokio::time::timeout(Duration::ZERO, db.commit(None)).await;
     assert!(cut.is_err(), "{cut:?}");
-    // The verdict of the timeout waits for the commit, or the commit undoes it.
+    // The failure that the timeout reports waits for the commit, or the commit replaces it.
     let outcome = Outcome::Failed { error: "timed out".into(), retry: Retry::Never, answer: None };
     base.store.settle(claim.job, claim.fence, outcome).await.expect("settles");
     let state = "SELECT state::text FROM hapax.job";
@@ -149,8 +150,8 @@ async fn two_commits_of_one_fence_at_once_are_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_transaction_is_rolled_back_and_its_connection_is_reused() {
-    // More of them than there are connections: by the handler's end, by a panic in it, and while a
-    // statement runs.
+    // More transactions are dropped than there are connections: by the handler's end, by a panic in
+    // it, and while a statement runs.
     let base = Base::new("rust_dropped", spec(1)).await;
     base.accept("evt_1", None).await;
     let (claim, tx) = base.right().await;
@@ -241,8 +242,8 @@ async fn an_ignored_error_voids_the_transaction() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_statement_ends_the_transaction_or_touches_the_session() {
-    // Each would commit the effects before "done", or leave something to the connection's next
-    // user.
+    // Each statement would commit the effects before "done", or leave something behind for the
+    // connection's next user.
     let base = Base::new("rust_tricks", spec(1)).await;
     base.sql
         .batch_execute("CREATE PROCEDURE sneaky() LANGUAGE plpgsql AS $$ BEGIN COMMIT; END $$")
@@ -400,7 +401,7 @@ async fn a_timeout_is_a_failure_wherever_the_time_was_spent() {
     let error = db.execute("SELECT pg_sleep(30)", &[]).await.expect_err("too slow");
     assert!(matches!(error, PgDbError::TimedOut(_)), "{error:?}");
     drop(db);
-    // Between two statements: the timeout is noticed only at the commit.
+    // The time ends between two statements: the timeout is noticed only at the commit.
     let mut db = begun(base.store.right(&claim, short), &claim).await;
     let began = Instant::now();
     while began.elapsed() < 2 * short {
@@ -415,7 +416,8 @@ async fn a_timeout_is_a_failure_wherever_the_time_was_spent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_abandoned_transaction_releases_its_locks() {
-    // As when its node is stopped: the server itself must release the rows.
+    // The transaction stays open, as if its node had stopped: the server itself must release the
+    // rows.
     let base = Base::new("rust_stopped", spec(1)).await;
     base.sql.batch_execute("CREATE TABLE account (balance int)").await.expect("a table");
     base.sql.batch_execute("INSERT INTO account VALUES (0)").await.expect("a row");
@@ -524,9 +526,9 @@ async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_whose_answer_is_lost_is_decided_by_the_fence() {
-    // The connection is cut as COMMIT is sent: once it arrives and only its answer is lost, once it
-    // does not arrive. Neither may be reported as the other, and the next attempt must not double
-    // it.
+    // The connection is cut as COMMIT is sent. In one case COMMIT arrives and only its answer is
+    // lost; in the other case it does not arrive. Neither case may be reported as the other, and
+    // the next attempt must not double the effects.
     let mut base = Base::new("rust_cut", spec(3)).await;
     let proxy = TcpProxy::to_port(Postgres::shared().await.port()).await;
     base.store = Base::node(&proxy.through(&base.url), spec(3)).await;
@@ -571,7 +573,7 @@ async fn every_event_takes_effect_once_on_whichever_node() {
                     let db = begun(store.right(&claim, TIME), &claim).await;
                     let late = claim.event.key.event_id.ends_with("50") && claim.attempt == 1;
                     if late {
-                        // Another node claims it, and this one continues anyway.
+                        // Another node claims the job, and this node continues anyway.
                         let end = "UPDATE hapax.job SET due_at = now() WHERE job = $1";
                         sql.execute(end, &[&claim.job.0]).await.expect("ends");
                         let taken = "SELECT fence > $2 FROM hapax.job WHERE job = $1";

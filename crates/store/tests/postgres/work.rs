@@ -179,8 +179,8 @@ async fn an_open_transaction_delays_only_the_rows_it_holds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_finds_its_jobs_by_index_whatever_the_backlog() {
-    // Plans are made when the tables are empty, and must not be those of empty tables: no claim
-    // reads more rows than it takes, from a backlog of fifty thousand.
+    // The plans are made while the tables are empty, and must still use the indexes later: from a
+    // backlog of fifty thousand, no claim reads more rows than it takes.
     let base = Base::new("claim_cost", spec(3)).await;
     base.accept("evt_0", None).await;
     assert_eq!(base.claim(8).await.len(), 1);
@@ -268,7 +268,7 @@ async fn an_old_snapshot_does_not_make_claims_read_all_done_jobs() {
             "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)
              SELECT * FROM hapax.claim({of}, 8, 'test', true, NULL, NULL, NULL, {known})"
         );
-        // The first makes the plans.
+        // The first query makes the plans.
         base.sql.query(&ask, &[]).await.expect("claims");
         let plan: serde_json::Value = base.sql.query(&ask, &[]).await.expect("claims")[0].get(0);
         plan[0]["Plan"]["Shared Hit Blocks"].as_i64().expect("a number")
