@@ -18,7 +18,7 @@ pub struct Law {
     pub name: &'static str,
     /// The title in the table.
     pub title: &'static str,
-    /// Whether it held.
+    /// Whether the law held.
     pub verdict: LawVerdict,
     /// The number of breaches.
     pub breaches: u64,
@@ -28,7 +28,7 @@ pub struct Law {
     pub note: Option<String>,
 }
 
-/// The verdict about a law.
+/// The verdict on a law.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LawVerdict {
     /// No breach was seen.
@@ -327,7 +327,8 @@ fn one_effect(evidence: &Evidence<'_>) -> Law {
     breaches.law(name, title, note)
 }
 
-/// For events that were sent again, the reading before that counts; a later effect breaks `replay`.
+/// For events that were sent again, the reading before the replay counts; a later effect breaks
+/// `replay`.
 fn each_once(
     evidence: &Evidence<'_>,
     before: &BTreeMap<String, u64>,

@@ -2,9 +2,9 @@
 //! Hapax.
 //!
 //! A [`Storm`] sends many concurrent copies of signed sample events, with late and forged ones among them,
-//! and checks law by law. `plan` decides what is sent, `requests` sends it, `probe` reads the effects,
-//! `judge` checks the laws and `report` writes the result. `hapax storm` is its command line; a test
-//! suite in Rust can run a storm itself.
+//! and checks the laws one by one. `plan` decides what is sent, `requests` sends it, `probe` reads the
+//! effects, `judge` checks the laws and `report` writes the result. `hapax storm` is the command line of
+//! this crate; a test suite in Rust can run a storm itself.
 
 mod error;
 mod judge;
@@ -120,9 +120,9 @@ impl Storm {
         Some(probe.settled(ids, self.settle, is_missing).await)
     }
 
-    /// Sends a few events again: signed now, as a sender that missed the answer does, and with stale events
-    /// also signed outside the window, as a replay. Uses new connections, because an endpoint may close idle
-    /// ones.
+    /// Sends a few events again, signed now, as a sender that missed the answer does. If the storm has stale
+    /// events, also sends the same events signed outside the window, as a replay. Uses new connections,
+    /// because an endpoint may close idle ones.
     async fn replay(&self) -> Result<Vec<RequestOutcome>, StormError> {
         let mut events: Vec<usize> = self.plan.genuine().collect();
         Rng::new(!self.seed).shuffle(&mut events);

@@ -54,7 +54,7 @@ pub struct StormPlan {
 pub struct Event {
     /// The sender's id.
     pub event_id: String,
-    /// Whether it is genuine.
+    /// Whether the event is genuine, late or forged.
     pub kind: RequestKind,
     unsigned: Arrival,
 }
@@ -98,9 +98,9 @@ impl RequestKind {
 pub struct Group {
     /// The index in [`StormPlan::events`].
     pub event: usize,
-    /// How it is sent: a genuine event may also be sent late.
+    /// How the event is sent: a genuine event may also be sent late.
     pub kind: RequestKind,
-    /// How many copies.
+    /// The number of copies.
     pub copies: u64,
 }
 

@@ -23,7 +23,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Broken if one law is; not judged only if all are.
+    /// Broken if any law is broken; not judged only if no law was judged.
     pub fn verdict(&self) -> LawVerdict {
         overall(&self.laws)
     }
@@ -64,7 +64,7 @@ impl Law {
         })
     }
 
-    /// The examples of a breach and the note, line by line. The text may come from the endpoint.
+    /// The examples of breaches and the note, line by line. The text may come from the endpoint.
     pub fn details(&self) -> Vec<String> {
         let example = |example: &Example| {
             let Example { event_id, expected, seen } = example;
@@ -96,7 +96,7 @@ pub struct StormCounts {
     /// Over the genuine copies that were answered 2xx.
     ack_p50: Option<Duration>,
     ack_p99: Option<Duration>,
-    /// Before and after.
+    /// The effects before the storm and at its end.
     effects: Option<(u64, u64)>,
     took: Duration,
 }

@@ -126,8 +126,8 @@ impl RequestSender {
     }
 }
 
-/// Fails if no connection to the endpoint succeeded. If the endpoint becomes unreachable later, it
-/// is judged.
+/// Fails if no connection to the endpoint succeeded. If the endpoint becomes unreachable later, the
+/// storm is still judged.
 pub fn check_reached(outcomes: Vec<RequestOutcome>) -> Result<Vec<RequestOutcome>, StormError> {
     match outcomes.first().map(|first| &first.answer) {
         Some(Err(NoAnswer::CannotConnect(why))) if nothing_connected(&outcomes) => {

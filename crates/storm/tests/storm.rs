@@ -17,7 +17,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 
-/// The event id of each effect. It has no unique key, so a double effect is visible.
+/// The event id of each effect. The ledger has no unique key, so a double effect is visible.
 type Ledger = Arc<Mutex<Vec<String>>>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
