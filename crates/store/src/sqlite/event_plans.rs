@@ -1,5 +1,5 @@
-//! Slices of plans over events. A slice is read by a connection apart from the writer, so that plans over very
-//! many events delay no ack, and taken by the writer in one commit.
+//! Slices of plans over events. A connection apart from the writer reads a slice, so that plans over very many
+//! events delay no ack. The writer then takes the slice in one commit.
 
 use bytes::Bytes;
 use hapax_core::store::{

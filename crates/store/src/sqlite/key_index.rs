@@ -1,8 +1,9 @@
 //! The key index: the number of each event, by the hash of its key.
 //!
 //! A random key per event would dirty a page per event. So the single writer holds keys of fresh
-//! events in memory, merges them into a young tree in sorted runs, and moves them from there to the
-//! large tree in longer runs. The result is an LSM tree on plain tables. Its crash story:
+//! events in memory, and merges them into a young tree in sorted runs. From there, longer runs move
+//! them to the large tree. The result is an LSM tree on plain tables. It survives a crash as
+//! follows:
 //! - A key enters memory after its commit; within a batch it lives in a batch-local set.
 //! - After a commit that did not return OK all memory is dropped and reloaded from the file.
 //! - `merged_through` moves once, with the last chunk of a merge; until then a reload starts at the

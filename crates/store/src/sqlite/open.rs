@@ -234,9 +234,9 @@ pub(super) fn migrate(location: &DatabaseLocation, conn: &mut Connection) -> Res
     apply(location, conn, MIGRATIONS)
 }
 
-/// Refuses foreign keys to the tables of Hapax and triggers on them: they would make its writes
-/// fail, or have unknown effects. Checked at the start, because only Hapax changes the schema while
-/// it runs.
+/// Refuses foreign keys to the tables of Hapax and triggers on them: they would make the writes of
+/// Hapax fail, or have unknown effects. Checked at the start, because only Hapax changes the schema
+/// while it runs.
 pub(super) fn refuse_entangled(
     location: &DatabaseLocation,
     conn: &Connection,

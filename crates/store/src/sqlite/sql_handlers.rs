@@ -2,7 +2,7 @@
 //!
 //! First attempts share a transaction, without savepoints. Any error, a statement that ends the
 //! transaction (`INSERT OR ROLLBACK`, `RAISE(ROLLBACK)`, an interrupt) or a failed commit rolls
-//! back the whole transaction, and each job then runs alone under the same claim. A job that fails
+//! back the whole transaction. Each job then runs alone under the same claim. A job that fails
 //! alone uses a step of its schedule. Jobs that a slice has no time to begin are given back.
 
 use std::path::Path;

@@ -80,8 +80,8 @@ async fn a_commit_that_failed_leaves_nothing_behind_and_its_retry_is_new() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_source_whose_first_commit_failed_is_known_with_its_retry() {
-    // The number that the failed commit gave the source is not on disk; an event under it would
-    // have no source.
+    // The number that the failed commit gave the source is not on disk; an event with that number
+    // would have no source.
     let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();

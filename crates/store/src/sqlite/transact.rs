@@ -42,10 +42,10 @@ pub struct Tx<R = JobRight> {
 }
 
 impl Tx {
-    /// Runs `effects` on the database's one writer, in a transaction that also records "done" with
-    /// the short result they return (at most 200 characters are kept) and the messages they
-    /// publish. All of it is on disk when this returns `Ok`; nothing of it is when it returns
-    /// `Err`.
+    /// Runs `effects` in a transaction on the database's one writer. The same transaction records
+    /// "done" with the short result that they return (at most 200 characters are kept), and the
+    /// messages that they publish. All of it is on disk when this returns `Ok`; nothing of it is
+    /// when it returns `Err`.
     ///
     /// The effects run only if the claim still holds. An error, a panic, or more time than the
     /// handler's transactions may take roll everything back. Acks wait while they run: no network,

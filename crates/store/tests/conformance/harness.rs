@@ -522,7 +522,7 @@ impl<S: Working> World<S> {
         self.job_by_id(claim.job).await.phase == Phase::Done
     }
 
-    /// When the store expects the next job of a handler.
+    /// The time at which the store expects the next job of a handler to be due.
     pub(crate) async fn next_due(&self, name: &str) -> Option<Timestamp> {
         match self.store.wait(&handler(name), Duration::ZERO..=Duration::ZERO).await {
             Wake::Elapsed { due } => due,
@@ -530,7 +530,7 @@ impl<S: Working> World<S> {
         }
     }
 
-    /// Resolves at the next arrival, and at no due time.
+    /// Resolves at the next arrival, and not when a job becomes due.
     pub(crate) async fn arrival(&self, name: &str) {
         let wake = self.store.wait(&handler(name), FOREVER..=FOREVER).await;
         assert_eq!(wake, Wake::Arrived);

@@ -34,7 +34,7 @@ async fn search<T>(
         let page = read(before).await;
         assert!(page.items.len() <= LIMIT);
         match (page.next, page.searched_to) {
-            // A page that is not full and not the last one says why.
+            // A page that is neither full nor the last one reports how far it searched.
             (Some(_), to) => assert_eq!(to.is_some(), page.items.len() < LIMIT),
             (None, to) => assert_eq!(to, None),
         }

@@ -289,7 +289,8 @@ pub(crate) async fn what_operators_did_is_part_of_the_story_of_a_delivery<S: Sen
 pub(crate) async fn the_messages_of_an_event_have_their_tenant_and_status<S: Sending>(
     world: World<S>,
 ) {
-    // Two tenants have a message with the same id, and only one of them is of this event.
+    // Two tenants have a message with the same id, and only one of them was published for this
+    // event.
     world.announce([spec("fee")]).await;
     world.add(settings()).await;
     world.add_for(Tenant::new("acme"), settings()).await;

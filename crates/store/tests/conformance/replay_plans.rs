@@ -219,7 +219,7 @@ pub(crate) async fn a_plan_with_a_rate_runs_in_time<S: Sending>(world: World<S>)
         world.pass(1);
         run(&world, 100).await;
         let now = done().await;
-        // The deliveries of one second may be left over from before.
+        // The first slice may have taken the deliveries of one second in advance.
         assert!((10 * second..=10 * (second + 1) + 2).contains(&now), "{now} after {second} s");
     }
     world.pass(3);

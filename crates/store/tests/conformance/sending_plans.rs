@@ -66,7 +66,8 @@ enum Verdict {
 }
 
 impl Verdict {
-    /// A circuit that opens chooses one of several deliveries by their due times, which chance decides.
+    /// In a certain plan no circuit opens: an open circuit chooses a delivery by its due time, which is
+    /// random.
     fn of_attempt(self, kind: PlanKind) -> AttemptVerdict {
         let says = match kind {
             PlanKind::Any => EndpointSignal::Fails,

@@ -115,8 +115,8 @@ async fn a_key_that_vanishes_during_a_reservation_is_reserved() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_comes_while_the_key_is_taken_over_is_replayed() {
     // The late attempt finishes in its own transaction, which is still open when its lease is found
-    // to be over. A request that waits for it must read the row again, and not take over a key that
-    // is answered by then.
+    // to be over. A request that waits for that transaction must read the row again, and must not
+    // take over a key that has an answer.
     let mut base = Base::new("ledger_late", spec(1)).await;
     let late = fresh(&base.store, "k").await;
     let_the_lease_end(&base, "k").await;

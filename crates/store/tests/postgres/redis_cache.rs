@@ -161,8 +161,9 @@ async fn another_body_under_a_known_key_is_not_answered_by_redis() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forged_entry_is_ignored() {
-    // Redis holds a valid entry under another event's name, entries that are truncated, too long,
-    // huge or of another type, and one that nodes of another database wrote with their own key.
+    // Redis holds a valid entry under another event's name, and entries that are truncated, too
+    // long, huge or of another type. Nodes of another database wrote one more entry, with their own
+    // key.
     let database = CachedDatabase::new().await;
     let (mine, name) =
         (database.only_in_redis("mine").await, database.only_in_redis("evt_1").await);

@@ -1,9 +1,9 @@
 //! SQL functions that replace built-in ones on the connection that runs handlers.
 //!
 //! SQLite cannot interrupt a function while it runs, and the writer, which commits every ack, waits
-//! for it. The functions here return what the built-in ones return, for every input, but their cost
-//! is linear in the input's length, or they check the deadline while they work. Equal results
-//! matter: a user's index or generated column may hold what the built-in function returned. Only
+//! for it. The functions here return what the built-in ones return, for every input. Their cost is
+//! linear in the input's length, or they check the deadline while they work. Equal results matter:
+//! a user's index or generated column may hold what the built-in function returned. Only
 //! `jsonb_patch` differs: its binary form holds numbers and strings of JSON5 in their JSON
 //! notation.
 //!
