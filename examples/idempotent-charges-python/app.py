@@ -56,7 +56,7 @@ def charge(account, amount, scope, key, fence):
     charged = {"id": f"ch_{uuid.uuid4()}", "amount": amount}
     step("before begin")
     with psycopg.connect(DATABASE_URL, connect_timeout=CONNECT_SECONDS) as database:
-        # Left by an exception, this block rolls back; otherwise its end is the COMMIT.
+        # An exception that leaves this block rolls back. The end of the block is the COMMIT.
         database.execute(
             "INSERT INTO charges (id, account, amount, key) VALUES (%s, %s, %s, %s)",
             (charged["id"], account, amount, key),

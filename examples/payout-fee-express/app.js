@@ -40,7 +40,7 @@ const server = app.listen(Number(process.env.PORT ?? 3000), "127.0.0.1", () => {
 function openLedger(path) {
   const file = fs.openSync(path, "a+");
   const text = fs.readFileSync(path, "utf8");
-  // The app died while it wrote a line without an end: that fee was never in an answer.
+  // If the last line has no end, the app died while it wrote the line, and never answered with that fee.
   const whole = text.slice(0, text.lastIndexOf("\n") + 1);
   fs.ftruncateSync(file, Buffer.byteLength(whole));
   const lines = whole.split("\n").filter(Boolean).map((line) => JSON.parse(line));

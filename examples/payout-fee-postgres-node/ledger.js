@@ -8,8 +8,8 @@ export function openPool() {
     connectionTimeoutMillis: 4000,
     max: 16,
   });
-  // A broken connection fails its query and must not end the app. Without a listener an "error" event
-  // would end it, from an idle pool and in the middle of a transaction.
+  // A broken connection fails its query and must not end the app. Without listeners an "error" event
+  // would end the app. The pool emits the event for an idle connection, a connection in use emits it itself.
   pool.on("error", () => {});
   pool.on("connect", (database) => database.on("error", () => {}));
   return pool;

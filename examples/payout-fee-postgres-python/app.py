@@ -62,7 +62,7 @@ def charge(payout, job, fence):
     result = f"fee {fee}"
     step("before begin")
     with psycopg.connect(DATABASE_URL, connect_timeout=CONNECT_SECONDS) as database:
-        # Left by an exception, this block rolls back; otherwise its end is the COMMIT.
+        # An exception that leaves this block rolls back. The end of the block is the COMMIT.
         database.execute(
             "INSERT INTO payout_fees (payout_id, amount, fee) VALUES (%s, %s, %s)",
             (payout["id"], payout["amount"], fee),

@@ -14,7 +14,7 @@ import http from "node:http";
 import { Webhook, WebhookVerificationError } from "standardwebhooks";
 
 const secret = process.env.WEBHOOK_SECRET ?? "whsec_YSByZWNlaXZlciBpbiBOb2RlLmpzLCBmb3Igc2hvdyE=";
-// A message has at most 1 MiB of data, and its envelope.
+// 1 MiB, the most data of a message, and 4 KiB for the rest of the body.
 const bodyBytesMax = 1024 * 1024 + 4096;
 const webhook = new Webhook(secret);
 const invoices = openInvoices(process.env.INVOICES_FILE ?? "invoices.jsonl");
@@ -28,7 +28,7 @@ function handle(headers, body) {
     if (!(error instanceof WebhookVerificationError || error instanceof SyntaxError)) throw error;
     return [401, `not verified: ${error.message}`];
   }
-  // A 2xx: the sender would repeat anything else.
+  // A 2xx, because the sender would retry after any other answer.
   if (message.type !== "invoice.paid") return [200, "nothing to record"];
   return [200, invoices.record(headers["webhook-id"], message.data)];
 }
@@ -38,7 +38,7 @@ function handle(headers, body) {
 function openInvoices(path) {
   const file = fs.openSync(path, "a+");
   const text = fs.readFileSync(path, "utf8");
-  // The app died while it wrote a line without an end: that invoice was never in an answer.
+  // If the last line has no end, the app died while it wrote the line, and never answered for that invoice.
   const whole = text.slice(0, text.lastIndexOf("\n") + 1);
   fs.ftruncateSync(file, Buffer.byteLength(whole));
   const lines = whole.split("\n").filter(Boolean).map((line) => JSON.parse(line));

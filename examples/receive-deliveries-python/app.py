@@ -23,7 +23,7 @@ PORT = int(os.environ.get("PORT", "3000"))
 SECRET = os.environ.get("WEBHOOK_SECRET", "whsec_YSByZWNlaXZlciBpbiBQeXRob24sIGZvciBzaG93ISE=")
 INVOICES_DB = os.environ.get("INVOICES_DB", "invoices.db")
 
-# A message has at most 1 MiB of data, and its envelope.
+# 1 MiB, the most data of a message, and 4 KiB for the rest of the body.
 BODY_BYTES_MAX = 1024 * 1024 + 4096
 
 webhook = Webhook(SECRET)
@@ -37,7 +37,7 @@ def handle(headers, body):
     except (WebhookVerificationError, ValueError) as error:
         return 401, f"not verified: {error}"
     if message["type"] != "invoice.paid":
-        # A 2xx: the sender would repeat anything else.
+        # A 2xx, because the sender would retry after any other answer.
         return 200, "nothing to record"
     with one_at_a_time:
         return 200, record(headers["webhook-id"], message["data"])
@@ -46,7 +46,7 @@ def handle(headers, body):
 def record(webhook_id, invoice):
     """Records the invoice, unless a copy of this message has done so."""
     with invoices:
-        # Left by an exception, this block rolls back; otherwise its end is the COMMIT.
+        # An exception that leaves this block rolls back. The end of the block is the COMMIT.
         seen = invoices.execute(
             "INSERT INTO seen_messages (id) VALUES (?) ON CONFLICT DO NOTHING", (webhook_id,)
         )

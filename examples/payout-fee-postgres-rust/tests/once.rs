@@ -27,7 +27,7 @@ fn app(database: &Database, env: &[(&str, &str)]) -> Process {
     )
 }
 
-/// Waits until `events` are done, and then each has its fee of 50 and its message, once.
+/// Waits until `events` are done, and checks that each has one fee of 50 and one message.
 #[track_caller]
 fn is_once_each(database: &Database, events: usize) {
     let done = "SELECT count(*) FROM hapax.processed_events WHERE status = 'processed'";
@@ -43,7 +43,7 @@ fn is_once_each(database: &Database, events: usize) {
     assert_eq!(database.number("SELECT count(*) FROM hapax.dead_letters"), 0);
 }
 
-/// Sends these payouts, each `copies` times on as many connections.
+/// A load of these payouts, each `copies` times on as many connections.
 fn load(numbers: std::ops::Range<usize>, copies: usize) -> Load {
     payouts(SECRET, numbers, copies)
 }
@@ -71,7 +71,7 @@ fn fifty_copies_to_two_apps_and_a_sigkill_of_one_charge_one_fee_of_50() {
 
 #[test]
 fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_a_fee() {
-    // The app aborts at the named moment; the other one finds what it left.
+    // One app aborts at each named moment; the next app finds the state that it left.
     const PAYOUTS: usize = 10;
     let dir = tempfile::tempdir().unwrap();
     let hit_file = dir.path().join("hits");

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 const SECRET: &str = "whsec_example";
 
-/// The app's place, in which it can be started again and again.
+/// The app's working directory, in which it can be started repeatedly.
 struct Place(TempDir);
 
 impl Place {
@@ -56,7 +56,7 @@ impl Place {
         database.query_row(sql, [], read).unwrap()
     }
 
-    /// Waits until `events` are done, and then each has its fee of 50 and its message, once.
+    /// Waits until `events` are done, and checks that each has one fee of 50 and one message.
     #[track_caller]
     fn is_once_each(&self, events: usize) {
         let events = events as i64;
@@ -68,7 +68,7 @@ impl Place {
     }
 }
 
-/// Sends these payouts, each `copies` times on as many connections.
+/// A load of these payouts, each `copies` times on as many connections.
 fn load(numbers: std::ops::Range<usize>, copies: usize) -> Load {
     payouts(SECRET, numbers, copies)
 }
@@ -93,7 +93,7 @@ fn fifty_copies_at_once_and_a_sigkill_in_the_middle_charge_one_fee_of_50() {
 
 #[test]
 fn a_death_at_each_step_of_the_handler_neither_loses_nor_doubles_a_fee() {
-    // The app aborts at the named moment, at the first job and once others are done.
+    // The app aborts at each named moment: at the first job, and after other jobs are done.
     const PAYOUTS: usize = 20;
     let place = Place::new();
     let hit_file = place.hits();
