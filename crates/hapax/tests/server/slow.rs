@@ -15,8 +15,8 @@ fn house(settings: &str) -> House {
     ))
 }
 
-/// The bytes that a hostile connection sends before it waits, and whether it waits for an answer
-/// first.
+/// The bytes that a hostile connection sends before it goes idle, and whether the server answers
+/// them first.
 struct Hostile {
     kind: &'static str,
     bytes: Vec<u8>,
@@ -76,7 +76,7 @@ fn five_thousand_connections_that_wait_do_not_keep_signed_requests_from_their_an
 
 #[test]
 fn beyond_the_limit_idle_connections_are_closed_and_verified_ones_stay() {
-    // No deadline ends within the time of this test.
+    // These timeouts are longer than the test, so only the limit closes connections.
     let house = house("max_connections = 16\nheader_timeout = \"60s\"\nbody_timeout = \"60s\"\n");
     let server = house.start();
     let sender = Sender::stripe(SECRET);

@@ -1,5 +1,5 @@
-//! Tenants that are added at run time: their secrets verify at once, survive restarts and SIGKILLs sealed, and
-//! wrong ones change nothing.
+//! Tenants that are added at run time: their secrets verify at once and survive restarts and SIGKILLs. Refused
+//! secrets change nothing.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,8 @@ const CONFIGURED: &str = "whsec_of_the_config";
 const ACME: &str = "whsec_acme_0123456789";
 const GLOBEX: &str = "whsec_globex_0123456789";
 
-/// A source with one tenant of its own, one that has only tenants of the API, and one whose tenant is a field.
+/// Three sources: one with a tenant in the config, one whose tenants are all added through the API, and one
+/// that reads the tenant from a field of the body.
 const CONFIG: &str = "[sources.stripe]\nprovider = \"stripe\"\nunverified_limit = \"off\"\n\
      secrets = [\"whsec_of_the_config\"]\n\
      [sources.github]\nprovider = \"github\"\n[sources.github.tenants]\n\
@@ -37,7 +38,7 @@ fn stripe_of(tenant: &str, secret: &str) -> Sender {
     Sender::new("stripe", secret, &format!("/webhooks/{tenant}/stripe"))
 }
 
-/// One request of Stripe for this tenant.
+/// One Stripe request for this tenant.
 fn ask(server: &Server, tenant: &str, secret: &str, event: &str) -> Answer {
     server.ask(stripe_of(tenant, secret).event(event))
 }
@@ -57,7 +58,7 @@ fn a_tenant_is_served_from_its_put_until_its_delete_and_after_restarts() {
     assert_eq!(ask(&server, "acme", CONFIGURED, "evt_2").status, 401);
     server.ask(Sender::stripe(CONFIGURED).event("evt_1")).is("accepted");
 
-    // A rotation: the old secret verifies until its end, then only the new one does.
+    // A rotation: the old secret verifies until its `until`. After that, only the new one does.
     let until_second = Timestamp::now().as_second() + 2;
     let end = Timestamp::from_second(until_second).unwrap();
     let rotated = json!([{"value": "whsec_next"}, {"value": ACME, "until": end.to_string()}]);
@@ -153,7 +154,7 @@ fn bad_secrets_get_a_clear_problem_and_change_nothing() {
     check("acme", "strip", one("a1"), 404, "no source strip");
     check("default", "stripe", one("a1"), 409, "config declares");
     check("acme", "shared", one("a1"), 409, "tenant_from");
-    // A signature would identify two tenants.
+    // With a shared secret, a signature would match two tenants.
     check("globex", "stripe", one(ACME), 409, "acme/stripe");
     check("globex", "github", one(ACME), 409, "acme/stripe");
     check("globex", "stripe", one(CONFIGURED), 409, "stripe");
@@ -164,7 +165,7 @@ fn bad_secrets_get_a_clear_problem_and_change_nothing() {
     ask(&server, "acme", ACME, "evt_1").is("accepted");
     assert_eq!(ask(&server, "acme", "a1", "evt_2").status, 401);
     assert_eq!(ask(&server, "globex", ACME, "evt_2").status, 404);
-    // A pair may set its own secret again.
+    // A tenant may repeat a secret that it already uses for this source.
     set(&server, "acme", "stripe", json!([{"value": "a1"}, {"value": ACME}]));
     ask(&server, "acme", "a1", "evt_3").is("accepted");
 }
@@ -216,8 +217,8 @@ fn a_tenant_whose_secrets_cannot_be_opened_gets_a_503_and_never_a_401() {
     let shown = server.admin_get(&path("acme", "stripe")).json();
     assert_eq!((&shown["active"], &shown["secrets"]), (&json!(false), &json!([])), "{shown}");
     assert!(shown["reason"].as_str().unwrap().contains("vault key"), "{shown}");
-    // Another tenant could get the same secret, so nothing is set until the key is back or the
-    // secrets are deleted.
+    // Without the key, the server cannot see whether two tenants share a secret. So it sets no
+    // secret until the key is back or the sealed secrets are deleted.
     let refused = put(&server, "globex", "stripe", json!([{"value": GLOBEX}]));
     assert_eq!(refused.status, 503, "{refused:?}");
     assert!(refused.json()["detail"].as_str().unwrap().contains("acme/stripe"), "{refused:?}");

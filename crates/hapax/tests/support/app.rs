@@ -1,5 +1,5 @@
-//! A user's app on loopback, behind an `http` handler. It has its own ledger by idempotency key, as
-//! any app should whose effects are outside Hapax's database.
+//! A user's app on loopback, behind an `http` handler. The app keeps its own ledger by idempotency
+//! key, as every app should whose effects are outside Hapax's database.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -33,7 +33,7 @@ struct Seen {
 }
 
 impl App {
-    /// `answer` returns the status of each call and may be slow.
+    /// An app whose `answer` returns the status of each call. `answer` may block.
     pub(crate) fn new(answer: impl Fn(&Call) -> u16 + Send + Sync + 'static) -> Self {
         Self::saying(move |call| (answer(call), String::new()))
     }

@@ -51,7 +51,7 @@ impl<'c> Charge<'c> {
     }
 }
 
-/// The config of a proxy `api` in front of `upstream`, with these further keys.
+/// The config of a proxy `api` in front of `upstream`, with `keys` added.
 pub(crate) fn proxy(upstream: &str, keys: &str) -> String {
     let scope = if keys.contains("scope =") { "" } else { "scope = \"header:x-account-id\"\n" };
     format!(

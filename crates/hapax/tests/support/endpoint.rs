@@ -58,10 +58,11 @@ struct State {
 
 #[derive(Default)]
 struct Kept {
-    /// Every event id in the order of arrival; empty for requests that do not verify.
+    /// The event id of each request, in order of arrival. A request that does not verify has an
+    /// empty id.
     came: Vec<String>,
     seen: BTreeSet<String>,
-    /// How many requests have looked for the event and not found it.
+    /// How many requests have looked for each event and not found it.
     unseen: BTreeMap<String, usize>,
     effects: Vec<String>,
     reads: usize,
@@ -80,7 +81,7 @@ struct Taken {
 }
 
 impl Endpoint {
-    /// For Stripe.
+    /// An endpoint for Stripe events.
     pub(crate) fn new(flaw: Flaw, secret: &str) -> Self {
         let secrets = vec![ActiveSecret::forever(Secret::new(secret))];
         Self::of(flaw, SourceSpec::new("test", "stripe", secrets))
@@ -224,7 +225,8 @@ impl State {
             }
             Flaw::ForgetsWhatItKnows if kept.seen.contains(&key) => return (404, json!({})),
             Flaw::ChecksThenActs if !kept.seen.contains(&key) => {
-                // The gap between check and act, as long as another copy needs for its check.
+                // Widens the gap between check and act: this request waits until another copy has
+                // checked too.
                 *kept.unseen.entry(key.clone()).or_default() += 1;
                 self.looked.notify_all();
                 let alone = |kept: &mut Kept| kept.unseen[&key] < 2;

@@ -43,7 +43,7 @@ impl Ledger {
         self.counts("SELECT event_id, count(*) FROM ledger GROUP BY event_id")
     }
 
-    /// A text and a number for each row of the query.
+    /// The rows of a query with two columns, a text and a number.
     pub(crate) fn counts(&self, sql: &str) -> BTreeMap<String, i64> {
         let database = self.open();
         let mut statement = database.prepare(sql).unwrap();

@@ -67,8 +67,8 @@ impl Client {
     fn send(&mut self, to: SocketAddr, acked: &AtomicUsize) {
         let Ok(mut wire) = Wire::try_connect(to) else { return };
         while let Some(request) = self.events.get(self.next) {
-            // An earlier process may have acked a copy without this client knowing it: both
-            // decisions are right.
+            // If an earlier process committed the event and its answer was lost, this answer is
+            // `duplicate`. Otherwise it is `accepted`.
             let Some(answer) = wire.try_ask(request) else { return };
             assert_eq!(answer.status, 200, "{answer:?}");
             self.next += 1;
@@ -86,7 +86,7 @@ impl Client {
 pub(crate) struct Dice(u64);
 
 impl Dice {
-    /// Seeded by the process. The seed is printed, so that a failed run can be repeated.
+    /// Seeded by the process id. The seed is printed, so that a failed run can be repeated.
     pub(crate) fn new() -> Self {
         let seed = u64::from(std::process::id()) | 1;
         #[allow(clippy::print_stderr, reason = "shown where a test fails")]

@@ -39,18 +39,18 @@ pub(crate) use wire::{Answer, Wire};
 /// The timeout of every wait: far longer than anything should take.
 pub(crate) const FOREVER: Duration = Duration::from_secs(120);
 
-/// The pause between two polls of a state that sends no signal. Without it, polling would take the
-/// time of the tested processes on a machine with few cores.
+/// The pause between two polls of a state that sends no signal. Without the pause, polling would
+/// take CPU time from the tested processes on a machine with few cores.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// The longest pause of [`until`].
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_millis(50);
 
-/// The server binary; tests of apps that embed Hapax have none.
+/// The path of the server binary. Tests of apps that embed Hapax have no server binary.
 const BINARY: Option<&str> = option_env!("CARGO_BIN_EXE_hapax");
 
-/// A loopback address that no other server uses. Clients of a server that is down must not reach
-/// the server of another test, which could happen if all used free ports of one address.
+/// A loopback address that no other server uses. If all servers used free ports of one address, a
+/// client whose server is down could reach the server of another test.
 pub(crate) fn own_address() -> Ipv4Addr {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
@@ -149,7 +149,8 @@ impl House {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HAPAX_")) {
             command.env_remove(name);
         }
-        // Receivers that a test restarts are tried again at once.
+        // An open circuit is tried again after 1 s instead of 60 s, because tests restart
+        // receivers.
         command.env("HAPAX_TEST_SETTINGS", "circuit.open_ms=1000");
         match self.config_file().exists() {
             true => command.args(["serve", "--config"]).arg(self.config_file()),
@@ -346,7 +347,7 @@ impl Server {
         }
     }
 
-    /// The value of the metric whose line contains all of these parts; 0 if there is none.
+    /// The sum of a metric over all lines that contain these labels; 0 if there is no such line.
     pub(crate) fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let text = self.admin_get("/metrics").text();
         text.lines()

@@ -17,7 +17,7 @@ use super::{Answer, House, Sender, Server, Wire, until};
 
 pub(crate) const SECRET: &str = "whsec_nodes";
 
-/// The tables that a handler writes, in which a second run shows.
+/// The tables that a handler writes. A second run of the handler is visible in them.
 const SCHEMA: &str = "
     CREATE TABLE ledger (event_id text, handler text, attempt int);
     CREATE TABLE account (balance bigint);
@@ -33,7 +33,8 @@ pub(crate) const ROW_AND_SUM: &str = "[sources.stripe.handlers.fee]\n\
      INSERT INTO ledger VALUES (:event_id, 'fee', :attempt);\n\
      UPDATE account SET balance = balance + 1\"\"\"\n";
 
-/// Runs futures of `hapax_sim`; its engines outlive the test that started them.
+/// Runs futures of `hapax_sim` on one runtime for all tests, because its engines outlive the test
+/// that started them.
 pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| Runtime::new().unwrap()).block_on(future)
@@ -123,7 +124,7 @@ pub(crate) fn config(keys: &str, handlers: &str) -> String {
     format!("{keys}\n[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\n{handlers}")
 }
 
-/// The pause of a refused sender; a real one waits far longer.
+/// How long a sender waits after a refusal. A real sender waits far longer.
 const BACK_OFF: Duration = Duration::from_millis(20);
 
 /// Senders of the same source, and the nodes they may use.
@@ -164,8 +165,8 @@ impl Senders {
         until("so many are acked", || (self.acked() >= count).then_some(()));
     }
 
-    /// Sends every event of `ids` until it is acked, and some once more to another node, from
-    /// `clients` clients. Ends with `meanwhile` and the last ack.
+    /// Sends every event of `ids` from `clients` clients until it is acked, and every fifth event
+    /// once more to another node. Returns when `meanwhile` has ended and all events are acked.
     pub(crate) fn send<T>(
         &self,
         clients: usize,
@@ -214,7 +215,7 @@ impl Senders {
     }
 }
 
-/// One client: a connection to some node at a time.
+/// One client. It has one connection at a time, to any node.
 struct Line<'s> {
     senders: &'s Senders,
     turn: usize,

@@ -1,5 +1,5 @@
-//! Apps in Node with packages of the registry, in a separate directory: the repository contains
-//! only their lock files.
+//! Node apps with packages from the npm registry. They are installed into a separate directory,
+//! because the repository contains only their lock files.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,8 +8,8 @@ use std::process::Command;
 const SECONDS_MAX: &str = "120";
 
 /// Installs the files of an example and its packages into `folder`. Returns an error if the
-/// packages cannot be fetched here. A lock file that does not match is a defect of the example, and
-/// panics.
+/// packages cannot be fetched here. Panics if the lock file does not match, because that is a
+/// defect of the example.
 pub(crate) fn install(example: &Path, folder: &Path) -> Result<(), String> {
     std::fs::create_dir_all(folder).unwrap();
     for entry in std::fs::read_dir(example).unwrap() {

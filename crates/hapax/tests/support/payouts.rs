@@ -1,4 +1,4 @@
-//! The payouts that the examples charge a fee for: 10,000 each, so each fee is 50.
+//! The payouts that the examples charge a fee for. Each payout is 10,000, so each fee is 50.
 
 use std::ops::Range;
 

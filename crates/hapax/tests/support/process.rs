@@ -45,7 +45,8 @@ impl Drop for Process {
     }
 }
 
-/// How often a named point was passed. The build for crash tests writes the number to a file.
+/// How often a failpoint was passed. The build for crash tests appends a line to the file at each
+/// pass.
 pub(crate) fn hits(file: &Path, point: &str) -> usize {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines().filter(|line| *line == point).count()

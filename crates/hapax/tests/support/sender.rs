@@ -37,7 +37,7 @@ pub(crate) fn event(id: &str) -> String {
 }
 
 impl Sender {
-    /// `path` is the path that it posts to.
+    /// A sender of this provider that posts to `path`.
     pub(crate) fn new(provider: &str, secret: &str, path: &str) -> Self {
         let secrets = vec![ActiveSecret::forever(Secret::new(secret))];
         Self::of(SourceSpec::new("test", provider, secrets), path)
@@ -56,7 +56,7 @@ impl Sender {
         self.request_at(body, now())
     }
 
-    /// A request with this body, signed at that second.
+    /// A request with this body, signed at this Unix time in seconds.
     pub(crate) fn request_at(&self, body: impl AsRef<[u8]>, second: i64) -> Request {
         self.request_with(body, second, &[])
     }

@@ -64,8 +64,8 @@ struct Seen {
 }
 
 impl Sink {
-    /// `answer` returns status line and further headers of the answer to each delivery, such as
-    /// `503 X\r\nretry-after: 1`, from the delivery and how many deliveries came before it.
+    /// A sink whose `answer` gets each delivery and the number of deliveries before it. `answer`
+    /// returns the status line and further headers, such as `503 X\r\nretry-after: 1`.
     pub(crate) fn new(answer: impl Fn(&Got, usize) -> String + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

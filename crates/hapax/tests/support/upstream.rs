@@ -62,7 +62,7 @@ struct Seen {
 }
 
 impl Upstream {
-    /// Every request is an effect before `reply` is called, which may be slow.
+    /// An app that records each request as an effect and then calls `reply`, which may block.
     pub(crate) fn new(reply: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

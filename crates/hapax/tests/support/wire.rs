@@ -69,7 +69,7 @@ impl Wire {
         Ok(Self { stream, read: Vec::new() })
     }
 
-    /// Writes; returns false if the peer has closed the connection.
+    /// Writes the bytes. Returns false if the peer has closed the connection.
     pub(crate) fn write(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).is_ok()
     }

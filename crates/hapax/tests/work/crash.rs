@@ -49,8 +49,8 @@ fn all_processed(server: &Server, ledger: &Ledger, events: usize) {
     assert_eq!(dead["items"], json!([]), "{dead}");
 }
 
-/// Sends `load` to a server that aborts at the `at`-th hit of `point`, and all of it again to its
-/// successor, which keeps running.
+/// Sends `load` to a server that aborts at the `at`-th hit of `point`. Starts a second server,
+/// which keeps running, and sends it the events that were not acked.
 fn dies_at(house: &House, point: &str, at: usize, mut load: Load) -> Server {
     use std::os::unix::process::ExitStatusExt as _;
     let hit_file = house.path().join("hits");
@@ -111,7 +111,8 @@ fn a_crash_at_each_step_of_an_sql_handler_neither_loses_nor_doubles_an_effect() 
         "worker.before_commit",
         "worker.after_commit",
     ];
-    // More than one slice can hold: some points are passed once per slice.
+    // More events than one slice takes: some points are passed only once per slice, and must be hit
+    // twice.
     const EVENTS: usize = SQL_SLICE + 8;
     let (house, ledger) = sql_house();
     let sender = Sender::stripe(SECRET);
@@ -131,18 +132,20 @@ fn a_crash_at_each_step_of_an_sql_handler_neither_loses_nor_doubles_an_effect() 
 
 #[test]
 fn an_event_that_kills_the_process_does_not_harm_other_events() {
-    // 63 good events are first claimed together with it, and all attempts are lost. From then on
-    // each is claimed alone: the good ones are done although the bad one keeps killing the process.
+    // 63 good events are first claimed in one slice with the poisonous one, and all these attempts
+    // are lost. From then on each job is claimed alone. So the good jobs are done although the
+    // poisonous one kills the process each time.
     const POISON: &str = "evt_31";
     const EVENTS: usize = 64;
-    // One more and it would be a dead letter.
+    // After one more death, the poisonous job would be a dead letter.
     const DEATHS_MAX: usize = 5;
     let (house, ledger) = sql_house();
     let hit_file = house.path().join("hits");
     let plan = format!("worker.mid_handler=abort:{POISON}");
     let kills =
         [("HAPAX_FAILPOINTS", plan.as_str()), ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap())];
-    // First a process without a worker, so that all jobs wait for the first claim.
+    // The first process only accepts events, so that all jobs wait for the first claim of the next
+    // one.
     house.configure(&config("[sources.stripe.handlers.fee]\npull = true\n"));
     let server = house.start();
     Load::events(4, &Sender::stripe(SECRET), 0..EVENTS).send_all(server.ingress);
@@ -155,8 +158,8 @@ fn an_event_that_kills_the_process_does_not_harm_other_events() {
         assert_eq!(server.wait().signal(), Some(SIGABRT), "{}", server.stderr.text());
         done.push(ledger.effects().len());
         if done.len() == 1 {
-            // A slow machine gives back the jobs that a slice has no time for; all the others were
-            // lost with it.
+            // On a slow machine, a slice gives back the jobs that it has no time for, and some jobs
+            // may be done. All others were lost with the process.
             let died = ledger.number("SELECT count(*) FROM hapax_job WHERE state = 1") as usize;
             assert_eq!(died, EVENTS - done[0], "claimed and not done");
             assert!(died > 1, "it was not among others: {done:?}");
@@ -194,7 +197,8 @@ fn a_crash_at_each_step_of_a_call_repeats_it_under_the_same_key_and_done_is_reco
             server.kill();
         }
     }
-    // At least once, and each time under the one key of its event: the app's ledger has one entry.
+    // Each event was called at least once, and always under the same key. So the app's ledger has
+    // one entry for each event.
     let entries = app.ledger();
     assert_eq!(entries.len(), events);
     let bodies: BTreeSet<&str> = entries.values().map(|calls| calls[0].body.as_str()).collect();
@@ -240,8 +244,8 @@ fn a_sigkill_while_apps_are_called_repeats_calls_but_never_changes_their_keys() 
 
 #[test]
 fn a_server_stopped_past_its_lease_settles_each_job_once_when_it_continues() {
-    // The app answers while the server is stopped. When the server continues, the lease is over,
-    // and the answer of a possibly lost claim is in its socket.
+    // The app answers while the server is stopped. When the server continues, the lease has ended,
+    // and the answer to the old claim is still in its socket.
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let app = App::new(move |call| {
@@ -256,7 +260,7 @@ fn a_server_stopped_past_its_lease_settles_each_job_once_when_it_continues() {
          retry = [{}]\n\
          [sources.stripe.handlers.fee]\nlease = \"600ms\"\nsql = \"\"\"{sql}\"\"\"\n",
         app.url(),
-        // More than enough: on a busy machine some attempts time out.
+        // More attempts than needed, because some time out on a busy machine.
         ["\"0s\""; 50].join(", ")
     ));
     let ledger = Ledger::create(&house, ledger::SCHEMA);

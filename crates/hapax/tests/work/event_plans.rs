@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const SECRET: &str = "whsec_plans";
 const SIGABRT: i32 = 6;
 
-/// A source with one handler that writes a row for each event; it has one attempt.
+/// A source with one handler that writes a row for each event. Each job has one attempt.
 fn house() -> House {
     House::new(&format!(
         "[sources.stripe]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\nlate = \"review\"\n\
@@ -140,7 +140,8 @@ fn many_events_are_approved_rejected_and_discarded_by_one_command() {
     };
     (0..3).for_each(|n| late(&format!("good_{n}")));
     (0..2).for_each(|n| late(&format!("bad_{n}")));
-    // Nothing is done without a filter, a reason where one is needed, or a status that fits.
+    // A plan without a filter, without a required reason, or with a status that does not fit its
+    // act is refused.
     let refused = command(&server, &["events", "approve"]);
     assert_eq!((refused.code, refused.stdout.as_str()), (2, ""), "{refused:?}");
     let both = command(&server, &["events", "approve", "good_0", "--source", "stripe"]);

@@ -1,5 +1,5 @@
-//! Handlers through the real server: one run for many copies, a retry after a failure, none after
-//! success, in the order of the events and not of their arrival.
+//! Handlers through the real server: many copies cause one run, a failure is retried, and a success
+//! is not repeated. Events run in their own order, not in the order of arrival.
 
 use std::collections::BTreeMap;
 use std::sync::Barrier;
@@ -120,7 +120,7 @@ fn a_handler_that_fails_three_times_and_then_works_has_one_effect() {
     );
     let server = house.start();
     let sender = Sender::stripe(SECRET);
-    // Together with other events, so that the first attempt is part of a batch.
+    // The events are sent together, so that the first attempts share a batch.
     Load::events(4, &sender, 0..20).send_all(server.ingress);
     for n in 0..20 {
         let event = until_status(&server, &format!("evt_{n}"), "processed");
@@ -151,7 +151,7 @@ fn a_handler_that_always_fails_ends_as_a_dead_letter_and_a_replay_runs_it_once()
     assert!(dead["error"].as_str().unwrap().contains("account"), "{event}");
     assert_eq!(outcomes(dead), ["failed", "failed"]);
     assert_eq!(ledger.effects(), BTreeMap::new());
-    // A copy does not make it run.
+    // A copy of the event does not run the dead job again.
     server.ask(sender.event("evt_1")).is("duplicate");
     let listed = server.admin_get("/api/v1/jobs?status=dead").json();
     assert_eq!(listed["items"][0]["id"], dead["id"], "{listed}");
@@ -184,7 +184,7 @@ fn a_replay_of_an_applied_event_does_nothing_unless_an_operator_forces_it() {
     };
     assert_eq!(replay(json!({ "dry_run": true })), "already_applied");
     assert_eq!(replay(json!({})), "already_applied");
-    // Later jobs are done, so that an unwanted run would have happened by now.
+    // A later event is processed first, so an unwanted run of `evt_1` would have happened by now.
     server.ask(Sender::stripe(SECRET).event("evt_2")).is("accepted");
     until_status(&server, "evt_2", "processed");
     ledger.is_once_each(2);
@@ -235,7 +235,7 @@ fn a_late_event_approved_beside_its_on_time_copy_has_one_effect() {
             let on_time = server.ask(sender.event(&event_id));
             assert_eq!(on_time.status, 200, "{on_time:?}");
         });
-        // Late copies of a running event are copies.
+        // A late copy of a running event is a duplicate and does not go to review.
         server.ask(&late).is("duplicate");
     }
     for n in 0..EVENTS {
@@ -285,7 +285,8 @@ fn a_pull_worker_that_lost_its_fence_gets_409_and_changes_nothing() {
 
 #[test]
 fn failing_sql_is_logged_without_the_sender_s_values() {
-    // With the default schedule the dead letter, and its alert, come more than a day later.
+    // With the default schedule, the job becomes a dead letter only after more than a day, so the
+    // failure must be logged earlier.
     let (house, _ledger) = house(
         "[sources.stripe.handlers.fee]\nsql = \"SELECT json_extract(:body || 'x', '$')\"\n",
         ledger::SCHEMA,
@@ -307,8 +308,8 @@ fn long_event(id: &str) -> String {
 #[test]
 fn a_slow_function_ends_at_the_timeout_and_acks_continue() {
     // SQLite cannot interrupt a function. Comparing this body with this pattern takes its built-in
-    // LIKE most of a minute. In that time the writer would ack nothing, and then the job would be
-    // done.
+    // LIKE most of a minute. Without the timeout, the writer would ack nothing in that time, and
+    // the job would succeed.
     let slow = format!(
         "[sources.stripe.handlers.slow]\nretry = [\"0s\"]\nsql = \"\"\"{};
          SELECT :body LIKE '%' || substr(:body, 500, 40000) || 'b'\"\"\"\n",
@@ -331,7 +332,8 @@ fn a_slow_function_ends_at_the_timeout_and_acks_continue() {
 
 #[test]
 fn a_long_body_is_searched_in_time() {
-    // Each of these takes SQLite's built-in functions seconds to hours for a body of a megabyte.
+    // With SQLite's built-in functions, each of these calls takes seconds to hours for a body of 1
+    // MB.
     let quick = format!(
         "[sources.stripe.handlers.quick]\ntimeout = \"2s\"\nretry = [\"0s\"]\nsql = \"\"\"{};
          SELECT instr(:body, substr(:body, 500, 500000) || 'b')
@@ -370,7 +372,7 @@ fn a_missing_table_is_an_alert_before_the_first_event_until_it_is_there() {
 
 #[test]
 fn attempts_of_pull_workers_are_counted_once() {
-    // A lost fence and a repeated request are not further attempts.
+    // A request with a lost fence and a repeated request do not count as attempts.
     let (house, _ledger) =
         house("[sources.stripe.handlers.fee]\npull = true\nretry = [\"0s\", \"0s\"]\n", "");
     let server = house.start();
@@ -413,7 +415,7 @@ fn a_pull_workers_lease_outlives_the_server_and_its_completion_counts_after_a_re
 #[test]
 fn a_hundred_resources_with_shuffled_versions_end_in_their_newest_state() {
     // Four versions of each resource are sent, in a random order, over eight connections. A handler
-    // that overwrites is safe only if an older version never runs after a newer one.
+    // that overwrites its row is safe only if an older version never runs after a newer one.
     const RESOURCES: usize = 100;
     const VERSIONS: usize = 4;
     let handler = |name: &str| {

@@ -58,7 +58,7 @@ fn forty_endpoints_are_served_beside_ten_that_hang() {
     for sink in &healthy {
         sink.wait_for(MESSAGES);
     }
-    // No attempt at a hanging endpoint has ended, so none made room for the others.
+    // No attempt at a hanging endpoint has ended, so no slot was freed for the healthy endpoints.
     for id in &hung {
         let path = format!("/api/v1/deliveries?endpoint={id}");
         let deliveries: Value = server.admin_get(&path).json();

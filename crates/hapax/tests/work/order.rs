@@ -57,8 +57,9 @@ fn called(app: &App) -> Vec<String> {
 
 #[test]
 fn a_thousand_resources_with_shuffled_versions_and_copies_end_in_the_newest_state() {
-    // Every version is sent twice, both copies somewhere among six thousand requests on sixteen
-    // connections. One handler overwrites its row, and a second handler has the opposite order.
+    // Every version is sent twice, and all six thousand requests are shuffled over sixteen
+    // connections. Each of two handlers overwrites its row, and the second one has the opposite
+    // order.
     const RESOURCES: usize = 1_000;
     const VERSIONS: usize = 3;
     let handler = |name: &str, by: &str| {
@@ -108,8 +109,8 @@ fn a_thousand_resources_with_shuffled_versions_and_copies_end_in_the_newest_stat
 
 #[test]
 fn a_gap_that_is_filled_late_runs_in_order_and_delays_no_other_resource() {
-    // The second number arrives last, and other accounts continue; once through an app, once in
-    // SQL.
+    // Number 2 arrives last, and other accounts continue meanwhile. One handler calls an app, the
+    // other runs SQL.
     let app = App::new(|_| 200);
     let order = |name: &str| {
         format!(
@@ -149,7 +150,7 @@ fn a_gap_that_is_filled_late_runs_in_order_and_delays_no_other_resource() {
     assert_eq!(booked.into_iter().map(|(_, id)| id).collect::<Vec<_>>(), expected);
 }
 
-/// A sequence whose number 2 always fails, at once and for good.
+/// A sequence whose number 2 becomes a dead letter at its first attempt.
 fn with_a_dead_number(keys: &str) -> (House, Ledger) {
     house(
         &format!(
@@ -230,8 +231,8 @@ fn an_operator_decides_about_jobs_behind_a_dead_number() {
 
 #[test]
 fn a_machine_calls_the_app_in_the_order_of_its_states() {
-    // The states arrive shuffled, with copies; a state that is behind does nothing, and one that
-    // appears in no transition is a dead letter at once.
+    // The states arrive shuffled, with copies. An event whose state was already passed is not run.
+    // An event whose state appears in no transition is a dead letter at once.
     let app = App::new(|_| 200);
     let (house, _) = house(
         &format!(

@@ -1,5 +1,5 @@
-//! `refetch` through the real server: the event is a hint, and the current object of its API
-//! counts, for each kind of handler.
+//! `refetch` through the real server: each kind of handler applies the current object from the API,
+//! and the event only says that the object changed.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -113,7 +113,8 @@ fn paid(_: usize, _: &str) -> (u16, String) {
 
 #[test]
 fn sql_applies_the_current_object_once_the_api_works() {
-    // The event says pending, the API has a newer state, and is down for the first two attempts.
+    // The event says `pending`, and the API has a newer state. The API is down during the first two
+    // attempts.
     let api = Api::new(|count, head| match count {
         0 | 1 => (500, String::new()),
         more => paid(more, head),
@@ -223,7 +224,7 @@ struct State {
 }
 
 impl Object {
-    /// Its answers are held back until they are released, if `held`.
+    /// With `held`, the API holds back its answers until the object changes.
     fn new(held: bool) -> Self {
         let state = Arc::new((Mutex::new(State { version: 1, held }), Condvar::new()));
         let shared = Arc::clone(&state);
@@ -255,7 +256,7 @@ impl Object {
 enum Blow {
     /// The request for the object is in flight.
     InFlight,
-    /// At a failpoint, at which the process is stopped first.
+    /// The process has reached this failpoint and is stopped there.
     At(&'static str),
 }
 
@@ -304,7 +305,7 @@ fn dies_and_applies_once(
     assert_eq!(applied(), before, "{blow:?}");
     let asked = object.api.requests().len();
     assert_eq!(asked, if before == ["evt_1 1"] { 1 } else { 2 }, "{blow:?}");
-    // The next event finds the object as it is then.
+    // The next event applies the object as it is at that time.
     object.changes();
     send(&server, "evt_2", "po_1", 2);
     until_status(&server, "evt_2", "processed");
@@ -350,7 +351,7 @@ fn a_sigkill_at_any_step_of_a_refetch_applies_the_newest_object_once() {
 
 #[test]
 fn a_sigkill_at_any_step_of_a_refetch_applies_the_newest_object_once_on_postgresql() {
-    // There the leases of a dead node have to end first, so all cases run at the same time.
+    // On PostgreSQL, the leases of a dead node must end first. To save time, all cases run at once.
     std::thread::scope(|scope| {
         for blow in SQL_BLOWS {
             scope.spawn(move || dies_on_postgresql(blow));
@@ -366,7 +367,7 @@ fn dies_on_postgresql(blow: Blow) {
     let way = format!("timeout = \"3s\"\nlease = \"12s\"\nsql = \"{sql}\"");
     let config = config(&object.api, &way);
     let url = &database.url;
-    // The last table of this config is `refetch`.
+    // The config ends with the table `refetch`, so the appended timeout is that of the fetch.
     let house = House::new(&format!("database_url = \"{url}\"\n{config}timeout = \"3s\"\n"))
         .env("API_AUTH", API_AUTH);
     dies_and_applies_once(blow, &object, &house, || {
@@ -407,7 +408,7 @@ fn a_sigkill_at_any_step_of_a_refetch_sends_an_app_the_newest_object_under_the_s
 #[test]
 fn a_sigkill_at_any_step_of_a_refetch_gives_a_pull_worker_the_newest_object() {
     // The object is fetched within the worker's own request, which ends with the server. The lease
-    // of an external worker has to end first, so both cases run at the same time.
+    // of the pull worker must end first. To save time, both cases run at once.
     std::thread::scope(|scope| {
         for blow in [Blow::InFlight, Blow::At("refetch.after_answer")] {
             scope.spawn(move || dies_with_a_claim(blow));
@@ -417,7 +418,7 @@ fn a_sigkill_at_any_step_of_a_refetch_gives_a_pull_worker_the_newest_object() {
 
 fn dies_with_a_claim(blow: Blow) {
     let object = Object::new(blow == Blow::InFlight);
-    // The last table of this config is `refetch`.
+    // The config ends with the table `refetch`, so the appended timeout is that of the fetch.
     let config = config(&object.api, "pull = true\nlease = \"6s\"");
     let house = House::new(&format!("{config}timeout = \"3s\"\n")).env("API_AUTH", API_AUTH);
     let server = blow.start(&house);

@@ -9,10 +9,10 @@ use crate::support::nodes::{Database, SECRET, config};
 use crate::support::process::hits;
 use crate::support::{House, Sender, Server, until};
 
-/// The key of the source under which customers are found.
+/// The setting of the source that indexes the customer of each event.
 const SEARCH: &str = "search = [\"/customer\"]";
 
-/// The customers that take turns.
+/// The number of customers. Consecutive events belong to different customers.
 const CUSTOMERS: usize = 5;
 
 fn events(ids: std::ops::Range<usize>) -> Load {
@@ -45,8 +45,8 @@ fn finds_all(server: &Server, sent: usize) {
 /// Starts a server that indexes customers.
 type Start<'a> = &'a dyn Fn() -> Server;
 
-/// The process aborts while it indexes: with values read and none written, between two commits of one pass, and after
-/// the commit that moves the mark. Returns the number of events.
+/// Aborts the process at each of `points` while it indexes: after values were read and before any is written, between
+/// two commits of one pass, and after the commit that moves the mark. Returns the number of events.
 fn dies_while_indexing(
     without_search: impl Fn() -> Server,
     start: Start<'_>,

@@ -89,7 +89,8 @@ fn a_published_message_arrives_at_hapax_listen_and_its_signature_holds() {
     assert!(listed.stdout.contains("m1"), "{listed:?}");
 }
 
-// Retries must carry the same id and bytes under a fresh signature, and the history must show each.
+// Retries must carry the same id and bytes under a fresh signature, and the history must show each
+// attempt.
 #[test]
 fn a_failing_endpoint_gets_the_same_bytes_again_until_it_accepts() {
     let house = house();
@@ -102,7 +103,7 @@ fn a_failing_endpoint_gets_the_same_bytes_again_until_it_accepts() {
     let retry = json!(["0s", "0s", "0s", "0s"]);
     let (_, secret) =
         add(&server, &json!({"url": sink.url(), "retry": retry, "headers": {"x-team": "billing"}}));
-    // A number that no parser keeps, and spaces that no printer would write.
+    // Parsing this body and printing it again would change its numbers and its spaces.
     let body = "{\"type\":\"invoice.paid\",\"id\":\"m1\",\"key\":\"c1\",\"data\":{ \"n\":1e400, \"big\":9007199254740993 }}";
     let answer = server.admin_post_text("/api/v1/messages", body);
     assert_eq!((answer.status, answer.json()["deliveries"].as_u64()), (202, Some(1)), "{answer:?}");
@@ -127,7 +128,8 @@ fn a_failing_endpoint_gets_the_same_bytes_again_until_it_accepts() {
     assert_eq!(attempts[0]["answer"], "ok");
 }
 
-// The endpoint that gets the reports fails too: it must get each report in the end, and none about itself.
+// The endpoint that gets the reports fails at first too. It must get each report in the end, and no report
+// about itself.
 #[test]
 fn trouble_of_an_endpoint_is_reported_to_endpoints_of_the_tenant_hapax() {
     let house = house();
@@ -167,7 +169,7 @@ fn trouble_of_an_endpoint_is_reported_to_endpoints_of_the_tenant_hapax() {
     published(&server, &json!({"type": "a", "id": "m2", "data": {}}));
     delivery_is(&server, "m2", "delivered");
     reported(&["hapax.delivery.dead", "hapax.endpoint.disabled", "hapax.endpoint.recovered"]);
-    // Nothing else may belong to that tenant.
+    // A user cannot publish as the tenant `hapax`, or with a type that begins with `hapax.`.
     for body in [
         json!({"type": "a", "tenant": "hapax", "data": {}}),
         json!({"type": "hapax.endpoint.failing", "data": {}}),
@@ -394,7 +396,8 @@ fn every_acknowledged_message_arrives_through_sigkills() {
     }
 }
 
-// A plan is a row: the kill comes while it runs, and no delivery may be sent again twice or be left out.
+// A plan is stored as a row, and the process is killed while the plan runs. The plan must neither take a
+// delivery twice nor leave one out.
 #[test]
 fn a_plan_goes_on_after_a_sigkill_and_takes_each_delivery_once() {
     const DEAD: usize = 60;
@@ -404,7 +407,8 @@ fn a_plan_goes_on_after_a_sigkill_and_takes_each_delivery_once() {
     let sink = {
         let is_down = Arc::clone(&is_down);
         Sink::new(move |_, _| {
-            // Each is refused for good: failures would open the circuit.
+            // The endpoint refuses each delivery for good, because repeated failures would open its
+            // circuit.
             let refused = "400 No\r\nwebhook-delivery: abort-message";
             if is_down.load(Ordering::SeqCst) { refused } else { "200 OK" }.to_owned()
         })
@@ -464,7 +468,8 @@ fn a_plan_goes_on_after_a_sigkill_and_takes_each_delivery_once() {
     assert_eq!(missing.stdout.trim(), "0 deliveries", "{missing:?}");
 }
 
-// The outbox is the commit of the handler: a failed attempt publishes nothing, a done one exactly once.
+// A handler publishes with its own commit: a failed attempt must publish nothing, and a successful one
+// must publish once.
 #[test]
 fn a_message_of_an_sql_handler_is_delivered_once_its_effects_are_committed() {
     let house = House::new(&format!(

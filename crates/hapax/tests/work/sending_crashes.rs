@@ -24,7 +24,7 @@ const POINTS: [&str; 7] = [
     "sender.answered",
 ];
 
-/// Publishes a message; whether it was acknowledged. The server may die meanwhile.
+/// Publishes a message, and returns whether it was acknowledged. The server may die meanwhile.
 fn is_published(server: &Server, id: &str) -> bool {
     let body = json!({"type": "a", "id": id, "data": {"id": id}}).to_string();
     let (to, length) = (server.admin, body.len());
@@ -53,7 +53,7 @@ fn a_crash_at_each_step_of_sending_loses_no_acknowledged_message() {
         for at in [1, 3] {
             let before = hits(&hit_file, point);
             let plan = format!("{point}=abort@{at}");
-            // Deliveries of the rounds before are claimed at once: the server may die before it is ready.
+            // Deliveries of earlier rounds are claimed at once, so the server may die before it is ready.
             let mut server = house.start_mortal(&[("HAPAX_FAILPOINTS", &plan), hits_to]);
             for n in 0..MESSAGES {
                 let id = format!("{}-{at}-{n}", point.replace('.', "-"));
@@ -79,7 +79,7 @@ fn a_crash_at_each_step_of_sending_loses_no_acknowledged_message() {
     });
     let dead = server.admin_get("/api/v1/deliveries?status=dead").json();
     assert_eq!(dead["items"], json!([]), "{dead}");
-    // However often a message came, its bytes are the same.
+    // Every request of one message has the same bytes.
     let mut bodies: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for got in sink.got() {
         let first = bodies.entry(got.id()).or_insert_with(|| got.body.clone());

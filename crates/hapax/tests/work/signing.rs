@@ -1,5 +1,5 @@
-//! Kinds of signatures: what each kind of receiver needs is shown, every delivery verifies with it, and an endpoint
-//! changes its kind without a delivery that a receiver must refuse.
+//! Kinds of signatures: the API shows the key that a receiver needs, and every delivery verifies with it. When an
+//! endpoint changes its kind, deliveries verify with both kinds until the overlap ends.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -69,7 +69,8 @@ fn node_accepts(got: &Got, public_key: &str) -> bool {
     }
 }
 
-// The judge shares no code with us: a mistake in content, encoding or key would pass our own verifier.
+// Node's verifier shares no code with Hapax: our own verifier could repeat a mistake in content,
+// encoding or key.
 #[test]
 fn node_accepts_a_delivery_with_the_public_key_and_no_altered_one() {
     if Command::new("node").arg("--version").output().is_err() {
@@ -90,7 +91,7 @@ fn node_accepts_a_delivery_with_the_public_key_and_no_altered_one() {
     assert!(!node_accepts(&renamed, &key) && !renamed.verifies(&key));
 }
 
-// The private key must never be in an answer, and the public key must still be there tomorrow.
+// The private key must never be in an answer, and later answers must still show the public key.
 #[test]
 fn an_endpoint_with_a_key_pair_shows_its_public_key_and_never_a_secret() {
     let house = House::new(LOOPBACK);

@@ -73,7 +73,7 @@ fn the_key_of_the_vault_is_replaced_while_deliveries_go_on() {
     assert!(said.contains("which stored values need"), "{said}");
     assert!(!said.contains(ONE) && !said.contains(TWO), "{said}");
 
-    // The new key everywhere, then the swap.
+    // The new key is added first. Then `key` and `old` are swapped.
     reload(&house, &server, &format!("key = \"{ONE}\"\nold = [\"{TWO}\"]\n"), TAKEN);
     all_goes_on(&server);
     let (_, notes) = doctor(&house);
@@ -123,7 +123,7 @@ fn where_endpoints_may_be_follows_a_reload() {
     };
     publish("m1");
     sink.wait_for(1);
-    // The endpoint stays, and its next attempt is blocked.
+    // Without the rule the endpoint still exists, and its next attempt is blocked.
     reload(&rules(""));
     publish("m2");
     until("the attempt is blocked", || {
