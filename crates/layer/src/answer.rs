@@ -19,7 +19,7 @@ use crate::{Body, BoxError};
 /// Marks an answer that belongs to the first request with the key.
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
-/// The part of a complete response that is stored. `None` where it is too large.
+/// The part of a complete response that is stored. `None` if that part is too large.
 ///
 /// Hop-by-hop headers, cookies (which belong to the first client only) and values that are not text are
 /// left out.
@@ -73,13 +73,14 @@ fn is_kept(name: &HeaderName) -> bool {
 pub(crate) enum CollectedBody<B> {
     /// The whole body, and its trailers, which only the first caller gets.
     Whole { body: Bytes, trailers: Option<HeaderMap> },
-    /// Too large, or not complete in time: the body, with its start read already.
+    /// The body is too large, or not complete in time. Its start was read already.
     Unbounded(ResumedBody<B>),
-    /// It was interrupted.
+    /// The body was interrupted.
     Broken(BoxError),
 }
 
-/// Reads an answer up to the bound, until `deadline` at most: a stream of events never ends.
+/// Reads an answer up to the size limit, and until `deadline` at most, because a stream of events
+/// never ends.
 pub(crate) async fn collect<B>(body: B, deadline: Instant) -> CollectedBody<B>
 where
     B: http_body::Body<Data = Bytes>,

@@ -1,7 +1,7 @@
 //! The body type of requests and answers in the layer: any body, boxed.
 //!
-//! The body is a type and not an alias: with the bare box, the compiler cannot prove that a future
-//! of the layer is `Send`, and callers would get that error.
+//! The body is a type and not an alias: with the bare box, the compiler cannot prove that the
+//! layer's futures are `Send`, and the callers' code would not compile.
 
 use std::fmt;
 use std::pin::Pin;

@@ -38,7 +38,7 @@ pub enum Principal {
         now: Arc<Clock>,
     },
     /// By a claim of a JWT whose signature is not checked. Use it only behind a component that verifies
-    /// tokens: a replay never reaches the app.
+    /// tokens: the app cannot check the token of a replay, because a replay never reaches the app.
     UnverifiedJwt(String),
     /// By a function of the app, which may read values that its authentication put into the
     /// extensions.
@@ -109,7 +109,8 @@ fn by_header(headers: &HeaderMap, name: &HeaderName) -> Result<String, Principal
     Ok(std::str::from_utf8(value).map_or_else(|_| hashed(value), shown))
 }
 
-/// Judged by the name. A hash that was not needed only costs readability; a stored credential would leak.
+/// Whether a header carries credentials, judged by its name. A needless hash only costs readability, but
+/// a stored credential would leak.
 fn carries_credentials(name: &HeaderName) -> bool {
     let telling = ["authorization", "key", "token", "secret", "session", "password", "credential"];
     telling.iter().any(|word| name.as_str().contains(word))
@@ -223,7 +224,7 @@ mod tests {
         check(header("x-account-id"), &[("x-account-id", "acct_1")], Ok("acct_1"));
         check(header("x-account-id"), &[], Err(PrincipalError::Missing));
         check(header("x-account-id"), &[("x-account-id", "")], Err(PrincipalError::Missing));
-        // The app may use the last value, and the layer the first.
+        // If the layer used the first value, the app might use the last.
         let two = [("x-account-id", "acct_1"), ("x-account-id", "acct_2")];
         check(header("x-account-id"), &two, Err(PrincipalError::Missing));
         check(header("authorization"), &[], Err(PrincipalError::Missing));

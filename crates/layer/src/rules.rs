@@ -29,8 +29,8 @@ pub const BODY_BYTES_DEFAULT: usize = 1 << 20;
 pub struct IdempotencyRules {
     pub(crate) realm: String,
     pub(crate) required: Vec<RoutePattern>,
-    /// How a request identifies its caller. `None`: by the Authorization header; requests without
-    /// one are one caller.
+    /// How a request identifies its caller. `None`: by the Authorization header. All requests
+    /// without that header are one caller.
     pub(crate) principal: Option<Principal>,
     pub(crate) ttl: Duration,
     pub(crate) lease: Duration,
@@ -71,9 +71,9 @@ impl IdempotencyRules {
         Self { required: routes.into_iter().collect(), ..self }
     }
 
-    /// How a request identifies its caller. By default the Authorization header does, and all requests
-    /// without one are one caller. With any other choice, a request that does not identify its caller is
-    /// refused.
+    /// How a request identifies its caller. By default the Authorization header identifies the caller,
+    /// and all requests without that header are one caller. With any other choice, a request that does
+    /// not identify its caller is refused.
     pub fn principal(self, principal: Principal) -> Self {
         Self { principal: Some(principal), ..self }
     }
@@ -161,25 +161,25 @@ enum PatternEnd {
 /// Why a text is not a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RoutePatternError {
-    /// Not two words.
+    /// The text is not two words.
     #[error("a route is a method and a path, like \"POST /charges\"")]
     Shape,
-    /// Not a method of HTTP.
+    /// The first word is not an HTTP method in capitals.
     #[error("a route begins with a method in capitals, like \"POST\"")]
     Method,
-    /// Safe requests bypass the layer with or without a key.
+    /// The method is safe or CONNECT. Such requests bypass the layer with or without a key.
     #[error("GET, HEAD, OPTIONS and TRACE never need a key")]
     Safe,
     /// The path does not begin with a slash.
     #[error("the path of a route begins with \"/\"")]
     NoSlash,
-    /// A route has no query.
+    /// The path has a query or a fragment.
     #[error("a route has no query or fragment")]
     Query,
-    /// A star inside a segment.
+    /// A segment contains a star and other characters, and the star does not end the path.
     #[error("a \"*\" in a route matches a whole segment, or at the end anything")]
     Star,
-    /// No request could match it.
+    /// No request could match the path.
     #[error(
         "the path of a route has no empty or dotted segments, \";\", \"\\\" or control characters"
     )]
@@ -223,7 +223,7 @@ impl RoutePattern {
         Ok(Self { method, segments: segments.collect::<Result<_, _>>()?, end })
     }
 
-    /// Whether a request matches. Every spelling of a path is the same path: `//charges`, `/CHARGES`,
+    /// Whether a request matches. All spellings of a path are treated alike: `//charges`, `/CHARGES`,
     /// `/%63harges`, `/charges;a` and `/x/../charges` match where `/charges` does. A path that cannot be
     /// normalised (a NUL, invalid UTF-8) matches nothing.
     pub fn matches(&self, method: &Method, path: &str) -> bool {
@@ -321,7 +321,7 @@ mod tests {
         check("POST /", "/x", false);
     }
 
-    // An attacker spells a path in another way to avoid the required key.
+    // An attacker could spell a path in another way to avoid the required key.
     #[test]
     fn a_path_is_the_same_however_it_is_escaped() {
         check("POST /charges", "/%63harges", true);
@@ -337,7 +337,7 @@ mod tests {
         check("POST /charges", "/..;/charges;a", true);
         check("POST /v1/*", "/v1/", true);
         check("POST /v1/*", "/x/..;/V1//charges", true);
-        // Paths are also matched unresolved, as a server that resolves nothing reads them.
+        // Paths are also matched without resolving dots, because some servers do not resolve them.
         check("POST /accounts/*/charges", "/accounts/../charges", true);
         check("POST /accounts/*/charges", "/accounts//charges", true);
         check("POST /accounts/*/charges", "/accounts/;x/charges", true);

@@ -2,8 +2,9 @@
 //! stored before it is sent. All of it runs on its own task, so that a client that hangs up interrupts
 //! nothing.
 //!
-//! Every outcome settles the key. If the work was done, the answer is stored. If it certainly was not, the
-//! key is freed. If it is unknown whether the work was done (an error, a panic, an interrupted
+//! Every outcome settles the key. If the work was done, the answer is stored. If the work was certainly
+//! not done, the key is freed. If it is unknown whether the work was done (an error, a panic, an
+//! interrupted
 //! answer), nothing is written, and the key stays in progress until its lease ends.
 
 use std::future::poll_fn;
@@ -24,8 +25,9 @@ use crate::request_waiters::NotifyOnDrop;
 use crate::service::{IdempotencyOutcome, Shared};
 use crate::{Body, BoxError};
 
-/// When the right to run a request ends. It is in the extensions of the request, next to its
-/// [`Reserved`]. Work that has not begun by then must not begin: another attempt may run.
+/// When the right to run a request ends. This value is in the extensions of the request, next to
+/// its [`Reserved`]. Work that has not begun by this time must not begin, because another attempt
+/// may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeasedUntil(pub Instant);
 
@@ -55,7 +57,7 @@ where
     RB: http_body::Body<Data = Bytes> + Send + 'static,
     RB::Error: Into<BoxError>,
 {
-    // The lease begins at some time between the call and its return, which may take long.
+    // The lease begins at some time during this call, and the call may take long.
     let asked_at = Instant::now();
     match shared.ledger.reserve(pending.ask.clone()).await {
         Ok(Reservation::Fresh(reserved)) => {
@@ -121,7 +123,7 @@ where
     let settle = chosen.unwrap_or_else(|| Settle::by_status(head.status));
     let ours = |body| IdempotencyOutcome::Fresh.on(Response::from_parts(head, body));
     Ok(match settle {
-        // A stream without an end is settled before the lease ends. An answer that began late still gets a
+        // An endless stream must be settled before the lease ends. An answer that begins late still gets a
         // quarter of the lease.
         Settle::Keep => {
             match answer::collect(body, most_of_the_lease.max(after(a_quarter))).await {
@@ -191,8 +193,8 @@ impl<L: Ledger> RunningRequest<'_, L> {
         }
     }
 
-    /// The fence is lost, to an app that finished the key in its own transaction or to a later attempt. The
-    /// stored answer counts.
+    /// Answers a request whose fence was lost, to an app that finished the key in its own transaction or to
+    /// a later attempt. If an answer is stored, it is sent instead of `ours`.
     async fn superseded(self, answer: StoredAnswer, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, .. } = self;
         let asked_at = Instant::now();
@@ -200,8 +202,8 @@ impl<L: Ledger> RunningRequest<'_, L> {
             Ok(Reservation::Replay(kept)) => IdempotencyOutcome::Fresh.on(answer::answered(kept)),
             Ok(Reservation::InProgress { remaining }) => in_progress(remaining),
             Ok(Reservation::Mismatch) => mismatch(shared),
-            // The key is free: the app abandoned it, or a later attempt did. A success must still not run
-            // again.
+            // The key is free: the app abandoned it, or a later attempt did. A successful request must
+            // still not run again, so its answer is stored under a new fence.
             Ok(Reservation::Fresh(reserved)) if ours.status().is_success() => {
                 let until = later(asked_at, shared.rules.lease);
                 let again = RunningRequest { shared, ask, reserved, until };
@@ -221,8 +223,8 @@ impl<L: Ledger> RunningRequest<'_, L> {
         }
     }
 
-    /// Nothing was done, so the key is freed and `ours` is sent. If the app finished the key in its own
-    /// transaction, the stored answer is sent instead.
+    /// Answers a request that did nothing: the key is freed and `ours` is sent. If the app finished the
+    /// key in its own transaction, the stored answer is sent instead.
     async fn free(self, ours: Response<Body>) -> Response<Body> {
         let Self { shared, ask, reserved, .. } = self;
         match shared.ledger.reserve(ask).await {

@@ -186,7 +186,8 @@ where
         match admit(&self.shared.rules, &parts) {
             Ok(None) => pass_through(self.inner.call(Request::from_parts(parts, Body::new(body)))),
             Ok(Some(scoped_key)) => {
-                // This call uses the service that is ready; its clone stays here.
+                // Only `self.inner` was polled ready, so this call takes it and leaves a clone in
+                // its place.
                 let fresh = self.inner.clone();
                 let service = mem::replace(&mut self.inner, fresh);
                 let request = KeyedRequest { scoped_key, service, parts, body };
@@ -226,8 +227,8 @@ fn admit(rules: &IdempotencyRules, parts: &Parts) -> Result<Option<ScopedKey>, I
         PrincipalError::Missing => IdempotencyProblem::PrincipalMissing,
         PrincipalError::Refused => IdempotencyProblem::TokenRefused,
     })?;
-    // The scope holds every method that the app may use: a method from an override header makes another
-    // request.
+    // The scope holds every method that the app may use. So a request with an override header does not
+    // share its key with a request without one.
     let method = target::all_methods(&parts.method, &parts.headers);
     let scope = Scope::new(&rules.realm, &principal, &method, path.normal());
     Ok(Some(ScopedKey { scope, key }))
@@ -288,7 +289,8 @@ where
         let deadline = run::after(rules.wait);
         let mut pause = POLL_FIRST;
         loop {
-            // Registered before the ledger is asked, so that an end in between wakes this request.
+            // The waiter is registered before the ledger is asked, so that a request that ends in
+            // between wakes it.
             let mut ended = pin!(notify.notified());
             ended.as_mut().enable();
             let attempt = {

@@ -146,7 +146,7 @@ pub fn is_passed_on(method: &Method, headers: &HeaderMap) -> bool {
     methods(method, headers).all(|method| changes_nothing(&method))
 }
 
-/// See [`is_passed_on`], by the method alone.
+/// Whether a method bypasses the layer; see [`is_passed_on`].
 pub(crate) fn changes_nothing(method: &Method) -> bool {
     method.is_safe() || method == Method::CONNECT
 }

@@ -101,7 +101,7 @@ async fn a_key_without_a_caller_is_refused() {
     );
     assert_eq!(claims.send(charge("k")).await.status, 400);
     assert_eq!(api.effects.count() + claims.effects.count(), 0);
-    // Without a key the caller does not matter.
+    // A request without a key needs no caller.
     assert_eq!(
         api.send(charge("").without("idempotency-key").without("x-account-id")).await.status,
         201
@@ -186,7 +186,8 @@ async fn a_caller_over_its_quota_gets_no_new_key_and_keeps_its_old_ones() {
     }
 }
 
-// The second request ends after the first one's answer has filled the quota. Its work is done and must stay done.
+// The second request ends after the first one's answer has filled the quota. The work of the second request is
+// done and must not run again.
 #[tokio::test]
 async fn an_answer_that_does_not_fit_reaches_its_caller_and_is_never_run_again() {
     let api =

@@ -29,7 +29,7 @@ enum Fate {
     Well,
     /// The handler dies between its commit and its answer.
     DiesAfterCommit,
-    /// Its effects cannot be committed.
+    /// The handler's effects cannot be committed.
     IsRefused,
     /// The handler waits before its commit until the test lets it continue.
     StandsStill,
@@ -73,7 +73,7 @@ async fn charges(
 fn failed(error: &TxError) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     match error {
-        // Rolled back, and it did nothing else.
+        // The transaction was rolled back, and the handler did nothing outside it.
         TxError::Failed(_) => {
             *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
             response.extensions_mut().insert(Settle::Free);

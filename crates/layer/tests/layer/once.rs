@@ -15,7 +15,7 @@ use crate::support::{Api, answer, charge, rules, soon};
 async fn fifty_at_once_with_one_key_are_one_run() {
     let api = Api::new(rules(), |effects, _| async move {
         let run = effects.add("charged");
-        // The other requests run while this one is in the middle.
+        // Lets the other requests arrive in the middle of this run.
         tokio::task::yield_now().await;
         Ok(answer(StatusCode::CREATED, format!("{{\"id\":\"ch_{run}\"}}")))
     });

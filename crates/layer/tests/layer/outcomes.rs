@@ -25,9 +25,9 @@ use crate::support::{Api, Failed, LEASE, Paused, answer, charge, paused, rules, 
 enum After {
     /// Every retry gets an answer with this status.
     Kept(u16),
-    /// The next one runs.
+    /// The next request runs.
     Free,
-    /// The next request runs after the lease has ended, and none runs before.
+    /// No request runs before the lease has ended. After that, the next one runs.
     InProgress,
 }
 
@@ -81,7 +81,7 @@ async fn check(name: &str, exit: Exit, hears: Hears, after: After) {
             assert_eq!((&third.body[..], api.effects.count()), (&b"attempt 2"[..], 2), "{name}");
         }
     }
-    // Nothing runs on afterwards.
+    // No request is still running in the background.
     soon(api.layer.drained()).await;
 }
 
@@ -188,7 +188,8 @@ async fn an_answer_too_large_to_keep_is_never_run_again() {
         Ok(answer)
     };
     check("its headers", many_headers, Hears::Status(200), After::Kept(500)).await;
-    // Beyond the limit, the end of the answer does not matter for the key.
+    // Once an answer exceeds the limit, its key is settled, even if the answer is interrupted
+    // later.
     let then_broken = || frames([data(ANSWER_BODY_BYTES_MAX + 1), Err("reset".into())]);
     check("and it breaks off", then_broken, Hears::Error, After::Kept(500)).await;
 }
@@ -212,7 +213,8 @@ async fn the_first_caller_gets_a_huge_answer_whole_and_retries_get_an_error() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// A stream of events never reaches the limit and never ends: its caller would wait without an end.
+// A stream of events never reaches the limit and never ends. If the layer collected it, the caller
+// would wait forever.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_does_not_end_is_streamed_before_its_lease_is_over() {
     let api = Api::new(rules(), |effects, _| async move {
@@ -295,7 +297,8 @@ async fn headers_of_one_connection_are_not_stored() {
     assert!(replay.is_replay());
 }
 
-// A client that hangs up during the work would interrupt it, half done, with its key in progress.
+// Without its own task, the work would be interrupted half done when the client hangs up, and its
+// key would stay in progress.
 #[tokio::test]
 async fn a_client_that_hangs_up_cuts_nothing_short() {
     let Paused { api, begun, gate } = paused(rules());
@@ -349,7 +352,7 @@ async fn an_answer_that_cannot_be_kept_for_a_while_is_kept_then() {
     kept_once_the_ledger_takes_it(StoreError::Unavailable(PLANNED.into())).await;
 }
 
-// The queue of the ledger is full for a moment, and the work is done.
+// The work is done, and the ledger's queue is full for a moment.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_a_busy_ledger_does_not_take_is_kept_then() {
     kept_once_the_ledger_takes_it(StoreError::Busy).await;
@@ -371,7 +374,7 @@ async fn kept_once_the_ledger_takes_it(error: StoreError) {
     assert_eq!(api.effects.count(), 1);
 }
 
-// A client that got 201 would get another answer after a crash, if an answer were sent before it is stored.
+// If an answer were sent before it is stored, a client could get 201 and, after a crash, another answer.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_cannot_be_kept_is_not_sent() {
     let api = Api::counting(rules());
@@ -384,7 +387,8 @@ async fn an_answer_that_cannot_be_kept_is_not_sent() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// The ledger took so long that another attempt may run by now: work that begins would be a second effect.
+// The ledger took so long that another attempt may run by now. If this work began, there could be a
+// second effect.
 #[tokio::test(start_paused = true)]
 async fn work_whose_lease_is_over_before_it_begins_is_not_begun() {
     let api = Api::counting(rules());
@@ -416,7 +420,8 @@ async fn a_key_that_cannot_be_freed_waits_out_its_lease() {
     assert_eq!(api.effects.count(), 2);
 }
 
-// To read what is stored, the layer reserves the key again, because its lease is over. It must give it back.
+// The layer reads the stored answer by reserving the key. Because the lease has ended, that gives the layer
+// a new reservation, which it must release.
 #[tokio::test]
 async fn work_that_ended_unknown_after_its_lease_leaves_the_key_free() {
     let gate = Arc::new(Semaphore::new(0));

@@ -17,7 +17,7 @@ use crate::support::{Api, LEASE, TestLedger, answer, charge, rules, soon};
 #[derive(Clone, Copy)]
 enum Then {
     Says(u16),
-    /// More than can be stored.
+    /// An answer that is too large to store.
     SaysTooMuch,
     BreaksOff,
     Fails,
@@ -123,7 +123,7 @@ async fn a_key_that_the_app_abandoned_is_free_unless_its_response_is_a_success()
     }
 }
 
-/// An API whose runs wait, each for its own permit.
+/// An API with two runs, each of which waits for its own permit.
 fn two_at_a_time(settle: Option<Settle>) -> (Api, Arc<Notify>, [Arc<Semaphore>; 2]) {
     let begun = Arc::new(Notify::new());
     let gates = [(); 2].map(|()| Arc::new(Semaphore::new(0)));

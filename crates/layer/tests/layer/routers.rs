@@ -86,7 +86,7 @@ async fn a_request_without_a_key_is_streamed_both_ways() {
     });
     let service = tower::Layer::layer(&layer, echo);
     let request = Request::post("/echo").body(Incoming(body)).unwrap();
-    // The answer begins before the request has ended.
+    // The answer begins before the request body has ended.
     let mut answer = service.oneshot(request).await.unwrap().into_body();
     for piece in ["one", "two"] {
         sender.send(Bytes::from(piece)).unwrap();

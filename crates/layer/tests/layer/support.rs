@@ -44,7 +44,7 @@ impl TestLedger {
         self.clock.fetch_add(span.as_secs().try_into().unwrap(), Ordering::SeqCst);
     }
 
-    /// From now on the act fails.
+    /// Makes every later call of `act` fail.
     pub(crate) fn fail(&self, act: Act) {
         self.faults.fail(act, StoreError::Unavailable(PLANNED.into()));
     }
@@ -234,7 +234,7 @@ impl Heard {
         self.outcome == Some(IdempotencyOutcome::Replay)
     }
 
-    /// The kind of problem that this is, if it is one of the layer's own.
+    /// The type of the problem, if the layer itself answered with one.
     pub(crate) fn problem(&self) -> Option<String> {
         (self.header("content-type") == Some("application/problem+json")).then(|| {
             let body: serde_json::Value = serde_json::from_slice(&self.body).unwrap();

@@ -59,7 +59,7 @@ async fn a_waiting_retry_is_woken_when_the_request_ends() {
     assert_eq!(api.effects.count(), 1);
 }
 
-// The request runs in another process, which does not wake this one.
+// The request runs in another process, which does not wake the waiters of this one.
 #[tokio::test(start_paused = true)]
 async fn a_retry_that_waits_for_another_process_sees_the_end_by_polling() {
     let Paused { api, begun, gate } = paused(rules());
