@@ -43,7 +43,7 @@ struct Calls {
     begun: usize,
     ended: usize,
     arguments: Vec<String>,
-    /// By the number of the call, counted from 0.
+    /// The calls that fail, by their numbers, counted from 0, and their error.
     failures: Vec<(Range<usize>, StoreError)>,
     before: Option<Arc<Semaphore>>,
     after: Option<Arc<Semaphore>>,
@@ -94,7 +94,7 @@ impl<S> FaultyStore<S> {
         });
     }
 
-    /// Every call of `act` fails with `error`, until [`FaultyStore::heal`].
+    /// Makes every call of `act` fail with `error`, until [`FaultyStore::heal`].
     pub fn fail(&self, act: Act, error: StoreError) {
         self.plan(act, |calls| calls.failures.push((calls.begun..usize::MAX, error)));
     }
@@ -136,8 +136,8 @@ impl<S> FaultyStore<S> {
         self.calls().get(&act).map_or_else(Vec::new, |calls| calls.arguments.clone())
     }
 
-    /// Ends when the next call begins or ends. Counts from the moment of the call, not from the
-    /// first poll.
+    /// A future that ends when the next call of any act begins or ends. It counts calls from its
+    /// creation on, not from its first poll.
     pub fn changed(&self) -> impl Future<Output = ()> {
         self.changed.notified()
     }
@@ -208,8 +208,8 @@ impl<S> fmt::Debug for FaultyStore<S> {
     }
 }
 
-/// Declares [`Act`], and passes each act on to the store behind. The methods of a trait that
-/// cannot fail follow a `+`: they are passed on uncounted.
+/// Declares [`Act`], and passes each act on to the store behind. The methods that cannot fail
+/// follow a `+` in each trait: they are passed on and not counted.
 macro_rules! acts {
     ($($Trait:ident {
         $($Act:ident: $method:ident($($argument:ident: $Argument:ty),*) -> $Answer:ty;)*

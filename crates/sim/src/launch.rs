@@ -1,5 +1,5 @@
 //! Starts an engine on a free port. If another process takes the port first, the start is repeated on another
-//! one. Each engine defines when it is ready.
+//! port. Each engine defines when it is ready.
 
 use std::fs;
 use std::io;

@@ -1,8 +1,8 @@
 //! Real engines and real faults for the tests and benchmarks: nothing here ships.
 //!
 //! Each engine runs in a private directory, on its own port, and as an unprivileged user if the tests run
-//! as root. The engine ends when the test process ends, in whatever way (`supervisor.rs`). Public functions
-//! panic with the reason: a test that cannot start its engine has failed.
+//! as root. The engine ends when the test process ends, even if that process is killed (`supervisor.rs`).
+//! Public functions panic with the reason: a test that cannot start its engine has failed.
 //!
 //! [`FaultyStore`] injects faults between a store and its callers, and [`SignedEvent`] makes events for a
 //! store.

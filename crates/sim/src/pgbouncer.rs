@@ -1,5 +1,5 @@
 //! A real PgBouncer in transaction mode. It runs each transaction on any free session, so session state
-//! (prepared statements, settings, LISTEN) belongs to another client the next time.
+//! (prepared statements, settings, LISTEN) may belong to another client at the next transaction.
 
 use std::io;
 use std::process::{Child, Command};

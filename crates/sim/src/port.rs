@@ -8,18 +8,19 @@ use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::Mutex;
 
-/// Below the ports that the kernel assigns to port 0 and to outgoing connections: while an engine is down
-/// between two starts, a client's connection must not take its port.
+/// The ports that engines use. They are below the ports that the kernel assigns to port 0 and to outgoing
+/// connections: while an engine is down between two starts, a client's connection must not take its port.
 const PORTS: Range<u16> = 15_000..32_000;
 
 /// How many starts may clash before the launch fails.
 pub(crate) const CLASHES_MAX: u32 = 10;
 
-/// The ports that this process uses: the engine on one may be down between two starts.
+/// The ports that this process has handed out. Each stays reserved, because its engine may be down
+/// between two starts.
 static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
-/// A port on loopback that was free a moment ago, that this process has not used yet, and that no outgoing
-/// connection gets: for a server that restarts on the same address.
+/// A port on loopback for a server that restarts on the same address. The port was free a moment ago, this
+/// process has not used it yet, and the kernel assigns it to no outgoing connection.
 pub fn free() -> u16 {
     // Many test processes choose at once, so each needs its own random numbers.
     let random = RandomState::new();

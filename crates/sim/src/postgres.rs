@@ -21,7 +21,8 @@ use crate::{launch, tls};
 
 /// A running or stopped PostgreSQL server. Dropping it deletes it with all its data.
 pub struct Postgres {
-    // Before the supervisor, so that the server is reaped before the watchdog ends.
+    // This field is dropped before the supervisor, so that the server is reaped before the watchdog
+    // ends.
     postmaster: Mutex<Option<Child>>,
     supervisor: Supervisor,
     binaries: PathBuf,
@@ -206,7 +207,8 @@ impl Postgres {
     /// When the processes do not end in time.
     pub async fn kill_postmaster(&self) {
         let Some(mut postmaster) = self.postmaster.lock().await.take() else { return };
-        // Stopped first, so that it starts no child while they are listed.
+        // The postmaster is stopped first, so that it starts no child while its children are
+        // listed.
         supervisor::signal(postmaster.id(), Signal::STOP);
         let orphans = supervisor::children(postmaster.id());
         supervisor::signal(postmaster.id(), Signal::KILL);
@@ -229,7 +231,7 @@ impl Postgres {
         }
     }
 
-    /// Waits until the server answers a query, which it does not while it recovers from a crash of a backend.
+    /// Waits until the server answers a query. It answers none while it recovers from a crash of a backend.
     ///
     /// # Panics
     /// When it does not answer in time.
@@ -258,7 +260,8 @@ impl Postgres {
     }
 
     /// Terminates every client session and waits until they have ended, so that no later check counts them.
-    /// Returns how many there were. On the shared server name a database, whose sessions alone are ended.
+    /// Returns how many there were. With `database`, only the sessions of that database are ended; the
+    /// shared server needs this.
     ///
     /// # Panics
     /// When the server cannot be reached.
@@ -274,7 +277,7 @@ impl Postgres {
     }
 
     /// Sends SIGKILL to one client's backend. PostgreSQL then assumes that shared memory is corrupt, ends all
-    /// sessions and recovers. Returns whether there was a backend to kill.
+    /// sessions and recovers. Returns whether a backend was found.
     ///
     /// # Panics
     /// When the server cannot be reached.
@@ -440,7 +443,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // The server is ended at once, and not only when the watchdog finds it.
+        // Ends the server at once. Otherwise only the watchdog would end it.
         if let Some(mut postmaster) = self.postmaster.get_mut().take() {
             supervisor::signal(postmaster.id(), Signal::CONT);
             supervisor::signal(postmaster.id(), Signal::QUIT);

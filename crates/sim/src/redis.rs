@@ -153,7 +153,7 @@ impl Redis {
 impl Drop for Redis {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.get_mut().take() {
-            // No data is kept, and a paused server reacts to no other signal.
+            // SIGKILL loses nothing that is needed, and a paused server reacts to no other signal.
             supervisor::signal(child.id(), Signal::KILL);
             let _ = child.wait();
         }

@@ -28,12 +28,12 @@ pub struct SignedEvent {
     pub body: String,
     /// When it was received.
     pub received_at: Timestamp,
-    /// Whether it was signed long before it was received: it goes to review.
+    /// Whether the event was signed long before it was received. A late event goes to review.
     pub is_late: bool,
 }
 
 impl SignedEvent {
-    /// An event on time, received at `received_at`.
+    /// An event that was signed and received at `received_at`.
     pub fn new(source: &str, event_id: &str, received_at: Timestamp) -> Self {
         Self {
             source: source.to_owned(),

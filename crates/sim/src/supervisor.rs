@@ -38,8 +38,8 @@ struct EngineUser {
     gid: u32,
 }
 
-/// Sends the engine's own signal for two seconds, then SIGKILL. The directory is removed last: an engine that
-/// still writes into it would leave files.
+/// The script of the watchdog. After the end of the pipe it sends the engine's own signal for two seconds,
+/// and then SIGKILL. The directory is removed last: an engine that still writes into it would leave files.
 const WATCHDOG: &str = r#"
 trap '' INT TERM HUP
 while read -r line; do :; done
@@ -82,7 +82,8 @@ impl Supervisor {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // As the engine's user: in a container, root without capabilities cannot see its processes.
+        // The watchdog runs as the engine's user: in a container, root without capabilities cannot
+        // see that user's processes.
         EngineUser::apply(user, &mut watchdog);
         let watchdog = watchdog.spawn()?;
         Ok(Supervisor { folder, user, watchdog })

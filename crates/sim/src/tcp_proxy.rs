@@ -15,8 +15,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// The end of every answer of PostgreSQL to a statement, or to a pipeline up to its Sync. Before it the client
-/// does not know whether the statement was committed.
+/// The end of every answer of PostgreSQL to a statement, or to a pipeline up to its Sync. Until these bytes
+/// arrive, the client does not know whether the statement was committed.
 pub const READY_FOR_QUERY: &[u8] = b"Z\x00\x00\x00\x05";
 
 /// A proxy on its own port. Dropping it closes its connections.
@@ -34,7 +34,8 @@ pub enum TrafficMode {
     Forward,
     /// Everything passes, this much later in each direction.
     Delay(Duration),
-    /// Nothing passes and no side notices, as when packets are lost. Held bytes pass when traffic flows again.
+    /// Nothing passes, and neither side notices it, as when packets are lost. Held bytes pass when traffic
+    /// flows again.
     Hold,
     /// Open connections pass. New connections are reset.
     Refuse,
@@ -43,12 +44,13 @@ pub enum TrafficMode {
 /// A moment at which one connection is reset or closed, once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trap {
-    /// When the client sends these bytes, they do not arrive, and the connection is reset.
+    /// When the client sends these bytes, they do not reach the server, and the connection is
+    /// reset.
     Request(Vec<u8>),
-    /// When the client sends `request`, it arrives. The answer is dropped until it has contained `answer` (at
-    /// once if that is empty), and the connection is reset. For PostgreSQL `answer` is [`READY_FOR_QUERY`]. The
-    /// `request` must be part of the execution, such as `COMMIT` or a parameter's value, since the text of a
-    /// prepared statement is sent before.
+    /// When the client sends `request`, it reaches the server. The answer is dropped. Once the answer has
+    /// contained `answer`, the connection is reset; with an empty `answer`, at once. For PostgreSQL `answer` is
+    /// [`READY_FOR_QUERY`]. The `request` must be part of the execution, such as `COMMIT` or a parameter's
+    /// value, since the text of a prepared statement is sent before.
     Answer {
         /// The bytes that the client sends.
         request: Vec<u8>,
@@ -56,7 +58,7 @@ pub enum Trap {
         answer: Vec<u8>,
     },
     /// When the server has sent this many bytes on a connection since the trap was set, the client gets exactly
-    /// those, and then the end.
+    /// these bytes, and the connection is closed.
     AfterBytes(usize),
 }
 
@@ -153,18 +155,19 @@ struct Network {
     armed: Mutex<ArmedTrap>,
 }
 
-/// The number distinguishes a new trap from the one that a connection was counting for.
+/// The trap that is set. A connection that counts bytes for an earlier trap notices the new one by
+/// its number.
 #[derive(Default)]
 struct ArmedTrap {
     number: u64,
     trap: Option<Trap>,
 }
 
-/// How a connection ends early.
+/// How the proxy ends a connection early.
 enum Cut {
-    /// The forwarded bytes arrive, then the end.
+    /// The connection is closed after the forwarded bytes have arrived.
     Close,
-    /// At once. Bytes in flight may be lost.
+    /// The connection is reset at once. Bytes in flight may be lost.
     Reset,
 }
 
@@ -244,7 +247,7 @@ async fn exchange(
     server: &mut TcpStream,
     network: &Network,
 ) -> Result<(), Cut> {
-    // Without it the connection is only slower.
+    // An error is ignored: without TCP_NODELAY the connection is only slower.
     let _ = client.set_nodelay(true);
     let _ = server.set_nodelay(true);
     let (from_client, to_client) = client.split();
@@ -409,7 +412,7 @@ impl Answers<'_> {
 /// The longest sequence of bytes that may identify a moment, less one.
 const BEFORE_BYTES_MAX: usize = 1023;
 
-/// Whether `sought` ends in `piece`; it may begin before it.
+/// Whether `sought` is in the bytes that end with `piece`. `sought` may begin in `before`.
 fn contains(before: &[u8], piece: &[u8], sought: &[u8]) -> bool {
     let Some(overlap) = sought.len().checked_sub(1) else { return true };
     let before = &before[before.len().saturating_sub(overlap)..];

@@ -19,7 +19,8 @@ pub(crate) fn issue() -> io::Result<Issued> {
 
 fn make() -> Result<Issued, rcgen::Error> {
     let mut authority = CertificateParams::new(Vec::new())?;
-    // Another name than the server's, or the server's certificate would look self-signed.
+    // The authority has another name than the server. Otherwise the server's certificate would look
+    // self-signed.
     authority.distinguished_name.push(DnType::CommonName, "Hapax test authority");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;

@@ -2,9 +2,9 @@
 //!
 //! The model is a file system with the weakest guarantees. A change is certain only after a sync that began
 //! when the change had ended: of a file for its bytes and size, of a directory for the names in it. Until
-//! then, any 512 bytes of the change may be there or not, independent of every other change. After a failed
-//! sync, its changes stay uncertain: Linux marks those pages as clean, and the next sync skips them and
-//! reports success.
+//! then, each 512-byte sector of the change may be on disk or not, independently of every other change.
+//! After a failed sync, the changes that it covered stay uncertain: Linux marks those pages as clean, and
+//! the next sync skips them and reports success.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -276,7 +276,7 @@ impl Disk {
                 };
             }
         }
-        // In the order of their names, so that a directory comes before its files.
+        // The entries are in the order of their names, so that a directory comes before its files.
         for (path, node) in names {
             let below = path.strip_prefix(&self.root).expect("recorded below the root");
             let place = into.join(below);
@@ -437,7 +437,7 @@ fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
 mod tests {
     use super::*;
 
-    /// The contents of `/d/a` in images after all of `steps`.
+    /// The contents that `/d/a` has in 100 images after all of `steps`.
     fn contents(steps: &[DiskStep]) -> BTreeSet<Option<Vec<u8>>> {
         let mut disk = Disk { root: "/d".into(), ..Disk::default() };
         disk.advance(steps, steps.len());

@@ -62,8 +62,8 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// The arguments of strace that record a command to `log`. The command follows them, and stays the direct
-    /// child of the caller. `fault` is an injection in the syntax of strace.
+    /// The arguments of strace that record a command to `log`. The caller appends the command, which stays
+    /// the direct child of the caller. `fault` is an injection in the syntax of strace.
     pub fn arguments(log: &Path, fault: Option<&str>) -> Vec<String> {
         let mut arguments: Vec<String> =
             ["-D", "-f", "-y", "-xx", "-s", STRING_BYTES_MAX, "-e", CALLS, "-e", "signal=none"]
@@ -100,7 +100,7 @@ impl Recording {
 struct Reader<'a> {
     root: &'a Path,
     recording: Recording,
-    /// By thread: the text of a call that has begun, and its step, if it has one.
+    /// The unfinished call of each thread: its text, and its step, if it has one.
     begun: HashMap<&'a str, (String, Option<usize>)>,
 }
 
@@ -231,7 +231,8 @@ struct TracedCall<'t> {
 impl<'t> TracedCall<'t> {
     fn parse(text: &'t str) -> Self {
         let (name, rest) = text.split_once('(').unwrap_or((text, ""));
-        // Strings are shown in hex, so a bracket in a string cannot be mistaken for the last one.
+        // Strings are shown in hex, so a bracket in a string cannot be mistaken for the bracket
+        // that ends the arguments.
         let ends = rest.rmatch_indices(')').find_map(|(at, _)| {
             let result = rest[at + 1..].trim_start().strip_prefix("= ")?;
             Some((&rest[..at], result))

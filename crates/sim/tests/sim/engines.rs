@@ -9,7 +9,8 @@ use hapax_sim::{PgBouncer, Postgres, Redis, RedisReply, skip};
 
 #[tokio::test]
 async fn redis_forgets_when_killed_and_comes_back_with_an_old_snapshot() {
-    // A key saved, then changed, then lost with the process: the old value must come back.
+    // A key is saved and then changed, and the process is killed. After the restart, the key must
+    // have its saved value.
     let redis = Redis::with_settings(&[("maxmemory", "8mb")]).await;
     let url = redis.url();
     let value = |bytes: &[u8]| RedisReply::Text(bytes.to_vec());
@@ -46,7 +47,7 @@ async fn a_paused_redis_answers_after_the_pause() {
 
 #[tokio::test]
 async fn pgbouncer_gives_one_session_to_many_clients_in_turn() {
-    // With one session for all, two clients can only both be served by sharing it.
+    // The pool has one session, so two clients are both served only if they share it.
     if !PgBouncer::is_installed() {
         return skip("PgBouncer", "it is not installed");
     }

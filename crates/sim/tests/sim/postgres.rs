@@ -65,7 +65,7 @@ async fn committed_rows_survive_every_way_to_stop_the_server() {
 
 #[tokio::test]
 async fn sessions_end_by_request_and_by_crash() {
-    // A client holds a session open; both ways to lose it must reach that client.
+    // A client holds a session open. The client must notice both a terminated and a killed session.
     let server = Postgres::start().await;
     let held = || async {
         let (client, connection) =
@@ -107,7 +107,7 @@ async fn a_promoted_standby_has_every_acknowledged_commit() {
 
 #[tokio::test]
 async fn a_server_with_tls_has_a_valid_certificate_and_refuses_plain_connections() {
-    // Checked with another client: with the authority it connects, without TLS it does not.
+    // A second client, psql, must connect with the authority, and must not connect without TLS.
     let (server, tls) = Postgres::with_tls().await;
     let Some(psql) = server.program("psql") else {
         return skip("a server with TLS", "psql is not installed");

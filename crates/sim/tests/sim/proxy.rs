@@ -81,7 +81,7 @@ async fn held_bytes_arrive_when_traffic_flows_again() {
 
 #[tokio::test]
 async fn a_delay_holds_back_each_direction_and_does_not_add_up() {
-    // Twenty delayed pieces in a row must be late once, not twenty times.
+    // Twenty pieces are sent in a row. The delay must be added once, not twenty times.
     let proxy = TcpProxy::to_port(echo().await).await;
     let mut client = connect(&proxy).await;
     const DELAY: Duration = Duration::from_millis(500);
@@ -100,7 +100,7 @@ async fn a_delay_holds_back_each_direction_and_does_not_add_up() {
 
 #[tokio::test]
 async fn a_cut_reaches_every_connection_and_refusal_every_new_one() {
-    // Two connections are open at the cut; a third is opened while new ones are refused.
+    // Two connections are open at the cut. A third connection is opened while new ones are refused.
     let proxy = TcpProxy::to_port(echo().await).await;
     let (mut one, mut other) = (connect(&proxy).await, connect(&proxy).await);
     proxy.set(TrafficMode::Refuse);
@@ -116,7 +116,7 @@ async fn a_cut_reaches_every_connection_and_refusal_every_new_one() {
     connect(&proxy).await;
 }
 
-/// A connection that was checked to reach the server.
+/// Opens a connection, and checks that it reaches the server.
 async fn connect(proxy: &TcpProxy) -> TcpStream {
     let mut client = TcpStream::connect(("127.0.0.1", proxy.port())).await.expect("connects");
     client.write_all(b"!").await.expect("sent");
