@@ -46,7 +46,7 @@ pub(crate) fn state_of(phase: Phase) -> i64 {
     }
 }
 
-/// The rank that a database gave the jobs of an event, as a status.
+/// The status of an event, from the rank that a database gave its jobs.
 pub(crate) fn ranked(rank: Option<i64>) -> Status {
     match rank {
         None => Status::Ignored,

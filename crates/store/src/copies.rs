@@ -1,6 +1,6 @@
-//! Copies of known events that wait to be written: counted at once, written by a deferred write
-//! within a second. A crash may lose waiting copies; nothing else depends on them. Each store
-//! writes them in its own way.
+//! Copies of known events that wait to be written: they are counted at once, and stored by a
+//! deferred write within a second. A crash may lose waiting copies; nothing else depends on them.
+//! Each store writes them in its own way.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -17,7 +17,7 @@ use crate::limits::{COPIES_IN_FULL, COPIES_WAITING_MAX};
 /// The number of locks, so that connections on different threads seldom contend.
 const SHARDS: usize = 16;
 
-/// The copies that arrived since the last flush, by the store's own name of their event.
+/// The copies that arrived since the last flush, by the key that the store uses for their event.
 #[derive(Debug)]
 pub(crate) struct Copies<K> {
     shards: [Mutex<HashMap<K, UnwrittenCopies>>; SHARDS],
@@ -100,14 +100,14 @@ impl<K: Copy + Eq + Ord + Hash> Copies<K> {
         self.taken.fetch_sub(events, Ordering::AcqRel);
     }
 
-    /// Takes all waiting copies, in the order of the events. The caller reports with
-    /// [`Copies::wrote`] when they are written.
+    /// Takes all waiting copies, in the order of the events. Once they are written or dropped, the
+    /// caller reports it with [`Copies::wrote`].
     pub(crate) fn take(&self) -> Vec<(K, UnwrittenCopies)> {
         let mut all = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock().expect("no panic happens under this lock");
-            // The copies are counted before they are moved, so that none seems to be written in
-            // between.
+            // The copies are added to `taken` before they leave `events`, so that none seems to be
+            // written in between.
             self.taken.fetch_add(shard.len(), Ordering::AcqRel);
             self.events.fetch_sub(shard.len(), Ordering::AcqRel);
             all.extend(shard.drain());

@@ -2,10 +2,10 @@
 //! from new events.
 //!
 //! Copies are cheaper than new events, so a storm would get most of the machine. For [`PACED_FOR`] after each
-//! commit of many new events a copy needs a turn. Each commit grants one turn for [`EVENTS_PER_COPY`] new events.
-//! No copy waits longer than [`COPY_WAIT_MAX`], and without such commits none waits at all.
+//! commit of many new events, a copy needs a turn. Each commit grants one turn per [`EVENTS_PER_COPY`] new
+//! events. No copy waits longer than [`COPY_WAIT_MAX`]. Without commits of many new events, no copy waits at all.
 //!
-//! Pacing decides when an answer leaves, never what it says: a copy comes here after it was recognised.
+//! Pacing delays an answer and never changes it: a copy is recognised before it is paced.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ pub(crate) struct CopyPacing {
 struct Turns {
     /// When the last commit of many new events ended.
     many_events_at: Option<Instant>,
-    /// New events that were not enough for a turn yet.
+    /// New events that are carried over, because they were not enough for a turn.
     events_left: usize,
     /// Turns of the last commit that no copy has taken.
     free: usize,
@@ -100,7 +100,7 @@ impl Turns {
         while self.free > 0
             && let Some(copy) = self.waiting.pop_front()
         {
-            // A copy that has waited for its longest time takes no turn.
+            // A copy that has stopped waiting takes no turn.
             self.free -= usize::from(copy.send(()).is_ok());
         }
     }
@@ -146,7 +146,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn without_many_new_events_no_copy_waits() {
-        // A retry storm alone must not get slower, nor one beside a few new events.
+        // A retry storm without new events, or with only a few, must not get slower.
         let pacing = CopyPacing::default();
         assert_eq!(Copies::arrive(&pacing, 100).waiting().await, 0);
         (0..100).for_each(|_| pacing.committed(FEW_EVENTS));
@@ -162,7 +162,8 @@ mod tests {
         let mut waiting = copies.waiting().await;
         assert_eq!(waiting, 1_000 - MANY / EVENTS_PER_COPY);
         let mut events = MANY % EVENTS_PER_COPY;
-        // Sizes that are no multiples of anything: rounding each commit would lose or add turns.
+        // Most sizes are no multiples of [`EVENTS_PER_COPY`]: rounding each commit would lose or
+        // add turns.
         for commit in [MANY + 2, 1, 0, 7 * EVENTS_PER_COPY + 1, 1, 2, 3, FEW_EVENTS, MANY, 61, 67] {
             pacing.committed(commit);
             events += commit;
@@ -189,7 +190,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_copy_waits_no_longer_than_its_longest_time() {
-        // The commits go on, but another copy takes each of their turns first, or the disk hangs.
+        // No turn comes: other copies take all turns first, or the disk hangs.
         let pacing = CopyPacing::default();
         pacing.committed(MANY);
         pacing.turns().free = 0;

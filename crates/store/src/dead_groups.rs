@@ -1,4 +1,4 @@
-//! Adds up dead letters by their error.
+//! Groups dead letters by their error and counts them.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Creates the directory if it does not exist, and otherwise removes the rights of other users
 /// (mode 0700). The name of a new directory is on disk only after its parent directory was synced.
-/// When this returns, the parents of all new directories are synced.
+/// So this function syncs the parents of all new directories before it returns.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be created. A directory of another user, such as a

@@ -48,8 +48,8 @@ pub mod limits {
 
     use jiff::SignedDuration;
 
-    /// Requests that may wait for the writer: a second or two of work at full rate. Beyond that the
-    /// sender is asked to retry, because an answer would come too late.
+    /// Requests that may wait for the writer: 1 to 2 s of work at full rate. Beyond that the sender
+    /// is asked to retry, because an answer would come too late.
     pub const WAITING_MAX: usize = 16_384;
 
     /// Receipts in one commit: a larger batch saves no more and only delays the answer.
@@ -66,8 +66,8 @@ pub mod limits {
     pub const ACK_MAX: Duration = Duration::from_secs(5);
 
     /// The longest value that a handler's statement reads or builds on SQLite, unless `max_body` asks
-    /// for more: twice the largest object that is refetched. One function over it takes well under a
-    /// second, and acks wait that long.
+    /// for more: twice the largest object that is refetched. One SQL function over such a value takes
+    /// well under a second, and acks wait that long.
     pub const STATEMENT_VALUE_BYTES_MAX: usize = 32 << 20;
 
     /// Body bytes in one commit, so that a few large bodies do not delay every other request.
@@ -77,9 +77,9 @@ pub mod limits {
     /// each page for several keys, small enough to stay a few megabytes.
     pub const FRESH_KEYS_MAX: usize = 200_000;
 
-    /// Keys in the young tree before they are moved to the large one. A merge rewrites all of the
-    /// young tree and a move all of the large one, so this is several merges' worth, and small
-    /// against the tens of millions that a store may come to hold.
+    /// Keys in the young tree before they are moved to the large one. A merge rewrites the whole
+    /// young tree, and a move rewrites the whole large one. So the limit is several merges, and far
+    /// below the tens of millions of keys that a store may hold.
     pub const YOUNG_KEYS_MAX: usize = 1_600_000;
 
     /// Keys merged between two batches of acks: about a millisecond of the writer's time.
@@ -95,7 +95,7 @@ pub mod limits {
     pub const WAL_PAGES_CHECKPOINT: u32 = 1_000;
 
     /// Pages in the write-ahead log before the writer itself finishes the checkpoint, so that the
-    /// log starts over: it bounds the file at about 32 MiB. A log that starts over is written in
+    /// log starts over. This bounds the file at about 32 MiB. A log that starts over is written in
     /// place, and syncing it needs no change of the file's own records.
     pub const WAL_PAGES_MAX: u32 = 4_000;
 
@@ -109,31 +109,34 @@ pub mod limits {
     /// How often a reader that keeps the log from starting over is logged.
     pub const LOG_WARN: Duration = Duration::from_secs(10);
 
-    /// Copies of one event that are stored in full; the others are only counted.
+    /// Copies of one event that are stored in full; further copies are only counted.
     pub const COPIES_IN_FULL: usize = 8;
 
-    /// Conflicting bodies of one event that are stored; the others are only counted.
+    /// Conflicting bodies of one event that are stored; further ones are only counted.
     pub const CONFLICTS_IN_FULL: u64 = 8;
 
-    /// Events whose copies wait for a deferred write; beyond this they are written at once.
+    /// Events whose copies may wait for a deferred write. Beyond this number, the write begins at
+    /// once.
     pub const COPIES_WAITING_MAX: usize = 20_000;
 
     /// Events whose copies are written between two batches of acks: about two milliseconds of the
     /// writer's time.
     pub const COPIES_CHUNK: usize = 500;
 
-    /// New events in one commit up to which no copy is paced: the machine has room for both.
+    /// The most new events in one commit that cause no pacing of copies: the machine has room for
+    /// both.
     pub const FEW_EVENTS: usize = 4;
 
-    /// How long copies are paced after a commit of more than [`FEW_EVENTS`]: several commits on a disk that works.
+    /// How long copies are paced after a commit of more than [`FEW_EVENTS`]: several commits on a healthy disk.
     pub const PACED_FOR: Duration = Duration::from_millis(10);
 
-    /// New events for each copy that is answered beside them, while many arrive. A copy costs about as much
+    /// New events for each copy that is answered, while many new events arrive. A copy costs about as much
     /// as a new event, so a retry storm takes about a ninth of the machine from them.
     pub const EVENTS_PER_COPY: usize = 8;
 
     /// How long a copy waits at most for its turn. The bound is far below every sender's timeout. With a shorter
-    /// one, the copies of many connections that all waited for so long would take the machine after all.
+    /// bound, many connections could have their copies answered without a turn, and would take the machine after
+    /// all.
     pub const COPY_WAIT_MAX: Duration = Duration::from_millis(25);
 
     /// How long a copy may wait for its deferred write: less than a second, and no sooner than
@@ -144,8 +147,8 @@ pub mod limits {
     /// and short enough for an operator to wait.
     pub const READ_FLUSH_MAX: Duration = Duration::from_secs(2);
 
-    /// Memory for committed events whose duplicates are answered from it, at 32 bytes each: a quarter of a
-    /// million, the last hour of a source that sends 70 events a second.
+    /// Memory for committed events whose duplicates are answered from memory, at 32 bytes each. It holds
+    /// 262,144 events: the last hour of a source that sends 70 events a second.
     pub const RECENT_BYTES_MAX: usize = 8 << 20;
 
     /// Committed events whose jobs wait, held on SQLite so that their first claim reads nothing: more than arrive
@@ -155,15 +158,17 @@ pub mod limits {
     /// Bytes of the bodies and headers of these events.
     pub const FRESH_EVENTS_BYTES_MAX: usize = 2 << 20;
 
-    /// How long a slice of handlers' SQL may begin new jobs: acks that arrive meanwhile wait for
-    /// it. One job alone has its own timeout.
+    /// How long a slice of SQL handlers may begin new jobs. Acks that arrive meanwhile wait for the
+    /// slice. One job alone has its own timeout.
     pub const SQL_SLICE_MAX: Duration = Duration::from_millis(25);
 
-    /// An endpoint whose last attempt took less may get claims before its attempts in flight have
-    /// ended. A change meanwhile, such as disabling the endpoint, takes effect that much later.
+    /// If the last attempt at an endpoint took less than this, the endpoint may get claims before
+    /// its attempts in flight have ended. A change meanwhile, such as disabling the endpoint, takes
+    /// effect that much later.
     pub const FAST_ATTEMPT_MAX: Duration = Duration::from_millis(50);
 
-    /// How long an exchange of deliveries may begin new claims: acks that arrive meanwhile wait for it.
+    /// How long an exchange of deliveries may begin new claims: acks that arrive meanwhile wait for the
+    /// exchange.
     pub const EXCHANGE_SLICE_MAX: Duration = Duration::from_millis(10);
 
     /// Leases that are ended at a time: a few milliseconds of the writer's time.
@@ -179,7 +184,7 @@ pub mod limits {
     /// Endpoints whose waits are checked between two batches of acks after the clock was set back.
     pub const ENDPOINTS_CHECKED_AT_ONCE: usize = 500;
 
-    /// Messages in one commit of the API: enough that a commit serves all that arrived during the last one.
+    /// Messages of the API in one commit: enough for all messages that arrive during the commit before.
     pub const PUBLISH_BATCH_MAX: usize = 64;
 
     /// Bytes of messages in one commit, so that a few large ones do not delay every other request.
@@ -196,19 +201,19 @@ pub mod limits {
     /// Commits of Idempotency-Keys at the same time: while two run, further requests are batched.
     pub const KEY_BATCHES_AT_ONCE: usize = 2;
 
-    /// How long a commit of several Idempotency-Keys waits for a transaction that has locked one of them:
-    /// the others wait as long.
+    /// How long a commit of several Idempotency-Keys waits for a transaction that has locked one of them.
+    /// The other keys of the commit wait as long.
     pub const KEY_BATCH_LOCK_MAX: Duration = Duration::from_millis(50);
 
     /// Messages of the API that wait for a commit; further ones are refused.
     pub const PUBLISH_WAITING_MAX: usize = 4_096;
 
     /// How long a commit of several messages waits for a user's transaction that holds the id or the key
-    /// of one of them: the others wait as long.
+    /// of one of them. The other messages wait as long.
     pub const PUBLISH_BATCH_LOCK_MAX: Duration = Duration::from_millis(50);
 
-    /// How long such a message then waits in its own transaction. After that its publisher should
-    /// retry.
+    /// How long a message whose id or key is held then waits in its own transaction. After that its
+    /// publisher should retry.
     pub const PUBLISH_ALONE_LOCK_MAX: Duration = Duration::from_secs(5);
 
     /// How long a sender waits at most before it claims deliveries: other nodes and users'
@@ -230,7 +235,7 @@ pub mod limits {
     /// How long connecting to Redis, or a background write to it, may take.
     pub const FRONT_CONNECT_MAX: Duration = Duration::from_secs(1);
 
-    /// How long a Redis that failed is not used: a dead one costs at most one short wait in that
+    /// How long a Redis that failed is not used. A dead Redis costs at most one short wait in that
     /// time.
     pub const FRONT_REST: Duration = Duration::from_millis(500);
 
@@ -256,7 +261,8 @@ pub mod limits {
     /// further ones skip Redis.
     pub const FRONT_WAITING_MAX: usize = 1_024;
 
-    /// How long a slice of retention may begin new ranges: acks that arrive meanwhile wait for it.
+    /// How long a slice of retention may begin new ranges: acks that arrive meanwhile wait for the
+    /// slice.
     pub const PRUNE_SLICE_MAX: Duration = Duration::from_millis(2);
 
     /// How long one read for the API may take before it is cancelled.
@@ -269,20 +275,21 @@ pub mod limits {
     /// is not full by then still has a cursor.
     pub const LIST_ROWS_READ_MAX: usize = 10_000;
 
-    /// Rows of a list are numbered in the order of their commits, which is nearly the order of their times: a
-    /// request may overtake another one. A list for a span of time reads this much more on both sides. Steps
-    /// of the clock are added to it.
+    /// How much more than its span of time a list reads on both sides. Rows are numbered in the order of
+    /// their commits, which is nearly the order of their times: a request may overtake another one. Steps of
+    /// the clock are added to this slack.
     pub const LIST_TIME_SLACK: Duration = Duration::from_secs(60);
 
-    /// The same for messages on PostgreSQL, where the time of a message is the start of its transaction.
+    /// As [`LIST_TIME_SLACK`], for messages on PostgreSQL, where the time of a message is the start of
+    /// its transaction.
     pub const MESSAGE_TIME_SLACK: SignedDuration = SignedDuration::from_hours(24);
 
-    /// Rows of events that are read around the start of a request to find the events that it brought. Commits
-    /// follow arrivals within milliseconds, so these rows cover seconds at a high rate, and reading them
-    /// takes about 10 ms.
+    /// Rows of events that are read before the start of a request, to find the events that the request
+    /// brought. Commits follow arrivals within milliseconds, so these rows cover seconds at a high rate, and
+    /// reading them takes about 10 ms.
     pub const TRACE_ROWS_BEFORE: i64 = 1_000;
 
-    /// See [`TRACE_ROWS_BEFORE`].
+    /// Rows of events that are read after the start of a request; see [`TRACE_ROWS_BEFORE`].
     pub const TRACE_ROWS_AFTER: i64 = 20_000;
 
     /// Events whose values are read at once for the search index: a few milliseconds of a reader.
@@ -299,19 +306,20 @@ pub mod limits {
     pub const INDEX_STEP: usize = 2_000;
 
     /// The first walk of the search index on PostgreSQL indexes an event this long after the time that its
-    /// node recorded. It misses no node whose clock is behind by less than this, or whose commit is late by
-    /// less than this.
+    /// node recorded. It misses no event of a node whose clock is behind, or whose commit is late, by less
+    /// than this.
     pub const INDEX_SETTLED_AFTER: SignedDuration = SignedDuration::from_secs(5);
 
-    /// The second walk of the search index indexes an event after this time. No clock of a working node is
-    /// further behind, because such a node would refuse every signed time.
+    /// The second walk of the search index indexes an event after this time. The clock of a working node
+    /// is not further behind: a node with such a clock would refuse every signed time.
     pub const INDEX_CHECKED_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
-    /// A list with fewer rows than this is read as a whole, whatever time is asked for: about 3 ms.
+    /// A list with fewer rows than this is read as a whole, whatever span of time it is for. That
+    /// takes about 3 ms.
     pub const LIST_WHOLE_MAX: i64 = 10_000;
 
-    /// The most open jobs or deliveries that are collected and sorted for a list, in about 2 ms. Where
-    /// there are more, they are frequent enough to be found from new to old.
+    /// The most open jobs or deliveries that are collected and sorted for a list, in about 2 ms. If
+    /// there are more, they are frequent enough to be found by reading rows from new to old.
     pub const LIST_SORTED_MAX: usize = 5_000;
 
     /// Steps back of the clock that are remembered for lists of a time.

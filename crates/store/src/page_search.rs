@@ -78,7 +78,7 @@ impl ReadBudget {
             }
     }
 
-    /// The rows that one statement may read next, where it asks for `wanted`.
+    /// How many rows one statement may read next, if it asks for `wanted`.
     pub(crate) fn slice(&self, wanted: usize) -> usize {
         match self.bound {
             ReadBound::Time(_) => wanted,
@@ -122,7 +122,8 @@ impl<T> PageSearch<T> {
         }
     }
 
-    /// Begins the second part of the list, unless the page has ended. Returns whether it has not.
+    /// Begins the second part of the list, unless the page has ended. Returns whether the page
+    /// continues.
     pub(crate) fn begin_rest(&mut self) -> bool {
         self.is_rest = true;
         self.end == SearchEnd::Rows
@@ -185,7 +186,8 @@ mod tests {
         assert_eq!((all.items, all.next, all.searched_to), (vec![9, 7, 4], None, None));
         let full = search(&rows, 2, ReadBound::Rows(100));
         assert_eq!((full.items, full.next, full.searched_to), (vec![9, 7], Some(Cursor(7)), None));
-        // The page is full and nothing follows, so there must be no cursor to an empty page.
+        // The page is full and no row follows, so the page must have no cursor, which would lead to
+        // an empty page.
         let last = search(&rows, 3, ReadBound::Rows(100));
         assert_eq!((last.items.len(), last.next), (3, None));
         let short = search(&rows, 10, ReadBound::Rows(5));

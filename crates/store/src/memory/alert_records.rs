@@ -11,7 +11,7 @@ use super::work::later;
 use super::{MemoryStore, Model};
 use crate::known_nodes::KnownNodes;
 
-/// The alerts by subject, and which node is their judge until when.
+/// The alerts by subject, the node that judges them, and the end of its lease.
 #[derive(Debug, Default)]
 pub(super) struct Alerts {
     rows: BTreeMap<String, StoredAlert>,
@@ -67,7 +67,7 @@ impl AlertRecords for MemoryStore {
     }
 }
 
-/// The alert without a silence that has ended.
+/// The alert; a silence that has ended is removed from it.
 fn shown(row: &StoredAlert, now: Timestamp) -> StoredAlert {
     let silence = row.silence.clone().filter(|silence| silence.until > now);
     StoredAlert { silence, ..row.clone() }

@@ -23,12 +23,13 @@ pub(super) struct EndpointHealth {
     pub(super) number: u64,
     failures: u32,
     failing_since: Option<Timestamp>,
-    /// Nothing is sent until then, and one delivery after that; none while the circuit is closed.
+    /// The end of the wait of an open circuit: nothing is sent before it, and one delivery after
+    /// it. `None` while the circuit is closed.
     pub(super) open_until: Option<Timestamp>,
     open_for: Duration,
-    /// Attempts at once while it recovers.
+    /// The most attempts at once while the endpoint recovers.
     slots: Option<u32>,
-    /// The endpoint asked for a pause.
+    /// The end of the pause that the endpoint asked for.
     blocked_until: Option<Timestamp>,
     /// The time until which its attempts are paid for under its rate limit; see
     /// [`hapax_core::rate_limit`].
@@ -50,7 +51,7 @@ impl StoredEndpoint {
         slots.map_or(most, |slots| slots.min(most))
     }
 
-    /// Whether its rate limit lets another attempt begin.
+    /// Whether the rate limit of the endpoint lets another attempt begin.
     pub(super) fn within_rate(&self, now: Timestamp) -> bool {
         self.limit_at(now).is_none_or(|limit| limit.allowed(self.health.paid_until, now) > 0)
     }
@@ -82,7 +83,7 @@ impl StoredEndpoint {
         self.health.number
     }
 
-    /// An attempt of the claim with this number has ended.
+    /// Records the end of an attempt whose claim carries this number.
     pub(super) fn answered(&mut self, number: u64, verdict: &AttemptVerdict, now: Timestamp) {
         if self.health.number != number {
             return;
@@ -109,8 +110,8 @@ impl StoredEndpoint {
         }
     }
 
-    /// An operator enables it: if its circuit is open, the next delivery tries it. Deliveries that
-    /// were held are spread out.
+    /// Records that an operator enabled the endpoint. If its circuit is open, the next delivery
+    /// tries the endpoint. Deliveries that were held are spread out.
     pub(super) fn enabled(&mut self, was_disabled: bool, now: Timestamp) {
         if was_disabled {
             self.health.spread_until = Some(later(now, RELEASE_FOR));

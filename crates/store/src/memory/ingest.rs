@@ -91,8 +91,9 @@ impl Model {
         self.insert(receipt.key(), review, coming)
     }
 
-    /// A suspected replay, new or known. The replay has its own key, so that it does not take the id of
-    /// another event. `known` is the event that has that id.
+    /// The verdict on a receipt that looks like a replay, new or known; `None` if it is no replay. The
+    /// replay has its own key, so that it does not take the id of another event. `known` is the event
+    /// that has that id.
     fn suspect(
         &mut self,
         known: Option<EventNumber>,
@@ -107,7 +108,8 @@ impl Model {
         (!is_its_own).then(|| self.insert(key, Some(ReviewReason::Replay), coming))
     }
 
-    /// The event under this key, or under the key of a neighbouring span and near enough.
+    /// The event under this key, or an event under the key of a neighbouring span that was received
+    /// near enough in time.
     fn known_by_key(&self, receipt: &Receipt) -> Option<EventNumber> {
         if let Some(&at) = self.keys.get(receipt.key()) {
             return Some(at);
@@ -122,7 +124,8 @@ impl Model {
         self.guards.get(&receipt.guard()?.hash).map(|guarded| guarded.event)
     }
 
-    /// Remembers the signed content of this receipt with the event, unless it is known already.
+    /// Stores the signed content of this receipt with the event, unless the content is known
+    /// already.
     fn hold_guard(&mut self, at: EventNumber, coming: &ArrivalContext<'_>) {
         let Some(guard) = coming.receipt.guard() else { return };
         let until = match guard.keep {

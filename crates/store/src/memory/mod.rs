@@ -157,23 +157,23 @@ struct Model {
     turns: HashMap<HandlerRef, Tenant>,
     /// How far each resource has been applied, and when it last moved.
     marks: HashMap<Resource, (Position, Timestamp)>,
-    /// Where a sequence without a configured start began.
+    /// The first position of each sequence without a configured start.
     starts: HashMap<Resource, Position>,
     /// The outbox.
     messages: BTreeMap<MessageNumber, StoredMessage>,
     messages_ever: u64,
-    /// The last number of each order key. It is never given twice.
+    /// The last number of each order key. No number is given twice.
     sequences: HashMap<(Tenant, String), u64>,
     deliveries: BTreeMap<DeliveryNumber, Delivery>,
     deliveries_ever: u64,
-    /// The last place under a key.
+    /// The last place that was given to a delivery under any key.
     places_ever: u64,
     endpoints: BTreeMap<EndpointNumber, StoredEndpoint>,
     endpoints_ever: u64,
     /// When each endpoint was last served, as a number of claims.
     endpoint_turns: HashMap<EndpointNumber, u64>,
     turns_ever: u64,
-    /// When it was announced that deliveries of an endpoint expire soon.
+    /// When the expiry of an endpoint's deliveries was announced.
     expiry_announced: HashMap<EndpointNumber, Timestamp>,
     /// Dead deliveries of each endpoint that are not published yet.
     deaths: BTreeMap<EndpointNumber, own_messages::Deaths>,
@@ -213,7 +213,7 @@ struct Model {
 #[derive(Debug, Clone, Copy)]
 struct GuardRecord {
     event: EventNumber,
-    /// Until when it must be known; `None`: as long as the event's key.
+    /// Until when the content must be known; `None`: as long as the event's key.
     until: Option<Timestamp>,
 }
 
@@ -226,7 +226,7 @@ struct Stored {
     detail: EventDetail,
     body_hash: KeyHash,
     review_state: ReviewState,
-    /// Its body and history are pruned; only its key is still known.
+    /// Whether the body and the history are pruned. Then only the key is still known.
     gone: bool,
 }
 
@@ -254,7 +254,7 @@ struct Job {
     /// The last claim. The store keeps the claim after its lease, because the worker may still
     /// report.
     taken: Option<JobLease>,
-    /// An operator lets this run go ahead whatever the order guard decides.
+    /// Whether an operator lets this run go ahead, whatever the order guard decides.
     forced: bool,
     result: Option<String>,
     error: Option<String>,

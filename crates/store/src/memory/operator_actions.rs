@@ -15,7 +15,7 @@ use super::{EventNumber, GuardRecord, Job, JobNumber, Model, ReviewState, Stored
 
 impl Model {
     /// Runs again the jobs that may run again. An event that waits in review, or was rejected
-    /// there, has no work to repeat: approving it is another act.
+    /// there, has no work to repeat. Only an approval runs it.
     pub(super) fn replay(
         &mut self,
         ask: ReplayAsk,
@@ -109,7 +109,8 @@ impl Model {
         })
     }
 
-    /// Closes a dead job if a newer version was applied meanwhile: it no longer needs a decision.
+    /// Closes a dead job after a newer version was applied, because the job no longer needs a
+    /// decision. Returns whether the job was dead.
     fn overtaken(&mut self, at: JobNumber, now: Timestamp) -> bool {
         let lay_dead = self.jobs[&at].phase == Phase::Dead;
         if lay_dead {
@@ -255,9 +256,9 @@ impl Model {
         self.event_mut(event).detail.actions.push(note);
     }
 
-    /// Deletes the body, the history and the jobs of finished events first; their keys only when
-    /// their own retention has passed. A dead letter is not finished: an operator has to decide
-    /// about it.
+    /// Deletes the body, the history and the jobs of finished events first, and their keys only
+    /// after the retention of keys. A dead letter is not finished: an operator has to decide about
+    /// it.
     pub(super) fn prune(&mut self, horizon: &Horizon, limit: usize, now: Timestamp) -> bool {
         let old = |stored: &Stored| stored.detail.summary.received_at < horizon.events_before;
         let finished = |at: &EventNumber| {

@@ -23,7 +23,7 @@ pub(super) struct Resource {
 
 /// The decision of a claim on a due job.
 pub(super) enum ClaimDecision {
-    /// It runs.
+    /// The job runs.
     Now,
     /// A newer version was already applied.
     Past,
@@ -48,8 +48,8 @@ impl Model {
             OrderDecision::Hold => ClaimDecision::NotYet(rule.clone()),
             OrderDecision::Run if self.is_busy(&resource) => ClaimDecision::AfterAnother,
             OrderDecision::Run => {
-                // A sequence that has begun stays begun: if its first number fails, the second must
-                // not become the first.
+                // The first number of a sequence is stored when it is claimed. If it fails, the
+                // second number must not become the first.
                 if let Some(place) = &job.place {
                     self.starts.entry(resource).or_insert(place.position);
                 }
@@ -142,8 +142,8 @@ impl Model {
     }
 
     /// Holds a job for which the guard decided "not yet". The deadline is fixed now. If too many
-    /// jobs are held, the newest goes to review; in a machine, whose states have no order, the
-    /// arriving job does.
+    /// jobs are held, the newest goes to review. The states of a machine have no order, so there
+    /// the arriving job goes to review.
     pub(super) fn hold(&mut self, at: JobNumber, rule: &OrderRule, now: Timestamp) {
         let due = later(now, rule.gaps.hold);
         let job = self.job_mut(at);
@@ -169,9 +169,9 @@ impl Model {
         job.error = Some(why.to_owned());
     }
 
-    /// Sends jobs that were held past their deadline to review, or lets them run past the gap. This
-    /// waits while a job of the same tenant is due, because it may fill the gap, and while another
-    /// job of the resource is leased.
+    /// Sends jobs that were held past their deadline to review, or lets them run past the gap. A
+    /// held job waits longer while a job of the same tenant is due, because that job may fill the
+    /// gap. It also waits while another job of the resource is leased.
     pub(super) fn judge_gaps(&mut self, handler: &HandlerRef, now: Timestamp) {
         let Some(rule) = self.order_of(handler) else { return };
         let is_due = |job: &Job| job.handler == *handler && job.due <= now;
@@ -246,7 +246,7 @@ impl Model {
         !job.forced && mark.is_some() && !rule.policy.may_settle(mark, place.position)
     }
 
-    /// Ends a job's lease: in the same step the next job of its resource is ready.
+    /// Ends a job's lease, and readies the next job of its resource in the same step.
     pub(super) fn leave(&mut self, at: JobNumber, to: Phase, now: Timestamp) {
         self.job_mut(at).phase = to;
         if let Some(resource) = self.jobs[&at].resource() {
@@ -254,8 +254,8 @@ impl Model {
         }
     }
 
-    /// Readies jobs that an earlier step missed: no job stays parked at a free resource, and none
-    /// is held that the handler's current policy would admit.
+    /// Readies jobs that an earlier step missed. Then no job is parked at a free resource, and no
+    /// job is held that the handler's current policy would admit.
     pub(super) fn ready_unblocked(&mut self, handler: &HandlerRef, now: Timestamp) {
         let order = self.order_of(handler);
         let waits = |job: &Job| match job.phase {

@@ -35,7 +35,7 @@ pub(super) type MessageNumber = u64;
 pub(super) type DeliveryNumber = u64;
 pub(super) type EndpointNumber = u64;
 
-/// The reason of a delivery that was cancelled without an operator.
+/// The reason of a delivery that was cancelled because its endpoint was deleted.
 const ENDPOINT_DELETED: &str = "its endpoint was deleted";
 
 /// A message, as it was published.
@@ -97,7 +97,7 @@ pub(super) struct Delivery {
     pub(super) reason: Option<String>,
     pub(super) finished_at: Option<Timestamp>,
     pub(super) attempts: Vec<DeliveryAttempt>,
-    /// The actions of operators on it and on its message.
+    /// The actions of operators on this delivery and on its message.
     pub(super) actions: Vec<ActionNote>,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct Delivery {
 struct DeliveryLease {
     node: Arc<str>,
     at: Timestamp,
-    /// The number of the endpoint's circuit then.
+    /// The number of the endpoint's circuit at the claim.
     circuit: u64,
 }
 
@@ -129,7 +129,7 @@ impl Outbox for MemoryStore {
     }
 
     async fn wait_for_deliveries(&self, at_most: Duration) {
-        // The hint and the end of the wait give the same answer.
+        // The caller does the same after a notification and after the timeout.
         let _ = tokio::time::timeout(at_most, self.deliveries_due.notified()).await;
     }
 
@@ -274,14 +274,14 @@ impl Model {
         self.deliveries_ever
     }
 
-    /// A place after all others.
+    /// A place after all places so far.
     fn next_place(&mut self) -> u64 {
         self.places_ever += 1;
         self.places_ever
     }
 
-    /// Outcomes first, so that a report that arrives with the end of its lease still counts; then the
-    /// leases that ended; then claims.
+    /// Records outcomes first, so that a report that arrives with the end of its lease still counts.
+    /// Then ends the leases that ran out, and then claims deliveries.
     fn exchange(
         &mut self,
         outcomes: Vec<AttemptOutcome>,
@@ -433,8 +433,9 @@ impl Model {
         claims
     }
 
-    /// The delivery whose turn it is: of the endpoint with the fewest claims in this exchange, then of the
-    /// endpoint that was served longest ago, then the one due longest, then the oldest.
+    /// The delivery whose turn it is. The endpoint with the fewest claims in this exchange comes first,
+    /// then the endpoint that was served longest ago. Of its deliveries, the one due longest comes first,
+    /// then the oldest.
     fn next_delivery_in_turn(
         &self,
         claims: &[DeliveryClaim],
@@ -456,7 +457,7 @@ impl Model {
             .min_by_key(|(at, delivery)| {
                 let last = self.endpoint_turns.get(&delivery.endpoint).copied().unwrap_or_default();
                 let endpoint = &self.endpoints[&delivery.endpoint].record;
-                // The delivery with the fewest attempts tries an endpoint that failed.
+                // At an endpoint that fails, the delivery with the fewest attempts comes first.
                 let tried = match endpoint.failing {
                     Some(_) => delivery.progress.attempt,
                     None => 0,
@@ -466,8 +467,8 @@ impl Model {
             .map(|(at, _)| *at)
     }
 
-    /// Whether an earlier delivery under the same key has not ended, at an endpoint that keeps order, or
-    /// one is under way.
+    /// Whether a delivery must wait at an endpoint that keeps order: an earlier delivery under its key
+    /// has not ended, or another one is under way.
     fn must_wait(&self, at: DeliveryNumber) -> bool {
         let delivery = &self.deliveries[&at];
         let settings = &self.endpoints[&delivery.endpoint].record.settings;
@@ -694,8 +695,8 @@ impl Model {
         }
     }
 
-    /// A delivery that had ended goes behind all others under its key, unless it is the dead one that these
-    /// wait for.
+    /// Sends a delivery again. A delivery that had ended goes behind all others under its key, unless it is
+    /// the dead one that these wait for.
     pub(super) fn send_again(&mut self, at: DeliveryNumber, now: Timestamp) -> bool {
         let parks = self.endpoints[&self.deliveries[&at].endpoint].record.settings.parks_dead();
         let last = self.next_place();
@@ -795,8 +796,8 @@ impl Model {
     }
 
     /// Deletes bodies and deliveries of messages that were published before the horizon and whose deliveries
-    /// ended before it. A dead delivery has not ended: an operator has to decide about it. Their
-    /// ids have a horizon of their own.
+    /// ended before it. A dead delivery has not ended: an operator has to decide about it. The ids of
+    /// messages have a horizon of their own.
     pub(super) fn prune_messages(&mut self, horizon: &Horizon) {
         let before = horizon.events_before;
         let needed = |at: MessageNumber| {
@@ -857,7 +858,7 @@ impl StoredMessage {
 }
 
 impl Delivery {
-    /// Raises the fence: the last sender no longer has the right.
+    /// Raises the fence, so that the last claim can no longer settle the delivery.
     fn void(&mut self) {
         self.fence = Fence(self.fence.0 + 1);
         self.taken = None;
@@ -868,7 +869,8 @@ impl Delivery {
         self.finished_at = Some(now);
     }
 
-    /// The right of a sender stays: if its request got through, the delivery is delivered.
+    /// Cancels an open delivery. Its fence stays valid: if a request got through, the delivery is
+    /// delivered.
     fn cancel(&mut self, reason: String, now: Timestamp) -> bool {
         if !self.phase.is_open() {
             return false;
@@ -883,8 +885,8 @@ impl Delivery {
         self.end(DeliveryPhase::Cancelled, now);
     }
 
-    /// A delivery that waits is due now and keeps its place in the schedule; an ended one begins the
-    /// schedule again. False if it is due or under way.
+    /// Makes a delivery due now. A delivery that waits keeps its place in the schedule, and an ended
+    /// one begins the schedule again. Returns false if the delivery is due, parked or under way.
     fn send_again(&mut self, now: Timestamp) -> bool {
         match self.phase {
             DeliveryPhase::Ready if self.due > now => self.due = now,

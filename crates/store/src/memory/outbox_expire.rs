@@ -54,7 +54,8 @@ impl Model {
             };
             let deliveries = self.deliveries.iter().filter(|(_, one)| is_past(one));
             let mut old: Vec<_> = deliveries.map(|(number, _)| *number).collect();
-            // Parked deliveries end first: the end of the dead delivery that they wait for would send them.
+            // Parked deliveries end first, because the end of the dead delivery that they wait for would
+            // send them.
             old.sort_by_key(|number| self.deliveries[number].phase != DeliveryPhase::Parked);
             old.truncate(room);
             for number in &old {

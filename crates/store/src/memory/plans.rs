@@ -102,7 +102,8 @@ fn endpoint_of(work: &PlanWork) -> Option<EndpointId> {
 }
 
 impl Model {
-    /// The count and the items of a plan made at this instant. `None`: its endpoint is unknown.
+    /// The count and the items of a plan that is made at this instant. `None` if its endpoint is
+    /// unknown.
     fn planned(&self, work: &PlanWork, now: Timestamp) -> Option<(u64, RemainingItems)> {
         match work {
             PlanWork::Deliveries(work) => {
@@ -400,7 +401,7 @@ impl Model {
 }
 
 impl StoredPlan {
-    /// Counts a slice; the next one comes after `wait`.
+    /// Counts a slice. The next slice is due after `wait`.
     fn advance(&mut self, done: u64, skipped: u64, wait: Duration, now: Timestamp) {
         self.plan.done += done;
         self.plan.skipped += skipped;
@@ -415,7 +416,7 @@ impl StoredPlan {
 }
 
 impl Job {
-    /// When it died or went to review.
+    /// When the job died or went to review.
     fn ended_at(&self) -> Timestamp {
         self.finished_at.unwrap_or(self.due)
     }

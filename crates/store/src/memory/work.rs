@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::order::ClaimDecision;
 use super::{EventNumber, Job, JobLease, JobNumber, Model};
 
-/// The jobs that one claim took, and those that the order guard kept back.
+/// The jobs that one claim took, and those that the order guard set aside.
 #[derive(Default)]
 pub(super) struct ClaimedJobs {
     pub(super) claims: Vec<Claim>,
@@ -28,8 +28,8 @@ pub(super) struct ClaimedJobs {
 
 impl Model {
     /// Takes due jobs of one handler, tenant by tenant in turn. Takes either several jobs that were
-    /// never lost, or a single one that was: if that job ends the process again, no other attempt
-    /// is lost.
+    /// never lost, or a single job that was lost before. If that job ends the process again, no
+    /// other attempt is lost.
     pub(super) fn claim(&mut self, ask: &ClaimAsk, now: Timestamp) -> ClaimedJobs {
         let mut begun = ClaimedJobs::default();
         let Some(spec) = self.handlers.get(&ask.handler).cloned() else { return begun };
@@ -72,10 +72,10 @@ impl Model {
         begun
     }
 
-    /// The job whose turn it is: of the tenant with the fewest jobs in this claim, beginning after
-    /// the one that began the last claim; then the one due longest; then the one that arrived
-    /// first. So every tenant's oldest job is the first of some claim, and runs even if it must run
-    /// alone.
+    /// The job whose turn it is. The tenant with the fewest jobs in this claim comes first,
+    /// beginning after the tenant that began the last claim. Of its jobs, the one due longest comes
+    /// first, then the one that arrived first. So every tenant's oldest job is the first of some
+    /// claim, and runs even if it must run alone.
     fn next_in_turn(
         &self,
         handler: &HandlerRef,
@@ -328,8 +328,9 @@ impl Model {
         Held::Kept
     }
 
-    /// Handles a job that the mark passed while it was leased. If it can only be stale from then
-    /// on, it becomes stale at once: its resource need not wait for the end of the lease.
+    /// Handles a job that the mark passed while it was leased. If the job can only be stale from
+    /// then on, it becomes stale at once, so that its resource need not wait for the end of the
+    /// lease.
     fn overtaken_at_work(&mut self, at: JobNumber, now: Timestamp) {
         let job = &self.jobs[&at];
         let Some(rule) = self.order_of(&job.handler) else { return };
@@ -452,13 +453,13 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     text.chars().take(chars_max).collect()
 }
 
-/// The jitter of an attempt of a job, between 0 and 1: different for each attempt, and the same in
-/// every call for one attempt.
+/// The jitter of an attempt of a job, between 0 and 1. It differs between attempts, and is the same
+/// in every call for one attempt.
 pub(super) fn dice(job: JobId, attempt: u32) -> f64 {
     dice_of(job.0, attempt)
 }
 
-/// The jitter of an attempt of any object with an id, as in [`dice`].
+/// As [`dice`], for an attempt of any object with an id.
 pub(super) fn dice_of(id: Uuid, attempt: u32) -> f64 {
     let (_, random) = id.as_u64_pair();
     let mixed = (random ^ u64::from(attempt)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
