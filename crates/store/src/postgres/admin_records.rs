@@ -10,7 +10,7 @@ use super::reader::read;
 use super::row::text;
 use super::{PgStore, Shared};
 
-/// Rows that one act deletes in addition to its own work.
+/// The most old rows that one act deletes in addition to its own work.
 const DELETED_MAX: i64 = 100;
 
 impl AdminRecords for PgStore {

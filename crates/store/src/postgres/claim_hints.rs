@@ -1,8 +1,8 @@
-//! The claim hint of a node: the time up to which it has seen all due work. With the hint, a claim
-//! does not pass the dead index entries of everything that was claimed before.
+//! The claim hint of a node: the time up to which the node has seen all due work. With the hint, a
+//! claim does not pass the dead index entries of everything that was claimed before.
 //!
-//! The hint decides nothing: a slow commit or a locked row may lie before it, so a node claims
-//! without hints every second or so.
+//! The hint decides nothing. A slow commit or a locked row may lie before its time, so a node
+//! claims without hints every 1 to 5 s.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use hapax_core::Timestamp;
 /// How often a node checks everything that may be due, whatever the hints are.
 const LOOK_AT_ALL: Duration = Duration::from_secs(1);
 
-/// The longest time between two such checks: a check that was slow because of a lock does not mean
-/// that the next one is.
+/// The longest time between two such checks: if a lock made one check slow, the next one may be
+/// fast.
 const LOOK_AT_ALL_MAX: Duration = Duration::from_secs(5);
 
 /// The most lanes or endpoints with a hint: as many as one claim reads.
@@ -31,7 +31,8 @@ pub(super) struct ClaimHints {
 }
 
 impl ClaimHints {
-    /// Clears the hints once a full check is due: the longer the last one took, the later.
+    /// Clears the hints and returns true if a full check is due. After a longer check, the next one
+    /// is due later.
     pub(super) fn looks_at_all(&mut self) -> bool {
         let pause = |took: Duration| took.saturating_mul(20).clamp(LOOK_AT_ALL, LOOK_AT_ALL_MAX);
         let is_due = self.all_seen.is_none_or(|(at, took)| at.elapsed() > pause(took));
@@ -41,7 +42,7 @@ impl ClaimHints {
         is_due
     }
 
-    /// Records a full check that began then and has just ended.
+    /// Records a full check that began at `began` and has just ended.
     pub(super) fn looked_at_all(&mut self, began: Instant) {
         self.all_seen = Some((Instant::now(), began.elapsed()));
     }
@@ -57,7 +58,7 @@ impl ClaimHints {
         self.places.keys().copied().collect()
     }
 
-    /// Their times.
+    /// The times of the hints, in the order of [`ClaimHints::places`].
     pub(super) fn since(&self) -> Vec<Timestamp> {
         self.places.values().copied().collect()
     }

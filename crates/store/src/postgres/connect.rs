@@ -1,6 +1,5 @@
-//! Connections: the pools and their purposes, and the errors of statements. This module ensures that a
-//! connection with a cut-off statement is never lent again. [`super::server`] has the URL of the server and the
-//! checks before it is used.
+//! Connections: the pools and their purposes, and the errors of statements. A connection whose statement was
+//! cut off is never lent again. [`super::server`] has the URL of the server and the checks before it is used.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +37,7 @@ pub(super) struct StatementTimeouts {
 }
 
 impl StatementTimeouts {
-    /// All these timeouts are well below the shortest lease.
+    /// All these timeouts together are well below the default lease of 30 s.
     pub(super) const WORK: Self = Self {
         statement: Duration::from_secs(10),
         lock: Duration::from_secs(5),
@@ -54,11 +53,11 @@ impl StatementTimeouts {
         grace: Duration::from_millis(500),
     };
 
-    /// For a batch of messages. A message that must wait for another transaction leaves the batch
-    /// soon.
+    /// The timeouts of a batch of messages. A message that must wait for another transaction leaves
+    /// the batch after a short time.
     const PUBLISH: Self = Self { lock: PUBLISH_BATCH_LOCK_MAX, ..Self::INGEST };
 
-    /// A message that waits alone for another transaction.
+    /// The timeouts of a message that waits alone for another transaction.
     const PUBLISH_WAITING: Self = Self {
         statement: Duration::from_secs(7),
         lock: PUBLISH_ALONE_LOCK_MAX,
@@ -112,16 +111,16 @@ impl PgOpenError {
 /// How many connections each kind of work may use. One more checks the epoch of the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolSizes {
-    /// Writers of arriving events: each commits for all waiting requests.
+    /// Writers of arriving events: each connection commits for all waiting requests.
     pub ingest: usize,
-    /// Claims, settling, renewals.
+    /// Claims, outcomes and renewals of jobs.
     pub work: usize,
     /// Transactions of SQL and Rust handlers.
     pub handlers: usize,
-    /// Idempotency-Keys; opened with the first one.
+    /// Idempotency-Keys. These connections are opened with the first key.
     pub ledger: usize,
-    /// Messages that the API publishes: each commits for all waiting requests. The same number is
-    /// opened in addition while messages wait for users' transactions.
+    /// Messages that the API publishes: each connection commits for all waiting requests. As many
+    /// connections again are opened for messages that wait for users' transactions.
     pub publish: usize,
     /// Claims and outcomes of deliveries.
     pub send: usize,
@@ -135,8 +134,8 @@ impl Default for PoolSizes {
     }
 }
 
-/// Connections for lists, and for operators' queries over sending, opened with the first one. Their sessions
-/// never scan a table, and those of `admin` may.
+/// Connections for lists, and for operators' queries over sending, opened with the first one. The sessions
+/// of these connections never scan a table; those of `admin` may.
 const LISTS: usize = 2;
 
 /// The connections of one node.
@@ -159,7 +158,8 @@ pub(super) struct Pools {
 }
 
 impl Pools {
-    /// Handlers work on connections to `handlers`: the same database, perhaps as another role.
+    /// The pools for `target`. Handlers work on connections to `handlers`, which is the same
+    /// database, perhaps under another role.
     pub(super) fn new(
         target: &ServerAddress,
         handlers: &ServerAddress,
@@ -199,12 +199,12 @@ impl Pools {
         })
     }
 
-    /// Closes every connection, a lent one when it is returned: the connections lead to a server
-    /// that is no longer the primary. Their statements may take long to fail, or return data that
-    /// the new primary has lost.
+    /// Closes every connection, because they lead to a server that is no longer the primary. A lent
+    /// connection is closed when it is returned. Statements on such connections may take long to
+    /// fail, or return data that the new primary has lost.
     pub(super) fn renew(&self) {
         for lender in self.all() {
-            // The second increment is for a connection that is lent in between.
+            // The second increment also outdates a connection that is lent in between.
             lender.generation.fetch_add(1, Ordering::SeqCst);
             drop(lender.pool.retain(|_, _| false));
             lender.generation.fetch_add(1, Ordering::SeqCst);
@@ -269,8 +269,8 @@ impl ClientPool {
         Self::with(target, name, size, timeouts, session)
     }
 
-    /// The same, with one plan for each statement, whatever its values. Otherwise PostgreSQL would plan a
-    /// small batch again each time, which takes longer than running it.
+    /// As [`ClientPool::by_index`], with one plan for each statement, whatever its values. Otherwise
+    /// PostgreSQL would plan a small batch again each time, which takes longer than running it.
     fn by_one_plan(
         target: &ServerAddress,
         name: &str,
@@ -326,8 +326,8 @@ impl ClientPool {
     /// A connection for exclusive use. No transaction is open on it: a connection is never returned
     /// with one, see [`PooledClient`].
     pub(super) async fn lend(&self) -> Result<PooledClient, PgError> {
-        // Read first: a connection that is lent during a change counts as one from before the
-        // change.
+        // The generation is read before the connection is taken: a connection that is lent during a
+        // change counts as one from before the change.
         let lent_in = self.generation.load(Ordering::SeqCst);
         let client = self.pool.get().await?;
         Ok(self.lent(client, lent_in))
@@ -354,9 +354,9 @@ impl ClientPool {
     }
 }
 
-/// The settings of each session of Hapax. At least `synchronous_commit = on`; a stricter setting of
-/// the server stays. The isolation is the one that the functions are written for, whatever the
-/// default.
+/// The settings of each session of Hapax. `synchronous_commit` is at least `on`; a stricter setting
+/// of the server stays. The isolation level is the one that the functions are written for, whatever
+/// the server's default is.
 pub(super) fn session(timeouts: StatementTimeouts) -> String {
     format!(
         "SET statement_timeout = {}; SET lock_timeout = {}; \
@@ -385,20 +385,21 @@ pub(super) fn handler_session() -> String {
 }
 
 /// A connection on loan. The connection returns to the pool when this guard is dropped, unless a statement
-/// on it was cut off or the database has changed since. Then it is closed: its next answer may belong to
-/// that statement, a transaction may be open, or it leads to a server that is no longer the primary.
+/// on it was cut off or the database has changed since. In those cases the connection is closed: its next
+/// answer may belong to that statement, a transaction may be open, or the connection leads to a server
+/// that is no longer the primary.
 #[derive(Debug)]
 pub(super) struct PooledClient {
     client: Option<Object>,
     timeouts: StatementTimeouts,
     busy: bool,
-    /// The generation of the pool when the connection was lent, and as it is now.
+    /// The generation of the pool when the connection was lent; `generation` is the current one.
     lent_in: u64,
     generation: Arc<AtomicU64>,
 }
 
 impl PooledClient {
-    /// Runs one statement and reads its rows. Prepared once per connection.
+    /// Runs one statement and reads its rows. The statement is prepared once per connection.
     pub(super) async fn query(
         &mut self,
         sql: &str,
@@ -432,8 +433,8 @@ impl PooledClient {
         Ok(touched?)
     }
 
-    /// Sends SQL without parameters, all of it in one message: several statements are one
-    /// transaction. No deadline but the server's.
+    /// Sends SQL without parameters in one message, so that several statements are one transaction.
+    /// Only the server's timeout applies.
     pub(super) async fn batch(&mut self, sql: &str) -> Result<(), PgError> {
         self.busy = true;
         let client = self.client.as_ref().ok_or(PgError::Gone)?;
@@ -473,7 +474,7 @@ impl Drop for PooledClient {
 
 /// Whether a connection cannot be used again after this error. After an error of the statement
 /// itself, the connection is as clean as after a success. A server that was demoted or is shutting
-/// down stays so, and the same address may lead to another one by now. An internal error may come
+/// down stays so, and its address may lead to another server by now. An internal error may come
 /// from a statement prepared with a type that no longer exists, because the schema was restored.
 fn spoils(error: &tokio_postgres::Error) -> bool {
     match error.code() {
@@ -490,7 +491,7 @@ fn spoils(error: &tokio_postgres::Error) -> bool {
 
 /// Whether a statement was prepared for tables or functions that have changed since: a newer
 /// version has migrated the database. No statement of Hapax is refused like this for another
-/// reason. A new connection prepares it again.
+/// reason. A new connection prepares the statement again.
 fn is_void_plan(code: &SqlState) -> bool {
     *code == SqlState::FEATURE_NOT_SUPPORTED || *code == SqlState::INVALID_SQL_STATEMENT_NAME
 }

@@ -1,5 +1,6 @@
-//! Copies as rows: those gathered by [`crate::copies`] are written within a second, all in one
-//! statement. If the write fails they are dropped: such counts may be lost.
+//! Copies as rows: the copies gathered by [`crate::copies`] are written within a second, in
+//! statements of up to 2,000 events. If a write fails, its copies are dropped: such counts may be
+//! lost.
 
 use std::sync::Arc;
 
@@ -17,8 +18,9 @@ use crate::limits::{COPIES_FLUSH, COPIES_IN_FULL};
 /// Events whose copies are written by one statement.
 const EVENTS_PER_WRITE: usize = 2_000;
 
-/// Among events with one new copy, one in this many is checked for too many rows. An event that is
-/// copied all the time keeps that many rows more, and a retry storm reads nothing.
+/// Among events with one new copy, one in this many is checked for too many rows. So an event that
+/// is copied all the time keeps about that many more rows, and most copies of a retry storm need no
+/// check.
 const CHECKED_ONE_IN: u8 = 8;
 
 /// A `hapax.copied`.
@@ -59,7 +61,7 @@ pub(super) async fn keep_writing(shared: Arc<Shared>) {
     }
 }
 
-/// Writes waiting copies, after a write that is in progress.
+/// Writes waiting copies. A write that is in progress ends first.
 pub(super) async fn flush(shared: &Shared) {
     let _turn = shared.flushing.lock().await;
     let mut waiting = shared.copies.take();
@@ -74,7 +76,7 @@ pub(super) async fn flush(shared: &Shared) {
 }
 
 async fn write(shared: &Shared, copies: &[(EventId, UnwrittenCopies)]) -> Result<(), PgError> {
-    // In the order of the events: the rows of one page are written together.
+    // The rows are in the order of their events, so that the rows of one page are written together.
     let rows: Vec<CopyRow> = copies
         .iter()
         .flat_map(|(event, waiting)| waiting.newest.iter().map(|copy| CopyRow::new(*event, copy)))

@@ -2,9 +2,9 @@
 //! and the writers of [`super::group_commit`] continue with new events. A request with anything but
 //! plain copies is passed on to the writers.
 //!
-//! A lookup finds nothing for a new event, and costs a statement. So requests come here only while a good
-//! part of the last ones were copies. A lookup reads committed rows, on a server whose epoch was
-//! confirmed before and after it, because memory stores the result.
+//! A lookup finds nothing for a new event, and costs a statement. So requests are looked up only while
+//! more than a fifth of the last receipts were copies. The result of a lookup is cached in memory. So a
+//! lookup reads only committed rows, on a server whose epoch is confirmed before and after it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,8 +16,8 @@ use tokio::sync::{Notify, oneshot};
 use super::{Shared, ingest};
 use crate::limits::{BATCH_RECEIPTS_MAX, WAITING_MAX};
 
-/// The share of copies, of [`WHOLE`], above which requests are looked up first. A lookup costs the
-/// database about a fifth of an insert.
+/// The share of copies, as a part of [`WHOLE`], above which requests are looked up first. A lookup
+/// costs the database about a fifth of an insert.
 const STORM: u32 = WHOLE / 5;
 
 const WHOLE: u32 = 1 << 16;
@@ -30,7 +30,7 @@ const HALF_LIFE: u64 = 128;
 pub(super) struct CopyLookup {
     line: Mutex<LookupQueue>,
     arrived: Notify,
-    /// The share of copies among the last receipts, of [`WHOLE`].
+    /// The share of copies among the last receipts, as a part of [`WHOLE`].
     share: AtomicU32,
 }
 
@@ -55,7 +55,7 @@ impl CopyLookup {
     }
 
     /// Records how many of the receipts that were just decided were copies. Two writers may overwrite
-    /// each other's share: it is an estimate.
+    /// each other's share, because it is only an estimate.
     pub(super) fn note(&self, copies: usize, receipts: usize) {
         if receipts == 0 {
             return;
@@ -107,8 +107,8 @@ impl CopyLookup {
     }
 }
 
-/// Looks requests up until the store is closed. If the task ends, for whatever reason, the writers get
-/// the requests that wait, and every later one.
+/// Looks requests up until the store is closed. If the task ends for any reason, the writers get the
+/// waiting requests and all later ones.
 pub(super) async fn keep_answering(shared: Arc<Shared>) {
     let _ended = TaskEnded(&shared);
     loop {
@@ -128,7 +128,7 @@ async fn answer(shared: &Shared, batch: Vec<PendingLookup>) {
     let (ingests, answers): (Vec<_>, Vec<_>) =
         batch.into_iter().map(|asked| (asked.ingest, asked.answer)).unzip();
     let found = ingest::plain_copies(shared, &ingests).await;
-    // The others are counted when they are decided.
+    // All other receipts are counted when the writers decide them.
     let copies = found.iter().flatten().map(Vec::len).sum();
     shared.lookup.note(copies, copies);
     for ((ingest, answer), verdicts) in ingests.into_iter().zip(answers).zip(found) {
@@ -165,7 +165,7 @@ mod tests {
         assert!(!lookup.is_storm(), "a few copies are ordinary");
         (0..4).for_each(|_| lookup.note(64, 64));
         assert!(lookup.is_storm());
-        // A mixed load is looked up first too.
+        // Requests of a mixed load are looked up first too.
         (0..20).for_each(|_| lookup.note(32, 64));
         assert!(lookup.is_storm());
         (0..20).for_each(|_| lookup.note(0, 64));

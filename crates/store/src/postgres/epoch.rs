@@ -1,10 +1,11 @@
 //! Identifies the database, and decides whether cached answers are valid. An epoch is the system
 //! identifier, the timeline, the ids of this database and its table of events, and a counter. A
 //! copy on the same server and a restored dump have other ids. An operator raises the counter after
-//! a restore that none of these shows. Facts from one epoch do not hold in another: a promoted
-//! standby may never have received them.
+//! a restore that changes none of the other values. Facts from one epoch do not hold in another: a
+//! promoted standby may never have received them.
 //!
-//! A task queries it a few times a second; its last answer is valid for one second and no longer.
+//! A task queries the epoch four times a second. Its last answer is valid for one second and no
+//! longer.
 
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
@@ -55,7 +56,7 @@ struct ConfirmedEpoch {
     epoch: Epoch,
     /// Seals the entries of the Redis cache in this epoch.
     seal: Arc<Seal>,
-    /// When the query was sent: the answer is at least as old.
+    /// When the query was sent. The age of the answer is counted from this time.
     at: Instant,
 }
 
@@ -76,7 +77,7 @@ impl EpochWatch {
         Some((heard.epoch.clone(), Arc::clone(&heard.seal)))
     }
 
-    /// Runs `put` if the epoch is still this one; the lock prevents a change in between.
+    /// Runs `put` if `epoch` is still the current one. The lock prevents a change in between.
     pub(super) fn within(&self, epoch: Option<&Epoch>, put: impl FnOnce()) {
         let heard = self.0.read().expect("no panic happens under this lock");
         if epoch.is_some() && heard.as_ref().map(|heard| &heard.epoch) == epoch {

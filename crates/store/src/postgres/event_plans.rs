@@ -31,7 +31,7 @@ pub(super) fn before_first(work: &EventPlan) -> Uuid {
     work.filter.since.map_or(Uuid::nil(), first_id)
 }
 
-/// How many events a plan of this instant takes.
+/// How many events a plan takes that is made at this instant.
 pub(super) async fn count(
     shared: &Shared,
     work: &EventPlan,
@@ -49,7 +49,7 @@ pub(super) async fn count(
     }
 }
 
-/// The next slice of a plan that stands after this event, with at most `count` events.
+/// The next slice of a plan, with at most `count` events after the event `after`.
 pub(super) async fn slice(
     shared: &Shared,
     plan: &Plan,
@@ -100,7 +100,7 @@ struct EventScan {
 }
 
 impl EventScan {
-    /// Keeps only the first `count` events: the read then ends with the last of them.
+    /// Keeps only the first `count` events, and ends the read with the last of them.
     fn cut(&mut self, count: usize) {
         if count < self.rows.len() {
             self.rows.truncate(count);
@@ -117,7 +117,7 @@ async fn scan(
     after: Uuid,
     count: usize,
 ) -> Result<EventScan, PgError> {
-    // A search reads every body.
+    // A search reads the body of every event, so it reads fewer events at a time.
     let most = if work.filter.text.is_some() { PLAN_SEARCH } else { PLAN_SCAN };
     let until = work.until(instant);
     let limit = i64::try_from(most).unwrap_or(i64::MAX);
@@ -131,8 +131,7 @@ async fn scan(
     asked.add("w.id = ANY (?)", ids);
     let filter = EventFilter { until: Some(until), ..work.filter.clone() };
     filtered(&mut asked, &filter);
-    // Only jobs that were dead or in review before the plan: a job that dies or goes to review
-    // later is not part of it.
+    // Only jobs that were dead or in review before the plan was made are part of it.
     match filter.status {
         None => {}
         Some(status @ (Status::Dead | Status::Review)) => {

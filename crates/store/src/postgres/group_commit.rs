@@ -16,7 +16,8 @@ use super::{Shared, copy_lookup, ingest};
 use crate::copy_pacing::CopyPacing;
 use crate::limits::{ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, WAITING_MAX, WORTH_A_COMMIT};
 
-/// A writer whose commit takes longer is no longer counted: requests behind it get another writer.
+/// How long a commit may take before its writer is no longer counted. Then waiting requests get
+/// another writer.
 const SLOW: Duration = Duration::from_millis(25);
 
 /// The queue.
@@ -40,9 +41,9 @@ struct CommitQueue {
 
 impl CommitQueue {
     /// Whether a writer should start a commit now. A lone writer takes any request. While another writer
-    /// commits, this writer waits for enough requests to justify a second commit; the other writer takes
-    /// smaller batches when it returns. Once the queue is closed no further requests arrive, so any request
-    /// is enough.
+    /// commits, this writer waits for enough requests to justify a second commit. If there are fewer, the
+    /// other writer takes them after its commit. Once the queue is closed, no further requests arrive, so
+    /// any request is enough.
     fn is_worth_it(&self) -> bool {
         let least = if self.at_work == 0 || !self.open { 1 } else { WORTH_A_COMMIT };
         self.requests.len() >= least
@@ -153,8 +154,8 @@ impl Drop for ActiveWriter<'_> {
     }
 }
 
-/// Starts the writers on their own thread, because every sender waits for the database. Among the
-/// tasks of a busy server the next commit would wait behind responses being written.
+/// Starts the writers on their own thread, because every sender waits for their commits. On the
+/// threads of a busy server, the next commit would wait until responses are written.
 pub(super) fn start(shared: &Arc<Shared>, writers: usize) -> io::Result<()> {
     let (shared, counted) = (Arc::clone(shared), shared.tasks.token());
     let (began, begins) = mpsc::sync_channel(1);
@@ -180,8 +181,8 @@ async fn write_all(shared: Arc<Shared>, writers: usize) {
     }
     while let Some(ended) = running.join_next().await {
         if ended.is_err() {
-            // The requests of the writer that panicked have been answered with an error; another
-            // writer takes its place.
+            // The requests of the writer that panicked got an error. Another writer takes its
+            // place.
             shared.health.fails(&"a writer panicked".into());
             running.spawn(keep_writing(Arc::clone(&shared)));
         }

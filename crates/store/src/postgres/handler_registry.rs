@@ -1,6 +1,6 @@
 //! The handlers that this node has announced, with their numbers in the database, and where the
-//! next claim of each begins. The registry is in memory: when the database turns out to be another
-//! one, the handlers are announced again.
+//! next claim of each begins. The registry is in memory. When a query shows that the database was
+//! replaced, the handlers are announced again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, RwLock};
@@ -55,7 +55,7 @@ impl HandlerRegistry {
         known.values().map(|announced| announced.spec.clone()).collect()
     }
 
-    /// Replaces the node's handlers. A handler that it had before keeps its turn.
+    /// Replaces the node's handlers. A handler that the node had before keeps its turn.
     pub(super) fn replace(&self, handlers: Vec<(i32, HandlerSpec)>) {
         let mut known = self.0.write().expect("no panic happens under this lock");
         let all = handlers.into_iter().map(|(number, spec)| {

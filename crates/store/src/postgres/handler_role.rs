@@ -13,7 +13,7 @@ const WHERE: &str = "SELECT current_user::text, \
 pub struct HandlerRoleReport {
     /// Its name.
     pub role: String,
-    /// Whether it could write to the tables of Hapax.
+    /// Whether the role can write to the tables of Hapax.
     pub owns_ours: bool,
 }
 

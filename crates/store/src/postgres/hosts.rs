@@ -50,7 +50,7 @@ impl Hosts {
                 return Ok(connected);
             }
         }
-        // Without its own timeout: the pool has one for the whole attempt.
+        // The last host has no timeout of its own, because the pool has one for the whole attempt.
         let host = (begin + hosts - 1) % hosts;
         let connected = self.connect_to(config, host).await?;
         self.last_good.store(host, Ordering::Relaxed);
@@ -95,8 +95,8 @@ fn count(config: &Config) -> usize {
     config.get_hosts().len().max(config.get_hostaddrs().len()).max(1)
 }
 
-/// The configuration for one of its servers. A single server stays as it is, as does a URL whose
-/// lists do not match: the driver reports that error.
+/// The configuration for one of the servers. It is unchanged for a single server, and for a URL
+/// whose lists do not match: the driver reports that error.
 fn alone(config: &Config, host: usize) -> Config {
     let (hosts, addresses, ports) =
         (config.get_hosts(), config.get_hostaddrs(), config.get_ports());

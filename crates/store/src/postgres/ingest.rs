@@ -25,7 +25,7 @@ use super::partitions;
 use super::row::{EventState, hash_of, of_hash};
 use crate::recent::{Recent, adds_nothing};
 
-/// How often a statement is tried after its missing partition or lane was created.
+/// How often a statement is tried, if missing partitions or lanes are created between the tries.
 const MENDS_MAX: u32 = 3;
 
 /// A receipt to be decided.
@@ -37,7 +37,7 @@ pub(super) struct PendingReceipt<'a> {
     pub(super) id: EventId,
 }
 
-/// The receipts of one request that one statement decides.
+/// Those receipts of one request that the same statement decides.
 struct ReceiptGroup<'a> {
     request: usize,
     items: Vec<(usize, PendingReceipt<'a>)>,
@@ -48,7 +48,7 @@ struct ReceiptGroup<'a> {
 enum IngestStatement {
     /// The single statement for most receipts.
     Short,
-    /// The other receipts are decided by the function.
+    /// The function `hapax.ingest`, for all other receipts.
     Long,
 }
 
@@ -103,8 +103,8 @@ pub(super) async fn decide(
     board.into_iter().map(|verdicts| verdicts.and_then(all)).collect()
 }
 
-/// The verdicts of each request that is nothing but plain copies of committed events. This only reads,
-/// and all requests share one statement. An answer counts only if the server's epoch was confirmed
+/// The verdicts of each request that contains only plain copies of committed events. All requests
+/// share one statement, which only reads. An answer counts only if the server's epoch was confirmed
 /// before and after it.
 pub(super) async fn plain_copies(shared: &Shared, ingests: &[Ingest]) -> Vec<Option<Vec<Verdict>>> {
     let nothing = || ingests.iter().map(|_| None).collect();
@@ -201,14 +201,14 @@ async fn ask(
         .iter()
         .flat_map(|group| group.items.iter().map(|(at, item)| (group.request, *at, item)))
         .collect();
-    // Stable: of two receipts with the same key, the first one is decided first.
+    // The sort is stable: of two receipts with the same key, the first one is decided first.
     items.sort_by_key(|(_, _, item)| item.receipt.key_hash());
     for _ in 1..MENDS_MAX {
         match retried(|| ask_once(shared, way, &items)).await {
             Err(error) if error.code() == Some(&SqlState::CHECK_VIOLATION) => {
                 partitions::make_for(shared, items.iter().map(|(_, _, item)| item.id)).await?;
             }
-            // The cached lanes belong to another database.
+            // A lane is missing, so the cached lanes belong to another database.
             Err(error) if error.code() == Some(&SqlState::NOT_NULL_VIOLATION) => {
                 shared.names.clear();
             }
@@ -273,7 +273,7 @@ async fn ask_once(
 struct VerdictReader<'a> {
     shared: &'a Shared,
     epoch: Option<Epoch>,
-    /// Events that memory and Redis may answer copies of, if their work has ended.
+    /// Events whose copies may be answered from memory and Redis once their work has ended.
     decided: Mutex<Vec<(KeyHash, Recent)>>,
 }
 

@@ -43,11 +43,11 @@ struct ArrivalRow<'a> {
     headers: &'a [u8],
     body: &'a [u8],
     guard: Option<Uuid>,
-    /// How many microseconds it is known for at least; `None`: as long as the key.
+    /// For how many microseconds the guard is known at least; `None`: as long as the key.
     guard_us: Option<i64>,
     /// The hash of the key under which a suspected replay waits.
     replay_hash: Option<Uuid>,
-    /// Whether jobs come with it.
+    /// Whether jobs arrive with the event.
     has_jobs: bool,
 }
 
@@ -211,7 +211,7 @@ impl<'a> Rows<'a> {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Calls the function, for which each row has its doubt; returns each row with its verdict.
+    /// Calls the function, which needs a doubt for each row. Returns each row with its verdict.
     pub(super) async fn ingest(
         &self,
         lent: &mut PooledClient,

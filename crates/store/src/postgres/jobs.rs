@@ -1,6 +1,6 @@
-//! Jobs in PostgreSQL: announced, claimed, settled, each by one call of a function in the database.
-//! The functions decide (`functions/claim.sql` and its neighbours); this file only calls them and
-//! reads their results.
+//! Jobs in PostgreSQL: each is announced, claimed and settled by one call of a function in the
+//! database. The functions decide (`functions/claim.sql` and the files beside it). This file only
+//! calls them and reads their results.
 
 use std::time::Instant;
 
@@ -35,7 +35,7 @@ pub(super) enum OrderCheck {
     InTheWork,
 }
 
-/// The jobs that one claim took, and those that the order guard refused.
+/// The jobs that one claim took, and the events whose jobs the order guard set aside.
 #[derive(Debug, Default)]
 pub(super) struct ClaimedJobs {
     pub(super) taken: Vec<ClaimedJob>,
@@ -49,7 +49,7 @@ pub(super) struct ClaimedJob {
     pub(super) lane: i32,
     pub(super) position: Option<Position>,
     pub(super) forced: bool,
-    /// The body is not the one that was stored.
+    /// Whether the body differs from the one that was stored.
     pub(super) damaged: bool,
 }
 
@@ -107,14 +107,14 @@ pub(super) async fn claim(
 ) -> Result<ClaimedJobs, PgError> {
     let mut claimed = retried(|| claim_once(shared, ask, guarded)).await;
     if claimed.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNIQUE_VIOLATION)) {
-        // The index over leases refused one: another node was faster. The job is parked on the next
-        // try.
+        // The unique index over leases refused a lease, because another node was faster. The job is
+        // parked on the next try.
         claimed = retried(|| claim_once(shared, ask, guarded)).await;
     }
     let begun = match claimed? {
         Some(begun) => begun,
         None => {
-            // The database does not know the handler: it is another database than before.
+            // The database does not know the handler, so it was replaced by another database.
             announce(shared, shared.handlers.specs()).await?;
             claim_once(shared, ask, guarded).await?.unwrap_or_default()
         }
@@ -122,7 +122,7 @@ pub(super) async fn claim(
     without_damaged(shared, begun).await
 }
 
-/// A changed body reaches no handler: its job becomes a dead letter.
+/// Removes jobs whose body was changed, and makes them dead letters.
 async fn without_damaged(shared: &Shared, mut begun: ClaimedJobs) -> Result<ClaimedJobs, PgError> {
     let (damaged, sound): (Vec<_>, Vec<_>) =
         begun.taken.into_iter().partition(|taken| taken.damaged);
@@ -289,7 +289,7 @@ pub(super) async fn settle(
                 && answer.is_some()
                 && let Err(error) = add_answer(shared, job, fence, answer.as_ref()).await
             {
-                // The job is done with or without the app's answer to the attempt.
+                // The job is done, whether or not the app's answer is stored.
                 tracing::debug!(%job, "cannot store the answer to a job that is done: {error}");
             }
             Ok(settlement)
@@ -318,7 +318,7 @@ fn settlement(shared: &Shared, number: i32) -> Settlement {
         1 => Settlement::Recorded,
         2 => Settlement::AlreadyDone,
         3 => {
-            // Other jobs of its resource are ready now.
+            // Other jobs of the same resource are ready now.
             shared.arrived.notify_waiters();
             Settlement::Recorded
         }
@@ -357,7 +357,8 @@ pub(super) async fn fail(
     }
 }
 
-/// How a failed attempt is repeated, as `hapax.failed` and `hapax.settle_attempt` read it.
+/// The retry of a failed attempt as the parameters `how` and `wait` of `hapax.failed` and
+/// `hapax.settle_attempt`.
 pub(super) fn retry_columns(retry: Retry) -> (i32, i64) {
     match retry {
         Retry::Schedule => (0, 0),

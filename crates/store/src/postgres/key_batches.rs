@@ -44,7 +44,8 @@ impl PendingAct {
         }
     }
 
-    /// The order in which a batch locks rows: answers first, each kind by its keys.
+    /// The order in which a batch locks rows: answers first, then reservations, and both in the
+    /// order of their keys.
     fn place(&self) -> (bool, &str, &str) {
         match self {
             Self::Finish(reserved, ..) => (false, reserved.scope.as_str(), reserved.key.as_str()),
@@ -127,7 +128,7 @@ impl<'a> AnswerRow<'a> {
         }
     }
 
-    /// The answer that is stored where the caller has no room for its own.
+    /// The answer that is stored if the caller has no room for its own.
     fn instead(answer: &'a StoredAnswer) -> Self {
         let (status, headers) = columns(answer);
         let (body, size) = (&answer.body[..], size_of(answer));
@@ -151,7 +152,7 @@ impl<'a> AnswerRow<'a> {
 enum ActOutcome {
     Reserved(Reservation),
     Finished(Held),
-    /// Left out: the act runs alone.
+    /// The batch left the act out, so the act runs alone.
     Later,
     /// The row of the act cannot be read: a newer node has changed the function.
     Unread(PgError),
@@ -280,7 +281,7 @@ fn answer(shared: &Arc<Shared>, act: PendingAct, outcome: ActOutcome) {
     }
 }
 
-/// Runs one act apart from the batches, to its end.
+/// Runs one act in its own commit, even if its caller stops waiting.
 fn run_alone(shared: &Arc<Shared>, act: PendingAct) {
     let shared_too = Arc::clone(shared);
     shared.tasks.spawn(async move {

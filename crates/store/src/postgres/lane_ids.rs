@@ -1,5 +1,5 @@
 //! The numbers of lanes, cached in memory: a lane is created once, in a separate statement, before
-//! the first job that needs it. The cache is dropped when the database turns out to be another one.
+//! the first job that needs it. The cache is dropped when the database was replaced by another one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -17,7 +17,7 @@ pub(super) struct LaneName {
     pub(super) handler: HandlerName,
 }
 
-/// Its numbers in this database.
+/// The numbers of a lane and its handler in this database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LaneAt {
     pub(super) handler: i32,
@@ -32,7 +32,7 @@ pub(super) struct LaneIds {
 }
 
 impl LaneIds {
-    /// The lane; created if it does not exist.
+    /// The lane, which is created if it does not exist.
     pub(super) async fn lane(
         &self,
         lent: &mut PooledClient,

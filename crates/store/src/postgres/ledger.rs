@@ -1,6 +1,6 @@
-//! Idempotency-Keys: acts are batched into commits ([`super::key_batches`]), or run alone. Each is
-//! run to its end even if its caller stops waiting. The functions decide (`functions/reserve_key.sql` and its neighbours); users' own
-//! transactions call the same functions.
+//! Idempotency-Keys: acts are batched into commits ([`super::key_batches`]), or run alone. Each act runs to its end
+//! even if its caller stops waiting. The functions decide (`functions/reserve_key.sql` and the files beside it). Users'
+//! own transactions call the same functions.
 //!
 //! These calls have their own connections, because clients of an API wait for them. Claims and
 //! renewals of workers must not wait for these calls, however many there are, and these calls must
@@ -104,7 +104,7 @@ pub(super) fn read_reservation(row: &Row, ask: &ReserveAsk) -> Result<Reservatio
         }
         "mismatch" => Reservation::Mismatch,
         "over_quota" => Reservation::OverQuota,
-        // Another version of the function returned this outcome: it is not used.
+        // Only another version of the function can return this outcome, so the outcome is not used.
         _ => return Err(PgError::Gone),
     })
 }
@@ -179,7 +179,8 @@ pub(super) async fn finish_within(
     let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
     let statement =
         client.prepare_cached(FINISH).await.map_err(|error| sql_handlers::ours(error.into()))?;
-    // An app's own transaction is never refused for a quota: its effects would be rolled back.
+    // An app's own transaction is never refused for a quota, because its effects would be rolled
+    // back.
     let size = size_of(answer);
     let rows = client
         .query(&statement, &[&scope, &key, &fence.0, &status, &headers, &body, &now, &size])

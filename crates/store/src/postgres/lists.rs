@@ -23,13 +23,14 @@ use crate::dead_groups::DeadGroupSums;
 use crate::limits::{LIST_SORTED_MAX, PAGE_MAX};
 use crate::page_search::{Parts, ReadBudget, in_rest};
 
-/// The rows of the first slice. A body may have a MiB, so a search in bodies begins with few.
+/// The rows of the first slice. A body may be 1 MiB long, so a search in bodies begins with few
+/// rows.
 const SLICE_FIRST: usize = 64;
 
 /// The most rows of one slice.
 const SLICE_MAX: usize = 4_096;
 
-/// A slice that took longer than this is not followed by a larger one.
+/// The next slice is larger only if the last one took less than this.
 const SLICE_TIME: Duration = Duration::from_millis(8);
 
 /// The size of the slices of one page.
@@ -50,7 +51,7 @@ impl Slices {
         self.budget.slice(self.rows) as i64
     }
 
-    /// Notes a slice that was read. Returns whether there may be another one.
+    /// Records a slice that was read. Returns whether the bound allows another slice.
     pub(super) fn read(&mut self, rows: usize) -> bool {
         self.budget.spend(rows.max(1));
         self.rows = match self.began.elapsed() < SLICE_TIME {
@@ -72,7 +73,8 @@ impl<T> SlicedPage<T> {
         Self { limit: limit.clamp(1, PAGE_MAX), found: Vec::new() }
     }
 
-    /// How many items to read: one more than the page has room for, to know whether there is one.
+    /// How many items to read: one more than the page has room for, to know whether the list
+    /// continues.
     pub(super) fn wanted(&self) -> usize {
         self.limit + 1 - self.found.len()
     }
@@ -137,7 +139,7 @@ struct ListPart<'a> {
     filter: &'a EventFilter,
     candidates: Candidates,
     range: (Uuid, Uuid),
-    /// Whether it is the second part.
+    /// Whether this is the second part.
     rest: bool,
 }
 
@@ -147,7 +149,7 @@ enum PartEnd {
     Full,
     /// No row is left.
     Rows,
-    /// The bound is reached, here.
+    /// The bound is reached, at this row and time.
     Bound((Cursor, Timestamp)),
 }
 
@@ -205,13 +207,13 @@ impl ListPart<'_> {
     }
 }
 
-/// The ids that a list may show: from the first to before the last.
+/// The range of ids that a list may show. It includes its start and excludes its end.
 async fn event_range(
     lent: &mut PooledClient,
     filter: &EventFilter,
     before: Option<Cursor>,
 ) -> Result<(Uuid, Uuid), PgError> {
-    // The rows of older events only keep their keys.
+    // Older rows belong to pruned events: they only keep the key.
     let sql = "SELECT w.id FROM hapax.body w ORDER BY w.id LIMIT 1";
     let oldest = lent.query(sql, &[]).await?.first().map(|row| row.get(0));
     let since = filter.since.map(first_id);
@@ -233,9 +235,9 @@ pub(super) fn time_of(id: Uuid) -> Timestamp {
 enum Candidates {
     /// By this statement: $1 is the id before which to begin, $2 the lowest, $3 the most rows.
     Rows(String),
-    /// The same query, with the source as $4.
+    /// By a query for one source, with the source as $4.
     OfSource,
-    /// These, from new to old.
+    /// These ids, from new to old.
     Few(Vec<Uuid>),
     /// The exact matches of a search.
     Exact,
@@ -268,7 +270,7 @@ impl Candidates {
             }
         };
         let mut ids: Vec<Uuid> = found.iter().map(|row| row.get(0)).collect();
-        // Several jobs of one event. The length still says whether the slice was full.
+        // Several rows may be jobs of one event. The length still shows whether the slice was full.
         if let Some(last) = ids.last().copied() {
             let full = ids.len();
             ids.dedup();
@@ -360,7 +362,7 @@ impl Candidates {
 async fn few(lent: &mut PooledClient, open: &[&str], rare: &[&str]) -> Result<Candidates, PgError> {
     let mut ids: Vec<Uuid> = Vec::new();
     for state in [open, rare].concat() {
-        // In the order of an index over this state, so that this index is read.
+        // The order is that of an index over this state, so that PostgreSQL reads this index.
         let order = match state {
             "ready" => "j.handler, j.lane, j.due_at, j.job",
             "leased" => "j.handler, j.due_at",
@@ -403,8 +405,8 @@ pub(super) async fn jobs(
     let mut page = SlicedPage::begin(filter.limit);
     let mut slices = Slices::begin(filter.bound);
     let mut before = filter.before.map_or(Uuid::max(), |Cursor(before)| Uuid::from_u128(before));
-    // The state is written into the statement, so that its partial index can be used. The states that have
-    // no index in this order are checked row by row.
+    // The state is written into the statement, so that its partial index can be used. For a state without
+    // an index in this order, all jobs are read and checked.
     let state = filter.phase.map(state_of);
     let listed = filter.phase.filter(|phase| match phase {
         Phase::Stale | Phase::Dead | Phase::Held | Phase::Review | Phase::Discarded => true,

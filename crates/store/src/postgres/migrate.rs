@@ -2,8 +2,8 @@
 //!
 //! Each step is one transaction together with the record that it was applied, so that an
 //! interrupted step is simply applied again. One node migrates at a time; the others wait for it
-//! for a bounded time. A step names the oldest version of the tables whose binaries survive it:
-//! nodes of the version before keep running, and also start, while the first ones are replaced.
+//! for a bounded time. A step names the oldest version of the tables whose binaries survive it. So
+//! nodes of the version before keep running, and can start, while nodes are replaced one by one.
 //!
 //! After the steps come the functions and views ([`super::functions`]), all in one transaction with
 //! their version. A node whose version is not higher leaves them as they are.
@@ -22,7 +22,7 @@ struct MigrationStep {
     number: i32,
     name: &'static str,
     sql: &'static str,
-    /// A binary that knows this many steps still works once this one is applied.
+    /// A binary that knows at least this many steps still works after this step.
     survives: i32,
 }
 
@@ -80,24 +80,24 @@ const LOCK_POLL: Duration = Duration::from_millis(100);
 /// The state of a step in this database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigrationStatus {
-    /// Its number; of the entry `functions`, the version.
+    /// The number of the step. For the entry `functions`: the version.
     pub number: i32,
-    /// Its name.
+    /// The name of the step.
     pub name: String,
     /// Whether the step was applied.
     pub applied: bool,
-    /// Why no node of this version would start on this database.
+    /// Why a node of this version refuses to start on this database, if this step is the reason.
     pub refused: Option<String>,
 }
 
-/// A step that was applied, according to the database's own record.
+/// An applied step, as the database has recorded it.
 struct RecordedStep {
     name: String,
     checksum: String,
     survives: i32,
 }
 
-/// The steps and functions that a database has, according to its own record.
+/// The steps and functions that a database has recorded.
 #[derive(Default)]
 struct RecordedSchema {
     steps: BTreeMap<i32, RecordedStep>,
@@ -154,7 +154,7 @@ impl Schema {
         }
         lock(&mut lent).await?;
         let outcome = self.up_locked(&mut lent).await;
-        // If this fails, the lock is released with the session.
+        // If the unlock fails, the lock is released with the session.
         let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&LOCK]).await;
         outcome.and(unlocked.map(drop).map_err(trouble))
     }
@@ -206,8 +206,8 @@ impl Schema {
         all.into_values().chain([functions]).collect()
     }
 
-    /// The steps and functions that are to be applied, if any; an error where the database is not
-    /// one of Hapax.
+    /// The steps and functions that are to be applied, if any. Returns an error if this version
+    /// must not work on the database.
     fn missing(&self, found: &RecordedSchema) -> Result<Option<Missing<'_>>, PgOpenError> {
         for (number, taken) in &found.steps {
             if let Some(why) = self.refusal(*number, taken) {
@@ -256,8 +256,8 @@ impl Schema {
         }
     }
 
-    /// Why this version must not work with these functions. Functions of a newer version do what
-    /// this version needs, unless a step of that version says otherwise.
+    /// Why this version must not work with these functions. Functions of a newer version still
+    /// serve this version, unless a step of the newer version refuses it.
     fn functions_refusal(&self, found: Option<&(i32, String)>) -> Option<String> {
         let (version, there) = found?;
         if *version != self.functions.version || *there == self.functions.checksum() {
@@ -270,8 +270,8 @@ impl Schema {
     }
 }
 
-/// Runs the SQL in one message, and so in one transaction. The script may take longer than the timeout of a
-/// statement.
+/// Runs the SQL in one message, and so in one transaction. The statement timeout is off, because a step may
+/// take long.
 async fn apply(lent: &mut PooledClient, what: &str, sql: &str) -> Result<(), PgOpenError> {
     let sql = format!("SET LOCAL statement_timeout = 0;\n{sql}");
     let applied = lent.batch(&sql).await;
@@ -329,7 +329,7 @@ fn trouble(error: PgError) -> PgOpenError {
     PgOpenError::Migrate(said(&error))
 }
 
-/// The error is shown in full: a migration contains no value from outside that must stay secret.
+/// The error is shown in full: a migration contains no secret value.
 fn said(error: &PgError) -> String {
     match error {
         PgError::Sql(sql) => match sql.as_db_error() {
@@ -368,7 +368,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_older_node_never_replaces_the_functions_of_a_newer_one() {
-        // Nodes are replaced one by one: an old one starts after the new one, and again.
+        // Nodes are replaced one by one, so an old node may start after a new one, repeatedly.
         let url = Postgres::shared().await.create_database("versions").await;
         let lender = pool(&url);
         for (starts, speaks) in [(2, 2), (1, 2), (3, 3), (2, 3), (3, 3), (1, 3)] {
@@ -382,8 +382,8 @@ mod tests {
         let functions = status.last().expect("functions");
         assert_eq!((functions.number, functions.applied), (3, true), "{functions:?}");
         assert_eq!(functions.refused, None);
-        // This holds even if the old node read the version before the newer one replaced the
-        // functions.
+        // The functions are also kept if the old node read the version before the newer node
+        // replaced the functions.
         let replaced = apply(&mut lent, "functions", &build(2).functions.script()).await;
         let error = replaced.expect_err("refused").to_string();
         assert!(error.contains("version 2 or a higher one"), "{error}");
@@ -409,8 +409,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn replaced_functions_keep_the_rights_and_settings_that_they_had() {
-        // CREATE OR REPLACE drops the settings of a function; a version that forgot them would scan
-        // tables, and one that granted everything again would let everybody complete jobs.
+        // CREATE OR REPLACE drops the settings of a function. Without these settings, functions
+        // would scan tables. If rights were granted again, every role could complete jobs.
         let url = Postgres::shared().await.create_database("rights").await;
         let lender = pool(&url);
         build(1).up(&lender).await.expect("starts");

@@ -103,16 +103,16 @@ pub struct PgOptions {
     pub handlers_url: Option<String>,
     /// A clock instead of the database's; for tests that move time.
     pub clock: Option<Clock>,
-    /// Connections.
+    /// The number of connections for each kind of work.
     pub pools: PoolSizes,
-    /// A Redis cache in front, which may confirm duplicates.
+    /// A Redis cache, from which copies of known events may be answered.
     pub redis_url: Option<String>,
-    /// The shortest retention of a key, if keys expire: entries in Redis expire earlier.
+    /// The shortest retention of a key, if keys expire. Entries in Redis expire earlier than that.
     pub keys_kept: Option<Duration>,
 }
 
 impl PgOptions {
-    /// The database at `url`, by its own clock.
+    /// Options for the database at `url`, with the database's own clock.
     pub fn new(url: impl Into<String>) -> Self {
         let pools = PoolSizes::default();
         Self {
@@ -126,7 +126,7 @@ impl PgOptions {
     }
 }
 
-// Not derived: the URL contains a password.
+// `Debug` is not derived, because the URL contains a password.
 impl fmt::Debug for PgOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgOptions").field("pools", &self.pools).finish_non_exhaustive()
@@ -142,7 +142,7 @@ pub struct PgReport {
     pub is_standby: bool,
     /// The difference between the database's clock, which decides leases, and this machine's clock.
     pub clock_apart: Duration,
-    /// Why a Hapax server would not start on it, if there is a reason.
+    /// Why a Hapax server would not start on this database, if there is a reason.
     pub unfit: Option<PgOpenError>,
     /// The status of each migration.
     pub steps: Vec<MigrationStatus>,
@@ -169,9 +169,9 @@ struct Shared {
     recent: RecentEvents,
     front: Option<RedisCache>,
     copies: Copies<EventId>,
-    /// Notified when enough copies wait that they should be written now.
+    /// Notified when so many copies wait that they should be written now.
     copies_full: Notify,
-    /// One flush of copies at a time.
+    /// Held during a flush of copies, so that there is one at a time.
     flushing: tokio::sync::Mutex<()>,
     epoch: EpochWatch,
     broom: tokio::sync::Mutex<prune::PruneProgress>,
@@ -239,7 +239,7 @@ impl PgStore {
         Ok(Self { shared })
     }
 
-    /// The status of each migration in the database at `url`; applies none.
+    /// The status of each migration in the database at `url`. Applies no migration.
     pub async fn migration_status(url: &str) -> Result<Vec<MigrationStatus>, PgOpenError> {
         let target = ServerAddress::parse(url)?;
         let pools = Pools::new(&target, &target, PoolSizes::default())?;
@@ -307,7 +307,7 @@ impl PgStore {
         migrate::by_hand()
     }
 
-    /// Finishes acts that have begun and closes every connection. Later calls answer `Closed`.
+    /// Finishes acts that have begun and closes every connection. Later calls return `Closed`.
     pub async fn close(&self) {
         self.shared.closing.cancel();
         self.shared.tasks.close();
@@ -439,8 +439,8 @@ impl Inspect for PgStore {
 }
 
 impl PgStore {
-    /// The verdicts, if every receipt is a plain copy of a recently committed event, and the
-    /// database is still the one it was committed in.
+    /// The verdicts, if every receipt is a plain copy of a recently committed event, and the epoch
+    /// of the database has not changed since.
     fn all_recent(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
         let epoch = self.shared.epoch.confirmed()?;
         let all: Option<Vec<_>> =
@@ -460,7 +460,7 @@ impl PgStore {
 }
 
 impl PgStore {
-    /// Like `all_recent`, from entries in Redis that carry a valid seal.
+    /// As [`Self::all_recent`], from entries in Redis that carry a valid seal.
     async fn all_in_front(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
         let front = self.shared.front.as_ref()?;
         let (epoch, seal) = self.shared.epoch.sealed()?;
@@ -490,7 +490,7 @@ impl PgStore {
 
 impl Shared {
     /// Lets memory and Redis answer copies of committed events whose work has ended, as long as the
-    /// database is the one that `epoch` names. One call for a whole commit.
+    /// database is the one that `epoch` names. Called once for a whole commit.
     fn remember(&self, epoch: Option<&Epoch>, mut events: Vec<(KeyHash, Recent)>) {
         events.retain(|(_, recent)| recent.known.status.is_final());
         if events.is_empty() {
@@ -512,7 +512,7 @@ impl Shared {
         });
     }
 
-    /// Removes these keys from memory and Redis: their entries no longer hold.
+    /// Removes these keys from memory and Redis, because their entries are no longer valid.
     fn unlearn(&self, keys: &[KeyHash]) {
         keys.iter().for_each(|key| self.recent.remove(key));
         if let Some(front) = &self.front {
@@ -540,7 +540,7 @@ impl Shared {
         }
     }
 
-    /// Clears everything cached: the database is another one.
+    /// Clears everything cached, because the database was replaced by another one.
     fn forget_all(&self) {
         self.pools.renew();
         self.names.clear();

@@ -15,7 +15,7 @@ use super::jobs::only;
 use super::lane_ids::LaneName;
 use super::row::{EventState, hash_of, text};
 
-/// An operator's decision on an event in review.
+/// An operator's decision about an event in review.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ReviewAction<'a> {
     /// The event runs, with these jobs.
@@ -23,7 +23,7 @@ pub(super) enum ReviewAction<'a> {
     Reject,
 }
 
-/// The work of events, column by column.
+/// The jobs of events, as one array for each column.
 #[derive(Debug, Default)]
 pub(super) struct JobColumns {
     pub(super) lanes: Vec<i32>,

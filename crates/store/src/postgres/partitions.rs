@@ -1,6 +1,6 @@
 //! The partitions of bodies, one for each day. They are created ahead, so that no event waits for
-//! one; a missing one is created at once. A partition is dropped when none of its bodies is still
-//! needed.
+//! one. A missing partition is created at once. A partition is dropped when none of its bodies is
+//! still needed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,16 +72,16 @@ struct Day {
     from: Uuid,
     to: Uuid,
     attached: bool,
-    /// Detaching it was begun and interrupted.
+    /// Whether its detaching was begun and interrupted.
     leaving: bool,
 }
 
 /// Drops the days before `before` that no longer hold a body. Returns true if there is more to prune:
-/// the bodies of a day whose removal was interrupted can be reached again.
+/// a day whose removal was interrupted was attached again, so that its bodies can be pruned.
 pub(super) async fn drop_old(shared: &Shared, before: Timestamp) -> Result<bool, PgError> {
     let mut lent = shared.pools.admin.lend().await?;
-    // Creating a day reads the table and then changes it; removing a day changes it and then waits
-    // for its readers. Without this lock the two could deadlock.
+    // Creating a day reads the table and then changes it. Removing a day changes the table and then
+    // waits for its readers. Without this lock the two could deadlock.
     lent.query("SELECT pg_advisory_lock($1)", &[&CHANGING_DAYS]).await?;
     let dropped = drop_days(&mut lent, before).await;
     let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&CHANGING_DAYS]).await;
@@ -102,13 +102,13 @@ async fn drop_days(lent: &mut PooledClient, before: Timestamp) -> Result<bool, P
         if day.attached && day.is_needed(lent).await? {
             continue;
         }
-        // This statement waits for the table's users and blocks none of them. If interrupted, it is
-        // finished the next time.
+        // This statement waits for the table's users and blocks none of them. If it is interrupted,
+        // the next call finishes it.
         if day.attached {
             day.alter(lent, "DETACH", "CONCURRENTLY").await?;
         }
-        // Only now can no further row be inserted. A node that was paused, or whose clock is wrong,
-        // may have inserted one before: then the day is still needed.
+        // From now on, no row can be inserted. A node that was paused, or whose clock is wrong, may
+        // have inserted a row before. Then the day is still needed.
         if day.is_needed(lent).await? {
             let range = format!("FOR VALUES FROM ('{}') TO ('{}')", day.from, day.to);
             day.alter(lent, "ATTACH", &range).await?;
@@ -123,8 +123,8 @@ async fn drop_days(lent: &mut PooledClient, before: Timestamp) -> Result<bool, P
 }
 
 impl Day {
-    /// Whether the body of an event exists. Then the event is unfinished, or retention has yet to
-    /// check it.
+    /// Whether the partition still has a body. Then its event is unfinished, or retention has yet
+    /// to check it.
     async fn is_needed(&self, lent: &mut PooledClient) -> Result<bool, PgError> {
         let name = &self.name;
         // The query uses the index, because the table may be full of deleted rows.

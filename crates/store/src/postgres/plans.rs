@@ -161,7 +161,7 @@ async fn create_of_events(
     created_before(shared, plan).await?.ok_or(PgError::Gone)
 }
 
-/// The answer if there is a plan with this id.
+/// The answer to a repeated request: there is a plan with its id already.
 async fn created_before(shared: &Shared, plan: &NewPlan) -> Result<Option<PlanCreated>, PgError> {
     let Some(row) = find_row(shared, plan.id).await? else { return Ok(None) };
     if row.get::<_, Uuid>(16).into_bytes() != plan.request.0 {
@@ -234,7 +234,7 @@ async fn run(shared: &Shared, limit: usize, except: &[PlanId]) -> Result<PlanRun
         }
     });
     match ran.await {
-        // The error concerns this plan alone. Any other error is one of the database.
+        // An SQL error concerns this plan alone. Any other error concerns the database.
         Err(error @ PgError::Sql(_)) => Ok(PlanRun::Failed(id, error.to_string())),
         ran => ran,
     }
@@ -270,7 +270,7 @@ async fn find_row(shared: &Shared, id: PlanId) -> Result<Option<Row>, PgError> {
     Ok(rows.into_iter().next())
 }
 
-/// `None` if the row was changed by hand so that it cannot be read.
+/// The plan of a row; `None` if the row was changed by hand and cannot be read.
 fn plan_of(row: &Row) -> Option<Plan> {
     let count = |at: usize| row.get::<_, i64>(at).unsigned_abs();
     let work = match row.get::<_, Option<&str>>(14) {

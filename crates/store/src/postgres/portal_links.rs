@@ -10,7 +10,7 @@ use super::reader::read;
 use super::row::text;
 use super::{PgStore, Shared};
 
-/// Rows that one act deletes in addition to its own work.
+/// The most expired rows that one act deletes in addition to its own work.
 const DELETED_MAX: i64 = 100;
 
 const COLUMNS: &str = "id, tenant, may_replay, may_endpoints, created_at, expires_at, entered_at";
@@ -121,7 +121,8 @@ async fn create(shared: &Shared, link: &PortalLink, code: [u8; 32]) -> Result<()
     Ok(())
 }
 
-/// Keeps: the limit of pings of a tenant within a span. The row of the tenant decides the race.
+/// Keeps: a tenant sends only so many pings within a span of time. The row of the tenant decides
+/// the race.
 async fn take_ping(shared: &Shared, tenant: &Tenant, at: Timestamp) -> Result<bool, PgError> {
     let most = i32::try_from(PORTAL_PINGS_MAX).unwrap_or(i32::MAX);
     let since = at.checked_sub(PORTAL_PINGS_WITHIN).unwrap_or(Timestamp::MIN);

@@ -1,15 +1,15 @@
 //! Retention: deletes finished, expired data, a slice at a time.
 //!
 //! An event past the first horizon loses its history and keeps a narrow row, so that a late copy is
-//! still recognised. Past the second horizon the row and its key are deleted too. Finished events that
-//! lie side by side lose body, jobs and history as one range, and their narrow rows are not written.
-//! Bodies are in partitions by day; an empty one whose day has passed is dropped. Messages
+//! still recognised. Past the second horizon the row and its key are deleted too. Body, jobs and history
+//! of adjacent finished events are deleted as one range, and the narrow rows of the events are not
+//! written. Bodies are in partitions by day. An empty partition whose day has passed is dropped. Messages
 //! ([`super::outbox::prune_messages`]), expired keys of the SQL functions and plans of operators that have
 //! ended are deleted in slices of their own.
 //!
 //! A round of the first horizon reads the events from old to new. At the end it starts again,
 //! because events that were unfinished may be finished by then. Each node knows only its own
-//! position; nodes at different positions do the same work.
+//! position, so nodes may read the same events.
 
 use std::collections::HashMap;
 
@@ -65,21 +65,23 @@ pub(super) async fn slice(
     limit: usize,
 ) -> Result<bool, PgError> {
     let mut broom = shared.broom.lock().await;
-    // "For ever" is the earliest time, and the earliest time here is before the database's.
+    // Without a retention limit, the horizon is the earliest `Timestamp`, which the database cannot
+    // represent.
     let events_before = stamp(horizon.events_before);
     let stripped = strip(shared, &mut broom, events_before, limit).await?;
     if broom.stripped >= VACUUM_AFTER && vacuum(shared, broom.stripped).await? {
         broom.stripped = 0;
     }
     if stripped == StripRound::InFull {
-        // The rest is checked when this round ends: each check is a separate commit.
+        // The other kinds of data are pruned once a slice is not full, because each of their checks
+        // is a separate commit.
         return Ok(true);
     }
     let more_to_forget = forget(shared, horizon, limit).await?;
     let more_messages = prune_messages(shared, &mut broom.messages, horizon, limit).await?;
     let more_to_expire = expire(shared, limit).await?;
     let more_plans = forget_plans(shared, events_before, limit).await?;
-    // Which events are left is known only after a whole round.
+    // The oldest unfinished events are known only after a whole round.
     let more_marks =
         stripped == StripRound::Ended && forget_marks(shared, &mut broom, horizon, limit).await?;
     let more_deleted =
@@ -124,9 +126,9 @@ async fn strip(
     })
 }
 
-/// Makes the space of stripped events usable again, once they are a fifth of the largest table; false before
-/// that. Autovacuum does the same, but it starts once a minute at most and rests between pages. At thousands
-/// of events a second the tables would grow faster than it works.
+/// Makes the space of stripped events usable again. Does nothing and returns false before they are a fifth
+/// of the largest table. Autovacuum does the same, but it starts once a minute at most and rests between
+/// pages. At thousands of events a second, the tables would grow faster than autovacuum works.
 async fn vacuum(shared: &Shared, stripped: u64) -> Result<bool, PgError> {
     let mut lent = shared.pools.admin.lend().await?;
     let sql = "SELECT coalesce(max(c.reltuples), 0)::bigint FROM pg_catalog.pg_class c \
@@ -136,8 +138,8 @@ async fn vacuum(shared: &Shared, stripped: u64) -> Result<bool, PgError> {
     if stripped < largest.unsigned_abs() / VACUUM_PART {
         return Ok(false);
     }
-    // A table that another node or autovacuum works on is left out. Pages at the end are not given back to the
-    // file system: that would lock the table, and the next events need them.
+    // A table that another node or autovacuum works on is left out. Pages at the end of a table are not
+    // returned to the file system: that would lock the table, and the next events need the pages.
     let done = async {
         lent.batch("SET statement_timeout = 0").await?;
         lent.batch(
@@ -147,7 +149,7 @@ async fn vacuum(shared: &Shared, stripped: u64) -> Result<bool, PgError> {
         .await
     }
     .await;
-    // The next user of the connection needs its timeout again.
+    // The connection is closed, because its statement timeout is off.
     lent.spoil();
     done.map(|()| true)
 }

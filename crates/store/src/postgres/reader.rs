@@ -31,7 +31,7 @@ pub(super) const SUMMARY: &str = "SELECT e.id, e.event_id, e.tenant, e.source, e
          (array_agg(j.result ORDER BY j.job) FILTER (WHERE j.result IS NOT NULL))[1] AS result \
          FROM hapax.job j WHERE j.job >= e.id AND j.job <= hapax.last_job(e.id)) j ON true";
 
-/// The condition for an event that has not ended, by the ranks that are not final.
+/// The condition for an event that has not ended.
 const UNFINISHED: &str = "(e.state = hapax.event_state('review') \
          OR e.state = hapax.event_state('open') \
             AND hapax.status(j.rank) NOT IN ('discarded', 'processed', 'stale', 'ignored'))";
@@ -44,13 +44,14 @@ pub(super) struct Conditions {
 }
 
 impl Conditions {
-    /// `condition` with `?` in place of the value.
+    /// Adds a condition, in which `?` stands for the value.
     pub(super) fn add(&mut self, condition: &str, value: impl ToSql + Send + Sync + 'static) {
         self.values.push(Box::new(value));
         self.said.push(condition.replace('?', &format!("${}", self.values.len())));
     }
 
-    /// Keeps a value for a condition that is added later, and returns its name in that condition.
+    /// Adds a value for a condition that is added later. Returns the parameter's name, such as
+    /// `$3`.
     pub(super) fn bind(&mut self, value: impl ToSql + Send + Sync + 'static) -> String {
         self.values.push(Box::new(value));
         format!("${}", self.values.len())
@@ -60,7 +61,7 @@ impl Conditions {
         self.said.push(condition.into());
     }
 
-    /// Keeps the values, which a part of the statement already uses, and begins with no condition.
+    /// Removes all conditions and keeps their values, which another part of the statement uses.
     pub(super) fn forget_said(&mut self) {
         self.said.clear();
     }
@@ -84,8 +85,7 @@ impl Conditions {
     }
 }
 
-/// Adds the conditions of a filter, except its status, its position, and the index that finds open
-/// jobs.
+/// Adds the conditions of a filter, except those on its status and its position.
 pub(super) fn filtered(asked: &mut Conditions, filter: &EventFilter) {
     if let Some(tenant) = &filter.tenant {
         asked.add("e.tenant = ?", tenant.to_string());
@@ -156,7 +156,7 @@ pub(super) fn stands_exactly(status: Status) -> String {
     }
 }
 
-/// The one event with this id of the sender.
+/// The event with this name, with all its data.
 pub(super) async fn event(
     shared: &Shared,
     name: EventName,
@@ -215,7 +215,7 @@ async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail
             &[&id.0],
         )
         .await?;
-    // A few more plain copies than the newest may be rows.
+    // The table may hold a few more plain copies than the newest, which are not shown.
     let plain = others.iter().filter(|row| !row.get::<_, bool>(2)).count();
     let mut older = plain.saturating_sub(COPIES_IN_FULL);
     let mut is_shown = |row: &&Row| {

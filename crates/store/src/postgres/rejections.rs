@@ -34,7 +34,8 @@ impl RejectionRecords for PgStore {
     }
 }
 
-/// Two nodes may add to one source at the same time, and each deletes what it sees. The next one deletes the rest.
+/// Adds rejections, and deletes the oldest. If two nodes add to one source at the same time, a row too many may
+/// stay until the next call.
 async fn add(shared: &Shared, rejections: &[Rejection]) -> Result<(), PgError> {
     let bytes = |text: &Option<String>| text.as_ref().map(|text| text.clone().into_bytes());
     let sources: Vec<&str> = rejections.iter().map(|one| one.source.as_str()).collect();

@@ -1,6 +1,6 @@
 //! The first value of a result, whatever its type, as text. The driver reads values in their binary
-//! form. Simple types are formatted here; others are sent back to the server, which knows the text
-//! form of each of its types.
+//! form. Simple types are formatted here. Values of other types are sent back to the server, which
+//! knows the text form of each type.
 
 use std::error::Error;
 
@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, IsNull, Kind, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
-/// A value before it is text.
+/// A value that is not yet converted to text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ValueText {
     /// No row, no column, or null.

@@ -13,7 +13,7 @@ use crate::columns::{ranked, status_of};
 
 /// Creates ids: version 7 UUIDs that end in 24 zero bits, where the ids of the event's jobs have
 /// their lane. Ids that one node creates in the same millisecond increase, so that a list by id is
-/// a list by arrival. 50 random bits make the ids of two nodes differ.
+/// a list by arrival. 49 random bits make the ids of two nodes differ.
 #[derive(Debug, Default)]
 pub(super) struct Ids {
     dice: RandomState,
@@ -30,7 +30,8 @@ struct LastId {
 /// The low bits of an event's id, which are zero.
 pub(super) const LANE_BITS: u32 = 24;
 
-/// Bits of the counter within a millisecond; it starts at a random number in its lower half.
+/// Bits of the counter within a millisecond. The counter starts at a random number in the lower
+/// half of its range.
 const COUNT_BITS: u32 = 26;
 
 impl Ids {
@@ -81,8 +82,8 @@ pub(super) fn text(text: &str) -> String {
     text.replace('\0', "\u{2400}")
 }
 
-/// A time of the sender, which may be any time: the earliest time of the database is later than
-/// ours.
+/// A time as the database can store it. A sender's time may be any [`Timestamp`], and the earliest
+/// time here is earlier than the database's.
 pub(super) fn stamp(at: Timestamp) -> Timestamp {
     at.max(Timestamp::constant(-62_135_596_800, 0))
 }
@@ -91,9 +92,9 @@ pub(super) fn stamp(at: Timestamp) -> Timestamp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EventState {
     pub(super) status: Status,
-    /// Why it was put in review, if it ever was.
+    /// Why the event was put in review, if it ever was.
     pub(super) review: Option<ReviewReason>,
-    /// Why it is in review now.
+    /// Why the event is in review, if it is in review now.
     pub(super) waiting: Option<ReviewReason>,
 }
 

@@ -1,9 +1,9 @@
 //! The index over the values that operators search for.
 //!
 //! Events are read in the order of their ids, which contain the time of the node that accepted them. A
-//! node whose clock is behind commits an event among older ones. So a first walk stays a few seconds
-//! behind, and a second walk, an hour behind, adds the events that the first one missed. The marks of both
-//! move in the commit of their rows.
+//! node whose clock is behind gives its event an id among those of older events. So a first walk stays a
+//! few seconds behind, and a second walk, an hour behind, adds the events that the first one missed. The
+//! mark of each walk moves in the commit of the rows.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use super::{PgStore, Shared};
 use crate::limits::{INDEX_CHECKED_AFTER, INDEX_SETTLED_AFTER, INDEX_STEP};
 use crate::page_search::began_at;
 
-/// Bodies that are read at once: at most 64 MiB with the default `max_body`.
+/// How many bodies are read at once: at most 64 MiB with the default `max_body`.
 const BODIES: usize = 64;
 
 impl SearchIndex for PgStore {
@@ -106,12 +106,12 @@ async fn ask(
     shared.pools.lists.lend().await?.query(sql, values).await
 }
 
-/// The first id of the time that lies `behind` before `at`.
+/// The first id of the time that is `behind` earlier than `at`.
 fn before(at: Timestamp, behind: SignedDuration) -> Uuid {
     first_id(at.checked_sub(behind).unwrap_or(Timestamp::MIN))
 }
 
-/// How a walk reads the events of the sources that name fields.
+/// A walk over the events of the sources that configure fields.
 struct Walk {
     sources: Vec<String>,
     /// The oldest event that is whole.
@@ -129,7 +129,7 @@ struct WalkStep {
 impl Walk {
     /// The next events after `after`, before `end`.
     async fn next(&self, shared: &Shared, after: Uuid, end: Uuid) -> Result<WalkStep, PgError> {
-        // From the same event on as a list.
+        // A walk begins with the oldest whole event, as lists do.
         let oldest = self.oldest.map(|id| Uuid::from_u128(id.as_u128().saturating_sub(1)));
         let after = oldest.map_or(after, |oldest| oldest.max(after));
         let limit = i64::try_from(self.limit).unwrap_or(i64::MAX);
@@ -185,7 +185,8 @@ pub(super) async fn traced_by(shared: &Shared, id: &str) -> Result<Vec<EventId>,
         );
         rows.extend(lent.query(&sql, &[&request, &most]).await.map_err(read)?);
         if let Some(began) = began_at(request) {
-            // The id holds the time at which the request began; most take less than a second.
+            // The id contains the time at which the request began. Most requests take less than a
+            // second, so that span is read first.
             let sql = format!(
                 "SELECT t.id FROM (SELECT e.id FROM hapax.event e \
                      WHERE e.id >= $2 AND e.id < $3 AND e.request_id = $1 ORDER BY e.id LIMIT $4) t {whole}"

@@ -64,8 +64,9 @@ impl ServerAddress {
         Ok(Self { config, hosts })
     }
 
-    /// Facts that the server reports, whether or not a node would use it. The clocks are compared
-    /// at half the round trip, so the difference is accurate to about half the round trip.
+    /// Facts that the server reports, whether or not a node would use it. The database's clock is
+    /// compared with this machine's clock at half the duration of the query. So the difference is
+    /// accurate to about half that duration.
     pub(super) async fn facts(&self) -> Result<ServerFacts, PgOpenError> {
         let lender = ClientPool::new(self, "hapax-look", 1, StatementTimeouts::WORK)?;
         let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
@@ -82,8 +83,8 @@ impl ServerAddress {
         Ok(ServerFacts { version: row.get(0), is_standby: row.get(1), clock_apart })
     }
 
-    /// Runs without a prepared statement: every type is then returned as text, including types of
-    /// the user.
+    /// The first column of each row of a query. The query runs without a prepared statement, so
+    /// that every type is returned as text, including types of the user.
     pub(super) async fn first_column(&self, sql: &str) -> Result<Vec<Option<String>>, PgOpenError> {
         let lender = ClientPool::new(self, "hapax-probe", 1, StatementTimeouts::WORK)?;
         let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
@@ -154,8 +155,8 @@ impl ServerAddress {
 
 /// Detects a pooler that sends a session's statements to changing servers: settings, prepared
 /// statements and locks of a session would be lost. One session sets a value, another keeps a
-/// server busy with a transaction, and the first reads its value. Behind such a pooler the first
-/// session now reaches another server, or waits for one.
+/// server busy with a transaction, and the first reads its value. Behind such a pooler, the first
+/// session then reaches another server, or waits for one.
 async fn probe_sessions(mut first: PooledClient, second: &ClientPool) -> Result<(), PgOpenError> {
     let pooled = || {
         PgOpenError::Unfit(
@@ -168,8 +169,8 @@ async fn probe_sessions(mut first: PooledClient, second: &ClientPool) -> Result<
     let client = first.raw().map_err(|error| unreachable_server(&error))?;
     let set = format!("SELECT set_config('hapax.probe', '{token}', false)");
     client.simple_query(&set).await.map_err(|error| PgOpenError::Connect(error_text(&error)))?;
-    // In session mode a pooler may have only one server for this node: then this waits, and proves
-    // nothing.
+    // If the pooler gives this node only one server, the second connection waits until its timeout,
+    // and the check fails.
     let Ok(mut other) = second.lend().await else {
         return Err(pooled());
     };
@@ -184,7 +185,8 @@ async fn probe_sessions(mut first: PooledClient, second: &ClientPool) -> Result<
         matches!(message, tokio_postgres::SimpleQueryMessage::Row(row)
             if row.get(0) == Some(token.as_str()))
     }));
-    // Both connections were changed by this check: they are closed, and the transaction with them.
+    // Both connections are closed, and with them the transaction, because this check has changed
+    // their sessions.
     if same { Ok(()) } else { Err(pooled()) }
 }
 

@@ -1,5 +1,5 @@
 //! [`SourceSecretStore`] for the store: one table, and one row with the version of all its rows. The lock of
-//! that row decides between changes of several nodes.
+//! that row serialises the changes of several nodes.
 
 use hapax_core::limits::TENANT_SOURCES_MAX;
 use hapax_core::store::{
@@ -41,7 +41,7 @@ async fn version(shared: &Shared) -> Result<u64, PgError> {
     Ok(only(&rows)?.get::<_, i64>(0).unsigned_abs())
 }
 
-/// Reads the version and the pairs in one statement, and so of one moment.
+/// Reads the version and the pairs in one statement, and so as of one moment.
 async fn all(shared: &Shared) -> Result<SourceSecretSet, PgError> {
     let mut lent = shared.pools.admin.lend().await?;
     let rows = lent
@@ -55,7 +55,7 @@ async fn all(shared: &Shared) -> Result<SourceSecretSet, PgError> {
     Ok(SourceSecretSet { version, pairs: rows.iter().filter_map(record).collect() })
 }
 
-/// `None` for the row of an empty set.
+/// The pair of a row; `None` for the only row of an empty set.
 fn record(row: &Row) -> Option<SourceSecretRecord> {
     let tenant: Option<&str> = row.get(1);
     Some(SourceSecretRecord {

@@ -1,4 +1,4 @@
-//! SQL handlers: runs the statements, "done" and published messages in one transaction, on
+//! SQL handlers: their statements, "done" and published messages are one transaction, on
 //! connections reserved for handlers.
 //!
 //! First attempts share a transaction, without savepoints, and their statements are pipelined. Any
@@ -7,7 +7,7 @@
 //! connection dies is lost, not failed: its outcome is unknown. Jobs that a slice has no time to
 //! begin are given back.
 //!
-//! Changes of the session by the statements are undone before the connection is used again.
+//! Changes that the statements make to the session are undone before the connection is used again.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -34,7 +34,8 @@ use super::connect::{ClientPool, PgError, PooledClient, handler_session};
 use super::jobs::{self, ClaimState, ClaimedJob, OrderCheck, only, shortened};
 use super::result_text::{self, RawValue, ValueText};
 
-/// How long a slice may begin new jobs. Other slices wait for its connection, and its leases run.
+/// How long a slice may begin new jobs. Meanwhile other slices wait for its connection, and its
+/// leases run.
 const SLICE_MAX: Duration = Duration::from_millis(500);
 
 /// Jobs whose statements are sent together before the clock is checked: enough to hide the latency
@@ -71,7 +72,8 @@ pub(super) enum NotRun {
     Outage(PgError),
 }
 
-/// Claims and runs one slice. An error is the database's own: claimed jobs end as lost.
+/// Claims and runs one slice. An error is one of the database. Jobs that were not begun are given
+/// back if possible, and the others are lost when their leases end.
 pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, StoreError> {
     let mut until = Instant::now() + SLICE_MAX;
     let begun = jobs::claim(shared, &ask.claim, OrderCheck::InTheWork).await?;
@@ -88,7 +90,8 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
         ran.alone = Some(Box::new(only.claim.clone()));
         return Ok(ran);
     }
-    // Jobs of one resource next to each other, in the order in which they are due.
+    // The sort is stable: jobs of one resource are adjacent, and stay in the order in which they
+    // are due.
     taken.sort_by(|one, other| {
         let of = |it: &ClaimedJob| (it.lane, it.claim.event.resource.clone());
         of(one).cmp(&of(other))
@@ -109,8 +112,8 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
             Err(why) => {
                 tracing::debug!(jobs = first.len(), ?why, "a batch failed; each runs alone");
                 alone.splice(0..0, first);
-                // A slow job has used up the time of all: without any time left, each round would
-                // end one job and cost its timeout again.
+                // A slow job may have used up the time of the slice. Without new time, each slice
+                // would end only one job, and the slow job would cost its timeout again.
                 until = Instant::now() + SLICE_MAX;
             }
         }
@@ -131,7 +134,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
             }
             Ok(SoloOutcome::Lost) => {}
             Err(outage) => {
-                // This job is lost. Jobs that were not begun are not lost.
+                // The job that ran is lost. The jobs that were not begun are given back.
                 left.extend(alone[begun + 1..].iter().cloned());
                 give_back(shared, &left).await?;
                 return Err(outage.into());
@@ -146,7 +149,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
 #[derive(Debug)]
 pub(super) enum SoloOutcome {
     JobOutcome(JobOutcome),
-    /// The outcome, which is recorded.
+    /// The job failed, and the failure is recorded.
     Failed(String),
     Lost,
 }
@@ -245,7 +248,7 @@ impl<'a> SqlRunner<'a> {
                 }
                 Err(NotRun::Race(_)) if races < RACES_MAX => races += 1,
                 Err(NotRun::Statement(error) | NotRun::Race(error)) => break error,
-                // An earlier commit whose answer was lost may have got through.
+                // An earlier commit may have succeeded although its answer was lost.
                 Err(NotRun::Fence) if jobs::is_done(self.shared, job).await? => {
                     return Ok(SoloOutcome::JobOutcome(JobOutcome::Done));
                 }
@@ -280,12 +283,12 @@ impl<'a> SqlRunner<'a> {
         });
         let outcome = match inside.await {
             Ok(outcome) => outcome,
-            // The connection is closed with the statement that still runs on it.
+            // The connection is closed, because a statement may still run on it.
             Err(_) => return Err(NotRun::Statement(self.timed_out())),
         };
         match &outcome {
             Ok(_) => tidy(&mut lent, LeftBehind::Ended).await,
-            // Its prepared statements may be invalid.
+            // The connection is closed, because its prepared statements may be invalid.
             Err(NotRun::Race(_) | NotRun::Outage(_)) => {}
             Err(NotRun::Statement(_) | NotRun::Fence) => tidy(&mut lent, LeftBehind::Open).await,
         }
@@ -345,7 +348,7 @@ impl<'a> SqlRunner<'a> {
         Ok(rows.iter().map(mark).collect())
     }
 
-    /// The guard's decision on a job; if it runs, the mark has moved for the jobs behind it.
+    /// The guard's decision on a job. If the job runs, the mark is moved for the jobs behind it.
     fn guard(&self, marks: &mut Marks, job: &ClaimedJob) -> OrderDecision {
         let (Some(rule), Some(position), Some(resource)) =
             (&self.order, job.position, &job.claim.event.resource)
@@ -486,7 +489,8 @@ fn placed(statement: &SqlStatement, at: usize, db: &DbError) -> String {
     shortened(&text, ERROR_CHARS_MAX)
 }
 
-/// Why statements of a program cannot be prepared in a session of handlers, for each program.
+/// Prepares the statements of each program in a session of handlers. Returns for each program why a
+/// statement cannot be prepared.
 pub(super) async fn check(
     lender: &ClientPool,
     programs: &[Arc<SqlProgram>],
@@ -502,7 +506,8 @@ pub(super) async fn check(
             let types: Vec<Type> = statement.parameters.iter().map(|it| type_of(*it)).collect();
             let Err(error) = client.prepare_typed(&statement.text, &types).await else { continue };
             let Some(db) = error.as_db_error() else { return Err(error.into()) };
-            // The tables of Hapax are created at the first start.
+            // An error about Hapax's own schema is ignored if the schema does not exist yet: the
+            // first start creates it.
             if has_ours || !db.message().contains("hapax") {
                 fault = Some(placed(statement, at, db));
                 break;
@@ -519,7 +524,8 @@ type Marks = HashMap<(i32, String), Option<Position>>;
 /// Begins a handler's transaction, whose statements may each take as long as `timeout`; `more` is
 /// sent in the same message.
 pub(super) async fn begin(client: &Object, timeout: Duration, more: &str) -> Result<(), NotRun> {
-    // Answered before anything else is sent: without a transaction the rest would commit itself.
+    // The answer is awaited before anything else is sent: without a transaction, each later
+    // statement would commit itself.
     let begin = format!(
         "BEGIN; SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = 0; \
          SET LOCAL standard_conforming_strings = on; SET LOCAL hapax.in_handler = 'on'{more}",
@@ -528,15 +534,15 @@ pub(super) async fn begin(client: &Object, timeout: Duration, more: &str) -> Res
     client.batch_execute(&begin).await.map_err(|error| ours(error.into()))
 }
 
-/// Checks every deferred constraint before an outcome is recorded. The user's part of the
-/// transaction then is over: only statements of Hapax follow.
+/// Checks every deferred constraint before an outcome is recorded. After this, the user's part of
+/// the transaction is over, and only statements of Hapax follow.
 pub(super) async fn check_constraints(client: &Object) -> Result<(), NotRun> {
     let over = "SET CONSTRAINTS ALL IMMEDIATE; SET LOCAL hapax.in_handler = 'off'";
     let checked = client.batch_execute(over).await;
     checked.map_err(|error| at_commit(&error))
 }
 
-/// Records "done" for all of them, after the constraints were checked.
+/// Checks the constraints, and then records "done" for all of these jobs.
 pub(super) async fn finish(
     shared: &Shared,
     client: &Object,
@@ -620,8 +626,8 @@ impl<'a> SentStatement<'a> {
     }
 }
 
-/// Sends all of them in their order, then waits for the answers. A statement is sent when its future
-/// is polled for the first time, and the server answers in the order of sending.
+/// Sends all statements in their order, then waits for the answers. A statement is sent when its
+/// future is polled for the first time, and the server answers in the order of sending.
 async fn in_order(mut sent: Vec<SentStatement<'_>>) -> Vec<(Option<usize>, StatementResult)> {
     let mut answers: Vec<Option<StatementResult>> = sent.iter().map(|_| None).collect();
     std::future::poll_fn(|context| {
@@ -644,7 +650,7 @@ async fn in_order(mut sent: Vec<SentStatement<'_>>) -> Vec<(Option<usize>, State
     all
 }
 
-/// The results as text; the server formats those that only it can.
+/// The results as text. The server formats the values that only it can format.
 async fn as_text(client: &Object, results: Vec<ValueText>) -> Result<Vec<Option<String>>, NotRun> {
     let mut all = Vec::with_capacity(results.len());
     for result in results {

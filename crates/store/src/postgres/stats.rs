@@ -83,15 +83,15 @@ pub(super) async fn storage(shared: &Shared) -> Result<StorageUse, StoreError> {
     })
 }
 
-/// Events of the span that arrived more than once, all or evenly spread.
+/// Events of the span that arrived more than once: all of them, or an evenly spread part.
 pub(super) async fn sample(shared: &Shared, ask: SampleAsk) -> Result<EventSample, StoreError> {
     let mut lent = shared.pools.admin.lend().await.map_err(read)?;
     sampled(&mut lent, ask).await.map_err(read)
 }
 
 async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<EventSample, PgError> {
-    // The id begins with the time, so a span is a range of the index; within its first millisecond
-    // the column decides.
+    // The id begins with the time, so a span is a range of the index. Within the first millisecond
+    // of the span, the column decides.
     let from = first_id(ask.since);
     let copies = lent
         .query(

@@ -1,5 +1,5 @@
 //! [`TenantDeletions`] for the store. `functions/delete_tenant.sql` and `functions/erase.sql` do the work;
-//! the row of a deletion says how far it has come, so that any node continues it.
+//! the row of a deletion holds its progress, so that any node can continue it.
 
 use hapax_core::Tenant;
 use hapax_core::store::{Action, StoreError, TenantDeletion, TenantDeletions};
@@ -44,7 +44,7 @@ async fn erase(shared: &Shared, limit: usize) -> Result<bool, PgError> {
     let sql = "SELECT is_more, hashes FROM hapax.erase($1, $2)";
     let rows = lent.query(sql, &[&most(limit), &shared.now()]).await?;
     let hashes: Vec<uuid::Uuid> = rows[0].get(1);
-    // Other nodes drop what they remember within a minute.
+    // The entries in other nodes' memory expire within a minute.
     shared.unlearn(&hashes.into_iter().map(hash_of).collect::<Vec<_>>());
     Ok(rows[0].get(0))
 }

@@ -129,7 +129,7 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
-/// Trusts the certificate whatever name it contains.
+/// Verifies the certificate but not the name in it.
 #[derive(Debug)]
 struct AnyName {
     inner: Arc<WebPkiServerVerifier>,

@@ -25,8 +25,8 @@ use crate::postgres::reader::read;
 use crate::postgres::row::text;
 use crate::postgres::{PgStore, Shared};
 
-/// How often a report is decided again because another one was written first. Each report that another node
-/// writes in between costs one try.
+/// How often a report is decided again because another report was written first. Each report that another
+/// node writes in between costs one try.
 const TRIES: usize = 30;
 
 impl AlertRecords for PgStore {
@@ -185,7 +185,8 @@ fn stored(row: &Row) -> Option<StoredAlert> {
     })
 }
 
-/// Whether the changes were written. `node`: the judge whose findings they contain.
+/// Writes the changes, and returns whether they were written. `node` is the judge whose findings
+/// they contain, if any.
 async fn write(
     shared: &Shared,
     version: i64,

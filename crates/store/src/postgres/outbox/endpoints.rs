@@ -191,7 +191,7 @@ pub(super) async fn change(
     })
 }
 
-/// Why an endpoint was not changed, or that it was deleted.
+/// The answer for an endpoint that was not changed.
 fn refusal(verdict: i32) -> EndpointChanged {
     match verdict {
         1 => EndpointChanged::Deleted,

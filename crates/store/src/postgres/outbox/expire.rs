@@ -1,4 +1,5 @@
-//! Cancels deliveries that were dead or held for too long. `functions/expire_deliveries.sql` has the rule.
+//! Cancels deliveries that were dead, held or parked for too long. `functions/expire_deliveries.sql` has
+//! the rule.
 
 use std::sync::atomic::Ordering;
 
@@ -44,7 +45,8 @@ async fn expire(shared: &Shared, ask: ExpiryAsk) -> Result<Expiry, PgError> {
             }),
         }
     }
-    // Each node has its own position: a node that repeats the work of another finds nothing to do.
+    // Each node has its own position. A node that checks endpoints after another node finds nothing
+    // to do.
     shared.sending.expired_up_to.store(reached, Ordering::Relaxed);
     Ok(expiry)
 }

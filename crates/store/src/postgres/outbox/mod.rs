@@ -1,7 +1,7 @@
 //! Sending on PostgreSQL: each act is one call of a function in the database, and so one commit.
 //!
-//! [`publish`] writes messages of the API on connections of its own, so that a user's open transaction
-//! on an equal message id delays neither events nor other messages. [`exchange`] settles attempts and
+//! [`publish`] writes messages of the API on connections of its own. So a user's open transaction with
+//! the same message id delays neither events nor other messages. [`exchange`] settles attempts and
 //! claims deliveries, [`endpoints`] and [`operator_actions`] carry out the acts of operators, and
 //! [`reader`] serves their queries. [`prune`] deletes messages past their retention. The rules are
 //! in `functions/`; a test compares them with [`hapax_core::delivery::step`].
@@ -64,13 +64,14 @@ impl SenderState {
         self.turn.lock().expect("no panic happens under this lock")
     }
 
-    /// Wakes the sender after an act of an operator: deliveries may be due since an earlier time.
+    /// Wakes the sender after an act of an operator. The hints are cleared, because deliveries may
+    /// be due since an earlier time.
     fn changed(&self) {
         self.turn().hints.forget();
         self.hint();
     }
 
-    /// Wakes the sender of this process. A sender that does not wait yet finds the notification later.
+    /// Wakes the sender of this process. A sender that begins to wait later finds the notification.
     pub(super) fn hint(&self) {
         self.due.notify_one();
     }
@@ -83,7 +84,7 @@ impl Outbox for PgStore {
         Ok(published)
     }
 
-    /// About the fixed cost of an exchange, without its outcomes and claims.
+    /// About as long as an exchange without outcomes and claims takes.
     fn outcomes_gathered_for(&self) -> Duration {
         Duration::from_millis(2)
     }

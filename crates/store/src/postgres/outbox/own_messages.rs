@@ -1,5 +1,5 @@
-//! The messages that Hapax publishes about itself. Most messages are published by the functions
-//! that make the change. This file publishes those that had to wait.
+//! The messages that Hapax publishes about itself. Most of these messages are published by the
+//! functions that make the change. This file publishes the messages that had to wait.
 
 use hapax_core::store::{OwnMessages, StoreError};
 

@@ -17,10 +17,10 @@ use crate::postgres::row::stamp;
 /// The progress of this node's round.
 #[derive(Debug, Default)]
 pub(in crate::postgres) struct MessageRound {
-    /// The last message that was checked.
+    /// The number of the last message that was checked.
     passed: i64,
-    /// The horizon whose round is over. Without it the round would begin again while another part of
-    /// retention continues, and retention would never end.
+    /// The horizon whose round is over. Without this field, the round would begin again while
+    /// another part of retention continues, and retention would never end.
     done: Option<Timestamp>,
 }
 

@@ -1,9 +1,10 @@
 //! Publishing messages of the API: requests that arrive during a commit are batched into the next one.
 //!
 //! Publishers have connections of their own, and never share a statement with events. A message whose
-//! id, or key, is held by a user's open transaction fails its batch after [`BATCH_LOCK_MAX`]. Its batch
-//! is then published one by one, and that message waits alone on another connection, for
-//! [`ALONE_LOCK_MAX`]. So one such transaction delays only the messages that name the same id or key.
+//! id or key is held by a user's open transaction fails its batch after [`BATCH_LOCK_MAX`]. The
+//! messages of the batch are then published one by one. The message that must wait does so alone on
+//! another connection, for [`ALONE_LOCK_MAX`]. So a user's transaction delays only messages with the
+//! same id or key for longer.
 //!
 //! [`BATCH_LOCK_MAX`]: crate::limits::PUBLISH_BATCH_LOCK_MAX
 //! [`ALONE_LOCK_MAX`]: crate::limits::PUBLISH_ALONE_LOCK_MAX
@@ -129,7 +130,7 @@ async fn keep_publishing(shared: Arc<Shared>) {
     shared.publisher.close().await;
 }
 
-/// Publishes a batch in one commit, or each message of it alone if one of them must wait.
+/// Publishes a batch in one commit. If one of its messages must wait, publishes each message alone.
 async fn publish_batch(shared: &Arc<Shared>, batch: Vec<PendingMessage>) {
     let rows: Vec<&MessageRow> = batch.iter().map(|waiting| &waiting.row).collect();
     let written = retried(|| write(shared, &shared.pools.publish, &rows)).await;
@@ -155,8 +156,8 @@ async fn publish_batch(shared: &Arc<Shared>, batch: Vec<PendingMessage>) {
     }
 }
 
-/// Publishes one message. A message that must wait for another transaction waits outside this
-/// queue.
+/// Publishes one message. A message that must wait for another transaction waits on a task of its
+/// own.
 async fn publish_alone(shared: &Arc<Shared>, waiting: PendingMessage, has_waited: bool) {
     let alone = [&waiting.row];
     if !has_waited {

@@ -63,7 +63,7 @@ const RANKED: [DeliveryStatus; 8] = [
     DeliveryStatus::Cancelled,
 ];
 
-/// A page of rows. The query reads one row more than a page holds, to know whether there is a next page.
+/// A page of rows. `rows` has one row more than the page holds if there is a next page.
 fn page<T>(mut rows: Vec<(u128, T)>, limit: usize) -> Page<T> {
     let more = rows.len() > limit;
     rows.truncate(limit);
@@ -143,7 +143,8 @@ pub(super) async fn messages(
     }
 }
 
-/// The numbers that messages of a span of time may have: from the first to before the last.
+/// The range of numbers that messages of a span of time may have. It includes its start and
+/// excludes its end.
 async fn message_range(
     lent: &mut PooledClient,
     since: Option<Timestamp>,
@@ -212,10 +213,10 @@ async fn message_slice(
     Ok(found.iter().map(|row| row.get(0)).collect())
 }
 
-/// The conditions of a filter, all of them. The rows are known already: expressions keep the indexes of keys and times
-/// out of the plan.
+/// Adds all conditions of a filter. The rows are known already: expressions keep the indexes of keys and times out of
+/// the plan.
 fn message_conditions(asked: &mut Conditions, filter: &MessageFilter) {
-    // A message without its bytes is only an id that is known.
+    // A message without its bytes is pruned: only its id is known.
     asked.say("m.body IS NOT NULL");
     if let Some(tenant) = &filter.tenant {
         asked.add("m.tenant = ?", text(tenant.as_str()));
@@ -273,7 +274,7 @@ pub(super) async fn message(
     if let Some(tenant) = &tenant {
         asked.add("m.tenant = ?", text(tenant.as_str()));
     }
-    // Ordered by an expression, so that the index of ids is used and not the one of this order.
+    // The order is an expression, so that the index of ids is used and not the index of this order.
     let tail = format!("ORDER BY -m.message LIMIT {MESSAGES_OF_ONE_ID_MAX}");
     let mut lent = shared.pools.lists.lend().await.map_err(read)?;
     let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
@@ -335,8 +336,8 @@ pub(super) async fn deliveries(
     Ok(listed)
 }
 
-/// The rows that a list reads at most, as a statement: by conditions about the rows of deliveries alone, for
-/// which there are indexes. All other conditions only drop rows of these.
+/// A statement for the rows that a list reads at most. Its conditions concern only columns of deliveries,
+/// for which there are indexes. All other conditions only remove rows from its result.
 fn rows_read(filter: &DeliveryFilter, (low, before): (i64, i64)) -> (Conditions, String) {
     let mut asked = Conditions::default();
     asked.add("d.message >= ?", low);
@@ -425,11 +426,11 @@ pub(super) async fn delivery(
     asked.add("d.endpoint = ?", endpoint);
     let mut lent = shared.pools.lists.lend().await.map_err(read)?;
     let found = read_deliveries(&mut lent, ALL_DELIVERIES, &asked, "").await?;
-    // The same message and endpoint with another time are another id.
+    // An id with the same message and endpoint but another time is another id.
     Ok(found.into_iter().map(|(_, detail)| detail).find(|detail| detail.id == id))
 }
 
-/// Deliveries with their attempts, and the row of each.
+/// Deliveries with their attempts, and the numbers of the message and the endpoint of each.
 async fn read_deliveries(
     lent: &mut PooledClient,
     from: &str,
@@ -540,7 +541,7 @@ fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
         reason,
         attempt: count(row.get(4)),
         created_at: row.get(16),
-        // A parked delivery has no time of its own.
+        // A parked delivery has no due time.
         due_at: (phase.is_open() && phase != DeliveryPhase::Parked).then_some(at),
         finished_at: (!phase.is_open()).then_some(at),
         attempts: delivered.into_iter().collect(),

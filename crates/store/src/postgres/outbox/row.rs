@@ -12,12 +12,12 @@ use tokio_postgres::Row;
 const ENDPOINT_BITS: u32 = 24;
 const MESSAGE_BITS: u32 = 38;
 
-/// The columns of an endpoint that [`record`] reads, in its order.
+/// The columns of an endpoint, in the order in which [`record`] reads them.
 pub(super) const RECORD: &str = "e.id, e.tenant, e.settings, e.secrets, e.headers, e.version, e.created_at, \
                       e.disabled_at, e.disabled_reason, e.endpoint, e.failing, e.disabled_by";
 
-/// An endpoint from [`RECORD`], which begins at column `from`. `None` if the row was changed by hand so
-/// that it cannot be read; it is logged, and never sent to.
+/// An endpoint from [`RECORD`], which begins at column `from`. `None` if the row was changed by hand
+/// and cannot be read. The error is logged, and nothing is sent to that endpoint.
 pub(super) fn record(row: &Row, from: usize) -> Option<EndpointRecord> {
     let id = EndpointId(row.get(from));
     let settings = settings(id, row.get(from + 2))?;
@@ -70,8 +70,8 @@ pub(super) fn key_number(key: KeyId) -> i64 {
     i64::from_be_bytes(key.0)
 }
 
-/// The message and the endpoint of a delivery's id; such a delivery need not exist. `hapax.delivery_id`
-/// makes the id.
+/// The numbers of the message and the endpoint in a delivery's id. Such a delivery need not exist.
+/// `hapax.delivery_id` makes the id.
 pub(super) fn place_of(id: DeliveryId) -> (i64, i32) {
     let low = id.0.as_u128() as u64;
     let message = low & ((1 << MESSAGE_BITS) - 1);
