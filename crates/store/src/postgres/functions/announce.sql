@@ -1,5 +1,6 @@
 -- Announces a handler of this node; returns its number. Jobs that an earlier order set aside are
--- readied if the current order does not hold them back: they are decided again when claimed.
+-- readied, unless the current order holds them back. Their order is decided again when they are
+-- claimed.
 CREATE OR REPLACE FUNCTION hapax.announce(
     of_source text, of_name text, of_retry bigint[], of_lease bigint, of_policy smallint,
     of_start bigint, of_hold bigint, of_hold_max integer, of_go boolean, of_workplace smallint,

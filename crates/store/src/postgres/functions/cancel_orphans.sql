@@ -1,8 +1,8 @@
--- Keeps: a delivery of a deleted endpoint ends, including one that a transaction committed after the
--- deletion. Cancels at most `most` and returns how many. A locked delivery is being settled: a later call
--- cancels it. The fence stays valid: if the request got through, the delivery is delivered. An endpoint is
--- checked until none of its deliveries is open and every transaction that may have seen it has ended;
--- hapax.due_endpoints notes a later one.
+-- Keeps: every delivery of a deleted endpoint ends, even if it was committed after the deletion. Cancels
+-- at most `most` and returns how many. A locked delivery is being settled: a later call cancels it. The
+-- fence stays valid: if the request got through, the delivery is delivered. An endpoint is checked until
+-- none of its deliveries is open and every transaction that may have seen the endpoint has ended.
+-- hapax.due_endpoints marks the endpoint again if a delivery is committed later.
 CREATE OR REPLACE FUNCTION hapax.cancel_orphans(most integer, now_at timestamptz DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -6,9 +6,9 @@
 --
 -- known_lanes (sorted) and known_since: in these lanes no due job was left before that time, as far
 -- as the calling node knows, and no lease ended unseen before leases_since. While another
--- transaction stays open, rows that were claimed since it began cannot be vacuumed, and every claim
--- would scan all of them. These values are a hint: a slow commit or a locked row may lie before
--- them, so a node claims without them every second or so.
+-- transaction stays open, index entries of jobs that were claimed since it began cannot be removed,
+-- and every claim would pass all of them. These values are a hint: a slow commit or a locked row
+-- may lie before them, so a node claims without them every second or so.
 CREATE OR REPLACE FUNCTION hapax.claim(
     of_handler integer, wanted integer, who text, guarded boolean, after_lane integer,
     seen_lane integer, seen_resource text, known_lanes integer[], known_since timestamptz[],

@@ -1,4 +1,4 @@
--- Counts for a caller and for its API.
+-- Adds keys and bytes to the usage of a caller and of its API.
 CREATE OR REPLACE FUNCTION hapax.count_keys(owner text, keys bigint, bytes bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,5 +1,5 @@
--- Adds to a row of the owner that is not locked. Returns 1 if the owner is new, -1 if it is gone
--- now, otherwise 0.
+-- Adds to an unlocked row of the owner's usage. Returns 1 if the owner is new, -1 if its last row
+-- was deleted, otherwise 0.
 CREATE OR REPLACE FUNCTION hapax.count_usage(owner text, keys bigint, bytes bigint, callers bigint)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,6 +1,7 @@
--- Creates an endpoint; it gets messages that are published from this commit on. 0 created, 3 its uid is
--- taken, 4 the tenant or the database has as many as it may have. created_at: when. receivers_most: the most
--- endpoints of the tenant whose address its receiving party may choose; NULL for an endpoint of an operator.
+-- Creates an endpoint, which gets the messages that are published from this commit on. verdict: 0 created, 3
+-- its uid is taken, 4 the tenant or the database has as many endpoints as it may have. receivers_most: the
+-- most endpoints of the tenant whose address its receiving party may choose; NULL for an endpoint of an
+-- operator.
 CREATE OR REPLACE FUNCTION hapax.create_endpoint(
     of_id uuid, of_tenant text, of_settings text, of_uid text, of_types text[], of_version text,
     of_thin boolean, of_max integer, of_retry bigint[], of_lease bigint, of_secrets bytea,

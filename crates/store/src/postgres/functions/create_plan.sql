@@ -1,7 +1,7 @@
--- Keeps: of the plans that were to run alone, at most one of an endpoint runs. The index plan_alone decides the race.
--- Records a plan with its count. False if there is no such endpoint. True, and no row with this id, if the plan was
--- to run alone and another one of its endpoint runs. The same id twice is one plan: the caller compares the hash of
--- its request with the stored one.
+-- Keeps: at most one plan of an endpoint runs of those that must run alone. The index plan_alone decides the race.
+-- Records a plan with its count. Returns false if there is no such endpoint. Returns true without a row of this id
+-- if the plan must run alone and another one of its endpoint runs. The same id twice is one plan: the caller
+-- compares the hash of its request with the stored hash.
 CREATE OR REPLACE FUNCTION hapax.create_plan(
     of_id uuid, of_endpoint uuid, which text, since timestamptz, until timestamptz, rate integer,
     who text, reason text, request uuid, alone boolean, now_at timestamptz DEFAULT NULL)

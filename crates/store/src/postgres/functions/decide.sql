@@ -1,8 +1,8 @@
 -- Keeps: the jobs of an event in review are written once, however many operators approve it or
 -- on-time copies arrive. If jobs of the event are in review instead, they become ready, whatever
--- the guard decides, or discarded with `refused`. True if the event or a job waited for this
--- decision; then the decision is recorded. since_before: a job that went to review at that time or
--- later stays there.
+-- the guard decides, or discarded with `refused`. Returns true if the event or a job waited for
+-- this decision. Then the decision is recorded. since_before: a job that went to review at that
+-- time or later stays there.
 CREATE OR REPLACE FUNCTION hapax.decide(
     of_event uuid, refused boolean, lanes integer[], resources text[], places bigint[],
     hopeless text[], who text, reason text, acted_at timestamptz, now_at timestamptz DEFAULT NULL,

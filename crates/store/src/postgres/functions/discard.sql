@@ -1,6 +1,6 @@
--- An operator discards the dead letters of an event, or only that of one handler. True if there was
--- a dead letter; then the act is recorded. died_before: a job that died at that time or later stays
--- as it is.
+-- Discards the dead letters of an event, or only that of one handler, for an operator. Returns true
+-- if there was a dead letter. Then the act is recorded. died_before: a job that died at that time
+-- or later stays as it is.
 CREATE OR REPLACE FUNCTION hapax.discard(
     of_event uuid, of_handler text, who text, reason text, acted_at timestamptz,
     now_at timestamptz DEFAULT NULL, died_before timestamptz DEFAULT NULL)

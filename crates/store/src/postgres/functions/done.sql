@@ -1,7 +1,7 @@
 -- Keeps: "done" once per fence, with the mark. A fence is valid until the next claim, replay or rejection,
--- even after its lease. The fence is not valid once the mark has passed the job: then another job of its
--- resource was applied in its place. Returns 0 if the fence is lost, 1 if the job is done now, 2 if it was
--- done before under this fence, 3 if it is done now and other jobs of its resource are ready.
+-- even after its lease. The fence is no longer valid once the mark has passed the job, because another job
+-- of its resource was applied in its place. Returns 0 if the fence is lost, 1 if the job is done now, 2 if
+-- it was done before under this fence, 3 if it is done now and other jobs of its resource are ready.
 CREATE OR REPLACE FUNCTION hapax.done(
     of_job uuid, of_fence bigint, of_result text, at timestamptz,
     of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)

@@ -2,8 +2,8 @@
 -- first those after after_endpoint, then from the start up to it. One probe per endpoint, however many
 -- deliveries wait for it. A deleted endpoint with a ready delivery, which was committed after the deletion, is
 -- noted for hapax.cancel_orphans. known_endpoints and known_since: see hapax.exchange. last_endpoint: the last
--- one that was probed. is_all: no endpoint was left out. next_due: when a delivery of a probed endpoint is due
--- that is not due yet.
+-- one that was probed. is_all: no endpoint was left out. next_due: the earliest time at which another probed
+-- endpoint may be sent a delivery; null if there is none.
 CREATE OR REPLACE FUNCTION hapax.due_endpoints(
     most integer, after_endpoint integer, vault_keys bigint[], known_endpoints integer[],
     known_since timestamptz[], at timestamptz,

@@ -1,6 +1,6 @@
 -- Ends up to 256 leases of deliveries that ran out, no earlier than `since` (see hapax.exchange), including
 -- those of disabled and deleted endpoints. A locked delivery is being settled and is skipped. ended: how
--- many; has_more: there may be more; ended_until: every lease that is left still runs at this time.
+-- many leases; has_more: there may be more; ended_until: no lease that is left ends before this time.
 CREATE OR REPLACE FUNCTION hapax.end_delivery_leases(
     since timestamptz, at timestamptz,
     OUT ended integer, OUT has_more boolean, OUT ended_until timestamptz)

@@ -1,4 +1,4 @@
--- Ends the hold of this job, whose row is locked, when a gap stayed open past its deadline: the
+-- Ends the hold of a job whose gap stayed open past the deadline. The row of the job is locked. The
 -- handler's rule decides. To skip the gap, the mark moves by one step; positions at or below it are
 -- stale from then on.
 CREATE OR REPLACE FUNCTION hapax.end_hold(h hapax.handler, j hapax.job, at timestamptz) RETURNS void

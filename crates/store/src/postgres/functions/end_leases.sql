@@ -1,6 +1,6 @@
 -- Ends up to 64 leases of a handler that ran out, no earlier than `since` (see hapax.claim). A locked
--- job is being settled and is skipped. Returns how many, and up to which time every lease that is left
--- still runs.
+-- job is being settled and is skipped. ended: how many leases; ended_until: no lease that is left ends
+-- before this time.
 CREATE OR REPLACE FUNCTION hapax.end_leases(
     h hapax.handler, since timestamptz, at timestamptz,
     OUT ended integer, OUT ended_until timestamptz)

@@ -1,8 +1,7 @@
 -- One slice of a deletion of a tenant's data: reads at most 5000 rows and erases at most `most` events, messages or
 -- keys. is_more: there is more to do now. hashes: the keys of the erased events.
--- Keeps: rows of a transaction that began before the deletion and committed later are erased too. A
--- pass over all rows is the last one only if it began after all those transactions had ended, and
--- has left out no locked job.
+-- Keeps: rows of a transaction that began before the deletion and committed later are erased too. A pass over all
+-- rows is the last one only if it began after all those transactions had ended and skipped no locked job.
 CREATE OR REPLACE FUNCTION hapax.erase(
     most integer, now_at timestamptz DEFAULT NULL, OUT is_more boolean, OUT hashes uuid[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

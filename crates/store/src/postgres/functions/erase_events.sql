@@ -1,12 +1,12 @@
--- Takes body, history and jobs of up to `most` events of a tenant that is deleted, finished or not, and returns
--- the deletion with its new position. An unfinished event counts as discarded. The narrow row stays, with the key
--- and the guard. An event with a job that another transaction has locked is left for another pass.
+-- Deletes body, history and jobs of up to `most` events of a tenant that is deleted, whether they are finished or
+-- not. Returns the deletion with its new position. An unfinished event counts as discarded. The narrow row stays,
+-- with the key and the guard. An event with a job that another transaction has locked is left for another pass.
 --
 -- The deletion covers an event whose transaction began before that of the deletion. received_at
--- cannot tell, because it is the clock of a node; xmin of the body can, because a body is never
--- updated. The numbers of transactions mean nothing after a restore or after two billion others, so
--- an event that was received more than an hour before is always covered, and one that was received
--- more than an hour later never.
+-- does not show this, because it is the clock of a node. xmin of the body does, because a body is
+-- never updated. After a restore, or after two billion transactions, xmin means nothing. So an
+-- event that was received more than an hour before the deletion is always covered, and one that was
+-- received more than an hour after it is never covered.
 CREATE OR REPLACE FUNCTION hapax.erase_events(
     INOUT d hapax.tenant_deletion, most integer, OUT hashes uuid[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,4 +1,4 @@
--- Takes bytes, order key and deliveries of up to `most` messages of a tenant that is deleted, and returns the
+-- Deletes bytes, order key and deliveries of up to `most` messages of a tenant that is deleted. Returns the
 -- deletion with its new position. The row stays, with the id.
 CREATE OR REPLACE FUNCTION hapax.erase_messages(INOUT d hapax.tenant_deletion, most integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

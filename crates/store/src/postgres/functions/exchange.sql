@@ -6,9 +6,10 @@
 -- this node holds. The last row has no delivery: it returns which outcomes were recorded, when
 -- something is next due, where the next turn begins, and up to which times this call has read.
 --
--- fast_ms: an endpoint whose outcomes of this call all took less may get claims ahead; NULL: none may.
--- known_endpoints (sorted), known_since and leases_since: as the lanes of hapax.claim. Claimed deliveries
--- leave dead entries in the indexes, and without a hint every call would pass all of them.
+-- fast_ms: an endpoint may get claims ahead if all its attempts in this call took less than this. NULL:
+-- no endpoint may. known_endpoints (sorted), known_since and leases_since: as the lanes of hapax.claim.
+-- Claimed deliveries leave dead entries in the indexes, and without a hint every call would pass all of
+-- them.
 CREATE OR REPLACE FUNCTION hapax.exchange(
     messages bigint[], endpoints integer[], fences bigint[], verdicts integer[], tooks bigint[],
     statuses integer[], answers text[], errors text[], hows integer[], waits bigint[],

@@ -1,5 +1,6 @@
--- Keeps: no replay runs until this transaction ends. False if a replay did not end within a second:
--- it waits for a user's transaction, and other transactions must not wait with it.
+-- Keeps: no replay runs until this transaction ends. Returns false if a running replay does not end
+-- within a second. Such a replay waits for a user's transaction, and other transactions must not
+-- wait with it.
 CREATE OR REPLACE FUNCTION hapax.exclude_replays() RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp

@@ -1,6 +1,6 @@
--- Cancels a delivery that was dead, held or parked for too long, and whose row is locked. Whether anything
--- changed. The fence stays valid: if a request got through after all, the delivery is delivered.
--- The next one under its key is ready.
+-- Cancels a delivery that was dead, held or parked for too long, and whose row is locked. Returns whether
+-- anything changed. The fence stays valid: if a request got through after all, the delivery is delivered.
+-- The next delivery under its key is readied.
 CREATE OR REPLACE FUNCTION hapax.expire_delivery(d hapax.delivery, at timestamptz) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,8 +1,8 @@
 -- Keeps: a verdict uses one step of the schedule, once. `how`: 0 by the schedule, 1 by the schedule
 -- but not before `wait`, 2 after exactly `wait`, 3 never again, 4 nothing was sent: the first 20
 -- such attempts use no step, and the wait doubles with each; further ones follow the schedule.
--- Waits in microseconds. Returns 0 if the fence is lost or the job is no longer leased, 1 if
--- recorded, 3 if recorded and others of its resource are ready.
+-- `wait` is in microseconds. Returns 0 if the fence is lost or the job is no longer leased, 1 if
+-- the failure is recorded, 3 if it is recorded and other jobs of the resource are ready.
 CREATE OR REPLACE FUNCTION hapax.failed(
     of_job uuid, of_fence bigint, why text, how integer, wait bigint, dice double precision,
     now_at timestamptz DEFAULT NULL, of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)

@@ -1,5 +1,6 @@
--- A second call raises, so that effects repeated with it roll back. The answer is bounded, because it
--- is stored for the whole TTL and read back at once.
+-- Stores the answer of a key. A second call raises an error, so that effects that are repeated with
+-- it are rolled back. The answer is bounded, because it is stored for the whole TTL and read back at
+-- once.
 CREATE OR REPLACE FUNCTION hapax.finish(
     scope text, key text, fence bigint, status integer, headers jsonb, body bytea)
 RETURNS void

@@ -1,5 +1,5 @@
--- Keeps: one answer per fence. False if the fence is lost or was used. `size` bytes count for the
--- caller.
+-- Keeps: one answer per fence. Returns false if the fence is lost or was used. `size` is the number
+-- of bytes that count for the caller.
 CREATE OR REPLACE FUNCTION hapax.finish_key(
     scope text, key text, fence bigint, status integer, headers jsonb, body bytea,
     now_at timestamptz DEFAULT NULL, size bigint DEFAULT NULL)

@@ -1,7 +1,7 @@
 -- Keeps: the mark of a resource until no event can need it. Deletes marks that have not moved since
--- their source's `befores`, at most `most`, and checks the same number of lanes. In a sequence or a
--- machine the next event needs the mark, whenever that event arrives: those stay. A locked mark is
--- skipped. Returns the last finished lane, as its handler and tenant; null if all lanes are
+-- their source's `befores`, at most `most`, and checks the same number of lanes. The marks of
+-- sequences and machines stay, because the next event needs them whenever it arrives. A locked mark
+-- is skipped. Returns the last finished lane, as its handler and tenant; null if all lanes are
 -- finished.
 CREATE OR REPLACE FUNCTION hapax.forget_marks(
     sources text[], befores timestamptz[], after_handler integer, after_tenant text, most integer,

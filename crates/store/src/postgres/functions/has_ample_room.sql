@@ -1,5 +1,5 @@
 -- Whether the whole batch has room, together with all concurrent transactions: each caller is far enough
--- from its quota, and its API from 16 times that. If not, hapax.has_room decides each act.
+-- below its quota, and each API below 16 times that quota. If not, hapax.has_room decides each act.
 CREATE OR REPLACE FUNCTION hapax.has_ample_room(answers hapax.key_answer[], asks hapax.key_ask[])
 RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -1,6 +1,7 @@
--- Whether a caller has room: for another key, or (with of_keys false) for an answer. Callers of an API
--- together may have 16 times as much as one; beyond that each has its fair share. Close to its own
--- quota a caller's requests are decided one after the other, under a lock that ends with the statement.
+-- Whether a caller has room: for another key, or (with of_keys false) for an answer. All callers of an
+-- API together may have 16 times the quota of one. Beyond that, each caller has its fair share. Close
+-- to a caller's own quota, its requests are decided one after the other, under a lock that ends with
+-- the statement.
 CREATE OR REPLACE FUNCTION hapax.has_room(owner text, max_keys bigint, max_bytes bigint, of_keys boolean)
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,4 +1,5 @@
--- Holds this job, whose row is locked, within bounds: a position before it was not applied.
+-- Holds a job because a position before its own was not applied. The row of the job is locked. At
+-- most as many jobs are held as the handler allows.
 CREATE OR REPLACE FUNCTION hapax.hold(h hapax.handler, j hapax.job, at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,4 +1,4 @@
--- Keeps: one number per handler, and one per handler and tenant.
+-- Keeps: one number per handler, and one lane per handler and tenant.
 CREATE OR REPLACE FUNCTION hapax.lane_of(
     of_source text, of_name text, of_tenant text, OUT handler integer, OUT lane integer
 )

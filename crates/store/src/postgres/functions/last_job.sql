@@ -1,5 +1,5 @@
--- The last id that a job of this event can have: its jobs are the range from the event's own id to
--- this. The function sets no search_path, so that PostgreSQL can inline it.
+-- The last id that a job of this event can have. The ids of its jobs are in the range from the
+-- event's own id to this one. The function sets no search_path, so that PostgreSQL can inline it.
 CREATE OR REPLACE FUNCTION hapax.last_job(event uuid) RETURNS uuid
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN pg_catalog.encode(

@@ -1,5 +1,6 @@
 -- Keeps: messages that this transaction published before it completed a job are listed with the
--- job's event. hapax.unlinked, where the search begins, is a hint; written_in decides.
+-- job's event. hapax.unlinked, the number where the search begins, is only a hint; written_in
+-- decides.
 CREATE OR REPLACE FUNCTION hapax.link_messages(of_job uuid) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp

@@ -1,5 +1,6 @@
--- Ends a lease that ran out, of a job whose row is locked: an attempt without a verdict. Its fence
--- stays: until the job is claimed again, a worker that was only slow may still report "done".
+-- Ends a lease that ran out. The row of the job is locked. The outcome of the attempt is unknown,
+-- and the fence stays valid: until the job is claimed again, a worker that was only slow may still
+-- report "done".
 CREATE OR REPLACE FUNCTION hapax.lose(h hapax.handler, j hapax.job, at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

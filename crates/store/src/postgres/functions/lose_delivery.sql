@@ -1,6 +1,6 @@
--- Ends a lease that ran out, of a delivery whose row is locked: the outcome of the attempt is unknown. Its
--- fence stays: until the delivery is claimed again, a sender that was only slow may still report
--- "delivered". However often it is lost, it never becomes a dead letter.
+-- Ends a lease that ran out. The row of the delivery is locked. The outcome of the attempt is unknown, and
+-- the fence stays valid: until the delivery is claimed again, a sender that was only slow may still report
+-- "delivered". However often a delivery is lost, it never becomes a dead letter.
 CREATE OR REPLACE FUNCTION hapax.lose_delivery(
     d hapax.delivery, dice double precision, at timestamptz)
 RETURNS void

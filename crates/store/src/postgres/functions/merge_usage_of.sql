@@ -1,4 +1,4 @@
--- Keeps: the sums. Merges the unlocked rows of an owner into one.
+-- Keeps: the usage of an owner. Merges its unlocked rows into one row with the same sums.
 CREATE OR REPLACE FUNCTION hapax.merge_usage_of(owner text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

@@ -1,5 +1,6 @@
--- When the next job of a handler is due, its lease or its hold ends: never late, as far as the asking
--- node knows (see hapax.claim), and maybe early. Null while the handler is paused.
+-- When the next job of a handler is due, or the next lease or hold ends. The time may be too early,
+-- and is never too late as far as the calling node knows (see hapax.claim). Null while the handler is
+-- paused.
 CREATE OR REPLACE FUNCTION hapax.next_due(
     of_handler integer, known_lanes integer[], known_since timestamptz[], leases_since timestamptz,
     now_at timestamptz DEFAULT NULL)

@@ -1,6 +1,6 @@
 -- Keeps: the transaction of the work finds the marks that it will lock, and a sequence without a first
--- number begins with the number that is claimed first. This is for jobs whose order is not decided
--- yet.
+-- number begins with the number that is claimed first. It is called for jobs whose order is decided
+-- later.
 CREATE OR REPLACE FUNCTION hapax.prepare_marks(h hapax.handler, jobs uuid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

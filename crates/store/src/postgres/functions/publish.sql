@@ -1,6 +1,6 @@
 -- Keeps: the message is published by the caller's commit, or not at all. The same id with the same
 -- content is one message; with other content it is an error (XH002). A keyed publish locks its key
--- until the commit: publish last, keys sorted. The id of the message.
+-- until the commit: publish last, keys sorted. Returns the id of the message.
 CREATE OR REPLACE FUNCTION hapax.publish(
     type text, data jsonb, key text DEFAULT NULL, tenant text DEFAULT 'default',
     id text DEFAULT NULL, api_version text DEFAULT NULL)

@@ -1,5 +1,5 @@
--- Publishes dead deliveries that have waited for an hour since the last message about their endpoint, of at
--- most `most` endpoints. How many endpoints.
+-- Publishes the dead deliveries of endpoints whose last message about deaths is at least an hour old. Takes
+-- at most `most` endpoints, and returns how many it took.
 CREATE OR REPLACE FUNCTION hapax.publish_deaths(most integer, now_at timestamptz DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

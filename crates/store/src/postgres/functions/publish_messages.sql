@@ -1,7 +1,7 @@
 -- Publishes messages of the API in one commit. Returns a row for each message, in any order: its
--- place in the arrays, and the answer of hapax.write_message. A message that must wait for another
--- transaction fails all of them once the session's lock_timeout ends: the caller then publishes
--- each alone.
+-- place in the arrays, and the answer of hapax.write_message. If a message must wait for another
+-- transaction longer than the session's lock_timeout, all messages fail. The caller then publishes
+-- each message alone.
 CREATE OR REPLACE FUNCTION hapax.publish_messages(
     tenants text[], ids text[], types text[], datas text[], thins text[], keys text[],
     versions text[], now_at timestamptz DEFAULT NULL)

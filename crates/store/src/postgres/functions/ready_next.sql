@@ -1,7 +1,7 @@
--- Called when a job of this resource is no longer leased, or was set aside. Readies the jobs that
--- the mark now admits, and the first parked one if none is leased. The order of these jobs is
--- decided again when they are claimed. Returns true if any job is ready now, or held past its
--- deadline, so that the next claim has something to do.
+-- Readies the held jobs of a resource that the mark now admits, and the first parked job if no job
+-- is leased. Called when a job of the resource is no longer leased, or was set aside. The order of
+-- these jobs is decided again when they are claimed. Returns true if any job is ready now, or held
+-- past its deadline, so that the next claim has something to do.
 CREATE OR REPLACE FUNCTION hapax.ready_next(h hapax.handler, of_lane integer, of_resource text, at timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

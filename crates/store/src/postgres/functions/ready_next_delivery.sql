@@ -1,7 +1,7 @@
 -- Keeps: a parked delivery is ready once every earlier one under its key has ended, in the commit that ends
 -- the last of them. Called after a change of a keyed delivery whose row is locked. A claim parks a delivery
--- only while it holds the row of the one that must end first, so every delivery that was parked
--- behind a changed row is visible here. The function waits only for rows at later places.
+-- only while it has locked the row of the delivery that must end first. So every delivery that was parked
+-- behind the changed row is visible here. The function waits only for rows at later places.
 CREATE OR REPLACE FUNCTION hapax.ready_next_delivery(
     of_endpoint integer, of_key text, at timestamptz)
 RETURNS void

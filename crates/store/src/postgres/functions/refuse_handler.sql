@@ -1,7 +1,7 @@
--- Keeps: a handler's statement never writes to a table of ours, whatever search_path it runs under
--- and however deep in a user's function it is. Handlers' transactions set hapax.in_handler. The
--- functions of this schema write as before: they are on the call stack, by their full name since
--- each sets a search_path.
+-- Keeps: a handler's statement never writes to a table of Hapax, whatever its search_path is and
+-- however deep in a user's function it runs. Handlers' transactions set hapax.in_handler. The
+-- functions of this schema may still write: their names are on the call stack, with the schema
+-- because each function sets a search_path.
 CREATE OR REPLACE FUNCTION hapax.refuse_handler() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

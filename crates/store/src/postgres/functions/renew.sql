@@ -1,4 +1,5 @@
--- Extends a lease. If the row is locked, the job is being settled: the lease counts as kept.
+-- Extends a lease. If the row is locked, the job is being settled: returns true without extending
+-- the lease.
 CREATE OR REPLACE FUNCTION hapax.renew(of_job uuid, of_fence bigint, lease bigint, now_at timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,8 +1,8 @@
 -- Runs again the jobs of an event that may run again, or returns the effect that a replay would
 -- have. One row for each of `lanes`: 0 it runs (a job that waits for its next attempt is due now),
 -- 1 it is done and stays so, 2 a newer version was applied, 3 it is open as it is, 4 an operator
--- rejected it; null if nothing can be done. An event that waits for review, was rejected there or
--- is pruned has nothing to run again: then there are no rows. ended_before: a job that ended or
+-- rejected it; null if nothing can be done. There are no rows for an event that waits for review,
+-- was rejected there or is pruned: it has nothing to run again. ended_before: a job that ended or
 -- died at that time or later stays as it is. adds_jobs: whether a handler without a job gets one.
 CREATE OR REPLACE FUNCTION hapax.replay(
     of_event uuid, lanes integer[], resources text[], places bigint[], hopeless text[],

@@ -1,5 +1,5 @@
--- Sends one delivery again, or now. 0 there is none, 1 it is due, 2 it was due or under way already, 3 its
--- endpoint was deleted.
+-- Sends one delivery again, or now if it waits. Returns 0 if there is no such delivery, 1 if it is due
+-- now, 2 if it was due or under way already, 3 if its endpoint was deleted.
 CREATE OR REPLACE FUNCTION hapax.replay_delivery(
     of_id uuid, of_message bigint, of_endpoint integer, who text, reason text, acted_at timestamptz,
     now_at timestamptz DEFAULT NULL)

@@ -1,6 +1,7 @@
--- Keeps: one attempt runs at a time per key, and one answer is stored. fresh: the caller runs the
--- work, under `fence`; replay: the stored answer; in_progress: another attempt runs, at most until
--- its lease ends; mismatch: the key was used with another request, which wins over in_progress.
+-- Keeps: one attempt runs at a time per key, and one answer is stored. outcome: fresh: the caller
+-- runs the work, under `fence`; replay: the answer is stored, and returned; mismatch: the key was
+-- used with another request, even if that request still runs; in_progress: another attempt runs, at
+-- most until its lease ends.
 CREATE OR REPLACE FUNCTION hapax.reserve(
     scope text, key text, fingerprint bytea, lease interval DEFAULT '60s',
     ttl interval DEFAULT '72h')

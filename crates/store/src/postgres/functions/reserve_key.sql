@@ -1,8 +1,8 @@
 -- Keeps: one attempt runs at a time per key, and one answer is stored. The insert decides the race
 -- for a new key. An expired key goes to the caller that updates it from exactly the state it read.
--- If a row changed between two statements, it is read again: only the stored row is an answer. The
--- row is read first, because an insert would wait for a transaction in which a user is about to
--- finish.
+-- If a row changed between two statements, it is read again, because only the stored row counts.
+-- The row is read before the insert, because an insert would wait for a user's transaction that is
+-- about to finish the key.
 CREATE OR REPLACE FUNCTION hapax.reserve_key(
     scope text, key text, fingerprint bytea, lease interval, ttl interval,
     now_at timestamptz DEFAULT NULL, owner text DEFAULT NULL, max_keys bigint DEFAULT NULL,

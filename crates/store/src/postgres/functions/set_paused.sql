@@ -1,6 +1,6 @@
 -- Keeps: no claim of a paused handler commits after the pause was answered. A pause waits for the claims under way;
--- a claim that begins meanwhile takes nothing. paused: null ends the pause. Null if there is no such handler, else
--- whether anything changed.
+-- a claim that begins meanwhile takes nothing. paused: null ends the pause. Returns null if there is no such
+-- handler, else whether anything changed.
 CREATE OR REPLACE FUNCTION hapax.set_paused(
     of_source text, of_name text, paused timestamptz, who text, reason text)
 RETURNS boolean

@@ -1,9 +1,10 @@
 -- Keeps: an attempt has one end, recorded under its fence. Returns whether the outcome was
 -- recorded; true for a second "delivered" under the same fence. of_verdict: 0 delivered, 1 failed,
 -- 2 given back. how and wait: as in hapax.failed. The rules are those of
--- hapax_core::delivery::step. of_key: the key of the delivery, if there is such a delivery: the
--- caller then readies the next one under it. of_circuit: the number of the endpoint's circuit at
--- the claim, if this is the first record of its end. is_dead: it became a dead letter.
+-- hapax_core::delivery::step. of_key: the key of the delivery, if the delivery exists and has one:
+-- the caller then readies the next delivery under it. of_circuit: the number of the endpoint's
+-- circuit at the claim, if this is the first record of the attempt's end. is_dead: the delivery
+-- became a dead letter.
 CREATE OR REPLACE FUNCTION hapax.settle_attempt(
     of_message bigint, of_endpoint integer, of_fence bigint, of_verdict integer, of_took bigint,
     of_status integer, of_answer text, of_error text, how integer, wait bigint,

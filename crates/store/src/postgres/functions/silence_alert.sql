@@ -1,5 +1,5 @@
--- Silences an alert from now on. The new version keeps a report that is under way from undoing it. False if there
--- is no such alert.
+-- Silences an alert from now on. The version is raised, so that a report that is under way does not undo the
+-- silence. Returns false if there is no such alert.
 CREATE OR REPLACE FUNCTION hapax.silence_alert(
     of_key text, span_us bigint, reason text, who text, now_at timestamptz DEFAULT NULL)
 RETURNS boolean

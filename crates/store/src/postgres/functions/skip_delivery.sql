@@ -1,5 +1,6 @@
--- Gives up one delivery that waits or is dead, so that the next one under its key is sent. 0 there is none,
--- 1 it is cancelled, 2 an attempt is under way, 3 it has ended. The fence stays valid: if an
+-- Gives up one delivery that waits or is dead, so that the next one under its key is sent. Returns 0 if
+-- there is no such delivery, 1 if it is cancelled, 2 if an attempt is under way, 3 if it had ended before.
+-- The fence stays valid: if an
 -- earlier request got through, the delivery is delivered.
 CREATE OR REPLACE FUNCTION hapax.skip_delivery(
     of_id uuid, of_message bigint, of_endpoint integer, who text, reason text, acted_at timestamptz,

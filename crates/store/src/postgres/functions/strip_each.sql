@@ -1,4 +1,4 @@
--- Deletes body, jobs and history of these events, between which other events lie.
+-- Deletes body, jobs and history of these events one by one, because other events lie between them.
 CREATE OR REPLACE FUNCTION hapax.strip_each(events uuid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

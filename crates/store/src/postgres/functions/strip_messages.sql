@@ -1,7 +1,7 @@
--- Keeps: a message whole as long as the history of its time, and as long as one of its deliveries is open,
--- dead, or ended since. Its deliveries, attempts and actions are deleted with its bytes; its id stays known.
--- Checks at most `most` whole messages with numbers above `after`. Returns the last number that was checked,
--- or null at the end of a round.
+-- Keeps: a message is whole until the horizon `before`, and as long as one of its deliveries is open, dead,
+-- or ended after that horizon. Its deliveries, attempts and actions are deleted with its bytes; its id stays
+-- known. Checks at most `most` whole messages with numbers above `after`. Returns the last number that was
+-- checked, or null at the end of a round.
 CREATE OR REPLACE FUNCTION hapax.strip_messages(after bigint, before timestamptz, most integer)
 RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,7 +1,7 @@
 -- Deletes body, jobs and history of these events (sorted) as one range, which costs a fraction of deleting
--- them one by one. False, and nothing is deleted, if another event lies in the range: a node whose clock is
--- behind, or that was paused, may have written it since. The jobs of such an event come with its
--- body, and bodies are deleted last.
+-- them one by one. Returns false and deletes nothing if another event lies in the range: a node whose clock
+-- is behind, or that was paused, may have written that event since. Bodies are deleted last, and an event's
+-- jobs are committed with its body. So such an event is always found.
 CREATE OR REPLACE FUNCTION hapax.strip_run(events uuid[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -6,14 +6,15 @@
 -- that has not ended. Due deliveries that must wait are parked, up to 256 besides those that are
 -- leased, and only while the row of the delivery that they wait for is locked here: the end of that
 -- delivery then finds them parked.
--- Keeps also: the rate limit, by hapax_core::rate_limit. next_at: when it lets another attempt begin.
+-- Keeps also: the rate limit, by hapax_core::rate_limit. next_at: when the rate limit lets another attempt begin.
 -- Keeps also: no leased delivery of the endpoint has a lower message than endpoint_state.leased_from, so
 -- that the count does not pass the dead index entries of all earlier leases. Only a holder of that row's lock
 -- leases deliveries.
--- Keeps also: claims beyond max_in_flight, if `is_fast`, only for a node that holds all claims of the endpoint. A
+-- Keeps also: if `is_fast`, only a node that holds all claims of the endpoint gets claims beyond max_in_flight. A
 -- sender begins at most max_in_flight attempts by itself, so the bound holds over all nodes.
 -- is_busy: there are due deliveries left that could be claimed at once or soon. since: see hapax.exchange.
--- seen_until: no delivery due before it is left. fences, attempts: of the taken ones, leased until leased_until.
+-- seen_until: no delivery that was due before this time is left. fences, attempts: those of the taken deliveries,
+-- which are leased until leased_until.
 CREATE OR REPLACE FUNCTION hapax.take_deliveries(
     of_endpoint integer, room integer, bytes_left bigint, first boolean, since timestamptz,
     of_node text, vault_keys bigint[], at timestamptz, is_fast boolean,

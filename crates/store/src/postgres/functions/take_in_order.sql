@@ -1,6 +1,7 @@
 -- Reads at most `room` due jobs of a lane, oldest first, and leases those whose turn it is. Order is
 -- decided here, job by job (hapax.admit). A job in the node's own process that was lost before is taken alone: as the
--- first job of the claim, or not now. seen_until: no due job before it is left in this lane. aside: the
+-- first job of the claim, or not now. seen_until: no job that was due before this time is left in this lane. aside:
+-- the
 -- events of jobs that turned out stale or are held.
 CREATE OR REPLACE FUNCTION hapax.take_in_order(
     h hapax.handler, of_lane integer, room integer, since timestamptz, is_first boolean, who text,

@@ -1,6 +1,6 @@
--- Keeps: one node at a time indexes for a set of fields. Takes the right to index for 30 seconds and returns
--- how far the index has come; null if another node has the right. Marks that no node has used for a day are
--- deleted.
+-- Keeps: one node at a time indexes for a set of fields. Takes the right to index for 30 seconds, and
+-- returns how far the index has come. Returns null if another node has the right. Marks that no node has
+-- used for a day are deleted.
 CREATE OR REPLACE FUNCTION hapax.take_search_mark(
     of_fields uuid, now_at timestamptz DEFAULT NULL,
     OUT through uuid, OUT checked uuid, OUT at timestamptz)

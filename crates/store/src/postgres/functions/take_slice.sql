@@ -6,8 +6,8 @@
 -- job_counts: how many of lanes, resources, places and hopeless belong to each event. changed: the hashes of
 -- the events that something happened to.
 --
--- A user's transaction may hold the row of a job. The slice does not wait for it longer than a second: it ends
--- before that event, and the next slice begins with it.
+-- A user's transaction may hold the row of a job. The slice waits for that row for at most a second. Then the
+-- slice ends before that event, and the next slice begins with it.
 CREATE OR REPLACE FUNCTION hapax.take_slice(
     of_plan uuid, after uuid, through uuid, is_last boolean, act text, force boolean, of_handler text,
     of_events uuid[], job_counts integer[], lanes integer[], resources text[], places bigint[],

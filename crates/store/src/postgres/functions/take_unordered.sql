@@ -1,7 +1,7 @@
 -- Leases due jobs of a lane, oldest first, at most `room`; their order is decided later, in the
 -- transaction of the work. A job in the node's own process that was lost before is taken alone: as the
--- first job of the claim, or not now. seen_until: no due job before it is left in this lane. aside is
--- of hapax.take_in_order, and null here.
+-- first job of the claim, or not now. seen_until: no job that was due before this time is left in this
+-- lane. aside: always null here; hapax.take_in_order returns it.
 CREATE OR REPLACE FUNCTION hapax.take_unordered(
     h hapax.handler, of_lane integer, room integer, since timestamptz, is_first boolean, who text,
     at timestamptz,

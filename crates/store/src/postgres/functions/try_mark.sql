@@ -1,5 +1,5 @@
--- Locks the row of a mark without waiting: false if another transaction holds it. A missing row is
--- inserted; the advisory lock keeps two inserting transactions from waiting for each other.
+-- Locks the row of a mark without waiting. Returns false if another transaction holds it. A missing
+-- row is inserted. The advisory lock keeps two inserting transactions from waiting for each other.
 CREATE OR REPLACE FUNCTION hapax.try_mark(of_lane integer, of_resource text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -1,6 +1,6 @@
 -- Readies up to 256 parked deliveries of an endpoint whose order was changed: the next claim judges them
--- again. The row of endpoint_state is locked, and nothing is parked meanwhile. A locked delivery is being
--- changed, and that change calls hapax.ready_next_delivery.
+-- again. The caller has locked the row of endpoint_state, so nothing is parked meanwhile. A locked
+-- delivery is being changed, and that change calls hapax.ready_next_delivery.
 CREATE OR REPLACE FUNCTION hapax.unpark(of_endpoint integer, at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,5 +1,6 @@
 -- Keeps: no job stays parked at a free resource, even if the transaction that should have readied it
--- skipped it. Checks 16 resources after this one and returns the last; null if it has checked all.
+-- skipped it. Checks up to 16 resources after the given one, and returns the last of them. Returns
+-- null if all are checked.
 CREATE OR REPLACE FUNCTION hapax.wake_parked(
     h hapax.handler, at timestamptz, INOUT of_lane integer, INOUT of_resource text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,4 +1,4 @@
--- From here to its end, messages that this transaction publishes are listed with this job's event.
+-- Makes the messages that this transaction publishes from now on part of this job's event.
 CREATE OR REPLACE FUNCTION hapax.works_for(of_job uuid) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT set_config('hapax.job', of_job || ' ' || hapax.seal_of(of_job), true);

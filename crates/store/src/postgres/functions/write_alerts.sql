@@ -1,7 +1,7 @@
 -- Keeps: an alert is raised once and cleared once, whichever node finds it. Writes the changes of a
--- report: rows, subjects that are over, and the messages about both. False, and nothing is written,
--- if another report was written after the rows were read (of_version), or if of_judge no longer
--- holds the lease of the judge.
+-- report: rows, subjects that are over, and the messages about both. Returns false and writes
+-- nothing if another report was written after the rows were read (of_version), or if of_judge no
+-- longer holds the lease of the judge.
 CREATE OR REPLACE FUNCTION hapax.write_alerts(
     of_version bigint, of_judge uuid, rows_json text, over text[], types text[], datas text[], keys text[],
     now_at timestamptz DEFAULT NULL)

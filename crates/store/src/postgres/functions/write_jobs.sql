@@ -1,4 +1,5 @@
--- Writes the jobs of an event that do not exist yet: on arrival, or when an operator decides.
+-- Writes those jobs of an event that do not exist yet. Called on arrival, and when an operator
+-- decides.
 CREATE OR REPLACE FUNCTION hapax.write_jobs(
     of_event uuid, lanes integer[], resources text[], places bigint[], hopeless text[],
     at timestamptz)

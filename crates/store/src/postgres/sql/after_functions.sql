@@ -1,9 +1,9 @@
 -- Runs in the transaction of each migration step and of each new version of the functions, after them.
 
 -- Keeps: every function of Hapax finds its rows by index. A session keeps the plans that it made while a
--- table was empty, and until the table is analysed those would read all of it. A plan that cannot avoid a
--- forbidden scan has an enormous cost, so PostgreSQL would JIT-compile the statement each time. Compiling
--- takes longer than any statement of Hapax runs.
+-- table was empty. Until the table is analysed, such plans would read the whole table. A plan that cannot
+-- avoid a forbidden scan has an enormous cost, so PostgreSQL would JIT-compile the statement each time.
+-- Compiling takes longer than any statement of Hapax runs.
 DO $after$
 DECLARE
     f regprocedure;

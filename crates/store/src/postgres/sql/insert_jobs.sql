@@ -1,4 +1,4 @@
--- Keeps: the jobs of an event are in the same commit.
+-- Keeps: an event and its jobs are in the same commit.
 ), jobs AS (
     -- A missing lane leaves no due time, and the whole statement fails: a job that no claim would find
     -- must not be written.
