@@ -161,7 +161,7 @@ async fn create_of_events(
     created_before(shared, plan).await?.ok_or(PgError::Gone)
 }
 
-/// The answer to a repeated request: there is a plan with its id already.
+/// The answer if a plan with this id exists; `None` otherwise.
 async fn created_before(shared: &Shared, plan: &NewPlan) -> Result<Option<PlanCreated>, PgError> {
     let Some(row) = find_row(shared, plan.id).await? else { return Ok(None) };
     if row.get::<_, Uuid>(16).into_bytes() != plan.request.0 {
