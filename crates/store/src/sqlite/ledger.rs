@@ -6,15 +6,17 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_core::job::Fence;
 use hapax_core::ledger::{
-    Fingerprint, Ledger, Owner, Quota, Reservation, ReserveAsk, Reserved, StoredAnswer, Usage,
+    Fingerprint, Ledger, Quota, Reservation, ReserveAsk, Reserved, StoredAnswer,
 };
 use hapax_core::store::{Held, StoreError};
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::SqliteStore;
+use super::key_usage::KeyUsage;
 use super::row::micros;
 use super::writer::{BatchResult, Writer};
 use crate::limits::{BATCH_BYTES_MAX, FENCES_AT_ONCE};
@@ -25,7 +27,8 @@ impl Ledger for SqliteStore {
         self.writer
             .run_batched(0, move |writer| {
                 let now = writer.now();
-                let reservation = reserve(&writer.conn, &mut writer.fences, ask, now)?;
+                let (fences, usage) = (&mut writer.fences, &mut writer.key_usage);
+                let reservation = reserve(&writer.conn, fences, usage, ask, now)?;
                 Ok(match reservation {
                     Reservation::Fresh(_) => BatchResult::wrote(reservation),
                     Reservation::Replay(ref answer) => {
@@ -41,19 +44,24 @@ impl Ledger for SqliteStore {
     }
 
     async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
-        let (reserved, answer) = (reserved.clone(), answer.clone());
+        // The writer's time is the scarcest: headers become text before.
+        let (reserved, answer) = (reserved.clone(), AnswerRow::of(answer));
         self.writer
             .run_batched(answer.body.len(), move |writer| {
-                let not_kept = StoredAnswer::not_kept();
+                let now = writer.now();
+                let (conn, usage) = (&writer.conn, &mut writer.key_usage);
                 let fits = match reserved.quota {
                     Some(quota) => {
-                        let owner = reserved.scope.owner();
-                        judged(&writer.conn, owner, quota, Quota::keeps)?
+                        usage.judge(conn, reserved.scope.owner(), quota, Quota::keeps)?
                     }
                     None => true,
                 };
-                let answer = if fits { &answer } else { &not_kept };
-                let held = finish(&writer.conn, &reserved, answer, writer.now())?;
+                let held = if fits {
+                    finish(conn, usage, &reserved, &answer, now)?
+                } else {
+                    let not_kept = AnswerRow::of(&StoredAnswer::not_kept());
+                    finish(conn, usage, &reserved, &not_kept, now)?
+                };
                 Ok(match held {
                     Held::Kept => BatchResult::wrote(held),
                     Held::Lost => BatchResult::only_looked(held),
@@ -66,6 +74,7 @@ impl Ledger for SqliteStore {
         let reserved = reserved.clone();
         self.writer
             .run_batched(0, move |writer| {
+                writer.key_usage.write(&writer.conn)?;
                 abandon(&writer.conn, &mut writer.fences, &reserved)?;
                 Ok(BatchResult::wrote(()))
             })
@@ -96,6 +105,40 @@ impl FenceBlock {
         }
         self.issued += 1;
         Ok(self.issued)
+    }
+
+    /// A fence that was never issued before, unless the block is used up. Writes nothing, so it may be taken in a
+    /// transaction that is rolled back.
+    fn take(&mut self) -> Option<i64> {
+        (self.issued < self.last).then(|| {
+            self.issued += 1;
+            self.issued
+        })
+    }
+
+    /// Takes back the fence that was issued last: no row has it.
+    fn take_back(&mut self) {
+        self.issued -= 1;
+    }
+}
+
+/// An answer as its columns.
+pub(super) struct AnswerRow {
+    status: u16,
+    headers: String,
+    body: Bytes,
+    /// The bytes that count against the quota.
+    size: u64,
+}
+
+impl AnswerRow {
+    pub(super) fn of(answer: &StoredAnswer) -> Self {
+        Self {
+            status: answer.status.as_u16(),
+            headers: stored_answer::as_pairs(&answer.headers).to_string(),
+            body: answer.body.clone(),
+            size: u64::try_from(answer.size()).unwrap_or(u64::MAX),
+        }
     }
 }
 
@@ -144,45 +187,102 @@ fn kept(status: i64, row: &Row<'_>) -> rusqlite::Result<StoredAnswer> {
 fn reserve(
     conn: &Connection,
     fences: &mut FenceBlock,
+    usage: &mut KeyUsage,
     ask: ReserveAsk,
     now: Timestamp,
 ) -> rusqlite::Result<Reservation> {
     let at = micros(now);
-    let mut attempt = 1;
-    if let Some(kept) = ReservedKey::find(conn, &ask, at)? {
-        match kept.answer {
-            _ if !kept.is_past_its_ttl && !kept.is_this_request => {
-                return Ok(Reservation::Mismatch);
-            }
-            Some(answer) if !kept.is_past_its_ttl => return Ok(Reservation::Replay(answer)),
-            None if kept.leased_until > at => {
-                let remaining = Duration::from_micros(kept.leased_until.abs_diff(at));
-                return Ok(Reservation::InProgress { remaining });
-            }
-            None => attempt = kept.attempt.saturating_add(1),
-            Some(_past) => {}
+    // Most keys are new: the insert finds out whether this one is.
+    let has_room = match ask.quota {
+        Some(quota) => usage.judge(conn, ask.scope.owner(), quota, Quota::admits)?,
+        None => true,
+    };
+    if has_room && let Some(fence) = fences.take() {
+        if insert(conn, &ask, (fence, 1), at, IfKnown::Nothing)? {
+            return new_key(conn, usage, ask, fence);
         }
-    } else if let Some(quota) = ask.quota
-        && !judged(conn, ask.scope.owner(), quota, Quota::admits)?
-    {
-        return Ok(Reservation::OverQuota);
+        fences.take_back();
     }
+    let Some(kept) = ReservedKey::find(conn, &ask, at)? else {
+        if !has_room {
+            return Ok(Reservation::OverQuota);
+        }
+        let fence = fences.next(conn)?;
+        insert(conn, &ask, (fence, 1), at, IfKnown::Nothing)?;
+        return new_key(conn, usage, ask, fence);
+    };
+    let attempt = match kept.answer {
+        _ if !kept.is_past_its_ttl && !kept.is_this_request => return Ok(Reservation::Mismatch),
+        Some(answer) if !kept.is_past_its_ttl => return Ok(Reservation::Replay(answer)),
+        None if kept.leased_until > at => {
+            let remaining = Duration::from_micros(kept.leased_until.abs_diff(at));
+            return Ok(Reservation::InProgress { remaining });
+        }
+        None => kept.attempt.saturating_add(1),
+        Some(_past) => 1,
+    };
     let fence = fences.next(conn)?;
+    usage.write(conn)?;
+    insert(conn, &ask, (fence, attempt), at, IfKnown::TakeOver)?;
+    Ok(fresh(ask, fence, attempt))
+}
+
+/// Counts a new key.
+fn new_key(
+    conn: &Connection,
+    usage: &mut KeyUsage,
+    ask: ReserveAsk,
+    fence: i64,
+) -> rusqlite::Result<Reservation> {
+    if ask.quota.is_some() {
+        usage.add_key(conn, ask.scope.owner())?;
+    }
+    Ok(fresh(ask, fence, 1))
+}
+
+fn fresh(ask: ReserveAsk, fence: i64, attempt: u32) -> Reservation {
+    let ReserveAsk { scope, key, quota, .. } = ask;
+    Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt, quota })
+}
+
+/// What happens if the key has a row.
+enum IfKnown {
+    Nothing,
+    TakeOver,
+}
+
+/// Inserts the key's row, or takes it over. Returns whether a row was written.
+fn insert(
+    conn: &Connection,
+    ask: &ReserveAsk,
+    (fence, attempt): (i64, u32),
+    at: i64,
+    if_known: IfKnown,
+) -> rusqlite::Result<bool> {
+    let sql = match if_known {
+        IfKnown::Nothing => {
+            "INSERT INTO hapax_reservation
+                 (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at, lease,
+                  owner, realm)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+             ON CONFLICT (scope, key) DO NOTHING"
+        }
+        IfKnown::TakeOver => {
+            "INSERT INTO hapax_reservation
+                 (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at, lease,
+                  owner, realm)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+             ON CONFLICT (scope, key) DO UPDATE SET
+                 fingerprint = excluded.fingerprint, fence = excluded.fence,
+                 attempt = excluded.attempt, leased_until = excluded.leased_until,
+                 lease = excluded.lease,
+                 ttl = excluded.ttl, expires_at = excluded.expires_at,
+                 status = NULL, headers = NULL, body = NULL, bytes = 0,
+                 owner = excluded.owner, realm = excluded.realm"
+        }
+    };
     let (lease, ttl) = (span(ask.lease), span(ask.ttl));
-    conn.prepare_cached(
-        "INSERT INTO hapax_reservation
-             (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at, lease, owner,
-              realm)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
-         ON CONFLICT (scope, key) DO UPDATE SET
-             fingerprint = excluded.fingerprint, fence = excluded.fence,
-             attempt = excluded.attempt, leased_until = excluded.leased_until,
-             lease = excluded.lease,
-             ttl = excluded.ttl, expires_at = excluded.expires_at,
-             status = NULL, headers = NULL, body = NULL, bytes = 0,
-             owner = excluded.owner, realm = excluded.realm",
-    )?
-    .execute((
+    let written = conn.prepare_cached(sql)?.execute((
         ask.scope.as_str(),
         ask.key.as_str(),
         &ask.fingerprint.0,
@@ -195,34 +295,7 @@ fn reserve(
         ask.quota.map(|_| ask.scope.owner().as_str()),
         ask.quota.map(|_| ask.scope.owner().realm()),
     ))?;
-    let ReserveAsk { scope, key, quota, .. } = ask;
-    Ok(Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt, quota }))
-}
-
-/// The quota's decision on the current usage. Triggers on `hapax_reservation` update the usage
-/// tables in the statement that changes a row.
-fn judged(
-    conn: &Connection,
-    owner: &Owner,
-    quota: Quota,
-    says: impl Fn(Quota, Usage, Usage, u64) -> bool,
-) -> rusqlite::Result<bool> {
-    let usage = |row: &Row<'_>| Ok(Usage { keys: counted(row, 0)?, bytes: counted(row, 1)? });
-    let own = conn
-        .prepare_cached("SELECT keys, bytes FROM hapax_key_usage WHERE owner = ?1")?
-        .query_row([owner.as_str()], usage)
-        .optional()?;
-    let all = conn
-        .prepare_cached("SELECT keys, bytes, callers FROM hapax_realm_usage WHERE realm = ?1")?
-        .query_row([owner.realm()], |row| Ok((usage(row)?, counted(row, 2)?)))
-        .optional()?;
-    let (all, callers) = all.unwrap_or_default();
-    let callers = if own.is_some() { callers } else { callers + 1 };
-    Ok(says(quota, own.unwrap_or_default(), all, callers))
-}
-
-fn counted(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
-    Ok(u64::try_from(row.get::<_, i64>(column)?).unwrap_or_default())
+    Ok(written == 1)
 }
 
 /// Whether the key still waits for the answer of this reservation.
@@ -237,8 +310,9 @@ pub(super) fn is_open(conn: &Connection, reserved: &Reserved) -> rusqlite::Resul
 /// Stores the answer, if the fence still holds.
 pub(super) fn finish(
     conn: &Connection,
+    usage: &mut KeyUsage,
     reserved: &Reserved,
-    answer: &StoredAnswer,
+    answer: &AnswerRow,
     now: Timestamp,
 ) -> rusqlite::Result<Held> {
     let finished = conn
@@ -251,13 +325,20 @@ pub(super) fn finish(
             reserved.scope.as_str(),
             reserved.key.as_str(),
             reserved.fence.0,
-            answer.status.as_u16(),
-            stored_answer::as_pairs(&answer.headers).to_string(),
+            answer.status,
+            &answer.headers,
             &*answer.body,
             micros(now),
-            i64::try_from(answer.size()).unwrap_or(i64::MAX),
+            i64::try_from(answer.size).unwrap_or(i64::MAX),
         ))?;
-    Ok(if finished == 1 { Held::Kept } else { Held::Lost })
+    if finished == 0 {
+        return Ok(Held::Lost);
+    }
+    // The row names an owner exactly if its reservation had a quota.
+    if reserved.quota.is_some() {
+        usage.add_bytes(conn, reserved.scope.owner(), answer.size)?;
+    }
+    Ok(Held::Kept)
 }
 
 /// Abandons a reservation. If an earlier attempt may have been carried out, the row stays to record
@@ -503,6 +584,138 @@ mod tests {
             }
             store.close().await;
         }
+    }
+
+    /// The usage of each caller and API as the tables say it, and as a count of the keys says it.
+    async fn usage(store: &SqliteStore) -> (Vec<(String, i64, i64)>, Vec<(String, i64, i64)>) {
+        let read = |sql: &'static str| {
+            store.writer.slice(move |writer| {
+                let mut rows = writer.conn.prepare(sql)?;
+                let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+                rows.collect()
+            })
+        };
+        let stored = read(
+            "SELECT owner, keys, bytes FROM hapax_key_usage
+             UNION ALL SELECT realm, keys, bytes FROM hapax_realm_usage
+             UNION ALL SELECT 'callers of ' || realm, callers, 0 FROM hapax_realm_usage ORDER BY 1",
+        );
+        let counted = read(
+            "SELECT owner, count(*), sum(bytes) FROM hapax_reservation
+             WHERE owner IS NOT NULL GROUP BY 1
+             UNION ALL SELECT realm, count(*), sum(bytes) FROM hapax_reservation
+             WHERE owner IS NOT NULL GROUP BY 1
+             UNION ALL SELECT 'callers of ' || realm, count(DISTINCT owner), 0
+             FROM hapax_reservation WHERE owner IS NOT NULL GROUP BY 1 ORDER BY 1",
+        );
+        (stored.await.expect("reads"), counted.await.expect("counts"))
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_usage_of_callers_is_what_their_keys_add_up_to() {
+        // Usage is kept in memory during a transaction, and triggers change the same rows. Batches mix new keys,
+        // repeats, answers, abandoned keys, keys whose lease or ttl is over, and keys that lost or got their quota.
+        let world = World::on_disk();
+        let store = &world.store;
+        let mut seed = 7_u64;
+        let mut random = |most: u64| {
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % most
+        };
+        let mut held: Vec<Reserved> = Vec::new();
+        for round in 0..60 {
+            let asks: Vec<ReserveAsk> = (0..12)
+                .map(|_| ReserveAsk {
+                    scope: Scope::new("api", &format!("acct_{}", random(3)), &Method::POST, "/"),
+                    quota: (random(8) > 0).then_some(Quota { keys: 20, bytes: 300 }),
+                    ..ask(&format!("k{}", random(25)))
+                })
+                .collect();
+            // While the writer blocks, all acts of the round queue up for one batch.
+            let (hold, wait) = std::sync::mpsc::channel::<()>();
+            store.writer.tamper(move |_| {
+                let _ = wait.recv();
+            });
+            let reserve = asks.into_iter().map(|ask| Box::pin(store.reserve(ask)));
+            let mut reserve: Vec<_> = reserve.collect();
+            let ends: Vec<(Reserved, bool)> =
+                held.drain(..).map(|reserved| (reserved, random(3) > 0)).collect();
+            let mut end: Vec<_> = ends
+                .iter()
+                .map(|(reserved, finishes)| {
+                    Box::pin(async move {
+                        if *finishes {
+                            store.finish(reserved, &answer()).await.expect("finishes");
+                        } else {
+                            store.abandon(reserved).await.expect("abandons");
+                        }
+                    })
+                })
+                .collect();
+            poll_fn(|context| {
+                let mut ends = end.iter_mut();
+                for one in &mut reserve {
+                    assert!(one.as_mut().poll(context).is_pending());
+                    if let Some(end) = ends.next() {
+                        assert!(end.as_mut().poll(context).is_pending());
+                    }
+                }
+                for end in ends {
+                    assert!(end.as_mut().poll(context).is_pending());
+                }
+                Poll::Ready(())
+            })
+            .await;
+            drop(hold);
+            for one in reserve {
+                if let Reservation::Fresh(reserved) = one.await.expect("reserves")
+                    && random(4) > 0
+                {
+                    held.push(reserved);
+                }
+            }
+            for one in end {
+                one.await;
+            }
+            let (stored, counted) = usage(store).await;
+            assert_eq!(stored, counted, "round {round}");
+            if round % 5 == 4 {
+                world.pass(61);
+            }
+            if round % 20 == 19 {
+                world.pass(3_601);
+                while store.prune(Horizon::forever(), 5).await.expect("prunes") {}
+                let (stored, counted) = usage(store).await;
+                assert_eq!(stored, counted, "round {round}, pruned");
+            }
+        }
+        world.store.close().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_replay_that_finds_the_block_of_fences_used_up_writes_nothing() {
+        // A batch of replays is rolled back. If it extended the block, a process that is killed later would issue the
+        // same fences again.
+        let place = DatabaseDirectory::new();
+        let store = place.open();
+        let mut last = fresh(&store, "first").await;
+        let mut issued = HashSet::from([last.fence]);
+        for n in 1..FENCES_AT_ONCE {
+            last = fresh(&store, &format!("k{n}")).await;
+            assert!(issued.insert(last.fence));
+        }
+        let again = store.reserve(ask("first")).await.expect("reserves");
+        assert!(matches!(again, Reservation::InProgress { .. }), "{again:?}");
+        let new = fresh(&store, "new").await;
+        assert!(issued.insert(new.fence));
+        let meta = store.writer.slice(|writer| {
+            let sql = "SELECT value FROM hapax_meta WHERE name = 'reservation_fence'";
+            writer.conn.query_row(sql, [], |row| row.get::<_, i64>(0))
+        });
+        assert!(meta.await.expect("reads") >= new.fence.0);
+        store.close().await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

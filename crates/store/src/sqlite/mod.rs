@@ -18,6 +18,7 @@ mod jobs;
 mod key_filter;
 mod key_index;
 mod key_records;
+mod key_usage;
 mod ledger;
 mod lists;
 mod new_rows;

@@ -20,7 +20,8 @@ use rusqlite::{CachedStatement, Connection, Params, Row};
 
 use super::SqliteStore;
 use super::jobs::{JobRow, Lanes, place_of};
-use super::ledger;
+use super::key_usage::KeyUsage;
+use super::ledger::{self, AnswerRow};
 use super::outbox::{DEFAULT_TENANT, For};
 use super::row::{DISCARDED, DONE, STALE};
 use super::sandbox::{Sandbox, SandboxGuard};
@@ -211,8 +212,13 @@ impl CommitRight for KeyRight {
         if let Err(too_large) = fits(&answer) {
             return Ok(Err(TxError::Failed(too_large)));
         }
-        Ok(match ledger::finish(conn, &self.0, &answer, now)? {
-            Held::Kept => Ok(answer),
+        let mut usage = KeyUsage::default();
+        let row = AnswerRow::of(&answer);
+        Ok(match ledger::finish(conn, &mut usage, &self.0, &row, now)? {
+            Held::Kept => {
+                usage.write(conn)?;
+                Ok(answer)
+            }
             Held::Lost => Err(TxError::FenceLost),
         })
     }

@@ -31,6 +31,7 @@ use super::clock::{self, ClockWatch};
 use super::copies;
 use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
+use super::key_usage::KeyUsage;
 use super::ledger::FenceBlock;
 use super::meta;
 use super::new_rows::NewRows;
@@ -432,6 +433,8 @@ pub(super) struct Writer {
     checkpointer: Checkpointer,
     pub(super) index: KeyIndex,
     pub(super) fences: FenceBlock,
+    /// The usage of the callers of APIs, as the open transaction knows it.
+    pub(super) key_usage: KeyUsage,
     /// The jobs that the running slice of an SQL handler has claimed.
     begun: Vec<(JobId, Fence)>,
     event_rate: EventRate,
@@ -613,6 +616,7 @@ impl Writer {
             checkpointer,
             index,
             fences: FenceBlock::default(),
+            key_usage: KeyUsage::default(),
             pairs,
             ids: Ids::default(),
             last_seq,
@@ -915,6 +919,7 @@ impl Writer {
             }
         }
         let ended = batch.rows.insert(&self.conn);
+        let ended = ended.and_then(|()| self.key_usage.write(&self.conn));
         let ended = ended.and_then(|()| self.conn.prepare_cached(end)?.execute([]));
         if let Err(error) = ended {
             batch.fail(&error);
@@ -1213,6 +1218,7 @@ impl Writer {
         self.outbox = Outbox::load(&conn, self.outbox.vault_keys())?;
         self.index = KeyIndex::load(&conn, Arc::clone(&self.shared.keys))?;
         self.fences = FenceBlock::default();
+        self.key_usage.clear();
         self.broom = PruneProgress::default();
         self.pairs = load_pairs(&conn)?;
         self.last_seq = last_seq(&conn)?;

@@ -675,9 +675,9 @@ CREATE TABLE hapax_reservation (
 );
 CREATE INDEX hapax_reservation_expiry ON hapax_reservation (expires_at);
 
--- The usage of each API and each of its callers, so that checking a quota needs no count. The
--- triggers below update it in the same statement as the rows themselves: nothing can be missed or
--- counted twice. A caller has a row as long as it has a key.
+-- The usage of each API and each of its callers, so that checking a quota needs no count. The writer adds new keys
+-- and stored answers once per transaction. The triggers below count all other changes in the statement that makes
+-- them. A caller has a row as long as it has a key.
 CREATE TABLE hapax_realm_usage (
     realm   TEXT    PRIMARY KEY,
     keys    INTEGER NOT NULL,
@@ -698,13 +698,6 @@ CREATE TRIGGER hapax_key_usage_last AFTER DELETE ON hapax_key_usage BEGIN
     UPDATE hapax_realm_usage SET callers = callers - 1 WHERE realm = OLD.realm;
 END;
 
-CREATE TRIGGER hapax_reservation_came AFTER INSERT ON hapax_reservation
-WHEN NEW.owner IS NOT NULL BEGIN
-    INSERT INTO hapax_realm_usage (realm, keys, bytes, callers) VALUES (NEW.realm, 1, NEW.bytes, 0)
-    ON CONFLICT (realm) DO UPDATE SET keys = keys + 1, bytes = bytes + excluded.bytes;
-    INSERT INTO hapax_key_usage (owner, realm, keys, bytes) VALUES (NEW.owner, NEW.realm, 1, NEW.bytes)
-    ON CONFLICT (owner) DO UPDATE SET keys = keys + 1, bytes = bytes + excluded.bytes;
-END;
 CREATE TRIGGER hapax_reservation_went AFTER DELETE ON hapax_reservation
 WHEN OLD.owner IS NOT NULL BEGIN
     UPDATE hapax_key_usage SET keys = keys - 1, bytes = bytes - OLD.bytes WHERE owner = OLD.owner;
@@ -712,8 +705,9 @@ WHEN OLD.owner IS NOT NULL BEGIN
     UPDATE hapax_realm_usage SET keys = keys - 1, bytes = bytes - OLD.bytes WHERE realm = OLD.realm;
     DELETE FROM hapax_realm_usage WHERE realm = OLD.realm AND keys = 0;
 END;
-CREATE TRIGGER hapax_reservation_answered AFTER UPDATE OF bytes ON hapax_reservation
-WHEN NEW.owner IS OLD.owner AND NEW.owner IS NOT NULL AND NEW.bytes <> OLD.bytes BEGIN
+-- A key was taken over: its old answer is gone.
+CREATE TRIGGER hapax_reservation_retaken AFTER UPDATE OF bytes ON hapax_reservation
+WHEN NEW.status IS NULL AND NEW.owner IS OLD.owner AND NEW.owner IS NOT NULL AND NEW.bytes <> OLD.bytes BEGIN
     UPDATE hapax_key_usage SET bytes = bytes - OLD.bytes + NEW.bytes WHERE owner = NEW.owner;
     UPDATE hapax_realm_usage SET bytes = bytes - OLD.bytes + NEW.bytes WHERE realm = NEW.realm;
 END;
