@@ -1,103 +1,108 @@
-//! The loop of the sender: a test store on one side, endpoints on real sockets on the other.
+//! The loop of the sender: the model in memory behind faults on one side, endpoints on real sockets on the other.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::delivery::DeliveryId;
+use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::{
-    AddressChoice, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed,
-    NewEndpoint,
+    AddressChoice, EndpointChanged, EndpointId, EndpointSealed, EndpointSettings, NewEndpoint,
 };
 use hapax_core::endpoint_secret::{EndpointSecrets, Signing, SigningSecret};
-use hapax_core::job::Fence;
-use hapax_core::message::Payload;
-use hapax_core::store::*;
+use hapax_core::handler::TypeFilter;
+use hapax_core::store::{
+    Action, AttemptVerdict, DeliveryAsk, DeliveryDetail, DeliveryFilter, DeliveryTarget,
+    InspectOutbox as _, NewMessage, Outbox as _,
+};
 use hapax_core::vault::{SealContext, Vault, VaultKey};
 use hapax_core::{Tenant, Timestamp};
 use hapax_engine::{
     Courier, ENDPOINT_PORTS, EndpointClient, GuardRules, HttpLimits, Sender, SenderLimits,
     SenderSetup,
 };
+use hapax_sim::{Act, FaultyStore};
+use hapax_store::MemoryStore;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
+use crate::jobs::TestStore;
 use crate::support::within;
 
-/// A store of deliveries by endpoint. Its claims take the endpoints in turn, and each endpoint has
-/// at most `per_endpoint` attempts at once.
-struct TestOutbox {
-    state: Mutex<State>,
-    changed: Notify,
-    /// An exchange takes a permit before it begins.
-    permits: Semaphore,
+/// A store, with helpers to fill and read it.
+#[derive(Clone)]
+struct Outbox {
+    faults: Arc<TestStore>,
 }
 
-/// An endpoint, and the messages that wait for it.
-type Backlog = (Arc<DeliveryTarget>, VecDeque<(String, Bytes)>);
-
-#[derive(Default)]
-struct State {
-    waiting: BTreeMap<EndpointId, Backlog>,
-    leased: HashMap<DeliveryId, (EndpointId, String, Bytes)>,
-    delivered: BTreeSet<String>,
-    failed: Vec<String>,
-    given_back: Vec<String>,
-    per_endpoint: usize,
-    /// How many of the next exchanges fail. They fail after their outcome was decided.
-    failures: usize,
-    exchanges: usize,
-    limits_asked: Vec<usize>,
-    /// Whether something is always due, although nothing can be claimed.
-    is_always_due: bool,
-}
-
-impl TestOutbox {
-    fn new() -> Arc<Self> {
-        let state = State { per_endpoint: 16, ..State::default() };
-        let permits = Semaphore::new(Semaphore::MAX_PERMITS);
-        Arc::new(Self { state: Mutex::new(state), changed: Notify::new(), permits })
+impl Outbox {
+    fn new() -> Self {
+        Self { faults: Arc::new(FaultyStore::new(MemoryStore::new())) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+    /// Adds an endpoint at this address, and `count` messages for it with contents of that many bytes.
+    async fn publish(&self, at: SocketAddr, name: &str, count: usize, bytes: usize) {
+        let settings = EndpointSettings {
+            types: TypeFilter::new([name]).unwrap(),
+            timeout: Duration::from_secs(60),
+            ..EndpointSettings::at(format!("http://{at}/{name}"))
+        };
+        self.publish_to(settings, name, count, bytes).await;
     }
 
-    /// Adds `count` messages for an endpoint at this address, with bodies of that many bytes.
-    fn publish(&self, vault: &Vault, at: SocketAddr, name: &str, count: usize, bytes: usize) {
-        let id = EndpointId(Uuid::now_v7());
-        let tenant = Tenant::default();
+    async fn publish_to(&self, settings: EndpointSettings, name: &str, count: usize, bytes: usize) {
+        let (id, tenant) = (EndpointId(Uuid::now_v7()), Tenant::default());
         let secrets =
             EndpointSecrets::new(SigningSecret::generate(Signing::Standard, &[7; 32])).to_bytes();
         let owner = id.to_string();
         let secrets =
-            vault.seal(&SealContext::endpoint_secrets(&tenant, &owner), &secrets, [0; 12]);
-        let target = Arc::new(DeliveryTarget {
-            id,
-            tenant,
-            url: format!("http://{at}/{name}"),
-            address_by: AddressChoice::Operator,
-            timeout: Duration::from_secs(60),
-            max_in_flight: 1_000,
-            payload: Payload::Fat,
-            sealed: EndpointSealed { secrets, headers: None },
-        });
-        let messages = (0..count).map(|n| (format!("{name}_{n}"), Bytes::from(vec![b'x'; bytes])));
-        self.state().waiting.insert(id, (target, messages.collect()));
+            vault().seal(&SealContext::endpoint_secrets(&tenant, &owner), &secrets, [0; 12]);
+        let sealed = EndpointSealed { secrets, headers: None };
+        let store = self.faults.inner();
+        let by = Action { who: "ops".to_owned(), reason: None, at: Timestamp::now() };
+        let created = store.create_endpoint(NewEndpoint { id, tenant, settings, sealed }, by).await;
+        assert!(matches!(created, Ok(EndpointChanged::Changed(_))), "{created:?}");
+        for _ in 0..count {
+            let message = NewMessage::new(name, serde_json::json!("x".repeat(bytes)));
+            store.publish(message).await.unwrap();
+        }
     }
 
-    async fn until(&self, enough: impl Fn(&State) -> bool) {
+    /// Claims deliveries as another sender would, and never settles them. Returns their endpoints.
+    async fn take(&self, limit: usize) -> Vec<Arc<DeliveryTarget>> {
+        let ask = DeliveryAsk {
+            limit,
+            bytes_max: MANY_BYTES,
+            node: "another".into(),
+            vault_keys: Arc::from([vault().current_key_id()]),
+            claims_ahead: false,
+        };
+        let exchanged = self.faults.inner().exchange(Vec::new(), ask).await.unwrap();
+        exchanged.claims.into_iter().map(|claim| claim.endpoint).collect()
+    }
+
+    async fn deliveries(&self) -> Vec<DeliveryDetail> {
+        let all = DeliveryFilter { limit: usize::MAX, ..DeliveryFilter::default() };
+        self.faults.inner().deliveries(all).await.unwrap().items
+    }
+
+    /// How many deliveries have this status.
+    async fn count(&self, status: DeliveryStatus) -> usize {
+        self.deliveries().await.iter().filter(|delivery| delivery.status == status).count()
+    }
+
+    /// Waits until at least `enough` deliveries have this status.
+    async fn until(&self, status: DeliveryStatus, enough: usize) {
         within(async {
             loop {
-                let changed = self.changed.notified();
-                if enough(&self.state()) {
+                let changed = self.faults.changed();
+                if self.count(status).await >= enough {
                     return;
                 }
                 changed.await;
@@ -105,157 +110,20 @@ impl TestOutbox {
         })
         .await;
     }
-}
 
-impl State {
-    fn settle(&mut self, outcome: &AttemptOutcome) -> Held {
-        let Some((endpoint, message, body)) = self.leased.remove(&outcome.delivery) else {
-            return Held::Lost;
+    /// How many claims each exchange asked for.
+    fn limits_asked(&self) -> Vec<usize> {
+        let limit = |asked: &String| {
+            let (_, limit) = asked.split_once("DeliveryAsk { limit: ").unwrap();
+            limit.split_once(',').unwrap().0.parse().unwrap()
         };
-        match &outcome.verdict {
-            AttemptVerdict::Delivered(_) => assert!(self.delivered.insert(message), "twice"),
-            AttemptVerdict::Failed { .. } => self.failed.push(message),
-            AttemptVerdict::GivenBack => {
-                self.given_back.push(message.clone());
-                self.waiting.get_mut(&endpoint).unwrap().1.push_back((message, body));
-            }
-        }
-        Held::Kept
+        self.faults.arguments(Act::Exchange).iter().map(limit).collect()
     }
 
-    fn claim(&mut self, ask: &DeliveryAsk) -> Vec<DeliveryClaim> {
-        let mut claims: Vec<DeliveryClaim> = Vec::new();
-        let mut bytes = 0;
-        loop {
-            let before = claims.len();
-            for (id, (target, waiting)) in &mut self.waiting {
-                let leased = self.leased.values().filter(|(endpoint, ..)| endpoint == id).count();
-                let size = waiting.front().map_or(0, |(_, body)| body.len());
-                let fits = bytes + size <= ask.bytes_max || claims.is_empty();
-                if claims.len() >= ask.limit || leased >= self.per_endpoint || !fits {
-                    continue;
-                }
-                let Some((message, body)) = waiting.pop_front() else { continue };
-                let delivery = DeliveryId(Uuid::now_v7());
-                bytes += size;
-                self.leased.insert(delivery, (*id, message.clone(), body.clone()));
-                claims.push(DeliveryClaim {
-                    delivery,
-                    fence: Fence(1),
-                    attempt: 1,
-                    message,
-                    body,
-                    leased_until: Timestamp::now(),
-                    endpoint: Arc::clone(target),
-                });
-            }
-            if claims.len() == before {
-                return claims;
-            }
-        }
-    }
-}
-
-impl Outbox for TestOutbox {
-    async fn exchange(
-        &self,
-        outcomes: Vec<AttemptOutcome>,
-        ask: DeliveryAsk,
-    ) -> Result<Exchanged, StoreError> {
-        self.permits.acquire().await.unwrap().forget();
-        let mut state = self.state();
-        state.exchanges += 1;
-        state.limits_asked.push(ask.limit);
-        if state.failures > 0 {
-            state.failures -= 1;
-            self.changed.notify_waiters();
-            return Err(StoreError::Busy);
-        }
-        let settled = outcomes.iter().map(|outcome| state.settle(outcome)).collect();
-        let claims = state.claim(&ask);
-        let next_due = state.is_always_due.then(Timestamp::now);
-        self.changed.notify_waiters();
-        Ok(Exchanged { settled, claims, next_due })
-    }
-
-    async fn wait_for_deliveries(&self, at_most: Duration) {
-        tokio::time::sleep(at_most).await;
-    }
-
-    async fn cancel_orphans(&self, _: usize) -> Result<bool, StoreError> {
-        Ok(false)
-    }
-
-    async fn publish(&self, _: NewMessage) -> Result<Published, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn create_endpoint(
-        &self,
-        _: NewEndpoint,
-        _: Action,
-    ) -> Result<EndpointChanged, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn change_endpoint(
-        &self,
-        _: EndpointId,
-        _: EndpointAct,
-        _: Action,
-    ) -> Result<EndpointChanged, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn replay_delivery(
-        &self,
-        _: DeliveryId,
-        _: Action,
-    ) -> Result<DeliveryReplayed, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn skip_delivery(&self, _: DeliveryId, _: Action) -> Result<DeliverySkipped, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn change_message(
-        &self,
-        _: MessageRef,
-        _: MessageAct,
-        _: Action,
-    ) -> Result<Option<Vec<DeliveryId>>, StoreError> {
-        Err(StoreError::Closed)
-    }
-}
-
-impl InspectOutbox for TestOutbox {
-    async fn endpoints(&self, _: EndpointFilter) -> Result<Page<EndpointRecord>, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn endpoint(&self, _: EndpointId) -> Result<Option<EndpointRecord>, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn messages(&self, _: MessageFilter) -> Result<Page<MessageSummary>, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn message(&self, _: &str, _: Option<Tenant>) -> Result<Vec<MessageDetail>, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn deliveries(&self, _: DeliveryFilter) -> Result<Page<DeliveryDetail>, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn delivery(&self, _: DeliveryId) -> Result<Option<DeliveryDetail>, StoreError> {
-        Err(StoreError::Closed)
-    }
-
-    async fn delivery_backlog(&self) -> Result<DeliveryBacklog, StoreError> {
-        Ok(DeliveryBacklog::default())
+    /// How many claims were given back.
+    fn given_back(&self) -> usize {
+        let exchanges = self.faults.arguments(Act::Exchange);
+        exchanges.iter().map(|outcomes| outcomes.matches("verdict: GivenBack").count()).sum()
     }
 }
 
@@ -345,15 +213,23 @@ fn vault() -> Arc<Vault> {
     Arc::new(Vault::new(VaultKey::from_bytes(&[1; 32]), Vec::new()).unwrap())
 }
 
-fn start(store: &Arc<TestOutbox>, slots: usize, bytes: usize, drain: Duration) -> Running {
+fn setup(slots: usize, bytes: usize) -> SenderSetup {
+    SenderSetup {
+        courier: Arc::new(courier()),
+        limits: SenderLimits { in_flight_max: slots, in_flight_bytes_max: bytes },
+    }
+}
+
+/// A courier that may call endpoints on this machine.
+fn courier() -> Courier {
     let rules =
         GuardRules::new(vec!["127.0.0.0/8".parse().unwrap()], ENDPOINT_PORTS.to_vec(), None);
-    let client = EndpointClient::new(rules).unwrap();
-    let setup = SenderSetup {
-        courier: Arc::new(Courier::new(client, vault())),
-        limits: SenderLimits { in_flight_max: slots, in_flight_bytes_max: bytes },
-    };
-    let sender = Sender::new(Arc::clone(store), Arc::new(Timestamp::now), Some(setup));
+    Courier::new(EndpointClient::new(rules).unwrap(), vault())
+}
+
+fn start(store: &Outbox, slots: usize, bytes: usize, drain: Duration) -> Running {
+    let setup = setup(slots, bytes);
+    let sender = Sender::new(Arc::clone(&store.faults), Arc::new(Timestamp::now), Some(setup));
     let stop = CancellationToken::new();
     let task = tokio::spawn(Arc::new(sender).run(drain, stop.clone()));
     Running { stop, task }
@@ -364,20 +240,22 @@ const DRAIN: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn endpoints_that_hang_do_not_delay_the_others() {
-    // 50 endpoints never answer. The store allows 16 attempts for each: together, more than all
+    // 20 endpoints never answer. The store allows 16 attempts for each: together, more than all
     // slots of the node.
-    let (store, sink) = (TestOutbox::new(), Sink::start().await);
-    for n in 0..50 {
-        store.publish(&vault(), sink.at, &format!("hang{n}"), 20, 10);
-    }
+    let (store, sink) = (Outbox::new(), Sink::start().await);
     for n in 0..20 {
-        store.publish(&vault(), sink.at, &format!("fine{n}"), 50, 10);
+        store.publish(sink.at, &format!("hang{n}"), 20, 10).await;
     }
-    let running = start(&store, 256, MANY_BYTES, Duration::ZERO);
-    store.until(|state| state.delivered.len() == 20 * 50).await;
+    for n in 0..10 {
+        store.publish(sink.at, &format!("fine{n}"), 30, 10).await;
+    }
+    let running = start(&store, 100, MANY_BYTES, Duration::ZERO);
+    store.until(DeliveryStatus::Delivered, 10 * 30).await;
     // No delivery had to wait for an attempt of another endpoint to end.
-    assert!(store.state().failed.is_empty());
-    for n in 0..50 {
+    assert!(
+        store.deliveries().await.iter().all(|one| one.attempts.len() <= 1 && one.reason.is_none())
+    );
+    for n in 0..20 {
         let [_, _, most] = sink.requests(&format!("hang{n}"));
         assert!(most <= 2, "hang{n} had {most} attempts at once");
     }
@@ -386,122 +264,121 @@ async fn endpoints_that_hang_do_not_delay_the_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_endpoint_that_answers_gets_up_to_its_own_bound() {
-    let (store, sink) = (TestOutbox::new(), Sink::start().await);
-    store.publish(&vault(), sink.at, "fine", 400, 10);
+    let (store, sink) = (Outbox::new(), Sink::start().await);
+    store.publish(sink.at, "fine", 400, 10).await;
     let running = start(&store, 256, MANY_BYTES, DRAIN);
-    store.until(|state| state.delivered.len() == 400).await;
+    store.until(DeliveryStatus::Delivered, 400).await;
     assert_eq!(sink.requests("fine")[0], 400);
     running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_node_has_at_most_so_many_attempts_and_bytes_under_way() {
-    let (store, sink) = (TestOutbox::new(), Sink::start().await);
+    let (store, sink) = (Outbox::new(), Sink::start().await);
     for n in 0..20 {
-        store.publish(&vault(), sink.at, &format!("hang{n}"), 5, 1_000);
+        store.publish(sink.at, &format!("hang{n}"), 5, 1_000).await;
     }
     let running = start(&store, 7, MANY_BYTES, Duration::ZERO);
     sink.until_open(7).await;
     assert_eq!(sink.open(), 7);
-    assert!(store.state().limits_asked.iter().all(|limit| *limit <= 7));
+    let asked = store.limits_asked();
+    assert!(asked.iter().all(|limit| *limit <= 7), "{asked:?}");
     running.stop().await;
 
-    let (store, sink) = (TestOutbox::new(), Sink::start().await);
+    let (store, sink) = (Outbox::new(), Sink::start().await);
     for n in 0..20 {
-        store.publish(&vault(), sink.at, &format!("hang{n}"), 5, 1_000);
+        store.publish(sink.at, &format!("hang{n}"), 5, 1_000).await;
     }
     let running = start(&store, 100, 3_500, Duration::ZERO);
     sink.until_open(3).await;
-    store.until(|state| state.leased.len() >= 3).await;
-    let leased = store.state().leased.len();
+    store.until(DeliveryStatus::Sending, 3).await;
+    let leased = store.count(DeliveryStatus::Sending).await;
     // One delivery may exceed the bound.
-    assert!(leased <= 4, "{leased} claims of 1,000 bytes");
+    assert!(leased <= 4, "{leased} claims of more than 1,000 bytes");
     running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn claims_that_were_not_begun_are_given_back_at_a_stop() {
     // The stop comes while an exchange is under way, and while claims wait for their endpoint.
-    let (store, sink) = (TestOutbox::new(), Sink::start().await);
-    store.publish(&vault(), sink.at, "hang", 10, 10);
+    let (store, sink) = (Outbox::new(), Sink::start().await);
+    store.publish(sink.at, "hang", 10, 10).await;
     let running = start(&store, 64, MANY_BYTES, DRAIN);
     sink.until_open(2).await;
     running.stop.cancel();
     sink.seen.released.notify_waiters();
     running.stop().await;
-    {
-        let state = store.state();
-        assert_eq!((state.delivered.len(), state.leased.len()), (2, 0), "{:?}", state.given_back);
-        assert_eq!(state.given_back.iter().collect::<BTreeSet<_>>().len(), 8);
-    }
+    assert_eq!(store.count(DeliveryStatus::Delivered).await, 2);
+    assert_eq!(store.given_back(), 8);
+    let waiting = store.deliveries().await.into_iter().filter(|one| one.finished_at.is_none());
+    let waiting: Vec<_> = waiting.map(|one| (one.status, one.attempt)).collect();
+    assert_eq!(waiting, [(DeliveryStatus::Waiting, 0); 8], "a claim was kept or counted");
 
-    let store = TestOutbox::new();
-    store.publish(&vault(), sink.at, "fine", 5, 10);
-    store.permits.forget_permits(Semaphore::MAX_PERMITS);
+    let store = Outbox::new();
+    store.publish(sink.at, "fine", 5, 10).await;
+    let permits = store.faults.block(Act::Exchange);
     let running = start(&store, 64, MANY_BYTES, DRAIN);
     running.stop.cancel();
-    store.permits.add_permits(1_000);
+    permits.add_permits(1_000);
     running.stop().await;
-    let state = store.state();
-    assert!(state.leased.is_empty() && state.delivered.is_empty());
+    assert_eq!(store.count(DeliveryStatus::Waiting).await, 5);
     assert_eq!(sink.requests("fine")[0], 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn outcomes_are_kept_until_the_store_takes_them_and_nothing_is_sent_twice() {
-    let (store, sink) = (TestOutbox::new(), Sink::start().await);
-    store.publish(&vault(), sink.at, "hang", 2, 10);
+    let (store, sink) = (Outbox::new(), Sink::start().await);
+    store.publish(sink.at, "hang", 2, 10).await;
     let running = start(&store, 64, MANY_BYTES, DRAIN);
     sink.until_open(2).await;
     // The store fails when the attempts end.
-    store.state().failures = 3;
+    let before = store.faults.begun(Act::Exchange);
+    store.faults.fail_next(Act::Exchange, 3);
     sink.seen.released.notify_waiters();
-    store.until(|state| state.delivered.len() == 2).await;
-    assert_eq!(store.state().failures, 0);
+    store.until(DeliveryStatus::Delivered, 2).await;
+    assert!(store.faults.begun(Act::Exchange) > before + 3, "no exchange failed");
     assert_eq!(sink.requests("hang")[0], 2);
     running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_whose_due_deliveries_cannot_be_claimed_is_asked_ever_less_often() {
-    // Deliveries are due, but none can be claimed. A loop without a pause would never let the paused
-    // clock advance.
-    let store = TestOutbox::new();
-    store.state().is_always_due = true;
+    // A delivery is due, but its endpoint has as many attempts under way as it may have, at another sender. A
+    // loop without a pause would never let the paused clock advance.
+    let store = Outbox::new();
+    let settings =
+        EndpointSettings { max_in_flight: 1, ..EndpointSettings::at("http://127.0.0.1:9/full") };
+    store.publish_to(settings, "full", 2, 10).await;
+    assert_eq!(store.take(2).await.len(), 1);
     let running = start(&store, 64, MANY_BYTES, DRAIN);
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let asked = store.state().exchanges;
+    let asked = store.faults.begun(Act::Exchange);
     assert!((10..60).contains(&asked), "{asked} exchanges in 10 seconds");
+    assert_eq!(store.count(DeliveryStatus::Waiting).await, 1);
     running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_reload_brings_the_setup_that_was_missing() {
-    let (store, sink) = (TestOutbox::new(), Sink::start().await);
-    store.publish(&vault(), sink.at, "fine", 3, 10);
-    let sender = Arc::new(Sender::new(Arc::clone(&store), Arc::new(Timestamp::now), None));
+    let (store, sink) = (Outbox::new(), Sink::start().await);
+    store.publish(sink.at, "fine", 3, 10).await;
+    let sender = Sender::new(Arc::clone(&store.faults), Arc::new(Timestamp::now), None);
+    let sender = Arc::new(sender);
     let stop = CancellationToken::new();
     let task = tokio::spawn(Arc::clone(&sender).run(DRAIN, stop.clone()));
-    let rules =
-        GuardRules::new(vec!["127.0.0.0/8".parse().unwrap()], ENDPOINT_PORTS.to_vec(), None);
-    sender.reload(Some(SenderSetup {
-        courier: Arc::new(Courier::new(EndpointClient::new(rules).unwrap(), vault())),
-        limits: SenderLimits { in_flight_max: 8, in_flight_bytes_max: MANY_BYTES },
-    }));
-    store.until(|state| state.delivered.len() == 3).await;
+    sender.reload(Some(setup(8, MANY_BYTES)));
+    store.until(DeliveryStatus::Delivered, 3).await;
     Running { stop, task }.stop().await;
 }
 
 #[tokio::test]
 async fn an_address_that_the_receiving_party_chose_must_be_public_whatever_the_operator_allows() {
     // The address may have been public when it was stored, so every attempt is checked.
-    let (store, sink) = (TestOutbox::new(), Sink::start().await);
-    store.publish(&vault(), sink.at, "fine", 1, 10);
-    let operators = store.state().waiting.values().next().unwrap().0.clone();
+    let (store, sink) = (Outbox::new(), Sink::start().await);
+    store.publish(sink.at, "fine", 1, 10).await;
+    let operators = store.take(1).await.remove(0);
     let receivers = DeliveryTarget { address_by: AddressChoice::Receiver, ..(*operators).clone() };
-    let rules =
-        GuardRules::new(vec!["127.0.0.0/8".parse().unwrap()], ENDPOINT_PORTS.to_vec(), None);
-    let courier = Courier::new(EndpointClient::new(rules).unwrap(), vault());
+    let courier = courier();
     let now: hapax_engine::Now = Arc::new(Timestamp::now);
     let ping = courier.ping(&receivers, "ping_1", &now).await;
     assert!(
