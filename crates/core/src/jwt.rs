@@ -79,7 +79,7 @@ pub enum JwtError {
     #[error("the token is not valid yet")]
     TooEarly,
     /// The requested claim is missing, or neither a string nor an integer.
-    #[error("the token lacks the claim")]
+    #[error("the token has no usable claim of that name")]
     NoClaim,
 }
 

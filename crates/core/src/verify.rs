@@ -42,13 +42,15 @@ pub enum Refusal {
     #[error("signature: {0}")]
     Signature(String),
     /// A handshake that was signed before the window. (The caller decides about late events.)
-    #[error("stale: a handshake signed {age_seconds} s ago")]
+    #[error("the handshake is too old: signed {age_seconds} s ago")]
     Stale {
         /// Seconds between signing and arrival.
         age_seconds: i64,
     },
     /// The request was signed too far in the future.
-    #[error("future: signed {ahead_seconds} s ahead of this machine's clock")]
+    #[error(
+        "the timestamp is in the future: signed {ahead_seconds} s ahead of this machine's clock"
+    )]
     Future {
         /// Seconds between now and the signed timestamp.
         ahead_seconds: i64,

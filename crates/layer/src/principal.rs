@@ -136,7 +136,7 @@ fn by_jwt(
     match keys.claim(token, claim, now) {
         Ok(name) => Ok(shown(&name)),
         Err(error) => {
-            tracing::debug!(%error, "a token was refused: {error}");
+            tracing::debug!(%error, claim, "refused a token that must name the caller in its claim {claim}: {error}");
             Err(PrincipalError::Refused)
         }
     }

@@ -47,7 +47,9 @@ fn signer(
     }
     match tried {
         0 => Err(expired()),
-        _ => Err(Refusal::Signature("it was not made with the secret of this source".into())),
+        _ => Err(Refusal::Signature(
+            "the signature was not made with the secret of this source".into(),
+        )),
     }
 }
 
@@ -61,7 +63,7 @@ fn first_key(keys: &[ExpiringKey<hmac::Key>], now: Timestamp) -> Result<&hmac::K
     keys::active(keys, now)
         .next()
         .map(|(_, key)| key)
-        .ok_or_else(|| SignError("no secret is active any more".into()))
+        .ok_or_else(|| SignError("every secret of this source has expired".into()))
 }
 
 /// Adyen's payments: every item carries its own HMAC. One wrong HMAC refuses the whole request.
@@ -172,7 +174,9 @@ impl SchemeVerifier for AdyenVerifier {
     fn authenticate(&self, arrival: &Arrival, now: Timestamp) -> Result<Authentic, Refusal> {
         let AdyenBody { items } = adyen_body(&arrival.body)?;
         if items.is_empty() {
-            return Err(Refusal::Missing("no items, so no signature".into()));
+            return Err(Refusal::Missing(
+                "the body has no items, and therefore no signature".into(),
+            ));
         }
         if items.len() > ITEMS_MAX {
             return Err(Refusal::Malformed(format!("more than {ITEMS_MAX} items")));

@@ -360,9 +360,11 @@ impl ComposedVerifier {
         }
         Err(match tried {
             0 => expired(),
-            1 => Refusal::Signature("it was not made with the secret of this source".into()),
+            1 => Refusal::Signature(
+                "the signature was not made with the secret of this source".into(),
+            ),
             _ => Refusal::Signature(format!(
-                "it was made with none of the {tried} secrets of this source"
+                "the signature was made with none of the {tried} secrets of this source"
             )),
         })
     }
@@ -480,8 +482,9 @@ impl SchemeVerifier for ComposedVerifier {
         };
         let content = Content { time: Cow::Borrowed(&time), sorted_url };
         let places = self.keys.active(now);
-        let first =
-            *places.first().ok_or_else(|| SignError("no secret is active any more".into()))?;
+        let first = *places
+            .first()
+            .ok_or_else(|| SignError("every secret of this source has expired".into()))?;
         let write = |place: usize| {
             let tag = self.tag(&draft, &content, place).unwrap_or_default();
             keys::encode(self.encoding, &tag)

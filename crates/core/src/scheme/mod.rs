@@ -519,7 +519,7 @@ fn not_fetched(params: &str) -> Refusal {
 }
 
 fn expired() -> Refusal {
-    Refusal::Signature("no secret is active any more".into())
+    Refusal::Signature("every secret of this source has expired".into())
 }
 
 fn only_the_sender(title: &str) -> SignError {

@@ -116,7 +116,7 @@ impl PayPalVerifier {
         match tried {
             0 => Err(expired()),
             _ => Err(wrong(
-                "it was not made with the certificate's key, or is for another webhook id",
+                "the signature was not made with the certificate's key, or is for another webhook id",
             )),
         }
     }

@@ -213,8 +213,8 @@ impl<'a> UnverifiedToken<'a> {
         key.key
             .verify_sig(self.content.as_bytes(), &self.signature)
             .map_err(|_| wrong("the token was not signed by the key it names"))?;
-        let claims: TokenClaims<'_> =
-            serde_json::from_slice(&self.claims).map_err(|_| wrong("the token lacks a claim"))?;
+        let claims: TokenClaims<'_> = serde_json::from_slice(&self.claims)
+            .map_err(|_| wrong("the token has no usable claim iat or request_body_sha256"))?;
         let mut named = [0; 32];
         let length = keys::decode(Encoding::Hex, claims.request_body_sha256.as_bytes(), &mut named)
             .unwrap_or_default();

@@ -58,7 +58,7 @@ fn first_active(keys: &[ExpiringKey<SharedSecret>], now: Timestamp) -> Result<&s
     keys::active(keys, now)
         .next()
         .map(|(_, shared)| shared.text.as_str())
-        .ok_or_else(|| SignError("no secret is active any more".into()))
+        .ok_or_else(|| SignError("every secret of this source has expired".into()))
 }
 
 /// The token is the only authentication, so it must not be guessable.

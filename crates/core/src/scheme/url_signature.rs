@@ -67,7 +67,8 @@ impl SchemeVerifier for TwilioVerifier {
         match tried {
             0 => Err(expired()),
             _ => Err(Refusal::Signature(
-                "it was not made with the secret of this source, or public_url differs".into(),
+                "the signature was not made with the secret of this source, or public_url differs"
+                    .into(),
             )),
         }
     }
@@ -75,7 +76,7 @@ impl SchemeVerifier for TwilioVerifier {
     fn sign(&self, request: &Arrival, _id: &str, now: Timestamp) -> Result<Signed, SignError> {
         let (_, key) = keys::active(&self.keys, now)
             .next()
-            .ok_or_else(|| SignError("no secret is active any more".into()))?;
+            .ok_or_else(|| SignError("every secret of this source has expired".into()))?;
         let mut draft = request.clone();
         let mut signed = Signed::default();
         let is_json = matches!(draft.body.first(), Some(b'{' | b'['));
@@ -256,8 +257,8 @@ pub(super) fn check_field_boundaries(
     };
     match marks.ids.iter().chain(marks.others).find(lost) {
         Some(mark) => Err(Refusal::Malformed(format!(
-            "the signed text contains the field {mark} and the form does not: bytes have moved over a \
-             field boundary"
+            "the signed text contains the field {mark}, but the form has no such field: the field \
+             boundaries were changed"
         ))),
         None => Ok(()),
     }

@@ -200,7 +200,7 @@ fn explain(source: &Source, arrival: &Arrival, now: Timestamp) -> Vec<String> {
             "hint: pass every header of the request with --header, and check that no proxy removes headers".to_owned(),
         ],
         Err(Refusal::Signature(why)) => {
-            let mut lines = vec![format!("the signature does not match: {why}")];
+            let mut lines = vec![format!("the signature check failed: {why}")];
             lines.extend(near_misses(source, arrival, now));
             lines
         }
