@@ -183,7 +183,8 @@ impl Preset {
             return String::new();
         };
         if self.guard == PresetGuard::Off {
-            return "no: equal notices are ordinary here, and harmless to repeat".to_owned();
+            return "no: this sender repeats equal notifications, and a repeat is harmless"
+                .to_owned();
         }
         let coverage = Coverage::of(&self.recipe);
         let signing: Vec<&Coverage> =

@@ -194,7 +194,7 @@ pub(super) const FLUTTERWAVE: Preset = Preset {
         ],
     },
     secret: "the secret hash that you chose",
-    signed: "v3: nothing, it sends the secret; v4: the body",
+    signed: "v3: nothing, the request carries the secret; v4: the body",
     unsigned: "v3: everything; v4: every header",
     retries: "3 tries, 30 min apart (from memory)",
     // Neither version is known to have an event id: resource and state identify an event.
@@ -346,7 +346,7 @@ pub(super) const XERO: Preset = Preset {
     title: "Xero",
     recipe: Recipe::Composed(hmac_body("x-xero-signature", "", Encoding::Base64)),
     secret: "the webhook key, used as it is although it looks like base64",
-    retries: "up to 24 hours, less and less often, then disabled",
+    retries: "up to 24 hours at growing intervals, then disabled",
     envelope: PresetEnvelope {
         items: Some("/events"),
         id: PresetId::Hash {

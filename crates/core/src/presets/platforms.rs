@@ -252,7 +252,7 @@ pub(super) const SANITY: Preset = Preset {
     )),
     signed: "the time of sending and the body",
     unsigned: "every other header, the id in idempotency-key among them",
-    retries: "2, after 30 s each, of 429 and 5xx",
+    retries: "2 after 429 or 5xx, 30 s apart",
     schedule: Some(RetrySchedule {
         waits_seconds: &[30, 30],
         documented_at: "https://www.sanity.io/docs/changelog/50ec6abf-fe0c-475b-ae72-314148860132",
