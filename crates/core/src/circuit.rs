@@ -166,7 +166,7 @@ pub fn step(circuit: &Circuit, event: CircuitEvent, now: Timestamp) -> Option<Ci
 /// Why the deliveries of an endpoint are held while its circuit is not closed.
 pub fn open_reason(failures: u32, error: &str) -> String {
     format!(
-        "its endpoint failed {failures} times in a row and is tried again later; the last error: {error}"
+        "the endpoint failed {failures} times in a row and is tried again later; the last error: {error}"
     )
 }
 
@@ -178,4 +178,4 @@ pub fn hopeless_reason(error: &str) -> String {
 /// The reason shown for held deliveries of an endpoint that was disabled for its failures and is
 /// enabled again.
 pub const TRIED_FIRST: &str =
-    "its endpoint was disabled for its failures: one delivery is sent first, to try it";
+    "the endpoint was disabled for its failures: one delivery is sent first, as a test";
