@@ -79,7 +79,7 @@ impl RefetchUrl {
             return Err(whole("names no host"));
         }
         if url.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-            return Err(whole("must not carry a user name: use `headers`"));
+            return Err(whole("must not contain a user name: use `headers`"));
         }
         if text.contains('#') {
             return Err(whole("must not have a fragment: it is never sent"));
@@ -115,9 +115,10 @@ impl RefetchUrl {
                 Placeholder::Tenant => Some(event.key.tenant.as_str()),
             };
             match value {
-                Some(value) if value.split(['/', '\\']).any(is_dots) => {
-                    Err(format!("a part of its {} is only dots", placeholder.name()))
-                }
+                Some(value) if value.split(['/', '\\']).any(is_dots) => Err(format!(
+                    "a path segment from the event's {} consists only of dots",
+                    placeholder.name()
+                )),
                 Some(value) if !value.is_empty() => Ok(encoded(value)),
                 Some(_) | None => Err(format!("the event has no {}", placeholder.name())),
             }
@@ -216,7 +217,7 @@ fn joined(
     }
     let path = text.split('?').next().unwrap_or_default();
     if path.split('/').any(is_dots) {
-        return Err("a part of its path is only dots".to_owned());
+        return Err("a path segment consists only of dots".to_owned());
     }
     Ok(text)
 }

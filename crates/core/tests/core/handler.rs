@@ -247,16 +247,24 @@ fn a_value_from_an_event_stays_one_segment_of_the_path_it_was_given() {
     check(url, Some("a/b"), Ok("https://api.example.com/v1/a%2Fb/x?of=acme"));
     check(url, Some("..admin"), Ok("https://api.example.com/v1/..admin/x?of=acme"));
     // Some servers decode a path before they resolve its dots.
-    check(url, Some("../../admin"), Err("a part of its resource is only dots"));
-    check(url, Some("a\\..\\b"), Err("a part of its resource is only dots"));
+    check(
+        url,
+        Some("../../admin"),
+        Err("a path segment from the event's resource consists only of dots"),
+    );
+    check(
+        url,
+        Some("a\\..\\b"),
+        Err("a path segment from the event's resource consists only of dots"),
+    );
     check(
         url,
         Some("a?b#c&d=%2F é"),
         Ok("https://api.example.com/v1/a%3Fb%23c%26d%3D%252F%20%C3%A9/x?of=acme"),
     );
     check(url, Some("@evil.example"), Ok("https://api.example.com/v1/%40evil.example/x?of=acme"));
-    check(url, Some(".."), Err("a part of its resource is only dots"));
-    check(url, Some("."), Err("a part of its resource is only dots"));
+    check(url, Some(".."), Err("a path segment from the event's resource consists only of dots"));
+    check(url, Some("."), Err("a path segment from the event's resource consists only of dots"));
     check(url, None, Err("the event has no resource"));
     check("http://a/{event_type}", Some("x"), Err("the event has no event_type"));
     check("http://a/{event_id}.json", None, Ok("http://a/evt_1.json"));

@@ -38,7 +38,7 @@ pub enum EgressProxyProblem {
     #[error("must begin with http://: deliveries are encrypted inside the proxy")]
     Scheme,
     /// A user or a password.
-    #[error("must not carry a user name or a password")]
+    #[error("must not contain a user name or a password")]
     User,
     /// No host.
     #[error("names no host")]

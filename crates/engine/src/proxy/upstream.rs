@@ -30,7 +30,7 @@ pub enum UpstreamError {
     #[error("names no host")]
     NoHost,
     /// URLs are logged, so they must not contain credentials.
-    #[error("must not carry a user name: URLs are logged")]
+    #[error("must not contain a user name: URLs are logged")]
     UserName,
     /// Every request has its own query.
     #[error("must have neither query nor fragment")]

@@ -174,7 +174,7 @@ pub(crate) fn base_url(text: &str, hint: &'static str) -> Result<String, Invalid
         return Err(bad("names no host"));
     }
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-        return Err(InvalidSetting::new("must not carry a user name", hint));
+        return Err(InvalidSetting::new("must not contain a user name", hint));
     }
     if uri.query().is_some() || text.contains('#') {
         return Err(bad("must have neither query nor fragment"));

@@ -124,7 +124,7 @@ fn outbound_settings_that_cannot_work_are_refused_with_their_line() {
         ("https://egress:3128", "must begin with http://"),
         ("http://egress", "names no port"),
         ("http://egress:0", "names no port"),
-        ("http://u:hunter2@egress:3128", "must not carry a user name or a password"),
+        ("http://u:hunter2@egress:3128", "must not contain a user name or a password"),
         ("http://egress:3128/path", "neither path nor query"),
         ("http://egress:3128/?q=1", "neither path nor query"),
         ("http://a b:1", "is not a URL"),

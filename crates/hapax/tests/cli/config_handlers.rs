@@ -338,9 +338,9 @@ fn refetch_says_where_the_object_is() {
     refused(&refetch("url = \"https://¶{tenant}.example.com/\""), &["part of the host"]);
     refused(&refetch("¶url = \"api.example.com/x\""), &["refetch.url"]);
     refused(&refetch("¶url = \"ftp://a/\""), &["must begin with http:// or https://"]);
-    refused(&refetch("¶url = \"http://u:hunter2@a/\""), &["must not carry a user name"]);
+    refused(&refetch("¶url = \"http://u:hunter2@a/\""), &["must not contain a user name"]);
     refused(&refetch("¶url = \"http://a/#x\""), &["fragment"]);
-    refused(&refetch("¶url = \"http://a/../x\""), &["only dots"]);
+    refused(&refetch("¶url = \"http://a/../x\""), &["only of dots"]);
     refused(
         &handler("pull = true\n[sources.a.handlers.fee.¶refetch]\ntimeout = \"1s\""),
         &["fee.refetch: has no url"],
