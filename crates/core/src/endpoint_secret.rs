@@ -91,7 +91,7 @@ pub enum SigningSecretError {
     NotBase64(&'static str),
     /// The secret is too short or too long.
     #[error(
-        "the secret holds {0} bytes; Standard Webhooks demands {SIGNING_SECRET_BYTES_MIN} to \
+        "the secret holds {0} bytes; Standard Webhooks requires {SIGNING_SECRET_BYTES_MIN} to \
          {SIGNING_SECRET_BYTES_MAX}"
     )]
     Length(usize),

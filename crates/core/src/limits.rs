@@ -115,7 +115,7 @@ pub const JWT_BYTES_MAX: usize = 16 * 1024;
 /// The most keys of a JWK set: a token without a `kid` is checked against each.
 pub const JWT_KEYS_MAX: usize = 64;
 
-/// The shortest signing secret of an endpoint: Standard Webhooks demands 24 bytes.
+/// The shortest signing secret of an endpoint: Standard Webhooks requires 24 bytes.
 pub const SIGNING_SECRET_BYTES_MIN: usize = 24;
 /// The longest one, for the same reason. HMAC-SHA256 would hash a longer one to 32 bytes anyway.
 pub const SIGNING_SECRET_BYTES_MAX: usize = 64;

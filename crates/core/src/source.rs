@@ -289,7 +289,7 @@ fn check_origins(
             field: "tenant_from",
             problem:
                 "the tenant would be read from a value that the sender does not sign, or whose \
-                      bytes may come from a signed value beside it"
+                      bytes may come from an adjacent signed value"
                     .to_owned(),
             hint: "name a signed field of a JSON body, or give each tenant a secret under \
                    [sources.NAME.tenants.TENANT]"

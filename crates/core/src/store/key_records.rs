@@ -11,7 +11,7 @@ pub struct KeyRecord {
     pub scope: String,
     /// The key as the client chose it.
     pub key: String,
-    /// How often it was reserved without an answer.
+    /// How often a request has reserved the key: more than once if an earlier one left no answer.
     pub attempt: u32,
     /// When the lease of the request that runs, or ran, ends.
     pub leased_until: Timestamp,

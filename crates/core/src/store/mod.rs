@@ -72,7 +72,7 @@ pub enum StoreError {
     #[error("the store cannot write now: {0}")]
     Unavailable(#[source] Cause),
     /// The store's queue is full.
-    #[error("the store has too much waiting")]
+    #[error("the store's queue is full")]
     Busy,
     /// The store is shutting down.
     #[error("the store is closed")]
