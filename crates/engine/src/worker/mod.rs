@@ -321,7 +321,7 @@ enum StoreStep {
 #[derive(Debug)]
 enum AttemptEnd {
     Done,
-    /// The order guard set it aside.
+    /// The order rule set it aside.
     Guarded,
     Failed {
         error: String,

@@ -254,7 +254,7 @@ struct Job {
     /// The last claim. The store keeps the claim after its lease, because the worker may still
     /// report.
     taken: Option<JobLease>,
-    /// Whether an operator lets this run go ahead, whatever the order guard decides.
+    /// Whether an operator lets this run go ahead, whatever the order rule decides.
     forced: bool,
     result: Option<String>,
     error: Option<String>,

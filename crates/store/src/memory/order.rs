@@ -1,5 +1,5 @@
-//! Decides which jobs may run: one at a time per resource, as the order guard allows, and what
-//! happens to held jobs. The guard is checked when a job is claimed. The mark moves with "done",
+//! Decides which jobs may run: one at a time per resource, as the order rule allows, and what
+//! happens to held jobs. The rule is checked when a job is claimed. The mark moves with "done",
 //! and past a gap that was held long enough.
 
 use hapax_core::job::Phase;

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::order::ClaimDecision;
 use super::{EventNumber, Job, JobLease, JobNumber, Model};
 
-/// The jobs that one claim took, and those that the order guard set aside.
+/// The jobs that one claim took, and those that the order rule set aside.
 #[derive(Default)]
 pub(super) struct ClaimedJobs {
     pub(super) claims: Vec<Claim>,

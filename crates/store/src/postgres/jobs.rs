@@ -35,14 +35,14 @@ pub(super) enum OrderCheck {
     InTheWork,
 }
 
-/// The jobs that one claim took, and the events whose jobs the order guard set aside.
+/// The jobs that one claim took, and the events whose jobs the order rule set aside.
 #[derive(Debug, Default)]
 pub(super) struct ClaimedJobs {
     pub(super) taken: Vec<ClaimedJob>,
     pub(super) set_aside: Vec<EventId>,
 }
 
-/// A claim, and the values that the order guard needs.
+/// A claim, and the values that the order rule needs.
 #[derive(Debug, Clone)]
 pub(super) struct ClaimedJob {
     pub(super) claim: Claim,

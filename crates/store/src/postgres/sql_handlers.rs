@@ -263,7 +263,7 @@ impl<'a> SqlRunner<'a> {
         }
     }
 
-    /// Checks the order guard, runs the effects and records "done" for these jobs, as far as the
+    /// Checks the order rule, runs the effects and records "done" for these jobs, as far as the
     /// time allows, and commits. Returns the outcome of the jobs that were begun.
     async fn transaction(
         &self,

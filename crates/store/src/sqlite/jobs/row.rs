@@ -28,7 +28,7 @@ pub(in crate::sqlite) struct JobRow {
     pub(in crate::sqlite) place: Option<ResourcePosition>,
     pub(in crate::sqlite) started_at: Option<i64>,
     pub(in crate::sqlite) worker: Option<String>,
-    /// The job runs whatever the order guard decides.
+    /// The job runs whatever the order rule decides.
     pub(in crate::sqlite) forced: bool,
 }
 
