@@ -166,7 +166,7 @@ fn report(expiry: &Expiry, ask: &ExpiryAsk) {
         let (endpoint, tenant, since) = (notice.endpoint, &notice.tenant, notice.oldest);
         warn!(
             endpoint.id = %endpoint, %tenant,
-            "deliveries to endpoint {endpoint} of tenant {tenant} have been dead or held since {since} and \
+            "deliveries to endpoint {endpoint} of tenant {tenant} have been dead, held or parked since {since} and \
              will be cancelled after {} in all: replay them, or enable the endpoint",
             in_words(ask.kept)
         );
@@ -175,7 +175,7 @@ fn report(expiry: &Expiry, ask: &ExpiryAsk) {
         counter!("hapax_deliveries_total", "outcome" => "expired").increment(*count);
         info!(
             endpoint.id = %endpoint, count,
-            "cancelled {count} deliveries to endpoint {endpoint}: they were dead or held for longer than {}",
+            "cancelled {count} deliveries to endpoint {endpoint}: they were dead, held or parked for longer than {}",
             in_words(ask.kept)
         );
     }

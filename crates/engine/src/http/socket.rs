@@ -439,7 +439,10 @@ impl<T> WatchedStream<T> {
             self.activity.stalled_us.store(self.activity.age_us().max(1), Ordering::Relaxed);
         }
         ready!(self.stall_deadline.poll_within(cx, self.stall_span));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads nothing")))
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the peer did not read the answer in time",
+        )))
     }
 
     fn progress<R>(

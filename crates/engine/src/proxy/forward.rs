@@ -220,7 +220,11 @@ impl ForwarderParts {
         };
         // The reservation took so long that another request may have the key by now.
         if Instant::now() >= by {
-            self.log.upstream(call, "too late to send a request to", "the lease is over");
+            self.log.upstream(
+                call,
+                "did not send a request to",
+                "too little of the lease of its key was left",
+            );
             return Problem::NotReached.answer(call);
         }
         let request = onward.map(|()| OutboundBody::Left(Full::new(body.to_bytes())));

@@ -1,4 +1,4 @@
-//! One attempt: opens the endpoint's sealed values, signs the stored bytes as Standard Webhooks demands,
+//! One attempt: opens the endpoint's sealed values, signs the stored bytes as Standard Webhooks requires,
 //! and posts them once.
 
 use std::sync::Arc;

@@ -147,7 +147,7 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
                 Ok::<_, StoreError>(())
             };
             if let Some(Err(error)) = stop.run_until_cancelled(round).await {
-                debug!(%error, "the upkeep of deliveries: {error}");
+                debug!(%error, "updating the delivery backlog or cancelling deliveries of deleted endpoints: {error}");
             }
         }
     }
