@@ -762,9 +762,17 @@ impl Writer {
         while let Some(command) = waiting.try_recv() {
             refuse(command, &StoreError::Closed);
         }
-        let settled = self.flush_copies().and_then(|()| open::settle_log(&self.conn));
-        if let Err(error) = settled {
-            tracing::warn!(%error, "closed without tidying up, the next start does: {error}");
+        if let Err(error) = self.flush_copies() {
+            tracing::warn!(
+                %error,
+                "closing the database: the last counts of duplicates could not be written, and its log was \
+                 not copied; the next start copies the log: {error}"
+            );
+        } else if let Err(error) = open::settle_log(&self.conn) {
+            tracing::warn!(
+                %error,
+                "closing the database: its log could not be copied; the next start copies it: {error}"
+            );
         }
     }
 
