@@ -29,7 +29,7 @@ impl KnownNodes {
         alive.flat_map(|(_, handlers)| handlers.clone()).collect()
     }
 
-    /// Records that a node stopped in order.
+    /// Records that a node shut down normally.
     pub(crate) fn check_out(&mut self, node: Uuid) {
         if let Some((seen, _)) = self.0.get_mut(&node) {
             seen.is_stopped = true;

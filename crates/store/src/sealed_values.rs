@@ -31,7 +31,9 @@ impl fmt::Display for SealedOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Endpoint(id) => write!(f, "the endpoint {id}"),
-            Self::Tenant { tenant, source } => write!(f, "the tenant {tenant} of {source}"),
+            Self::Tenant { tenant, source } => {
+                write!(f, "the secrets of tenant {tenant} for source {source}")
+            }
         }
     }
 }

@@ -153,7 +153,7 @@ fn a_redis_that_stops_or_dies_under_load_delays_no_answer_for_long() {
         });
     };
     wait(redis.kill());
-    until_said("Redis is not used", 1);
+    until_said("Redis failed", 1);
     wait(redis.start_again());
     until_said("connected to Redis", 2);
     database.all_processed(&server, events);

@@ -252,7 +252,7 @@ async fn run_slice(shared: &Shared, id: PlanId, limit: usize) -> Result<PlanRun,
 async fn slice(shared: &Shared, id: PlanId, limit: usize) -> Result<PlanRun, PgError> {
     let Some(row) = find_row(shared, id).await? else { return Ok(PlanRun::Taken(id)) };
     let Some(plan) = plan_of(&row) else {
-        let reason = "its row cannot be read by this version";
+        let reason = "this version cannot read the plan's row: run it on a node with the version that wrote it";
         return Ok(PlanRun::Failed(id, reason.to_owned()));
     };
     let count = plan_slice(plan.rate, limit).0;

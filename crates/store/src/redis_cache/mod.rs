@@ -370,7 +370,7 @@ impl SharedConnection {
         if said.fails_at.is_none_or(|at| at.elapsed() > FRONT_LOG_EVERY) {
             *said = CacheReply { fails_at: Some(Instant::now()), answers: false };
             tracing::warn!(
-                "Redis is not used for a while ({why}): the database answers duplicates"
+                "Redis failed ({why}) and is paused: the database answers duplicates until Redis is tried again"
             );
         }
         let rest = FRONT_REST.saturating_mul(1 << failed).min(FRONT_REST_MAX);

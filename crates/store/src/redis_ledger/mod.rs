@@ -29,7 +29,7 @@ pub struct RedisLedger {
 /// Redis cannot be reached, or the URL is invalid. The error does not repeat the URL, which may
 /// contain a password.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot open the Redis: {0}")]
+#[error("cannot connect to Redis: {0}")]
 pub struct RedisLedgerError(String);
 
 impl RedisLedger {

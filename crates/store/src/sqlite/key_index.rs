@@ -197,9 +197,9 @@ impl MergeProgress {
 pub(super) enum MergeError {
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
-    #[error("key {hash:?} belongs to event row {found} and to {ours}: the index is broken")]
+    #[error("key {hash:?} belongs to event rows {found} and {ours}: the key index is broken")]
     Broken { hash: KeyHash, found: i64, ours: i64 },
-    #[error("{keys} keys were to move and {copied} could: the index is broken")]
+    #[error("only {copied} of {keys} keys could be moved: the key index is broken")]
     Doubled { keys: usize, copied: usize },
 }
 

@@ -63,7 +63,9 @@ pub enum OpenError {
         ours: String,
     },
     /// The database was written by a newer hapax.
-    #[error("this database was written by a newer hapax (migration {0}); use that one")]
+    #[error(
+        "this database was written by a newer hapax (migration {0}): start that version or a later one"
+    )]
     Newer(i64),
     /// SQLite returned an error.
     #[error("opening {path}: {source}")]

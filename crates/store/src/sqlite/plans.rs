@@ -27,7 +27,8 @@ const PLAN: &str = "SELECT p.plan, p.id, e.id, p.which, p.since_at, p.asked_unti
                     FROM hapax_plan p LEFT JOIN hapax_endpoint e ON e.endpoint = p.endpoint";
 
 /// Why a plan whose row cannot be read does not run.
-const UNREADABLE: &str = "its row cannot be read by this version";
+const UNREADABLE: &str =
+    "this version cannot read the plan's row: run it on a node with the version that wrote it";
 
 /// The most by which the times of messages and events are expected to differ from the order of
 /// their numbers, in microseconds. If the clock was set back further, plans still run, but may

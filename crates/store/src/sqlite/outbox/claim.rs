@@ -21,7 +21,7 @@ use crate::limits::{EXCHANGE_SLICE_MAX, EXPIRED_AT_ONCE, PARKED_AT_ONCE};
 use crate::sqlite::row::{micros, timestamp};
 
 /// The error of a delivery whose message has lost its bytes.
-const NO_BYTES: &str = "the bytes of this message are not in the database any more";
+const NO_BYTES: &str = "the payload of this message is no longer in the database";
 
 /// How long claims skip an endpoint if none of its due deliveries can be claimed, in microseconds.
 const REST: i64 = 1_000_000;
