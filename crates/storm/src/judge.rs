@@ -93,7 +93,7 @@ impl Effects {
         match alike {
             true => Self::Read { before, after, last },
             false => Self::Lost(
-                "cannot compare the effects: the probe returned a number once and a list once"
+                "cannot compare the effects: the probe returned a number in one reading and a list of ids in another"
                     .to_owned(),
             ),
         }

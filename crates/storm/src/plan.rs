@@ -207,7 +207,7 @@ impl StormPlan {
                 self.events.pop();
                 let title = sender.preset.title;
                 self.forged_unjudged = Some(format!(
-                    "not checked, because {title} does not prevent it: {}",
+                    "not checked: the scheme of {title} cannot detect this forgery ({})",
                     kind.name()
                 ));
                 break;

@@ -181,7 +181,7 @@ async fn run(command: &str) -> Result<String, String> {
     }
     let status = child.wait().await.map_err(|error| error.to_string())?;
     if !status.success() {
-        return Err(format!("the command ended with {status}"));
+        return Err(format!("the command failed: {status}"));
     }
     Ok(String::from_utf8_lossy(&output).into_owned())
 }
