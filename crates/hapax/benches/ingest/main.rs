@@ -41,7 +41,7 @@ struct Options {
     /// Connections at once, each with one request in flight
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256")]
     connections: Vec<usize>,
-    /// Which loads to run
+    /// Loads to run
     #[arg(long, value_delimiter = ',', default_value = "new,copies,steady,storm,growth")]
     loads: Vec<Wanted>,
     /// Seconds of one measured slice

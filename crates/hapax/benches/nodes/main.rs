@@ -36,7 +36,7 @@ const RECORDED_WITHIN: Duration = Duration::from_secs(3);
 #[derive(Parser)]
 #[command(about = "Hapax over PostgreSQL and Redis, against one INSERT for each request")]
 struct Options {
-    /// Which loads to run
+    /// Loads to run
     #[arg(long, value_delimiter = ',', default_value = "new,copies,redis,effects")]
     loads: Vec<Wanted>,
     /// Seconds of one measured slice
@@ -57,10 +57,10 @@ struct Options {
     /// A setting of the started PostgreSQL, `name=value`; may be repeated
     #[arg(long = "setting", value_name = "NAME=VALUE", value_parser = setting)]
     settings: Vec<(String, String)>,
-    /// Act as the article: serve over this database until killed
+    /// Run the server of the article pattern over this database until killed
     #[arg(long, hide = true)]
     article: Option<String>,
-    /// The driver of the article
+    /// The driver of that server
     #[arg(long, hide = true, default_value = "sqlx")]
     driver: Driver,
     #[command(flatten)]

@@ -34,7 +34,7 @@ struct Options {
     /// Deliveries at once in runs with faults
     #[arg(long, default_value_t = 64)]
     faults_at: usize,
-    /// Which patterns
+    /// Patterns to run
     #[arg(long, value_delimiter = ',')]
     patterns: Vec<Pattern>,
     /// Distinct events of one run; of all deliveries about 30 % are copies

@@ -34,7 +34,7 @@ struct Options {
     /// Events in the database
     #[arg(long, default_value_t = 1_000_000)]
     events: u64,
-    /// Jobs that wait, among them
+    /// Events in the database whose jobs wait
     #[arg(long, default_value_t = 100_000)]
     waiting: u64,
     /// How many of these events are dead letters

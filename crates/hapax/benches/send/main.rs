@@ -58,7 +58,7 @@ struct Options {
     /// Seconds of one measured slice
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Slices of each kind, by turns
+    /// Slices of each kind, alternating
     #[arg(long, default_value_t = 2)]
     rounds: usize,
     /// Deliveries that wait in the large backlog
@@ -70,7 +70,7 @@ struct Options {
     /// Claims from each backlog
     #[arg(long, default_value_t = 200)]
     claims: usize,
-    /// Endpoints of which a twentieth hangs
+    /// Endpoints; one in 20 never answers
     #[arg(long, default_value_t = 1_000)]
     hanging_among: u64,
     /// Messages in a second for all these endpoints
@@ -82,10 +82,10 @@ struct Options {
     /// Deliveries that are held until their endpoint is enabled
     #[arg(long, default_value_t = 100_000)]
     held: u64,
-    /// Be the endpoint: serve until killed
+    /// Run as the endpoint: serve until killed
     #[arg(long, hide = true)]
     sink: bool,
-    /// Be the floor: post `--messages` messages to this address and report how long it took
+    /// Run as the floor client: post `--messages` messages to this address and report how long it took
     #[arg(long, hide = true)]
     client: Option<SocketAddr>,
     #[command(flatten)]
@@ -96,7 +96,7 @@ struct Options {
 enum Wanted {
     /// A backlog drained to one endpoint, SQLite
     Drain,
-    /// The same on PostgreSQL
+    /// A backlog drained to one endpoint, PostgreSQL
     Postgres,
     /// Publishing by API
     Publish,

@@ -50,16 +50,16 @@ struct Options {
     /// Seconds that the load with retention lasts; events are kept for one minute of it
     #[arg(long, default_value_t = 240)]
     retention_seconds: u64,
-    /// Its events per second over SQLite; 0 omits it
+    /// Events per second of the load with retention over SQLite; 0 omits the load
     #[arg(long, default_value_t = 10_000.0)]
     retention_rate: f64,
-    /// Its events per second over PostgreSQL
+    /// Events per second of the load with retention over PostgreSQL
     #[arg(long, default_value_t = 7_000.0)]
     retention_rate_postgres: f64,
     /// Act as an app that embeds Hapax, in this directory: serve until killed
     #[arg(long, hide = true)]
     embedded: Option<PathBuf>,
-    /// The same with a handler that sleeps
+    /// Act as an app that embeds Hapax and has a handler that sleeps, in this directory: serve until killed
     #[arg(long, hide = true)]
     embedded_napping: Option<PathBuf>,
     #[command(flatten)]
