@@ -47,8 +47,8 @@ def handle(headers, body):
     except psycopg.Error as error:
         if error.diag.sqlstate == FENCE_LOST:
             # Everything was rolled back. The client gets the stored answer, not this one.
-            return 409, {"error": "another attempt has it"}
-        return 503, {"error": "nothing was charged, or all of it was"}
+            return 409, {"error": "another attempt holds this key, or the answer is already stored"}
+        return 503, {"error": "the database failed; the charge was made completely or not at all"}
 
 
 def charge(account, amount, scope, key, fence):

@@ -34,8 +34,8 @@ async function handle(headers, body) {
     return [200, await charge(payout, job, fence)];
   } catch (error) {
     // Everything was rolled back. Hapax reads the job again, so the answer does not matter.
-    if (error.code === fenceLost) return [409, "not ours any more"];
-    return [503, "the database refused; nothing was charged, or all of it was"];
+    if (error.code === fenceLost) return [409, "another attempt holds this job, or the job is done"];
+    return [503, "the database failed; the fee was charged completely or not at all"];
   }
 }
 

@@ -52,8 +52,8 @@ def handle(headers, body):
     except psycopg.Error as error:
         if error.diag.sqlstate == FENCE_LOST:
             # Everything was rolled back. Hapax reads the job again, so the answer does not matter.
-            return 409, "not ours any more"
-        return 503, "the database refused; nothing was charged, or all of it was"
+            return 409, "another attempt holds this job, or the job is done"
+        return 503, "the database failed; the fee was charged completely or not at all"
 
 
 def charge(payout, job, fence):

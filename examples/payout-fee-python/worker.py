@@ -38,7 +38,7 @@ def main():
         except (urllib.error.URLError, OSError, ValueError) as error:
             # The server restarts, or closed the connection. Jobs that were claimed and not completed
             # can be claimed again when their lease ends.
-            print(f"cannot reach {ADMIN}: {error}; trying again", flush=True)
+            print(f"request to {ADMIN} failed: {error}; retrying", flush=True)
             time.sleep(RETRY_SECONDS)
 
 
