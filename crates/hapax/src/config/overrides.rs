@@ -37,7 +37,7 @@ pub(crate) struct Flags {
     /// A shared PostgreSQL. Other users can see flags but not the environment [env: HAPAX_DATABASE_URL]
     #[arg(long, value_name = "URL", value_parser = parse_secret)]
     pub(crate) database_url: Option<Secret>,
-    /// A Redis in front of PostgreSQL; prefer the environment as above [env: HAPAX_REDIS_URL]
+    /// A Redis in front of PostgreSQL; like --database-url, better set in the environment [env: HAPAX_REDIS_URL]
     #[arg(long, value_name = "URL", value_parser = parse_secret)]
     pub(crate) redis_url: Option<Secret>,
     /// The roles of this process: some of ingress,worker,sender,admin [env: HAPAX_ROLES] [default: all]
