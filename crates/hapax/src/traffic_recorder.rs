@@ -41,7 +41,7 @@ const WAITING_MAX: usize = 6_000;
 /// Reads the counters of this process since its start, for every configured source.
 pub(crate) type ReadFigures = Box<dyn Fn() -> BTreeMap<SourceName, TrafficFigures> + Send + Sync>;
 
-/// How often a read is repeated because a record was written meanwhile.
+/// The most repetitions of a read during which a record was written.
 const READ_AGAIN_MAX: usize = 3;
 
 /// Counts what this process does, and writes it.
@@ -137,7 +137,8 @@ impl TrafficRecorder {
         counted.unwritten()
     }
 
-    /// Records until `stop`, and once more then. Jobs that apps completed by SQL alone are counted by `completed` first.
+    /// Records until `stop`, and once more after it. Jobs that apps completed by SQL alone are counted by `completed`
+    /// first.
     pub(crate) async fn run<S: TrafficHistory>(
         &self,
         store: Arc<S>,
@@ -227,7 +228,7 @@ struct Minute {
 /// What the store has of a minute.
 enum Stored {
     Figures(TrafficFigures),
-    /// A write has failed, perhaps after it was done.
+    /// A write has failed, but the store may have applied it.
     Unknown,
 }
 
@@ -237,7 +238,7 @@ impl Default for Stored {
     }
 }
 
-/// The counts that the store does not have, after so many writes.
+/// The counts that the store lacks, as of `writes` begun writes.
 struct Unwritten {
     writes: u64,
     counts: Vec<TrafficCount>,

@@ -27,7 +27,7 @@ const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
 /// takes one reader a few hundredths of a second.
 const EVENTS_MAX: usize = 1_000;
 
-/// `GET /api/v1/stats`. What it answers is stored first, so that a kill takes nothing of it back.
+/// `GET /api/v1/stats`. The counts are stored before they are returned, so that a kill loses no reported count.
 pub(super) async fn stats<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
     QueryParams(query): QueryParams<StatsQuery>,
