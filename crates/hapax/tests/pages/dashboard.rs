@@ -139,7 +139,7 @@ impl Operator {
         browser.is_sound();
         browser.expect("401");
         self.log_in("wrong-token-of-somebody", "");
-        browser.shows(&["No token of this server has that value."]);
+        browser.shows(&["This token is not valid on this server."]);
         self.log_in(OPS, "anna");
         assert_eq!(browser.path(), "/events?type=payout.paid");
         browser.shows(&["No event matches", "ops (anna)"]);

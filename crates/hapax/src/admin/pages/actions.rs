@@ -131,8 +131,11 @@ impl<S: Send + Sync> FromRequest<S> for ActionForm {
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let (bytes, fields) = form(request, state, FORM_BYTES_MAX).await?;
         let plan = fields.get("plan").and_then(|plan| plan.parse().ok());
-        let plan =
-            plan.ok_or_else(|| Problem::bad_request("the form has no plan: open its page again"))?;
+        let plan = plan.ok_or_else(|| {
+            Problem::bad_request(
+                "the field `plan` of the form is missing or not valid: open the page again",
+            )
+        })?;
         let (reason, force) = (fields.get("reason"), fields.get("force").is_some());
         Ok(Self { plan, reason, force, fields, bytes })
     }

@@ -65,7 +65,9 @@ impl<S: AdminStore> PageAction<S> for SilenceAlert {
             .ok()
             .filter(|span| !span.is_zero())
             .ok_or_else(|| {
-                Problem::bad_request("write how long, such as 4h, and go back to the form")
+                Problem::bad_request(
+                    "the duration is missing or not valid: go back and enter one, such as 4h",
+                )
             })?;
         silence(asked, form, span).await
     }
@@ -154,7 +156,7 @@ impl<S: AdminStore> PageAction<S> for TestAlert {
         is_test(&id)?;
         let Json(tested) = alerts::test(State(admin), Extension(caller)).await?;
         let sentence = match tested.messages.is_empty() {
-            true => "Nothing was sent: no endpoint wants alerts.".to_owned(),
+            true => "Nothing was sent: no endpoint subscribes to alerts.".to_owned(),
             false => format!(
                 "The test alert is on its way, in {}.",
                 format::count(tested.deliveries as u64, "message")

@@ -98,7 +98,9 @@ impl<S: AdminStore> PageAction<S> for ApproveEvent {
     async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
         Ok(Question {
             title: "Approve this event?".to_owned(),
-            sentences: vec!["Its handlers run, as if it had arrived in time.".to_owned()],
+            sentences: vec![
+                "The handlers of the event run as if it had arrived in time.".to_owned(),
+            ],
             button: "Approve",
             ..about_event(asked).await?
         })
@@ -135,8 +137,8 @@ pub(in crate::admin) struct DiscardEvent;
 impl<S: AdminStore> PageAction<S> for DiscardEvent {
     async fn question(asked: ActionRequest<S>) -> Result<Question, Problem> {
         Ok(Question {
-            title: "Discard its dead letters?".to_owned(),
-            sentences: vec!["They leave the list of dead letters and never run.".to_owned()],
+            title: "Discard the dead letters of this event?".to_owned(),
+            sentences: vec!["The dead letters are removed from the list and never run.".to_owned()],
             button: "Discard",
             is_final: true,
             ..about_event(asked).await?

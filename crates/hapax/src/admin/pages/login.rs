@@ -105,7 +105,7 @@ pub(in crate::admin) async fn log_in<S: AdminStore>(
         Ok(known) => known,
         Err(problem) if problem.is_unauthorized() => {
             audited().record(&admin, "", StatusCode::UNAUTHORIZED).await;
-            let problem = Some("No token of this server has that value.".to_owned());
+            let problem = Some("This token is not valid on this server.".to_owned());
             let page = Login { frame: Frame::empty(&admin.site), next: form.next, problem };
             return Ok(LoggedIn::No(Box::new(reader.page(page))));
         }

@@ -110,7 +110,7 @@ fn headers_of(form: &ActionForm) -> Result<Option<BTreeMap<String, String>>, Pro
         Some((name.trim().to_owned(), value.trim().to_owned()))
     };
     let headers: Option<BTreeMap<_, _>> = lines.map(header).collect();
-    let bad = || Problem::bad_request("headers: write one header a line, as Name: value");
+    let bad = || Problem::bad_request("headers: write one header per line, as Name: value");
     headers.map(Some).ok_or_else(bad)
 }
 

@@ -42,7 +42,7 @@ impl LinkLimits {
             return Ok(());
         }
         Err(Problem::limited(
-            &format!("at most {PORTAL_PAGES_PER_SECOND} pages a second: try again later"),
+            &format!("at most {PORTAL_PAGES_PER_SECOND} pages per second: try again later"),
             1,
         ))
     }
@@ -53,7 +53,7 @@ impl LinkLimits {
             return Ok(());
         }
         Err(Problem::limited(
-            &format!("at most {PORTAL_FORMS_PER_MINUTE} forms a minute: try again later"),
+            &format!("at most {PORTAL_FORMS_PER_MINUTE} forms per minute: try again later"),
             1,
         ))
     }
