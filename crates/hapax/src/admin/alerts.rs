@@ -59,7 +59,7 @@ pub(super) async fn silence<S: AdminStore>(
     let SilenceRequest { r#for: Span(span), reason } = asked;
     if span > SILENCE_MAX {
         return Err(Problem::bad_request(
-            "for is at most 31d: switch off an alert that is never wanted in [alerts]",
+            "`for` must be at most 31d; to switch off an alert permanently, use [alerts] in the config",
         ));
     }
     let reason = extract::reason(reason)?;
@@ -67,7 +67,7 @@ pub(super) async fn silence<S: AdminStore>(
         (Some(reason), _) => reason,
         (None, true) => String::new(),
         (None, false) => {
-            return Err(Problem::bad_request("reason is needed: other operators see it"));
+            return Err(Problem::bad_request("reason is needed: it is shown to other operators"));
         }
     };
     let who = caller.who();
@@ -151,12 +151,12 @@ pub(super) async fn reach<S: AdminStore>(admin: &Admin<S>) -> Result<AlertReach,
         (Err(why), _) => Some(format!("nothing is delivered: {why}")),
         (Ok(_), _) if active > 0 => None,
         (Ok(_), None) => Some(
-            "no endpoint of the tenant hapax wants hapax.alert.raised. Add one: hapax endpoints add URL \
+            "no endpoint of the tenant hapax subscribes to hapax.alert.raised. Add one: hapax endpoints add URL \
              --tenant hapax --types 'hapax.alert.*'"
                 .to_owned(),
         ),
         (Ok(_), Some(first)) => Some(format!(
-            "the endpoint {} takes no deliveries: {}",
+            "the endpoint {} gets no deliveries: {}",
             first.id,
             first.trouble().unwrap_or("it is failing")
         )),
@@ -164,7 +164,7 @@ pub(super) async fn reach<S: AdminStore>(admin: &Admin<S>) -> Result<AlertReach,
     Ok(AlertReach { endpoints: if problem.is_none() { active } else { 0 }, problem })
 }
 
-/// The endpoints that want alerts.
+/// The endpoints that subscribe to alerts.
 async fn receivers<S: AdminStore>(admin: &Admin<S>) -> Result<Vec<EndpointRecord>, Problem> {
     let own = EndpointFilter {
         tenant: Some(Tenant::new(OWN_TENANT)),

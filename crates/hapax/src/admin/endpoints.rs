@@ -129,7 +129,7 @@ pub(super) async fn change_by<S: AdminStore>(
 ) -> Result<Endpoint, Problem> {
     if asked.tenant.is_some() || asked.secret.is_some() {
         return Err(Problem::bad_request(
-            "tenant cannot be changed, and secret only by POST /api/v1/endpoints/{id}/rotate",
+            "tenant cannot be changed; change secret with POST /api/v1/endpoints/{id}/rotate",
         ));
     }
     let url = match &asked.url {
@@ -327,7 +327,7 @@ async fn update<S: AdminStore>(
             changed => return record_of(changed),
         }
     }
-    Err(Problem::conflict("the endpoint is being changed by others: try again"))
+    Err(Problem::conflict("other requests keep changing the endpoint: try again"))
 }
 
 fn record_of(changed: EndpointChanged) -> Result<EndpointRecord, Problem> {
@@ -342,7 +342,7 @@ fn record_of(changed: EndpointChanged) -> Result<EndpointRecord, Problem> {
              {RECEIVER_ENDPOINTS_PER_TENANT_MAX} that were added in the portal"
         ))),
         EndpointChanged::DisabledByOperator => {
-            Err(Problem::conflict("disabled by the sender: ask them"))
+            Err(Problem::conflict("the sender disabled this endpoint: ask the sender to enable it"))
         }
         EndpointChanged::VersionChanged => {
             Err(Problem::conflict("the endpoint was changed meanwhile: try again"))

@@ -21,7 +21,8 @@ pub(crate) struct AlertList {
 /// Whether alerts are delivered to any endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct AlertReach {
-    /// Endpoints of the tenant `hapax` that want alerts and take deliveries.
+    /// Endpoints of the tenant `hapax` that subscribe to alerts and are neither disabled nor failing; 0 if there is a
+    /// `problem`.
     pub(crate) endpoints: usize,
     /// Why alerts reach no endpoint, if that is the case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,7 +32,7 @@ pub(crate) struct AlertReach {
 /// A condition that needs attention, and since when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Alert {
-    /// Names the alert as long as it is active, for `POST /api/v1/alerts/{id}/silence`.
+    /// The id of the alert while it is active, for `POST /api/v1/alerts/{id}/silence`.
     #[serde(default)]
     pub(crate) id: String,
     /// The key of `[alerts]` in the config.
@@ -77,11 +78,11 @@ impl From<Silence> for AlertSilence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// Good to know.
+    /// No action needed.
     Info,
-    /// Look at it today.
+    /// Needs attention today.
     Warning,
-    /// Look at it now.
+    /// Needs attention now.
     Critical,
 }
 
@@ -109,7 +110,7 @@ pub(crate) struct SilenceRequest {
 /// The answer to `POST /api/v1/alerts/test`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct TestedAlerts {
-    /// The deliveries that were written: two for each endpoint that wants alerts.
+    /// The deliveries that were written: two for each endpoint that subscribes to alerts.
     pub(crate) deliveries: usize,
     /// The messages that were published: the test alert is raised and cleared.
     pub(crate) messages: Vec<String>,

@@ -12,7 +12,7 @@ use super::Seconds;
 pub(crate) struct EndpointRates {
     #[serde(flatten)]
     pub(crate) total: AttemptFigures,
-    /// The same by the hour, oldest first. Hours without an attempt are left out.
+    /// The outcomes of attempts by the hour, oldest first. Hours without an attempt are left out.
     pub(crate) items: Vec<EndpointHourRates>,
     /// Always null: the list has one page.
     #[schema(required)]

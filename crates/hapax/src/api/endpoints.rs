@@ -66,11 +66,11 @@ pub(crate) struct EndpointRequest {
     #[serde(default, skip_serializing_if = "Patch::is_keep")]
     #[schema(value_type = Option<String>)]
     pub(crate) uid: Patch<String>,
-    /// For people.
+    /// A description for people.
     #[serde(default, skip_serializing_if = "Patch::is_keep")]
     #[schema(value_type = Option<String>)]
     pub(crate) description: Patch<String>,
-    /// For people and scripts.
+    /// Names and values of your own, for people and scripts.
     #[serde(default, skip_serializing_if = "Patch::is_keep")]
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     pub(crate) metadata: Patch<BTreeMap<String, String>>,
@@ -167,7 +167,7 @@ pub(crate) struct RotateRequest {
     pub(crate) signing: Option<Signing>,
 }
 
-/// The body of `POST /api/v1/endpoints/{id}/disable`, and of acts that only have a reason.
+/// The body of `POST /api/v1/endpoints/{id}/disable`, and of actions that take only a reason.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReasonRequest {

@@ -303,7 +303,7 @@ pub(crate) struct PublishedDelivery {
     pub(crate) url: String,
     #[schema(value_type = DeliveryStatusWord)]
     pub(crate) status: DeliveryStatus,
-    /// Why it is not delivered.
+    /// Why the delivery has not succeeded.
     #[schema(required)]
     pub(crate) reason: Option<String>,
     pub(crate) attempt: u32,

@@ -200,7 +200,7 @@ pub(crate) struct Delivery {
     pub(crate) url: String,
     #[schema(value_type = DeliveryStatusWord)]
     pub(crate) status: DeliveryStatus,
-    /// Why it is not delivered.
+    /// Why the delivery has not succeeded.
     #[schema(required)]
     pub(crate) reason: Option<String>,
     /// Attempts so far.
@@ -253,7 +253,7 @@ pub(crate) struct DeliveryAttempt {
     /// The number of the attempt.
     pub(crate) n: u32,
     pub(crate) at: Timestamp,
-    /// Missing where the outcome was lost.
+    /// Absent if the outcome was lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) took_ms: Option<u64>,
     /// The HTTP status of the answer.
@@ -276,7 +276,7 @@ impl From<store::DeliveryAttempt> for DeliveryAttempt {
     }
 }
 
-/// The answer to acts on deliveries: the ids of those that changed.
+/// The answer to an action on deliveries: the ids of the changed deliveries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct ChangedDeliveries {
     #[schema(value_type = Vec<Uuid>)]

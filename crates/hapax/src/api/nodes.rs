@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// A node that runs or is missing. A node that stopped in order is neither.
+/// A node that runs or is missing. A node that shut down normally is neither.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Node {
     /// Names the process, and only this one.
@@ -16,8 +16,8 @@ pub(crate) struct Node {
     pub(crate) started_at: Timestamp,
     /// When it last checked in. A node checks in every ten seconds.
     pub(crate) seen_at: Timestamp,
-    /// Whether it has checked in within 30 seconds. Otherwise it is missing, and listed for an hour. It is listed no
-    /// longer once another node of that name runs.
+    /// Whether it has checked in within 30 seconds. A node that has not is missing. A missing node is listed for an
+    /// hour, or until another node of that name runs.
     pub(crate) alive: bool,
 }
 

@@ -15,7 +15,7 @@ use super::{Moment, Span};
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PlanRequest {
-    /// `dead`: deliveries that died in that time. `all`: every delivery of messages that were published in
+    /// `dead`: deliveries that became dead in that time. `all`: every delivery of messages that were published in
     /// that time, including those that were delivered. `missing`: messages that were published in that
     /// time and that the endpoint never got.
     #[schema(value_type = PlannedDeliveriesWord)]
@@ -126,11 +126,11 @@ pub(crate) struct Plan {
     /// At most this many deliveries or events a second.
     #[schema(required)]
     pub(crate) rate: Option<u32>,
-    /// How many deliveries or events it counted when it was recorded.
+    /// The number of deliveries or events when the plan was recorded.
     pub(crate) total: u64,
-    /// How many it has changed: sent again or for the first time, or decided about.
+    /// The number of deliveries or events that were changed: sent again or for the first time, or decided.
     pub(crate) done: u64,
-    /// How many needed nothing, because they were due or under way already, or decided otherwise.
+    /// The number that was skipped, because they were already due, under way or done, or decided otherwise.
     pub(crate) skipped: u64,
     #[schema(value_type = PlanStateWord)]
     pub(crate) state: PlanState,

@@ -13,7 +13,7 @@ use super::values::PortalRightWord;
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PortalRequest {
-    /// How long the link lasts, with the session of the browser that enters by it. Default: 1h; at most 30d.
+    /// How long the link lasts, with the session of the browser that enters with it. Default: 1h; at most 30d.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ttl: Option<Span>,
     /// The rights of its holder. `replay` and `endpoints` include `read`. Default: `read`.
@@ -44,7 +44,7 @@ pub(crate) struct PortalLink {
     pub(crate) allow: Vec<PortalRight>,
     pub(crate) created_at: Timestamp,
     pub(crate) expires_at: Timestamp,
-    /// When a browser entered by it; null if none has.
+    /// When a browser entered with the link; null if none has.
     #[schema(required)]
     pub(crate) entered_at: Option<Timestamp>,
 }

@@ -31,7 +31,7 @@ pub(crate) struct Stats {
     /// Whether `gaps_seconds` comes from a sample of the events. All other figures are exact
     /// counts.
     pub(crate) sampled: bool,
-    /// The same as `since`.
+    /// The start of the window, equal to `since`.
     pub(crate) failed_verifications_since: Timestamp,
     #[serde(flatten)]
     pub(crate) figures: Figures,
@@ -91,8 +91,8 @@ pub(crate) struct Figures {
     /// `received` / `unique`: how often an event arrives, including the first time.
     #[schema(required)]
     pub(crate) copies_per_event: Option<f64>,
-    /// How long after the first arrival of their event copies came: how many of them within each span. Spans without a
-    /// copy are left out. All copies are counted.
+    /// The number of copies by the time since the first arrival of their event. Spans without a copy are left out. All
+    /// copies are counted.
     #[serde(default)]
     pub(crate) copy_waits: Vec<CopyWaits>,
     /// The median wait before the second arrival of an event, before the third, and so on.
@@ -215,7 +215,7 @@ pub(crate) struct HistoryQuery {
     pub(crate) step: Option<Span>,
 }
 
-/// Figures over time. Steps without any are left out.
+/// Figures over time. Steps without figures are left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct History {
     /// The length of a step.

@@ -63,7 +63,7 @@ pub(crate) struct Key {
     /// The key as the client sent it.
     pub(crate) key: String,
     pub(crate) state: KeyState,
-    /// How often it was reserved without an answer.
+    /// How often a request has reserved the key: more than once if an earlier one left no answer.
     pub(crate) attempt: u32,
     /// When the lease of the request ends or ended.
     pub(crate) leased_until: Timestamp,

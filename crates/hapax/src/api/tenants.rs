@@ -21,9 +21,9 @@ pub(crate) struct SourceSecretsRequest {
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SourceSecretRequest {
-    /// The secret itself, in the form that the provider gives it out.
+    /// The secret itself, in the form in which the provider issues it.
     pub(crate) value: String,
-    /// From this instant on it verifies nothing.
+    /// From this time on, the secret verifies no request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) until: Option<Timestamp>,
 }
@@ -49,7 +49,7 @@ pub(crate) struct SourceSecrets {
 /// One secret without its value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct SourceSecret {
-    /// From this instant on it verifies nothing; null: it does not end.
+    /// From this time on, the secret verifies no request; null if it does not expire.
     #[schema(required)]
     pub(crate) until: Option<Timestamp>,
 }

@@ -23,7 +23,7 @@ pub(super) struct Alerts {
 enum AlertCommand {
     /// Silence an alert for a time: it stays in the list and publishes no messages
     Silence(SilenceAlert),
-    /// Publish a test alert to every endpoint that wants alerts; exit 1 if there is none
+    /// Publish a test alert to every endpoint that subscribes to alerts; exit 1 if no endpoint gets it
     Test(TestAlert),
 }
 

@@ -32,7 +32,7 @@ pub(super) enum Endpoints {
     Disable(EndpointArg),
     /// Send one signed test message now, and print the answer. Exit 1 if it is not a 2xx
     Ping(EndpointArg),
-    /// Send many deliveries of an endpoint again, or those that it never got
+    /// Send many deliveries of an endpoint again, or messages that it never got
     Replay(Box<ReplayEndpoint>),
     /// Remove an endpoint; its open deliveries are cancelled
     Remove(EndpointArg),
@@ -104,7 +104,7 @@ pub(super) struct Add {
     /// A name of your own, unique within the tenant
     #[arg(long)]
     uid: Option<String>,
-    /// For people
+    /// A description for people
     #[arg(long)]
     description: Option<String>,
     #[command(flatten)]

@@ -85,7 +85,10 @@ impl Listen {
             spec.params.insert("signing".to_owned(), "timestamped".to_owned());
         }
         let source = Source::build(spec).map_err(|error| {
-            CommandFailure::usage(format!("--secret: {}", error.problem), "leave it out to get one")
+            CommandFailure::usage(
+                format!("--secret: {}", error.problem),
+                "omit it to get a new secret",
+            )
         })?;
         let listener = TcpListener::bind(self.listen).await.map_err(|error| {
             CommandFailure::unreachable(format!("listening on {}: {error}", self.listen))
@@ -142,7 +145,7 @@ impl Listen {
         let secret = match self.secret.as_deref() {
             Some(given) if is_public(given) => return Ok(Zeroizing::new(given.to_owned())),
             Some(given) => SigningSecret::parse(kind, given).map_err(|error| {
-                CommandFailure::usage(format!("--secret: {error}"), "leave it out to get one")
+                CommandFailure::usage(format!("--secret: {error}"), "omit it to get a new secret")
             })?,
             None => {
                 let mut random = Zeroizing::new([0; 32]);

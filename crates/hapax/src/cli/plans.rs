@@ -17,7 +17,7 @@ use crate::format;
 pub(super) struct ReplayEndpoint {
     /// The endpoint's id
     id: String,
-    /// dead: deliveries that died in that time; all: deliveries of all messages published in that time;
+    /// dead: deliveries that became dead in that time; all: deliveries of all messages published in that time;
     /// missing: messages published in that time that the endpoint never got
     #[arg(long, value_name = "STATUS", value_parser = which)]
     status: PlannedDeliveries,

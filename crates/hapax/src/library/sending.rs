@@ -360,7 +360,9 @@ impl<S: Database> Hapax<S> {
                 | EndpointChanged::DisabledByOperator => {}
             }
         }
-        Err(SendingError::Conflict("the endpoint is being changed by others: try again".to_owned()))
+        Err(SendingError::Conflict(
+            "other requests keep changing the endpoint: try again".to_owned(),
+        ))
     }
 
     /// Removes an endpoint, and cancels its open deliveries. Returns false if no endpoint has this id.

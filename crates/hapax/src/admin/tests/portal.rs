@@ -628,7 +628,11 @@ async fn a_receiver_neither_enables_what_the_operator_disabled_nor_replaces_the_
     let before = store.endpoint(own.endpoint).await.unwrap();
     let refused = post("enable").await;
     assert_eq!(refused.status, StatusCode::CONFLICT);
-    assert!(refused.text.contains("disabled by the sender: ask them"), "{}", refused.text);
+    assert!(
+        refused.text.contains("the sender disabled this endpoint: ask the sender to enable it"),
+        "{}",
+        refused.text
+    );
     assert_eq!(post("disable").await.status, StatusCode::SEE_OTHER);
     assert_eq!(store.endpoint(own.endpoint).await.unwrap(), before, "something changed");
     let path = format!("/endpoints/{}", own.endpoint);
