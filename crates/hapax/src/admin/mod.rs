@@ -44,6 +44,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use axum::extract::{Request, State};
+use axum::handler::Handler as _;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
@@ -195,6 +196,9 @@ pub(crate) struct Admin<S> {
 
 /// All routes of the admin side.
 pub(crate) fn router<S: AdminStore>(admin: Arc<Admin<S>>) -> Router {
+    let site = Arc::clone(&admin.site);
+    let missing = (async || Problem::not_found("there is no such route"))
+        .layer(axum::middleware::from_fn_with_state(site, pages::finish));
     let mut router = Router::new();
     for ApiRoute { access, path, to, describe, .. } in routes::<S>() {
         let to = match (access, describe().is_page()) {
@@ -221,7 +225,7 @@ pub(crate) fn router<S: AdminStore>(admin: Arc<Admin<S>>) -> Router {
         router = router.route(path, to);
     }
     router
-        .fallback(async || Problem::not_found("there is no such route"))
+        .fallback(missing)
         .method_not_allowed_fallback(async || Problem::method_not_allowed())
         .layer(axum::middleware::map_response(response_headers))
         .layer(axum::middleware::map_request(host_header))

@@ -614,3 +614,17 @@ async fn the_overview_plots_what_was_recorded() {
     let too_many = server.page("/api/v1/history?from=365d&step=1m").await;
     assert_eq!(too_many.status, StatusCode::BAD_REQUEST);
 }
+
+#[tokio::test]
+async fn an_address_without_a_page_answers_a_browser_with_a_page() {
+    // A link from an old bookmark ends here. Other clients get a problem in JSON.
+    let server = server(Vec::new()).await;
+    let answer = server.page("/event").await;
+    assert_eq!(answer.status, StatusCode::NOT_FOUND);
+    assert!(answer.header(header::CONTENT_TYPE).starts_with("text/html"), "{}", answer.text);
+    assert!(answer.text.contains("Back to the overview"), "{}", answer.text);
+    answer.header(header::CONTENT_SECURITY_POLICY);
+    let (status, problem) = server.get("/event").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    assert_eq!(problem["type"], "urn:hapax:problem:not_found", "{problem}");
+}
