@@ -37,10 +37,12 @@ const showTimes = () => {
     if (Number.isNaN(at.getTime())) continue;
     time.dataset.utc ??= time.textContent;
     const { utc } = time.dataset;
-    const text = isLocal ? local(at, utc) : utc;
+    const clock = isLocal ? local(at, utc) : utc;
+    // Where space is short, the age takes the place of the time.
+    const text = time.className === "ago" ? age(at) : clock;
     if (time.textContent !== text) time.textContent = text;
     time.dataset.age = age(at);
-    time.title = `${isLocal ? utc : `${local(at, utc)} local time`}, ${age(at)}`;
+    time.title = `${time.className === "ago" ? `${clock}, ` : ""}${isLocal ? utc : `${local(at, utc)} local time`}, ${age(at)}`;
   }
 };
 
@@ -83,6 +85,23 @@ const addCopyButtons = () => {
     block.after(button);
   }
 };
+
+// Shows the figures of the bar under the pointer: a row of the table below the plots.
+document.addEventListener("pointermove", ({ target, clientX }) => {
+  const svg = target.closest?.(".plot svg");
+  if (!svg) return;
+  const { left, width } = svg.getBoundingClientRect();
+  const x = (clientX - left) / width * svg.viewBox.baseVal.width;
+  const row = [...document.querySelectorAll("tr[data-x]")].findLast((row) => row.dataset.x <= x);
+  const names = row ? [...row.closest("table").tHead.rows[0].cells] : [];
+  const text = names.map((name, at) => `${name.textContent}: ${row.cells[at].textContent}`).join("\n");
+  let title = svg.querySelector("title");
+  if (title === null) {
+    title = document.createElementNS(svg.namespaceURI, "title");
+    svg.prepend(title);
+  }
+  if (title.textContent !== text) title.textContent = text;
+});
 
 const isInUse = (region) => {
   const selection = document.getSelection();

@@ -166,6 +166,19 @@ impl Operator {
         for n in 0..DEAD - 1 {
             self.reaches(&format!("evt_plan_{n}"), "dead");
         }
+        // The bar under the pointer has the figures of its row in the table.
+        browser.open("/");
+        browser.comes_to_show("in one step");
+        let shown = browser.script(
+            "const svg = document.querySelector('.plot svg');
+            const { right, top } = svg.getBoundingClientRect();
+            const at = { bubbles: true, clientX: right - 1, clientY: top + 1 };
+            svg.dispatchEvent(new PointerEvent('pointermove', at));
+            return svg.querySelector('title').textContent",
+        );
+        let shown = shown.as_str().unwrap();
+        assert!(shown.contains("New: ") && shown.contains("Waiting: "), "{shown}");
+
         browser.open("/dead");
         browser.shows(&[&format!("{DEAD} dead letters, 1 error"), "fees", "evt_first"]);
         browser.follow("evt_first");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use askama::Template;
 use axum::extract::State;
 use axum::{Extension, Json};
+use url::form_urlencoded;
 
 use super::super::extract::{JsonBody, PathId};
 use super::super::problem::Problem;
@@ -34,6 +35,44 @@ pub(in crate::admin) async fn alerts<S: AdminStore>(
     let Json(list) = alerts::list(State(Arc::clone(&admin))).await;
     let frame = reader.frame(&admin, "/alerts").await;
     Ok(reader.page(Alerts { frame, list, done: filters.done() }))
+}
+
+/// The page where an operator sees what an alert is about: the text of its link, and its path.
+pub(crate) fn alert_page(alert: &Alert) -> Option<(&'static str, String)> {
+    let filtered = |path: &str, fields: &[(&str, &str)]| {
+        let filters = fields
+            .iter()
+            .fold(Filters::default(), |filters, (name, value)| filters.with(name, value));
+        filters.link(path)
+    };
+    let about_source = |name, fragment: &str| {
+        let source = path_segment(alert.source.as_deref()?);
+        Some((name, format!("/sources/{source}{fragment}")))
+    };
+    if let Some(endpoint) = &alert.endpoint {
+        return Some(("endpoint", format!("/endpoints/{}", path_segment(endpoint))));
+    }
+    match (alert.name.as_str(), alert.lane.as_deref().and_then(|lane| lane.split_once('/'))) {
+        ("dead_letters", Some((source, handler))) => {
+            let fields = [("source", source), ("handler", handler)];
+            Some(("dead letters", filtered("/dead", &fields)))
+        }
+        ("review", _) => {
+            let source = alert.source.as_deref().unwrap_or_default();
+            Some(("review", filtered("/review", &[("source", source)])))
+        }
+        ("duplicate_spike" | "conflicts", _) => Some(("duplicates", "/duplicates".to_owned())),
+        ("log_growth" | "store", _) => Some(("storage", "/storage".to_owned())),
+        ("failed_verifications", _) => about_source("refused requests", "#rejections"),
+        ("secret_expiry", _) => about_source("secrets", "#secrets"),
+        (_, Some(_)) => Some(("handlers", "/handlers".to_owned())),
+        (_, None) => about_source("source", ""),
+    }
+}
+
+/// The text as one segment of a path.
+fn path_segment(text: &str) -> String {
+    form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
 /// Silences an alert.

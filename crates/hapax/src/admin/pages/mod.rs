@@ -45,6 +45,7 @@ pub(super) use actions::{
     Acted, ActionForm, ActionRequest, ActionResult, Confirm, FormField, Forms, PageAction,
     Question, act, act_once, ask,
 };
+pub(crate) use alerts::alert_page;
 pub(super) use alerts::{SilenceAlert, TestAlert, UnsilenceAlert, alerts};
 pub(super) use assets::{File, file};
 pub(super) use event::event;

@@ -17,7 +17,15 @@ use super::filters::Filters;
 use super::plot::Plot;
 use super::text::CappedCount;
 use super::{Frame, Page, PageReader};
-use crate::api::{AlertList, Figures, HistoryQuery, Lane, Moment, Node, Span, Stats, StatsQuery};
+use crate::api::{
+    Alert, AlertList, Figures, HistoryQuery, Lane, Moment, Node, Span, Stats, StatsQuery,
+};
+
+/// The most alerts that the overview shows, so that the figures stay in view. The page of alerts has all.
+const ALERTS_SHOWN: usize = 5;
+
+/// The most sources whose refused requests are counted separately.
+const FORGED_SHOWN: usize = 3;
 
 /// The span over which the usual share of copies of a source is computed.
 const USUAL_OVER: Duration = Duration::from_secs(7 * 86_400);
@@ -53,6 +61,8 @@ struct SourceRow {
     waiting: CappedCount,
     dead: CappedCount,
     oldest_due: Option<Timestamp>,
+    /// The last arrival in the window or in the last week.
+    last_arrival: Option<Timestamp>,
 }
 
 /// `GET /`.
@@ -97,7 +107,8 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     Ok(reader.page(page))
 }
 
-/// Every source with a count in the window or with an unfinished job.
+/// Every source with a count in the window or in the last week, or with an unfinished job. A source that went silent
+/// keeps its row.
 fn source_rows(
     stats: &Stats,
     lanes: &[Lane],
@@ -107,13 +118,24 @@ fn source_rows(
     let row = |name: &str| SourceRow {
         name: name.to_owned(),
         figures: None,
-        usual: week.get(&SourceName::new(name)).and_then(|week| Figures::of(week).duplicate_rate),
+        usual: None,
         waiting: CappedCount::default(),
         dead: CappedCount::default(),
         oldest_due: None,
+        last_arrival: None,
     };
+    for (name, figures) in week {
+        let figures = Figures::of(figures);
+        if figures.received == 0 && figures.failed_verifications == 0 {
+            continue;
+        }
+        let row = rows.entry(name.as_str()).or_insert_with(|| row(name.as_str()));
+        (row.usual, row.last_arrival) = (figures.duplicate_rate, figures.last_arrival);
+    }
     for (name, figures) in stats.sources.iter().flatten() {
-        rows.entry(name).or_insert_with(|| row(name)).figures = Some(figures.clone());
+        let row = rows.entry(name).or_insert_with(|| row(name));
+        row.last_arrival = row.last_arrival.max(figures.last_arrival);
+        row.figures = Some(figures.clone());
     }
     for lane in lanes {
         let row = rows.entry(&lane.source).or_insert_with(|| row(&lane.source));
@@ -126,6 +148,28 @@ fn source_rows(
 }
 
 impl Overview {
+    /// The first alerts. Critical ones come first.
+    fn first_alerts(&self) -> &[Alert] {
+        let alerts = &self.alerts.items;
+        &alerts[..alerts.len().min(ALERTS_SHOWN)]
+    }
+
+    /// How many alerts only the page of alerts shows.
+    fn more_alerts(&self) -> usize {
+        self.alerts.items.len().saturating_sub(ALERTS_SHOWN)
+    }
+
+    /// The sources with the most refused requests.
+    fn most_forged(&self) -> Vec<(&str, u64)> {
+        let count = |row: &SourceRow| row.figures.as_ref().map_or(0, |it| it.failed_verifications);
+        let mut sources: Vec<_> =
+            self.sources.iter().map(|row| (row.name.as_str(), count(row))).collect();
+        sources.retain(|(_, count)| *count > 0);
+        sources.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        sources.truncate(FORGED_SHOWN);
+        sources
+    }
+
     /// How many nodes run.
     fn running(&self) -> usize {
         self.nodes.iter().filter(|node| node.alive).count()

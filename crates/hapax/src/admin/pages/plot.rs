@@ -1,5 +1,8 @@
-//! The plots of the overview, as numbers for an SVG: stacked bars of new events, copies and rejected requests; the
-//! slowest acknowledgements; and how many jobs waited.
+//! The plots of the overview, as paths for an SVG: stacked bars of new events, copies and rejected requests; the
+//! slowest acknowledgements; and how many jobs waited. All bars of one kind are one path, so a plot of 60 steps stays
+//! small.
+
+use std::fmt::Write as _;
 
 use hapax_core::Timestamp;
 
@@ -21,23 +24,25 @@ pub(super) struct Plot {
     pub(super) step_minutes: u64,
 }
 
-/// One step. The first parts of a bar are stacked.
+/// One step.
 pub(super) struct Bar {
     pub(super) x: u64,
-    pub(super) width: u64,
-    pub(super) parts: [BarPart; 3],
+    width: u64,
+    /// New events, with copies and rejected requests stacked on top.
+    new: BarPart,
+    copies: BarPart,
+    rejected: BarPart,
     /// The p99 of acknowledgements, in a plot of its own.
-    pub(super) ack: BarPart,
+    ack: BarPart,
     /// The jobs that waited, in a plot of its own.
-    pub(super) waiting: BarPart,
+    waiting: BarPart,
     pub(super) point: HistoryPoint,
 }
 
 /// A part of a bar.
-pub(super) struct BarPart {
-    pub(super) class: &'static str,
-    pub(super) y: u64,
-    pub(super) height: u64,
+struct BarPart {
+    y: u64,
+    height: u64,
 }
 
 impl Plot {
@@ -59,24 +64,60 @@ impl Plot {
             let new = height(point.new, most);
             let copies = height(point.copies, most);
             let rejected = height(point.rejected, most);
-            let parts = [
-                part("new", new, 0),
-                part("copies", copies, new),
-                part("rejected", rejected, new + copies),
-            ];
             let micros = |seconds: Option<f64>| (seconds.unwrap_or_default() * 1e6) as u64;
             let ack = height(micros(point.ack_seconds.p99), micros(ack_most));
             Bar {
                 x: left,
                 width: (right - left).saturating_sub(1).max(1),
-                parts,
-                ack: part("ack", ack, 0),
-                waiting: part("waiting", height(point.waiting, waiting_most), 0),
+                new: part(new, 0),
+                copies: part(copies, new),
+                rejected: part(rejected, new + copies),
+                ack: part(ack, 0),
+                waiting: part(height(point.waiting, waiting_most), 0),
                 point,
             }
         };
         let bars = history.items.into_iter().map(bar).collect();
         Self { bars, most, ack_most, waiting_most, step_minutes: step / 60 }
+    }
+
+    /// The bars of new events.
+    pub(super) fn new_events(&self) -> String {
+        self.path(|bar| &bar.new)
+    }
+
+    /// The bars of copies.
+    pub(super) fn copies(&self) -> String {
+        self.path(|bar| &bar.copies)
+    }
+
+    /// The bars of rejected requests.
+    pub(super) fn rejected(&self) -> String {
+        self.path(|bar| &bar.rejected)
+    }
+
+    /// The bars of the slowest acknowledgements.
+    pub(super) fn acks(&self) -> String {
+        self.path(|bar| &bar.ack)
+    }
+
+    /// The bars of the jobs that waited.
+    pub(super) fn waiting(&self) -> String {
+        self.path(|bar| &bar.waiting)
+    }
+
+    /// One path with the same part of every bar.
+    fn path(&self, part: impl Fn(&Bar) -> &BarPart) -> String {
+        let mut path = String::new();
+        for bar in &self.bars {
+            let BarPart { y, height } = part(bar);
+            if *height > 0 {
+                let (x, width) = (bar.x, bar.width);
+                write!(path, "M{x} {y}h{width}v{height}h-{width}")
+                    .expect("a string takes all text");
+            }
+        }
+        path
     }
 }
 
@@ -89,8 +130,8 @@ fn height(count: u64, most: u64) -> u64 {
     }
 }
 
-fn part(class: &'static str, height: u64, below: u64) -> BarPart {
-    BarPart { class, y: HEIGHT.saturating_sub(height + below), height }
+fn part(height: u64, below: u64) -> BarPart {
+    BarPart { y: HEIGHT.saturating_sub(height + below), height }
 }
 
 #[cfg(test)]
@@ -113,13 +154,14 @@ mod tests {
         let plot = Plot::of(History { step_seconds: 60, items, next: None }, to, 3_600);
         for bar in &plot.bars {
             assert!(bar.x + bar.width <= WIDTH, "{} {}", bar.x, bar.width);
-            for part in &bar.parts {
+            for part in [&bar.new, &bar.copies, &bar.rejected, &bar.ack, &bar.waiting] {
                 assert!(part.y + part.height <= HEIGHT + 2, "{} {}", part.y, part.height);
             }
         }
-        let heights: Vec<_> =
-            plot.bars.iter().map(|bar| bar.parts.each_ref().map(|part| part.height)).collect();
+        let heights = plot.bars.iter().map(|bar| [&bar.new, &bar.copies, &bar.rejected]);
+        let heights: Vec<_> = heights.map(|parts| parts.map(|part| part.height)).collect();
         assert_eq!(heights, [[1, 0, 0], [99, 1, 1], [1, 1, 1]]);
+        assert_eq!(plot.copies().matches('M').count(), 2, "{}", plot.copies());
         let others = plot.bars.iter().map(|bar| [bar.ack.height, bar.waiting.height]);
         assert_eq!(others.collect::<Vec<_>>(), [[1, 1], [3, 100], [100, 1]]);
         assert!(plot.bars[0].x < plot.bars[1].x && plot.bars[1].x < plot.bars[2].x);

@@ -3,9 +3,15 @@
 use hapax_core::Timestamp;
 use hapax_core::limits::LANE_COUNT_MAX;
 
-/// An instant in UTC, to the millisecond.
+/// An instant in UTC, to the second. Where milliseconds matter, pages show the time that passed since another instant.
 pub(crate) fn clock(at: &Timestamp) -> String {
-    at.strftime("%Y-%m-%d %H:%M:%S%.3fZ").to_string()
+    at.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
+/// The parts of a sentence, and whether each was a command between backticks.
+pub(crate) fn with_code(sentence: &str) -> Vec<(&str, bool)> {
+    let parts = sentence.split('`').enumerate();
+    parts.map(|(at, part)| (part, at % 2 == 1)).filter(|(part, _)| !part.is_empty()).collect()
 }
 
 /// The text with control characters, bidirectional marks and other invisible characters written as escapes.

@@ -606,13 +606,79 @@ async fn the_overview_plots_what_was_recorded() {
         .unwrap();
     server.shared_pages_end();
     let page = server.page("/").await.text;
-    assert!(page.contains("<svg") && page.contains("3 new, 2 copies, 1 rejected"), "{page}");
+    assert!(
+        page.contains("<path class=\"rejected\" d=\"M")
+            && page.contains("<td>3</td><td>2</td><td>1</td>"),
+        "{page}"
+    );
     assert!(page.contains("4 × 503 in 1h"), "{page}");
     assert!(page.contains("40.0 % (40.0 %)"), "the share of copies, and the usual one: {page}");
     assert!(page.contains("<b class=\"ack\">ack p99</b>, at most 16"), "{page}");
     assert!(page.contains("<b class=\"waiting\">waiting</b> jobs, at most 12"), "{page}");
     let too_many = server.page("/api/v1/history?from=365d&step=1m").await;
     assert_eq!(too_many.status, StatusCode::BAD_REQUEST);
+}
+
+/// The most bytes of the first page with its style sheet and its script, in the worst hour.
+const FIRST_PAGE_BYTES_MAX: usize = 45_000;
+
+#[tokio::test]
+async fn the_first_page_stays_small_with_twenty_busy_sources_in_every_minute() {
+    // Each source, each minute and each alert adds markup, so the page grows with all of them.
+    let server = server(vec![event("evt_1", &[])]).await;
+    let mut figures = TrafficFigures {
+        counts: TrafficCounts {
+            new: 123_456,
+            copies: 2_345,
+            rejected: 1_234,
+            ..TrafficCounts::default()
+        },
+        gauges: Gauges { waiting: 12_345, ..Gauges::default() },
+        ..TrafficFigures::default()
+    };
+    figures.tallies.count(TallyKind::Ack, 40, 5);
+    let mut counts = Vec::new();
+    for minute in 0..60 {
+        let at = noon() - std::time::Duration::from_secs(minute * 60);
+        for source in 0..20 {
+            let source = SourceName::new(format!("a-source-of-usual-length-{source}"));
+            counts.push(TrafficCount { source, at, figures: figures.clone() });
+        }
+    }
+    let traffic = server.store.faults.inner();
+    traffic.record_traffic(Uuid::from_u128(7), counts).await.expect("records");
+    server.shared_pages_end();
+    let page = server.page("/").await.text;
+    assert_eq!(page.matches("a-source-of-usual-length-19</bdi>").count(), 1, "{page}");
+    assert!(page.matches("<tr data-x=").count() >= 59, "{page}");
+    let mut bytes = page.len();
+    for name in ["style.css\"", "pages.js\""] {
+        let end = page.find(name).expect("the page loads it") + name.len() - 1;
+        let start = page[..end].rfind('"').expect("a quote") + 1;
+        bytes += server.page(&page[start..end]).await.text.len();
+    }
+    assert!(bytes < FIRST_PAGE_BYTES_MAX, "{bytes} bytes, {} of them HTML", page.len());
+}
+
+#[tokio::test]
+async fn a_source_that_went_silent_keeps_its_row_on_the_overview() {
+    // The source sent nothing in the window of one hour, and it has no job.
+    let server = server(Vec::new()).await;
+    let at = noon() - std::time::Duration::from_secs(3 * 3_600);
+    let last_arrival = at.as_second().unsigned_abs();
+    let figures = TrafficFigures {
+        counts: TrafficCounts { new: 3, ..TrafficCounts::default() },
+        gauges: Gauges { last_arrival, ..Gauges::default() },
+        ..TrafficFigures::default()
+    };
+    let count = TrafficCount { source: SourceName::new("quiet"), at, figures };
+    let traffic = server.store.faults.inner();
+    traffic.record_traffic(Uuid::from_u128(7), vec![count]).await.expect("records");
+    let page = server.page("/").await.text;
+    let (_, row) = page.split_once("<bdi>quiet</bdi>").unwrap_or_else(|| panic!("{page}"));
+    let row = row.split("</tr>").next().unwrap();
+    assert!(row.contains("09:00:"), "the last arrival is shown: {row}");
+    assert!(!page.contains("No event has arrived"), "{page}");
 }
 
 #[tokio::test]
@@ -627,4 +693,22 @@ async fn an_address_without_a_page_answers_a_browser_with_a_page() {
     let (status, problem) = server.get("/event").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert_eq!(problem["type"], "urn:hapax:problem:not_found", "{problem}");
+}
+
+#[tokio::test]
+async fn an_alert_links_to_what_it_is_about() {
+    // 7 requests of stripe failed verification, and one job of fee is dead.
+    let server = server(vec![event("evt_1", &[("fee", JobState::Dead)])]).await;
+    let (_, alerts) = server.get("/api/v1/alerts").await;
+    for path in ["/", "/alerts"] {
+        let page = server.page(path).await.text;
+        let link = "<a href=\"/dead?source=stripe&#38;handler=fee\">dead letters</a>";
+        assert!(page.contains(link), "{path}: {alerts}: {page}");
+        assert!(page.contains("<code>hapax dead list</code>"), "{path}: {page}");
+    }
+    let page = server.page("/").await.text;
+    assert!(
+        page.contains("<a href=\"/sources/stripe#rejections\">7 for <bdi>stripe</bdi></a>"),
+        "{page}"
+    );
 }
