@@ -66,6 +66,17 @@ const addZoneButton = () => {
   document.querySelector(".who")?.prepend(button);
 };
 
+// Names each cell by its column, so that a narrow screen can show each row as a card.
+const addLabels = () => {
+  for (const table of document.querySelectorAll("table:not(.cards)")) {
+    const names = [...table.tHead?.rows[0]?.cells ?? []].map((name) => name.textContent);
+    for (const row of table.tBodies[0]?.rows ?? []) {
+      names.forEach((name, at) => row.cells[at]?.setAttribute("data-label", name));
+    }
+    table.classList.add("cards");
+  }
+};
+
 const addCopyButtons = () => {
   for (const block of document.querySelectorAll("[data-copy]:not([data-copy-ready])")) {
     block.dataset.copyReady = "";
@@ -135,6 +146,7 @@ const refresh = async () => {
 
 const decorate = () => {
   showTimes();
+  addLabels();
   addCopyButtons();
 };
 

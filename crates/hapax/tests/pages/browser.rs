@@ -28,7 +28,7 @@ const ARGUMENTS: [&str; 9] = [
     "--disable-dev-shm-usage",
 ];
 
-/// Finds a page that does not fit its window, text without contrast, fields without a label, and
+/// Finds a page or a table that does not fit its window, text without contrast, fields without a label, and
 /// foreign elements.
 const FLAWS: &str = include_str!("flaws.js");
 
@@ -245,7 +245,7 @@ impl Browser {
         self.expected.lock().unwrap().push(entry);
     }
 
-    /// Checks the page: it fits its window, its text has contrast (WCAG AA), every field has a label, and it
+    /// Checks the page: it and its tables fit its window, its text has contrast (WCAG AA), every field has a label, and it
     /// has no element that a template does not write.
     #[track_caller]
     pub(crate) fn is_sound(&self) {

@@ -7,6 +7,10 @@ if (root.scrollWidth > root.clientWidth) {
     .map((e) => `${e.tagName}.${e.className}`);
   flaws.push(`wider than its window (${root.scrollWidth} > ${root.clientWidth}): ${wide.slice(0, 5)}`);
 }
+for (const region of document.querySelectorAll(".scroll")) {
+  const { scrollWidth, clientWidth } = region;
+  if (scrollWidth > clientWidth) flaws.push(`a table is cut off (${scrollWidth} > ${clientWidth}): ${region.innerText.slice(0, 80)}`);
+}
 
 const parts = (color) => color.match(/[\d.]+/g).map(Number);
 const luminance = (color) => {
