@@ -11,6 +11,9 @@ for (const region of document.querySelectorAll(".scroll")) {
   const { scrollWidth, clientWidth } = region;
   if (scrollWidth > clientWidth) flaws.push(`a table is cut off (${scrollWidth} > ${clientWidth}): ${region.innerText.slice(0, 80)}`);
 }
+for (const time of document.querySelectorAll(".timeline time")) {
+  if (time.scrollWidth > time.clientWidth) flaws.push(`a time covers the text beside it: ${time.textContent}`);
+}
 
 const parts = (color) => color.match(/[\d.]+/g).map(Number);
 const luminance = (color) => {
