@@ -655,7 +655,11 @@ impl Audited {
         who: &str,
         status: StatusCode,
     ) {
-        let is_refusal = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+        // Any client can cause these without a token.
+        let is_refusal = matches!(
+            status,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS
+        );
         if is_refusal && refusals.0.check().is_err() {
             return;
         }

@@ -335,6 +335,25 @@ async fn the_audit_trail_has_every_action_and_every_refusal() {
 }
 
 #[tokio::test]
+async fn a_flood_of_wrong_tokens_fills_no_audit_trail() {
+    // Above 20 wrong tokens a second the answer is 429. A record of each would let any client fill the disk.
+    let server = server_with(Vec::new(), WithoutToken::Refused).await;
+    let mut limited = 0;
+    for _ in 0..300 {
+        let path = "/api/v1/events/evt_1/replay";
+        match server.post_as(Some("wrong-token"), path, json!({})).await.0 {
+            StatusCode::UNAUTHORIZED => {}
+            StatusCode::TOO_MANY_REQUESTS => limited += 1,
+            other => panic!("{other}"),
+        }
+    }
+    assert!(limited > 100, "{limited} requests were limited");
+    let all = AuditFilter { limit: 400, ..AuditFilter::default() };
+    let recorded = server.store.faults.inner().audited(all).await.unwrap().items.len();
+    assert!((1..100).contains(&recorded), "{recorded} refusals were recorded");
+}
+
+#[tokio::test]
 async fn each_route_is_open_to_exactly_the_roles_that_it_needs() {
     use Access::{Admin, Claim, Operate, Publish, Read};
     let may = [
