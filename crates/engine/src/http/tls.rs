@@ -1,4 +1,4 @@
-//! TLS for a listener, from PEM files. A renewed certificate is loaded without a restart.
+//! TLS for a listener, from PEM files. A renewed certificate is taken over without a restart.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,6 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 /// A certificate and its key, as read from their files.
 #[derive(Debug)]
 pub struct Certificate {
-    cert: PathBuf,
-    key: PathBuf,
     provider: Arc<CryptoProvider>,
     current: ArcSwap<CertifiedKey>,
 }
@@ -51,13 +49,12 @@ impl Certificate {
     pub fn load(cert: &Path, key: &Path) -> Result<Arc<Self>, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let current = ArcSwap::from(read(cert, key, &provider)?);
-        Ok(Arc::new(Self { cert: cert.to_owned(), key: key.to_owned(), provider, current }))
+        Ok(Arc::new(Self { provider, current }))
     }
 
-    /// Reads both files again. On an error the old certificate stays in use.
-    pub fn reload(&self) -> Result<(), TlsError> {
-        self.current.store(read(&self.cert, &self.key, &self.provider)?);
-        Ok(())
+    /// Uses the certificate and the key of `newer` for every handshake from now on.
+    pub fn replace_with(&self, newer: &Self) {
+        self.current.store(newer.current.load_full());
     }
 
     /// The TLS settings of a listener: TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1.

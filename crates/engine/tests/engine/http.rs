@@ -786,14 +786,17 @@ mod over_tls {
             .with_no_client_auth()
     }
 
+    fn load(
+        directory: &std::path::Path,
+    ) -> Result<Arc<hapax_engine::tls::Certificate>, hapax_engine::tls::TlsError> {
+        let (cert, key) = (directory.join("cert.pem"), directory.join("key.pem"));
+        hapax_engine::tls::Certificate::load(&cert, &key)
+    }
+
     fn tls() -> Tls {
         let directory = tempfile::tempdir().unwrap();
         let client = trusting(write_pair(directory.path()));
-        let certificate = hapax_engine::tls::Certificate::load(
-            &directory.path().join("cert.pem"),
-            &directory.path().join("key.pem"),
-        )
-        .unwrap();
+        let certificate = load(directory.path()).unwrap();
         Tls { server: certificate.server_config().unwrap(), client, certificate, directory }
     }
 
@@ -862,15 +865,15 @@ mod over_tls {
     }
 
     #[tokio::test]
-    async fn a_renewed_certificate_is_loaded_and_a_broken_one_is_not() {
+    async fn a_renewed_certificate_is_used_and_a_broken_one_cannot_be_loaded() {
         let tls = tls();
         let server = start_with(HttpLimits::default(), Some(tls.server), hello).await;
         let renewed = trusting(write_pair(tls.directory.path()));
         assert!(connect(server.address, renewed.clone(), &[]).await.is_err());
-        tls.certificate.reload().unwrap();
+        tls.certificate.replace_with(&load(tls.directory.path()).unwrap());
         assert!(connect(server.address, renewed.clone(), &[]).await.is_ok());
         std::fs::write(tls.directory.path().join("cert.pem"), "nonsense").unwrap();
-        assert!(tls.certificate.reload().is_err());
+        assert!(load(tls.directory.path()).is_err());
         assert!(connect(server.address, renewed, &[]).await.is_ok());
     }
 }

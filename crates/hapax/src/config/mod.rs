@@ -4,8 +4,8 @@
 //! [`reader`] reads a whole configuration. [`settings`] reads the keys with a default, [`overrides`] the flags and
 //! environment variables, and [`dev`] the configuration without a file. [`tokens`], [`sources`], [`handlers`],
 //! [`proxies`], [`outbound`], [`vault`] and [`portal`] read the sections. [`document`] walks the TOML with its line
-//! numbers, [`units`] parses single values, and [`secrets`] resolves `env:` and `file:`. [`lookup`] reads single
-//! settings for other commands.
+//! numbers, [`units`] parses single values, and [`secrets`] resolves `env:` and `file:`. [`restart`] lists the changes
+//! that a reload cannot apply. [`lookup`] reads single settings for other commands.
 
 mod alerts;
 mod dev;
@@ -20,6 +20,7 @@ mod problem;
 mod proxies;
 mod reader;
 mod refetch;
+mod restart;
 mod secret_file;
 mod secrets;
 mod settings;
@@ -47,6 +48,7 @@ pub(crate) use self::portal::PortalSettings;
 pub(crate) use self::problem::{ConfigErrors, InvalidSetting};
 pub(crate) use self::proxies::{CallerIdentity, Proxy};
 use self::reader::{Environment, load_in};
+pub(crate) use self::restart::AppliedAtStart;
 pub(crate) use self::secrets::resolve as resolve_secret;
 pub(crate) use self::settings::{LogFormat, LogSettings, Settings};
 pub(crate) use self::shared::{Role, ServiceUrl};
@@ -117,50 +119,5 @@ impl Config {
     /// The files that were read: config, secrets, certificates, SQL.
     pub(crate) fn watched_files(&self) -> &[PathBuf] {
         &self.watched
-    }
-
-    /// The keys that differ in `newer` and take effect only at a restart.
-    pub(crate) fn needs_restart(&self, newer: &Self) -> Vec<String> {
-        let (old, new) = (&self.settings, &newer.settings);
-        let differs = [
-            ("listen", old.listen != new.listen),
-            ("admin_listen", old.admin_listen != new.admin_listen),
-            ("admin_url", old.admin_url != new.admin_url),
-            ("admin_tls", self.admin_tls.is_some() != newer.admin_tls.is_some()),
-            ("data_dir", old.data_dir != new.data_dir),
-            ("database_url", old.database_url != new.database_url),
-            ("handlers_database_url", old.handlers_database_url != new.handlers_database_url),
-            ("redis_url", old.redis_url != new.redis_url),
-            ("roles", old.roles != new.roles),
-            ("max_connections", old.max_connections != new.max_connections),
-            ("log", old.log != new.log),
-            (
-                "portal",
-                match (&self.portal, &newer.portal) {
-                    (None, None) => false,
-                    (Some(old), Some(new)) => old.needs_restart(new),
-                    (Some(_), None) | (None, Some(_)) => true,
-                },
-            ),
-        ];
-        let differs = differs.into_iter().filter(|(_, differs)| *differs);
-        differs.map(|(key, _)| key.to_owned()).chain(self.proxies_moved(newer)).collect()
-    }
-
-    /// Proxies whose listener would have to be opened, closed or moved.
-    fn proxies_moved(&self, newer: &Self) -> Vec<String> {
-        let names = |of: &Self| of.proxies.iter().map(|it| it.name.clone()).collect::<Vec<_>>();
-        let at = |of: &Self, name: &str| {
-            of.proxies.iter().find(|it| it.name == name).map(|it| it.listen)
-        };
-        let mut all = [names(self), names(newer)].concat();
-        all.sort();
-        all.dedup();
-        let moved = |name: &String| match (at(self, name), at(newer, name)) {
-            (Some(old), Some(new)) if old == new => None,
-            (Some(_), Some(_)) => Some(format!("proxies.{name}.listen")),
-            (Some(_), None) | (None, Some(_)) | (None, None) => Some(format!("proxies.{name}")),
-        };
-        all.iter().filter_map(moved).collect()
     }
 }

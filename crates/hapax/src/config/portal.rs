@@ -72,12 +72,3 @@ impl ConfigReader<'_> {
         Some(PortalSettings { listen, public_url, tls })
     }
 }
-
-impl PortalSettings {
-    /// Whether a change to `newer` takes effect only at a restart.
-    pub(super) fn needs_restart(&self, newer: &Self) -> bool {
-        self.listen != newer.listen
-            || self.public_url != newer.public_url
-            || self.tls.is_some() != newer.tls.is_some()
-    }
-}

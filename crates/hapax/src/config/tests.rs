@@ -175,7 +175,7 @@ fn urls_of_shared_servers_are_read_and_kept_out_of_debug_output() {
     let flagged = load_text(text, &env, flags);
     let shown = format!("{flagged:?}");
     assert!(shown.contains("flagged/db") && !shown.contains("hunter2"), "{shown}");
-    assert_eq!(config.needs_restart(&flagged), ["database_url"]);
+    assert_eq!(AppliedAtStart::of(&config).pending(&flagged), ["database_url"]);
 }
 
 #[test]
@@ -227,7 +227,10 @@ fn a_proxy_that_moves_comes_or_goes_waits_for_a_restart_and_new_rules_do_not() {
     let load = |text: String| load_text(&text, &|_| None, Flags::default());
     let old = load(proxy("a", 1, "") + &proxy("b", 2, "") + &proxy("c", 3, ""));
     let new = load(proxy("a", 1, "ttl = \"1h\"") + &proxy("b", 9, "") + &proxy("d", 4, ""));
-    assert_eq!(old.needs_restart(&new), ["proxies.b.listen", "proxies.c", "proxies.d"]);
+    assert_eq!(
+        AppliedAtStart::of(&old).pending(&new),
+        ["proxies.b.listen", "proxies.c", "proxies.d"]
+    );
 }
 
 #[test]

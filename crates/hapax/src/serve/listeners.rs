@@ -99,10 +99,25 @@ pub(super) fn scheme(tls: &Option<Arc<ServerConfig>>) -> &'static str {
     if tls.is_some() { "https" } else { "http" }
 }
 
-/// The certificates of the public side, of the admin side and of the portal.
-pub(super) fn certificates(config: &Config) -> Vec<Arc<Certificate>> {
-    let portal = config.portal.as_ref().and_then(|portal| portal.tls.clone());
-    [config.tls.clone(), config.admin_tls.clone(), portal].into_iter().flatten().collect()
+/// The certificates of the listeners that had one at the start.
+pub(super) struct ListenerCertificates([Option<Arc<Certificate>>; 3]);
+
+impl ListenerCertificates {
+    /// The certificates of the public side, of the admin side and of the portal.
+    pub(super) fn of(config: &Config) -> Self {
+        let portal = config.portal.as_ref().and_then(|portal| portal.tls.clone());
+        Self([config.tls.clone(), config.admin_tls.clone(), portal])
+    }
+
+    /// Takes over the certificates that `newer` has read, from whatever files. A listener whose TLS was added or
+    /// removed stays as it is.
+    pub(super) fn reload(&self, newer: &Config) {
+        for (current, newer) in self.0.iter().zip(Self::of(newer).0) {
+            if let (Some(current), Some(newer)) = (current, newer) {
+                current.replace_with(&newer);
+            }
+        }
+    }
 }
 
 /// The limits of the public listeners. Raises the limit of file descriptors, as far as the system allows.

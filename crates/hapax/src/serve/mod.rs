@@ -116,7 +116,7 @@ async fn serve_on<S: ServerStore>(
     lines.print(&config);
 
     let watch = Arc::clone(&parts.watch);
-    Reloadable { config, parts }.run(&mut signals, &metrics).await;
+    Reloadable::new(config, parts).run(&mut signals, &metrics).await;
 
     tracing::info!("shutting down: accepted requests are committed and answered first");
     stop.cancel();

@@ -9,11 +9,10 @@ use arc_swap::ArcSwap;
 use hapax_core::presets::RetrySchedule;
 use hapax_core::search::SearchFields;
 use hapax_core::{SourceName, Timestamp};
-use hapax_engine::tls::Certificate;
 use hapax_engine::{Ingress, Janitor, JobsFor, Now, Outbound, Proxy, Sender, Workers};
 use uuid::Uuid;
 
-use super::listeners::{self, Addresses};
+use super::listeners::{Addresses, ListenerCertificates};
 use super::{ServerStore, from_config};
 use crate::admin::{Authorizer, Redactions};
 use crate::alerts::{AlertMonitor, AlertRules, Inputs};
@@ -46,7 +45,7 @@ pub(super) struct Parts<S> {
     pub(super) rejections: Arc<RejectionRecorder>,
     pub(super) watch: Arc<AlertMonitor>,
     pub(super) redactions: Arc<Redactions>,
-    pub(super) certificates: Vec<Arc<Certificate>>,
+    pub(super) certificates: ListenerCertificates,
     pub(super) public_address: SocketAddr,
     /// The sources of the configuration.
     pub(super) known_sources: Arc<ArcSwap<HashSet<SourceName>>>,
@@ -128,7 +127,7 @@ impl<S: ServerStore> Parts<S> {
             rejections: Arc::new(rejections),
             watch: Arc::new(AlertMonitor::new(inputs, AlertRules::of(config))),
             redactions: Arc::new(Redactions::new(from_config::redacted(config))),
-            certificates: listeners::certificates(config),
+            certificates: ListenerCertificates::of(config),
             public_address: at.public,
             known_sources: Arc::new(ArcSwap::from_pointee(from_config::source_names(config))),
             store,

@@ -13,7 +13,7 @@ use super::listeners::http_limits;
 use super::parts::Parts;
 use super::{ServerStore, from_config};
 use crate::alerts::AlertRules;
-use crate::config::{Config, InvalidSetting};
+use crate::config::{AppliedAtStart, Config, InvalidSetting};
 use crate::tenant_sources::TenantRules;
 use crate::{sending, telemetry};
 
@@ -40,11 +40,17 @@ impl Signals {
 
 /// A running server, whose configuration can change.
 pub(super) struct Reloadable<S> {
-    pub(super) config: Config,
-    pub(super) parts: Parts<S>,
+    config: Config,
+    applied_at_start: AppliedAtStart,
+    parts: Parts<S>,
 }
 
 impl<S: ServerStore> Reloadable<S> {
+    /// A server that has started with this configuration.
+    pub(super) fn new(config: Config, parts: Parts<S>) -> Self {
+        Self { applied_at_start: AppliedAtStart::of(&config), config, parts }
+    }
+
     /// Reloads on SIGHUP and when a file with a secret, a certificate or SQL changes; returns on SIGTERM or SIGINT.
     pub(super) async fn run(&mut self, signals: &mut Signals, metrics: &PrometheusHandle) {
         let mut seen = self.files();
@@ -149,12 +155,8 @@ impl<S: ServerStore> Reloadable<S> {
         parts.redactions.reload(from_config::redacted(&newer));
         parts.search_fields.store(Arc::new(from_config::search_fields(&newer)));
         parts.retry_schedules.store(Arc::new(from_config::retry_schedules(&newer)));
-        for error in parts.certificates.iter().filter_map(|it| it.reload().err()) {
-            tracing::error!(
-                "{why}: cannot reload the certificate, the server keeps the old one: {error}"
-            );
-        }
-        for key in self.config.needs_restart(&newer) {
+        parts.certificates.reload(&newer);
+        for key in self.applied_at_start.pending(&newer) {
             tracing::warn!("{why}: {key} changed; restart the server to apply it");
         }
         self.config = newer;

@@ -1,10 +1,12 @@
 //! Secrets that change while the server runs, and configs that must be refused at the start or at a
 //! reload.
 
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::support::sender::now_exact;
-use crate::support::{House, Sender, Server, until};
+use crate::support::{House, Sender, Server, skip, until};
 use hapax_core::Timestamp;
 
 const OLD: &str = "whsec_the_old_one";
@@ -142,6 +144,89 @@ fn a_reload_adds_and_removes_sources_under_open_connections() {
     assert_eq!(wire.try_ask(&Sender::stripe(OLD).event("evt_2")).unwrap().status, 404);
     let github = Sender::new("github", "another secret altogether", "/webhooks/github");
     server.ask(github.request("{}").bytes()).is("accepted");
+}
+
+#[test]
+fn a_pending_restart_is_reported_at_each_reload_until_nothing_is_pending() {
+    let plain = stripe(&format!("\"{OLD}\""));
+    let house = House::new(&plain);
+    let server = house.start();
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tls-for-tests");
+    house.configure(&format!(
+        "header_timeout = \"3s\"\ndrain = \"7s\"\n{plain}\
+         [tls]\ncert = \"{data}.pem\"\nkey = \"{data}.key\"\n"
+    ));
+    let warned = |key: &str| {
+        let line = format!("{key} changed; restart the server to apply it");
+        server.stderr.text().matches(&line).count()
+    };
+    for reloads in 1..=2 {
+        reload(&server, TAKEN);
+        let counts = ["header_timeout", "drain", ": tls"].map(warned);
+        assert_eq!(counts, [reloads; 3], "{}", server.stderr.text());
+    }
+    // The running server still has the first configuration: going back to it changes nothing.
+    house.configure(&plain);
+    reload(&server, TAKEN);
+    assert_eq!(["header_timeout", "drain", ": tls"].map(warned), [2; 3]);
+}
+
+#[test]
+fn a_certificate_at_another_path_is_served_after_a_reload() {
+    let house = House::new("");
+    for name in ["old", "new"] {
+        let at = |end: &str| house.path().join(format!("{name}.{end}")).display().to_string();
+        let made = Command::new("openssl")
+            .args([
+                "req",
+                "-x509",
+                "-nodes",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:P-256",
+            ])
+            .args([
+                "-days",
+                "2",
+                "-subj",
+                "/CN=localhost",
+                "-addext",
+                "subjectAltName=DNS:localhost",
+            ])
+            .args(["-keyout", &at("key"), "-out", &at("pem")])
+            .output();
+        match made {
+            Ok(made) if made.status.success() => {}
+            Ok(made) => panic!("{}", String::from_utf8_lossy(&made.stderr)),
+            Err(error) => {
+                let test = "a_certificate_at_another_path_is_served_after_a_reload";
+                return skip(test, &format!("openssl cannot be run: {error}"));
+            }
+        }
+    }
+    let tls = |name: &str| format!("{{ cert = \"DIR/{name}.pem\", key = \"DIR/{name}.key\" }}");
+    let config = |name: &str| format!("admin_tls = {0}\ntls = {0}\n", tls(name));
+    house.configure(&config("old"));
+    let server = house.start();
+    let is_served = |name: &str, at: SocketAddr| {
+        let file = house.path().join(format!("{name}.pem"));
+        let ran = Command::new("openssl")
+            .args(["s_client", "-verify_return_error", "-verify_hostname", "localhost"])
+            .args(["-connect", &at.to_string(), "-CAfile", &file.display().to_string()])
+            .stdin(Stdio::null())
+            .output();
+        ran.expect("openssl").status.success()
+    };
+    for at in [server.ingress, server.admin] {
+        assert!(is_served("old", at) && !is_served("new", at));
+    }
+    house.configure(&config("new"));
+    reload(&server, TAKEN);
+    for at in [server.ingress, server.admin] {
+        assert!(is_served("new", at) && !is_served("old", at));
+    }
+    assert!(!server.stderr.text().contains("restart the server"), "{}", server.stderr.text());
 }
 
 #[test]
