@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
+use hapax_store::limits::STATEMENT_VALUE_BYTES_MAX;
+
 use super::{Config, PortalSettings, Settings};
 
 /// What a running server has applied of the settings that need a restart. A reload changes nothing of it.
@@ -55,6 +57,7 @@ impl AppliedAtStart {
             ("redis_url", old.redis_url != new.redis_url),
             ("roles", old.roles != new.roles),
             ("max_connections", old.max_connections != new.max_connections),
+            ("max_body (for SQL handlers)", bodies_outgrow_values(old, new)),
             ("header_timeout", old.header_timeout != new.header_timeout),
             ("drain", old.drain != new.drain),
             ("log", old.log != new.log),
@@ -78,4 +81,11 @@ impl AppliedAtStart {
         };
         names.into_iter().filter_map(moved).collect()
     }
+}
+
+/// Whether the longest body needs longer values in SQL handlers than the limit that the embedded database was opened
+/// with.
+fn bodies_outgrow_values(old: &Settings, new: &Settings) -> bool {
+    let limit = STATEMENT_VALUE_BYTES_MAX.max(old.max_body_bytes.saturating_mul(2));
+    old.database_url.is_none() && new.max_body_bytes.saturating_mul(2) > limit
 }

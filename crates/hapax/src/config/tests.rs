@@ -234,6 +234,21 @@ fn a_proxy_that_moves_comes_or_goes_waits_for_a_restart_and_new_rules_do_not() {
 }
 
 #[test]
+fn a_longer_body_waits_for_a_restart_only_where_sql_handlers_would_notice() {
+    // The limit of values on the embedded database is 32 MiB, or twice `max_body` at the start.
+    let load = |text: &str| load_text(text, &|_| None, Flags::default());
+    let postgres = "database_url = \"postgres://u@db/hapax\"\n";
+    let check = |before: &str, old: &str, new: &str, expected: &[&str]| {
+        let [old, new] = [old, new].map(|max| load(&format!("{before}max_body = \"{max}\"")));
+        assert_eq!(AppliedAtStart::of(&old).pending(&new), expected);
+    };
+    check("", "1MiB", "16MiB", &[]);
+    check("", "1MiB", "17MiB", &["max_body (for SQL handlers)"]);
+    check("", "20MiB", "1MiB", &[]);
+    check(postgres, "1MiB", "17MiB", &[]);
+}
+
+#[test]
 fn a_config_file_that_disappears_does_not_turn_a_reload_into_dev_mode() {
     // The directory that `load_text` created is removed by now. The reload must fail and not return the sources of dev
     // mode.
