@@ -38,8 +38,11 @@ const COMPLETION_ROUNDS_MAX: usize = 20;
 /// The most rows that wait for a store that cannot write: an hour of a hundred sources. The oldest are dropped.
 const WAITING_MAX: usize = 6_000;
 
-/// Reads the counters of this process since its start, for every configured source.
+/// Reads the counters of this process since its start, for every source that it ever served.
 pub(crate) type ReadFigures = Box<dyn Fn() -> BTreeMap<SourceName, TrafficFigures> + Send + Sync>;
+
+/// Reads which sources are configured now.
+pub(crate) type ReadSources = Box<dyn Fn() -> Vec<SourceName> + Send + Sync>;
 
 /// The most repetitions of a read during which a record was written.
 const READ_AGAIN_MAX: usize = 3;
@@ -48,6 +51,7 @@ const READ_AGAIN_MAX: usize = 3;
 pub(crate) struct TrafficRecorder {
     node: Uuid,
     figures: ReadFigures,
+    configured: ReadSources,
     now: Now,
     counted: Mutex<Counted>,
     closed: ClosedFigures,
@@ -55,13 +59,14 @@ pub(crate) struct TrafficRecorder {
 
 impl TrafficRecorder {
     /// `node` names this process, and only this one.
-    pub(crate) fn new(node: Uuid, figures: ReadFigures, now: Now) -> Self {
-        Self { node, figures, now, counted: Mutex::default(), closed: ClosedFigures::default() }
+    pub(crate) fn new(node: Uuid, figures: ReadFigures, configured: ReadSources, now: Now) -> Self {
+        let (counted, closed) = (Mutex::default(), ClosedFigures::default());
+        Self { node, figures, configured, now, counted, closed }
     }
 
     /// The sources that are configured now.
     pub(crate) fn sources(&self) -> Vec<SourceName> {
-        (self.figures)().into_keys().collect()
+        (self.configured)()
     }
 
     /// Notes how many jobs of each source wait now. The next record contains the highest numbers of its
@@ -365,7 +370,7 @@ mod tests {
                 let figures = TrafficFigures { counts, ..TrafficFigures::default() };
                 BTreeMap::from([(SourceName::new("s"), figures)])
             };
-            TrafficRecorder::new(Uuid::from_u128(1), Box::new(figures), clock)
+            TrafficRecorder::new(Uuid::from_u128(1), Box::new(figures), Box::new(Vec::new), clock)
         };
         let read = async || {
             let ask = TrafficAsk {
@@ -432,7 +437,7 @@ mod tests {
                 let figures = TrafficFigures { counts, ..TrafficFigures::default() };
                 BTreeMap::from([(SourceName::new("s"), figures)])
             };
-            TrafficRecorder::new(Uuid::from_u128(1), Box::new(figures), clock)
+            TrafficRecorder::new(Uuid::from_u128(1), Box::new(figures), Box::new(Vec::new), clock)
         };
         let from = Timestamp::from_second(999_960).unwrap();
         let counted = async || {

@@ -14,7 +14,7 @@ pub(crate) mod sender_keys;
 pub(crate) mod stored_headers;
 pub(crate) mod sync_wait;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -136,9 +136,15 @@ impl<S: Store + StoreHints> Ingress<S> {
         self.routes.store(Arc::new(routes));
     }
 
-    /// The figures of the requests of every source since the process started; a reload does not reset them.
+    /// The figures of the requests of every source since the process started, including those of sources that a
+    /// reload removed. A reload does not reset them.
     pub fn figures(&self) -> BTreeMap<SourceName, TrafficFigures> {
         self.routes.load().figures()
+    }
+
+    /// The sources that have a path now, including those whose secrets cannot be used.
+    pub fn sources(&self) -> BTreeSet<SourceName> {
+        self.routes.load().sources()
     }
 
     /// The requests that were refused since the last call, the newest of each source.

@@ -246,6 +246,11 @@ impl Routes {
                 route.record.tally = self.tallies.of(route.source.name());
             }
         }
+        for record in self.unavailable.values_mut() {
+            if let Some(record) = Arc::get_mut(record) {
+                record.tally = self.tallies.of(&record.source());
+            }
+        }
     }
 
     /// Takes the rejections since the last call.
@@ -261,11 +266,16 @@ impl Routes {
         self.by_path.values().flat_map(|route| route.secret_uses()).collect()
     }
 
-    /// The figures of every source since the process started.
+    /// The figures of every source since the process started, including those of sources that a
+    /// reload removed.
     pub(crate) fn figures(&self) -> BTreeMap<SourceName, TrafficFigures> {
-        let sources: BTreeSet<_> = self.by_path.values().map(|route| route.source.name()).collect();
-        let figures = |source: &SourceName| (source.clone(), self.tallies.of(source).figures());
-        sources.into_iter().map(figures).collect()
+        self.tallies.figures()
+    }
+
+    /// The sources that have a path, including those whose secrets cannot be used now.
+    pub(crate) fn sources(&self) -> BTreeSet<SourceName> {
+        let served = self.by_path.values().map(|route| route.source.name().clone());
+        served.chain(self.unavailable.values().map(|record| record.source())).collect()
     }
 
     /// Forgets quiet clients and logs how many lines the budget suppressed. Called every second.
@@ -427,6 +437,10 @@ impl SourceRecord {
         }
     }
 
+    fn source(&self) -> SourceName {
+        SourceName::new(&*self.source)
+    }
+
     pub(crate) fn count(&self, decision: Decision, at: Timestamp) {
         self.arrivals[decision as usize].increment(1);
         self.tally.arrived(decision, at);
@@ -494,5 +508,34 @@ mod tests {
     fn every_decision_and_lane_is_at_its_index_in_its_list() {
         assert!(DECISIONS.into_iter().enumerate().all(|(at, decision)| decision as usize == at));
         assert!(LineKind::ALL.into_iter().enumerate().all(|(at, kind)| kind as usize == at));
+    }
+
+    #[test]
+    fn refusals_of_a_source_without_usable_secrets_are_in_its_figures() {
+        // All pairs of the source are unavailable, a reload builds a new table, and the last pair is removed.
+        let (tenant, source) = (Tenant::new("acme"), SourceName::new("stripe"));
+        let table = |change| {
+            let mut routes = Routes::build(RoutesSpec::new(Vec::new())).unwrap();
+            routes.change(vec![change]);
+            routes
+        };
+        let unavailable =
+            || RouteChange::Unavailable { tenant: tenant.clone(), source: source.clone() };
+        let refuse = |routes: &Routes| {
+            let record = routes.find_unavailable("/webhooks/acme/stripe").expect("the pair");
+            record.count_refusal(Reason::Unavailable);
+        };
+        let counted = |routes: &Routes| routes.figures()[&source].counts.unavailable;
+        let first = table(unavailable());
+        refuse(&first);
+        assert_eq!(counted(&first), 1);
+        let mut reloaded = table(unavailable());
+        reloaded.continue_from(&first);
+        refuse(&reloaded);
+        assert_eq!(counted(&reloaded), 2);
+        assert_eq!(reloaded.sources(), BTreeSet::from([source.clone()]));
+        let mut removed = table(RouteChange::Remove { tenant, source: source.clone() });
+        removed.continue_from(&reloaded);
+        assert_eq!((counted(&removed), removed.sources()), (2, BTreeSet::new()));
     }
 }

@@ -285,6 +285,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
                             |source: &str, rejected| (SourceName::new(source), figures(rejected));
                         BTreeMap::from([named("quiet", 0), named("stripe", 7)])
                     }),
+                    Box::new(|| ["quiet", "stripe"].map(SourceName::new).into()),
                     Arc::new(noon),
                 )),
                 clock_offset_seconds: Box::new(|| Some(-90)),

@@ -321,11 +321,19 @@ impl Monitored {
             (traffic.source.clone(), TrafficFigures { counts, ..TrafficFigures::default() })
         };
         let traffic = Box::new(move || read.lock().unwrap().iter().map(figures).collect());
+        let read = Arc::clone(&counters);
+        let sources =
+            move || read.lock().unwrap().iter().map(|traffic| traffic.source.clone()).collect();
         let node = Uuid::from_u128(node);
         let inputs = Inputs {
             node,
             node_name: format!("host-{node}:8080"),
-            traffic: Arc::new(TrafficRecorder::new(node, traffic, Arc::clone(&now))),
+            traffic: Arc::new(TrafficRecorder::new(
+                node,
+                traffic,
+                Box::new(sources),
+                Arc::clone(&now),
+            )),
             clock_offset_seconds: Box::new(|| None),
             known: Box::new(Vec::new),
             tenant_secrets: Box::new(Vec::new),

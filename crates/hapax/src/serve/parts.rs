@@ -191,17 +191,19 @@ fn traffic<S: ServerStore>(
     workers: &Arc<Workers<S>>,
     now: &Now,
 ) -> TrafficRecorder {
+    let sources = {
+        let ingress = Arc::clone(ingress);
+        move || ingress.sources().into_iter().collect()
+    };
     let (ingress, workers) = (Arc::clone(ingress), Arc::clone(workers));
     let figures = move || {
         let mut figures = ingress.figures();
         for (source, worked) in workers.figures() {
-            if let Some(figures) = figures.get_mut(&source) {
-                figures.add(&worked);
-            }
+            figures.entry(source).or_default().add(&worked);
         }
         figures
     };
-    TrafficRecorder::new(node, Box::new(figures), Arc::clone(now))
+    TrafficRecorder::new(node, Box::new(figures), Box::new(sources), Arc::clone(now))
 }
 
 /// The proxies of a process that accepts requests.

@@ -147,6 +147,33 @@ fn a_reload_adds_and_removes_sources_under_open_connections() {
 }
 
 #[test]
+fn what_a_removed_source_did_until_its_removal_is_counted() {
+    // Counts are recorded every ten seconds: the source is removed right after its events, before they are.
+    let house = House::new(&format!(
+        "{}[sources.stripe.handlers.fee]\nsql = \"SELECT 1\"\n",
+        stripe(&format!("\"{OLD}\""))
+    ));
+    let server = house.start();
+    for n in 0..3 {
+        server.ask(Sender::stripe(OLD).event(&format!("evt_{n}"))).is("accepted");
+    }
+    until("the events are processed", || {
+        let events = server.admin_get("/api/v1/events?status=processed").json();
+        (events["items"].as_array()?.len() == 3).then_some(())
+    });
+    house.configure("");
+    reload(&server, TAKEN);
+    let history = server.admin_get("/api/v1/history?source=stripe&step=1h").json();
+    let sum = |figure: &str| -> u64 {
+        let items = history["items"].as_array().expect("a list");
+        items.iter().filter_map(|item| item[figure].as_u64()).sum()
+    };
+    assert_eq!((sum("new"), sum("succeeded")), (3, 3), "{history}");
+    let stats = server.admin_get("/api/v1/stats").json();
+    assert_eq!(stats["received"], 3, "{stats}");
+}
+
+#[test]
 fn a_pending_restart_is_reported_at_each_reload_until_nothing_is_pending() {
     let plain = stripe(&format!("\"{OLD}\""));
     let house = House::new(&plain);
