@@ -154,11 +154,12 @@ struct MonitorState {
     lease: Option<(Timestamp, bool)>,
     /// The traffic of all nodes, as the judge has read it.
     merged: MergedTraffic,
-    /// The state of each handler's jobs, from the last successful query.
-    lanes: Vec<LaneState>,
-    paused: Vec<PausedHandler>,
-    in_review: Vec<(SourceName, u64)>,
-    failing: Vec<EndpointRecord>,
+    /// The state of each handler's jobs, from the last successful query. `None` until this node has read it as the
+    /// judge; the same holds for the next three.
+    lanes: Option<Vec<LaneState>>,
+    paused: Option<Vec<PausedHandler>>,
+    in_review: Option<Vec<(SourceName, u64)>>,
+    failing: Option<Vec<EndpointRecord>>,
     /// The handlers of all nodes that are alive.
     handlers: HashSet<HandlerRef>,
     /// The keys that the vault lacks, and when the stored values were last checked.
@@ -177,16 +178,31 @@ impl MonitorState {
     /// The number of waiting jobs of each source, as last read.
     fn gauges(&self) -> BTreeMap<SourceName, Gauges> {
         let mut gauges: BTreeMap<SourceName, Gauges> = BTreeMap::new();
-        for lane in &self.lanes {
+        for lane in self.lanes.iter().flatten() {
             let of_source = gauges.entry(lane.handler.source.clone()).or_default();
             of_source.waiting += lane.ready + lane.leased + lane.held + lane.parked;
             of_source.dead += lane.dead;
             of_source.review += lane.review;
         }
-        for (source, count) in &self.in_review {
+        for (source, count) in self.in_review.iter().flatten() {
             gauges.entry(source.clone()).or_default().review += count;
         }
         gauges
+    }
+
+    /// The names of the alerts whose data this node has not read yet since it became the judge.
+    fn unread(&self) -> Vec<&'static str> {
+        let by_data: [(bool, &[&str]); 4] = [
+            (self.lanes.is_some(), &["oldest_job", "handler_gone", "dead_letters", "review"]),
+            (self.in_review.is_some(), &["review"]),
+            (self.failing.is_some(), &["circuits"]),
+            (
+                self.merged.was_read(),
+                &["duplicate_spike", "failed_verifications", "conflicts", "silence"],
+            ),
+        ];
+        let unread = by_data.into_iter().filter(|(was_read, _)| !was_read);
+        unread.flat_map(|(_, names)| names).copied().collect()
     }
 }
 
@@ -203,6 +219,8 @@ struct Alert {
 struct RoundFindings {
     /// The problems in the data of all nodes; `None` if this node is not the judge.
     judged: Option<Vec<Finding>>,
+    /// The names of the alerts that the judge cannot judge yet, because their data could not be read.
+    unread: Vec<&'static str>,
     /// The problems of this process.
     own: Vec<Finding>,
 }
@@ -223,10 +241,10 @@ impl AlertMonitor {
             rules,
             lease: None,
             merged: MergedTraffic::new((inputs.now)()),
-            lanes: Vec::new(),
-            paused: Vec::new(),
-            in_review: Vec::new(),
-            failing: Vec::new(),
+            lanes: None,
+            paused: None,
+            in_review: None,
+            failing: None,
             handlers: HashSet::new(),
             missing_keys: None,
             listed: Vec::new(),
@@ -380,25 +398,25 @@ impl AlertMonitor {
         }
     }
 
-    /// Reads the data of all nodes. If the store cannot be read, the last known values stay, so that no alert ends
-    /// because of a failed query.
+    /// Reads the data of all nodes. If the store cannot be read, the last known values stay, or the alerts of the judge
+    /// before this one, so that no alert ends because of a failed query.
     async fn observe<S: AlertStore>(&self, store: &S, now: Timestamp) {
         match store.lanes().await {
-            Ok(lanes) => self.kept().lanes = lanes,
+            Ok(lanes) => self.kept().lanes = Some(lanes),
             Err(error) => tracing::debug!(%error, "reading the state of the handlers: {error}"),
         }
         match store.paused_handlers().await {
-            Ok(paused) => self.kept().paused = paused,
+            Ok(paused) => self.kept().paused = Some(paused),
             Err(error) => tracing::debug!(%error, "reading which handlers are paused: {error}"),
         }
         match store.in_review().await {
-            Ok(in_review) => self.kept().in_review = in_review,
+            Ok(in_review) => self.kept().in_review = Some(in_review),
             Err(error) => tracing::debug!(%error, "counting events in review: {error}"),
         }
         let failing =
             EndpointFilter { failing: true, limit: FAILING_MAX, ..EndpointFilter::default() };
         match store.endpoints(failing).await {
-            Ok(failing) => self.kept().failing = failing.items,
+            Ok(failing) => self.kept().failing = Some(failing.items),
             Err(error) => tracing::debug!(%error, "reading the endpoints that fail: {error}"),
         }
         let gauges = self.kept().gauges();
@@ -427,23 +445,23 @@ impl AlertMonitor {
             // When this node is the judge again, it begins with the counts of all nodes until then.
             kept.merged = MergedTraffic::new(now);
             // The data that this node read when it was last the judge may be an hour old.
-            kept.lanes.clear();
-            kept.paused.clear();
-            kept.in_review.clear();
-            kept.failing.clear();
+            kept.lanes = None;
+            kept.paused = None;
+            kept.in_review = None;
+            kept.failing = None;
         }
         secrets.extend(kept.rules.secrets.iter().cloned());
         let observed = Observations {
             now,
             history: kept.merged.history(),
             traffic: kept.merged.current(),
-            lanes: &kept.lanes,
-            in_review: &kept.in_review,
+            lanes: kept.lanes.as_deref().unwrap_or_default(),
+            in_review: kept.in_review.as_deref().unwrap_or_default(),
             known: &kept.handlers,
             pauses: kept.merged.pauses(),
-            failing: &kept.failing,
+            failing: kept.failing.as_deref().unwrap_or_default(),
             missing_keys: kept.missing_keys.as_ref().map_or(&[], |(_, missing)| missing),
-            paused: &kept.paused,
+            paused: kept.paused.as_deref().unwrap_or_default(),
             secrets: &secrets,
             unwritable: store.writable().err().map(|error| error.to_string()),
             clock_offset_seconds: (self.inputs.clock_offset_seconds)(),
@@ -453,6 +471,7 @@ impl AlertMonitor {
         let alerts = &kept.rules.alerts;
         RoundFindings {
             judged: is_judge.then(|| judge(&observed, alerts)),
+            unread: kept.unread(),
             own: judge_node(&observed, alerts),
         }
     }
@@ -471,7 +490,11 @@ impl AlertMonitor {
         let since = |subject: &str| {
             rows.iter().find(|row| row.alert.subject == subject).map_or(now, |row| row.since)
         };
-        let judged = found.judged.as_deref().map(|found| reported(found, since));
+        let judged = found.judged.as_deref().map(|judged| {
+            let mut judged = reported(judged, since);
+            judged.extend(still_unread(&rows, &judged, &found.unread));
+            judged
+        });
         let own = reported(&found.own, since);
         let node = self.inputs.node;
         let subjects = |alerts: &[ActiveAlert]| -> BTreeSet<String> {
@@ -626,6 +649,20 @@ fn reported(found: &[Finding], since: impl Fn(&str) -> Timestamp) -> Vec<ActiveA
         }));
     }
     reported
+}
+
+/// The alerts of the judge before this one that this judge cannot judge yet: a query that fails ends no alert.
+fn still_unread(
+    rows: &[StoredAlert],
+    judged: &[ActiveAlert],
+    unread: &[&'static str],
+) -> Vec<ActiveAlert> {
+    let is_judged = |row: &StoredAlert| judged.iter().any(|one| one.subject == row.alert.subject);
+    let is_unread = |row: &StoredAlert| {
+        content(&row.alert).is_some_and(|alert| unread.contains(&alert.name.as_str()))
+    };
+    let rows = rows.iter().filter(|row| row.reporter == JUDGE && is_unread(row) && !is_judged(row));
+    rows.map(|row| row.alert.clone()).collect()
 }
 
 impl About {

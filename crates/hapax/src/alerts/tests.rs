@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use hapax_core::Tenant;
 use hapax_core::endpoint::{EndpointId, EndpointSealed, EndpointSettings};
 use hapax_core::job::HandlerName;
-use hapax_core::store::{TrafficCount, TrafficCounts, TrafficFigures};
+use hapax_core::store::{NewJob, TrafficCount, TrafficCounts, TrafficFigures};
 use hapax_core::vault::Sealed;
 use hapax_core::{SourceName, Timestamp};
-use hapax_sim::{Act, FaultyStore};
+use hapax_sim::{Act, FaultyStore, SignedEvent};
 use hapax_store::MemoryStore;
 
 use super::history::CounterHistory;
@@ -413,6 +413,40 @@ async fn one_node_judges_what_all_have_counted_and_another_takes_over() {
     assert_eq!(first.round(&store, 55).await, named("failed_verifications", 20));
     assert!(!first.monitor.kept().lease.unwrap().1, "only one judges");
     assert_eq!(last.round(&store, 130).await, []);
+}
+
+#[tokio::test]
+async fn a_new_judge_that_cannot_read_the_data_ends_no_alert() {
+    // The judge dies. The queries of its successor fail for longer than it takes to clear an alert, but its reports
+    // are recorded.
+    let second = Arc::new(AtomicI64::new(0));
+    let store = FaultyStore::new(store_at(&second));
+    let [first, next] = [1, 2].map(|node| Monitored::new(node, &second, AlertRules::default()));
+    let late = SignedEvent { is_late: true, ..SignedEvent::new("stripe", "evt_1", at(0)) };
+    store.ingest(late.ingest(Vec::new())).await.unwrap();
+    let job = NewJob { handler: HandlerName::new("gone"), place: None, hopeless: None };
+    store.ingest(SignedEvent::new("github", "evt_2", at(0)).ingest(vec![job])).await.unwrap();
+    first.count(traffic(5, 0, 20));
+    let mut expected = vec!["failed_verifications", "handler_gone", "review"];
+    let names = |alerts: Vec<(String, i64)>| {
+        let mut names: Vec<String> = alerts.into_iter().map(|(name, _)| name).collect();
+        names.sort();
+        names
+    };
+    for later in [0, 10] {
+        assert_eq!(names(first.round(&store, later).await), expected);
+    }
+    let reads = [Act::Lanes, Act::InReview, Act::ListEndpoints, Act::TrafficBySource];
+    reads.map(|act| store.fail(act, StoreError::Unavailable("too slow".into())));
+    for later in (50..=500).step_by(10) {
+        assert_eq!(names(next.round(&store, later).await), expected, "{later}");
+    }
+    assert!(next.monitor.kept().lease.unwrap().1, "the successor judges");
+    // Once the data can be read, the problem that is over ends, and one that has begun meanwhile is found.
+    reads.map(|act| store.heal(act));
+    expected[0] = "oldest_job";
+    expected.sort();
+    assert_eq!(names(next.round(&store, 510).await), expected);
 }
 
 #[tokio::test]

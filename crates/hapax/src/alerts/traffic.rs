@@ -138,6 +138,11 @@ impl MergedTraffic {
         self.pauses_at = Some(now);
     }
 
+    /// Whether the counts were read at least once.
+    pub(super) fn was_read(&self) -> bool {
+        self.was_read
+    }
+
     /// The longest pause of each source in a week.
     pub(super) fn pauses(&self) -> &BTreeMap<SourceName, Duration> {
         &self.pauses
