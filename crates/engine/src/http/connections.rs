@@ -1,8 +1,8 @@
 //! The open connections of one listener, and the choice of connections to close when a new one
 //! needs a slot.
 //!
-//! Connections are closed only when all slots are in use. The state of a connection is a few
-//! atomics of its own ([`ConnectionActivity`]), so serving a request costs nothing here. When slots are needed,
+//! Connections are closed only when all slots are in use. Each connection keeps its own state
+//! ([`ConnectionActivity`]), so serving a request takes no lock of all connections. When slots are needed,
 //! one survey of all connections chooses several to close, and later new connections use the same
 //! result.
 
@@ -317,6 +317,37 @@ mod tests {
         assert_eq!(order(&flights, SLOW_AFTER), [1, 0]);
         drop(reading);
         assert_eq!(order(&flights, SLOW_AFTER), [0]);
+    }
+
+    #[test]
+    fn a_slow_body_stays_slow_while_its_peer_finishes_other_requests() {
+        // On HTTP/2 a peer holds one body back and finishes small requests beside it.
+        let flights = ["192.0.2.1"; 2].map(activity);
+        let held = flights.each_ref().map(|activity| {
+            let (running, _) = activity.begin();
+            tick();
+            (running, activity.reads())
+        });
+        tick();
+        let (small, _) = flights[0].begin();
+        drop(flights[0].reads());
+        drop(small);
+        assert_eq!(order(&flights, SLOW_AFTER), [0, 1], "the body that began first");
+        drop(held);
+    }
+
+    #[test]
+    fn a_body_that_has_just_begun_is_not_slow_because_another_request_ran_long() {
+        let flights = ["192.0.2.1"; 2].map(activity);
+        let (long, _) = flights[0].begin();
+        tick();
+        let (_running, _) = flights[1].begin();
+        let _reading = flights[1].reads();
+        tick();
+        let (_running, _) = flights[0].begin();
+        let _reading = flights[0].reads();
+        drop(long);
+        assert_eq!(order(&flights, SLOW_AFTER), [1, 0], "the body that began first");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,9 @@ pub(crate) struct ConnectionActivity {
     opened: Instant,
     running: AtomicUsize,
     started: AtomicUsize,
-    /// The number of running requests that still read their body.
-    reading: AtomicUsize,
+    /// The beginnings of the bodies that are still to come, in microseconds after `opened`, the
+    /// oldest first.
+    bodies: Mutex<Vec<u64>>,
     /// The number of running requests whose answer is ready but not yet fully sent.
     answered: AtomicUsize,
     /// The time at which a part of an answer was last sent, in microseconds after `opened`.
@@ -58,7 +59,10 @@ pub(crate) struct InFlight {
 
 /// One body in flight; it ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Reading(Arc<ConnectionActivity>);
+pub(crate) struct Reading {
+    activity: Arc<ConnectionActivity>,
+    began_us: u64,
+}
 
 impl ConnectionActivity {
     pub(crate) fn new(peer: SocketAddr) -> Self {
@@ -67,7 +71,7 @@ impl ConnectionActivity {
             opened: Instant::now(),
             running: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
-            reading: AtomicUsize::new(0),
+            bodies: Mutex::default(),
             answered: AtomicUsize::new(0),
             taken_us: AtomicU64::new(0),
             changed_us: AtomicU64::new(0),
@@ -95,8 +99,15 @@ impl ConnectionActivity {
 
     /// Records that the body of a running request is still to come.
     pub(crate) fn reads(self: &Arc<Self>) -> Reading {
-        self.reading.fetch_add(1, Ordering::Relaxed);
-        Reading(self.clone())
+        let mut bodies = self.bodies();
+        // Read under the lock, so that the order is right.
+        let began_us = self.age_us();
+        bodies.push(began_us);
+        Reading { activity: self.clone(), began_us }
+    }
+
+    fn bodies(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.bodies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that a request of this connection was verified.
@@ -140,9 +151,12 @@ impl ConnectionActivity {
         }
     }
 
-    /// The time at which its state last changed.
+    /// The beginning of its oldest unfinished body. Without one, the time at which its state last
+    /// changed. Other requests of an HTTP/2 connection do not make a slow body younger.
     pub(crate) fn waits_since(&self) -> Instant {
-        self.opened + Duration::from_micros(self.changed_us.load(Ordering::Relaxed))
+        let body = self.bodies().first().copied();
+        let since_us = body.unwrap_or_else(|| self.changed_us.load(Ordering::Relaxed));
+        self.opened + Duration::from_micros(since_us)
     }
 
     /// The state of the connection, or `None` while it runs a complete request.
@@ -167,7 +181,7 @@ impl ConnectionActivity {
                 (false, false) => ConnectionState::Head,
             });
         }
-        let is_reading = self.reading.load(Ordering::Relaxed) >= running;
+        let is_reading = self.bodies().len() >= running;
         match (is_reading, is_verified) {
             (true, false) if is_slow => Some(ConnectionState::SlowBody),
             (true, false) if is_new => Some(ConnectionState::New),
@@ -243,7 +257,10 @@ impl Drop for InFlight {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.0.reading.fetch_sub(1, Ordering::Relaxed);
+        let mut bodies = self.activity.bodies();
+        if let Some(at) = bodies.iter().position(|began_us| *began_us == self.began_us) {
+            bodies.remove(at);
+        }
     }
 }
 
