@@ -80,11 +80,11 @@ pub const SLOW_AFTER: Duration = Duration::from_secs(2);
 /// flood: at most all slots are replaced within this time.
 pub const NEW_FOR: Duration = Duration::from_millis(250);
 
-/// An address is crowding if it holds more than one in this many of all slots, and at least
+/// An address is crowding if it holds more than one in this many of all slots, and more than
 /// [`CROWD_MIN`]. A provider sends from many addresses, a flood from few.
 pub const CROWD_SHARE: usize = 8;
 
-/// An address with fewer connections than this is never crowding, however few slots there are.
+/// An address with at most this many connections is never crowding, however few slots there are.
 pub const CROWD_MIN: usize = 16;
 
 /// While more than one in this many connections is new, further connections wait for them, and no
