@@ -42,7 +42,8 @@ function openLedger(path) {
   const text = fs.readFileSync(path, "utf8");
   // If the last line has no end, the app died while it wrote the line, and never answered with that fee.
   const whole = text.slice(0, text.lastIndexOf("\n") + 1);
-  fs.ftruncateSync(file, Buffer.byteLength(whole));
+  let bytes = Buffer.byteLength(whole);
+  fs.ftruncateSync(file, bytes);
   const lines = whole.split("\n").filter(Boolean).map((line) => JSON.parse(line));
   const fees = new Map(lines.map((line) => [line.key, line.fee]));
   return {
@@ -50,8 +51,12 @@ function openLedger(path) {
     charge(key, payout, amount) {
       if (!fees.has(key)) {
         const fee = Math.floor((amount * 5 + 500) / 1000);
-        fs.writeSync(file, JSON.stringify({ key, payout, amount, fee }) + "\n");
+        const line = JSON.stringify({ key, payout, amount, fee }) + "\n";
+        // If an earlier line could not be written or synced, its call comes again: what is left of it goes.
+        fs.ftruncateSync(file, bytes);
+        fs.appendFileSync(file, line);
         fs.fsyncSync(file);
+        bytes += Buffer.byteLength(line);
         fees.set(key, fee);
       }
       return fees.get(key);

@@ -40,15 +40,20 @@ function openInvoices(path) {
   const text = fs.readFileSync(path, "utf8");
   // If the last line has no end, the app died while it wrote the line, and never answered for that invoice.
   const whole = text.slice(0, text.lastIndexOf("\n") + 1);
-  fs.ftruncateSync(file, Buffer.byteLength(whole));
+  let bytes = Buffer.byteLength(whole);
+  fs.ftruncateSync(file, bytes);
   const lines = whole.split("\n").filter(Boolean).map((line) => JSON.parse(line));
   const seen = new Set(lines.map((line) => line.message));
   return {
     record(message, { id, amount }) {
       if (seen.has(message)) return "recorded before";
       step("before write");
-      fs.writeSync(file, JSON.stringify({ message, invoice: id, amount }) + "\n");
+      const line = JSON.stringify({ message, invoice: id, amount }) + "\n";
+      // If an earlier line could not be written or synced, its invoice comes again: what is left of it goes.
+      fs.ftruncateSync(file, bytes);
+      fs.appendFileSync(file, line);
       fs.fsyncSync(file);
+      bytes += Buffer.byteLength(line);
       step("after write");
       seen.add(message);
       return "recorded";

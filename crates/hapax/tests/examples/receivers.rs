@@ -83,6 +83,12 @@ impl Stage {
 
     /// Starts the app and waits until it listens. With `die_at` it exits at that step.
     fn start_app(&self, secret: &str, die_at: Option<&str>) -> Process {
+        let env: Vec<_> = die_at.map(|step| ("DIE_AT", step)).into_iter().collect();
+        self.start_app_with(secret, &env)
+    }
+
+    /// The same with these variables.
+    fn start_app_with(&self, secret: &str, env: &[(&str, &str)]) -> Process {
         let file = match self.language {
             Language::Python => self.language.example().join("app.py"),
             Language::Node => self.folder.join("app.js"),
@@ -98,7 +104,7 @@ impl Stage {
                 .env_remove("INVOICES_DB")
                 .env_remove("INVOICES_FILE")
                 .env_remove("DIE_AT")
-                .envs(die_at.map(|step| ("DIE_AT", step))),
+                .envs(env.iter().copied()),
         )
     }
 
@@ -129,6 +135,14 @@ impl Stage {
     fn endpoint(&self) -> String {
         let all = self.server.admin_get("/api/v1/endpoints").json();
         all["items"][0]["id"].as_str().unwrap().to_owned()
+    }
+
+    /// Lets the endpoint get many attempts, a tenth of a second apart.
+    fn retry_often(&self) {
+        let retry: Vec<&str> = ["0s"].into_iter().chain(["100ms"; 40]).collect();
+        let path = format!("/api/v1/endpoints/{}", self.endpoint());
+        let patched = self.server.admin_request("PATCH", &path, Some(&json!({"retry": retry})));
+        assert_eq!(patched.status, 200, "{patched:?}");
     }
 
     /// Gives the endpoint a new secret in addition to the old ones, and returns it.
@@ -194,13 +208,19 @@ fn recorded_in_lines(file: &Path) -> Vec<(String, i64)> {
     whole.map(read).collect()
 }
 
+/// The secret that the README of an example names.
+fn secret_of_the_readme(language: Language) -> String {
+    let readme = std::fs::read_to_string(language.example().join("README.md")).unwrap();
+    let secret = readme.split(['\n', ' ']).find(|word| word.starts_with("whsec_"));
+    secret.expect("a secret").to_owned()
+}
+
 /// The official package refuses any delivery whose signature does not hold under the app's one secret. The app
 /// keeps its first secret through two rotations, dies before and after its commit, and gets the later secrets
 /// while deliveries are under way.
 fn every_delivery_is_accepted_and_recorded_once(test: &str, language: Language) {
     let Some(stage) = Stage::set(test, language) else { return };
-    let readme = std::fs::read_to_string(language.example().join("README.md")).unwrap();
-    let first = readme.split(['\n', ' ']).find(|word| word.starts_with("whsec_")).unwrap();
+    let first = &*secret_of_the_readme(language);
     let mut app = stage.start_app(first, None);
     stage.run_as_the_readme_says("hapax endpoints add");
     stage.run_as_the_readme_says("hapax publish");
@@ -220,10 +240,7 @@ fn every_delivery_is_accepted_and_recorded_once(test: &str, language: Language) 
     assert_eq!(stage.recorded(), BTreeMap::from([(("inv_1".to_owned(), 100), 1)]));
 
     // The app is often down from here on.
-    let retry: Vec<&str> = ["0s"].into_iter().chain(["100ms"; 40]).collect();
-    let path = format!("/api/v1/endpoints/{}", stage.endpoint());
-    let patched = stage.server.admin_request("PATCH", &path, Some(&json!({"retry": retry})));
-    assert_eq!(patched.status, 200, "{patched:?}");
+    stage.retry_often();
     let mut published = 1_000;
     let mut next_batch = || {
         stage.publish(published);
@@ -279,4 +296,23 @@ fn the_official_node_package_accepts_every_delivery_through_two_rotations() {
         "the_official_node_package_accepts_every_delivery_through_two_rotations",
         Language::Node,
     );
+}
+
+#[test]
+fn the_node_receiver_records_each_message_once_when_its_disk_fails() {
+    // The sync of a line fails, so its message comes again; and a write takes only a part of its line.
+    let test = "the_node_receiver_records_each_message_once_when_its_disk_fails";
+    let Some(stage) = Stage::set(test, Language::Node) else { return };
+    let secret = secret_of_the_readme(Language::Node);
+    stage.run_as_the_readme_says("hapax endpoints add");
+    stage.retry_often();
+    for (fault, first) in [("fsync", 0), ("short", BATCH)] {
+        let app = stage.start_app_with(&secret, &npm::disk_fault(fault));
+        stage.publish(first);
+        (first..first + BATCH).for_each(|n| drop(stage.delivered(&format!("m-{n}"))));
+        drop(app);
+        let once = (0..first + BATCH).map(|n| ((format!("inv_{n}"), n as i64), 1));
+        assert_eq!(stage.recorded(), once.collect(), "{fault}");
+    }
+    stage.server.stop();
 }

@@ -198,12 +198,17 @@ struct Express {
 
 impl Express {
     fn start(folder: &Path, port: u16) -> Self {
+        Self::start_with(folder, port, &[])
+    }
+
+    fn start_with(folder: &Path, port: u16, env: &[(&str, &str)]) -> Self {
         let mut process = Command::new("node")
             .arg("app.js")
             .current_dir(folder)
             .env("PORT", port.to_string())
             .env("STRIPE_WEBHOOK_SECRET", SECRET)
             .env_remove("FEES_FILE")
+            .envs(env.iter().copied())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -279,4 +284,24 @@ fn the_payout_fee_as_an_express_app_charges_each_fee_once_however_late() {
     assert_eq!(first["result"], "fee 50", "{first}");
     server.stop();
     check_fees(express_fees(&folder));
+}
+
+#[test]
+fn the_express_app_charges_each_fee_once_when_its_disk_fails() {
+    // The sync of a line fails, so the call is repeated; and a write takes only a part of its line.
+    let test = "the_express_app_charges_each_fee_once_when_its_disk_fails";
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    if let Err(why) = npm::install(&example("payout-fee-express"), folder) {
+        return skip(test, &why);
+    }
+    let app = Express::start_with(folder, 0, &npm::disk_fault("fsync"));
+    let statuses = [0; 3].map(|n| app.ask(payout(n, now())).status);
+    assert_eq!(statuses, [500, 200, 200]);
+    drop(app);
+    let app = Express::start_with(folder, 0, &npm::disk_fault("short"));
+    assert_eq!([0, 1, 2].map(|n| app.ask(payout(n, now())).status), [200; 3]);
+    let payouts: Vec<String> =
+        express_fees(folder).into_iter().map(|(payout, ..)| payout).collect();
+    assert_eq!(payouts.len(), 3, "{payouts:?}");
 }

@@ -41,3 +41,9 @@ pub(crate) fn install(example: &Path, folder: &Path) -> Result<(), String> {
         Err(error) => Err(format!("npm cannot be run: {error}")),
     }
 }
+
+/// The variables with which an app in Node meets one fault of its disk: `fsync` or `short`.
+pub(crate) fn disk_fault(fault: &'static str) -> [(&'static str, &'static str); 2] {
+    let preload = concat!("--require=", env!("CARGO_MANIFEST_DIR"), "/tests/data/disk-faults.cjs");
+    [("NODE_OPTIONS", preload), ("FAULT", fault)]
+}
