@@ -1,5 +1,6 @@
 //! The records of requests that operators see: which were refused, and which secret accepted the others.
 
+use crate::common::hapax;
 use crate::support::sender::event;
 use crate::support::{House, Sender, until};
 
@@ -38,6 +39,32 @@ fn refused_requests_are_listed_with_what_they_claim_and_stay_text() {
     let server = house.start();
     let listed = server.admin_get("/api/v1/sources/stripe/rejections").json();
     assert_eq!(listed["items"].as_array().map(Vec::len), Some(2), "{listed}");
+}
+
+#[test]
+fn the_token_of_a_refused_request_is_shown_nowhere() {
+    // A sender that still uses the token before a rotation, or that of another project: the token is wrong here and
+    // may be right elsewhere.
+    let old = "glpat-canary-of-another-project";
+    let house = House::new(
+        "[sources.gitlab]\nprovider = \"gitlab\"\nsecrets = [\"glpat-the-right-one\"]\n",
+    );
+    let server = house.start();
+    let sender = Sender::new("gitlab", old, "/webhooks/gitlab");
+    let request = sender.request(r#"{"object_kind":"push"}"#).with("x-gitlab-event-uuid", "uuid-1");
+    assert!(request.head().contains(old), "the token is sent as it is");
+    assert_eq!(server.ask(request.bytes()).status, 401);
+    let listed = server.admin_get("/api/v1/sources/gitlab/rejections").json();
+    assert_eq!(listed["items"][0]["reason"], "signature", "{listed}");
+    let admin = format!("http://{}", server.admin);
+    let printed = hapax(&["rejections", "gitlab"]).env("HAPAX_ADMIN", &admin).run();
+    assert!(printed.stdout.contains("signature"), "{printed:?}");
+    let page = server.admin_get("/sources/gitlab").text();
+    assert!(page.contains("Refused requests"), "{page}");
+    let logged = server.stop();
+    for text in [listed.to_string(), printed.stdout, page, logged] {
+        assert!(!text.contains("canary"), "{text}");
+    }
 }
 
 #[test]
