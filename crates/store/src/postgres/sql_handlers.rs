@@ -740,11 +740,13 @@ pub(super) fn ours(error: PgError) -> NotRun {
     }
 }
 
-/// An error of a constraint that was deferred to the commit.
+/// An error of the commit, or of a constraint that was deferred to it. Under a stricter isolation level the server
+/// often refuses the commit itself because of a race.
 fn at_commit(error: &tokio_postgres::Error) -> NotRun {
     match error.as_db_error() {
         Some(db) if !is_outage(db.code()) => {
-            NotRun::Statement(format!("at commit: {} ({})", db.message(), db.code().code()))
+            let text = format!("at commit: {} ({})", db.message(), db.code().code());
+            if is_race(error) { NotRun::Race(text) } else { NotRun::Statement(text) }
         }
         Some(db) => NotRun::Outage(PgError::Pool(format!("at commit ({})", db.code().code()))),
         None => NotRun::Outage(PgError::Gone),

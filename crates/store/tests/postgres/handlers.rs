@@ -88,6 +88,34 @@ async fn a_deferred_constraint_fails_the_job_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_race_that_only_the_commit_finds_is_run_again_within_the_attempt() {
+    // Under serializable isolation the server refuses many commits. If each used a step of the schedule, a busy
+    // handler would soon have dead letters.
+    let base = Base::new("sql_race_at_commit", spec(1)).await;
+    base.sql
+        .batch_execute(
+            "CREATE TABLE effects (event text);
+             CREATE SEQUENCE commits;
+             CREATE FUNCTION race() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 IF nextval('commits') <= 2 THEN
+                     RAISE EXCEPTION 'raced' USING ERRCODE = 'serialization_failure';
+                 END IF;
+                 RETURN NULL;
+             END $$;
+             CREATE CONSTRAINT TRIGGER race AFTER INSERT ON effects
+             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION race()",
+        )
+        .await
+        .expect("tables");
+    base.accept("evt_0", None).await;
+    let drained = base.drain("INSERT INTO effects VALUES (:event_id)").await;
+    assert_eq!(drained, (1, 0, 0), "{}", base.error().await);
+    assert_eq!(base.one("SELECT count(*)::text FROM effects").await, "1");
+    assert_eq!(base.one("SELECT last_value::text FROM commits").await, "3");
+    base.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_trick_ends_the_transaction_early() {
     // Each statement would commit the effects before "done" if the server allowed it.
     let base = Base::new("sql_tricks", spec(1)).await;
