@@ -91,8 +91,9 @@ pub mod limits {
     pub const PAGE_BYTES: u32 = 8_192;
 
     /// Pages that the write-ahead log grows by before the checkpointer copies them back. Each round
-    /// syncs the database file, so it must copy enough to be worth a sync.
-    pub const WAL_PAGES_CHECKPOINT: u32 = 1_000;
+    /// syncs the database file, so it must copy enough to be worth a sync. A commit that is synced
+    /// meanwhile waits until the disk has written the round's pages: 2 MiB.
+    pub const WAL_PAGES_CHECKPOINT: u32 = 250;
 
     /// Pages in the write-ahead log before the writer itself finishes the checkpoint, so that the
     /// log starts over. This bounds the file at about 32 MiB. A log that starts over is written in
