@@ -437,13 +437,17 @@ async fn a_new_judge_that_cannot_read_the_data_ends_no_alert() {
         assert_eq!(names(first.round(&store, later).await), expected);
     }
     let reads = [Act::Lanes, Act::InReview, Act::ListEndpoints, Act::TrafficBySource];
-    reads.map(|act| store.fail(act, StoreError::Unavailable("too slow".into())));
+    for act in reads {
+        store.fail(act, StoreError::Unavailable("too slow".into()));
+    }
     for later in (50..=500).step_by(10) {
         assert_eq!(names(next.round(&store, later).await), expected, "{later}");
     }
     assert!(next.monitor.kept().lease.unwrap().1, "the successor judges");
     // Once the data can be read, the problem that is over ends, and one that has begun meanwhile is found.
-    reads.map(|act| store.heal(act));
+    for act in reads {
+        store.heal(act);
+    }
     expected[0] = "oldest_job";
     expected.sort();
     assert_eq!(names(next.round(&store, 510).await), expected);

@@ -137,7 +137,7 @@ impl AnswerRow {
             status: answer.status.as_u16(),
             headers: stored_answer::as_pairs(&answer.headers).to_string(),
             body: answer.body.clone(),
-            size: u64::try_from(answer.size()).unwrap_or(u64::MAX),
+            size: answer.size(),
         }
     }
 }
