@@ -406,7 +406,7 @@ proptest! {
 
     #[test]
     fn any_text_is_judged_without_a_panic_and_errors_point_into_it(
-        text in "(SELECT |DO |;|:id|:x|'|\"|`|\\[|\\]|\\(|\\)|--|/\\*|\\*/|\\$|\\$a\\$|E'|\\\\|\n|é|\\?|@|::| |\\PC){0,30}",
+        text in "(SELECT |DO |;|:id|:x|'|\"|`|\\[|\\]|\\(|\\)|--|/\\*|\\*/|\\$|\\$a\\$|E'|U&'|U&\"|\\\\|\n|é|\\?|@|::| |\\PC){0,30}",
         at in 0_usize..99,
     ) {
         match parse(&text) {
@@ -460,4 +460,40 @@ fn a_handler_names_nothing_of_the_schema_hapax_but_documented_functions_and_view
     {
         SqlProgram::may_begin(text, Dialect::Postgres).expect(text);
     }
+}
+
+#[test]
+fn the_body_of_a_do_is_read_as_the_database_reads_it_or_refused() {
+    // A body may hide a name of ours behind escapes, behind a quote that looks like the start of a
+    // comment, or in the second half of a string.
+    let own = "belongs to Hapax";
+    let unread = "the body of this DO cannot be checked";
+    for (marked, problem) in [
+        ("DO ¶'BEGIN PERFORM ''--''; DELETE FROM hapax.event; END'", own),
+        ("DO ¶'BEGIN PERFORM ''/*''; DELETE FROM \"hapax\".event; PERFORM ''*/''; END'", own),
+        ("DO LANGUAGE 'plpgsql' ¶'BEGIN DELETE FROM hapax.event; END'", own),
+        ("DO ¶E'BEGIN DELETE FROM hapax.event; END'", unread),
+        ("DO ¶e'BEGIN DELETE FROM hapa\\x78.event; END'", unread),
+        ("DO ¶U&'BEGIN DELETE FROM h\\0061pax.event; END'", unread),
+        ("DO ¶u&'BEGIN DELETE FROM h!0061pax.event; END' UESCAPE '!'", unread),
+        ("DO ¶'BEGIN DELETE FROM hap'\n'ax.event; END'", unread),
+        ("DO ¶'BEGIN DELETE FROM hap' -- '\n'ax.event; END'", unread),
+        ("DO ¶U&'BEGIN'\n' DELETE FROM hapax.event; END'", unread),
+        ("DO ¶$$ BEGIN PERFORM 'a; DELETE FROM hapax.event; END $$", unread),
+        ("DO ¶$$ BEGIN /* DELETE FROM hapax.event; END $$", unread),
+    ] {
+        refused(marked, &[problem]);
+    }
+    for text in [
+        "DO 'BEGIN PERFORM ''hapax.event'', ''''; END'",
+        "DO $$ BEGIN PERFORM 'hapax.event', E'\\'--', U&'hapax.job'; END $$",
+        "DO LANGUAGE \"plpgsql\" 'BEGIN END'",
+        "DO $$ BEGIN PERFORM 1; END $$ LANGUAGE 'plpgsql'",
+        "SELECT 'hap'\n'ax.event', U&'hapax.job'",
+    ] {
+        parse(text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    }
+    let hidden = "DO E'BEGIN DELETE FROM hapax.event; END'";
+    let error = SqlProgram::may_begin(hidden, Dialect::Postgres).expect_err(hidden);
+    assert!(error.problem.contains(unread), "{error}");
 }

@@ -2,6 +2,8 @@
 //! functions and read the documented views there, and nothing else. On SQLite an authorizer checks each
 //! table, so nothing is checked here.
 
+use std::borrow::Cow;
+
 use super::Dialect;
 use super::tokens::{SqlProblem, Token, Tokens};
 
@@ -54,24 +56,37 @@ impl OwnNames {
         }
     }
 
-    /// Checks the body of a `DO`, a string that the database runs.
+    /// Checks a string of a `DO`: the database runs its body. A body that cannot be read here as the
+    /// database reads it is refused.
     pub(super) fn pass_body(&mut self, at: usize, quoted: &str) -> Result<(), SqlProblem> {
+        if quoted.starts_with('"') {
+            // The name of a language.
+            return Ok(());
+        }
+        let body = body_of(quoted)
+            .ok_or_else(|| unread(at, "it is written with escapes or in several strings"))?;
         let mut names = Self::new(self.dialect);
-        let inside = match quoted.strip_prefix('$').and_then(|rest| rest.find('$')) {
-            Some(name) => {
-                let tag = name + 2;
-                quoted.get(tag..quoted.len().saturating_sub(tag)).unwrap_or_default()
-            }
-            None => quoted.trim_matches('\''),
-        };
-        let mut tokens = Tokens::native(inside, self.dialect);
-        // The database does not run a body that cannot be parsed here.
-        while let Ok(Some((range, token))) = tokens.next() {
-            let passed = names.pass(at, token, &inside[range]);
+        let mut tokens = Tokens::native(&body, self.dialect);
+        while let Some((range, token)) =
+            tokens.next().map_err(|fault| unread(at, &fault.problem))?
+        {
+            let passed = names.pass(at, token, &body[range]);
             passed.map_err(|fault| SqlProblem { at, ..fault })?;
         }
         Ok(())
     }
+}
+
+/// The text of a string in dollar quotes or in plain quotes. `None` for all others: `E'…'`, `U&'…'`, and a
+/// string that continues on another line.
+fn body_of(quoted: &str) -> Option<Cow<'_, str>> {
+    if let Some(rest) = quoted.strip_prefix('$') {
+        let tag = rest.find('$')? + 2;
+        return quoted.get(tag..quoted.len().checked_sub(tag)?).map(Cow::Borrowed);
+    }
+    let inside = quoted.strip_prefix('\'')?.strip_suffix('\'')?;
+    let is_one = !inside.replace("''", "").contains('\'');
+    is_one.then(|| Cow::Owned(inside.replace("''", "'")))
 }
 
 /// A name as PostgreSQL reads it.
@@ -88,6 +103,14 @@ fn name_of(token: Token, piece: &str) -> Option<String> {
 
 fn is_documented(name: &str) -> bool {
     FUNCTIONS.contains(&name) || VIEWS.contains(&name)
+}
+
+fn unread(at: usize, why: &str) -> SqlProblem {
+    SqlProblem::new(
+        at,
+        format!("the body of this DO cannot be checked: {why}"),
+        "write the body in PL/pgSQL between $$ and $$, or create a procedure and CALL it",
+    )
 }
 
 fn refused(at: usize, name: &str) -> SqlProblem {

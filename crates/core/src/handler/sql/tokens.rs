@@ -84,7 +84,7 @@ impl<'t> Tokens<'t> {
             '/' if second == Some('*') => {
                 (2 + self.up_to("*/", 2, "a comment is not closed")?, Token::Blank)
             }
-            '`' => (self.quoted('`')?, Token::Quoted),
+            '`' => (self.quoted(0, '`')?, Token::Quoted),
             '[' => (1 + self.up_to("]", 1, "a name in [brackets] is not closed")?, Token::Quoted),
             ':' if second == Some(':') => (2, Token::Sign),
             ':' if second_names => (1 + name(&rest[1..]), Token::Parameter),
@@ -115,7 +115,14 @@ impl<'t> Tokens<'t> {
                     false => (1 + length, Token::Parameter),
                 }
             }
-            'e' | 'E' if second == Some('\'') => (self.escaped_and_continued()?, Token::Quoted),
+            'e' | 'E' if second == Some('\'') => {
+                (self.continued(1, |skip| self.escaped(skip))?, Token::Quoted)
+            }
+            'u' | 'U' if rest[1..].starts_with("&'") => {
+                (self.continued(2, |skip| self.quoted(skip, '\''))?, Token::Quoted)
+            }
+            'u' | 'U' if rest[1..].starts_with("&\"") => (2 + self.quoted(2, '"')?, Token::Quoted),
+            '\'' => (self.continued(0, |skip| self.quoted(skip, '\''))?, Token::Quoted),
             first if first.is_ascii_digit() => (number(rest), Token::Word),
             first if is_name(first) && first != '$' => (name(rest), Token::Word),
             first => self.either(rest, first, second)?,
@@ -132,7 +139,7 @@ impl<'t> Tokens<'t> {
         Ok(match first {
             ' ' | '\t' | '\n' | '\r' | '\u{c}' => (1, Token::Blank),
             ';' => (1, Token::Semicolon),
-            '\'' | '"' => (self.quoted(first)?, Token::Quoted),
+            '\'' | '"' => (self.quoted(0, first)?, Token::Quoted),
             '$' => match dollar_tag(rest) {
                 Some(tag) => {
                     let body = self.up_to(tag, tag.len(), "a dollar quote is not closed")?;
@@ -177,9 +184,9 @@ impl<'t> Tokens<'t> {
         Err(self.not_closed("a comment is not closed", "*/"))
     }
 
-    /// The length of a quoted text, in which a doubled quote is part of the text.
-    fn quoted(&self, quote: char) -> Result<usize, SqlProblem> {
-        let mut rest = self.text[self.at..].char_indices().skip(1).peekable();
+    /// The length of the quoted text from `skip` bytes on, in which a doubled quote is part of the text.
+    fn quoted(&self, skip: usize, quote: char) -> Result<usize, SqlProblem> {
+        let mut rest = self.text[self.at + skip..].char_indices().skip(1).peekable();
         while let Some((at, letter)) = rest.next() {
             if letter == quote && rest.next_if(|(_, next)| *next == quote).is_none() {
                 return Ok(at + 1);
@@ -202,12 +209,16 @@ impl<'t> Tokens<'t> {
         Err(self.not_closed("a string is not closed", "'"))
     }
 
-    /// The length of a string after `E`, with its continuations on the lines below, in which a backslash escapes
-    /// too.
-    fn escaped_and_continued(&self) -> Result<usize, SqlProblem> {
-        let mut length = 1 + self.escaped(1)?;
+    /// The length of a string after a prefix of this length, with its continuations on the lines below. `part`
+    /// returns the length of the part from a number of bytes on.
+    fn continued(
+        &self,
+        prefix: usize,
+        part: impl Fn(usize) -> Result<usize, SqlProblem>,
+    ) -> Result<usize, SqlProblem> {
+        let mut length = prefix + part(prefix)?;
         while let Some(gap) = continuation(&self.text[self.at + length..]) {
-            length += gap + self.escaped(length + gap)?;
+            length += gap + part(length + gap)?;
         }
         Ok(length)
     }
