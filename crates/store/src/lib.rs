@@ -280,9 +280,9 @@ pub mod limits {
     /// is not full by then still has a cursor.
     pub const LIST_ROWS_READ_MAX: usize = 10_000;
 
-    /// How much more than its span of time a list reads on both sides. Rows are numbered in the order of
-    /// their commits, which is nearly the order of their times: a request may overtake another one. Steps of
-    /// the clock are added to this slack.
+    /// How much more than its span of time a list or a plan reads on both sides. Rows are numbered in the
+    /// order of their commits, which is nearly the order of their times: a request may overtake another
+    /// one. Steps of the clock are added to this slack.
     pub const LIST_TIME_SLACK: Duration = Duration::from_secs(60);
 
     /// As [`LIST_TIME_SLACK`], for messages on PostgreSQL, where the time of a message is the start of

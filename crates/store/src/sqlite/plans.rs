@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::SqliteStore;
 use super::event_plans::{self, EventScan};
+use super::lists::Numbered;
 use super::outbox::{MissingScan, count_deliveries, endpoint_number};
 use super::row::{micros, timestamp};
 use super::writer::Writer;
@@ -29,11 +30,6 @@ const PLAN: &str = "SELECT p.plan, p.id, e.id, p.which, p.since_at, p.asked_unti
 /// Why a plan whose row cannot be read does not run.
 const UNREADABLE: &str =
     "this version cannot read the plan's row: run it on a node with the version that wrote it";
-
-/// The most by which the times of messages and events are expected to differ from the order of
-/// their numbers, in microseconds. If the clock was set back further, plans still run, but may
-/// leave out rows from around that time.
-const TIME_SLACK: i64 = 3_600_000_000;
 
 impl Plans for SqliteStore {
     async fn count_plan(&self, work: PlanWork) -> Result<PlanCount, StoreError> {
@@ -325,13 +321,6 @@ impl RunningPlan {
     }
 }
 
-/// The rows that a plan's numbers refer to.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Numbered {
-    Messages,
-    Events,
-}
-
 /// The times and the numbers of the messages or events of a plan.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlanBounds {
@@ -348,50 +337,14 @@ impl PlanBounds {
         since: Timestamp,
         until: Timestamp,
     ) -> rusqlite::Result<Self> {
+        let numbers = numbered.range(conn, Some(since), Some(until))?;
         let (since, until) = (micros(since), micros(until));
-        let newest = match numbered {
-            Numbered::Messages => "SELECT max(seq) FROM hapax_message",
-            Numbered::Events => "SELECT max(seq) FROM hapax_event",
-        };
-        let newest: Option<i64> = conn.query_row(newest, [], |row| row.get(0))?;
-        let newest = newest.unwrap_or(0);
-        let first = first_since(conn, numbered, since.saturating_sub(TIME_SLACK), newest)?;
-        let last = first_since(conn, numbered, until.saturating_add(TIME_SLACK), newest)?;
-        Ok(Self { since, until, first, last: last.min(newest) })
+        Ok(Self { since, until, first: numbers.start, last: numbers.end - 1 })
     }
 
     pub(super) fn holds(&self, at: i64) -> bool {
         self.since <= at && at < self.until
     }
-}
-
-/// The number of the first message or event of this time or later, by bisection: numbers grow with the time.
-/// One more than `newest` if there is none.
-fn first_since(
-    conn: &Connection,
-    numbered: Numbered,
-    at: i64,
-    newest: i64,
-) -> rusqlite::Result<i64> {
-    let (mut low, mut high) = (0, newest + 1);
-    let mut next = conn.prepare_cached(match numbered {
-        Numbered::Messages => {
-            "SELECT seq, created_at FROM hapax_message WHERE seq >= ?1 ORDER BY seq LIMIT 1"
-        }
-        Numbered::Events => {
-            "SELECT seq, received_at FROM hapax_event WHERE seq >= ?1 ORDER BY seq LIMIT 1"
-        }
-    })?;
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let found: Option<(i64, i64)> =
-            next.query_row([middle], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-        match found {
-            Some((seq, came_at)) if came_at < at => low = seq + 1,
-            Some(_) | None => high = middle,
-        }
-    }
-    Ok(low)
 }
 
 /// Records a plan, unless one with its id was recorded meanwhile.

@@ -13,6 +13,7 @@ use hapax_core::{KeyHash, Tenant, Timestamp};
 use uuid::Uuid;
 
 use crate::harness::{Sender, World, after, failed, job, placed, spec, with_gaps};
+use crate::lists::a_thousand;
 use crate::sending::Sending;
 
 /// The hash of every request here, unless it matters.
@@ -208,6 +209,32 @@ pub(crate) async fn many_nodes_run_one_plan_and_take_each_event_once<S: Sending>
     for n in 0..EVENTS {
         assert_eq!(world.event(&format!("e{n}")).await.actions.len(), 1, "e{n}");
     }
+}
+
+pub(crate) async fn a_plan_over_a_time_is_whole_after_the_clock_was_set_back<S: Sending>(
+    world: World<S>,
+) {
+    // Later events have earlier times: a search for the first and the last event by time alone would miss
+    // those on one side. There are enough events that the store does not read all of them.
+    for hour in 0..6 {
+        a_thousand(&world, &format!("first-{hour}")).await;
+        world.pass(3_600);
+    }
+    world.pass(-4 * 3_600);
+    for hour in 2..8 {
+        a_thousand(&world, &format!("again-{hour}")).await;
+        world.pass(3_600);
+    }
+    let span = EventFilter {
+        since: Some(after(3 * 3_600)),
+        until: Some(after(3 * 3_600 + 1)),
+        ..EventFilter::default()
+    };
+    let begun = begin(&world, plan_of(REPLAY, span), None).await;
+    assert_eq!(begun.total, 2_000);
+    assert_eq!(run(&world, 500, &[]).await, PlanRun::Idle);
+    let ended = plan(&world, begun.id).await;
+    assert_eq!((ended.done + ended.skipped, ended.state), (2_000, PlanState::Done));
 }
 
 pub(crate) async fn everything_of_a_time_is_replayed_and_done_jobs_only_by_force<S: Sending>(

@@ -313,7 +313,7 @@ pub(crate) async fn messages_and_deliveries_are_searched_in_bounded_pages<S: Sen
 }
 
 /// A thousand events with these ids, received now.
-async fn a_thousand<S: Working>(world: &World<S>, name: &str) {
+pub(crate) async fn a_thousand<S: Working>(world: &World<S>, name: &str) {
     let events: Vec<_> = (0..1_000).map(|n| body(&format!("{name}-{n}"))).collect();
     let text = format!(r#"{{"events":[{}]}}"#, events.join(","));
     let now = world.clock.now();

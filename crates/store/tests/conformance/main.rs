@@ -413,6 +413,7 @@ on_every_working_store! {
     replay_plans {
         what_died_in_a_time_is_sent_again_once,
         everything_of_a_time_is_sent_again_the_delivered_included,
+        what_was_sent_in_a_time_is_sent_again_after_the_clock_was_set_back,
         what_an_endpoint_never_got_is_written_for_it,
         a_plan_with_a_rate_runs_in_time,
         a_cancelled_plan_stops_and_a_deleted_endpoint_ends_one,
@@ -424,6 +425,7 @@ on_every_working_store! {
         a_slice_is_taken_once_and_not_after_the_plan_ended,
         many_nodes_run_one_plan_and_take_each_event_once,
         everything_of_a_time_is_replayed_and_done_jobs_only_by_force,
+        a_plan_over_a_time_is_whole_after_the_clock_was_set_back,
         events_in_review_are_approved_or_rejected_by_a_plan,
         a_job_that_goes_to_review_after_the_plan_is_not_decided_by_it,
         a_plan_leaves_jobs_alone_that_ended_after_it_was_made,

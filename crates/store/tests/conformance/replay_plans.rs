@@ -159,6 +159,37 @@ pub(crate) async fn everything_of_a_time_is_sent_again_the_delivered_included<S:
     assert_eq!(world.delivery_of("delivered").await.attempts.len(), 2);
 }
 
+pub(crate) async fn what_was_sent_in_a_time_is_sent_again_after_the_clock_was_set_back<
+    S: Sending,
+>(
+    world: World<S>,
+) {
+    // Later messages have earlier times: a search for the first and the last one by time alone would miss
+    // those on one side.
+    let endpoint = world.add(settings()).await;
+    for hour in 0..6 {
+        world.send(message(&format!("first_{hour}"))).await;
+        world.pass(3_600);
+    }
+    world.pass(-4 * 3_600);
+    for hour in 2..8 {
+        world.send(message(&format!("again_{hour}"))).await;
+        world.pass(3_600);
+    }
+    world.deliver_all().await;
+    for (hour, ids) in [(1, &["first_1"][..]), (3, &["again_3", "first_3"]), (7, &["again_7"])] {
+        let work = DeliveryPlan {
+            since: after(hour * 3_600),
+            until: Some(after(hour * 3_600 + 1)),
+            ..all_of(endpoint, PlannedDeliveries::All)
+        };
+        assert_eq!(count(&world, work).await, PlanCount::Counted(ids.len() as u64));
+        begin(&world, work, None).await;
+        assert_eq!(run(&world, 3).await, PlanRun::Idle);
+        assert_eq!(world.deliver_all().await, ids);
+    }
+}
+
 pub(crate) async fn what_an_endpoint_never_got_is_written_for_it<S: Sending>(world: World<S>) {
     // An endpoint that was added late gets the messages that it missed, and none twice.
     let first = world.add(settings()).await;
