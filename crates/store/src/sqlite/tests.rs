@@ -14,7 +14,7 @@ use hapax_core::order::OrderPolicy;
 use hapax_core::search::SearchFields;
 use hapax_core::store::{
     Action, ClaimAsk, ClaimedEvent, DAMAGED_BODY, DeliveryFilter, EventAct, EventFilter, EventName,
-    EventPlan, Horizon, Inspect, Lookup, NewPlan, Outcome, PlanId, PlanRun, Plans, Ran,
+    EventPlan, Horizon, Inspect, Lookup, NewMessage, NewPlan, Outcome, PlanId, PlanRun, Plans, Ran,
     SearchIndex as _, Settlement, SqlAsk, SqlRun, Status, Store, StoreError, StoreHints, Verdict,
     Work,
 };
@@ -731,6 +731,53 @@ async fn pruning_does_not_count_as_a_foreground_request_while_events_and_jobs_do
     assert!(accepted > before);
     world.claim_one("fee").await;
     assert!(requests() > accepted);
+    world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_settle_that_publishes_leaves_no_savepoint_open() {
+    // One transaction settles many jobs: each savepoint that stayed open would hold the pages of all that
+    // follow. One job was overtaken, one publishes, and one reuses an id for another message.
+    let world = World::on_disk();
+    world.announce([ordered("fee", OrderPolicy::Latest)]).await;
+    world.accept("late", &[placed("fee", "po_1", 1)]).await;
+    let late = world.claim_one("fee").await;
+    world.pass(LEASE);
+    world.accept("newer", &[placed("fee", "po_1", 2)]).await;
+    assert_eq!(world.do_all("fee").await, ["newer"]);
+    world.accept("publishes", &[placed("fee", "po_2", 1)]).await;
+    let publishes = world.claim_one("fee").await;
+    world.accept("refused", &[placed("fee", "po_3", 1)]).await;
+    let refused = world.claim_one("fee").await;
+    let saying = |data: &str| {
+        let message = NewMessage::new("t", serde_json::json!(data));
+        let publish = vec![NewMessage { id: Some("m1".into()), ..message }];
+        Outcome::Done { result: None, publish, answer: None }
+    };
+    let cases = [
+        (late, saying("a"), Settlement::Lost),
+        (publishes, saying("a"), Settlement::Recorded),
+        (refused, saying("b"), Settlement::Recorded),
+    ];
+    for (claim, outcome, expected) in cases {
+        let event = claim.event.key.event_id.clone();
+        let settled = world.store.writer.act(move |writer| {
+            let now = writer.now();
+            let super::writer::Writer { conn, lanes, outbox, .. } = writer;
+            let settled = lanes.settle(conn, outbox, claim.job, claim.fence, &outcome, now)?;
+            Ok((settled, conn.execute_batch("RELEASE hapax_done").is_err()))
+        });
+        let (settled, is_released) = settled.await.expect("settles");
+        assert_eq!(settled, expected, "{event}");
+        assert!(is_released, "{event}: the savepoint is still open");
+    }
+    for (id, status) in
+        [("late", Status::Received), ("publishes", Status::Processed), ("refused", Status::Failed)]
+    {
+        let found = world.store.event(&EventName::Theirs(id.into())).await.expect("reads");
+        let is_so = matches!(&found, Lookup::One(event) if event.summary.status == status);
+        assert!(is_so, "{id}: {found:?}");
+    }
     world.store.close().await;
 }
 

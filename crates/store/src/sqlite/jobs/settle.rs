@@ -7,7 +7,7 @@ use hapax_core::job::{Fence, JobId, Phase, Policy, Retry};
 use hapax_core::lifecycle::{Act, Change, Overtaken, Unchanged};
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::OrderDecision;
-use hapax_core::store::{HandlerAnswer, Held, Outcome, Settlement};
+use hapax_core::store::{HandlerAnswer, Held, NewMessage, Outcome, Settlement};
 use rusqlite::Connection;
 
 use super::Lanes;
@@ -16,6 +16,13 @@ use super::row::{JobRow, place_of};
 use crate::sqlite::order::{self, KnownMark};
 use crate::sqlite::outbox::{For, Outbox};
 use crate::sqlite::row::{DONE, micros};
+
+/// The report of an attempt that succeeded.
+struct Done<'a> {
+    result: Option<&'a str>,
+    answer: Option<&'a HandlerAnswer>,
+    publish: &'a [NewMessage],
+}
 
 impl Lanes {
     /// Records how an attempt ended, if the fence still holds. A job that is done under the fence stays
@@ -44,29 +51,15 @@ impl Lanes {
         }
         match outcome {
             Outcome::Done { result, publish, .. } => {
-                if !publish.is_empty() {
-                    conn.execute_batch("SAVEPOINT hapax_done")?;
+                let done = Done { result: result.as_deref(), answer, publish };
+                if publish.is_empty() {
+                    return self.done_and_published(conn, outbox, &row, done, now);
                 }
-                let done = self.done(conn, &row, result.as_deref(), answer, now)?;
-                if !done.is_ok_and(|change| change.phase == Phase::Done) {
-                    return Ok(Settlement::Lost);
-                }
-                let tenant = self.tenant_of(lane);
-                let of = For { tenant: &tenant, event: Some(row.seq) };
-                for message in publish {
-                    if let Err(refused) = outbox.publish_with(conn, message, of, now)? {
-                        // "Done" and all messages of the job are rolled back: the attempt has
-                        // failed.
-                        conn.execute_batch("ROLLBACK TO hapax_done")?;
-                        let retry = Retry::Schedule;
-                        return Ok(match self.fail(conn, &row, &refused, retry, answer, now)? {
-                            Ok(_) => Settlement::Recorded,
-                            // The job's lease had ended: only a "done" would still have counted.
-                            Err(_lost) => Settlement::Lost,
-                        });
-                    }
-                }
-                Ok(Settlement::Recorded)
+                // An error ends the whole transaction, and the savepoint with it.
+                conn.execute_batch("SAVEPOINT hapax_done")?;
+                let settled = self.done_and_published(conn, outbox, &row, done, now)?;
+                conn.execute_batch("RELEASE hapax_done")?;
+                Ok(settled)
             }
             Outcome::Failed { error, retry, .. } => {
                 Ok(match self.fail(conn, &row, error, *retry, answer, now)? {
@@ -75,6 +68,36 @@ impl Lanes {
                 })
             }
         }
+    }
+
+    /// Records "done" and publishes the messages of the job, or none of it. If there are messages, the
+    /// savepoint `hapax_done` is open.
+    fn done_and_published(
+        &mut self,
+        conn: &Connection,
+        outbox: &mut Outbox,
+        job: &JobRow,
+        Done { result, answer, publish }: Done<'_>,
+        now: Timestamp,
+    ) -> rusqlite::Result<Settlement> {
+        let done = self.done(conn, job, result, answer, now)?;
+        if !done.is_ok_and(|change| change.phase == Phase::Done) {
+            return Ok(Settlement::Lost);
+        }
+        let tenant = self.tenant_of(job.lane);
+        let of = For { tenant: &tenant, event: Some(job.seq) };
+        for message in publish {
+            if let Err(refused) = outbox.publish_with(conn, message, of, now)? {
+                // "Done" and all messages of the job are rolled back: the attempt has failed.
+                conn.execute_batch("ROLLBACK TO hapax_done")?;
+                return Ok(match self.fail(conn, job, &refused, Retry::Schedule, answer, now)? {
+                    Ok(_) => Settlement::Recorded,
+                    // The job's lease had ended: only a "done" would still have counted.
+                    Err(_lost) => Settlement::Lost,
+                });
+            }
+        }
+        Ok(Settlement::Recorded)
     }
 
     /// Records "done" in the transaction of the effects, and moves the mark. A job that was
