@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use rusqlite::Connection;
@@ -22,13 +22,25 @@ pub(super) struct Checkpointer {
 
 impl Checkpointer {
     pub(super) fn start(conn: Connection) -> std::io::Result<Self> {
+        Self::running(move || {
+            // If this fails, the log stays as it is, and the next round copies the same pages again.
+            if let Err(error) = passive(&conn) {
+                tracing::warn!(%error, "checkpointing the log: {error}");
+            }
+        })
+    }
+
+    fn running(mut round: impl FnMut() + Send + 'static) -> std::io::Result<Self> {
         // At most one request waits; a second request has no further effect.
-        let (ask, asked) = sync_channel(1);
+        let (ask, asked) = sync_channel::<()>(1);
         let busy = Arc::new(AtomicBool::new(false));
         let working = Arc::clone(&busy);
-        let thread = thread::Builder::new()
-            .name("hapax-checkpoint".into())
-            .spawn(move || checkpoint_when(&asked, &working, &conn))?;
+        let thread = thread::Builder::new().name("hapax-checkpoint".into()).spawn(move || {
+            while asked.recv().is_ok() {
+                round();
+                working.store(false, Ordering::Release);
+            }
+        })?;
         Ok(Self { ask: Some(ask), busy, thread: Some(thread) })
     }
 
@@ -46,9 +58,11 @@ impl Checkpointer {
         }
     }
 
-    /// Whether a round is running or about to begin.
+    /// Whether a round is running or about to begin. After a panic of the thread none is: otherwise the
+    /// writer would wait for its end forever, and the log would grow without bound.
     pub(super) fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Acquire)
+            && self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 }
 
@@ -63,18 +77,28 @@ impl Drop for Checkpointer {
     }
 }
 
-fn checkpoint_when(asked: &Receiver<()>, busy: &AtomicBool, conn: &Connection) {
-    while asked.recv().is_ok() {
-        // If this fails, the log stays as it is, and the next round copies the same pages again.
-        if let Err(error) = passive(conn) {
-            tracing::warn!(%error, "checkpointing the log: {error}");
-        }
-        busy.store(false, Ordering::Release);
-    }
-}
-
 /// Copies the pages that no reader still needs. Returns the pages in the log, and how many of them
 /// are copied.
 pub(super) fn passive(conn: &Connection) -> rusqlite::Result<(i64, i64)> {
     conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| Ok((row.get(1)?, row.get(2)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpointer_that_panicked_leaves_the_log_to_the_writer() {
+        // The thread ends in the middle of a round, and nothing reports the end of that round.
+        let checkpointer = Checkpointer::running(|| panic!("a round fails")).expect("starts");
+        assert!(!checkpointer.is_busy());
+        checkpointer.ask();
+        let thread = checkpointer.thread.as_ref().expect("not joined yet");
+        while !thread.is_finished() {
+            thread::yield_now();
+        }
+        assert!(!checkpointer.is_busy(), "the writer would wait for the round");
+        checkpointer.ask();
+        assert!(!checkpointer.is_busy(), "no thread takes the request");
+    }
 }
