@@ -373,6 +373,17 @@ async fn a_merge_that_died_halfway_is_finished_and_forgets_no_key() {
         let again = verdict(&store, &sender, &format!("evt_{n}")).await.expect("answers");
         assert!(matches!(again, Verdict::Duplicate(_)), "{n}: {again:?}");
     }
+    // Closing does not wait for the end of a merge, so this does: each slice is followed by one chunk.
+    let is_over = "SELECT (SELECT value FROM hapax_meta WHERE name = 'merged_through') = 100
+                      AND NOT EXISTS (SELECT 1 FROM hapax_key_young)";
+    let is_over = async || {
+        let read =
+            store.writer.slice(|writer| writer.conn.query_row(is_over, [], |row| row.get(0)));
+        read.await.expect("answers")
+    };
+    tokio::time::timeout(crate::harness::FOREVER, async { while !is_over().await {} })
+        .await
+        .expect("the merge ends");
     store.close().await;
     drop(store);
     let conn = Connection::open(place.file()).expect("opens");
