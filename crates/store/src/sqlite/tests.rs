@@ -388,10 +388,7 @@ async fn a_merge_that_died_halfway_is_finished_and_forgets_no_key() {
     drop(store);
     let conn = Connection::open(place.file()).expect("opens");
     let count = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0)).expect("counts");
-    let (young, large) =
-        (count("SELECT count(*) FROM hapax_key_young"), count("SELECT count(*) FROM hapax_key"));
-    assert_eq!(young + large, 100, "{young} young, {large} in the large tree");
-    assert!(large > 40, "none of the young keys was moved");
+    assert_eq!(count("SELECT count(*) FROM hapax_key"), 100);
     assert_eq!(count("SELECT value FROM hapax_meta WHERE name = 'merged_through'"), 100);
 }
 
@@ -629,6 +626,31 @@ async fn closing_does_not_wait_for_a_full_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_while_writes_fail_copies_nothing_of_the_log_into_the_file() {
+    // After a failed sync the log may have holes on disk. The writer does not settle such a log, but SQLite
+    // does when the last connection that can write closes: a power loss would then leave newer pages under
+    // an older log.
+    let place = DatabaseDirectory::new();
+    let store = place.open();
+    verdict(&store, &Sender::plain(), "evt_1").await.expect("accepts");
+    store.writer.tamper(refuse_commits);
+    let failed = verdict(&store, &Sender::plain(), "evt_2").await;
+    assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
+    let log = place.directory().join("hapax.db-wal");
+    let both = || [place.file(), log.clone()].map(|file| std::fs::read(file).expect("reads"));
+    let before = both();
+    assert!(!before[1].is_empty(), "the event is in the log");
+    store.close().await;
+    assert!(log.exists(), "the log was copied into the file and deleted");
+    assert!(both() == before, "the file or the log was changed");
+    drop(store);
+    let store = place.open();
+    let again = verdict(&store, &Sender::plain(), "evt_1").await.expect("answers");
+    assert!(matches!(again, Verdict::Duplicate(_)), "{again:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_fails_under_a_rust_handler_is_no_verdict_on_its_job() {
     // A statement fails, and the closure hides the failure and reports success.
     let place = DatabaseDirectory::new();
@@ -727,25 +749,6 @@ async fn a_rust_handler_that_was_overtaken_commits_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pruning_does_not_count_as_a_foreground_request_while_events_and_jobs_do() {
-    // A janitor that counts its own work as a request would pause for ever; one that ignores all
-    // requests would delay acks.
-    let world = World::on_disk();
-    world.announce([spec("fee")]).await;
-    let requests = || world.store.foreground_requests().expect("it counts");
-    let before = requests();
-    let horizon = Horizon { events_before: after(60), ..Horizon::forever() };
-    world.store.prune(horizon, 10).await.expect("prunes");
-    assert_eq!(requests(), before);
-    world.accept("evt_1", &[job("fee")]).await;
-    let accepted = requests();
-    assert!(accepted > before);
-    world.claim_one("fee").await;
-    assert!(requests() > accepted);
-    world.store.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settle_that_publishes_leaves_no_savepoint_open() {
     // One transaction settles many jobs: each savepoint that stayed open would hold the pages of all that
     // follow. One job was overtaken, one publishes, and one reuses an id for another message.
@@ -789,6 +792,25 @@ async fn a_settle_that_publishes_leaves_no_savepoint_open() {
         let is_so = matches!(&found, Lookup::One(event) if event.summary.status == status);
         assert!(is_so, "{id}: {found:?}");
     }
+    world.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pruning_does_not_count_as_a_foreground_request_while_events_and_jobs_do() {
+    // A janitor that counts its own work as a request would pause for ever; one that ignores all
+    // requests would delay acks.
+    let world = World::on_disk();
+    world.announce([spec("fee")]).await;
+    let requests = || world.store.foreground_requests().expect("it counts");
+    let before = requests();
+    let horizon = Horizon { events_before: after(60), ..Horizon::forever() };
+    world.store.prune(horizon, 10).await.expect("prunes");
+    assert_eq!(requests(), before);
+    world.accept("evt_1", &[job("fee")]).await;
+    let accepted = requests();
+    assert!(accepted > before);
+    world.claim_one("fee").await;
+    assert!(requests() > accepted);
     world.store.close().await;
 }
 
