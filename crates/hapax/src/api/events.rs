@@ -242,7 +242,7 @@ pub(crate) struct EventAttempt {
     pub(crate) handler: HandlerName,
     #[serde(flatten)]
     pub(crate) attempt: Attempt,
-    /// How long the attempt took; absent for a lost one.
+    /// How long the attempt took; absent for a lost attempt whose end is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) took_ms: Option<u64>,
 }

@@ -113,7 +113,7 @@ pub(crate) struct Attempt {
     /// The number of the attempt.
     pub(crate) attempt: u32,
     pub(crate) started_at: Timestamp,
-    /// When it ended; null for a lost attempt.
+    /// When it ended; null for a lost attempt whose end is not known.
     #[schema(required)]
     pub(crate) ended_at: Option<Timestamp>,
     /// `done`, `failed` or `lost`.
