@@ -61,7 +61,7 @@ pub(super) const HUBSPOT: Preset = Preset {
     secret: "the app's client secret, used as it is",
     signed: "method, full URL, body and the time in x-hubspot-request-timestamp",
     unsigned: "every other header",
-    retries: "up to 10 over 24 hours (from memory)",
+    retries: "up to 10 over 24 hours (unconfirmed)",
     tolerance: "5 minutes into the past; its libraries do not bound the future, Hapax does",
     // According to HubSpot's documentation, an eventId may be used again for another event.
     envelope: PresetEnvelope {
@@ -82,7 +82,7 @@ pub(super) const INTERCOM: Preset = Preset {
         ..hmac_body("x-hub-signature", "sha1=", Encoding::Hex)
     }),
     secret: "the app's client secret, used as it is",
-    retries: "one, after 1 min (from memory); 7 days of errors suspend it",
+    retries: "one, after 1 min (unconfirmed); 7 days of errors suspend it",
     envelope: PresetEnvelope { event_type: &["/topic"], occurred_at: Some("/created_at"), ..JSON },
     ..BASE
 };

@@ -75,7 +75,7 @@ pub(super) const SENDGRID: Preset = Preset {
     secret: "the verification key: base64 of a P-256 public key",
     signed: "the time of sending and the body",
     unsigned: "every other header",
-    retries: "up to 24 hours (from memory)",
+    retries: "up to 24 hours (unconfirmed)",
     tolerance: "none in its libraries; Hapax applies its own window to the signed time",
     envelope: PresetEnvelope {
         items: Some(""),
@@ -230,7 +230,7 @@ pub(super) const META: Preset = Preset {
     title: "Meta (Facebook, Instagram, WhatsApp)",
     recipe: Recipe::Composed(hmac_body("x-hub-signature-256", "sha256=", Encoding::Hex)),
     secret: "the app secret, used as it is",
-    retries: "at once, then less and less often over 36 hours (from memory)",
+    retries: "at once, then less and less often over 36 hours (unconfirmed)",
     // An entry contains `changes` or `messaging`, whose bytes contain their ids and times.
     envelope: PresetEnvelope {
         items: Some("/entry"),
@@ -260,7 +260,7 @@ pub(super) const TWITCH: Preset = Preset {
     signed: "the message's id and time, and the body",
     unsigned: "every other header, the type in twitch-eventsub-subscription-type among them",
     retries: "some, then the subscription is revoked",
-    tolerance: "10 minutes advised (from memory)",
+    tolerance: "10 minutes advised (unconfirmed)",
     envelope: PresetEnvelope {
         id: PresetId::Selector("header:twitch-eventsub-message-id"),
         event_type: &["/subscription/type"],

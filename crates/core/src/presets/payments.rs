@@ -31,7 +31,7 @@ pub(super) const PAYPAL: Preset = Preset {
     secret: "the webhook's id (not a secret: the certificate authenticates the sender)",
     signed: "the transmission's id and time, the webhook's id, and a CRC-32 of the body",
     unsigned: "the body itself: a CRC-32 can be forged, so fetch the object before acting on it",
-    retries: "up to 25 times over 3 days (from memory, not confirmed)",
+    retries: "up to 25 times over 3 days (unconfirmed)",
     tolerance: "none in its library; Hapax applies its own window to the signed time",
     envelope: PresetEnvelope {
         event_type: &["/event_type"],
@@ -50,7 +50,7 @@ pub(super) const SQUARE: Preset = Preset {
     }),
     secret: SECRET_TEXT,
     signed: "the notification URL, byte for byte as subscribed, and the body",
-    retries: "up to 24 hours, backing off (from memory); disabled after 3 weeks without success",
+    retries: "up to 24 hours, backing off (unconfirmed); disabled after 3 weeks without success",
     envelope: PresetEnvelope {
         id: PresetId::Selector("/event_id"),
         occurred_at: Some("/created_at"),
@@ -157,7 +157,7 @@ pub(super) const PAYSTACK: Preset = Preset {
         ..hmac_body("x-paystack-signature", "", Encoding::Hex)
     }),
     secret: "the secret API key, used as it is",
-    retries: "live: every 3 min for 4 tries, then hourly for 72 hours (from memory)",
+    retries: "live: every 3 min for 4 tries, then hourly for 72 hours (unconfirmed)",
     // There is no event id: the resource, its state and a time identify an event.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
@@ -196,7 +196,7 @@ pub(super) const FLUTTERWAVE: Preset = Preset {
     secret: "the secret hash that you chose",
     signed: "v3: nothing, the request carries the secret; v4: the body",
     unsigned: "v3: everything; v4: every header",
-    retries: "3 tries, 30 min apart (from memory)",
+    retries: "3 tries, 30 min apart (unconfirmed)",
     // Neither version is known to have an event id: resource and state identify an event.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
@@ -288,7 +288,7 @@ pub(super) const PLAID: Preset = Preset {
     recipe: Recipe::Plaid,
     secret: "the secret of your API keys, to fetch its public keys; none if they are in the parameter jwks",
     signed: "the time of issue and the body's SHA-256",
-    retries: "up to 24 hours (from memory)",
+    retries: "up to 24 hours (unconfirmed). A notification has no id: a retry after more than 60 s is a new event and runs again",
     tolerance: "5 minutes",
     // Nothing in the body distinguishes two equal notifications. A notification only announces a change, so
     // a repeat is harmless and a loss is not. Equal notifications are one event only within a minute.
@@ -304,7 +304,7 @@ pub(super) const LEMONSQUEEZY: Preset = Preset {
     name: "lemonsqueezy",
     title: "Lemon Squeezy",
     recipe: Recipe::Composed(hmac_body("x-signature", "", Encoding::Hex)),
-    retries: "3 more tries: 5, 25, 125 s (from memory)",
+    retries: "3 more tries: 5, 25, 125 s (unconfirmed)",
     // The resource alone would make one event of all its updates.
     envelope: PresetEnvelope {
         id: PresetId::Hash {

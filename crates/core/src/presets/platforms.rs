@@ -39,7 +39,7 @@ pub(super) const GITLAB: Preset = Preset {
     secret: "a signing token (whsec_ and base64), or the plain secret token",
     signed: "with a signing token: id, time and body; with a secret token: nothing, it is sent",
     unsigned: "with a secret token: everything",
-    retries: "none of HTTP errors (from memory); disabled after repeated failures",
+    retries: "none of HTTP errors (unconfirmed); disabled after repeated failures",
     tolerance: "not documented",
     // Events that trigger each other share x-gitlab-event-uuid, so it is not an event id.
     envelope: PresetEnvelope {
@@ -55,7 +55,7 @@ pub(super) const BITBUCKET: Preset = Preset {
     title: "Bitbucket Cloud",
     recipe: Recipe::Composed(hmac_body("x-hub-signature", "sha256=", Encoding::Hex)),
     unsigned: "every header: the event's name and the id in x-request-uuid among them",
-    retries: "2 more (from memory)",
+    retries: "2 more (unconfirmed)",
     envelope: PresetEnvelope {
         id: PresetId::Selector("header:x-request-uuid"),
         event_type: &["header:x-event-key"],
@@ -73,7 +73,7 @@ pub(super) const LINEAR: Preset = Preset {
     }),
     signed: "the body, with webhookTimestamp in it",
     unsigned: "every header, the id in linear-delivery among them",
-    retries: "after 1 min, 1 h, 6 h (from memory)",
+    retries: "after 1 min, 1 h, 6 h (unconfirmed)",
     tolerance: "1 minute, past and future",
     envelope: PresetEnvelope {
         id: PresetId::Selector("header:linear-delivery"),
@@ -338,7 +338,7 @@ pub(super) const BOX: Preset = Preset {
     secret: "the primary key, then the secondary one, used as they are",
     signed: "the body and the time in box-delivery-timestamp",
     unsigned: "every other header, box-delivery-id among them, which changes with each retry",
-    retries: "up to 12 over 2 hours (from memory)",
+    retries: "up to 12 over 2 hours (unconfirmed)",
     tolerance: "10 minutes into the past, nothing into the future",
     window: Some(Duration::from_secs(600)),
     envelope: PresetEnvelope {
@@ -355,7 +355,7 @@ pub(super) const DROPBOX: Preset = Preset {
     title: "Dropbox",
     recipe: Recipe::Composed(hmac_body("x-dropbox-signature", "", Encoding::Hex)),
     secret: "the app secret, used as it is",
-    retries: "some, backing off (from memory)",
+    retries: "some, backing off (unconfirmed)",
     // A notification only announces that an account changed, with the same bytes each time. A
     // repeat is harmless and a loss is not, so equal notifications are one event only within a few
     // seconds.
