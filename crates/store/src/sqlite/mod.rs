@@ -132,7 +132,7 @@ struct Shared {
     /// Paces the answers to copies.
     pacing: CopyPacing,
     /// Whether one sender sends its requests one after the other, as fast as they are answered: see
-    /// [`writer`](self::writer).
+    /// [`writer`].
     serves_lone_sender: AtomicBool,
     /// The nodes that checked in: those of this process, which owns the file.
     nodes: Mutex<KnownNodes>,
