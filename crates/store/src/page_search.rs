@@ -51,6 +51,13 @@ pub(crate) fn began_at(request: Uuid) -> Option<Timestamp> {
     Timestamp::from_millisecond(millis).ok().filter(|_| is_ours)
 }
 
+/// Rows that a page reads even if its time is over, because they take only a few milliseconds of work. On an
+/// overloaded machine most of the time passes while other threads run.
+const LIST_ROWS_SURE: usize = 500;
+
+/// How many times its time a page may take for [`LIST_ROWS_SURE`] rows.
+const BUSY_FACTOR: u32 = 5;
+
 /// The remaining part of a [`ReadBound`].
 #[derive(Debug)]
 pub(crate) struct ReadBudget {
@@ -73,7 +80,10 @@ impl ReadBudget {
     pub(crate) fn is_spent(&self) -> bool {
         self.rows > 0
             && match self.bound {
-                ReadBound::Time(most) => self.began.elapsed() >= most,
+                ReadBound::Time(most) => {
+                    let took = self.began.elapsed();
+                    took >= most && (self.rows >= LIST_ROWS_SURE || took >= most * BUSY_FACTOR)
+                }
                 ReadBound::Rows(most) => self.rows >= most,
             }
     }
@@ -166,6 +176,8 @@ impl<T> PageSearch<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn search(rows: &[(u128, bool)], limit: usize, bound: ReadBound) -> Page<u128> {
@@ -194,7 +206,25 @@ mod tests {
         assert_eq!((short.items, short.next), (vec![9, 7], Some(Cursor(5))));
         assert_eq!(short.searched_to, Timestamp::from_second(5).ok());
         // Even with a bound of zero, one row is read.
-        let one = search(&rows, 10, ReadBound::Time(std::time::Duration::ZERO));
+        let one = search(&rows, 10, ReadBound::Time(Duration::ZERO));
         assert_eq!((one.items, one.next), (vec![9], Some(Cursor(9))));
+    }
+
+    #[test]
+    fn an_overloaded_machine_still_fills_a_page_of_a_few_rows() {
+        // The time is over before the first row, because other threads run. A list of a few rows would come in
+        // several pages of one row each.
+        let is_spent = |rows, late: u32| {
+            let most = Duration::from_secs(1);
+            let began =
+                Instant::now().checked_sub(most * late).expect("the machine runs that long");
+            ReadBudget { bound: ReadBound::Time(most), began, rows }.is_spent()
+        };
+        assert!(!is_spent(LIST_ROWS_SURE, 0));
+        assert!(!is_spent(LIST_ROWS_SURE - 1, 1));
+        assert!(is_spent(LIST_ROWS_SURE, 1));
+        // But not for any length of time.
+        assert!(is_spent(1, BUSY_FACTOR));
+        assert!(!is_spent(0, BUSY_FACTOR), "every page reads a row");
     }
 }
