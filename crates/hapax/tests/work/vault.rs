@@ -94,7 +94,8 @@ fn the_key_of_the_vault_is_replaced_while_deliveries_go_on() {
     let (code, notes) = doctor(&house);
     assert_eq!(code, 1, "{notes}");
     assert!(
-        notes.contains("the endpoint ") && notes.contains("the tenant acme of stripe"),
+        notes.contains("the endpoint ")
+            && notes.contains("the secrets of tenant acme for source stripe"),
         "{notes}"
     );
     house.configure(&config(&format!("key = \"{TWO}\"\n")));
