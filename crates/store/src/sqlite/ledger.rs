@@ -259,28 +259,18 @@ fn insert(
     at: i64,
     if_known: IfKnown,
 ) -> rusqlite::Result<bool> {
-    let sql = match if_known {
-        IfKnown::Nothing => {
-            "INSERT INTO hapax_reservation
-                 (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at, lease,
-                  owner, realm)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
-             ON CONFLICT (scope, key) DO NOTHING"
-        }
-        IfKnown::TakeOver => {
-            "INSERT INTO hapax_reservation
-                 (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at, lease,
-                  owner, realm)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
-             ON CONFLICT (scope, key) DO UPDATE SET
-                 fingerprint = excluded.fingerprint, fence = excluded.fence,
-                 attempt = excluded.attempt, leased_until = excluded.leased_until,
-                 lease = excluded.lease,
-                 ttl = excluded.ttl, expires_at = excluded.expires_at,
-                 status = NULL, headers = NULL, body = NULL, bytes = 0,
-                 owner = excluded.owner, realm = excluded.realm"
-        }
-    };
+    let sql = "INSERT INTO hapax_reservation
+             (scope, key, fingerprint, fence, attempt, leased_until, ttl, expires_at, lease, owner,
+              realm)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
+         ON CONFLICT (scope, key) DO UPDATE SET
+             fingerprint = excluded.fingerprint, fence = excluded.fence,
+             attempt = excluded.attempt, leased_until = excluded.leased_until,
+             lease = excluded.lease,
+             ttl = excluded.ttl, expires_at = excluded.expires_at,
+             status = NULL, headers = NULL, body = NULL, bytes = 0,
+             owner = excluded.owner, realm = excluded.realm
+         WHERE ?12";
     let (lease, ttl) = (span(ask.lease), span(ask.ttl));
     let written = conn.prepare_cached(sql)?.execute((
         ask.scope.as_str(),
@@ -294,6 +284,7 @@ fn insert(
         lease,
         ask.quota.map(|_| ask.scope.owner().as_str()),
         ask.quota.map(|_| ask.scope.owner().realm()),
+        matches!(if_known, IfKnown::TakeOver),
     ))?;
     Ok(written == 1)
 }
