@@ -1,8 +1,13 @@
-//! How the command line and the pages show times, durations and counts.
+//! How the command line and the pages show times, durations, counts and parts of URLs.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+
+/// The text as one segment of a path, or as one value of a query.
+pub(crate) fn url_part(text: &str) -> String {
+    url::form_urlencoded::byte_serialize(text.as_bytes()).collect()
+}
 
 /// Formats an instant: UTC, to the second.
 pub(crate) fn at(time: Timestamp) -> String {

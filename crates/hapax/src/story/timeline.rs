@@ -10,6 +10,7 @@ use jiff::SignedDuration;
 use super::acted_on;
 use crate::api::{Arrival, Attempt, Event, Job, PublishedDelivery};
 use crate::format;
+use crate::format::url_part;
 
 /// Jobs that the summary names; the table of jobs has all.
 const JOBS_NAMED_MAX: usize = 3;
@@ -42,7 +43,7 @@ pub(crate) fn timeline(event: &Event) -> Vec<Step> {
     }
     for message in &event.messages {
         let page =
-            format!("/messages/{}?tenant={}", encoded(&message.id), encoded(&message.tenant));
+            format!("/messages/{}?tenant={}", url_part(&message.id), url_part(&message.tenant));
         let text = format!("published {}, message {}", message.r#type, message.id);
         steps.push(Step { page: Some(page), ..Step::new(message.created_at, text) });
         for delivery in &message.deliveries {
@@ -280,10 +281,6 @@ fn delivered(delivery: &PublishedDelivery, published_at: Timestamp) -> Step {
         is_bad: matches!(delivery.status, DeliveryStatus::Dead | DeliveryStatus::Failed),
         page: Some(format!("/deliveries/{}", delivery.id)),
     }
-}
-
-fn encoded(text: &str) -> String {
-    url::form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
 #[cfg(test)]

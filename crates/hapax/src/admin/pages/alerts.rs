@@ -6,7 +6,6 @@ use std::time::Duration;
 use askama::Template;
 use axum::extract::State;
 use axum::{Extension, Json};
-use url::form_urlencoded;
 
 use super::super::extract::{JsonBody, PathId};
 use super::super::problem::Problem;
@@ -17,6 +16,7 @@ use super::{Frame, Page, PageReader};
 use crate::api::{Alert, AlertList, SilenceRequest, Span};
 use crate::config::units;
 use crate::format;
+use crate::format::url_part;
 
 #[derive(Template)]
 #[template(path = "alerts.html")]
@@ -46,11 +46,11 @@ pub(crate) fn alert_page(alert: &Alert) -> Option<(&'static str, String)> {
         filters.link(path)
     };
     let about_source = |name, fragment: &str| {
-        let source = path_segment(alert.source.as_deref()?);
+        let source = url_part(alert.source.as_deref()?);
         Some((name, format!("/sources/{source}{fragment}")))
     };
     if let Some(endpoint) = &alert.endpoint {
-        return Some(("endpoint", format!("/endpoints/{}", path_segment(endpoint))));
+        return Some(("endpoint", format!("/endpoints/{}", url_part(endpoint))));
     }
     match (alert.name.as_str(), alert.lane.as_deref().and_then(|lane| lane.split_once('/'))) {
         ("dead_letters", Some((source, handler))) => {
@@ -68,11 +68,6 @@ pub(crate) fn alert_page(alert: &Alert) -> Option<(&'static str, String)> {
         (_, Some(_)) => Some(("handlers", "/handlers".to_owned())),
         (_, None) => about_source("source", ""),
     }
-}
-
-/// The text as one segment of a path.
-fn path_segment(text: &str) -> String {
-    form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
 /// Silences an alert.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use hapax_core::hop_headers::is_hop_by_hop;
 
 use crate::api::Event;
+use crate::format::url_part;
 use crate::logs::needs_escape;
 
 /// The largest body that is part of the command, in bytes. Linux accepts arguments of at most 128 KiB.
@@ -13,8 +14,8 @@ const BODY_BYTES_MAX: usize = 100_000;
 /// The command that posts the event to this server again, with the headers that are stored.
 pub(super) fn command(public_url: &str, event: &Event) -> String {
     let of = &event.summary;
-    let source: String = url::form_urlencoded::byte_serialize(of.source.as_bytes()).collect();
-    let tenant: String = url::form_urlencoded::byte_serialize(of.tenant.as_bytes()).collect();
+    let source = url_part(&of.source);
+    let tenant = url_part(&of.tenant);
     let path = match of.tenant.as_str() {
         "default" => source,
         _ => format!("{tenant}/{source}"),

@@ -9,7 +9,6 @@ use axum::{Extension, Json};
 use hapax_core::Timestamp;
 use hapax_core::delivery::DeliveryId;
 use hapax_core::job::JobId;
-use url::form_urlencoded;
 use uuid::Uuid;
 
 use super::super::problem::Problem;
@@ -17,6 +16,7 @@ use super::super::{Admin, AdminStore, events as api_events};
 use super::filters::Filters;
 use super::{Frame, Page, PageReader, SeeOther, plans};
 use crate::api::{EventSummary, EventsQuery};
+use crate::format::url_part;
 
 /// The states that an event can have, as the filter offers them.
 const STATUSES: [&str; 10] = [
@@ -143,8 +143,7 @@ pub(in crate::admin) async fn find<S: AdminStore>(
         return Ok(SeeOther(format!("/events/{event}")));
     }
     if admin.store.message(text, None).await?.len() == 1 {
-        let id: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
-        return Ok(SeeOther(format!("/messages/{id}")));
+        return Ok(SeeOther(format!("/messages/{}", url_part(text))));
     }
     Ok(SeeOther(filters.with("q", text).link("/events")))
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use url::form_urlencoded;
 
 use super::super::auth::Caller;
 use super::super::extract::{JsonBody, PathId, QueryParams};
@@ -13,6 +12,7 @@ use super::super::{Admin, AdminStore, endpoints, messages};
 use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
 use crate::api::{ChangedDeliveries, DeliveryEffect, MessageQuery, ReasonRequest, RotateRequest};
 use crate::format;
+use crate::format::url_part;
 
 /// The longest sentence about a ping. The sentence quotes the error and is part of a URL.
 const SENTENCE_CHARS_MAX: usize = 300;
@@ -128,8 +128,7 @@ where
 }
 
 fn message_page(id: &str) -> String {
-    let id: String = form_urlencoded::byte_serialize(id.as_bytes()).collect();
-    format!("/messages/{id}")
+    format!("/messages/{}", url_part(id))
 }
 
 /// Holds the deliveries of an endpoint.
