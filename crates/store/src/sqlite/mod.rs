@@ -50,9 +50,7 @@ mod writer;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use hapax_core::handler::SqlProgram;
 use hapax_core::job::JobId;
@@ -63,7 +61,6 @@ use hapax_core::store::{
 };
 use hapax_core::{EventKey, SourceName, Timestamp};
 use rusqlite::Connection;
-use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{Notify, oneshot};
 
 pub use open::OpenError;
@@ -72,7 +69,7 @@ pub use transact::{Db, DbError, Tx};
 use crate::copies::Copies;
 use crate::copy_pacing::CopyPacing;
 use crate::known_nodes::KnownNodes;
-use crate::limits::{LONE_COMMIT_WITHIN, READ_FLUSH_MAX};
+use crate::limits::READ_FLUSH_MAX;
 use crate::recent::RecentEvents;
 use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
@@ -131,9 +128,6 @@ struct Shared {
     health: WriteHealth,
     /// Paces the answers to copies.
     pacing: CopyPacing,
-    /// Whether one sender sends its requests one after the other, as fast as they are answered: see
-    /// [`writer`].
-    serves_lone_sender: AtomicBool,
     /// The nodes that checked in: those of this process, which owns the file.
     nodes: Mutex<KnownNodes>,
     /// Notified when jobs were written.
@@ -161,7 +155,6 @@ impl SqliteStore {
             copies: Copies::new(),
             health: WriteHealth::default(),
             pacing: CopyPacing::default(),
-            serves_lone_sender: AtomicBool::new(false),
             nodes: Mutex::default(),
             arrived: Notify::new(),
             deliveries: Notify::new(),
@@ -200,9 +193,6 @@ impl SqliteStore {
     }
 }
 
-type VerdictsResult = Result<Vec<Verdict>, StoreError>;
-type VerdictsReceiver = oneshot::Receiver<VerdictsResult>;
-
 impl Store for SqliteStore {
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<Verdict>, StoreError> {
         if let Some(verdicts) = self.all_recent(&ingest) {
@@ -215,7 +205,7 @@ impl Store for SqliteStore {
         } else {
             self.writer.ingest(ingest, answer);
         }
-        let verdicts = self.decided(verdicts).await?;
+        let verdicts = verdicts.await.unwrap_or(Err(StoreError::Closed))?;
         if verdicts.iter().all(|verdict| matches!(verdict, Verdict::Duplicate(_))) {
             self.shared.pacing.pass().await;
         }
@@ -246,23 +236,6 @@ impl SqliteStore {
     /// reading only, while a server may be running.
     pub fn sealed_values(directory: &Path) -> Result<Vec<SealedValue>, rusqlite::Error> {
         source_secrets::sealed_values(&directory.join(open::FILE))
-    }
-
-    /// Waits for the verdicts of a request. For a lone sender this looks for them for a moment before the task sleeps:
-    /// to wake a sleeping core takes longer than everything else but the sync.
-    async fn decided(&self, mut verdicts: VerdictsReceiver) -> VerdictsResult {
-        if self.shared.serves_lone_sender.load(Ordering::Relaxed) {
-            let began = Instant::now();
-            while began.elapsed() < LONE_COMMIT_WITHIN {
-                match verdicts.try_recv() {
-                    Ok(decided) => return decided,
-                    Err(TryRecvError::Closed) => return Err(StoreError::Closed),
-                    // Another thread that could run on this core goes first.
-                    Err(TryRecvError::Empty) => std::thread::yield_now(),
-                }
-            }
-        }
-        verdicts.await.unwrap_or(Err(StoreError::Closed))
     }
 
     /// The verdicts, if every receipt is a plain copy of an event that was committed lately.

@@ -45,7 +45,7 @@ use super::transaction::Transaction;
 use crate::copies::UnwrittenCopies;
 use crate::limits::{
     BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_CHUNK, COPIES_FLUSH, LOG_RETRY, LOG_WARN,
-    LONE_COMMIT_WITHIN, RECOVERY_WAIT, WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
+    RECOVERY_WAIT, WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
 };
 use crate::recent::Recent;
 
@@ -501,8 +501,6 @@ struct LoneSender {
     was_alone: bool,
     /// The last command came within [`NEXT_REQUEST_WITHIN`] of the end of a batch.
     was_quick: bool,
-    /// The last commit took at most [`LONE_COMMIT_WITHIN`].
-    commit_was_quick: bool,
 }
 
 /// How long the writer looks for the next request of a lone sender: as long as an answer and a request need to and
@@ -699,8 +697,6 @@ impl Writer {
             false => waiting.receive_within(at_most),
         };
         self.lone_sender.note(&next, began.elapsed());
-        let waits_awake = self.lone_sender.is_quick() && self.lone_sender.commit_was_quick;
-        self.shared.serves_lone_sender.store(waits_awake, Ordering::Relaxed);
         next
     }
 
@@ -730,9 +726,7 @@ impl Writer {
             }
         };
         self.lone_sender.was_alone = batch.answers.len() + batch.answerers.len() == 1;
-        let began = Instant::now();
         let committed = self.commit(batch);
-        self.lone_sender.commit_was_quick = began.elapsed() <= LONE_COMMIT_WITHIN;
         if let Err(error) = &committed {
             self.refuse_deferred(&unavailable(error));
         }
