@@ -108,6 +108,12 @@ impl ClosedFigures {
         Ok(span.figures)
     }
 
+    /// Whether figures of a span that begins with `from` are in memory.
+    #[cfg(test)]
+    pub(crate) fn has(&self, from: Timestamp) -> bool {
+        self.spans().keys().any(|key| key.from == from.as_second())
+    }
+
     fn spans(&self) -> std::sync::MutexGuard<'_, HashMap<SpanKey, Span>> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }

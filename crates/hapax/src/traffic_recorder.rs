@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::store::{
-    Completion, Gauges, MINUTE_SECONDS, StoreError, TrafficAsk, TrafficCount, TrafficFigures,
-    TrafficHistory,
+    Completion, Gauges, MERGES, MINUTE_SECONDS, StoreError, TrafficAsk, TrafficCount,
+    TrafficFigures, TrafficHistory,
 };
 use hapax_core::{SourceName, Timestamp, tuned};
 use hapax_engine::Now;
@@ -46,6 +46,13 @@ pub(crate) type ReadSources = Box<dyn Fn() -> Vec<SourceName> + Send + Sync>;
 
 /// The most repetitions of a read during which a record was written.
 const READ_AGAIN_MAX: usize = 3;
+
+/// The span that [`TrafficRecorder::last_week`] covers.
+const WEEK: Duration = Duration::from_secs(7 * 86_400);
+
+/// How long before the beginning of the last week moves its figures are read from there on: several rounds, because
+/// one may fail.
+const WEEK_AHEAD: Duration = Duration::from_secs(60);
 
 /// Counts what this process does, and writes it.
 pub(crate) struct TrafficRecorder {
@@ -101,6 +108,44 @@ impl TrafficRecorder {
             figures.entry(count.source).or_default().add(&count.figures);
         }
         Ok(figures)
+    }
+
+    /// The figures of each source in the last week, without tallies. [`TrafficRecorder::keep_week`] keeps them in
+    /// memory.
+    pub(crate) async fn last_week<S: TrafficHistory>(
+        &self,
+        store: &S,
+    ) -> Result<BTreeMap<SourceName, TrafficFigures>, StoreError> {
+        self.since(store, beginning((self.now)(), WEEK), false).await
+    }
+
+    /// Keeps the figures of the last week in memory until `stop`, so that no page waits until they are read: there can
+    /// be a hundred thousand rows.
+    pub(crate) async fn keep_week<S: TrafficHistory>(
+        &self,
+        store: Arc<S>,
+        stop: CancellationToken,
+    ) {
+        let mut beats = interval(RECORD_EVERY);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while stop.run_until_cancelled(beats.tick()).await.is_some() {
+            if let Some(Err(error)) = stop.run_until_cancelled(self.read_week(&*store)).await {
+                tracing::debug!(%error, "reading the figures of the last week: {error}");
+            }
+        }
+    }
+
+    /// Reads the figures of the last week. Shortly before the beginning of that week moves, this also reads them from
+    /// the next beginning on.
+    async fn read_week<S: TrafficHistory>(&self, store: &S) -> Result<(), StoreError> {
+        let now = (self.now)();
+        let from = beginning(now, WEEK);
+        self.since(store, from, false).await?;
+        let next = beginning(now.saturating_add(WEEK_AHEAD).unwrap_or(now), WEEK);
+        if next != from {
+            self.since(store, next, false).await?;
+        }
+        Ok(())
     }
 
     /// The figures of each step and source that has any, over all nodes, in the order of time.
@@ -330,6 +375,17 @@ fn step_of(count: TrafficCount, ask: &TrafficAsk) -> Option<TrafficCount> {
     is_asked.then(|| TrafficCount { at: start_of(second - second.rem_euclid(step)), ..count })
 }
 
+/// The beginning of a window: the start of its first minute, or of its first hour or day if counts of that
+/// age are stored in such steps.
+pub(crate) fn beginning(now: Timestamp, window: Duration) -> Timestamp {
+    let first = now.saturating_sub(window).unwrap_or(Timestamp::MIN);
+    let age = i64::try_from(window.as_secs()).unwrap_or(i64::MAX);
+    let mut coarser = MERGES.iter().filter(|(_, _, after)| age > *after).map(|(_, to, _)| *to);
+    let width = coarser.next_back().unwrap_or(MINUTE_SECONDS);
+    let second = first.as_second();
+    Timestamp::from_second(second - second.rem_euclid(width)).unwrap_or(first)
+}
+
 fn minute_of(at: Timestamp) -> i64 {
     let second = at.as_second();
     second - second.rem_euclid(MINUTE_SECONDS)
@@ -473,5 +529,45 @@ mod tests {
             assert_eq!(steps.len(), 20, "{steps:?}");
             assert_eq!(steps.values().map(|figures| figures.counts.new).sum::<u64>(), 400);
         }
+    }
+    #[tokio::test(start_paused = true)]
+    async fn the_figures_of_a_week_are_read_before_a_page_asks_for_them() {
+        // The beginning of the week moves with the hour: the first page after that must not read the whole week.
+        let second = Arc::new(AtomicI64::new(1_800_000_000));
+        let clock: Now = {
+            let second = Arc::clone(&second);
+            Arc::new(move || Timestamp::from_second(second.load(Ordering::SeqCst)).unwrap())
+        };
+        let store = Arc::new(MemoryStore::with_clock(Arc::clone(&clock)));
+        let recorder = Arc::new(TrafficRecorder::new(
+            Uuid::from_u128(1),
+            Box::new(BTreeMap::new),
+            Box::new(Vec::new),
+            clock,
+        ));
+        let stop = CancellationToken::new();
+        let (keeper, to, stopped) = (Arc::clone(&recorder), Arc::clone(&store), stop.clone());
+        let keeping = tokio::spawn(async move { keeper.keep_week(to, stopped).await });
+        for _ in 0..1_000 {
+            tokio::time::sleep(RECORD_EVERY).await;
+            second.fetch_add(10, Ordering::SeqCst);
+            let from = beginning((recorder.now)(), WEEK);
+            assert!(recorder.closed.has(from), "{from}");
+        }
+        stop.cancel();
+        keeping.await.unwrap();
+    }
+
+    #[test]
+    fn a_window_begins_where_its_oldest_counts_begin() {
+        let now: Timestamp = "2026-03-01T12:34:56Z".parse().unwrap();
+        let check = |hours: u64, expected: &str| {
+            let begins = beginning(now, Duration::from_secs(hours * 3_600));
+            assert_eq!(begins.to_string(), expected);
+        };
+        check(1, "2026-03-01T11:34:00Z");
+        check(48, "2026-02-27T12:34:00Z");
+        check(49, "2026-02-27T11:00:00Z");
+        check(91 * 24, "2025-11-30T00:00:00Z");
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use hapax_core::store::{MERGES, MINUTE_SECONDS, SampleAsk, SampledEvent, TrafficFigures};
-use hapax_core::{SourceName, Timestamp};
+use hapax_core::SourceName;
+use hapax_core::store::{SampleAsk, SampledEvent, TrafficFigures};
 
 use super::events::ago;
 use super::extract::QueryParams;
@@ -19,6 +19,7 @@ use super::handlers::PausedHandlers;
 use super::problem::Problem;
 use super::{Admin, AdminStore};
 use crate::api::{Figures, Span, Stats, StatsQuery};
+use crate::traffic_recorder::beginning;
 
 /// The window if the request names none.
 const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
@@ -108,17 +109,6 @@ fn by_source(all: &BTreeMap<SourceName, TrafficFigures>) -> BTreeMap<String, Fig
     counted.map(|(source, figures)| (source.to_string(), Figures::of(figures))).collect()
 }
 
-/// The beginning of a window: the start of its first minute, or of its first hour or day if counts of that
-/// age are stored in such steps.
-pub(super) fn beginning(now: Timestamp, window: Duration) -> Timestamp {
-    let first = ago(now, Span(window));
-    let age = i64::try_from(window.as_secs()).unwrap_or(i64::MAX);
-    let mut coarser = MERGES.iter().filter(|(_, _, after)| age > *after).map(|(_, to, _)| *to);
-    let width = coarser.next_back().unwrap_or(MINUTE_SECONDS);
-    let second = first.as_second();
-    Timestamp::from_second(second - second.rem_euclid(width)).unwrap_or(first)
-}
-
 /// The quantile: the smallest value that is at least as large as the fraction `part` of all values.
 fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
     let rank = (part * sorted.len() as f64).ceil() as usize;
@@ -161,18 +151,5 @@ mod tests {
         check(&[1.0, 2.0], 0.5, Some(1.0));
         check(&hundred, 0.5, Some(50.0));
         check(&hundred, 0.99, Some(99.0));
-    }
-
-    #[test]
-    fn a_window_begins_where_its_oldest_counts_begin() {
-        let now: Timestamp = "2026-03-01T12:34:56Z".parse().unwrap();
-        let check = |hours: u64, expected: &str| {
-            let begins = beginning(now, Duration::from_secs(hours * 3_600));
-            assert_eq!(begins.to_string(), expected);
-        };
-        check(1, "2026-03-01T11:34:00Z");
-        check(48, "2026-02-27T12:34:00Z");
-        check(49, "2026-02-27T11:00:00Z");
-        check(91 * 24, "2025-11-30T00:00:00Z");
     }
 }

@@ -61,6 +61,12 @@ impl Background {
         background.add("the recorder of traffic panicked", async move {
             traffic.run(to, completed, stopped).await
         });
+        if settings.roles.has(Role::Admin) {
+            let (traffic, to, stopped) = (Arc::clone(&parts.traffic), store(), stop());
+            background.add("reading the figures of the last week panicked", async move {
+                traffic.keep_week(to, stopped).await
+            });
+        }
         if sends {
             let (sender, now) = (Arc::clone(&parts.sender), Arc::clone(&parts.now));
             let endpoints = endpoint_recorder::run(store(), parts.node, sender, now, stop());

@@ -27,9 +27,6 @@ const ALERTS_SHOWN: usize = 5;
 /// The most sources whose refused requests are counted separately.
 const FORGED_SHOWN: usize = 3;
 
-/// The span over which the usual share of copies of a source is computed.
-const USUAL_OVER: Duration = Duration::from_secs(7 * 86_400);
-
 #[derive(Template)]
 #[template(path = "overview.html")]
 pub(in crate::admin) struct Overview {
@@ -86,8 +83,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     let in_review = admin.store.in_review().await?;
     in_review.iter().for_each(|(_, count)| stuck.review.add(*count));
     let to = (admin.now)();
-    let week = stats::beginning(to, USUAL_OVER);
-    let week = admin.watch.traffic().since(&*admin.store, week, false).await?;
+    let week = admin.watch.traffic().last_week(&*admin.store).await?;
     let sources = source_rows(&stats, &lanes.items, &week);
     let from = Moment::Ago(Span(Duration::from_secs_f64(stats.window_seconds)));
     let query = HistoryQuery { from: Some(from), ..HistoryQuery::default() };
