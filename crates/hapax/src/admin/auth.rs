@@ -28,7 +28,7 @@ const WRONG_TOKENS_PER_SECOND: u32 = 20;
 /// The largest body of a request to the admin side, in bytes.
 const BODY_BYTES_MAX: usize = 2 << 20;
 
-/// Refusals per minute that the audit trail records.
+/// Refusals per minute that the audit trail records, of known and of unknown callers each.
 const REFUSALS_PER_MINUTE: u32 = 60;
 
 /// Decides which requests are allowed.
@@ -39,13 +39,28 @@ pub(crate) struct Authorizer {
     refusals: Refusals,
 }
 
-/// Refusals that the audit trail records, at a bounded rate.
-pub(super) struct Refusals(governor::DefaultDirectRateLimiter);
+/// Refusals that the audit trail records, at a bounded rate. Callers without a valid token have a rate of their own, so
+/// that they cannot keep the refusals of known callers out of the trail.
+pub(super) struct Refusals {
+    of_known: governor::DefaultDirectRateLimiter,
+    of_unknown: governor::DefaultDirectRateLimiter,
+}
 
 impl Default for Refusals {
     fn default() -> Self {
-        let quota = governor::Quota::per_minute(REFUSALS_PER_MINUTE.try_into().expect("not zero"));
-        Self(governor::RateLimiter::direct(quota))
+        let limiter = || {
+            let a_minute = REFUSALS_PER_MINUTE.try_into().expect("not zero");
+            governor::RateLimiter::direct(governor::Quota::per_minute(a_minute))
+        };
+        Self { of_known: limiter(), of_unknown: limiter() }
+    }
+}
+
+impl Refusals {
+    /// Whether the trail records one more refusal of this caller, who has no name if unknown.
+    fn records(&self, who: &str) -> bool {
+        let limiter = if who.is_empty() { &self.of_unknown } else { &self.of_known };
+        limiter.check().is_ok()
     }
 }
 
@@ -549,13 +564,21 @@ pub(super) async fn authorize<S: AdminStore>(
             let who = Arc::clone(&caller.who);
             let is_authenticated = caller.is_authenticated();
             request.extensions_mut().insert(caller);
-            let mut response = next.run(request).await;
+            let mut response = match audited {
+                None => next.run(request).await,
+                Some(audited) => {
+                    let acting = Arc::clone(admin);
+                    run_to_completion(admin, async move {
+                        let response = next.run(request).await;
+                        acting.shared_pages.end();
+                        audited.record(&acting, &who, response.status()).await;
+                        response
+                    })
+                    .await
+                }
+            };
             if is_authenticated {
                 response.extensions_mut().insert(Authenticated);
-            }
-            if let Some(audited) = audited {
-                admin.shared_pages.end();
-                audited.record(admin, &who, response.status()).await;
             }
             response
         }
@@ -568,6 +591,21 @@ pub(super) async fn authorize<S: AdminStore>(
             }
             response
         }
+    }
+}
+
+/// Answers on a task of its own. An action ends, is recorded and is remembered by its form even if the client disconnects
+/// meanwhile.
+pub(super) async fn run_to_completion<S: AdminStore>(
+    admin: &Admin<S>,
+    acting: impl Future<Output = Response> + Send + 'static,
+) -> Response {
+    match admin.unfinished.spawn(acting).await {
+        Ok(response) => response,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Problem::unavailable("the server stops").into_response(),
+        },
     }
 }
 
@@ -655,12 +693,11 @@ impl Audited {
         who: &str,
         status: StatusCode,
     ) {
-        // Any client can cause these without a token.
         let is_refusal = matches!(
             status,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS
         );
-        if is_refusal && refusals.0.check().is_err() {
+        if is_refusal && !refusals.records(who) {
             return;
         }
         self.record_always(admin, who, status).await;

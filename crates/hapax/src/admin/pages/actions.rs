@@ -6,16 +6,19 @@
 //! [`super::handler_actions`], [`super::plans`], [`super::alerts`] and [`super::storage`].
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use askama::Template;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, OriginalUri, Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use hapax_core::Timestamp;
 use hapax_core::ledger::{
-    Fingerprint, IdempotencyKey, Quota, Reservation, ReserveAsk, Scope, StoredAnswer,
+    Fingerprint, IdempotencyKey, Ledger, Quota, Reservation, ReserveAsk, Scope, StoredAnswer,
 };
+use jiff::SignedDuration;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::super::auth::Caller;
@@ -32,6 +35,14 @@ const LEASE: Duration = Duration::from_secs(60);
 
 /// How long a sent form is remembered.
 const TTL: Duration = Duration::from_secs(24 * 3_600);
+
+/// How long a form may be sent after its page was made. This must not be longer than [`TTL`]: an older form may have
+/// been sent and forgotten, and would act again.
+const SENT_WITHIN: SignedDuration = SignedDuration::from_hours(12);
+
+/// How long a form that is sent again waits for its first action, and how often it looks.
+const SAME_FORM_WAIT: Duration = Duration::from_secs(5);
+const SAME_FORM_POLL: Duration = Duration::from_millis(50);
 
 /// The largest form, in bytes.
 const FORM_BYTES_MAX: usize = 16_384;
@@ -268,7 +279,14 @@ pub(in crate::admin) async fn act_once<S: AdminStore, A: PageAction<S>>(
         ttl: TTL,
         quota: forms.quota,
     };
-    let reserved = match admin.store.reserve(ask).await? {
+    let is_late = |made: SystemTime| {
+        let made = Timestamp::try_from(made).unwrap_or(Timestamp::MIN);
+        (admin.now)().duration_since(made) > SENT_WITHIN
+    };
+    if made_at(form.plan).is_none_or(is_late) {
+        return Err(Problem::conflict("this form is too old to be sent: open its page again"));
+    }
+    let reserved = match reserved(&*admin.store, ask).await? {
         Reservation::Fresh(reserved) => reserved,
         Reservation::Replay(answer) => return Ok(ActedOnce::Leads(location(&answer))),
         Reservation::InProgress { .. } => {
@@ -308,6 +326,26 @@ pub(in crate::admin) async fn act_once<S: AdminStore, A: PageAction<S>>(
             Err(problem)
         }
     }
+}
+
+/// Reserves the id of a form. A browser sends a form again when its button is pressed twice, so the second request
+/// waits for the action of the first.
+async fn reserved<S: Ledger>(store: &S, ask: ReserveAsk) -> Result<Reservation, Problem> {
+    let until = Instant::now() + SAME_FORM_WAIT;
+    loop {
+        match store.reserve(ask.clone()).await? {
+            Reservation::InProgress { .. } if Instant::now() < until => {
+                tokio::time::sleep(SAME_FORM_POLL).await;
+            }
+            reservation => return Ok(reservation),
+        }
+    }
+}
+
+/// When the page of a form was made; `None` if this is no id of a form.
+fn made_at(plan: Uuid) -> Option<SystemTime> {
+    let (seconds, nanos) = plan.get_timestamp()?.to_unix();
+    SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))
 }
 
 fn path_and_query(uri: &Uri) -> &str {

@@ -10,7 +10,9 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hapax_core::store::{PortalLink, PortalLinkId, PortalRight};
 
-use super::super::auth::{Audited, Authenticated, Caller, check_same_origin, session_hash};
+use super::super::auth::{
+    Audited, Authenticated, Caller, check_same_origin, run_to_completion, session_hash,
+};
 use super::super::pages::Frame;
 use super::super::problem::Problem;
 use super::super::{AdminStore, Site};
@@ -92,21 +94,32 @@ pub(super) async fn admit<S: AdminStore>(
         action: format!("{} {}", guard.method, guard.path),
         subject: request.uri().path().to_owned(),
     });
-    let caller = visitor.caller();
-    let mut response = match permits(portal, &guard, &visitor, &request) {
-        Ok(()) => {
-            request.extensions_mut().insert(visitor.clone());
-            next.run(request).await
+    let permitted = permits(portal, &guard, &visitor, &request);
+    request.extensions_mut().insert(visitor.clone());
+    let answer = async move {
+        match permitted {
+            Ok(()) => next.run(request).await,
+            Err(problem) => problem.into_response(),
         }
-        Err(problem) => problem.into_response(),
     };
-    if let Some(audited) = audited {
-        let status = response.status();
-        let has_failed = status.is_client_error() || status.is_server_error();
-        if !has_failed || portal.limits.records_refusal(visitor.link().id) {
-            audited.record_always(&portal.admin, caller.who(), status).await;
+    let mut response = match audited {
+        None => answer.await,
+        Some(audited) => {
+            let (portal, link) = (Arc::clone(portal), visitor.link().id);
+            let admin = Arc::clone(&portal.admin);
+            run_to_completion(&admin, async move {
+                let response = answer.await;
+                let status = response.status();
+                let has_failed = status.is_client_error() || status.is_server_error();
+                if !has_failed || portal.limits.records_refusal(link) {
+                    let caller = Caller::of_link(link);
+                    audited.record_always(&portal.admin, caller.who(), status).await;
+                }
+                response
+            })
+            .await
         }
-    }
+    };
     response.extensions_mut().insert(Authenticated);
     response.extensions_mut().insert(visitor);
     response

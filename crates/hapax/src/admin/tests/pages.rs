@@ -11,7 +11,7 @@ use hapax_core::store::{
     Verifier, VerifierNames as _,
 };
 use hapax_core::{SourceName, Tenant};
-use hapax_sim::SignedEvent;
+use hapax_sim::{Act, SignedEvent};
 use hapax_store::MemoryStore;
 use serde_json::json;
 use tower::ServiceExt as _;
@@ -191,6 +191,60 @@ async fn a_form_that_is_sent_twice_acts_once() {
 }
 
 #[tokio::test]
+async fn an_action_whose_client_disconnects_is_recorded_and_its_form_acts_once() {
+    // A browser whose button is pressed twice drops the first request and sends the form again. A client that
+    // disconnects right after its request must not act without a record.
+    let events = vec![event("evt_1", &[("fee", JobState::Dead)])];
+    let server = server_with(events, WithoutToken::Refused).await;
+    let id = server.store.event("evt_1").await.summary.id;
+    let path = format!("/events/{id}/replay");
+    let ops = [("authorization", "Bearer ops-token")];
+    let question = server.browse(Method::GET, &path, &ops, "").await;
+    let form = format!("plan={}", question.plan());
+    let faults = &server.store.faults;
+    let permits = faults.block_answers(Act::Replay);
+    let before = faults.begun(Act::Replay);
+    let begun = faults.until(|faults| faults.begun(Act::Replay) > before);
+    let mut first = Box::pin(server.browse(Method::POST, &path, &ops, &form));
+    tokio::select! {
+        answer = &mut first => panic!("the action was not blocked: {}", answer.status),
+        () = begun => {}
+    }
+    drop(first);
+    permits.add_permits(10);
+    let again = server.browse(Method::POST, &path, &ops, &form).await;
+    assert_eq!(again.status, StatusCode::SEE_OTHER, "{}", again.text);
+    server.unfinished.close();
+    server.unfinished.wait().await;
+    assert_eq!(server.store.event("evt_1").await.actions.len(), 1, "the second form acted too");
+    let all = AuditFilter { limit: 10, ..AuditFilter::default() };
+    let entries = faults.inner().audited(all).await.unwrap().items;
+    let entries: Vec<_> = entries.iter().map(|entry| (&*entry.who, entry.status)).collect();
+    assert_eq!(entries, [("ops", 303), ("ops", 303)], "each request is in the audit trail");
+}
+
+#[tokio::test]
+async fn a_form_that_may_be_forgotten_does_not_act() {
+    // A sent form is remembered for a day. A browser can send the form of an older page again.
+    let server = server(vec![event("evt_1", &[("fee", JobState::Dead)])]).await;
+    let id = server.store.event("evt_1").await.summary.id;
+    let path = format!("/events/{id}/replay");
+    let form_made_before = |hours: i64| {
+        let seconds = (noon().as_second() - hours * 3_600).unsigned_abs();
+        let plan = Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, 0));
+        format!("plan={plan}")
+    };
+    for form in [form_made_before(13), form_made_before(30), format!("plan={}", Uuid::nil())] {
+        let answer = server.browse(Method::POST, &path, &[SAME_ORIGIN], &form).await;
+        assert_eq!(answer.status, StatusCode::CONFLICT, "{form}: {}", answer.text);
+        assert!(server.store.event("evt_1").await.actions.is_empty(), "{form} acted");
+    }
+    let form = form_made_before(11);
+    let answer = server.browse(Method::POST, &path, &[SAME_ORIGIN], &form).await;
+    assert_eq!(answer.status, StatusCode::SEE_OTHER, "{}", answer.text);
+}
+
+#[tokio::test]
 async fn a_page_is_not_sent_again_while_it_is_the_same() {
     let server = server(vec![event("evt_1", &[])]).await;
     let first = server.page("/events").await;
@@ -349,8 +403,13 @@ async fn a_flood_of_wrong_tokens_fills_no_audit_trail() {
     }
     assert!(limited > 100, "{limited} requests were limited");
     let all = AuditFilter { limit: 400, ..AuditFilter::default() };
-    let recorded = server.store.faults.inner().audited(all).await.unwrap().items.len();
+    let recorded = server.store.faults.inner().audited(all.clone()).await.unwrap().items.len();
     assert!((1..100).contains(&recorded), "{recorded} refusals were recorded");
+    // The flood must not keep the refusal of a known token out of the trail.
+    let path = "/api/v1/events/evt_1/replay";
+    server.post_as(Some("reader-token"), path, json!({})).await;
+    let newest = server.store.faults.inner().audited(all).await.unwrap().items.remove(0);
+    assert_eq!((&*newest.who, newest.status), ("reader", 403));
 }
 
 #[tokio::test]
