@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hapax_core::limits::LANE_COUNT_MAX;
 use jiff::{SignedDuration, Timestamp};
 
 /// The text as one segment of a path, or as one value of a query.
@@ -21,6 +22,12 @@ pub(crate) fn count(count: u64, noun: &str) -> String {
         1 => format!("1 {noun}"),
         count => format!("{count} {noun}s"),
     }
+}
+
+/// Formats the number of jobs of one handler, which is counted up to [`LANE_COUNT_MAX`].
+pub(crate) fn lane_count(count: u64) -> String {
+    let more = if count >= LANE_COUNT_MAX { "+" } else { "" };
+    format!("{count}{more}")
 }
 
 /// Formats the time between two instants, in either order.

@@ -68,10 +68,13 @@ impl ListHandlers {
 fn line_of(handler: &Handler, lane: Option<&Lane>) -> String {
     let backlog = match lane {
         None => "nothing waits".to_owned(),
-        Some(lane) => format!(
-            "{} ready, {} running, {} held, {} parked, {} in review, {} dead",
-            lane.ready, lane.leased, lane.held, lane.parked, lane.review, lane.dead
-        ),
+        Some(lane) => {
+            let counts = [lane.ready, lane.leased, lane.held, lane.parked, lane.review, lane.dead];
+            let [ready, running, held, parked, review, dead] = counts.map(format::lane_count);
+            format!(
+                "{ready} ready, {running} running, {held} held, {parked} parked, {review} in review, {dead} dead"
+            )
+        }
     };
     let paused = match &handler.paused {
         None => String::new(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::State;
 use axum::{Extension, Json};
+use hapax_core::job::Phase;
 use hapax_core::presets::{self, Preset};
 
 use super::super::extract::PathId;
@@ -152,6 +153,12 @@ fn scheme(event: &Event) -> Option<&str> {
 }
 
 impl EventPage {
+    /// Whether a job of the event is a dead letter. The event itself may have another status, such as that of another
+    /// job in review.
+    fn has_dead_letter(&self) -> bool {
+        self.event.jobs.iter().any(|job| job.status == Phase::Dead)
+    }
+
     /// The difference between the signed time of an arrival and the server's time, in words.
     fn skew(&self, arrival: &Arrival) -> String {
         arrival.signed_at.map(|at| story::skew(at, arrival.received_at)).unwrap_or_default()

@@ -29,10 +29,15 @@ const DELIVERY_FIELDS: [&str; 3] = ["status", "since", "until"];
 const FIXED: &str = "The plan is about what matches now, and not about what comes later. Its page shows the \
      progress, and it can be cancelled.";
 
+/// The fields of a list that a plan does not have. A list that they filter offers no plan, which would take more than
+/// the list shows.
+const LIST_FIELDS: [&str; 2] = ["copied", "error"];
+
 /// The link to the question about everything that matches a filter; `None` without a filter.
 pub(super) fn link(act: &str, filters: &Filters) -> Option<String> {
     let chosen = filters.only(&EVENT_FIELDS);
-    (!chosen.is_empty()).then(|| chosen.link(&format!("/plans/{act}")))
+    let is_whole = filters.only(&LIST_FIELDS).is_empty();
+    (is_whole && !chosen.is_empty()).then(|| chosen.link(&format!("/plans/{act}")))
 }
 
 /// Replays, approves, rejects or discards all events that match. The path names the act.

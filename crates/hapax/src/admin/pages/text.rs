@@ -66,6 +66,13 @@ pub(crate) fn capped(count: &CappedCount) -> String {
     format!("{}{more}", number(&count.count))
 }
 
+/// A count of the jobs of one handler as text.
+pub(crate) fn lane_count(count: &u64) -> String {
+    let mut of_lane = CappedCount::default();
+    of_lane.add(*count);
+    capped(&of_lane)
+}
+
 /// A count that stops at a limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CappedCount {
@@ -246,6 +253,12 @@ mod tests {
         assert_eq!(indented(&body), body);
         let small = format!("{}1{}", "[".repeat(60), "]".repeat(60));
         assert!(indented(&small).lines().count() > 100);
+    }
+
+    #[test]
+    fn a_count_that_stopped_at_its_limit_says_so() {
+        assert_eq!(lane_count(&(LANE_COUNT_MAX - 1)), "9,999");
+        assert_eq!(lane_count(&LANE_COUNT_MAX), "10,000+");
     }
 
     #[test]

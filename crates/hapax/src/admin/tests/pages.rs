@@ -245,6 +245,37 @@ async fn a_form_that_may_be_forgotten_does_not_act() {
 }
 
 #[tokio::test]
+async fn a_list_offers_a_plan_only_for_exactly_what_it_shows() {
+    // A plan has no filter for copies: it would take the events without a copy too.
+    let copied = NewEvent { copies: vec![noon()], ..event("evt_1", &[("fee", JobState::Dead)]) };
+    let server = server(vec![copied, event("evt_2", &[])]).await;
+    let page = server.page("/events?source=stripe").await.text;
+    assert!(page.contains("/plans/replay?source=stripe"), "{page}");
+    let page = server.page("/events?source=stripe&copied=true").await.text;
+    assert!(page.contains("evt_1") && !page.contains("evt_2"), "{page}");
+    assert!(!page.contains("/plans/"), "{page}");
+}
+
+#[tokio::test]
+async fn an_event_with_a_dead_letter_offers_to_discard_it_in_any_status() {
+    let jobs = [("fee", JobState::Dead), ("mail", JobState::Dead)];
+    let server = server(vec![event("evt_1", &jobs)]).await;
+    let discard = format!("/api/v1/jobs/{}/discard", server.store.job("evt_1").await.id);
+    assert_eq!(server.post(&discard, json!({})).await.0, StatusCode::OK);
+    let id = server.store.event("evt_1").await.summary.id;
+    let page = server.page(&format!("/events/{id}")).await.text;
+    assert!(page.contains("<span class=\"status discarded\">"), "{page}");
+    let link = format!("href=\"/events/{id}/discard\"");
+    assert!(page.contains(&link), "{page}");
+    assert_eq!(
+        server.post(&format!("/api/v1/events/{id}/discard"), json!({})).await.0,
+        StatusCode::OK
+    );
+    let page = server.page(&format!("/events/{id}")).await.text;
+    assert!(!page.contains(&link), "no dead letter is left: {page}");
+}
+
+#[tokio::test]
 async fn a_page_is_not_sent_again_while_it_is_the_same() {
     let server = server(vec![event("evt_1", &[])]).await;
     let first = server.page("/events").await;
