@@ -103,7 +103,7 @@ impl RecentEvents {
     }
 
     fn find(&self, key: KeyHash, body_hash: KeyHash, guard: Option<KeyHash>) -> Option<KnownEvent> {
-        let at = self.place(&key);
+        let at = self.locate(&key);
         let mut shard = self.lock(at.shard);
         let ways = shard.sets.get_mut(at.set)?;
         // Most keys are new: the tag alone shows that, and nothing is hashed.
@@ -117,7 +117,7 @@ impl RecentEvents {
 
     /// The present moment, for [`RecentEvents::put_since`].
     pub(crate) fn moment(&self, hash: &KeyHash) -> ShardMoment {
-        ShardMoment(self.lock(self.place(hash).shard).removals)
+        ShardMoment(self.lock(self.locate(hash).shard).removals)
     }
 
     pub(crate) fn put(&self, hash: KeyHash, recent: &Recent) {
@@ -134,7 +134,7 @@ impl RecentEvents {
         if !recent.is_lasting() {
             return;
         }
-        let at = self.place(&hash);
+        let at = self.locate(&hash);
         let mut shard = self.lock(at.shard);
         if !allows(&shard) {
             return;
@@ -151,7 +151,7 @@ impl RecentEvents {
     /// Removes a key. The caller must have committed the change that makes its entry wrong, so that
     /// no reader adds it again.
     pub(crate) fn remove(&self, hash: &KeyHash) {
-        let at = self.place(hash);
+        let at = self.locate(hash);
         let mut shard = self.lock(at.shard);
         shard.removals += 1;
         for way in shard.sets.get_mut(at.set).into_iter().flatten() {
@@ -172,10 +172,10 @@ impl RecentEvents {
         self.shards[shard].lock().expect("no panic happens under this lock")
     }
 
-    fn place(&self, hash: &KeyHash) -> SlotPlace {
+    fn locate(&self, hash: &KeyHash) -> SlotPosition {
         let spread = self.spread.hash_one(hash);
         let place = spread as u32 as usize;
-        SlotPlace {
+        SlotPosition {
             shard: place % SHARDS,
             set: place / SHARDS % SETS_PER_SHARD,
             tag: (spread >> 32) as u32,
@@ -185,13 +185,13 @@ impl RecentEvents {
 
 /// Where a key's entry is, if there is one. The tag finds the entry of a key whose body is unknown. Two
 /// keys of one set may have the same tag: then the entry of one replaces the entry of the other.
-struct SlotPlace {
+struct SlotPosition {
     shard: usize,
     set: usize,
     tag: u32,
 }
 
-impl SlotPlace {
+impl SlotPosition {
     /// The tag, and 96 bits of the hash over the three values that a copy must have.
     fn proof(&self, key: KeyHash, body_hash: KeyHash, guard: Option<KeyHash>) -> u128 {
         let guard = guard.as_ref().map_or(&[][..], |guard| &guard.0[..]);

@@ -73,16 +73,16 @@ impl Model {
         let receipt = coming.receipt;
         let known = self.known_by_key(receipt);
         let is_copy = known.is_some_and(|at| self.events[&at].body_hash == receipt.body_hash());
-        if !is_copy && let Some(verdict) = self.suspect(known, coming) {
+        if !is_copy && let Some(verdict) = self.decide_suspected(known, coming) {
             return verdict;
         }
         if let Some(at) = known {
-            return self.meet_again(at, coming);
+            return self.decide_known(at, coming);
         }
         if let (Some(guard), Some(at)) = (receipt.guard(), self.known_by_guard(receipt))
             && guard.seen == GuardSeen::Duplicate
         {
-            return self.meet_again(at, coming);
+            return self.decide_known(at, coming);
         }
         let review = match receipt.timeliness() {
             Timeliness::Late { .. } => Some(ReviewReason::Late),
@@ -94,14 +94,14 @@ impl Model {
     /// The verdict on a receipt that looks like a replay, new or known; `None` if it is no replay. The
     /// replay has its own key, so that it does not take the id of another event. `known` is the event
     /// that has that id.
-    fn suspect(
+    fn decide_suspected(
         &mut self,
         known: Option<EventNumber>,
         coming: &ArrivalContext<'_>,
     ) -> Option<Verdict> {
         let key = coming.receipt.if_replay()?;
         if let Some(&filed) = self.keys.get(key) {
-            return Some(self.meet_again(filed, coming));
+            return Some(self.decide_known(filed, coming));
         }
         let held_by = self.known_by_guard(coming.receipt)?;
         let is_its_own = known == Some(held_by);
@@ -135,7 +135,7 @@ impl Model {
         self.guards.entry(guard.hash).or_insert(GuardRecord { event: at, until });
     }
 
-    fn meet_again(&mut self, at: EventNumber, coming: &ArrivalContext<'_>) -> Verdict {
+    fn decide_known(&mut self, at: EventNumber, coming: &ArrivalContext<'_>) -> Verdict {
         let ArrivalContext { receipt, via, .. } = coming;
         let held_by = self.known_by_guard(receipt);
         // Unsigned bytes may differ although all signed content is the same.

@@ -16,7 +16,7 @@ use super::Shared;
 use super::connect::{PgError, PooledClient};
 use super::jobs::only;
 use super::operator_actions::JobColumns;
-use super::reader::{Conditions, filtered, lossy, stands_exactly};
+use super::reader::{Conditions, filtered, lossy, status_condition};
 use super::row::{first_id, hash_of, past, text};
 use crate::limits::{PLAN_BYTES, PLAN_SCAN, PLAN_SEARCH};
 
@@ -150,9 +150,9 @@ async fn scan(
                 let name = asked.bind(text(handler.as_str()));
                 was_so.push_str(&format!(" AND h.name = {name}"));
             }
-            asked.say(format!("({waits}EXISTS ({was_so}))"));
+            asked.require(format!("({waits}EXISTS ({was_so}))"));
         }
-        Some(status) => asked.say(stands_exactly(status)),
+        Some(status) => asked.require(status_condition(status)),
     }
     // Reads one event more than may be taken, to know whether more follow.
     let tail = format!("ORDER BY e.id LIMIT {}", count.saturating_add(1));

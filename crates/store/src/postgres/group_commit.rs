@@ -44,7 +44,7 @@ impl CommitQueue {
     /// commits, this writer waits for enough requests to justify a second commit. If there are fewer, the
     /// other writer takes them after its commit. Once the queue is closed, no further requests arrive, so
     /// any request is enough.
-    fn is_worth_it(&self) -> bool {
+    fn should_start(&self) -> bool {
         let least = if self.at_work == 0 || !self.open { 1 } else { WORTH_A_COMMIT };
         self.requests.len() >= least
     }
@@ -91,7 +91,7 @@ impl GroupCommit {
         }
         line.queued += 1;
         line.requests.push_back(PendingIngest { ingest, answer });
-        if line.is_worth_it() {
+        if line.should_start() {
             self.writer_wanted.notify_one();
         }
     }
@@ -109,7 +109,7 @@ impl GroupCommit {
     /// Takes waiting requests, as many as one commit should hold, if they justify one.
     fn take(&self) -> Option<(Vec<PendingIngest>, ActiveWriter<'_>)> {
         let mut line = self.line();
-        if !line.is_worth_it() {
+        if !line.should_start() {
             return None;
         }
         let (mut batch, mut receipts, mut bytes) = (Vec::new(), 0, 0);

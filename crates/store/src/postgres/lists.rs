@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::Shared;
 use super::connect::{PgError, PooledClient};
-use super::reader::{Conditions, SUMMARY, filtered, read, read_jobs, stands_exactly, summary};
+use super::reader::{Conditions, SUMMARY, filtered, read, read_jobs, status_condition, summary};
 use super::row::{first_id, past, state_of};
 use super::search_index::{finds_exactly, hashes};
 use crate::dead_groups::DeadGroupSums;
@@ -185,10 +185,10 @@ impl ListPart<'_> {
             filtered(&mut asked, filter);
             if let Some(text) = filter.text.as_ref().filter(|_| self.rest) {
                 let exactly = finds_exactly(&mut asked, text);
-                asked.say(format!("NOT {exactly}"));
+                asked.require(format!("NOT {exactly}"));
             }
             if let Some(status) = filter.status {
-                asked.say(stands_exactly(status));
+                asked.require(status_condition(status));
             }
             let tail = format!("ORDER BY e.id DESC LIMIT {}", page.wanted());
             let found = asked.query(lent, SUMMARY, &tail).await?;
@@ -439,7 +439,7 @@ pub(super) async fn jobs(
             asked.add("h.name = ?", handler.to_string());
         }
         if let Some(state) = state {
-            asked.say(format!("j.state + 0 = {state}"));
+            asked.require(format!("j.state + 0 = {state}"));
         }
         let tail = format!("ORDER BY j.job DESC LIMIT {}", page.wanted());
         let items = read_jobs(&mut lent, &asked, &tail).await.map_err(read)?;

@@ -57,7 +57,7 @@ impl Conditions {
         format!("${}", self.values.len())
     }
 
-    pub(super) fn say(&mut self, condition: impl Into<String>) {
+    pub(super) fn require(&mut self, condition: impl Into<String>) {
         self.said.push(condition.into());
     }
 
@@ -109,10 +109,10 @@ pub(super) fn filtered(asked: &mut Conditions, filter: &EventFilter) {
     if let Some(since) = filter.unfinished_since {
         asked.add("w.id < ?", past(since));
         asked.add("e.received_at < ?", since);
-        asked.say(UNFINISHED);
+        asked.require(UNFINISHED);
     }
     if filter.has_copies {
-        asked.say(
+        asked.require(
             "(c.event IS NOT NULL OR EXISTS (SELECT FROM hapax.arrival a WHERE a.event = e.id))",
         );
     }
@@ -129,7 +129,7 @@ pub(super) fn filtered(asked: &mut Conditions, filter: &EventFilter) {
             }
         };
         let needle = asked.bind(search.text.clone().into_bytes());
-        asked.say(format!(
+        asked.require(format!(
             "({exactly} OR position({needle} IN e.event_id) > 0 \
               OR {may_read} AND EXISTS (SELECT FROM hapax.body b \
                                         WHERE b.id = e.id AND position({needle} IN b.body) > 0))"
@@ -138,7 +138,7 @@ pub(super) fn filtered(asked: &mut Conditions, filter: &EventFilter) {
 }
 
 /// The condition for a status.
-pub(super) fn stands_exactly(status: Status) -> String {
+pub(super) fn status_condition(status: Status) -> String {
     let word = status.as_str();
     let open = format!("e.state = hapax.event_state('open') AND hapax.status(j.rank) = '{word}'");
     match status {

@@ -56,7 +56,7 @@ impl ClockWatch {
 }
 
 /// Notices a step of the clock, and shortens a bounded number of waits, in a separate transaction.
-pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
+pub(super) fn handle_step(writer: &mut Writer) -> rusqlite::Result<()> {
     let now = micros(writer.now());
     if writer.clock_watch.latest == i64::MIN {
         // The clock may have been set back while the process was down.
@@ -65,7 +65,7 @@ pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
     if let Some(back) = writer.clock_watch.notice(now) {
         writer.in_transaction(|writer| remember_step(&writer.conn, now, back))?;
     }
-    tend_deliveries(writer, now)?;
+    shorten_delivery_waits(writer, now)?;
     let Some(after) = writer.clock_watch.pulling else { return Ok(()) };
     let lanes = if writer.clock_watch.jobs_wait { writer.lanes.numbers() } else { Vec::new() };
     let (jobs, reached) = writer.in_transaction(|writer| {
@@ -79,7 +79,7 @@ pub(super) fn tend(writer: &mut Writer) -> rusqlite::Result<()> {
         (_, reached) => Some(reached.unwrap_or(i64::MAX)),
     };
     if jobs > 0 {
-        writer.lanes.look_at_all();
+        writer.lanes.query_all_lanes();
         writer.shared.arrived.notify_waiters();
     }
     Ok(())
@@ -105,7 +105,7 @@ fn remember_step(conn: &Connection, now: i64, back: i64) -> rusqlite::Result<()>
 }
 
 /// Shortens the waits of deliveries to some endpoints.
-fn tend_deliveries(writer: &mut Writer, now: i64) -> rusqlite::Result<()> {
+fn shorten_delivery_waits(writer: &mut Writer, now: i64) -> rusqlite::Result<()> {
     let Some(after) = writer.clock_watch.endpoint else { return Ok(()) };
     let numbers = writer.outbox.numbers_after(after, ENDPOINTS_CHECKED_AT_ONCE);
     let Some(mut reached) = numbers.last().copied() else {

@@ -109,7 +109,7 @@ impl CopyAnswers {
     /// Whether this request may be nothing but copies of committed events.
     pub(super) fn may_answer(&self, ingest: &Ingest) -> bool {
         let keys = &self.queue.shared.keys;
-        ingest.receipts.iter().all(|one| keys.place(&one.key_hash()) != KeyLocation::Nowhere)
+        ingest.receipts.iter().all(|one| keys.locate(&one.key_hash()) != KeyLocation::Nowhere)
     }
 
     /// Answers this request, or passes it to the writer.
@@ -120,7 +120,7 @@ impl CopyAnswers {
             return self.queue.writer.ingest(ingest, answer);
         }
         line.waiting.push_back(PendingLookup { ingest, answer });
-        if line.is_worth_it() {
+        if line.should_start() {
             self.queue.arrived.notify_one();
         }
     }
@@ -149,7 +149,7 @@ impl Drop for CopyAnswers {
 impl LookupQueue {
     /// Whether a thread should start to read. A lone thread takes any request. While another thread
     /// reads, this one waits for enough requests, because the other will take them when it is done.
-    fn is_worth_it(&self) -> bool {
+    fn should_start(&self) -> bool {
         self.waiting.len() >= if self.at_work == 0 { 1 } else { WORTH_A_THREAD }
     }
 }
@@ -162,7 +162,7 @@ impl Queue {
     /// Waits for requests; `None` once the queue is closed.
     fn take(&self) -> Option<(Vec<PendingLookup>, ActiveReader<'_>)> {
         let mut line = self.line();
-        while line.open && !line.is_worth_it() {
+        while line.open && !line.should_start() {
             line = self.arrived.wait(line).expect("no panic happens under this lock");
         }
         if !line.open {
@@ -188,7 +188,8 @@ impl Queue {
         // Memory is read before the snapshot begins, so that the snapshot holds all keys that
         // memory knows now.
         let receipts = batch.iter().flat_map(|asked| &asked.ingest.receipts);
-        let spots: Vec<RememberedKeys> = receipts.map(|receipt| self.spot(receipt)).collect();
+        let spots: Vec<RememberedKeys> =
+            receipts.map(|receipt| self.find_in_memory(receipt)).collect();
         let read = self.shared.health.check().is_ok().then(|| read(conn, &batch, &spots));
         let mut found = match read {
             Some(Ok(found)) => found,
@@ -227,12 +228,12 @@ impl Queue {
         }
     }
 
-    fn spot(&self, receipt: &Receipt) -> RememberedKeys {
+    fn find_in_memory(&self, receipt: &Receipt) -> RememberedKeys {
         let (keys, hash) = (&self.shared.keys, receipt.key_hash());
         RememberedKeys {
             moment: self.shared.recent.moment(&hash),
-            key: keys.place(&hash),
-            guard: receipt.guard().map(|guard| keys.place(&guard.hash)),
+            key: keys.locate(&hash),
+            guard: receipt.guard().map(|guard| keys.locate(&guard.hash)),
         }
     }
 }
@@ -252,7 +253,7 @@ fn read(
 }
 
 /// The event that this receipt is a plain copy of: the same bytes, no review, and signed content that
-/// is stored already. See `Writer::meet_again` for all the other cases.
+/// is stored already. See `Writer::decide_known` for all the other cases.
 fn copied(
     conn: &Connection,
     receipt: &Receipt,

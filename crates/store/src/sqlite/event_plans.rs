@@ -182,13 +182,13 @@ fn condition(work: &EventPlan, span: &PlanBounds, instant: Timestamp) -> (String
         sql.push_str(said);
         values.extend(said_of);
     };
-    say("e.received_at < ?", vec![Value::Integer(span.until)]);
+    require("e.received_at < ?", vec![Value::Integer(span.until)]);
     if let Some(since) = work.filter.unfinished_since {
         let unfinished = format!(
             "? > e.received_at AND (e.state = 1 /* review */
              OR e.state = 0 /* open */ AND {RANK} IN (0, 2, 3, 4, 5, 6) /* not final */)"
         );
-        say(&unfinished, vec![Value::Integer(micros(since))]);
+        require(&unfinished, vec![Value::Integer(micros(since))]);
     }
     // Only jobs that were dead or in review before the plan: a job that dies or goes to review
     // later is not part of it.
@@ -211,23 +211,23 @@ fn condition(work: &EventPlan, span: &PlanBounds, instant: Timestamp) -> (String
         None => {}
         Some(Status::Dead) => {
             let (said, of) = was_so(DEAD);
-            say(&said, of);
+            require(&said, of);
         }
         Some(Status::Review) => {
             let (said, of) = was_so(REVIEW);
-            say(&format!("(e.state = 1 /* review */ OR {said})"), of);
+            require(&format!("(e.state = 1 /* review */ OR {said})"), of);
         }
         Some(Status::Discarded) => {
-            say(&format!("(e.state = 2 /* discarded */ OR {})", ranked(1)), Vec::new());
+            require(&format!("(e.state = 2 /* discarded */ OR {})", ranked(1)), Vec::new());
         }
-        Some(Status::Failed) => say(&ranked(3), Vec::new()),
-        Some(Status::Held) => say(&ranked(4), Vec::new()),
-        Some(Status::Processing) => say(&ranked(5), Vec::new()),
-        Some(Status::Received) => say(&ranked(6), Vec::new()),
-        Some(Status::Processed) => say(&ranked(7), Vec::new()),
-        Some(Status::Stale) => say(&ranked(8), Vec::new()),
+        Some(Status::Failed) => require(&ranked(3), Vec::new()),
+        Some(Status::Held) => require(&ranked(4), Vec::new()),
+        Some(Status::Processing) => require(&ranked(5), Vec::new()),
+        Some(Status::Received) => require(&ranked(6), Vec::new()),
+        Some(Status::Processed) => require(&ranked(7), Vec::new()),
+        Some(Status::Stale) => require(&ranked(8), Vec::new()),
         Some(Status::Ignored) => {
-            say(&format!("e.state = 0 /* open */ AND {RANK} IS NULL"), Vec::new());
+            require(&format!("e.state = 0 /* open */ AND {RANK} IS NULL"), Vec::new());
         }
     }
     (sql, values)

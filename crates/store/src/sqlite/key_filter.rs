@@ -54,7 +54,7 @@ impl Layer {
     }
 
     fn add(&mut self, hash: &[u8; 16]) {
-        let (line, probes) = self.place(hash);
+        let (line, probes) = self.locate(hash);
         for bit in probes {
             self.words[line + (bit / 64) as usize] |= 1 << (bit % 64);
         }
@@ -62,12 +62,12 @@ impl Layer {
     }
 
     fn may_hold(&self, hash: &[u8; 16]) -> bool {
-        let (line, mut probes) = self.place(hash);
+        let (line, mut probes) = self.locate(hash);
         probes.all(|bit| self.words[line + (bit / 64) as usize] & (1 << (bit % 64)) != 0)
     }
 
     /// The keys are hashes already: their own bits choose the line and the bits in it.
-    fn place(&self, hash: &[u8; 16]) -> (usize, impl Iterator<Item = u64> + use<>) {
+    fn locate(&self, hash: &[u8; 16]) -> (usize, impl Iterator<Item = u64> + use<>) {
         let (low, high) = hash.split_at(8);
         let low = u64::from_le_bytes(low.try_into().expect("half of sixteen bytes"));
         let high = u64::from_le_bytes(high.try_into().expect("half of sixteen bytes"));

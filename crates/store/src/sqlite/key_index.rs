@@ -72,8 +72,8 @@ pub(super) enum KeyLocation {
 impl KnownKeys {
     /// Where a key is. If this call does not return [`KeyLocation::Nowhere`], a reader that begins to read
     /// the trees afterwards finds the key, unless it was deleted in between.
-    pub(super) fn place(&self, hash: &KeyHash) -> KeyLocation {
-        self.read().place(hash)
+    pub(super) fn locate(&self, hash: &KeyHash) -> KeyLocation {
+        self.read().locate(hash)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, KeysInMemory> {
@@ -86,7 +86,7 @@ impl KnownKeys {
 }
 
 impl KeysInMemory {
-    fn place(&self, hash: &KeyHash) -> KeyLocation {
+    fn locate(&self, hash: &KeyHash) -> KeyLocation {
         let merging = || self.merge.as_ref().and_then(|merge| merge.get(hash));
         match self.fresh.get(hash).or_else(merging) {
             Some(seq) => KeyLocation::At(*seq),
@@ -241,7 +241,7 @@ impl KeyIndex {
         if let Some(seq) = self.batch.get(hash) {
             return Ok(Some(*seq));
         }
-        find_at(conn, hash, self.known.place(hash))
+        find_at(conn, hash, self.known.locate(hash))
     }
 
     /// Adds a key for an event of the open transaction.
@@ -260,11 +260,11 @@ impl KeyIndex {
 
     /// Whether there is merging or moving to do.
     pub(super) fn wants_merge(&self) -> bool {
-        self.wants_to_leave_memory() || self.moving.is_some() || self.young >= self.young_max
+        self.is_memory_full() || self.moving.is_some() || self.young >= self.young_max
     }
 
     /// Whether memory is full. Memory is checked first, because it is the smaller space.
-    fn wants_to_leave_memory(&self) -> bool {
+    fn is_memory_full(&self) -> bool {
         let known = self.known.read();
         known.merge.is_some() || known.fresh.len() >= self.fresh_max
     }
@@ -297,7 +297,7 @@ impl KeyIndex {
     /// [`KeyIndex::merged_chunk`] once that is committed.
     pub(super) fn merge_chunk(&mut self, conn: &Connection) -> Result<(), MergeError> {
         debug_assert!(self.batch.is_empty(), "a merge never shares a transaction with events");
-        if !self.wants_to_leave_memory() {
+        if !self.is_memory_full() {
             return self.move_chunk(conn);
         }
         self.begin_merge();

@@ -33,11 +33,11 @@ impl Ledger for SqliteStore {
                     Reservation::Fresh(_) => BatchResult::wrote(reservation),
                     Reservation::Replay(ref answer) => {
                         let bytes = answer.body.len();
-                        BatchResult::only_looked(reservation).holding(bytes)
+                        BatchResult::only_read(reservation).holding(bytes)
                     }
                     Reservation::InProgress { .. }
                     | Reservation::Mismatch
-                    | Reservation::OverQuota => BatchResult::only_looked(reservation),
+                    | Reservation::OverQuota => BatchResult::only_read(reservation),
                 })
             })
             .await
@@ -64,7 +64,7 @@ impl Ledger for SqliteStore {
                 };
                 Ok(match held {
                     Held::Kept => BatchResult::wrote(held),
-                    Held::Lost => BatchResult::only_looked(held),
+                    Held::Lost => BatchResult::only_read(held),
                 })
             })
             .await

@@ -182,7 +182,7 @@ pub(super) struct Checks {
 }
 
 impl Checks {
-    pub(super) fn say(&mut self, condition: impl Into<String>) {
+    pub(super) fn require(&mut self, condition: impl Into<String>) {
         self.said.push(condition.into());
     }
 
@@ -319,7 +319,7 @@ fn checks(conn: &Connection, filter: &EventFilter) -> rusqlite::Result<Checks> {
             )?
             .map(|pair| pair.map(|pair| pair.to_string()))
             .collect::<rusqlite::Result<_>>()?;
-        checks.say(format!("e.pair IN ({})", pairs.join(", ")));
+        checks.require(format!("e.pair IN ({})", pairs.join(", ")));
     }
     let times = [
         ("e.received_at >=", filter.since),
@@ -329,20 +329,20 @@ fn checks(conn: &Connection, filter: &EventFilter) -> rusqlite::Result<Checks> {
     for (comparison, time) in times {
         if let Some(time) = time {
             let time = checks.bind(Value::Integer(micros(time)));
-            checks.say(format!("{comparison} {time}"));
+            checks.require(format!("{comparison} {time}"));
         }
     }
     if filter.has_copies {
-        checks.say(
+        checks.require(
             "(EXISTS (SELECT 1 FROM hapax_arrival a WHERE a.event_seq = e.seq)
               OR EXISTS (SELECT 1 FROM hapax_copy c WHERE c.event_seq = e.seq))",
         );
     }
     if let Some(status) = filter.status {
-        checks.say(stands(status));
+        checks.require(status_condition(status));
     }
     if filter.unfinished_since.is_some() {
-        checks.say(format!(
+        checks.require(format!(
             "(e.state = 1 /* review */ OR e.state = 0 /* open */ AND {RANK} IN (0, 2, 3, 4, 5, 6) \
              /* not final */)"
         ));
@@ -364,7 +364,7 @@ fn checks(conn: &Connection, filter: &EventFilter) -> rusqlite::Result<Checks> {
                    OR {may_read} AND instr(b.body, CAST({needle} AS BLOB)))"
         ));
     }
-    checks.say(body + ")");
+    checks.require(body + ")");
     if let Some(text) = filter.text.as_ref().filter(|text| text.is_exact()) {
         // The first part of the list has the exact matches.
         let (exactly, values) = search_index::finds_exactly(text);
@@ -374,7 +374,7 @@ fn checks(conn: &Connection, filter: &EventFilter) -> rusqlite::Result<Checks> {
             said.push_str(&checks.bind(value));
             said.push_str(part);
         }
-        checks.say(format!("NOT {said}"));
+        checks.require(format!("NOT {said}"));
     }
     Ok(checks)
 }
@@ -392,7 +392,7 @@ fn pairs_of(conn: &Connection, sources: &[SourceName]) -> rusqlite::Result<Strin
 }
 
 /// The condition for a status.
-fn stands(status: Status) -> String {
+fn status_condition(status: Status) -> String {
     let ranked = |rank: &str| format!("e.state = 0 /* open */ AND {RANK} {rank}");
     match status {
         Status::Review => format!("(e.state = 1 /* review */ OR {})", ranked("= 0")),

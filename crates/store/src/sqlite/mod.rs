@@ -220,7 +220,7 @@ impl Store for SqliteStore {
 impl StoreHints for SqliteStore {
     async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
         let hash = key.hash();
-        if let KeyLocation::At(_) = self.shared.keys.place(&hash) {
+        if let KeyLocation::At(_) = self.shared.keys.locate(&hash) {
             return Ok(true);
         }
         Ok(self.writer.find(vec![hash]).await?.iter().any(Option::is_some))

@@ -96,7 +96,7 @@ impl Writer {
         // A replay that changed nothing is not recorded.
         if changed {
             note_action(&self.conn, event.seq, "replay", &ask.by)?;
-            self.unlearn(event.key.hash());
+            self.remove_from_memory(event.key.hash());
         }
         Ok(replayed)
     }
@@ -211,7 +211,7 @@ fn decided(
     by: &Action,
 ) -> rusqlite::Result<Reviewed> {
     note_action(&writer.conn, event.seq, what, by)?;
-    writer.unlearn(event.key.hash());
+    writer.remove_from_memory(event.key.hash());
     Ok(Reviewed::Decided)
 }
 

@@ -250,7 +250,7 @@ fn wake(
 
 /// Readies all jobs of a lane that the handler's current order does not hold back: an earlier
 /// configuration set them aside. Their order is decided again when they are claimed.
-pub(super) fn let_go(
+pub(super) fn ready_unheld(
     conn: &Connection,
     lanes: &mut Lanes,
     lane: i64,

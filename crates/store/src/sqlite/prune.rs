@@ -147,10 +147,10 @@ pub(super) fn slice(
 fn forget_marks(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
     let Some(last) = writer.lanes.last_with_old_marks() else { return Ok(false) };
     let (now, until) = (writer.now(), Instant::now() + PRUNE_SLICE_MAX);
-    let (mut lane, mut gone) = (writer.broom.lane, 0);
+    let (mut lane, mut gone) = (writer.prune_progress.lane, 0);
     while lane <= last && gone < limit && Instant::now() < until {
         let bound = writer.lanes.forgets_marks(lane).and_then(|source| {
-            let unfinished = writer.broom.unfinished.get(source.as_str()).copied();
+            let unfinished = writer.prune_progress.unfinished.get(source.as_str()).copied();
             horizon.marks_before(source, now, unfinished.map(timestamp))
         });
         if let Some(before) = bound
@@ -164,27 +164,29 @@ fn forget_marks(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlit
         lane += i64::from(gone < limit);
     }
     let is_over = lane > last;
-    writer.broom.lane = if is_over { 0 } else { lane };
+    writer.prune_progress.lane = if is_over { 0 } else { lane };
     Ok(!is_over)
 }
 
 /// Deletes the body and history of finished events past their time.
 fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
     let (before, until) = (micros(horizon.events_before), Instant::now() + PRUNE_SLICE_MAX);
-    if writer.broom.body == 0 {
-        writer.broom.unfinished.clear();
+    if writer.prune_progress.body == 0 {
+        writer.prune_progress.unfinished.clear();
     }
     let now = micros(writer.now());
-    let mut looked = look(&writer.conn, writer.broom.body, before, now, limit)?;
+    let mut looked =
+        next_events_with_bodies(&writer.conn, writer.prune_progress.body, before, now, limit)?;
     let is_last = looked.len() < limit;
     let Some(mut last) = looked.last().map(|event| event.seq) else {
-        writer.broom.body = 0;
+        writer.prune_progress.body = 0;
         return Ok(false);
     };
     add_jobs(&writer.conn, &mut looked)?;
-    let broom = &writer.broom;
+    let prune_progress = &writer.prune_progress;
     let stays = |event: &EventWithBody| {
-        let no_room = broom.passed(event).is_some_and(|walk| walk.held.len() + SLICE > HELD_MAX);
+        let no_room =
+            prune_progress.passed(event).is_some_and(|walk| walk.held.len() + SLICE > HELD_MAX);
         event.received_at >= before || event.ends_as().is_none() || no_room
     };
     let (mut stripped, mut is_cut) = (Vec::new(), false);
@@ -205,15 +207,17 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     let left: Vec<&EventWithBody> = looked.iter().filter(is_left).collect();
     for event in left {
         let source = event.source.as_str();
-        match writer.broom.unfinished.get_mut(source) {
+        match writer.prune_progress.unfinished.get_mut(source) {
             Some(oldest) => *oldest = event.received_at.min(*oldest),
-            None => drop(writer.broom.unfinished.insert(source.to_owned(), event.received_at)),
+            None => {
+                drop(writer.prune_progress.unfinished.insert(source.to_owned(), event.received_at))
+            }
         }
     }
     for event in stripped.into_iter().flatten() {
-        writer.broom.stripped(event);
+        writer.prune_progress.stripped(event);
     }
-    writer.broom.body = if is_last && !is_cut { 0 } else { last };
+    writer.prune_progress.body = if is_last && !is_cut { 0 } else { last };
     Ok(!is_last || is_cut)
 }
 
@@ -241,7 +245,8 @@ pub(super) fn erase(
         .collect::<rusqlite::Result<_>>()?;
     let mut freed = BTreeSet::new();
     for (seq, source, event_id) in &found {
-        let mut events: Vec<EventWithBody> = look(&writer.conn, seq - 1, i64::MAX, i64::MAX, 1)?;
+        let mut events: Vec<EventWithBody> =
+            next_events_with_bodies(&writer.conn, seq - 1, i64::MAX, i64::MAX, 1)?;
         events.retain(|event| event.seq == *seq);
         add_jobs(&writer.conn, &mut events)?;
         let ended = events.first().and_then(EventWithBody::ends_as).unwrap_or(Status::Discarded);
@@ -256,16 +261,16 @@ pub(super) fn erase(
             .execute((seq, pruned_as(ended)))?;
         delete_range(&writer.conn, &HISTORY, *seq, *seq)?;
         for event in &events {
-            writer.broom.stripped(event);
+            writer.prune_progress.stripped(event);
         }
         let (tenant, source, event_id) = (tenant.clone(), source.clone(), event_id.clone());
-        writer.unlearn(EventKey { tenant, source, event_id }.hash());
+        writer.remove_from_memory(EventKey { tenant, source, event_id }.hash());
     }
     let now = writer.now();
     for lane in freed {
         // Jobs of events that arrived later may wait for one that was under way.
         let order = writer.lanes.spec_of(lane).and_then(|spec| spec.order.clone());
-        order::let_go(&writer.conn, &mut writer.lanes, lane, order.as_ref(), now)?;
+        order::ready_unheld(&writer.conn, &mut writer.lanes, lane, order.as_ref(), now)?;
     }
     let reached = found.last().filter(|_| found.len() == limit).map_or(last, |(seq, ..)| *seq);
     Ok(Erased { reached, count: found.len() })
@@ -282,7 +287,7 @@ fn leased_lanes(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<i64>> {
 /// The next events that have their bodies, up to the first that arrived at `before` or later. An event with a
 /// future time is included and does not end the range: it arrived while the clock was wrong, and events after
 /// it may be old.
-fn look(
+fn next_events_with_bodies(
     conn: &Connection,
     passed: i64,
     before: i64,
@@ -386,20 +391,20 @@ fn forget(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Res
         sources.sort_unstable();
     }
     // With changed settings the walk starts again.
-    writer.broom.walks.retain(|known, _| groups.values().any(|sources| sources == known));
+    writer.prune_progress.walks.retain(|known, _| groups.values().any(|sources| sources == known));
     let mut more = false;
     for (before, sources) in groups {
-        let mut walk = writer.broom.walks.remove(&sources).unwrap_or_default();
-        let walked = go_on(writer, &mut walk, &sources, before, limit);
+        let mut walk = writer.prune_progress.walks.remove(&sources).unwrap_or_default();
+        let walked = prune_slice(writer, &mut walk, &sources, before, limit);
         // If a slice ends with an error, the writer reloads everything and the walk starts again.
-        writer.broom.walks.insert(sources, walk);
+        writer.prune_progress.walks.insert(sources, walk);
         more |= walked?;
     }
     Ok(more)
 }
 
 /// One slice of a walk. Returns true if there may be more.
-fn go_on(
+fn prune_slice(
     writer: &mut Writer,
     walk: &mut KeyScan,
     sources: &[String],
@@ -414,7 +419,7 @@ fn go_on(
     let again: Vec<i64> = walk.held.range(walk.held_passed + 1..).take(limit).copied().collect();
     let mut looked = Vec::with_capacity(again.len());
     for seq in &again {
-        let found = narrow(&writer.conn, seq - 1, i64::MAX, i64::MAX, 1)?;
+        let found = next_events(&writer.conn, seq - 1, i64::MAX, i64::MAX, 1)?;
         looked.extend(found.into_iter().filter(|event| event.seq == *seq));
     }
     let gone = forget_old(writer, looked.iter().filter(|event| event.received_at < before))?;
@@ -424,7 +429,7 @@ fn go_on(
 
     let room = HELD_MAX.saturating_sub(walk.held.len()).min(limit);
     let now = micros(writer.now());
-    let looked = narrow(&writer.conn, walk.passed, before, now, room)?;
+    let looked = next_events(&writer.conn, walk.passed, before, now, room)?;
     let is_old = |event: &&PrunedRow| is_ours(event) && event.received_at < before;
     let gone = forget_old(writer, looked.iter().filter(is_old))?;
     // An event that still has its body is added when it loses the body.
@@ -466,8 +471,8 @@ fn forget_old<'a>(
     Ok(old.into_iter().map(|event| event.seq).collect())
 }
 
-/// The next events, up to the first that arrived at `before` or later, as [`look`] finds them.
-fn narrow(
+/// The next events, up to the first that arrived at `before` or later, as [`next_events_with_bodies`] finds them.
+fn next_events(
     conn: &Connection,
     passed: i64,
     before: i64,

@@ -12,7 +12,7 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 use uuid::Uuid;
 
-use super::jobs::{answer_of, job_id, place_of};
+use super::jobs::{answer_of, job_id, row_and_lane};
 use super::lists::Numbered;
 use super::outbox;
 use super::row::{EventState, LANE_BITS, event_id, micros, phase_of, ranked, timestamp};
@@ -244,7 +244,7 @@ fn detail(conn: &Connection, seq: i64, summary: EventSummary) -> rusqlite::Resul
 
 /// One job.
 pub(super) fn job(conn: &Connection, id: JobId) -> rusqlite::Result<Option<JobDetail>> {
-    let (seq, lane) = place_of(id);
+    let (seq, lane) = row_and_lane(id);
     let place = [Value::Integer(seq), Value::Integer(lane)];
     let found = read_jobs(conn, "j.event_seq = ?1 AND j.lane = ?2", &place, "1 LIMIT 1")?;
     Ok(found.into_iter().map(|(_, job)| job).find(|job| job.id == id))

@@ -20,7 +20,7 @@ use rusqlite::ffi::SQLITE_CORRUPT_VTAB;
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
 use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags, params_from_iter};
 
-use super::jobs::{ClaimParameters, JobRow, Lanes, Reported, place_of};
+use super::jobs::{ClaimParameters, JobRow, Lanes, Reported, row_and_lane};
 use super::order;
 use super::outbox::{For, Outbox};
 use super::row::{DONE, LEASED};
@@ -139,7 +139,7 @@ impl<'a> SqlRunner<'a> {
 
     /// Runs a job that was claimed before, if its fence still holds.
     pub(super) fn run_claimed(&mut self, run: &SqlRun) -> rusqlite::Result<Ran> {
-        let (seq, lane) = place_of(run.job);
+        let (seq, lane) = row_and_lane(run.job);
         let job = JobRow::find(self.conn, seq, lane)?.filter(|job| job.fence == run.fence.0);
         let job = match job {
             Some(job) if job.state == LEASED => job,
@@ -147,7 +147,7 @@ impl<'a> SqlRunner<'a> {
             Some(_) | None => return Ok(Ran::Lost),
         };
         let tx = Transaction::begin_unsynced(self.conn)?;
-        let claim = self.lanes.hand_out(self.conn, &job, (self.now)())?;
+        let claim = self.lanes.claim_with_body(self.conn, &job, (self.now)())?;
         tx.commit()?;
         let Some(claim) = claim else { return Ok(Ran::Failed(DAMAGED_BODY.to_owned())) };
         let effects = Effects {
@@ -179,7 +179,7 @@ impl<'a> SqlRunner<'a> {
         let jobs = self.lanes.claim(self.conn, &asked, now)?;
         let mut claims = Vec::with_capacity(jobs.len());
         for job in jobs {
-            if let Some(claim) = self.lanes.hand_out(self.conn, &job, now)? {
+            if let Some(claim) = self.lanes.claim_with_body(self.conn, &job, now)? {
                 claims.push((job, claim));
             }
         }

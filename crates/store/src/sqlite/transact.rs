@@ -19,7 +19,7 @@ use hapax_core::{Tenant, Timestamp};
 use rusqlite::{CachedStatement, Connection, Params, Row};
 
 use super::SqliteStore;
-use super::jobs::{JobRow, Lanes, place_of};
+use super::jobs::{JobRow, Lanes, row_and_lane};
 use super::key_usage::KeyUsage;
 use super::ledger::{self, AnswerRow};
 use super::outbox::{DEFAULT_TENANT, For};
@@ -57,7 +57,7 @@ impl Tx {
         self,
         effects: impl FnOnce(&Db<'_>) -> Result<Option<String>, Failure> + Send + 'static,
     ) -> Result<Committed, TxError> {
-        on_the_writer(self, effects).await
+        run_on_writer(self, effects).await
     }
 
     /// Records "done" for an event that needs no effect.
@@ -77,7 +77,7 @@ impl Tx<KeyRight> {
         self,
         effects: impl FnOnce(&Db<'_>) -> Result<StoredAnswer, Failure> + Send + 'static,
     ) -> Result<StoredAnswer, TxError> {
-        on_the_writer(self, effects).await
+        run_on_writer(self, effects).await
     }
 }
 
@@ -156,7 +156,7 @@ impl CommitRight for JobRight {
         lanes: &mut Lanes,
         now: Timestamp,
     ) -> rusqlite::Result<Option<(JobRow, PublishedFor)>> {
-        let (seq, lane) = place_of(self.job);
+        let (seq, lane) = row_and_lane(self.job);
         // At most once per fence: a second "done" is refused, and its effects are rolled back.
         let open = |row: &JobRow| {
             row.is_under(self.fence) && !matches!(row.state, DONE | STALE | DISCARDED)
@@ -335,7 +335,7 @@ pub enum DbError {
     Broken(String),
 }
 
-async fn on_the_writer<R: CommitRight>(
+async fn run_on_writer<R: CommitRight>(
     tx: Tx<R>,
     effects: impl FnOnce(&Db<'_>) -> Result<R::Recorded, Failure> + Send + 'static,
 ) -> Result<R::Proof, TxError> {

@@ -44,7 +44,7 @@ impl Work for SqliteStore {
                 let jobs = writer.lanes.claim(&writer.conn, &asked, now)?;
                 let mut claims = Vec::with_capacity(jobs.len());
                 for job in &jobs {
-                    claims.extend(writer.lanes.hand_out(&writer.conn, job, now)?);
+                    claims.extend(writer.lanes.claim_with_body(&writer.conn, job, now)?);
                 }
                 tx.commit()?;
                 Ok(claims)

@@ -188,7 +188,7 @@ impl<T> BatchResult<T> {
     }
 
     /// The act only read: it needs no commit.
-    pub(super) fn only_looked(value: T) -> Self {
+    pub(super) fn only_read(value: T) -> Self {
         Self { value, wrote: false, bytes: 0, kind: ActKind::Reservation }
     }
 
@@ -334,7 +334,7 @@ impl WriterHandle {
             }
             Err(refusal) => {
                 let _ = answer.send(Err(refusal));
-                Ok(BatchResult::only_looked(Box::new(|_| {})))
+                Ok(BatchResult::only_read(Box::new(|_| {})))
             }
         });
         self.send(command(batched))?;
@@ -443,7 +443,7 @@ pub(super) struct Writer {
     deferred: Vec<BatchedAct>,
     /// Keys whose entries in memory are wrong once the open transaction is committed.
     unlearned: Vec<KeyHash>,
-    pub(super) broom: PruneProgress,
+    pub(super) prune_progress: PruneProgress,
     pub(super) clock_watch: ClockWatch,
     pub(super) pairs: HashMap<(Tenant, SourceName), i64>,
     ids: Ids,
@@ -611,7 +611,7 @@ impl Writer {
             event_rate: EventRate::default(),
             lone_sender: LoneSender::default(),
             unlearned: Vec::new(),
-            broom: PruneProgress::default(),
+            prune_progress: PruneProgress::default(),
             clock_watch: ClockWatch::default(),
             checkpointer,
             index,
@@ -645,15 +645,19 @@ impl Writer {
         loop {
             let worked = match self.next(waiting) {
                 // Runs before the command, which searches for due work by the current clock.
-                Next::Command(first) => match clock::tend(&mut self) {
+                Next::Command(first) => match clock::handle_step(&mut self) {
                     Ok(()) => self.work(Some(first), waiting),
                     Err(error) => {
                         refuse(first, &unavailable(&error));
                         Err(error)
                     }
                 },
-                Next::Deferred => clock::tend(&mut self).and_then(|()| self.work(None, waiting)),
-                Next::Housekeeping => clock::tend(&mut self).map(|()| ControlFlow::Continue(())),
+                Next::Deferred => {
+                    clock::handle_step(&mut self).and_then(|()| self.work(None, waiting))
+                }
+                Next::Housekeeping => {
+                    clock::handle_step(&mut self).map(|()| ControlFlow::Continue(()))
+                }
                 Next::NobodyLeft => return,
             };
             if self.outbox.take_woken() {
@@ -1005,13 +1009,13 @@ impl Writer {
 
     /// Removes the event with this key from memory when the open transaction of
     /// [`Writer::in_transaction`] has ended. Not before: a reader might add the entry again, as it was.
-    pub(super) fn unlearn(&mut self, hash: KeyHash) {
+    pub(super) fn remove_from_memory(&mut self, hash: KeyHash) {
         self.unlearned.push(hash);
     }
 
     /// One slice of an SQL handler's work.
     pub(super) fn run_sql(&mut self, ask: &SqlAsk) -> rusqlite::Result<SqlRan> {
-        let ran = self.at_the_bench(|bench| bench.run(ask));
+        let ran = self.with_sql_runner(|runner| runner.run(ask));
         if ran.is_ok() {
             self.begun.clear();
         }
@@ -1020,10 +1024,10 @@ impl Writer {
 
     /// One claimed job of an SQL handler.
     pub(super) fn run_claimed(&mut self, run: &SqlRun) -> rusqlite::Result<Ran> {
-        self.at_the_bench(|bench| bench.run_claimed(run))
+        self.with_sql_runner(|runner| runner.run_claimed(run))
     }
 
-    fn at_the_bench<T>(&mut self, work: impl FnOnce(&mut SqlRunner<'_>) -> T) -> T {
+    fn with_sql_runner<T>(&mut self, work: impl FnOnce(&mut SqlRunner<'_>) -> T) -> T {
         work(&mut SqlRunner {
             conn: &self.conn,
             lanes: &mut self.lanes,
@@ -1227,7 +1231,7 @@ impl Writer {
         self.index = KeyIndex::load(&conn, Arc::clone(&self.shared.keys))?;
         self.fences = FenceBlock::default();
         self.key_usage.clear();
-        self.broom = PruneProgress::default();
+        self.prune_progress = PruneProgress::default();
         self.pairs = load_pairs(&conn)?;
         self.last_seq = last_seq(&conn)?;
         self.conn = conn;

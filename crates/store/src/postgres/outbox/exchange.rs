@@ -15,7 +15,7 @@ use hapax_core::store::{
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::row::{key_number, place_of, sealed, settings};
+use super::row::{key_number, message_and_endpoint, sealed, settings};
 use crate::limits::FAST_ATTEMPT_MAX;
 use crate::postgres::Shared;
 use crate::postgres::connect::PgError;
@@ -43,7 +43,7 @@ struct Outcomes {
 
 impl Outcomes {
     fn add(&mut self, outcome: &AttemptOutcome) {
-        let (message, endpoint) = place_of(outcome.delivery);
+        let (message, endpoint) = message_and_endpoint(outcome.delivery);
         let (works, nothing) = (EndpointSignal::Works, EndpointSignal::Nothing);
         let (verdict, answer, error, (how, wait), says) = match &outcome.verdict {
             AttemptVerdict::Delivered(answer) => (0, Some(answer), None, (0, 0), works),

@@ -4,7 +4,7 @@ use hapax_core::delivery::DeliveryId;
 use hapax_core::store::{Action, DeliveryReplayed, DeliverySkipped, MessageAct, MessageRef};
 use uuid::Uuid;
 
-use super::row::place_of;
+use super::row::message_and_endpoint;
 use crate::postgres::Shared;
 use crate::postgres::connect::PgError;
 use crate::postgres::jobs::only;
@@ -15,7 +15,7 @@ pub(super) async fn replay_delivery(
     delivery: DeliveryId,
     by: &Action,
 ) -> Result<DeliveryReplayed, PgError> {
-    let (message, endpoint) = place_of(delivery);
+    let (message, endpoint) = message_and_endpoint(delivery);
     let (who, reason) = (text(&by.who), by.reason.as_deref().map(text));
     let mut lent = shared.pools.admin.lend().await?;
     let rows = lent
@@ -37,7 +37,7 @@ pub(super) async fn skip_delivery(
     delivery: DeliveryId,
     by: &Action,
 ) -> Result<DeliverySkipped, PgError> {
-    let (message, endpoint) = place_of(delivery);
+    let (message, endpoint) = message_and_endpoint(delivery);
     let (who, reason) = (text(&by.who), by.reason.as_deref().map(text));
     let mut lent = shared.pools.admin.lend().await?;
     let rows = lent

@@ -14,7 +14,7 @@ use hapax_core::{Tenant, Timestamp};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::row::{RECORD, phase_of, place_of, record, settings};
+use super::row::{RECORD, message_and_endpoint, phase_of, record, settings};
 use crate::limits::{LIST_ROWS_READ_MAX, MESSAGE_TIME_SLACK, PAGE_MAX};
 use crate::postgres::Shared;
 use crate::postgres::connect::{PgError, PooledClient};
@@ -76,9 +76,9 @@ pub(super) async fn endpoints(
     filter: EndpointFilter,
 ) -> Result<Page<EndpointRecord>, StoreError> {
     let mut asked = Conditions::default();
-    asked.say("e.deleted_at IS NULL");
+    asked.require("e.deleted_at IS NULL");
     if filter.failing {
-        asked.say("e.failing IS NOT NULL AND e.disabled_at IS NULL");
+        asked.require("e.failing IS NOT NULL AND e.disabled_at IS NULL");
     }
     if let Some(tenant) = &filter.tenant {
         asked.add("e.tenant = ?", text(tenant.as_str()));
@@ -217,7 +217,7 @@ async fn message_slice(
 /// the plan.
 fn message_conditions(asked: &mut Conditions, filter: &MessageFilter) {
     // A message without its bytes is pruned: only its id is known.
-    asked.say("m.body IS NOT NULL");
+    asked.require("m.body IS NOT NULL");
     if let Some(tenant) = &filter.tenant {
         asked.add("m.tenant = ?", text(tenant.as_str()));
     }
@@ -235,7 +235,7 @@ fn message_conditions(asked: &mut Conditions, filter: &MessageFilter) {
     }
     if let Some(MessageStatus(status)) = filter.status {
         let rank = status.and_then(|status| RANKED.iter().position(|one| *one == status));
-        asked.say(match rank {
+        asked.require(match rank {
             Some(rank) => format!("s.rank = {rank}"),
             None => "m.deliveries = 0 AND s.rank IS NULL".to_owned(),
         });
@@ -317,7 +317,7 @@ pub(super) async fn deliveries(
     }
     if let Some(status) = filter.status {
         let rank = RANKED.iter().position(|one| *one == status).unwrap_or_default();
-        asked.say(format!(
+        asked.require(format!(
             "hapax.delivery_rank(d.state, d.steps, \
              e.disabled_at IS NOT NULL OR e.failing IS NOT NULL, e.deleted_at IS NOT NULL) = {rank}"
         ));
@@ -361,12 +361,12 @@ fn rows_read(filter: &DeliveryFilter, (low, before): (i64, i64)) -> (Conditions,
         );
     }
     match filter.status {
-        Some(DeliveryStatus::Dead) => asked.say("d.state = hapax.delivery_state('dead')"),
+        Some(DeliveryStatus::Dead) => asked.require("d.state = hapax.delivery_state('dead')"),
         Some(DeliveryStatus::Failed) => {
-            asked.say("d.state = hapax.delivery_state('ready') AND d.steps > 0");
+            asked.require("d.state = hapax.delivery_state('ready') AND d.steps > 0");
         }
-        Some(DeliveryStatus::Sending) => asked.say("d.state = hapax.delivery_state('leased')"),
-        Some(DeliveryStatus::Parked) => asked.say("d.state = hapax.delivery_state('parked')"),
+        Some(DeliveryStatus::Sending) => asked.require("d.state = hapax.delivery_state('leased')"),
+        Some(DeliveryStatus::Parked) => asked.require("d.state = hapax.delivery_state('parked')"),
         Some(
             DeliveryStatus::Held
             | DeliveryStatus::Waiting
@@ -420,7 +420,7 @@ pub(super) async fn delivery(
     shared: &Shared,
     id: DeliveryId,
 ) -> Result<Option<DeliveryDetail>, StoreError> {
-    let (message, endpoint) = place_of(id);
+    let (message, endpoint) = message_and_endpoint(id);
     let mut asked = Conditions::default();
     asked.add("d.message = ?", message);
     asked.add("d.endpoint = ?", endpoint);

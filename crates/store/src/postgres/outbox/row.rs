@@ -72,7 +72,7 @@ pub(super) fn key_number(key: KeyId) -> i64 {
 
 /// The numbers of the message and the endpoint in a delivery's id. Such a delivery need not exist.
 /// `hapax.delivery_id` makes the id.
-pub(super) fn place_of(id: DeliveryId) -> (i64, i32) {
+pub(super) fn message_and_endpoint(id: DeliveryId) -> (i64, i32) {
     let low = id.0.as_u128() as u64;
     let message = low & ((1 << MESSAGE_BITS) - 1);
     let endpoint = (low >> MESSAGE_BITS) & ((1 << ENDPOINT_BITS) - 1);

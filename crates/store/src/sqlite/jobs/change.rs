@@ -103,7 +103,9 @@ impl Lanes {
         write_change(conn, row, &change, reported, now)?;
         let mut mark = reported.mark;
         match change.phase {
-            Phase::Ready | Phase::Leased | Phase::Held => self.stir(row.lane, micros(change.due)),
+            Phase::Ready | Phase::Leased | Phase::Held => {
+                self.note_due(row.lane, micros(change.due))
+            }
             Phase::Done => mark = order::advance(conn, row, &self.policy_of(row.lane), mark, now)?,
             Phase::Parked | Phase::Stale | Phase::Dead | Phase::Review | Phase::Discarded => {}
         }
@@ -145,7 +147,7 @@ impl Lanes {
         let written =
             conn.prepare_cached(include_str!("../sql/lease_jobs.sql"))?.execute(values)?;
         assert_eq!(written, leased.len(), "the writer has just read these rows");
-        self.stir(lane, due_at);
+        self.note_due(lane, due_at);
         Ok(leased)
     }
 

@@ -105,7 +105,7 @@ impl Lanes {
         for job in due {
             if job.progress.alone(spec.workplace) && !claimed.is_empty() {
                 // The job stays ready, for a separate claim.
-                self.stir(lane, at);
+                self.note_due(lane, at);
                 continue;
             }
             let mut admission = Admission::Run;
@@ -133,7 +133,7 @@ impl Lanes {
             claimed.push(job);
             if alone {
                 // The next claim takes the jobs that are due after this one.
-                self.stir(lane, at);
+                self.note_due(lane, at);
                 return Ok(true);
             }
         }
@@ -165,7 +165,7 @@ impl Lanes {
 
     /// The claim with its body. `None` if the body is not the one that was stored: no handler gets
     /// it, and the job becomes a dead letter in the open transaction.
-    pub(in crate::sqlite) fn hand_out(
+    pub(in crate::sqlite) fn claim_with_body(
         &mut self,
         conn: &Connection,
         job: &JobRow,

@@ -25,7 +25,7 @@ pub(super) use claim::ClaimParameters;
 use row::AT_REST;
 #[cfg(test)]
 pub(super) use row::overdue_sql;
-pub(super) use row::{JobRow, answer_of, job_id, place_of};
+pub(super) use row::{JobRow, answer_of, job_id, row_and_lane};
 
 use super::fresh_events::FreshEvents;
 use super::new_rows::{self, NewJobRow};
@@ -113,7 +113,7 @@ impl Lanes {
     }
 
     /// Forgets when each lane is next due, so that the next claim queries all lanes.
-    pub(super) fn look_at_all(&mut self) {
+    pub(super) fn query_all_lanes(&mut self) {
         for lane in self.by_lane.values_mut() {
             lane.quiet_until = i64::MIN;
         }
@@ -134,14 +134,14 @@ impl Lanes {
     ) -> rusqlite::Result<()> {
         self.specs =
             handlers.into_iter().map(|spec| (spec.handler.clone(), Arc::new(spec))).collect();
-        self.look_at_all();
+        self.query_all_lanes();
         let first_time = !std::mem::replace(&mut self.freed, true);
         for lane in self.by_lane.keys().copied().collect::<Vec<_>>() {
             let Some(spec) = self.spec_of(lane).cloned() else { continue };
             if first_time && spec.workplace != WorkLocation::Pulled {
                 self.expire(conn, lane, i64::MAX, now)?;
             }
-            order::let_go(conn, self, lane, spec.order.as_ref(), now)?;
+            order::ready_unheld(conn, self, lane, spec.order.as_ref(), now)?;
         }
         Ok(())
     }
@@ -226,7 +226,7 @@ impl Lanes {
              WHERE source = ?1 AND name = ?2",
             (handler.source.as_str(), handler.handler.as_str()),
         )?;
-        self.look_at_all();
+        self.query_all_lanes();
         self.woken = true;
         Ok(self.paused.remove(handler))
     }
@@ -291,14 +291,14 @@ impl Lanes {
             });
             if state == READY {
                 waits = true;
-                self.stir(lane, due);
+                self.note_due(lane, due);
             }
         }
         Ok(waits)
     }
 
     /// Notes that a job of this lane is due from `due` on.
-    pub(super) fn stir(&mut self, lane: i64, due: i64) {
+    pub(super) fn note_due(&mut self, lane: i64, due: i64) {
         if let Some(lane) = self.by_lane.get_mut(&lane) {
             lane.quiet_until = lane.quiet_until.min(due);
         }
@@ -306,7 +306,7 @@ impl Lanes {
 
     /// Notes that a job that waited for others is ready: waiting workers must be notified.
     pub(super) fn wake(&mut self, lane: i64, due: i64) {
-        self.stir(lane, due);
+        self.note_due(lane, due);
         self.woken = true;
     }
 

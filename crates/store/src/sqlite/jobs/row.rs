@@ -189,7 +189,7 @@ pub(in crate::sqlite) fn job_id(event: &[u8; 16], seq: i64, lane: i64) -> JobId 
 }
 
 /// The row and lane of a job's id; such a job need not exist.
-pub(in crate::sqlite) fn place_of(job: JobId) -> (i64, i64) {
+pub(in crate::sqlite) fn row_and_lane(job: JobId) -> (i64, i64) {
     let low = job.0.as_u128() as u64;
     let seq = low & ((1 << SEQ_BITS) - 1);
     let lane = (low >> SEQ_BITS) & ((1 << LANE_BITS) - 1);

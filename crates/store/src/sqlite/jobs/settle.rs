@@ -12,7 +12,7 @@ use rusqlite::Connection;
 
 use super::Lanes;
 use super::change::Reported;
-use super::row::{JobRow, place_of};
+use super::row::{JobRow, row_and_lane};
 use crate::sqlite::order::{self, KnownMark};
 use crate::sqlite::outbox::{For, Outbox};
 use crate::sqlite::row::{DONE, micros};
@@ -36,7 +36,7 @@ impl Lanes {
         outcome: &Outcome,
         now: Timestamp,
     ) -> rusqlite::Result<Settlement> {
-        let (seq, lane) = place_of(job);
+        let (seq, lane) = row_and_lane(job);
         let Some(row) = JobRow::find(conn, seq, lane)? else { return Ok(Settlement::Lost) };
         if !row.is_under(fence) {
             return Ok(Settlement::Lost);
@@ -166,7 +166,7 @@ impl Lanes {
         lease: Duration,
         now: Timestamp,
     ) -> rusqlite::Result<Held> {
-        let (seq, lane) = place_of(job);
+        let (seq, lane) = row_and_lane(job);
         let lease = lease.as_micros() as i64;
         let until = micros(now).saturating_add(lease);
         let renewed = conn
@@ -186,7 +186,7 @@ impl Lanes {
         fence: Fence,
         now: Timestamp,
     ) -> rusqlite::Result<()> {
-        let (seq, lane) = place_of(job);
+        let (seq, lane) = row_and_lane(job);
         let Some(row) = JobRow::find(conn, seq, lane)? else { return Ok(()) };
         if row.fence == fence.0
             && self.act(conn, &row, &Act::GivenBack, Reported::default(), now)?.is_ok()

@@ -290,7 +290,7 @@ impl Outbox {
     }
 
     /// Notes that a delivery of this endpoint is due from `due` on.
-    fn stir(&mut self, number: i64, due: i64) {
+    fn note_due(&mut self, number: i64, due: i64) {
         if let Some(endpoint) = self.endpoints.get_mut(&number) {
             endpoint.next_due = endpoint.next_due.min(due);
             self.reschedule(number);

@@ -11,7 +11,7 @@ use rusqlite::{Connection, OptionalExtension};
 use super::Outbox;
 use super::change::Reported;
 use super::endpoints::note_action;
-use super::row::{COLUMNS, DeliveryRow, MessageIdentity, place_of};
+use super::row::{COLUMNS, DeliveryRow, MessageIdentity, message_and_endpoint};
 
 impl Outbox {
     pub(super) fn replay_delivery(
@@ -21,7 +21,7 @@ impl Outbox {
         by: &Action,
         now: Timestamp,
     ) -> rusqlite::Result<DeliveryReplayed> {
-        let (seq, number) = place_of(delivery);
+        let (seq, number) = message_and_endpoint(delivery);
         if MessageIdentity::find(conn, delivery)?.is_none() {
             return Ok(DeliveryReplayed::Unknown);
         }
@@ -61,7 +61,7 @@ impl Outbox {
         by: &Action,
         now: Timestamp,
     ) -> rusqlite::Result<DeliverySkipped> {
-        let (seq, number) = place_of(delivery);
+        let (seq, number) = message_and_endpoint(delivery);
         if MessageIdentity::find(conn, delivery)?.is_none() {
             return Ok(DeliverySkipped::Unknown);
         }

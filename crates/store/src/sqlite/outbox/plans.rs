@@ -152,7 +152,7 @@ impl Outbox {
                  VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6)",
             )?
             .execute((candidate.seq, plan.endpoint, due, wait, key, place))?;
-            self.stir(plan.endpoint, due);
+            self.note_due(plan.endpoint, due);
             let (endpoint, seq) = (Some(plan.endpoint), Some(candidate.seq));
             note_action(conn, endpoint, seq, "backfill", &plan.action())?;
             plan.plan.done += 1;

@@ -47,16 +47,16 @@ pub(in crate::sqlite) fn slice(
 ) -> rusqlite::Result<bool> {
     let before = micros(horizon.events_before);
     let ids_before = micros(horizon.message_ids_before);
-    let more_whole = writer.broom.messages.stripped != Some(before) && {
+    let more_whole = writer.prune_progress.messages.stripped != Some(before) && {
         let more = strip(writer, before, limit)?;
-        writer.broom.messages.stripped = (!more).then_some(before);
+        writer.prune_progress.messages.stripped = (!more).then_some(before);
         more
     };
-    let more_narrow = writer.broom.messages.forgotten != Some(ids_before) && {
+    let more_narrow = writer.prune_progress.messages.forgotten != Some(ids_before) && {
         let more = forget(writer, ids_before, limit)?;
         // Rows that the other round has yet to strip are left to the next round.
         let is_over = !more && !more_whole;
-        writer.broom.messages.forgotten = is_over.then_some(ids_before);
+        writer.prune_progress.messages.forgotten = is_over.then_some(ids_before);
         more
     };
     Ok(more_whole || more_narrow)
@@ -64,7 +64,7 @@ pub(in crate::sqlite) fn slice(
 
 fn strip(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<bool> {
     let until = Instant::now() + PRUNE_SLICE_MAX;
-    let passed = writer.broom.messages.whole;
+    let passed = writer.prune_progress.messages.whole;
     let mut looked = whole_after(&writer.conn, passed, limit)?;
     let found = looked.len();
     // A message with a future time was published while the clock was wrong. Messages after it may be
@@ -91,7 +91,7 @@ fn strip(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<boo
     }
     let is_cut = looked.last().is_some_and(|(last, _)| *last > reached);
     let more = !is_last || is_cut;
-    writer.broom.messages.whole = if more { reached } else { 0 };
+    writer.prune_progress.messages.whole = if more { reached } else { 0 };
     Ok(more)
 }
 
@@ -157,7 +157,7 @@ fn is_over(conn: &Connection, seq: i64, before: i64) -> rusqlite::Result<bool> {
 
 /// Deletes the narrow rows of messages that no longer have bytes.
 fn forget(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<bool> {
-    let passed = writer.broom.messages.narrow;
+    let passed = writer.prune_progress.messages.narrow;
     let mut looked: Vec<(i64, i64, bool)> = writer
         .conn
         .prepare_cached(
@@ -191,6 +191,6 @@ fn forget(writer: &mut Writer, before: i64, limit: usize) -> rusqlite::Result<bo
         tx.commit()?;
     }
     let reached = looked.last().map_or(passed, |(seq, ..)| *seq);
-    writer.broom.messages.narrow = if more { reached } else { 0 };
+    writer.prune_progress.messages.narrow = if more { reached } else { 0 };
     Ok(more)
 }

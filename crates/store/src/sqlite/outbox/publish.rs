@@ -98,7 +98,7 @@ impl Outbox {
                  VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6)",
             )?
             .execute((seq, number, due, wait, &message.key, sequence.map(|_| seq)))?;
-            self.stir(*number, due);
+            self.note_due(*number, due);
         }
         self.woken |= !wanted.is_empty();
         Ok(Published::Accepted(PublishedMessage { id, deliveries: wanted.len() as u64 }))

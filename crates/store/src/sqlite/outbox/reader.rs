@@ -17,7 +17,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 use uuid::Uuid;
 
 use super::endpoints;
-use super::row::{MessageIdentity, phase_of, place_of};
+use super::row::{MessageIdentity, message_and_endpoint, phase_of};
 use crate::limits::{LIST_SORTED_MAX, PAGE_MAX};
 use crate::page_search::PageSearch;
 use crate::sqlite::lists::{Candidates, Checks, Numbered, below};
@@ -186,17 +186,19 @@ pub(super) fn messages(
     for (comparison, value) in compared {
         if let Some(value) = value {
             let value = checks.bind(value);
-            checks.say(format!("{comparison} {value}"));
+            checks.require(format!("{comparison} {value}"));
         }
     }
     if let Some(MessageStatus(status)) = filter.status {
-        checks.say(match status.and_then(|status| RANKED.iter().position(|one| *one == status)) {
-            Some(rank) => format!("{RANK} = {rank}"),
-            None => format!("{RANK} IS NULL"),
-        });
+        checks.require(
+            match status.and_then(|status| RANKED.iter().position(|one| *one == status)) {
+                Some(rank) => format!("{RANK} = {rank}"),
+                None => format!("{RANK} IS NULL"),
+            },
+        );
     }
     // A message without its bytes is not listed: only its id is still known.
-    checks.say("EXISTS (SELECT 1 FROM hapax_message_body b WHERE b.seq = m.seq)");
+    checks.require("EXISTS (SELECT 1 FROM hapax_message_body b WHERE b.seq = m.seq)");
     let snapshot = conn.unchecked_transaction()?;
     let range = Numbered::Messages.range(&snapshot, filter.since, filter.until)?;
     let candidates = message_candidates(&snapshot, filter)?;
@@ -444,7 +446,7 @@ pub(super) fn delivery(
     if MessageIdentity::find(conn, id)?.is_none() {
         return Ok(None);
     }
-    let (seq, endpoint) = place_of(id);
+    let (seq, endpoint) = message_and_endpoint(id);
     let mut conditions = Conditions::default();
     conditions.add_number("d.message_seq = ?", Some(seq));
     conditions.add_number("d.endpoint = ?", Some(endpoint));

@@ -140,7 +140,7 @@ impl MessageIdentity {
 
     /// The message of a delivery's id, if this database made that id.
     pub(super) fn find(conn: &Connection, id: DeliveryId) -> rusqlite::Result<Option<Self>> {
-        let (seq, endpoint) = place_of(id);
+        let (seq, endpoint) = message_and_endpoint(id);
         let named = conn
             .prepare_cached("SELECT created_at, fingerprint FROM hapax_message WHERE seq = ?1")?
             .query_row([seq], |row| {
@@ -152,7 +152,7 @@ impl MessageIdentity {
 }
 
 /// The message and the endpoint of a delivery's id; such a delivery need not exist.
-pub(super) fn place_of(id: DeliveryId) -> (i64, i64) {
+pub(super) fn message_and_endpoint(id: DeliveryId) -> (i64, i64) {
     let low = id.0.as_u128() as u64;
     let seq = low & ((1 << SEQ_BITS) - 1);
     let endpoint = (low >> SEQ_BITS) & ((1 << LANE_BITS) - 1);

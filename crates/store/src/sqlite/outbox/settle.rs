@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use super::Outbox;
 use super::change::Reported;
 use super::endpoints;
-use super::row::{DeliveryRow, place_of};
+use super::row::{DeliveryRow, message_and_endpoint};
 use crate::limits::FAST_ATTEMPT_MAX;
 
 impl Outbox {
@@ -20,7 +20,7 @@ impl Outbox {
         outcome: &AttemptOutcome,
         now: Timestamp,
     ) -> rusqlite::Result<Held> {
-        let (seq, number) = place_of(outcome.delivery);
+        let (seq, number) = message_and_endpoint(outcome.delivery);
         let row = match self.leased.get(&(seq, number)) {
             Some(row) => Some(row.clone()),
             None => DeliveryRow::find(conn, seq, number)?,

@@ -137,7 +137,7 @@ impl Writer {
     fn batched<T>(&mut self, kind: ActKind, value: T) -> BatchResult<T> {
         let result = match self.outbox.take_wrote() {
             true => BatchResult::wrote(value),
-            false => BatchResult::only_looked(value),
+            false => BatchResult::only_read(value),
         };
         result.of(kind)
     }

@@ -31,21 +31,21 @@ impl Writer {
         let is_copy = |one: &Existing| one.recent.body_hash == receipt.body_hash();
         if !existing.as_ref().is_some_and(is_copy) {
             let known = existing.as_ref().map(|one| one.seq);
-            if let Some(verdict) = self.suspect(batch, known, receipt, jobs, via)? {
+            if let Some(verdict) = self.decide_suspected(batch, known, receipt, jobs, via)? {
                 return Ok(verdict);
             }
         }
         if let Some(existing) = existing {
-            return self.meet_again(batch, existing, Some(hash), receipt, jobs, via);
+            return self.decide_known(batch, existing, Some(hash), receipt, jobs, via);
         }
         if let Some(existing) = self.in_a_neighbouring_span(batch, receipt)? {
-            return self.meet_again(batch, existing, None, receipt, jobs, via);
+            return self.decide_known(batch, existing, None, receipt, jobs, via);
         }
         if receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Duplicate)
             && let Some(seq) = self.held_by(receipt)?
         {
             let holder = self.existing_at(batch, seq)?;
-            return self.meet_again(batch, holder, None, receipt, jobs, via);
+            return self.decide_known(batch, holder, None, receipt, jobs, via);
         }
         let review = match receipt.timeliness() {
             Timeliness::Late { .. } => Some(ReviewReason::Late),
@@ -56,7 +56,7 @@ impl Writer {
 
     /// A suspected replay, new or known. The replay has its own key, so that it does not take the id of
     /// another event. `known` is the event that has that id.
-    fn suspect(
+    fn decide_suspected(
         &mut self,
         batch: &mut Batch,
         known: Option<i64>,
@@ -67,7 +67,7 @@ impl Writer {
         let Some(key) = receipt.if_replay() else { return Ok(None) };
         let hash = key.hash();
         if let Some(filed) = self.existing(batch, &hash)? {
-            return self.meet_again(batch, filed, None, receipt, jobs, via).map(Some);
+            return self.decide_known(batch, filed, None, receipt, jobs, via).map(Some);
         }
         match self.held_by(receipt)? {
             Some(seq) if known != Some(seq) => {
@@ -98,7 +98,7 @@ impl Writer {
     /// Decides about a known key: a copy, a conflict, or the on-time copy of a late event. `hash`
     /// is set if the event is stored under the receipt's own key, so that memory may answer next
     /// time.
-    fn meet_again(
+    fn decide_known(
         &mut self,
         batch: &mut Batch,
         existing: Existing,
