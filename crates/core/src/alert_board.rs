@@ -108,7 +108,7 @@ impl StoredAlert {
     }
 
     /// Records a check that found it.
-    fn see(&mut self, alert: ActiveAlert, reporter: Uuid, now: Timestamp) {
+    fn record_found(&mut self, alert: ActiveAlert, reporter: Uuid, now: Timestamp) {
         if self.state == AlertState::Cleared {
             (self.state, self.since, self.is_published) = (AlertState::Pending, now, false);
         }
@@ -184,7 +184,7 @@ pub fn note(rows: Vec<StoredAlert>, report: AlertReport, moment: AlertMoment) ->
         let subjects: BTreeSet<String> = found.iter().map(|one| one.subject.clone()).collect();
         for alert in found {
             match rows.get_mut(&alert.subject) {
-                Some(row) => row.see(alert, reporter, now),
+                Some(row) => row.record_found(alert, reporter, now),
                 None => {
                     let row = StoredAlert::new(alert, reporter, now);
                     rows.insert(row.alert.subject.clone(), row);

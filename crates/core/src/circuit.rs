@@ -93,7 +93,7 @@ impl Circuit {
     }
 
     /// Whether the endpoint did nothing but fail for so long that it is disabled.
-    pub fn is_hopeless(&self, now: Timestamp) -> bool {
+    pub fn has_only_failed(&self, now: Timestamp) -> bool {
         self.failures >= FAILURES_MAX
             && self.failing_since.is_some_and(|since| later(since, GIVE_UP_AFTER) <= now)
     }
@@ -171,7 +171,7 @@ pub fn open_reason(failures: u32, error: &str) -> String {
 }
 
 /// The reason shown for an endpoint that was disabled because every attempt failed.
-pub fn hopeless_reason(error: &str) -> String {
+pub fn only_failed_reason(error: &str) -> String {
     format!("every attempt failed for 5 days; the last error: {error}")
 }
 

@@ -262,7 +262,7 @@ impl EndpointRecord {
     }
 
     /// Why it does not take deliveries, if so.
-    pub fn trouble(&self) -> Option<&str> {
+    pub fn failing_reason(&self) -> Option<&str> {
         self.disabled.as_ref().map(|disabled| disabled.reason.as_str()).or(self.failing.as_deref())
     }
 

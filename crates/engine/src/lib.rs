@@ -40,6 +40,6 @@ pub use outbound::{
 pub use plan_runner::{JobsFor, run_plans};
 pub use proxy::{Proxy, ProxySpec, Upstream, UpstreamError, serve_proxy};
 pub use search_indexer::SearchIndexer;
-pub use sender::{Courier, EndpointTallies, Ping, Sender, SenderLimits, SenderSetup};
+pub use sender::{EndpointCaller, EndpointTallies, Ping, Sender, SenderLimits, SenderSetup};
 pub use serve::{NotReady, Readiness, serve_ingress};
 pub use worker::{LaneSpec, Pulled, TenantVerifiers, Workers};

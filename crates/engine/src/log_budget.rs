@@ -46,7 +46,7 @@ impl LogBudget {
     }
 
     /// The number of lines suppressed since the last call.
-    pub(crate) fn take_held_back(&self) -> u64 {
+    pub(crate) fn take_suppressed(&self) -> u64 {
         match self.held_back.load(Ordering::Relaxed) {
             0 => 0,
             _ => self.held_back.swap(0, Ordering::Relaxed),
@@ -64,9 +64,9 @@ mod tests {
         let at = |second| Timestamp::from_second(second).unwrap();
         let admitted = |second| (0..10).filter(|_| budget.admit(at(second))).count();
         assert_eq!(admitted(1), 3);
-        assert_eq!(budget.take_held_back(), 7);
-        assert_eq!(budget.take_held_back(), 0);
+        assert_eq!(budget.take_suppressed(), 7);
+        assert_eq!(budget.take_suppressed(), 0);
         assert_eq!(admitted(2), 3);
-        assert_eq!(budget.take_held_back(), 7);
+        assert_eq!(budget.take_suppressed(), 7);
     }
 }

@@ -29,7 +29,8 @@ pub async fn serve_ingress<S: Store + StoreHints>(
     };
     let serving = |stop| http::serve(listener, tls, answer, limits.clone(), stop);
     // Commits whose clients were cut or hung up; the store bounds how long each can take.
-    let background = Background { finish: ingress.finish(), tend: |served| ingress.tend(served) };
+    let background =
+        Background { finish: ingress.finish(), maintain: |served| ingress.maintain(served) };
     run_until_drained(serving, background, limits.drain, stop).await
 }
 
@@ -38,7 +39,7 @@ pub(crate) struct Background<F, T> {
     /// Ends when the requests of clients that hung up or were cut have all ended.
     pub(crate) finish: F,
     /// Runs alongside the listener, until the shutdown signal.
-    pub(crate) tend: T,
+    pub(crate) maintain: T,
 }
 
 /// Serves until `stop`, then waits for the work behind the answers, each for at most `drain`.
@@ -64,7 +65,7 @@ where
             Err(_) => Drained::Cut { connections: 0 },
         }
     };
-    let (drained, ()) = tokio::join!(serving, (background.tend)(served.clone()));
+    let (drained, ()) = tokio::join!(serving, (background.maintain)(served.clone()));
     drained
 }
 

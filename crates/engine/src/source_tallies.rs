@@ -93,7 +93,7 @@ impl SourceTally {
     }
 
     /// Counts an attempt that ended with a verdict.
-    pub(crate) fn tried(&self, job: &TriedJob, began: Timestamp, ended: Timestamp) {
+    pub(crate) fn count_attempt(&self, job: &TriedJob, began: Timestamp, ended: Timestamp) {
         let since =
             |at: Timestamp| at.duration_since(job.received_at).try_into().unwrap_or_default();
         if job.attempt == 1 {
@@ -194,16 +194,16 @@ mod tests {
         let tally = SourceTally::default();
         let received_at = Timestamp::UNIX_EPOCH;
         let at = |second| Timestamp::from_second(second).unwrap();
-        let tried = |attempt, steps, verdict, began, ended| {
+        let count_attempt = |attempt, steps, verdict, began, ended| {
             let job = TriedJob { received_at, attempt, steps, verdict };
-            tally.tried(&job, at(began), at(ended));
+            tally.count_attempt(&job, at(began), at(ended));
         };
-        tried(1, 0, TriedVerdict::Failed, 1, 2);
-        tried(2, 1, TriedVerdict::Failed, 3, 4);
+        count_attempt(1, 0, TriedVerdict::Failed, 1, 2);
+        count_attempt(2, 1, TriedVerdict::Failed, 3, 4);
         assert_eq!(tally.figures().counts.retrying, 1);
-        tried(3, 2, TriedVerdict::Succeeded, 5, 8);
-        tried(1, 0, TriedVerdict::Succeeded, -5, -3);
-        tried(1, 0, TriedVerdict::Died, 1, 1);
+        count_attempt(3, 2, TriedVerdict::Succeeded, 5, 8);
+        count_attempt(1, 0, TriedVerdict::Succeeded, -5, -3);
+        count_attempt(1, 0, TriedVerdict::Died, 1, 1);
         let TrafficFigures { counts, tallies, .. } = tally.figures();
         assert_eq!((counts.retrying, counts.succeeded), (0, 2));
         assert_eq!((counts.failed_attempts, counts.died), (3, 1));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use hapax_core::store::{EndpointFilter, InspectOutbox, SourceSecretStore, StoreError};
 use hapax_core::vault::{KeyId, Vault};
-use hapax_engine::{Courier, GuardRules, Outbound, SenderLimits, SenderSetup};
+use hapax_engine::{EndpointCaller, GuardRules, Outbound, SenderLimits, SenderSetup};
 
 use crate::config::{Config, InvalidSetting, NO_VAULT_KEY, OutboundSettings};
 use crate::tenant_sources;
@@ -21,9 +21,9 @@ pub(crate) struct SendingParts {
     /// Seals secrets and custom headers.
     pub(crate) vault: Arc<Vault>,
     /// Signs and posts, and knows which addresses endpoints may have.
-    pub(crate) courier: Arc<Courier>,
+    pub(crate) endpoint_caller: Arc<EndpointCaller>,
     limits: SenderLimits,
-    /// The settings that `courier` was made of.
+    /// The settings that `endpoint_caller` was made of.
     outbound: OutboundSettings,
 }
 
@@ -57,7 +57,10 @@ impl SharedSending {
     /// The client and the limits of the sender.
     pub(crate) fn setup(&self) -> Option<SenderSetup> {
         let sending = self.get().ok()?;
-        Some(SenderSetup { courier: Arc::clone(&sending.courier), limits: sending.limits })
+        Some(SenderSetup {
+            endpoint_caller: Arc::clone(&sending.endpoint_caller),
+            limits: sending.limits,
+        })
     }
 }
 
@@ -84,14 +87,14 @@ impl SendingParts {
         };
         let same = before.filter(|before| before.outbound.has_same_way_out(&outbound));
         if let Some(before) = same {
-            let courier = Arc::new(before.courier.with_vault(Arc::clone(&vault)));
-            return Ok(Self { vault, courier, limits, outbound });
+            let endpoint_caller = Arc::new(before.endpoint_caller.with_vault(Arc::clone(&vault)));
+            return Ok(Self { vault, endpoint_caller, limits, outbound });
         }
         let (allow, ports) = (outbound.allow.clone(), outbound.ports.clone());
         let rules = GuardRules::new(allow, ports, outbound.proxy.clone());
         let client = Outbound::guarded(rules).map_err(|error| error.to_string())?;
-        let courier = Arc::new(Courier::new(client, Arc::clone(&vault)));
-        Ok(Self { vault, courier, limits, outbound })
+        let endpoint_caller = Arc::new(EndpointCaller::new(client, Arc::clone(&vault)));
+        Ok(Self { vault, endpoint_caller, limits, outbound })
     }
 }
 

@@ -16,13 +16,13 @@ pub(crate) use timeline::{Step, skew, summary, timeline};
 /// The sentences in order: arrivals, verification, state, jobs with their attempts, published
 /// messages, and actions of operators.
 pub(crate) fn story(event: &Event, now: Timestamp) -> Vec<String> {
-    let mut story = vec![came(event)];
+    let mut story = vec![arrivals_sentence(event)];
     story.extend(bytes_differed(event));
     story.extend(verified(event));
     story.extend(state(event));
-    story.extend(came_under(event));
+    story.extend(other_id_sentence(event));
     for job in &event.jobs {
-        story.push(fate(job, now));
+        story.push(job_sentence(job, now));
         story.extend(paused(job).map(|text| format!("  {text}")));
         story.extend(job.attempts.iter().map(attempt));
     }
@@ -45,7 +45,7 @@ pub(crate) fn story(event: &Event, now: Timestamp) -> Vec<String> {
 
 /// Notes for the operator, in addition to the summary and the jobs of an event.
 pub(crate) fn notes(event: &Event) -> Vec<String> {
-    came_under(event).into_iter().chain(event.jobs.iter().filter_map(paused)).collect()
+    other_id_sentence(event).into_iter().chain(event.jobs.iter().filter_map(paused)).collect()
 }
 
 /// The sentence about an operator's act on the event or delivery of the previous sentence.
@@ -74,7 +74,7 @@ fn act(action: &Action) -> (String, String) {
     (format!("{} {done} it", action.who), reason.unwrap_or_default())
 }
 
-fn came(event: &Event) -> String {
+fn arrivals_sentence(event: &Event) -> String {
     let what = match &event.summary.event_type {
         Some(kind) => format!("{} ({kind})", event.summary.event_id),
         None => event.summary.event_id.clone(),
@@ -172,7 +172,7 @@ fn state(event: &Event) -> Option<String> {
     }
 }
 
-fn came_under(event: &Event) -> Option<String> {
+fn other_id_sentence(event: &Event) -> Option<String> {
     let id = event.summary.came_under.as_ref()?;
     Some(format!(
         "It arrived under the id {id}. That id is not signed, so it stays free for the event that it \
@@ -180,7 +180,7 @@ fn came_under(event: &Event) -> Option<String> {
     ))
 }
 
-fn fate(job: &Job, now: Timestamp) -> String {
+fn job_sentence(job: &Job, now: Timestamp) -> String {
     let handler = &job.handler;
     let run = match job.run {
         0 | 1 => String::new(),

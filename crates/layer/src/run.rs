@@ -130,15 +130,18 @@ where
                 CollectedBody::Whole { body, trailers } => {
                     let ours = ours(Body::whole(body.clone(), trailers));
                     let kept = answer::kept(&ours, body);
-                    run.keep(
+                    run.store_answer(
                         kept.unwrap_or_else(|| IdempotencyProblem::AnswerTooLarge.answer()),
                         ours,
                     )
                     .await
                 }
                 CollectedBody::Unbounded(body) => {
-                    run.keep(IdempotencyProblem::AnswerTooLarge.answer(), ours(Body::new(body)))
-                        .await
+                    run.store_answer(
+                        IdempotencyProblem::AnswerTooLarge.answer(),
+                        ours(Body::new(body)),
+                    )
+                    .await
                 }
                 CollectedBody::Broken(error) => {
                     tracing::warn!(%error, "the answer to a request with an Idempotency-Key was interrupted");
@@ -166,7 +169,7 @@ struct RunningRequest<'a, L> {
 
 impl<L: Ledger> RunningRequest<'_, L> {
     /// Stores `answer`, and returns `ours` only after that.
-    async fn keep(self, answer: StoredAnswer, ours: Response<Body>) -> Response<Body> {
+    async fn store_answer(self, answer: StoredAnswer, ours: Response<Body>) -> Response<Body> {
         failpoint!("idem.after_work");
         let held = self.finish(&answer).await;
         failpoint!("idem.after_finish");

@@ -121,7 +121,7 @@ impl Connections {
             // The state of the connection may have changed since the survey.
             let is_due = open.activity.state(now).is_some_and(|now| now <= state);
             if is_due && !open.activity.is_gone() {
-                open.activity.goes();
+                open.activity.record_end();
                 open.task.abort();
                 counter!("hapax_connections_evicted_total", "kind" => state.kind()).increment(1);
                 closed += 1;

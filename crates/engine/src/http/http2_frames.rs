@@ -125,7 +125,7 @@ mod tests {
     }
 
     /// The number of such frames that are allowed.
-    fn let_through(watch: &mut FrameWatch, frame: &[u8], now: Instant) -> u32 {
+    fn frames_allowed(watch: &mut FrameWatch, frame: &[u8], now: Instant) -> u32 {
         (0..FREE_FRAMES * 2).take_while(|_| watch.feed(frame, now).is_ok()).count() as u32
     }
 
@@ -135,7 +135,7 @@ mod tests {
             [(PRIORITY, 5), (3, 4), (4, 0), (6, 8), (8, 4), (9, 0), (16, 3), (DATA, 0)]
         {
             let (mut watch, now) = opened();
-            assert_eq!(let_through(&mut watch, &frame(kind, 0, payload), now), FREE_FRAMES);
+            assert_eq!(frames_allowed(&mut watch, &frame(kind, 0, payload), now), FREE_FRAMES);
             let (mut watch, now) = opened();
             let all = frame(kind, 0, payload).repeat(FREE_FRAMES as usize);
             assert!(all.iter().all(|byte| watch.feed(&[*byte], now).is_ok()));
@@ -147,13 +147,13 @@ mod tests {
     fn requests_bodies_answers_and_time_allow_more_of_them() {
         let (mut watch, now) = opened();
         let priority = frame(PRIORITY, 0, 0);
-        assert_eq!(let_through(&mut watch, &priority, now), FREE_FRAMES);
+        assert_eq!(frames_allowed(&mut watch, &priority, now), FREE_FRAMES);
         watch.feed(&frame(HEADERS, 4, 20), now).unwrap();
-        assert_eq!(let_through(&mut watch, &priority, now), FREE_FRAMES_PER_REQUEST);
+        assert_eq!(frames_allowed(&mut watch, &priority, now), FREE_FRAMES_PER_REQUEST);
         watch.sent(SENT_BYTES_PER_FREE_FRAME * 3);
-        assert_eq!(let_through(&mut watch, &priority, now), 3);
+        assert_eq!(frames_allowed(&mut watch, &priority, now), 3);
         let later = now + Duration::from_secs(2);
-        assert_eq!(let_through(&mut watch, &priority, later), FREE_FRAMES_PER_SECOND * 2);
+        assert_eq!(frames_allowed(&mut watch, &priority, later), FREE_FRAMES_PER_SECOND * 2);
         let (mut watch, now) = opened();
         for _ in 0..FREE_FRAMES * 2 {
             watch.feed(&frame(DATA, 0, 100), now).unwrap();

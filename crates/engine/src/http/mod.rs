@@ -181,7 +181,7 @@ where
             let (stream, peer) = accept(&listener, &mut connections, &mut complaints).await;
             // One connection beyond the limit is accepted, and a slot is made free for it; the
             // others queue in the kernel.
-            (stream, peer, place(&slots, &mut connections).await)
+            (stream, peer, take_slot(&slots, &mut connections).await)
         };
         let Some((stream, peer, slot)) = stop.run_until_cancelled(next).await else {
             break;
@@ -238,7 +238,7 @@ async fn accept(
 }
 
 /// A slot for one more connection: a free one, or the slot of a connection that is closed for it.
-async fn place(slots: &Arc<Semaphore>, connections: &mut Connections) -> OwnedSemaphorePermit {
+async fn take_slot(slots: &Arc<Semaphore>, connections: &mut Connections) -> OwnedSemaphorePermit {
     loop {
         if let Ok(slot) = slots.clone().try_acquire_owned() {
             return slot;
@@ -256,7 +256,7 @@ struct ConnectionClosing(Arc<ConnectionActivity>);
 
 impl Drop for ConnectionClosing {
     fn drop(&mut self) {
-        self.0.goes();
+        self.0.record_end();
     }
 }
 
@@ -337,7 +337,8 @@ async fn connection<A, F, B>(
     match &server.tls {
         None => {
             let protocol = first.protocol();
-            Box::pin(speak(&server, stream, protocol, activity, first, head_by, &peer)).await;
+            Box::pin(serve_protocol(&server, stream, protocol, activity, first, head_by, &peer))
+                .await;
         }
         Some(acceptor) => {
             let handshake = Box::pin(acceptor.accept(stream));
@@ -352,7 +353,8 @@ async fn connection<A, F, B>(
                 Some(b"h2") => Protocol::Http2,
                 Some(_) | None => Protocol::Http1,
             };
-            Box::pin(speak(&server, stream, protocol, activity, first, head_by, &peer)).await;
+            Box::pin(serve_protocol(&server, stream, protocol, activity, first, head_by, &peer))
+                .await;
         }
     }
 }
@@ -389,7 +391,7 @@ impl FirstBytes {
     }
 }
 
-async fn speak<A, F, B, T>(
+async fn serve_protocol<A, F, B, T>(
     server: &Server<A>,
     stream: T,
     protocol: Protocol,
@@ -428,7 +430,7 @@ async fn speak<A, F, B, T>(
                 .max_header_size(limits.header_bytes_max)
                 .max_buf_size(READ_BUFFER_BYTES_MAX.max(limits.header_bytes_max))
                 .serve_connection(io, service);
-            drive(connection, server, activity, peer.address).await;
+            run_connection(connection, server, activity, peer.address).await;
         }
         Protocol::Http2 => {
             let header_bytes_max = u32::try_from(limits.header_bytes_max).unwrap_or(u32::MAX);
@@ -443,7 +445,7 @@ async fn speak<A, F, B, T>(
                 .keep_alive_interval(limits.ping)
                 .keep_alive_timeout(limits.ping)
                 .serve_connection(io, service);
-            drive(connection, server, activity, peer.address).await;
+            run_connection(connection, server, activity, peer.address).await;
         }
     }
 }
@@ -500,7 +502,7 @@ fn bad_request<B>(version: Version) -> Response<Option<B>> {
 }
 
 /// Runs a connection until the peer ends it, the server stops, or it was idle for too long.
-async fn drive<A, C>(
+async fn run_connection<A, C>(
     connection: C,
     server: &Server<A>,
     activity: &ConnectionActivity,

@@ -180,7 +180,7 @@ impl FramingWatch {
             At::ChunkSize if ends_in_crlf => match chunk_size(self.kept(text_bytes)) {
                 Some(0) => self.at = At::Trailers,
                 Some(left) => self.at = At::Chunk { left },
-                None => self.lose(self.heads),
+                None => self.lose_track(self.heads),
             },
             At::ChunkEnd if ends_in_crlf && text_bytes == 0 => self.at = At::ChunkSize,
             At::Trailers if ends_in_crlf => {
@@ -188,7 +188,7 @@ impl FramingWatch {
                     self.at = At::Head;
                 }
             }
-            At::ChunkSize | At::ChunkEnd | At::Trailers => self.lose(self.heads),
+            At::ChunkSize | At::ChunkEnd | At::Trailers => self.lose_track(self.heads),
             At::Body { .. } | At::Chunk { .. } | At::Lost => {}
         }
         &bytes[at + 1..]
@@ -213,7 +213,7 @@ impl FramingWatch {
         // The line is judged at once, not at the end of the head: a parser may find the end of the
         // head at another place than this guard.
         if !ends_in_crlf {
-            return self.lose(self.heads - 1);
+            return self.lose_track(self.heads - 1);
         }
         if text_bytes == 0 {
             // Blank lines before the request line are allowed; after it they end the head.
@@ -230,13 +230,13 @@ impl FramingWatch {
             let length = if text_bytes > LINE_BYTES { None } else { decimal(length) };
             // Two equal lengths are ambiguous too: some parsers read them as a list.
             if length.is_none() || self.head.content_length.is_some() {
-                return self.lose(self.heads - 1);
+                return self.lose_track(self.heads - 1);
             }
             self.head.content_length = length;
         }
         self.head.transfer_encoding |= is_encoding;
         if self.head.transfer_encoding && self.head.content_length.is_some() {
-            self.lose(self.heads - 1);
+            self.lose_track(self.heads - 1);
         }
     }
 
@@ -249,7 +249,7 @@ impl FramingWatch {
         };
     }
 
-    fn lose(&mut self, from: usize) {
+    fn lose_track(&mut self, from: usize) {
         self.at = At::Lost;
         self.ambiguous_from = Some(from);
     }

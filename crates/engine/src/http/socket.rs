@@ -121,7 +121,7 @@ impl ConnectionActivity {
 
     /// Records that the connection ends. This happens before its slot is free, so that no
     /// connection is closed for a slot that was already given away.
-    pub(crate) fn goes(&self) {
+    pub(crate) fn record_end(&self) {
         self.gone.store(true, Ordering::Release);
     }
 
@@ -408,7 +408,7 @@ impl<T> WatchedStream<T> {
     }
 
     /// Checks the bytes that were read, before the parser gets them.
-    fn saw(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn check_read(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.protocol == Protocol::Http2 {
             let is_flooded = self.frames.feed(bytes, Instant::now()).is_err();
             let flooded = || io::Error::other("too many HTTP/2 frames without progress");
@@ -493,11 +493,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for WatchedStream<T> {
             let part = &part[..part.len().min(buf.remaining())];
             buf.put_slice(part);
             this.first_taken += part.len();
-            return Poll::Ready(this.saw(part));
+            return Poll::Ready(this.check_read(part));
         }
         let before = buf.filled().len();
         match Pin::new(&mut this.stream).poll_read(cx, buf) {
-            Poll::Ready(Ok(())) => Poll::Ready(this.saw(&buf.filled()[before..])),
+            Poll::Ready(Ok(())) => Poll::Ready(this.check_read(&buf.filled()[before..])),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => this.wait_for_head(cx),
         }

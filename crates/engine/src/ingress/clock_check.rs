@@ -20,7 +20,7 @@ pub(crate) struct ClockCheck {
 
 /// One authentic arrival, as evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Witness {
+pub(crate) struct ClockEvidence {
     /// Identifies the event.
     pub(crate) event: KeyHash,
     /// This machine's time minus the signed time.
@@ -55,22 +55,22 @@ const ALARM_EVERY: SignedDuration = SignedDuration::from_mins(1);
 impl ClockCheck {
     /// Adds one piece of evidence. Copies of a known event are ignored: they may be one captured
     /// request that is sent repeatedly.
-    pub(crate) fn note(&mut self, witness: Witness) {
-        if self.offsets.iter().any(|(event, _)| *event == witness.event) {
+    pub(crate) fn note(&mut self, evidence: ClockEvidence) {
+        if self.offsets.iter().any(|(event, _)| *event == evidence.event) {
             return;
         }
         if self.offsets.len() == WITNESSES_MAX {
             self.offsets.pop_front();
         }
-        self.offsets.push_back((witness.event, witness.offset_seconds));
-        match witness.is_outside {
+        self.offsets.push_back((evidence.event, evidence.offset_seconds));
+        match evidence.is_outside {
             false => self.outside.clear(),
-            true if self.outside.contains(&witness.event) => {}
+            true if self.outside.contains(&evidence.event) => {}
             true => {
                 if self.outside.len() == WITNESSES_MAX {
                     self.outside.pop_front();
                 }
-                self.outside.push_back(witness.event);
+                self.outside.push_back(evidence.event);
             }
         }
     }
@@ -112,12 +112,12 @@ mod tests {
     }
 
     /// The nth event, inside the window.
-    fn inside(nth: u8, offset_seconds: i64) -> Witness {
-        Witness { event: KeyHash([nth; 16]), offset_seconds, is_outside: false }
+    fn inside(nth: u8, offset_seconds: i64) -> ClockEvidence {
+        ClockEvidence { event: KeyHash([nth; 16]), offset_seconds, is_outside: false }
     }
 
-    fn outside(nth: u8, offset_seconds: i64) -> Witness {
-        Witness { is_outside: true, ..inside(nth, offset_seconds) }
+    fn outside(nth: u8, offset_seconds: i64) -> ClockEvidence {
+        ClockEvidence { is_outside: true, ..inside(nth, offset_seconds) }
     }
 
     #[test]

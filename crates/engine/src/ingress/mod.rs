@@ -48,7 +48,7 @@ use crate::event_waiters::EventWaiters;
 use crate::http::Peer;
 use crate::http::body::{self, BodyFault};
 use crate::http::client_address::remote;
-use crate::ingress::clock_check::{Alarm, ClockCheck, Witness};
+use crate::ingress::clock_check::{Alarm, ClockCheck, ClockEvidence};
 use crate::ingress::respond::{ConnectionReuse, IngressResponse, Reason, RequestId};
 use crate::ingress::routes::{
     AnswerMode, LineKind, RouteChange, Routes, SourceRecord, SourceRoute,
@@ -200,7 +200,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         peer.is_for(call.remote);
         let path = parts.uri.path().strip_prefix(prefix);
         let Some(route) = path.and_then(|path| routes.find(path)) else {
-            return elsewhere(&routes, &call, path, &parts, &body);
+            return answer_unknown_path(&routes, &call, path, &parts, &body);
         };
         if parts.method != Method::POST {
             return not_a_post(route, &call, &parts, &body);
@@ -240,7 +240,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         let Some(asked) = route.source.scheme().key_request(headers, call.received_at)? else {
             return Ok(None);
         };
-        let keys = self.sender_keys.as_ref().ok_or_else(KeyUnavailable::nowhere)?;
+        let keys = self.sender_keys.as_ref().ok_or_else(KeyUnavailable::never_fetched)?;
         let found = keys.get(&route.source, asked, call.remote, call.received_at).await?;
         Ok(Some(found))
     }
@@ -261,7 +261,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         let verified = match verified {
             Ok(verified) => verified,
             Err(refusal) => {
-                self.hear_future(&refusal, call.received_at);
+                self.note_future_time(&refusal, call.received_at);
                 let refused = RefusedRequest { read: Some(&arrival), ..refusal.into() };
                 return refuse(&route, &call, refused, ConnectionReuse::KeepAlive);
             }
@@ -272,7 +272,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         let (receipts, signed_at, secret) = match verified {
             Verified::Events { receipts, signed_at, secret } => (receipts, signed_at, secret),
             Verified::Reply(reply) => {
-                return shake_hands(&route, &call, reply, ConnectionReuse::KeepAlive);
+                return answer_handshake(&route, &call, reply, ConnectionReuse::KeepAlive);
             }
             Verified::Empty => {
                 return respond::handshake(
@@ -284,7 +284,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         };
         peer.has_verified();
         route.secret_verified(secret, call.received_at);
-        self.hear(&receipts, signed_at, call.received_at);
+        self.note_signed_time(&receipts, signed_at, call.received_at);
         let content_type = arrival.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if !route.source.content_type_fits(content_type) {
             return refuse(&route, &call, Reason::ContentType.into(), ConnectionReuse::KeepAlive);
@@ -339,7 +339,7 @@ impl<S: Store + StoreHints> Ingress<S> {
         }
         let answer = match (route.mode, &self.sync_wait) {
             (AnswerMode::Sync { timeout }, Some(sync_wait)) => {
-                let worked = outlast(&**sync_wait, &verdicts, call.began + timeout).await;
+                let worked = wait_for_jobs(&**sync_wait, &verdicts, call.began + timeout).await;
                 if worked.contains(&SyncOutcome::Failed) {
                     route.record.count_refusal(Reason::WorkFailed);
                 }
@@ -403,11 +403,11 @@ impl<S: Store + StoreHints> Ingress<S> {
     }
 
     /// Uses a verified timestamp as evidence about the clock.
-    fn hear(&self, receipts: &[Receipt], signed_at: Option<Timestamp>, now: Timestamp) {
+    fn note_signed_time(&self, receipts: &[Receipt], signed_at: Option<Timestamp>, now: Timestamp) {
         let Some(signed_at) = signed_at else { return };
         let late = receipts.iter().find(|receipt| is_late(receipt));
         let Some(first) = late.or(receipts.first()) else { return };
-        self.witness(Witness {
+        self.note_evidence(ClockEvidence {
             event: first.key_hash(),
             offset_seconds: now.duration_since(signed_at).as_secs(),
             is_outside: late.is_some(),
@@ -416,9 +416,9 @@ impl<S: Store + StoreHints> Ingress<S> {
 
     /// Uses a request that was signed ahead of this clock: its signature is valid, so it is
     /// evidence too.
-    fn hear_future(&self, refusal: &Refusal, now: Timestamp) {
+    fn note_future_time(&self, refusal: &Refusal, now: Timestamp) {
         match refusal {
-            Refusal::Future { ahead_seconds } => self.witness(Witness {
+            Refusal::Future { ahead_seconds } => self.note_evidence(ClockEvidence {
                 // The event of a refused request is unknown. Its signed time identifies it instead,
                 // because every copy has the same one.
                 event: KeyHash::of(
@@ -436,33 +436,33 @@ impl<S: Store + StoreHints> Ingress<S> {
         }
     }
 
-    fn witness(&self, witness: Witness) {
+    fn note_evidence(&self, evidence: ClockEvidence) {
         // If the lock is taken, this evidence is dropped: under load there is enough other
         // evidence.
         if let Ok(mut clock) = self.clock.try_lock() {
-            clock.note(witness);
+            clock.note(evidence);
         }
     }
 
     /// Maintains limiters, log sums and the clock check, until `stop`.
-    pub async fn tend(&self, stop: CancellationToken) {
+    pub async fn maintain(&self, stop: CancellationToken) {
         let mut beats = interval(TEND_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let offset = gauge!("hapax_clock_offset_seconds");
         while stop.run_until_cancelled(beats.tick()).await.is_some() {
-            self.routes.load().tend();
+            self.routes.load().maintain();
             if let Some(keys) = &self.sender_keys {
-                keys.tend();
+                keys.maintain();
             }
             let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(seconds) = clock.offset_seconds() {
                 offset.set(seconds as f64);
             }
             if let Some(alarm) = clock.alarm((self.now)()) {
-                say_alarm(alarm);
+                log_clock_alarm(alarm);
             }
         }
-        self.routes.load().tend();
+        self.routes.load().maintain();
     }
 
     /// Waits for commits whose clients have hung up. Call it after serving has ended.
@@ -591,14 +591,14 @@ impl From<BodyFault> for RefusedRequest<'_> {
 }
 
 /// Waits for the work on every event, no longer than `until`.
-async fn outlast(
+async fn wait_for_jobs(
     sync_wait: &dyn SyncWait,
     verdicts: &[Verdict],
     until: Instant,
 ) -> Vec<SyncOutcome> {
     let mut all = Vec::with_capacity(verdicts.len());
     for verdict in verdicts {
-        let worked = sync_wait.outlast(verdict, until.into()).await;
+        let worked = sync_wait.wait_for_jobs(verdict, until.into()).await;
         all.push(worked.unwrap_or_else(|error| {
             // The event is durable; its result is not known now.
             warn!(%error, "reading the result of an event: {error}");
@@ -610,7 +610,7 @@ async fn outlast(
 }
 
 /// Answers a request to a path that belongs to no source whose secrets are known.
-fn elsewhere(
+fn answer_unknown_path(
     routes: &Routes,
     call: &RequestContext,
     path: Option<&str>,
@@ -642,14 +642,14 @@ fn not_a_post(
         challenge.unsigned(&route.source, &parts.method, query, &parts.headers)
     });
     match reply {
-        Some(reply) => shake_hands(route, call, reply, call.after(body)),
+        Some(reply) => answer_handshake(route, call, reply, call.after(body)),
         None => refuse(route, call, Reason::Method.into(), call.after(body)),
     }
 }
 
 /// Answers a handshake and counts it. Each address gets a limited number of answers: some are
 /// signed with the source's own secret, and some reveal whether a token was guessed.
-fn shake_hands(
+fn answer_handshake(
     route: &SourceRoute,
     call: &RequestContext,
     reply: HandshakeReply,
@@ -880,7 +880,7 @@ fn note_stale_unseen(
     }
 }
 
-fn say_alarm(alarm: Alarm) {
+fn log_clock_alarm(alarm: Alarm) {
     match alarm {
         Alarm::Offset { seconds } => error!(
             offset_seconds = seconds,

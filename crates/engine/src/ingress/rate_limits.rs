@@ -79,7 +79,7 @@ impl FailureLimit {
 
     /// Forgets addresses that were quiet. The ingress calls this every second. Between two calls,
     /// each answered request adds at most one entry.
-    pub(crate) fn tend(&self) {
+    pub(crate) fn maintain(&self) {
         self.limiter.retain_recent();
         let is_crowded = self.limiter.len() >= self.addresses_max;
         if !is_crowded {
@@ -135,7 +135,7 @@ mod tests {
         for last in 0..10 {
             assert_eq!(limit.take(IpAddr::from([192, 0, 2, last])), Ok(()));
         }
-        limit.tend();
+        limit.maintain();
         for last in 100..200 {
             let _ = limit.take(IpAddr::from([192, 0, 2, last]));
         }

@@ -279,15 +279,15 @@ impl Routes {
     }
 
     /// Forgets quiet clients and logs how many lines the budget suppressed. Called every second.
-    pub(crate) fn tend(&self) {
-        self.unknown_source.say_held_back();
-        self.unavailable.values().for_each(|record| record.say_held_back());
+    pub(crate) fn maintain(&self) {
+        self.unknown_source.log_suppressed_lines();
+        self.unavailable.values().for_each(|record| record.log_suppressed_lines());
         for route in self.by_path.values() {
-            route.record.say_held_back();
+            route.record.log_suppressed_lines();
             if let Some(limit) = &route.unverified {
-                limit.tend();
+                limit.maintain();
             }
-            route.handshakes.tend();
+            route.handshakes.maintain();
         }
     }
 }
@@ -480,11 +480,11 @@ impl SourceRecord {
         &self.budgets[kind as usize]
     }
 
-    fn say_held_back(&self) {
+    fn log_suppressed_lines(&self) {
         let source = &*self.source;
         for kind in LineKind::ALL {
             let decision = kind.as_str();
-            match (self.budget(kind).take_held_back(), kind) {
+            match (self.budget(kind).take_suppressed(), kind) {
                 (0, _) => {}
                 (more, LineKind::Accepted | LineKind::Duplicate) => {
                     info!(source, decision, more, "and {more} more {decision} from {source}");

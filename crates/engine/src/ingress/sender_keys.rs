@@ -67,7 +67,7 @@ pub(crate) struct KeyUnavailable {
 
 impl KeyUnavailable {
     /// This process fetches no keys.
-    pub(crate) fn nowhere() -> Self {
+    pub(crate) fn never_fetched() -> Self {
         Self::busy("this server fetches no keys of senders")
     }
 
@@ -366,8 +366,8 @@ impl SenderKeys {
     }
 
     /// Forgets addresses that have named no unknown key for a while.
-    pub(crate) fn tend(&self) {
-        self.by_address.tend();
+    pub(crate) fn maintain(&self) {
+        self.by_address.maintain();
     }
 
     /// Waits for fetches that are under way. Each has a deadline.

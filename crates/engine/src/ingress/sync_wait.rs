@@ -28,7 +28,7 @@ pub(crate) enum SyncOutcome {
 /// on its store.
 pub(crate) trait SyncWait: Send + Sync {
     /// Waits for the jobs of the event of `verdict`, at most until `until`.
-    fn outlast<'a>(
+    fn wait_for_jobs<'a>(
         &'a self,
         verdict: &'a Verdict,
         until: Instant,
@@ -42,7 +42,7 @@ pub(crate) struct StoreSyncWait<S> {
 }
 
 impl<S: Work + Inspect> SyncWait for StoreSyncWait<S> {
-    fn outlast<'a>(
+    fn wait_for_jobs<'a>(
         &'a self,
         verdict: &'a Verdict,
         until: Instant,
@@ -70,7 +70,7 @@ impl<S: Work + Inspect> StoreSyncWait<S> {
         let mut pause = SYNC_POLL;
         loop {
             let notify = waiting.notify();
-            let EventProgress { known, failures } = self.look(verdict).await?;
+            let EventProgress { known, failures } = self.read_progress(verdict).await?;
             match known.status {
                 Status::Processed
                 | Status::Stale
@@ -102,7 +102,7 @@ impl<S: Work + Inspect> StoreSyncWait<S> {
         }
     }
 
-    async fn look(&self, verdict: &Verdict) -> Result<EventProgress, StoreError> {
+    async fn read_progress(&self, verdict: &Verdict) -> Result<EventProgress, StoreError> {
         let id = verdict.id();
         Ok(match self.store.event(&EventName::Ours(id)).await? {
             Lookup::One(event) => EventProgress {

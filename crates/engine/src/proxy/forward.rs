@@ -94,7 +94,9 @@ impl ForwarderParts {
         if wants_another_protocol(&head) {
             return Problem::Upgrade.answer(&call);
         }
-        let Ok(onward) = self.onward(&head, reserved.as_ref(), &call, body.is_end_stream()) else {
+        let Ok(onward) =
+            self.upstream_request(&head, reserved.as_ref(), &call, body.is_end_stream())
+        else {
             return Problem::Target.answer(&call);
         };
         match reserved {
@@ -104,7 +106,7 @@ impl ForwarderParts {
     }
 
     /// The request as the upstream gets it, without its body.
-    fn onward(
+    fn upstream_request(
         &self,
         head: &Parts,
         reserved: Option<&Reserved>,
@@ -116,7 +118,7 @@ impl ForwarderParts {
         *onward.uri_mut() = self.upstream.url(&head.uri)?;
         let mut headers = end_to_end(&head.headers);
         headers.remove(EXPECT);
-        join_crumbs(&mut headers);
+        join_cookies(&mut headers);
         for name in headers.keys().filter(|name| is_ours(name)).cloned().collect::<Vec<_>>() {
             headers.remove(name);
         }
@@ -296,7 +298,7 @@ fn end_to_end(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// HTTP/2 may split a cookie header into several, and many apps read only the first one.
-fn join_crumbs(headers: &mut HeaderMap) {
+fn join_cookies(headers: &mut HeaderMap) {
     let crumbs: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if crumbs.len() > 1
         && let Ok(whole) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..]))
@@ -381,10 +383,10 @@ mod tests {
                 tokio::spawn(async move { stream.read(&mut [0; 1]).await });
             }
         });
-        way_to(at)
+        forwarder_to(at)
     }
 
-    fn way_to(at: SocketAddr) -> Forwarder {
+    fn forwarder_to(at: SocketAddr) -> Forwarder {
         let upstream = Upstream::parse(&format!("http://{at}")).unwrap();
         let (outbound, lease) = (Outbound::passing_on().unwrap(), Duration::from_secs(60));
         let log = Arc::new(ProxyLog::new("api"));
@@ -430,7 +432,7 @@ mod tests {
         // The database took so long to reserve the key that the next request with the key may run
         // by now. Forwarding this request too would cause two effects.
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut way = way_to(listener.local_addr().unwrap());
+        let mut way = forwarder_to(listener.local_addr().unwrap());
         let mut request = charge(true);
         request.extensions_mut().insert(LeasedUntil(Instant::now()));
         let answer = way.call(request).await.unwrap();
@@ -449,8 +451,8 @@ mod tests {
             request.headers_mut().append(COOKIE, HeaderValue::from_static(crumb));
         }
         let (head, _) = request.into_parts();
-        let way = way_to(SocketAddr::from(([127, 0, 0, 1], 1)));
-        let onward = way.0.onward(&head, None, &unknown_call(), true).unwrap();
+        let way = forwarder_to(SocketAddr::from(([127, 0, 0, 1], 1)));
+        let onward = way.0.upstream_request(&head, None, &unknown_call(), true).unwrap();
         let sent: Vec<_> = onward.headers().get_all(COOKIE).iter().collect();
         assert_eq!(sent, ["session=1; theme=dark"]);
     }

@@ -112,10 +112,10 @@ impl ProxyLog {
         }
     }
 
-    pub(super) fn say_held_back(&self) {
+    pub(super) fn log_suppressed_lines(&self) {
         let proxy = self.proxy();
         for kind in LineKind::ALL {
-            match self.budget(kind).take_held_back() {
+            match self.budget(kind).take_suppressed() {
                 0 => {}
                 more => {
                     info!(proxy, more, "and {more} more lines of this kind at {proxy}: {kind:?}")

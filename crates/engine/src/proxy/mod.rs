@@ -229,13 +229,13 @@ impl<L: Ledger> Proxy<L> {
     }
 
     /// Logs the numbers of suppressed lines, until `stop`.
-    async fn tend(&self, stop: CancellationToken) {
+    async fn maintain(&self, stop: CancellationToken) {
         let mut beats = interval(TEND_EVERY);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while stop.run_until_cancelled(beats.tick()).await.is_some() {
-            self.log.say_held_back();
+            self.log.log_suppressed_lines();
         }
-        self.log.say_held_back();
+        self.log.log_suppressed_lines();
     }
 }
 
@@ -313,7 +313,7 @@ pub async fn serve_proxy<L: Ledger>(
     let serving = |stop| http_loop::serve(listener, None, answer, limits.clone(), stop);
     // Requests with a key whose clients were cut or hung up.
     let background =
-        Background { finish: proxy.afterwards.finish(), tend: |served| proxy.tend(served) };
+        Background { finish: proxy.afterwards.finish(), maintain: |served| proxy.maintain(served) };
     run_until_drained(serving, background, limits.drain, stop).await
 }
 

@@ -2,14 +2,14 @@
 //!
 //! One loop serves all endpoints. Each round passes the outcomes of finished attempts to the store
 //! and claims the next deliveries, in one commit ([`Outbox::exchange`]). Requests run alongside it,
-//! as many as there are slots and as the endpoint's window allows ([`bulkheads`]). [`courier`]
+//! as many as there are slots and as the endpoint's window allows ([`bulkheads`]). [`endpoint_caller`]
 //! makes the requests, and [`verdict`] reads the answers.
 //!
 //! An outcome is offered to the store until the store takes it. If the process dies before that, the
 //! attempt is repeated with the same id and the same bytes; nothing here repeats an attempt by itself.
 
 mod bulkheads;
-mod courier;
+mod endpoint_caller;
 mod endpoint_tallies;
 mod verdict;
 
@@ -35,8 +35,8 @@ use tracing::{debug, error, warn};
 use uuid::Uuid;
 
 use bulkheads::{AttemptClass, Bulkheads, is_crowded};
-use courier::Attempt;
-pub use courier::{Courier, Ping};
+use endpoint_caller::Attempt;
+pub use endpoint_caller::{EndpointCaller, Ping};
 pub use endpoint_tallies::EndpointTallies;
 
 use crate::ingress::Now;
@@ -59,7 +59,7 @@ pub struct SenderLimits {
 #[derive(Debug, Clone)]
 pub struct SenderSetup {
     /// Signs and posts.
-    pub courier: Arc<Courier>,
+    pub endpoint_caller: Arc<EndpointCaller>,
     /// The limits of attempts in flight.
     pub limits: SenderLimits,
 }
@@ -79,15 +79,15 @@ pub struct Sender<S> {
 /// A setup with the keys of its vault.
 #[derive(Debug)]
 struct ActiveSetup {
-    courier: Arc<Courier>,
+    endpoint_caller: Arc<EndpointCaller>,
     limits: SenderLimits,
     vault_keys: Arc<[KeyId]>,
 }
 
 impl From<SenderSetup> for ActiveSetup {
-    fn from(SenderSetup { courier, limits }: SenderSetup) -> Self {
-        let vault_keys = courier.vault_keys().collect();
-        Self { courier, limits, vault_keys }
+    fn from(SenderSetup { endpoint_caller, limits }: SenderSetup) -> Self {
+        let vault_keys = endpoint_caller.vault_keys().collect();
+        Self { endpoint_caller, limits, vault_keys }
     }
 }
 
@@ -249,7 +249,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
 
     /// The slots and bytes that are free: no attempt uses them, and no exchange asks for them. A
     /// claim needs a slot, and a place to wait until its endpoint may have another attempt.
-    fn room(&self) -> ClaimBudget {
+    fn free_budget(&self) -> ClaimBudget {
         let Some(limits) = self.sender.setup.load().as_ref().map(|setup| setup.limits) else {
             return ClaimBudget::default();
         };
@@ -280,7 +280,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         let begun = self.bulkheads.begin(free, is_crowded(free, slots), now);
         let count = begun.len();
         for claim in begun {
-            self.begin(&setup.courier, claim, now);
+            self.begin(&setup.endpoint_caller, claim, now);
         }
         let takes_much = self.bulkheads.waiting() * 2 > slots
             || self.bulkheads.waiting_bytes() * 2 > setup.limits.in_flight_bytes_max;
@@ -298,7 +298,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
     /// The slots and bytes that another exchange may claim: none without a free slot or free bytes,
     /// or after the stop. The bytes are shared with exchanges that may begin at the same time.
     fn asking(&self) -> ClaimBudget {
-        let ClaimBudget { slots, bytes } = self.room();
+        let ClaimBudget { slots, bytes } = self.free_budget();
         if slots == 0 || bytes == 0 || self.stop.is_cancelled() {
             return ClaimBudget::default();
         }
@@ -319,7 +319,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         }
         let asking = self.asking();
         let is_worth_it = match self.exchanges.len() {
-            0 => self.has_gathered(now) || (asking.slots > 0 && self.ask_at <= now),
+            0 => self.should_settle(now) || (asking.slots > 0 && self.ask_at <= now),
             under_way if under_way < self.sender.store.exchanges_at_once() => {
                 self.outcomes.len() >= EXCHANGE_BESIDE_MIN
             }
@@ -353,7 +353,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
     }
 
     /// Whether there are outcomes to settle and no reason to wait for more.
-    fn has_gathered(&self, now: Instant) -> bool {
+    fn should_settle(&self, now: Instant) -> bool {
         let is_over = self.gather_until.is_none_or(|until| until <= now);
         !self.outcomes.is_empty() && (is_over || self.outcomes.len() >= self.in_flight.len())
     }
@@ -380,7 +380,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         let Exchanged { settled, claims, next_due } = match answer {
             Ok(exchanged) => exchanged,
             Err(error) => {
-                self.pause.say(&error, "deliveries");
+                self.pause.log_failure(&error, "deliveries");
                 self.outcomes.splice(..0, outcomes);
                 self.pause_until = Some(now + self.pause.next());
                 return;
@@ -432,12 +432,18 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         });
     }
 
-    fn begin(&mut self, courier: &Arc<Courier>, claim: DeliveryClaim, began: Instant) {
+    fn begin(
+        &mut self,
+        endpoint_caller: &Arc<EndpointCaller>,
+        claim: DeliveryClaim,
+        began: Instant,
+    ) {
         let (endpoint, bytes) = (claim.endpoint.id, claim.body.len());
-        let (courier, sender) = (Arc::clone(courier), Arc::clone(&self.sender));
+        let (endpoint_caller, sender) = (Arc::clone(endpoint_caller), Arc::clone(&self.sender));
         let begun = self.in_flight.spawn(async move {
             failpoint!("sender.claimed");
-            let Attempt { verdict, took, is_timeout } = courier.attempt(&claim, &sender.now).await;
+            let Attempt { verdict, took, is_timeout } =
+                endpoint_caller.attempt(&claim, &sender.now).await;
             failpoint!("sender.answered");
             sender.endpoint_tallies.count(endpoint, &verdict, took, (sender.now)());
             let ending = match (&verdict, is_timeout) {

@@ -24,7 +24,7 @@ impl HandlerWorkers {
     }
 
     /// Renews the lease for as long as this future is polled.
-    pub(super) async fn keep<S: Work>(
+    pub(super) async fn keep_lease<S: Work>(
         &self,
         workers: &Workers<S>,
         claim: &Claim,
@@ -66,7 +66,7 @@ impl HandlerWorkers {
                 Ok(ended) => return ended,
                 Err(error) => error,
             };
-            pause.say(&error, "recording an attempt");
+            pause.log_failure(&error, "recording an attempt");
             if Instant::now() >= give_up {
                 return AttemptEnd::Lost;
             }
@@ -134,13 +134,13 @@ impl HandlerWorkers {
         };
         if let Some(verdict) = verdict {
             let began = now.checked_sub(took.unwrap_or_default()).unwrap_or(now);
-            self.tally.tried(&TriedJob::of(claim, verdict), began, now);
+            self.tally.count_attempt(&TriedJob::of(claim, verdict), began, now);
         }
-        self.say(claim, ended, now);
+        self.log_end(claim, ended, now);
         workers.event_waiters.notify(claim.event.id);
     }
 
-    pub(super) fn say(&self, claim: &Claim, ended: &AttemptEnd, now: Timestamp) {
+    pub(super) fn log_end(&self, claim: &Claim, ended: &AttemptEnd, now: Timestamp) {
         let (lane, event_id, attempt) = (&*self.name, &*claim.event.key.event_id, claim.attempt);
         let why = match ended {
             AttemptEnd::Done | AttemptEnd::Guarded => {

@@ -247,8 +247,8 @@ fn understood(heard: &BufferedAnswer, now: Timestamp) -> Outcome {
     }
     let No { error, retry } = No::of(heard);
     let error = match error {
-        Some(said) => format!("{}: {said}", said_no(status)),
-        None => said_no(status),
+        Some(said) => format!("{}: {said}", status_error_text(status)),
+        None => status_error_text(status),
     };
     match retry.as_deref() {
         Some("never") => failed(error, Retry::Never),
@@ -287,7 +287,7 @@ impl No {
 }
 
 /// The error text for a status that is not a success.
-pub(crate) fn said_no(status: StatusCode) -> String {
+pub(crate) fn status_error_text(status: StatusCode) -> String {
     match status.is_redirection() {
         true => format!("HTTP {}: redirects are not followed", status.as_u16()),
         false => format!("HTTP {}", status.as_u16()),

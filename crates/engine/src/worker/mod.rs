@@ -171,7 +171,7 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
         began: Timestamp,
         ended: Timestamp,
     ) {
-        self.tallies.of(source).tried(job, began, ended);
+        self.tallies.of(source).count_attempt(job, began, ended);
     }
 
     /// The handlers, as the store needs them.
@@ -258,7 +258,7 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
         let specs: Vec<HandlerSpec> =
             lanes.iter().map(|lane| lane.config.spec(&lane.handler.source)).collect();
         while let Err(error) = self.store.announce(specs.clone()).await {
-            pause.say(&error, "registering the handlers in the store");
+            pause.log_failure(&error, "registering the handlers in the store");
             sleep(pause.next()).await;
         }
     }

@@ -97,7 +97,7 @@ impl HandlerWorkers {
         let others = u32::try_from(others).expect("concurrency is a small number");
         tokio::select! {
             all = self.permits.clone().acquire_many_owned(others) => all.expect("never closed"),
-            never = self.keep(workers, claim) => match never {},
+            never = self.keep_lease(workers, claim) => match never {},
         }
     }
 
@@ -127,7 +127,7 @@ impl HandlerWorkers {
         };
         let (ended, took) = tokio::select! {
             ended = inside => ended,
-            never = self.keep(&workers, &claim) => match never {},
+            never = self.keep_lease(&workers, &claim) => match never {},
         };
         self.end(&workers, &claim, &ended, Some(took));
     }

@@ -59,7 +59,7 @@ impl<'a, S: Work> Polling<'a, S> {
                 }
             }
             Err(error) => {
-                self.pause.say(&error, &self.lane.name);
+                self.pause.log_failure(&error, &self.lane.name);
                 self.stop.run_until_cancelled(sleep(self.pause.next())).await;
             }
         }
@@ -91,7 +91,7 @@ pub(crate) struct StoreBackoff {
 }
 
 impl StoreBackoff {
-    pub(crate) fn say(&self, error: &StoreError, doing: &str) {
+    pub(crate) fn log_failure(&self, error: &StoreError, doing: &str) {
         if self.failures == 0 {
             warn!(%error, "{doing}: {error}; trying again");
         }

@@ -16,7 +16,7 @@ use serde::de::IgnoredAny;
 
 use crate::limits::CURRENT_HEADER_BYTES_MAX;
 use crate::outbound::{BufferedAnswer, Outbound};
-use crate::worker::http_handler::{failed, said_no, when_again, when_unanswered};
+use crate::worker::http_handler::{failed, status_error_text, when_again, when_unanswered};
 
 /// How a handler's objects are fetched.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Refetcher {
             .await
             .map_err(|error| no(error.to_string(), when_unanswered(&error)))?;
         if !heard.status.is_success() {
-            return Err(no(said_no(heard.status), when_again(&heard, now)));
+            return Err(no(status_error_text(heard.status), when_again(&heard, now)));
         }
         understood(&heard, body_bytes_max).map_err(|why| no(why, Retry::Schedule))
     }

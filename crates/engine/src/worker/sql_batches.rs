@@ -101,7 +101,7 @@ impl HandlerWorkers {
             // The jobs shared a transaction, so each gets an equal share of its time.
             self.counts.seconds.record_many(began.elapsed() / all as u32, all);
             let ended_at = (workers.now)();
-            ran.tried.iter().for_each(|job| self.tally.tried(job, began_at, ended_at));
+            ran.tried.iter().for_each(|job| self.tally.count_attempt(job, began_at, ended_at));
             workers.event_waiters.notify_each(&ran.events);
         }
         if ran.failed > 0 && self.lines.admit((workers.now)()) {
@@ -131,7 +131,7 @@ impl HandlerWorkers {
     ) -> Result<ClaimYield, StoreError> {
         tokio::select! {
             found = workers.isolation.alone(self.lost_ones(workers, program, lost)) => found,
-            never = self.keep(workers, lost) => match never {},
+            never = self.keep_lease(workers, lost) => match never {},
         }
     }
 

@@ -19,7 +19,7 @@ use hapax_core::store::{
 use hapax_core::vault::{SealContext, Vault, VaultKey};
 use hapax_core::{Tenant, Timestamp};
 use hapax_engine::{
-    Courier, ENDPOINT_PORTS, EndpointClient, GuardRules, HttpLimits, Sender, SenderLimits,
+    ENDPOINT_PORTS, EndpointCaller, EndpointClient, GuardRules, HttpLimits, Sender, SenderLimits,
     SenderSetup,
 };
 use hapax_sim::{Act, FaultyStore};
@@ -215,16 +215,16 @@ fn vault() -> Arc<Vault> {
 
 fn setup(slots: usize, bytes: usize) -> SenderSetup {
     SenderSetup {
-        courier: Arc::new(courier()),
+        endpoint_caller: Arc::new(endpoint_caller()),
         limits: SenderLimits { in_flight_max: slots, in_flight_bytes_max: bytes },
     }
 }
 
-/// A courier that may call endpoints on this machine.
-fn courier() -> Courier {
+/// A endpoint_caller that may call endpoints on this machine.
+fn endpoint_caller() -> EndpointCaller {
     let rules =
         GuardRules::new(vec!["127.0.0.0/8".parse().unwrap()], ENDPOINT_PORTS.to_vec(), None);
-    Courier::new(EndpointClient::new(rules).unwrap(), vault())
+    EndpointCaller::new(EndpointClient::new(rules).unwrap(), vault())
 }
 
 fn start(store: &Outbox, slots: usize, bytes: usize, drain: Duration) -> Running {
@@ -378,16 +378,16 @@ async fn an_address_that_the_receiving_party_chose_must_be_public_whatever_the_o
     store.publish(sink.at, "fine", 1, 10).await;
     let operators = store.take(1).await.remove(0);
     let receivers = DeliveryTarget { address_by: AddressChoice::Receiver, ..(*operators).clone() };
-    let courier = courier();
+    let endpoint_caller = endpoint_caller();
     let now: hapax_engine::Now = Arc::new(Timestamp::now);
-    let ping = courier.ping(&receivers, "ping_1", &now).await;
+    let ping = endpoint_caller.ping(&receivers, "ping_1", &now).await;
     assert!(
         matches!(&ping.verdict, AttemptVerdict::Failed { error, .. } if error.contains("not public")),
         "{ping:?}"
     );
     let url = operators.url.as_str();
-    assert!(courier.check(url, AddressChoice::Operator).await.is_ok());
-    assert!(courier.check(url, AddressChoice::Receiver).await.is_err());
-    let ping = courier.ping(&operators, "ping_2", &now).await;
+    assert!(endpoint_caller.check(url, AddressChoice::Operator).await.is_ok());
+    assert!(endpoint_caller.check(url, AddressChoice::Receiver).await.is_err());
+    let ping = endpoint_caller.ping(&operators, "ping_2", &now).await;
     assert!(matches!(ping.verdict, AttemptVerdict::Delivered(_)), "{ping:?}");
 }

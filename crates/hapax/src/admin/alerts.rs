@@ -158,7 +158,7 @@ pub(super) async fn reach<S: AdminStore>(admin: &Admin<S>) -> Result<AlertReach,
         (Ok(_), Some(first)) => Some(format!(
             "the endpoint {} gets no deliveries: {}",
             first.id,
-            first.trouble().unwrap_or("it is failing")
+            first.failing_reason().unwrap_or("it is failing")
         )),
     };
     Ok(AlertReach { endpoints: if problem.is_none() { active } else { 0 }, problem })

@@ -264,7 +264,7 @@ pub(super) async fn ping<S: AdminStore>(
     let record = find(&admin, &id).await?;
     let target = DeliveryTarget::of(&record);
     let message = format!("ping_{}", Uuid::now_v7().simple());
-    let ping = sending.courier.ping(&target, &message, &admin.now).await;
+    let ping = sending.endpoint_caller.ping(&target, &message, &admin.now).await;
     let (ok, answer, error) = match ping.verdict {
         AttemptVerdict::Delivered(answer) => (true, Some(answer), None),
         AttemptVerdict::Failed { error, answer, .. } => (false, answer, Some(error)),
@@ -412,7 +412,7 @@ async fn checked_url<S: AdminStore>(
     url: &str,
     by: AddressChoice,
 ) -> Result<String, Problem> {
-    match (sending(admin)?.courier.check(url, by).await, by) {
+    match (sending(admin)?.endpoint_caller.check(url, by).await, by) {
         (Ok(url), _) => Ok(url.as_str().to_owned()),
         // The error must not tell a receiving party which addresses a name has.
         (Err(UrlProblem::Blocked { .. }), AddressChoice::Receiver) => Err(Problem::bad_request(

@@ -522,8 +522,8 @@ impl AlertMonitor {
                 )),
             };
             let noted = store.note_alerts(report).await?;
-            noted.raised.iter().filter_map(content).for_each(|alert| say_begun(&alert));
-            noted.cleared.iter().filter_map(content).for_each(|alert| say_over(&alert));
+            noted.raised.iter().filter_map(content).for_each(|alert| log_raised(&alert));
+            noted.cleared.iter().filter_map(content).for_each(|alert| log_cleared(&alert));
             rows = store.alerts().await?;
         }
         // The problems that this node has just found are more recent than those in the store.
@@ -541,7 +541,7 @@ impl AlertMonitor {
         let unrecorded = std::mem::take(&mut self.kept().unrecorded);
         let found: BTreeSet<&About> = found.all().map(|finding| &finding.about).collect();
         for alert in unrecorded.into_values().filter(|alert| !found.contains(&alert.about)) {
-            say_over(&alert.shown());
+            log_cleared(&alert.shown());
         }
     }
 
@@ -556,11 +556,11 @@ impl AlertMonitor {
             let alert = Alert { about, severity, since: since.unwrap_or(now), message };
             let shown = alert.shown();
             if is_new && !known.contains(&shown.id) {
-                say_begun(&shown);
+                log_raised(&shown);
             }
             kept.unrecorded.insert(alert.about.clone(), alert);
         }
-        before.into_values().for_each(|alert| say_over(&alert.shown()));
+        before.into_values().for_each(|alert| log_cleared(&alert.shown()));
     }
 
     /// Lets the database prepare the handlers' SQL: once, and in every round while some of it fails.
@@ -725,7 +725,7 @@ fn content(alert: &ActiveAlert) -> Option<api::Alert> {
     serde_json::from_str(alert.data.as_str()).ok()
 }
 
-fn say_begun(alert: &api::Alert) {
+fn log_raised(alert: &api::Alert) {
     let api::Alert { name, source, tenant, lane, message, .. } = alert;
     match alert.severity {
         Severity::Info => tracing::info!(alert = name, source, tenant, lane, "{message}"),
@@ -734,7 +734,7 @@ fn say_begun(alert: &api::Alert) {
     }
 }
 
-fn say_over(alert: &api::Alert) {
+fn log_cleared(alert: &api::Alert) {
     let api::Alert { name, source, tenant, lane, message, .. } = alert;
     tracing::info!(alert = name, source, tenant, lane, "cleared: {message}");
 }

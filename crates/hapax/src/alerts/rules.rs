@@ -300,7 +300,7 @@ fn circuits(alerts: &Alerts, endpoint: &EndpointRecord) -> Option<Finding> {
         severity: Severity::Warning,
         message: format!(
             "deliveries to the endpoint {id} of {tenant} are held: {}. `hapax endpoints ping {id}` tries it",
-            endpoint.trouble().unwrap_or("its circuit is open")
+            endpoint.failing_reason().unwrap_or("its circuit is open")
         ),
     })
 }

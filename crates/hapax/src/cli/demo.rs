@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 use super::admin_client;
 use super::captured::SenderSecrets;
 use super::output::{self, CommandFailure, Exit};
-use super::sender::imitate;
+use super::sender::sender_like;
 use super::storm::sqlite_rows;
 
 /// The fee of each payout: 0.5 % of 10,000.
@@ -63,10 +63,10 @@ pub(super) struct Demo {
 
 impl Demo {
     pub(super) fn run(self) -> Result<Exit, CommandFailure> {
-        admin_client::run(self.tell())
+        admin_client::run(self.run_story())
     }
 
-    async fn tell(self) -> Result<Exit, CommandFailure> {
+    async fn run_story(self) -> Result<Exit, CommandFailure> {
         let folder = Folder::new()?;
         let secret = format!("whsec_{}", uuid::Uuid::now_v7().simple());
         let shape = StormSize {
@@ -175,7 +175,7 @@ impl ChargedFees {
 fn sender(to: &str, secret: &str) -> Result<Sender, CommandFailure> {
     let identity =
         SenderSecrets { secrets: vec![secret.to_owned()], secret_file: None, params: Vec::new() };
-    imitate("stripe", &identity, to)
+    sender_like("stripe", &identity, to)
 }
 
 /// A temporary directory, removed on drop.

@@ -101,13 +101,14 @@ impl Doctor {
                 if keeps_token {
                     data_dir(directory, &mut found);
                 }
-                let looked = admin_client::run(async { Ok(PgStore::look(url.expose()).await) })?;
+                let looked = admin_client::run(async { Ok(PgStore::report(url.expose()).await) })?;
                 shared_database(url, looked, &mut found);
                 let handlers = settings.as_ref().and_then(|set| set.handlers_database_url.as_ref());
                 if let Some(handlers) = handlers {
                     let (ours, theirs) = (url.expose(), handlers.expose());
-                    let looked =
-                        admin_client::run(async { Ok(PgStore::look_as(ours, theirs).await) })?;
+                    let looked = admin_client::run(async {
+                        Ok(PgStore::report_handler_role(ours, theirs).await)
+                    })?;
                     handlers_role(handlers, looked, &mut found);
                 }
             }
@@ -123,7 +124,7 @@ impl Doctor {
             handlers(checked, &mut found);
         }
         if let Some(url) = settings.as_ref().and_then(|set| set.redis_url.as_ref()) {
-            let looked = admin_client::run(async { Ok(RedisReport::look(url.expose()).await) })?;
+            let looked = admin_client::run(async { Ok(RedisReport::probe(url.expose()).await) })?;
             redis(url, looked, &mut found);
         }
         match self.access.open(&self.flags) {

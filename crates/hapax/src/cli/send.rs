@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::captured::{self, SenderSecrets};
 use super::output::{self, CommandFailure, Exit};
-use super::sender::{self, imitate};
+use super::sender::{self, sender_like};
 
 /// The most events of one run. Events are generated as they are sent, so this bounds time, not memory.
 const COUNT_MAX: u64 = 100_000_000;
@@ -22,7 +22,7 @@ const COUNT_MAX: u64 = 100_000_000;
 /// `hapax send`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Send {
-    /// The sender to imitate; `hapax providers` lists them
+    /// The sender to sender_like; `hapax providers` lists them
     provider: String,
     /// The event type, such as payout.paid [default: a common type of this sender]
     #[arg(value_name = "TYPE")]
@@ -77,7 +77,7 @@ struct SendPlan {
 
 impl SendPlan {
     fn new(flags: Send) -> Result<Self, CommandFailure> {
-        let sender = imitate(&flags.provider, &flags.identity, &flags.to)?;
+        let sender = sender_like(&flags.provider, &flags.identity, &flags.to)?;
         let sets = flags.sets.iter().map(|text| set(text)).collect::<Result<_, _>>()?;
         let run = uuid::Uuid::now_v7().simple().to_string();
         Ok(Self { flags, sender, sets, run })

@@ -16,7 +16,7 @@ use crate::config;
 const BAR_FROM: u64 = 50;
 
 /// A sender like this provider, which signs with the secrets of `identity` and posts to `to`.
-pub(super) fn imitate(
+pub(super) fn sender_like(
     provider: &str,
     identity: &SenderSecrets,
     to: &str,

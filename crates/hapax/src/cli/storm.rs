@@ -46,7 +46,7 @@ struct Flags {
     /// The endpoint under test: http://127.0.0.1:3000/webhooks/stripe
     #[arg(long, value_name = "URL")]
     to: String,
-    /// The sender to imitate; `hapax providers` lists them
+    /// The sender to sender_like; `hapax providers` lists them
     #[arg(long, value_name = "NAME")]
     provider: String,
     #[command(flatten)]
@@ -106,7 +106,7 @@ struct ShapeArgs {
 
 impl StormArgs {
     pub(super) fn run(self) -> Result<Exit, CommandFailure> {
-        let sender = sender::imitate(&self.flags.provider, &self.identity, &self.flags.to)?;
+        let sender = sender::sender_like(&self.flags.provider, &self.identity, &self.flags.to)?;
         if self.flags.shape.events.saturating_mul(self.flags.shape.copies) > REQUESTS_MAX {
             let problem = format!("that is more than {REQUESTS_MAX} requests");
             return Err(CommandFailure::usage(problem, "lower --events or --copies"));

@@ -7,7 +7,7 @@ use hapax_engine::tls::Certificate;
 
 use super::document::Section;
 use super::problem::InvalidSetting;
-use super::proxies::clash;
+use super::proxies::overlap;
 use super::reader::ConfigReader;
 use super::settings::Settings;
 use super::units;
@@ -47,7 +47,7 @@ impl ConfigReader<'_> {
         let own = [("listen", settings.listen), ("admin_listen", settings.admin_listen)];
         let own = own.into_iter().map(|(key, at)| (key.to_owned(), at));
         let proxies = proxies.iter().map(|it| (format!("proxies.{}.listen", it.name), it.listen));
-        if let Some((key, _)) = own.chain(proxies).find(|(_, other)| clash(*other, listen)) {
+        if let Some((key, _)) = own.chain(proxies).find(|(_, other)| overlap(*other, listen)) {
             let invalid = InvalidSetting::new(
                 format!("{listen} is used by `{key}` already"),
                 "give each listener its own port; port 0 picks a free one",

@@ -233,7 +233,7 @@ impl ConfigReader<'_> {
             return None;
         };
         let listen = entry.parse(units::address, &mut self.problems)?;
-        if let Some((key, _)) = taken.iter().find(|(_, other)| clash(*other, listen)) {
+        if let Some((key, _)) = taken.iter().find(|(_, other)| overlap(*other, listen)) {
             let invalid = InvalidSetting::new(
                 format!("{listen} is used by `{key}` already"),
                 "give each listener its own port; port 0 picks a free one",
@@ -380,7 +380,7 @@ fn verifies_nothing() -> InvalidSetting {
 
 /// Whether two listeners would use the same port of the same address; an unspecified address
 /// includes every other one.
-pub(super) fn clash(one: SocketAddr, other: SocketAddr) -> bool {
+pub(super) fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let anywhere = |address: SocketAddr| address.ip().is_unspecified();
     let (here, there) = (one.ip().to_canonical(), other.ip().to_canonical());
     one.port() != 0
@@ -471,7 +471,7 @@ mod tests {
         let check = |one: &str, other: &str, expected: bool| {
             let (one, other) = (one.parse().unwrap(), other.parse().unwrap());
             assert_eq!(
-                (clash(one, other), clash(other, one)),
+                (overlap(one, other), overlap(other, one)),
                 (expected, expected),
                 "{one} {other}"
             );

@@ -154,7 +154,7 @@ impl<S: Database> Hapax<S> {
             stopped,
             Arc::clone(&self.workers).run(self.drain, stopping.clone()),
             self.janitor.run(stopping.clone()),
-            self.ingress.tend(stopping.clone()),
+            self.ingress.maintain(stopping.clone()),
             async {
                 if let Some(sending) = &self.sending {
                     Arc::clone(&sending.sender).run(self.drain, stopping.clone()).await;

@@ -19,7 +19,7 @@ use hapax_core::store::{Action, Published, StoreError};
 use hapax_core::vault::{NONCE_BYTES, RepeatedKey, Vault, VaultKey};
 use hapax_core::{Tenant, Timestamp};
 use hapax_engine::{
-    Courier, CustomHeaders, ENDPOINT_PORTS, EgressProxy, GuardRules, Now, Outbound,
+    CustomHeaders, ENDPOINT_PORTS, EgressProxy, EndpointCaller, GuardRules, Now, Outbound,
     OutboundTlsError, Sender, SenderLimits, SenderSetup,
 };
 use ipnet::IpNet;
@@ -103,7 +103,7 @@ pub enum SendingSetupError {
 #[derive(Debug)]
 pub(super) struct ActiveSending<S> {
     vault: Arc<Vault>,
-    courier: Arc<Courier>,
+    endpoint_caller: Arc<EndpointCaller>,
     pub(super) sender: Arc<Sender<S>>,
 }
 
@@ -162,10 +162,11 @@ impl Sending {
         let vault = Arc::new(Vault::new(self.key, self.old)?);
         let rules = GuardRules::new(self.allow, self.ports, self.proxy);
         let client = Outbound::guarded(rules)?;
-        let courier = Arc::new(Courier::new(client, Arc::clone(&vault)));
-        let setup = SenderSetup { courier: Arc::clone(&courier), limits: self.limits };
+        let endpoint_caller = Arc::new(EndpointCaller::new(client, Arc::clone(&vault)));
+        let setup =
+            SenderSetup { endpoint_caller: Arc::clone(&endpoint_caller), limits: self.limits };
         let sender = Arc::new(Sender::new(Arc::clone(store), Arc::clone(now), Some(setup)));
-        Ok(ActiveSending { vault, courier, sender })
+        Ok(ActiveSending { vault, endpoint_caller, sender })
     }
 }
 
@@ -287,7 +288,7 @@ impl<S: Database> Hapax<S> {
         if let Some(fault) = settings_fault(&settings) {
             return Err(invalid(&fault));
         }
-        let checked = sending.courier.check(&settings.url, settings.address_by).await;
+        let checked = sending.endpoint_caller.check(&settings.url, settings.address_by).await;
         let url = checked.map_err(|error| invalid(&error))?;
         settings.url = url.as_str().to_owned();
         let pairs = headers.iter().map(|(name, value)| (&**name, &**value));

@@ -71,10 +71,10 @@ pub(crate) fn summary(event: &Event, now: Timestamp) -> String {
             format::between(first, last)
         ),
     };
-    format!("{came}; {}.", fates(event, now))
+    format!("{came}; {}.", jobs_summary(event, now))
 }
 
-fn fates(event: &Event, now: Timestamp) -> String {
+fn jobs_summary(event: &Event, now: Timestamp) -> String {
     if event.jobs.is_empty() {
         return match event.summary.status {
             Status::Review => format!("it waits for review because {}", review_reason(event)),
@@ -91,14 +91,14 @@ fn fates(event: &Event, now: Timestamp) -> String {
         };
     }
     let mut fates: Vec<_> =
-        event.jobs.iter().take(JOBS_NAMED_MAX).map(|job| fate(job, now)).collect();
+        event.jobs.iter().take(JOBS_NAMED_MAX).map(|job| job_summary(job, now)).collect();
     if let Some(more) = event.jobs.len().checked_sub(JOBS_NAMED_MAX).filter(|more| *more > 0) {
         fates.push(format::count(more as u64, "more job"));
     }
     fates.join(", ")
 }
 
-fn fate(job: &Job, now: Timestamp) -> String {
+fn job_summary(job: &Job, now: Timestamp) -> String {
     let handler = &job.handler;
     let attempts = format::count(u64::from(job.attempt), "attempt");
     let because = job.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();

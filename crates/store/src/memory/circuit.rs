@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hapax_core::Timestamp;
-use hapax_core::circuit::{TRIED_FIRST, hopeless_reason, open_reason};
+use hapax_core::circuit::{TRIED_FIRST, only_failed_reason, open_reason};
 use hapax_core::endpoint::{Disabled, DisabledBy};
 use hapax_core::rate_limit::{RELEASE_FOR, RateLimit, limit_at, next_at};
 use hapax_core::store::{AttemptVerdict, EndpointSignal};
@@ -150,7 +150,7 @@ impl StoredEndpoint {
         health.open_until = Some(later(now, health.open_for));
         self.record.failing = Some(open_reason(health.failures, error));
         if self.record.settings.auto_disable && later(since, FIVE_DAYS) <= now {
-            self.give_up(hopeless_reason(error), now);
+            self.give_up(only_failed_reason(error), now);
         }
     }
 

@@ -56,7 +56,7 @@ impl Model {
     ) {
         let stored = &self.endpoints[&at];
         let (record, after) = (&stored.record, stored.standing());
-        self.publish_own(record.subject().changed(before, after, record.trouble()), now);
+        self.publish_own(record.subject().changed(before, after, record.failing_reason()), now);
     }
 
     /// Counts a dead delivery, and publishes the count unless the last message about the endpoint is too

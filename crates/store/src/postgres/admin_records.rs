@@ -19,9 +19,9 @@ impl AdminRecords for PgStore {
     }
 
     async fn session(&self, hash: [u8; 32]) -> Result<Option<Session>, StoreError> {
-        let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
+        let mut client = self.shared.pools.admin.checkout().await.map_err(read)?;
         let sql = "SELECT token, who, expires_at FROM hapax.session WHERE hash = $1";
-        let rows = lent.query(sql, &[&&hash[..]]).await.map_err(read)?;
+        let rows = client.query(sql, &[&&hash[..]]).await.map_err(read)?;
         let session = rows.first().and_then(|row| {
             let token = row.get::<_, &[u8]>(0).try_into().ok()?;
             Some(Session { hash, token, who: row.get(1), expires_at: row.get(2) })
@@ -31,8 +31,8 @@ impl AdminRecords for PgStore {
 
     async fn end_session(&self, hash: [u8; 32]) -> Result<(), StoreError> {
         self.act(move |shared| async move {
-            let mut lent = shared.pools.admin.lend().await?;
-            lent.query("DELETE FROM hapax.session WHERE hash = $1", &[&&hash[..]]).await?;
+            let mut client = shared.pools.admin.checkout().await?;
+            client.query("DELETE FROM hapax.session WHERE hash = $1", &[&&hash[..]]).await?;
             Ok(())
         })
         .await
@@ -49,8 +49,8 @@ impl AdminRecords for PgStore {
         let limit = i64::try_from(filter.limit).unwrap_or(i64::MAX - 1) + 1;
         let sql = "SELECT entry, at, who, action, subject, status FROM hapax.audit \
                    WHERE entry < $1 AND ($2::text IS NULL OR who = $2) ORDER BY entry DESC LIMIT $3";
-        let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
-        let rows = lent.query(sql, &[&before, &filter.who, &limit]).await.map_err(read)?;
+        let mut client = self.shared.pools.admin.checkout().await.map_err(read)?;
+        let rows = client.query(sql, &[&before, &filter.who, &limit]).await.map_err(read)?;
         let more = rows.len() > filter.limit;
         let shown = &rows[..rows.len().min(filter.limit)];
         let last = shown.last().map(|row| Cursor(row.get::<_, i64>(0).unsigned_abs().into()));
@@ -66,8 +66,8 @@ impl AdminRecords for PgStore {
 }
 
 async fn open(shared: &Shared, session: &Session) -> Result<(), PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
-    lent.query(
+    let mut client = shared.pools.admin.checkout().await?;
+    client.query(
         "WITH ended AS (DELETE FROM hapax.session WHERE hash IN \
                         (SELECT hash FROM hapax.session WHERE expires_at <= coalesce($5, clock_timestamp()) LIMIT $6)) \
          INSERT INTO hapax.session (hash, token, who, expires_at) VALUES ($1, $2, $3, $4) \
@@ -92,8 +92,8 @@ async fn append(shared: &Shared, entries: &[AuditEntry]) -> Result<(), PgError> 
     let action: Vec<_> = entries.iter().map(|entry| text(&entry.action)).collect();
     let subject: Vec<_> = entries.iter().map(|entry| text(&entry.subject)).collect();
     let status: Vec<i32> = entries.iter().map(|entry| entry.status.into()).collect();
-    let mut lent = shared.pools.admin.lend().await?;
-    lent.query(
+    let mut client = shared.pools.admin.checkout().await?;
+    client.query(
         "WITH old AS (DELETE FROM hapax.audit WHERE at < $6 AND entry IN \
                       (SELECT entry FROM hapax.audit ORDER BY entry LIMIT $7)) \
          INSERT INTO hapax.audit (at, who, action, subject, status) \

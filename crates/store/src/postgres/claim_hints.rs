@@ -33,7 +33,7 @@ pub(super) struct ClaimHints {
 impl ClaimHints {
     /// Clears the hints and returns true if a full check is due. After a longer check, the next one
     /// is due later.
-    pub(super) fn looks_at_all(&mut self) -> bool {
+    pub(super) fn take_full_check(&mut self) -> bool {
         let pause = |took: Duration| took.saturating_mul(20).clamp(LOOK_AT_ALL, LOOK_AT_ALL_MAX);
         let is_due = self.all_seen.is_none_or(|(at, took)| at.elapsed() > pause(took));
         if is_due {
@@ -43,7 +43,7 @@ impl ClaimHints {
     }
 
     /// Records a full check that began at `began` and has just ended.
-    pub(super) fn looked_at_all(&mut self, began: Instant) {
+    pub(super) fn note_full_check(&mut self, began: Instant) {
         self.all_seen = Some((Instant::now(), began.elapsed()));
     }
 
@@ -54,11 +54,11 @@ impl ClaimHints {
     }
 
     /// The lanes or endpoints with a hint, sorted.
-    pub(super) fn places(&self) -> Vec<i32> {
+    pub(super) fn hinted(&self) -> Vec<i32> {
         self.places.keys().copied().collect()
     }
 
-    /// The times of the hints, in the order of [`ClaimHints::places`].
+    /// The times of the hints, in the order of [`ClaimHints::hinted`].
     pub(super) fn since(&self) -> Vec<Timestamp> {
         self.places.values().copied().collect()
     }
@@ -70,7 +70,7 @@ impl ClaimHints {
 
     /// Records how far a claim has read in each lane or endpoint, and up to which time it has ended
     /// leases. A claim of a paused handler has ended none.
-    pub(super) fn learn(
+    pub(super) fn record_claim(
         &mut self,
         places: Vec<i32>,
         until: Vec<Timestamp>,

@@ -1,5 +1,5 @@
 //! Connections: the pools and their purposes, and the errors of statements. A connection whose statement was
-//! cut off is never lent again. [`super::server`] has the URL of the server and the checks before it is used.
+//! cut off is never used again. [`super::server`] has the URL of the server and the checks before it is used.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -199,21 +199,21 @@ impl Pools {
         })
     }
 
-    /// Closes every connection, because they lead to a server that is no longer the primary. A lent
+    /// Closes every connection, because they lead to a server that is no longer the primary. A checked out
     /// connection is closed when it is returned. Statements on such connections may take long to
     /// fail, or return data that the new primary has lost.
     pub(super) fn renew(&self) {
-        for lender in self.all() {
-            // The second increment also outdates a connection that is lent in between.
-            lender.generation.fetch_add(1, Ordering::SeqCst);
-            drop(lender.pool.retain(|_, _| false));
-            lender.generation.fetch_add(1, Ordering::SeqCst);
+        for client_pool in self.all() {
+            // The second increment also outdates a connection that is checked out in between.
+            client_pool.generation.fetch_add(1, Ordering::SeqCst);
+            drop(client_pool.pool.retain(|_, _| false));
+            client_pool.generation.fetch_add(1, Ordering::SeqCst);
         }
     }
 
     pub(super) fn close(&self) {
-        for lender in self.all() {
-            lender.pool.close();
+        for client_pool in self.all() {
+            client_pool.pool.close();
         }
     }
 
@@ -244,7 +244,7 @@ pub(super) struct ClientPool {
 
 impl ClientPool {
     /// The number of connections.
-    pub(super) fn lendable(&self) -> usize {
+    pub(super) fn connections_max(&self) -> usize {
         self.pool.status().max_size
     }
 
@@ -325,30 +325,30 @@ impl ClientPool {
 
     /// A connection for exclusive use. No transaction is open on it: a connection is never returned
     /// with one, see [`PooledClient`].
-    pub(super) async fn lend(&self) -> Result<PooledClient, PgError> {
-        // The generation is read before the connection is taken: a connection that is lent during a
+    pub(super) async fn checkout(&self) -> Result<PooledClient, PgError> {
+        // The generation is read before the connection is taken: a connection that is checked out during a
         // change counts as one from before the change.
-        let lent_in = self.generation.load(Ordering::SeqCst);
+        let checked_out_in = self.generation.load(Ordering::SeqCst);
         let client = self.pool.get().await?;
-        Ok(self.lent(client, lent_in))
+        Ok(self.pooled(client, checked_out_in))
     }
 
-    /// [`Self::lend`] for callers with their own deadline: waits as long as all connections are in
+    /// [`Self::checkout`] for callers with their own deadline: waits as long as all connections are in
     /// use.
-    pub(super) async fn lend_in_turn(&self) -> Result<PooledClient, PgError> {
+    pub(super) async fn checkout_in_turn(&self) -> Result<PooledClient, PgError> {
         let patient = Timeouts { wait: None, ..self.pool.timeouts() };
-        let lent_in = self.generation.load(Ordering::SeqCst);
+        let checked_out_in = self.generation.load(Ordering::SeqCst);
         let client = self.pool.timeout_get(&patient).await?;
-        Ok(self.lent(client, lent_in))
+        Ok(self.pooled(client, checked_out_in))
     }
 
-    fn lent(&self, client: Object, lent_in: u64) -> PooledClient {
+    fn pooled(&self, client: Object, checked_out_in: u64) -> PooledClient {
         let generation = Arc::clone(&self.generation);
         PooledClient {
             client: Some(client),
             timeouts: self.timeouts,
             busy: false,
-            lent_in,
+            checked_out_in,
             generation,
         }
     }
@@ -393,8 +393,8 @@ pub(super) struct PooledClient {
     client: Option<Object>,
     timeouts: StatementTimeouts,
     busy: bool,
-    /// The generation of the pool when the connection was lent; `generation` is the current one.
-    lent_in: u64,
+    /// The generation of the pool when the connection was checked out; `generation` is the current one.
+    checked_out_in: u64,
     generation: Arc<AtomicU64>,
 }
 
@@ -412,7 +412,7 @@ impl PooledClient {
             client.query(&statement, values).await
         });
         let rows = answer.await.map_err(|_| PgError::Silent)?;
-        self.busy = rows.as_ref().is_err_and(spoils);
+        self.busy = rows.as_ref().is_err_and(breaks_connection);
         Ok(rows?)
     }
 
@@ -429,7 +429,7 @@ impl PooledClient {
             client.execute(&statement, values).await
         });
         let touched = answer.await.map_err(|_| PgError::Silent)?;
-        self.busy = touched.as_ref().is_err_and(spoils);
+        self.busy = touched.as_ref().is_err_and(breaks_connection);
         Ok(touched?)
     }
 
@@ -439,7 +439,7 @@ impl PooledClient {
         self.busy = true;
         let client = self.client.as_ref().ok_or(PgError::Gone)?;
         let done = client.batch_execute(sql).await;
-        self.busy = done.as_ref().is_err_and(spoils);
+        self.busy = done.as_ref().is_err_and(breaks_connection);
         Ok(done?)
     }
 
@@ -451,7 +451,7 @@ impl PooledClient {
     }
 
     /// Closes the connection instead of returning it: it leads to the wrong server.
-    pub(super) fn spoil(mut self) {
+    pub(super) fn close_connection(mut self) {
         self.busy = true;
     }
 
@@ -463,7 +463,7 @@ impl PooledClient {
 
 impl Drop for PooledClient {
     fn drop(&mut self) {
-        let is_outdated = self.generation.load(Ordering::SeqCst) != self.lent_in;
+        let is_outdated = self.generation.load(Ordering::SeqCst) != self.checked_out_in;
         if let Some(client) = self.client.take()
             && (self.busy || is_outdated)
         {
@@ -476,7 +476,7 @@ impl Drop for PooledClient {
 /// itself, the connection is as clean as after a success. A server that was demoted or is shutting
 /// down stays so, and its address may lead to another server by now. An internal error may come
 /// from a statement prepared with a type that no longer exists, because the schema was restored.
-fn spoils(error: &tokio_postgres::Error) -> bool {
+fn breaks_connection(error: &tokio_postgres::Error) -> bool {
     match error.code() {
         None => true,
         Some(code) => {

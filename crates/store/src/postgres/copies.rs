@@ -90,13 +90,14 @@ async fn write(shared: &Shared, copies: &[(EventId, UnwrittenCopies)]) -> Result
     let crowded: Vec<Uuid> = crowded.map(|(event, _)| event.0).collect();
     let keep = COPIES_IN_FULL as i32;
     retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
-        lent.query(
-            "SELECT hapax.count_copies($1, $2, $3, $4, $5)",
-            &[&rows, &many, &counts, &crowded, &keep],
-        )
-        .await
-        .map(drop)
+        let mut client = shared.pools.admin.checkout().await?;
+        client
+            .query(
+                "SELECT hapax.count_copies($1, $2, $3, $4, $5)",
+                &[&rows, &many, &counts, &crowded, &keep],
+            )
+            .await
+            .map(drop)
     })
     .await
 }

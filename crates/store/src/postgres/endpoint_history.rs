@@ -31,8 +31,8 @@ impl EndpointHistory for PgStore {
         let ids: Vec<Uuid> = endpoints.iter().map(|endpoint| endpoint.0).collect();
         let sql = "SELECT endpoint, start, delivered, failed, micros, tallies FROM hapax.endpoint_hour \
                    WHERE endpoint = ANY ($1) AND start >= $2";
-        let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
-        let rows = lent.query(sql, &[&ids, &hour_of(from)]).await.map_err(read)?;
+        let mut client = self.shared.pools.admin.checkout().await.map_err(read)?;
+        let rows = client.query(sql, &[&ids, &hour_of(from)]).await.map_err(read)?;
         let mut sums: BTreeMap<(EndpointId, i64), EndpointFigures> = BTreeMap::new();
         for row in rows {
             let number = |at: usize| row.get::<_, i64>(at).unsigned_abs();
@@ -57,9 +57,9 @@ impl EndpointHistory for PgStore {
 /// A node writes only rows of its own. Old rows that another node deletes are skipped.
 async fn write(shared: &Shared, node: Uuid, counts: &[EndpointHour]) -> Result<(), PgError> {
     let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     for EndpointHour { endpoint, at, figures } in counts {
-        lent.query(
+        client.query(
             "INSERT INTO hapax.endpoint_hour (endpoint, start, node, delivered, failed, micros, tallies) \
              VALUES ($1, $2, $3, $4, $5, $6, $7) \
              ON CONFLICT (endpoint, start, node) DO UPDATE SET delivered = excluded.delivered, \
@@ -78,12 +78,13 @@ async fn write(shared: &Shared, node: Uuid, counts: &[EndpointHour]) -> Result<(
     }
     let now = shared.now().unwrap_or_else(Timestamp::now).as_second();
     let most = i64::try_from(MERGED_MAX).unwrap_or(i64::MAX);
-    lent.query(
-        "DELETE FROM hapax.endpoint_hour WHERE (endpoint, start, node) IN ( \
+    client
+        .query(
+            "DELETE FROM hapax.endpoint_hour WHERE (endpoint, start, node) IN ( \
              SELECT endpoint, start, node FROM hapax.endpoint_hour \
              WHERE start < $1 ORDER BY start LIMIT $2 FOR UPDATE SKIP LOCKED)",
-        &[&(now - ENDPOINT_HOURS_KEPT), &most],
-    )
-    .await?;
+            &[&(now - ENDPOINT_HOURS_KEPT), &most],
+        )
+        .await?;
     Ok(())
 }

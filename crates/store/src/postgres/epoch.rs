@@ -87,7 +87,7 @@ impl EpochWatch {
 
     /// Records an answer. If the epoch has changed, `forget` is called before any reader sees the
     /// new epoch.
-    fn hear(&self, epoch: Epoch, cache_key: &[u8], at: Instant, forget: impl FnOnce()) {
+    fn record_answer(&self, epoch: Epoch, cache_key: &[u8], at: Instant, forget: impl FnOnce()) {
         let mut heard = self.0.write().expect("no panic happens under this lock");
         if heard.as_ref().is_some_and(|heard| heard.epoch != epoch) {
             tracing::warn!(
@@ -106,18 +106,18 @@ impl EpochWatch {
 /// Queries once, and reports the outcome to the store's health.
 pub(super) async fn ask(shared: &Shared) -> Result<(), PgError> {
     let asked = async {
-        let mut lent = shared.pools.watch.lend().await?;
+        let mut client = shared.pools.watch.checkout().await?;
         let at = Instant::now();
-        let reading = tokio::time::timeout(ANSWER_MAX, read(&mut lent));
+        let reading = tokio::time::timeout(ANSWER_MAX, read(&mut client));
         let epoch = reading.await.map_err(|_| PgError::Silent)??;
         if epoch.is_none() {
-            lent.spoil();
+            client.close_connection();
         }
         Ok::<_, PgError>((epoch, at))
     };
     match asked.await {
         Ok((Some((epoch, cache_key)), at)) => {
-            shared.epoch.hear(epoch, &cache_key, at, || shared.forget_all());
+            shared.epoch.record_answer(epoch, &cache_key, at, || shared.forget_all());
             shared.health.works();
             Ok(())
         }
@@ -154,8 +154,8 @@ pub(super) async fn watch(shared: std::sync::Arc<Shared>) {
 }
 
 /// The epoch of a primary that accepts writes; `None` from any other server.
-async fn read(lent: &mut PooledClient) -> Result<Option<(Epoch, Vec<u8>)>, PgError> {
-    let rows = lent
+async fn read(client: &mut PooledClient) -> Result<Option<(Epoch, Vec<u8>)>, PgError> {
+    let rows = client
         .query(
             "SELECT system_identifier,
                     CASE WHEN pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean
@@ -193,10 +193,10 @@ mod tests {
         // A node that is cut off from its database must not continue to answer from memory.
         let watch = EpochWatch::default();
         let long_ago = Instant::now().checked_sub(COUNTS_FOR).expect("the machine runs that long");
-        watch.hear(epoch(1), b"key", long_ago, || panic!("nothing was known before"));
+        watch.record_answer(epoch(1), b"key", long_ago, || panic!("nothing was known before"));
         assert_eq!(watch.confirmed(), None);
         assert!(watch.sealed().is_none());
-        watch.hear(epoch(1), b"key", Instant::now(), || panic!("the epoch is the same"));
+        watch.record_answer(epoch(1), b"key", Instant::now(), || panic!("the epoch is the same"));
         assert_eq!(watch.confirmed(), Some(epoch(1)));
         assert!(watch.sealed().is_some());
     }
@@ -211,11 +211,11 @@ mod tests {
             put
         };
         assert!(!put(Some(&epoch(1))) && !put(None), "nothing is known yet");
-        watch.hear(epoch(1), b"key", Instant::now(), || ());
+        watch.record_answer(epoch(1), b"key", Instant::now(), || ());
         assert!(put(Some(&epoch(1))));
         assert!(!put(None), "the epoch of that answer was not known");
         let mut forgot = false;
-        watch.hear(epoch(2), b"key", Instant::now(), || forgot = true);
+        watch.record_answer(epoch(2), b"key", Instant::now(), || forgot = true);
         assert!(forgot);
         assert!(put(Some(&epoch(2))));
         assert!(!put(Some(&epoch(1))));
@@ -227,7 +227,7 @@ mod tests {
         let sealed_in = |epochs: &[&Epoch]| {
             let watch = EpochWatch::default();
             for epoch in epochs {
-                watch.hear((*epoch).clone(), b"key", Instant::now(), || ());
+                watch.record_answer((*epoch).clone(), b"key", Instant::now(), || ());
             }
             watch.sealed().expect("just heard").1
         };

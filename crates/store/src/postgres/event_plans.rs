@@ -38,9 +38,9 @@ pub(super) async fn count(
     instant: Timestamp,
 ) -> Result<u64, PgError> {
     let (mut after, mut total) = (before_first(work), 0);
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     loop {
-        let scan = scan(&mut lent, work, instant, after, PLAN_SCAN).await?;
+        let scan = scan(&mut client, work, instant, after, PLAN_SCAN).await?;
         total += scan.rows.len() as u64;
         if scan.is_last {
             return Ok(total);
@@ -57,8 +57,8 @@ pub(super) async fn slice(
     count: usize,
 ) -> Result<EventSlice, PgError> {
     let PlanWork::Events(work) = &plan.work else { return Err(PgError::Gone) };
-    let mut lent = shared.pools.admin.lend().await?;
-    let mut scan = scan(&mut lent, work, plan.created_at, after, count).await?;
+    let mut client = shared.pools.admin.checkout().await?;
+    let mut scan = scan(&mut client, work, plan.created_at, after, count).await?;
     let mut bodies = HashMap::new();
     if work.act.writes_jobs() {
         let mut bytes = 0;
@@ -71,7 +71,7 @@ pub(super) async fn slice(
         scan.cut(fit);
         let ids: Vec<Uuid> = scan.rows.iter().map(|row| row.get(0)).collect();
         let sql = "SELECT b.id, b.body FROM hapax.body b WHERE b.id = ANY ($1)";
-        let rows = lent.query(sql, &[&ids]).await?;
+        let rows = client.query(sql, &[&ids]).await?;
         let body = |row: &Row| (row.get::<_, Uuid>(0), Bytes::copy_from_slice(row.get(1)));
         bodies = rows.iter().map(body).collect();
     }
@@ -111,7 +111,7 @@ impl EventScan {
 }
 
 async fn scan(
-    lent: &mut PooledClient,
+    client: &mut PooledClient,
     work: &EventPlan,
     instant: Timestamp,
     after: Uuid,
@@ -121,7 +121,8 @@ async fn scan(
     let most = if work.filter.text.is_some() { PLAN_SEARCH } else { PLAN_SCAN };
     let until = work.until(instant);
     let limit = i64::try_from(most).unwrap_or(i64::MAX);
-    let found = lent.query(candidates(work.filter.status), &[&after, &past(until), &limit]).await?;
+    let found =
+        client.query(candidates(work.filter.status), &[&after, &past(until), &limit]).await?;
     let ids: Vec<Uuid> = found.iter().map(|row| row.get(0)).collect();
     let is_last = ids.len() < most;
     let Some(through) = ids.last().copied() else {
@@ -156,7 +157,7 @@ async fn scan(
     }
     // Reads one event more than may be taken, to know whether more follow.
     let tail = format!("ORDER BY e.id LIMIT {}", count.saturating_add(1));
-    let rows = asked.query(lent, PLANNED, &tail).await?;
+    let rows = asked.query(client, PLANNED, &tail).await?;
     let mut scan = EventScan { rows, through, is_last };
     scan.cut(count);
     Ok(scan)
@@ -204,15 +205,15 @@ fn candidates(status: Option<Status>) -> &'static str {
 /// Takes a slice: see [`hapax_core::store::Plans::take_slice`].
 pub(super) async fn take(shared: &Shared, slice: &EventSlice) -> Result<Held, PgError> {
     let EventSlice { plan, work, events, span } = slice;
-    let mut lent = shared.pools.work.lend().await?;
+    let mut client = shared.pools.work.checkout().await?;
     let (mut columns, mut counts) = (JobColumns::default(), Vec::with_capacity(events.len()));
     for PlannedEvent { tenant, source, jobs, .. } in events {
-        columns.add(shared, &mut lent, tenant, source, jobs).await?;
+        columns.add(shared, &mut client, tenant, source, jobs).await?;
         counts.push(count_of(jobs));
     }
     let ids: Vec<Uuid> = events.iter().map(|event| event.id.0).collect();
     let force = matches!(work.act, EventAct::Replay { force: true });
-    let rows = lent
+    let rows = client
         .query(
             "SELECT held, changed FROM hapax.take_slice(\
                  $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
@@ -236,7 +237,7 @@ pub(super) async fn take(shared: &Shared, slice: &EventSlice) -> Result<Held, Pg
         .await?;
     let row = only(&rows)?;
     let changed: Vec<Uuid> = row.get(1);
-    shared.unlearn(&changed.into_iter().map(hash_of).collect::<Vec<_>>());
+    shared.remove_from_caches(&changed.into_iter().map(hash_of).collect::<Vec<_>>());
     Ok(if row.get(0) { Held::Kept } else { Held::Lost })
 }
 

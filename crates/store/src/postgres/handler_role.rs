@@ -8,7 +8,7 @@ const WHERE: &str = "SELECT current_user::text, \
                      (SELECT oid::text FROM pg_database WHERE datname = current_database()) \
                      || ' ' || pg_postmaster_start_time()::text";
 
-/// The role that handlers work as, as [`super::PgStore::look_as`] found it.
+/// The role that handlers work as, as [`super::PgStore::report_handler_role`] found it.
 #[derive(Debug)]
 pub struct HandlerRoleReport {
     /// Its name.
@@ -17,17 +17,17 @@ pub struct HandlerRoleReport {
     pub owns_ours: bool,
 }
 
-pub(super) async fn look(pools: &Pools) -> Result<HandlerRoleReport, PgOpenError> {
+pub(super) async fn report(pools: &Pools) -> Result<HandlerRoleReport, PgOpenError> {
     let role = same_database(pools).await?.0;
     let ask = "SELECT coalesce(bool_or(has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE')), false) \
                FROM pg_class c WHERE c.relnamespace = to_regnamespace('hapax') \
                AND c.relkind IN ('r', 'p')";
     let asked = async {
-        let mut lent = pools.handlers.lend().await?;
-        let rows = lent.query(ask, &[]).await?;
+        let mut client = pools.handlers.checkout().await?;
+        let rows = client.query(ask, &[]).await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     };
-    Ok(HandlerRoleReport { role, owns_ours: asked.await.map_err(trouble)? })
+    Ok(HandlerRoleReport { role, owns_ours: asked.await.map_err(open_error)? })
 }
 
 /// Checks that handlers' connections lead to the same database, and grants their role the rights
@@ -42,10 +42,10 @@ pub(super) async fn admit(pools: &Pools) -> Result<(), PgOpenError> {
         return Ok(());
     }
     let granted = async {
-        let mut lent = pools.admin.lend().await?;
-        lent.query("SELECT hapax.admit_handlers($1)", &[&role]).await
+        let mut client = pools.admin.checkout().await?;
+        client.query("SELECT hapax.admit_handlers($1)", &[&role]).await
     };
-    granted.await.map(drop).map_err(trouble)
+    granted.await.map(drop).map_err(open_error)
 }
 
 /// The role of handlers and ours, if both are in one database.
@@ -60,16 +60,16 @@ async fn same_database(pools: &Pools) -> Result<(String, String), PgOpenError> {
     Err(PgOpenError::Handlers(why.to_owned()))
 }
 
-async fn place_of(lender: &ClientPool) -> Result<(String, String), PgOpenError> {
+async fn place_of(client_pool: &ClientPool) -> Result<(String, String), PgOpenError> {
     let asked = async {
-        let mut lent = lender.lend().await?;
-        let rows = lent.query(WHERE, &[]).await?;
+        let mut client = client_pool.checkout().await?;
+        let rows = client.query(WHERE, &[]).await?;
         let row = rows.first().ok_or(PgError::Gone)?;
         Ok((row.get(0), row.get(1)))
     };
-    asked.await.map_err(trouble)
+    asked.await.map_err(open_error)
 }
 
-fn trouble(error: PgError) -> PgOpenError {
+fn open_error(error: PgError) -> PgOpenError {
     PgOpenError::Handlers(error.to_string())
 }

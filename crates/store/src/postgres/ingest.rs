@@ -223,7 +223,7 @@ async fn ask_once(
     way: IngestStatement,
     items: &[(usize, usize, &PendingReceipt<'_>)],
 ) -> Result<RowVerdicts, PgError> {
-    let mut lent = shared.pools.ingest.lend().await?;
+    let mut client = shared.pools.ingest.checkout().await?;
     let mut rows = Rows::default();
     let mut places = Vec::with_capacity(items.len());
     let mut row_verdicts = RowVerdicts::new();
@@ -235,12 +235,12 @@ async fn ask_once(
             continue;
         }
         let key = item.receipt.key();
-        shared.names.pair(&mut lent, &(key.tenant.clone(), key.source.clone())).await?;
+        shared.names.pair(&mut client, &(key.tenant.clone(), key.source.clone())).await?;
         let mut lanes = Vec::with_capacity(item.jobs.len());
         for job in item.jobs {
             let (tenant, source) = (key.tenant.clone(), key.source.clone());
             let name = LaneName { tenant, source, handler: job.handler.clone() };
-            lanes.push(shared.names.lane(&mut lent, &name).await?);
+            lanes.push(shared.names.lane(&mut client, &name).await?);
         }
         rows.push(item, &lanes);
         if way == IngestStatement::Long {
@@ -250,7 +250,7 @@ async fn ask_once(
     }
     match way {
         IngestStatement::Short => {
-            let accepted = rows.insert(&mut lent, shared.now()).await?;
+            let accepted = rows.insert(&mut client, shared.now()).await?;
             for (request, at, id) in places {
                 let new = accepted.contains(&id.0);
                 row_verdicts.insert(
@@ -260,7 +260,7 @@ async fn ask_once(
             }
         }
         IngestStatement::Long => {
-            for (row, one) in rows.ingest(&mut lent, shared.now()).await? {
+            for (row, one) in rows.ingest(&mut client, shared.now()).await? {
                 let (request, at, _) = *places.get(row).ok_or(PgError::Gone)?;
                 row_verdicts.insert((request, at), one);
             }
@@ -470,8 +470,8 @@ impl<'a> VerdictReader<'a> {
             ),
             LookupBy::Id => concat!(include_str!("sql/known.sql"), "WHERE e.id = ANY ($1)"),
         };
-        let mut lent = self.shared.pools.ingest.lend().await?;
-        let rows = lent.query(known, &[&names]).await?;
+        let mut client = self.shared.pools.ingest.checkout().await?;
+        let rows = client.query(known, &[&names]).await?;
         Ok(rows
             .iter()
             .map(|row| {

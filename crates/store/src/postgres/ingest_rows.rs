@@ -190,7 +190,7 @@ impl<'a> Rows<'a> {
     /// Runs the single statement; returns the ids of new events.
     pub(super) async fn insert(
         &self,
-        lent: &mut PooledClient,
+        client: &mut PooledClient,
         now: Option<Timestamp>,
     ) -> Result<HashSet<Uuid>, PgError> {
         const EVENTS: &str =
@@ -204,9 +204,9 @@ impl<'a> Rows<'a> {
             return Ok(HashSet::new());
         }
         let rows = if self.promised.is_empty() {
-            lent.query(EVENTS, &[&self.arrived, &now]).await?
+            client.query(EVENTS, &[&self.arrived, &now]).await?
         } else {
-            lent.query(EVENTS_AND_JOBS, &[&self.arrived, &now, &self.promised]).await?
+            client.query(EVENTS_AND_JOBS, &[&self.arrived, &now, &self.promised]).await?
         };
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
@@ -214,11 +214,11 @@ impl<'a> Rows<'a> {
     /// Calls the function, which needs a doubt for each row. Returns each row with its verdict.
     pub(super) async fn ingest(
         &self,
-        lent: &mut PooledClient,
+        client: &mut PooledClient,
         now: Option<Timestamp>,
     ) -> Result<Vec<(usize, RowVerdict)>, PgError> {
         let conflicts_max = CONFLICTS_IN_FULL as i64;
-        let rows = lent
+        let rows = client
             .query(
                 "SELECT row_number, verdict, id FROM hapax.ingest($1, $2, $3, $4, $5)",
                 &[&self.arrived, &self.doubts, &self.promised, &conflicts_max, &now],

@@ -74,8 +74,8 @@ async fn announce_one(shared: &Shared, spec: &HandlerSpec) -> Result<i32, PgErro
         WorkLocation::Called => 1,
         WorkLocation::Pulled => 2,
     };
-    let mut lent = shared.pools.work.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.work.checkout().await?;
+    let rows = client
         .query(
             "SELECT hapax.announce($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
             &[
@@ -154,10 +154,10 @@ async fn claim_once(
     let limit = i32::try_from(ask.limit).unwrap_or(i32::MAX);
     let began = Instant::now();
     let mut turn = handler.turn();
-    let all = turn.hints.looks_at_all();
+    let all = turn.hints.take_full_check();
     let worker = row::text(&ask.worker);
-    let mut lent = shared.pools.work.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.work.checkout().await?;
+    let rows = client
         .query(
             "SELECT * FROM hapax.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             &[
@@ -168,22 +168,22 @@ async fn claim_once(
                 &turn.lane,
                 &turn.look_lane,
                 &turn.look_resource,
-                &turn.hints.places(),
+                &turn.hints.hinted(),
                 &turn.hints.since(),
                 &turn.hints.leases(),
                 &shared.now(),
             ],
         )
         .await?;
-    drop(lent);
+    drop(client);
     let Some((summary, claimed)) = rows.split_last() else { return Ok(None) };
     turn.lane = summary.get("lane");
     turn.look_lane = summary.get("look_lane");
     turn.look_resource = summary.get("look_resource");
     let (lanes, until) = (summary.get("lanes_seen"), summary.get("seen_until"));
-    turn.hints.learn(lanes, until, summary.get("leases_until"));
+    turn.hints.record_claim(lanes, until, summary.get("leases_until"));
     if all {
-        turn.hints.looked_at_all(began);
+        turn.hints.note_full_check(began);
     }
     handler.next_turn(turn);
     let set_aside: Vec<Uuid> = summary.get("set_aside");
@@ -199,9 +199,9 @@ pub(super) async fn claimed(
     job: JobId,
     fence: Fence,
 ) -> Result<Option<(ClaimState, HandlerRef, ClaimedJob)>, PgError> {
-    let mut lent = shared.pools.work.lend().await?;
+    let mut client = shared.pools.work.checkout().await?;
     let ask = include_str!("sql/claimed.sql");
-    let rows = lent.query(ask, &[&job.0, &fence.0]).await?;
+    let rows = client.query(ask, &[&job.0, &fence.0]).await?;
     Ok(rows.first().map(|row| {
         let handler = HandlerRef {
             source: SourceName::new(row.get::<_, &str>("source")),
@@ -276,9 +276,9 @@ pub(super) async fn settle(
                 .then(|| Json(publish.iter().map(message).collect::<Vec<_>>()));
             let (status, answer) = columns_of(answer.as_ref());
             let ask = "SELECT hapax.settle($1, $2, $3, $4, $5, $6, $7)";
-            let mut lent = shared.pools.work.lend().await?;
+            let mut client = shared.pools.work.checkout().await?;
             let now = shared.now();
-            let rows = lent
+            let rows = client
                 .query(ask, &[&job.0, &fence.0, &result, &messages, &now, &status, &answer])
                 .await?;
             Ok(settlement(shared, only(&rows)?.get(0)))
@@ -307,8 +307,8 @@ async fn add_answer(
 ) -> Result<(), PgError> {
     let (status, answer) = columns_of(answer);
     let ask = "SELECT hapax.settle($1, $2, NULL, NULL, $3, $4, $5)";
-    let mut lent = shared.pools.work.lend().await?;
-    lent.query(ask, &[&job.0, &fence.0, &shared.now(), &status, &answer]).await?;
+    let mut client = shared.pools.work.checkout().await?;
+    client.query(ask, &[&job.0, &fence.0, &shared.now(), &status, &answer]).await?;
     Ok(())
 }
 
@@ -343,14 +343,14 @@ pub(super) async fn fail(
     let (status, answer) = columns_of(answer);
     let (how, wait) = retry_columns(retry);
     let error = shortened(error, ERROR_CHARS_MAX);
-    let mut lent = shared.pools.work.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.work.checkout().await?;
+    let rows = client
         .query(
             "SELECT hapax.failed($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             &[&job.0, &fence.0, &error, &how, &wait, &dice(), &shared.now(), &status, &answer],
         )
         .await?;
-    drop(lent);
+    drop(client);
     match settlement(shared, only(&rows)?.get(0)) {
         Settlement::Lost if is_done_under(shared, job, fence).await? => Ok(Settlement::AlreadyDone),
         settlement => Ok(settlement),
@@ -373,15 +373,15 @@ pub(super) fn retry_columns(retry: Retry) -> (i32, i64) {
 pub(super) async fn give_back(shared: &Shared, claims: &[(JobId, Fence)]) -> Result<(), PgError> {
     let jobs: Vec<Uuid> = claims.iter().map(|(job, _)| job.0).collect();
     let fences: Vec<i64> = claims.iter().map(|(_, fence)| fence.0).collect();
-    let mut lent = shared.pools.work.lend().await?;
-    lent.query("SELECT hapax.give_back($1, $2, $3)", &[&jobs, &fences, &shared.now()]).await?;
+    let mut client = shared.pools.work.checkout().await?;
+    client.query("SELECT hapax.give_back($1, $2, $3)", &[&jobs, &fences, &shared.now()]).await?;
     Ok(())
 }
 
 /// Whether a job is done.
 pub(super) async fn is_done(shared: &Shared, job: JobId) -> Result<bool, PgError> {
-    let mut lent = shared.pools.work.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.work.checkout().await?;
+    let rows = client
         .query("SELECT state = hapax.job_state('done') FROM hapax.job WHERE job = $1", &[&job.0])
         .await?;
     Ok(rows.first().is_some_and(|row| row.get(0)))
@@ -393,10 +393,10 @@ pub(super) async fn is_done_under(
     job: JobId,
     fence: Fence,
 ) -> Result<bool, PgError> {
-    let mut lent = shared.pools.work.lend().await?;
+    let mut client = shared.pools.work.checkout().await?;
     let ask = "SELECT state = hapax.job_state('done') AND fence = $2 \
                FROM hapax.job WHERE job = $1";
-    let rows = lent.query(ask, &[&job.0, &fence.0]).await?;
+    let rows = client.query(ask, &[&job.0, &fence.0]).await?;
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 
@@ -406,12 +406,13 @@ pub(super) async fn next_due(
     handler: &HandlerRef,
 ) -> Result<Option<Timestamp>, PgError> {
     let Some(handler) = shared.handlers.get(handler) else { return Ok(None) };
-    let mut lent = shared.pools.work.lend().await?;
+    let mut client = shared.pools.work.checkout().await?;
     let hints = handler.turn().hints;
     let ask = "SELECT hapax.next_due($1, $2, $3, $4, $5)";
-    let (lanes, since) = (hints.places(), hints.since());
-    let rows =
-        lent.query(ask, &[&handler.number, &lanes, &since, &hints.leases(), &shared.now()]).await?;
+    let (lanes, since) = (hints.hinted(), hints.since());
+    let rows = client
+        .query(ask, &[&handler.number, &lanes, &since, &hints.leases(), &shared.now()])
+        .await?;
     Ok(only(&rows)?.get(0))
 }
 

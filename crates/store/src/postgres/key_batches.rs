@@ -46,7 +46,7 @@ impl PendingAct {
 
     /// The order in which a batch locks rows: answers first, then reservations, and both in the
     /// order of their keys.
-    fn place(&self) -> (bool, &str, &str) {
+    fn row_key(&self) -> (bool, &str, &str) {
         match self {
             Self::Finish(reserved, ..) => (false, reserved.scope.as_str(), reserved.key.as_str()),
             Self::Reserve(ask, _) => (true, ask.scope.as_str(), ask.key.as_str()),
@@ -236,7 +236,7 @@ async fn keep_committing(shared: Arc<Shared>) {
 /// Commits a batch, or each act alone if the database refuses the batch.
 async fn commit(shared: &Arc<Shared>, mut batch: Vec<PendingAct>) {
     // The sort is stable: of two acts on one key, the first is decided first.
-    batch.sort_by(|one, other| one.place().cmp(&other.place()));
+    batch.sort_by(|one, other| one.row_key().cmp(&other.row_key()));
     failpoint!("idem.before_commit");
     match retried(|| write(shared, &batch)).await {
         Ok(outcomes) => {
@@ -314,8 +314,8 @@ async fn write(shared: &Shared, batch: &[PendingAct]) -> Result<Vec<ActOutcome>,
     let instead = AnswerRow::instead(&not_kept);
     let lock_ms = i32::try_from(KEY_BATCH_LOCK_MAX.as_millis()).unwrap_or(i32::MAX);
     let (bytes_max, now) = (BATCH_BYTES_MAX as i64, shared.now());
-    let mut lent = shared.pools.ledger.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.ledger.checkout().await?;
+    let rows = client
         .query(
             "SELECT n, kept, outcome, fence, attempt, remaining_us, status, headers, body \
              FROM hapax.batch_keys($1, $2, $3, $4, $5, $6) ORDER BY n",

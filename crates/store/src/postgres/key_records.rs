@@ -16,7 +16,7 @@ impl KeyRecords for PgStore {
 
     async fn delete_key(&self, name: KeyPosition) -> Result<KeyDeleted, StoreError> {
         self.act(|shared| async move {
-            let mut lent = shared.pools.admin.lend().await?;
+            let mut client = shared.pools.admin.checkout().await?;
             // A row that a user's open transaction holds is skipped instead of waited for.
             let sql = "WITH free AS MATERIALIZED ( \
                            SELECT scope, key FROM hapax.reservation \
@@ -28,7 +28,7 @@ impl KeyRecords for PgStore {
                            WHERE r.scope = free.scope AND r.key = free.key RETURNING 1) \
                        SELECT (SELECT count(*) FROM gone), \
                               (SELECT count(*) FROM hapax.reservation WHERE scope = $1 AND key = $2)";
-            let rows = lent.query(sql, &[&name.scope, &name.key, &shared.now()]).await?;
+            let rows = client.query(sql, &[&name.scope, &name.key, &shared.now()]).await?;
             let (deleted, known): (i64, i64) =
                 rows.first().map_or((0, 0), |row| (row.get(0), row.get(1)));
             Ok(match (deleted, known) {
@@ -46,7 +46,7 @@ impl PgStore {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX - 1);
         let scanned = number(filter.read_max());
         let (scope, key) = filter.begins_after();
-        let mut lent = self.shared.pools.admin.lend().await?;
+        let mut client = self.shared.pools.admin.checkout().await?;
         let sql = "WITH scanned AS MATERIALIZED ( \
                        SELECT scope, key, attempt, leased_until, expires_at, status, bytes \
                        FROM hapax.reservation WHERE (scope, key) > ($1, $2) \
@@ -56,14 +56,14 @@ impl PgStore {
                    ORDER BY scope, key LIMIT $6";
         let most = number(filter.limit) + 1;
         let rows =
-            lent.query(sql, &[&scope, &key, &scanned, &filter.scope, &filter.key, &most]).await?;
+            client.query(sql, &[&scope, &key, &scanned, &filter.scope, &filter.key, &most]).await?;
         let items: Vec<_> = rows.iter().take(filter.limit).map(record).collect();
         let next = if rows.len() > filter.limit {
             items.last().map(|it| KeyPosition { scope: it.scope.clone(), key: it.key.clone() })
         } else if filter.is_selective() {
             let sql = "SELECT scope, key FROM hapax.reservation WHERE (scope, key) > ($1, $2) \
                        ORDER BY scope, key LIMIT 1 OFFSET $3";
-            let last = lent.query(sql, &[&scope, &key, &(scanned - 1)]).await?;
+            let last = client.query(sql, &[&scope, &key, &(scanned - 1)]).await?;
             last.first().map(|row| KeyPosition { scope: row.get(0), key: row.get(1) })
         } else {
             None

@@ -35,13 +35,13 @@ impl LaneIds {
     /// The lane, which is created if it does not exist.
     pub(super) async fn lane(
         &self,
-        lent: &mut PooledClient,
+        client: &mut PooledClient,
         name: &LaneName,
     ) -> Result<LaneAt, PgError> {
         if let Some(lane) = self.known(name) {
             return Ok(lane);
         }
-        let rows = lent
+        let rows = client
             .query(
                 "SELECT handler, lane FROM hapax.lane_of($1, $2, $3)",
                 &[&name.source.as_str(), &name.handler.as_str(), &name.tenant.as_str()],
@@ -61,17 +61,18 @@ impl LaneIds {
     /// Registers the pair, so that its events are found by their sender's id.
     pub(super) async fn pair(
         &self,
-        lent: &mut PooledClient,
+        client: &mut PooledClient,
         pair: &(Tenant, SourceName),
     ) -> Result<(), PgError> {
         if self.pairs.lock().expect("no panic happens under this lock").contains(pair) {
             return Ok(());
         }
-        lent.execute(
-            "INSERT INTO hapax.pair (tenant, source) VALUES ($1, $2) ON CONFLICT DO NOTHING",
-            &[&pair.0.as_str(), &pair.1.as_str()],
-        )
-        .await?;
+        client
+            .execute(
+                "INSERT INTO hapax.pair (tenant, source) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+                &[&pair.0.as_str(), &pair.1.as_str()],
+            )
+            .await?;
         self.pairs.lock().expect("no panic happens under this lock").insert(pair.clone());
         Ok(())
     }

@@ -43,8 +43,8 @@ impl Ledger for PgStore {
 pub(super) async fn reserve(shared: &Shared, ask: &ReserveAsk) -> Result<Reservation, PgError> {
     let owner = ask.quota.map(|_| ask.scope.owner().as_str());
     let (max_keys, max_bytes) = bounds(ask.quota);
-    let mut lent = shared.pools.ledger.lend().await?;
-    let rows = lent
+    let mut connection = shared.pools.ledger.checkout().await?;
+    let rows = connection
         .query(
             "SELECT outcome, fence, attempt, status, headers::text, body, \
                     (extract(epoch FROM remaining) * 1000000)::bigint AS remaining_us \
@@ -129,13 +129,13 @@ pub(super) async fn finish(
     let Reserved { scope, key, fence, .. } = reserved;
     let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
     let size = size_of(answer);
-    let mut lent = shared.pools.ledger.lend().await?;
+    let mut connection = shared.pools.ledger.checkout().await?;
     failpoint!("idem.before_commit");
     let rows = match reserved.quota {
         None => {
             let given: &[&(dyn ToSql + Sync)] =
                 &[&scope, &key, &fence.0, &status, &headers, &body, &now, &size];
-            lent.query(FINISH, given).await?
+            connection.query(FINISH, given).await?
         }
         Some(_) => {
             let owner = reserved.scope.owner().as_str();
@@ -160,7 +160,7 @@ pub(super) async fn finish(
                 &other_body,
                 &other_size,
             ];
-            lent.query(FINISH_WITHIN_QUOTA, given).await?
+            connection.query(FINISH_WITHIN_QUOTA, given).await?
         }
     };
     failpoint!("idem.after_commit");
@@ -177,16 +177,18 @@ pub(super) async fn finish_within(
     let (status, headers) = columns(answer);
     let Reserved { scope, key, fence, .. } = reserved;
     let (scope, key, body, now) = (scope.as_str(), key.as_str(), &answer.body[..], shared.now());
-    let statement =
-        client.prepare_cached(FINISH).await.map_err(|error| sql_handlers::ours(error.into()))?;
+    let statement = client
+        .prepare_cached(FINISH)
+        .await
+        .map_err(|error| sql_handlers::of_hapax(error.into()))?;
     // An app's own transaction is never refused for a quota, because its effects would be rolled
     // back.
     let size = size_of(answer);
     let rows = client
         .query(&statement, &[&scope, &key, &fence.0, &status, &headers, &body, &now, &size])
         .await
-        .map_err(|error| sql_handlers::ours(error.into()))?;
-    match only(&rows).map_err(sql_handlers::ours)?.get(0) {
+        .map_err(|error| sql_handlers::of_hapax(error.into()))?;
+    match only(&rows).map_err(sql_handlers::of_hapax)?.get(0) {
         true => Ok(()),
         false => Err(NotRun::Fence),
     }
@@ -196,9 +198,10 @@ pub(super) async fn finish_within(
 pub(super) async fn is_open(client: &Object, reserved: &Reserved) -> Result<bool, NotRun> {
     let Reserved { scope, key, fence, .. } = reserved;
     let ask = "SELECT hapax.is_reserved($1, $2, $3)";
-    let ask = client.prepare_cached(ask).await.map_err(|error| sql_handlers::ours(error.into()))?;
+    let ask =
+        client.prepare_cached(ask).await.map_err(|error| sql_handlers::of_hapax(error.into()))?;
     let row = client.query_one(&ask, &[&scope.as_str(), &key.as_str(), &fence.0]).await;
-    Ok(row.map_err(|error| sql_handlers::ours(error.into()))?.get(0))
+    Ok(row.map_err(|error| sql_handlers::of_hapax(error.into()))?.get(0))
 }
 
 /// Whether exactly this answer is stored under this fence.
@@ -211,9 +214,9 @@ pub(super) async fn is_kept(
     let Reserved { scope, key, fence, .. } = reserved;
     let ask = "SELECT FROM hapax.reservation WHERE scope = $1 AND key = $2 AND fence = $3 \
                AND status = $4 AND headers = $5 AND body = $6";
-    let mut lent = shared.pools.ledger.lend().await?;
+    let mut connection = shared.pools.ledger.checkout().await?;
     let (scope, key, body) = (scope.as_str(), key.as_str(), &answer.body[..]);
-    let rows = lent.query(ask, &[&scope, &key, &fence.0, &status, &headers, &body]).await?;
+    let rows = connection.query(ask, &[&scope, &key, &fence.0, &status, &headers, &body]).await?;
     Ok(!rows.is_empty())
 }
 
@@ -230,8 +233,8 @@ pub(super) fn columns(answer: &StoredAnswer) -> (i32, Value) {
 
 async fn abandon(shared: &Shared, reserved: &Reserved) -> Result<(), PgError> {
     let Reserved { scope, key, fence, .. } = reserved;
-    let mut lent = shared.pools.ledger.lend().await?;
+    let mut connection = shared.pools.ledger.checkout().await?;
     let ask = "SELECT hapax.abandon($1, $2, $3)";
-    lent.query(ask, &[&scope.as_str(), &key.as_str(), &fence.0]).await?;
+    connection.query(ask, &[&scope.as_str(), &key.as_str(), &fence.0]).await?;
     Ok(())
 }

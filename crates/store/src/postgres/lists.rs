@@ -107,16 +107,16 @@ pub(super) async fn events(
     shared: &Shared,
     filter: EventFilter,
 ) -> Result<Page<EventSummary>, StoreError> {
-    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
+    let mut client = shared.pools.lists.checkout().await.map_err(read)?;
     let mut page = SlicedPage::begin(filter.limit);
     let mut slices = Slices::begin(filter.bound);
     let has_exact = filter.text.as_ref().is_some_and(|text| text.is_exact());
     let before = match Parts::of(&filter) {
         Parts::Both(before) => {
             let candidates = Candidates::Exact;
-            let range = event_range(&mut lent, &filter, before).await.map_err(read)?;
+            let range = event_range(&mut client, &filter, before).await.map_err(read)?;
             let part = ListPart { filter: &filter, candidates, range, rest: false };
-            match part.read(&mut lent, &mut page, &mut slices).await.map_err(read)? {
+            match part.read(&mut client, &mut page, &mut slices).await.map_err(read)? {
                 PartEnd::Full => return Ok(page.page(None)),
                 PartEnd::Bound(at) => return Ok(page.page(Some(at))),
                 PartEnd::Rows => None,
@@ -125,10 +125,10 @@ pub(super) async fn events(
         Parts::One(before) => before,
         Parts::Rest(before) => Some(before),
     };
-    let candidates = candidates(&mut lent, &filter).await.map_err(read)?;
-    let range = event_range(&mut lent, &filter, before).await.map_err(read)?;
+    let candidates = candidates(&mut client, &filter).await.map_err(read)?;
+    let range = event_range(&mut client, &filter, before).await.map_err(read)?;
     let part = ListPart { filter: &filter, candidates, range, rest: has_exact };
-    match part.read(&mut lent, &mut page, &mut slices).await.map_err(read)? {
+    match part.read(&mut client, &mut page, &mut slices).await.map_err(read)? {
         PartEnd::Full | PartEnd::Rows => Ok(page.page(None)),
         PartEnd::Bound(at) => Ok(page.page(Some(at))),
     }
@@ -156,7 +156,7 @@ enum PartEnd {
 impl ListPart<'_> {
     async fn read(
         &self,
-        lent: &mut PooledClient,
+        client: &mut PooledClient,
         page: &mut SlicedPage<EventSummary>,
         slices: &mut Slices,
     ) -> Result<PartEnd, PgError> {
@@ -176,7 +176,7 @@ impl ListPart<'_> {
         let (low, mut before) = self.range;
         loop {
             let rows = slices.next();
-            let ids = self.candidates.read(lent, self.filter, (low, before), rows).await?;
+            let ids = self.candidates.read(client, self.filter, (low, before), rows).await?;
             let is_last = (ids.len() as i64) < rows;
             let Some(last) = ids.last().copied() else { return Ok(PartEnd::Rows) };
             let count = ids.len();
@@ -191,7 +191,7 @@ impl ListPart<'_> {
                 asked.require(status_condition(status));
             }
             let tail = format!("ORDER BY e.id DESC LIMIT {}", page.wanted());
-            let found = asked.query(lent, SUMMARY, &tail).await?;
+            let found = asked.query(client, SUMMARY, &tail).await?;
             let items = found.iter().map(|row| (cursor(row.get(0)), summary(row)));
             if page.add(items) {
                 return Ok(PartEnd::Full);
@@ -209,13 +209,13 @@ impl ListPart<'_> {
 
 /// The range of ids that a list may show. It includes its start and excludes its end.
 async fn event_range(
-    lent: &mut PooledClient,
+    client: &mut PooledClient,
     filter: &EventFilter,
     before: Option<Cursor>,
 ) -> Result<(Uuid, Uuid), PgError> {
     // Older rows belong to pruned events: they only keep the key.
     let sql = "SELECT w.id FROM hapax.body w ORDER BY w.id LIMIT 1";
-    let oldest = lent.query(sql, &[]).await?.first().map(|row| row.get(0));
+    let oldest = client.query(sql, &[]).await?.first().map(|row| row.get(0));
     let since = filter.since.map(first_id);
     let ends = [filter.until.map(past), filter.unfinished_since.map(past)];
     let cursor = before.map(|Cursor(before)| Uuid::from_u128(before));
@@ -246,23 +246,23 @@ enum Candidates {
 impl Candidates {
     async fn read(
         &self,
-        lent: &mut PooledClient,
+        client: &mut PooledClient,
         filter: &EventFilter,
         (low, before): (Uuid, Uuid),
         rows: i64,
     ) -> Result<Vec<Uuid>, PgError> {
         let found = match self {
-            Self::Rows(sql) => lent.query(sql, &[&before, &low, &rows]).await?,
+            Self::Rows(sql) => client.query(sql, &[&before, &low, &rows]).await?,
             Self::OfSource => {
                 let sql = "SELECT e.id FROM hapax.event e WHERE e.source = $4 AND e.id < $1 \
                            AND e.id >= $2 ORDER BY e.id DESC LIMIT $3";
                 let source = filter.source.as_ref().map(ToString::to_string);
-                lent.query(sql, &[&before, &low, &rows, &source]).await?
+                client.query(sql, &[&before, &low, &rows, &source]).await?
             }
             Self::Exact => {
                 let text = filter.text.clone().unwrap_or_default();
                 let named: Vec<Uuid> = text.named.iter().map(|id| id.0).collect();
-                lent.query(EXACT, &[&before, &low, &rows, &named, &hashes(&text)]).await?
+                client.query(EXACT, &[&before, &low, &rows, &named, &hashes(&text)]).await?
             }
             Self::Few(ids) => {
                 let in_range = ids.iter().filter(|id| **id < before && **id >= low);
@@ -286,7 +286,10 @@ fn jobs_in(states: &[&str]) -> String {
     named.join(", ")
 }
 
-async fn candidates(lent: &mut PooledClient, filter: &EventFilter) -> Result<Candidates, PgError> {
+async fn candidates(
+    client: &mut PooledClient,
+    filter: &EventFilter,
+) -> Result<Candidates, PgError> {
     let jobs = |condition: &str| {
         format!(
             "SELECT j.event AS id FROM hapax.job j WHERE {condition} AND j.job < $1 AND j.job >= $2 \
@@ -311,12 +314,12 @@ async fn candidates(lent: &mut PooledClient, filter: &EventFilter) -> Result<Can
         Some(Status::Review) => Candidates::Rows(or_event("review")),
         Some(Status::Discarded) => Candidates::Rows(or_event("discarded")),
         Some(Status::Failed) => Candidates::Rows(jobs(FAILED)),
-        Some(Status::Processing) => few(lent, &["leased"], &[]).await?,
-        Some(Status::Received) => few(lent, &["ready", "parked"], &[]).await?,
+        Some(Status::Processing) => few(client, &["leased"], &[]).await?,
+        Some(Status::Received) => few(client, &["ready", "parked"], &[]).await?,
         None if filter.has_copies => Candidates::Rows(COPIED.to_owned()),
         None if filter.unfinished_since.is_some() => {
             let rare = ["dead", "held", "review"];
-            few(lent, &["ready", "leased", "parked"], &rare).await?
+            few(client, &["ready", "leased", "parked"], &rare).await?
         }
         Some(Status::Processed | Status::Ignored) | None => Candidates::all(),
     };
@@ -359,7 +362,11 @@ impl Candidates {
 
 /// The events with a job in these states, if they are few enough to be sorted for a page; else all. Events
 /// with a job in one of the `rare` states, and events in review, are added if `rare` is not empty.
-async fn few(lent: &mut PooledClient, open: &[&str], rare: &[&str]) -> Result<Candidates, PgError> {
+async fn few(
+    client: &mut PooledClient,
+    open: &[&str],
+    rare: &[&str],
+) -> Result<Candidates, PgError> {
     let mut ids: Vec<Uuid> = Vec::new();
     for state in [open, rare].concat() {
         // The order is that of an index over this state, so that PostgreSQL reads this index.
@@ -374,7 +381,7 @@ async fn few(lent: &mut PooledClient, open: &[&str], rare: &[&str]) -> Result<Ca
             "SELECT j.event FROM hapax.job j WHERE j.state = {} ORDER BY {order} LIMIT {most}",
             jobs_in(&[state])
         );
-        ids.extend(lent.query(&sql, &[]).await?.iter().map(|row| row.get::<_, Uuid>(0)));
+        ids.extend(client.query(&sql, &[]).await?.iter().map(|row| row.get::<_, Uuid>(0)));
         if ids.len() > LIST_SORTED_MAX {
             return Ok(Candidates::all());
         }
@@ -386,7 +393,7 @@ async fn few(lent: &mut PooledClient, open: &[&str], rare: &[&str]) -> Result<Ca
              WHERE e.state <> 0 /* open */ AND e.state = hapax.event_state('review') \
              ORDER BY e.id LIMIT {most}"
         );
-        ids.extend(lent.query(&sql, &[]).await?.iter().map(|row| row.get::<_, Uuid>(0)));
+        ids.extend(client.query(&sql, &[]).await?.iter().map(|row| row.get::<_, Uuid>(0)));
         if ids.len() > LIST_SORTED_MAX {
             return Ok(Candidates::all());
         }
@@ -401,7 +408,7 @@ pub(super) async fn jobs(
     shared: &Shared,
     filter: JobFilter,
 ) -> Result<Page<JobDetail>, StoreError> {
-    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
+    let mut client = shared.pools.lists.checkout().await.map_err(read)?;
     let mut page = SlicedPage::begin(filter.limit);
     let mut slices = Slices::begin(filter.bound);
     let mut before = filter.before.map_or(Uuid::max(), |Cursor(before)| Uuid::from_u128(before));
@@ -421,7 +428,7 @@ pub(super) async fn jobs(
     );
     loop {
         let rows = slices.next();
-        let found = lent.query(&sql, &[&before, &rows]).await.map_err(read)?;
+        let found = client.query(&sql, &[&before, &rows]).await.map_err(read)?;
         let ids: Vec<Uuid> = found.iter().map(|row: &Row| row.get(0)).collect();
         let is_last = (ids.len() as i64) < rows;
         let Some(last) = ids.last().copied() else { return Ok(page.page(None)) };
@@ -442,7 +449,7 @@ pub(super) async fn jobs(
             asked.require(format!("j.state + 0 = {state}"));
         }
         let tail = format!("ORDER BY j.job DESC LIMIT {}", page.wanted());
-        let items = read_jobs(&mut lent, &asked, &tail).await.map_err(read)?;
+        let items = read_jobs(&mut client, &asked, &tail).await.map_err(read)?;
         let items = items.into_iter().map(|job| (Cursor(job.id.0.as_u128()), job));
         if page.add(items) || is_last {
             return Ok(page.page(None));
@@ -459,7 +466,7 @@ pub(super) async fn dead_groups(
     shared: &Shared,
     filter: JobFilter,
 ) -> Result<DeadGroups, StoreError> {
-    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
+    let mut client = shared.pools.lists.checkout().await.map_err(read)?;
     let mut slices = Slices::begin(filter.bound);
     let (mut sums, mut before) = (DeadGroupSums::default(), Uuid::max());
     let mut asked = Conditions::default();
@@ -473,7 +480,7 @@ pub(super) async fn dead_groups(
         asked.add("h.name = ?", handler.to_string());
     }
     let head = "SELECT l.lane FROM hapax.lane l JOIN hapax.handler h ON h.handler = l.handler";
-    let lanes = asked.query(&mut lent, head, "").await.map_err(read)?;
+    let lanes = asked.query(&mut client, head, "").await.map_err(read)?;
     let lanes: HashSet<i32> = lanes.iter().map(|row| row.get(0)).collect();
     let sql = format!(
         "SELECT j.job, j.lane, j.error, j.due_at FROM hapax.job j \
@@ -482,7 +489,7 @@ pub(super) async fn dead_groups(
     );
     loop {
         let rows = slices.next();
-        let found = lent.query(&sql, &[&before, &rows]).await.map_err(read)?;
+        let found = client.query(&sql, &[&before, &rows]).await.map_err(read)?;
         for row in found.iter().filter(|row| lanes.contains(&row.get(1))) {
             sums.add(row.get::<_, Option<&str>>(2).unwrap_or_default(), row.get(3));
         }
@@ -492,7 +499,7 @@ pub(super) async fn dead_groups(
         };
         before = last.get(0);
         if !slices.read(found.len()) {
-            let more = lent.query(&sql, &[&before, &1_i64]).await.map_err(read)?;
+            let more = client.query(&sql, &[&before, &1_i64]).await.map_err(read)?;
             let searched_to = (!more.is_empty()).then(|| time_of(before));
             return Ok(sums.groups(filter.limit, searched_to));
         }

@@ -131,15 +131,15 @@ pub(super) fn by_hand() -> String {
 }
 
 /// Applies every missing step, and replaces functions of a lower version.
-pub(super) async fn up(lender: &ClientPool) -> Result<(), PgOpenError> {
-    Schema::ours().up(lender).await
+pub(super) async fn up(client_pool: &ClientPool) -> Result<(), PgOpenError> {
+    Schema::ours().up(client_pool).await
 }
 
 /// Every step that this binary or the database knows, then the functions, with their version as the
 /// number.
-pub(super) async fn status(lender: &ClientPool) -> Result<Vec<MigrationStatus>, PgOpenError> {
-    let mut lent = lender.lend().await.map_err(trouble)?;
-    Ok(Schema::ours().status(found(&mut lent).await?))
+pub(super) async fn status(client_pool: &ClientPool) -> Result<Vec<MigrationStatus>, PgOpenError> {
+    let mut client = client_pool.checkout().await.map_err(open_error)?;
+    Ok(Schema::ours().status(found(&mut client).await?))
 }
 
 impl Schema {
@@ -147,30 +147,30 @@ impl Schema {
         Self { steps: STEPS.to_vec(), functions: FunctionSet::ours() }
     }
 
-    async fn up(&self, lender: &ClientPool) -> Result<(), PgOpenError> {
-        let mut lent = lender.lend().await.map_err(trouble)?;
-        if self.missing(&found(&mut lent).await?)?.is_none() {
+    async fn up(&self, client_pool: &ClientPool) -> Result<(), PgOpenError> {
+        let mut client = client_pool.checkout().await.map_err(open_error)?;
+        if self.missing(&found(&mut client).await?)?.is_none() {
             return Ok(());
         }
-        lock(&mut lent).await?;
-        let outcome = self.up_locked(&mut lent).await;
+        lock(&mut client).await?;
+        let outcome = self.up_locked(&mut client).await;
         // If the unlock fails, the lock is released with the session.
-        let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&LOCK]).await;
-        outcome.and(unlocked.map(drop).map_err(trouble))
+        let unlocked = client.query("SELECT pg_advisory_unlock($1)", &[&LOCK]).await;
+        outcome.and(unlocked.map(drop).map_err(open_error))
     }
 
-    async fn up_locked(&self, lent: &mut PooledClient) -> Result<(), PgOpenError> {
-        lent.batch(RECORD).await.map_err(trouble)?;
-        let Some(missing) = self.missing(&found(lent).await?)? else { return Ok(()) };
+    async fn up_locked(&self, client: &mut PooledClient) -> Result<(), PgOpenError> {
+        client.batch(RECORD).await.map_err(open_error)?;
+        let Some(missing) = self.missing(&found(client).await?)? else { return Ok(()) };
         for step in missing.steps {
             let (number, name) = (step.number, step.name);
             let sql = format!("{}\n;{}", step.sql, note(step));
-            apply(lent, &format!("step {number} ({name})"), &sql).await?;
+            apply(client, &format!("step {number} ({name})"), &sql).await?;
             tracing::info!(step = number, "applied migration {number} ({name}) to the database");
         }
         if let Some(functions) = missing.functions {
             let version = functions.version;
-            apply(lent, &format!("functions, version {version}"), &functions.script()).await?;
+            apply(client, &format!("functions, version {version}"), &functions.script()).await?;
             tracing::info!(version, "replaced the functions of the database by version {version}");
         }
         Ok(())
@@ -272,43 +272,46 @@ impl Schema {
 
 /// Runs the SQL in one message, and so in one transaction. The statement timeout is off, because a step may
 /// take long.
-async fn apply(lent: &mut PooledClient, what: &str, sql: &str) -> Result<(), PgOpenError> {
+async fn apply(client: &mut PooledClient, what: &str, sql: &str) -> Result<(), PgOpenError> {
     let sql = format!("SET LOCAL statement_timeout = 0;\n{sql}");
-    let applied = lent.batch(&sql).await;
-    applied.map_err(|error| PgOpenError::Migrate(format!("{what}: {}", said(&error))))
+    let applied = client.batch(&sql).await;
+    applied.map_err(|error| PgOpenError::Migrate(format!("{what}: {}", full_text(&error))))
 }
 
-async fn found(lent: &mut PooledClient) -> Result<RecordedSchema, PgOpenError> {
-    let there = async |lent: &mut PooledClient, table: &str| {
-        let rows =
-            lent.query("SELECT to_regclass($1) IS NOT NULL", &[&table]).await.map_err(trouble)?;
+async fn found(client: &mut PooledClient) -> Result<RecordedSchema, PgOpenError> {
+    let there = async |client: &mut PooledClient, table: &str| {
+        let rows = client
+            .query("SELECT to_regclass($1) IS NOT NULL", &[&table])
+            .await
+            .map_err(open_error)?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     };
-    if !there(lent, "hapax.migration").await? {
+    if !there(client, "hapax.migration").await? {
         return Ok(RecordedSchema::default());
     }
-    let rows = lent
+    let rows = client
         .query("SELECT number, name, checksum, survives FROM hapax.migration", &[])
         .await
-        .map_err(trouble)?;
+        .map_err(open_error)?;
     let read = |row: &tokio_postgres::Row| {
         (row.get(0), RecordedStep { name: row.get(1), checksum: row.get(2), survives: row.get(3) })
     };
     let steps = rows.iter().map(read).collect();
-    if !there(lent, "hapax.function_version").await? {
+    if !there(client, "hapax.function_version").await? {
         return Ok(RecordedSchema { steps, functions: None });
     }
-    let rows = lent
+    let rows = client
         .query("SELECT version, checksum FROM hapax.function_version", &[])
         .await
-        .map_err(trouble)?;
+        .map_err(open_error)?;
     Ok(RecordedSchema { steps, functions: rows.first().map(|row| (row.get(0), row.get(1))) })
 }
 
-async fn lock(lent: &mut PooledClient) -> Result<(), PgOpenError> {
+async fn lock(client: &mut PooledClient) -> Result<(), PgOpenError> {
     let began = Instant::now();
     loop {
-        let got = lent.query("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await.map_err(trouble)?;
+        let got =
+            client.query("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await.map_err(open_error)?;
         if got.first().is_some_and(|row| row.get(0)) {
             return Ok(());
         }
@@ -325,12 +328,12 @@ pub(super) fn checksum(sql: &str) -> String {
     format!("{:?}", KeyHash::of(b"migration", [sql.as_bytes()]))
 }
 
-fn trouble(error: PgError) -> PgOpenError {
-    PgOpenError::Migrate(said(&error))
+fn open_error(error: PgError) -> PgOpenError {
+    PgOpenError::Migrate(full_text(&error))
 }
 
 /// The error is shown in full: a migration contains no secret value.
-fn said(error: &PgError) -> String {
+fn full_text(error: &PgError) -> String {
     match error {
         PgError::Sql(sql) => match sql.as_db_error() {
             Some(db) => format!("{} ({})", db.message(), db.code().code()),
@@ -370,21 +373,21 @@ mod tests {
     async fn an_older_node_never_replaces_the_functions_of_a_newer_one() {
         // Nodes are replaced one by one, so an old node may start after a new one, repeatedly.
         let url = Postgres::shared().await.create_database("versions").await;
-        let lender = pool(&url);
+        let client_pool = pool(&url);
         for (starts, speaks) in [(2, 2), (1, 2), (3, 3), (2, 3), (3, 3), (1, 3)] {
-            build(starts).up(&lender).await.expect("starts");
+            build(starts).up(&client_pool).await.expect("starts");
             assert_eq!(one(&url, "SELECT hapax.spoken()::text").await, speaks.to_string());
             let recorded = "SELECT version::text FROM hapax.function_version";
             assert_eq!(one(&url, recorded).await, speaks.to_string());
         }
-        let mut lent = lender.lend().await.expect("lends");
-        let status = build(1).status(found(&mut lent).await.expect("reads"));
+        let mut client = client_pool.checkout().await.expect("lends");
+        let status = build(1).status(found(&mut client).await.expect("reads"));
         let functions = status.last().expect("functions");
         assert_eq!((functions.number, functions.applied), (3, true), "{functions:?}");
         assert_eq!(functions.refused, None);
         // The functions are also kept if the old node read the version before the newer node
         // replaced the functions.
-        let replaced = apply(&mut lent, "functions", &build(2).functions.script()).await;
+        let replaced = apply(&mut client, "functions", &build(2).functions.script()).await;
         let error = replaced.expect_err("refused").to_string();
         assert!(error.contains("version 2 or a higher one"), "{error}");
         assert_eq!(one(&url, "SELECT hapax.spoken()::text").await, "3");
@@ -394,16 +397,16 @@ mod tests {
     async fn functions_of_another_build_with_the_same_version_are_refused() {
         // Each of the two builds would treat the other's functions as its own.
         let url = Postgres::shared().await.create_database("same_version").await;
-        let lender = pool(&url);
-        build(1).up(&lender).await.expect("starts");
+        let client_pool = pool(&url);
+        build(1).up(&client_pool).await.expect("starts");
         let other = Schema { functions: FunctionSet::with(1, "-- other"), ..build(1) };
-        let refused = other.up(&lender).await.expect_err("refused").to_string();
+        let refused = other.up(&client_pool).await.expect_err("refused").to_string();
         assert!(
             refused.contains("another build") && refused.contains("empty database"),
             "{refused}"
         );
-        let mut lent = lender.lend().await.expect("lends");
-        let status = other.status(found(&mut lent).await.expect("reads"));
+        let mut client = client_pool.checkout().await.expect("lends");
+        let status = other.status(found(&mut client).await.expect("reads"));
         assert!(status.iter().any(|one| one.refused.is_some()), "{status:?}");
     }
 
@@ -412,8 +415,8 @@ mod tests {
         // CREATE OR REPLACE drops the settings of a function. Without these settings, functions
         // would scan tables. If rights were granted again, every role could complete jobs.
         let url = Postgres::shared().await.create_database("rights").await;
-        let lender = pool(&url);
-        build(1).up(&lender).await.expect("starts");
+        let client_pool = pool(&url);
+        build(1).up(&client_pool).await.expect("starts");
         let rights = "SELECT string_agg(p.oid::regprocedure || ' ' || coalesce(p.proacl::text, 'all') || \
                       ' ' || coalesce(p.proconfig::text, ''), E'\\n' ORDER BY p.oid::regprocedure::text) \
                       FROM pg_proc p WHERE p.pronamespace = 'hapax'::regnamespace";
@@ -427,7 +430,7 @@ mod tests {
         assert!(before.contains("enable_seqscan=off") && !before.contains(" all "), "{before}");
         let triggers = "SELECT count(*)::text FROM pg_trigger WHERE NOT tgisinternal";
         let triggers_before = one(&url, triggers).await;
-        build(2).up(&lender).await.expect("starts");
+        build(2).up(&client_pool).await.expect("starts");
         assert_eq!(one(&url, rights).await, before);
         assert_eq!(one(&url, triggers).await, triggers_before);
     }
@@ -437,14 +440,14 @@ mod tests {
         // A database with rows is opened by the next version, twice, then by the version before,
         // which survives the step.
         let url = Postgres::shared().await.create_database("next_step").await;
-        let lender = pool(&url);
+        let client_pool = pool(&url);
         let [baseline] = STEPS else { panic!("there is a second step: test that one") };
         let next = |sql| MigrationStep { number: 2, name: "next", sql, survives: 1 };
         let with = |step| Schema { steps: vec![baseline.clone(), step], ..build(2) };
-        build(1).up(&lender).await.expect("as it was");
+        build(1).up(&client_pool).await.expect("as it was");
         Postgres::execute_at(&url, "INSERT INTO hapax.pair VALUES ('default', 'shop')").await;
         let failing = with(next("DROP TABLE hapax.pair; SELECT 1 / 0;"));
-        failing.up(&lender).await.expect_err("fails");
+        failing.up(&client_pool).await.expect_err("fails");
         assert_eq!(one(&url, "SELECT source FROM hapax.pair").await, "shop");
         assert_eq!(one(&url, "SELECT hapax.spoken()::text").await, "1", "in order");
         let next = with(next(
@@ -453,13 +456,13 @@ mod tests {
              UPDATE hapax.pair SET seen = seen + 1;",
         ));
         for _ in 0..2 {
-            next.up(&lender).await.expect("goes forward");
+            next.up(&client_pool).await.expect("goes forward");
             assert_eq!(one(&url, "SELECT source || seen FROM hapax.pair").await, "shop1");
         }
         let guarded = "SELECT count(*)::text FROM pg_trigger WHERE tgname = 'refuse_handler' \
                        AND tgrelid = 'hapax.added'::regclass";
         assert_eq!(one(&url, guarded).await, "1", "a handler may write to it");
-        build(1).up(&lender).await.expect("survives it");
+        build(1).up(&client_pool).await.expect("survives it");
         assert_eq!(one(&url, "SELECT hapax.spoken()::text").await, "2");
     }
 }

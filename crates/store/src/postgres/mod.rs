@@ -133,7 +133,7 @@ impl fmt::Debug for PgOptions {
     }
 }
 
-/// A database as [`PgStore::look`] found it.
+/// A database as [`PgStore::report`] found it.
 #[derive(Debug)]
 pub struct PgReport {
     /// The server's version as it reports it: `17.2`.
@@ -174,7 +174,7 @@ struct Shared {
     /// Held during a flush of copies, so that there is one at a time.
     flushing: tokio::sync::Mutex<()>,
     epoch: EpochWatch,
-    broom: tokio::sync::Mutex<prune::PruneProgress>,
+    prune_progress: tokio::sync::Mutex<prune::PruneProgress>,
     health: WriteHealth,
     /// Notified when jobs were written.
     arrived: Notify,
@@ -193,7 +193,7 @@ impl PgStore {
     /// Connects, checks that the server can keep the guarantees of Hapax, and migrates the tables.
     pub async fn open(options: PgOptions) -> Result<Self, PgOpenError> {
         let target = ServerAddress::parse(&options.url)?;
-        target.look().await?;
+        target.check().await?;
         let front =
             options.redis_url.as_deref().map(|url| RedisCache::open(url, options.keys_kept));
         let front = front.transpose().map_err(|error| PgOpenError::Redis(error.to_string()))?;
@@ -221,7 +221,7 @@ impl PgStore {
             copies_full: Notify::new(),
             flushing: tokio::sync::Mutex::default(),
             epoch: EpochWatch::default(),
-            broom: tokio::sync::Mutex::default(),
+            prune_progress: tokio::sync::Mutex::default(),
             health: WriteHealth::default(),
             arrived: Notify::new(),
             tasks: TaskTracker::new(),
@@ -234,7 +234,7 @@ impl PgStore {
         key_batches::start(&shared);
         outbox::start_publishers(&shared, options.pools.publish);
         shared.tasks.spawn(epoch::watch(Arc::clone(&shared)));
-        shared.tasks.spawn(partitions::keep_ahead(Arc::clone(&shared)));
+        shared.tasks.spawn(partitions::create_partitions_ahead(Arc::clone(&shared)));
         shared.tasks.spawn(copies::keep_writing(Arc::clone(&shared)));
         Ok(Self { shared })
     }
@@ -256,10 +256,10 @@ impl PgStore {
 
     /// Facts about the database at `url` for an operator, before a server starts on it or while one
     /// runs; changes nothing.
-    pub async fn look(url: &str) -> Result<PgReport, PgOpenError> {
+    pub async fn report(url: &str) -> Result<PgReport, PgOpenError> {
         let target = ServerAddress::parse(url)?;
         let server::ServerFacts { version, is_standby, clock_apart } = target.facts().await?;
-        let unfit = target.look().await.err();
+        let unfit = target.check().await.err();
         let pools = Pools::new(&target, &target, PoolSizes::default())?;
         let steps = migrate::status(&pools.admin).await?;
         Ok(PgReport { version, is_standby, clock_apart, unfit, steps })
@@ -267,10 +267,13 @@ impl PgStore {
 
     /// Facts about the role that handlers use, for an operator, before a server starts; changes
     /// nothing. `handlers_url` must lead to the database at `url`.
-    pub async fn look_as(url: &str, handlers_url: &str) -> Result<HandlerRoleReport, PgOpenError> {
+    pub async fn report_handler_role(
+        url: &str,
+        handlers_url: &str,
+    ) -> Result<HandlerRoleReport, PgOpenError> {
         let handlers = ServerAddress::parse(handlers_url).map_err(PgOpenError::of_handlers)?;
         let pools = Pools::new(&ServerAddress::parse(url)?, &handlers, PoolSizes::default())?;
-        handler_role::look(&pools).await
+        handler_role::report(&pools).await
     }
 
     /// Prepares the statements of each program in the database at `url`, in a session like a
@@ -279,8 +282,8 @@ impl PgStore {
         url: &str,
         programs: &[Arc<SqlProgram>],
     ) -> Result<Vec<Option<String>>, PgOpenError> {
-        let lender = ClientPool::for_handlers(&ServerAddress::parse(url)?, 1)?;
-        let checked = sql_handlers::check(&lender, programs).await;
+        let client_pool = ClientPool::for_handlers(&ServerAddress::parse(url)?, 1)?;
+        let checked = sql_handlers::check(&client_pool, programs).await;
         checked.map_err(|error| PgOpenError::Connect(error.to_string()))
     }
 
@@ -293,7 +296,7 @@ impl PgStore {
     /// Migrates the tables of the database at `url`, and does nothing else.
     pub async fn migrate(url: &str) -> Result<(), PgOpenError> {
         let target = ServerAddress::parse(url)?;
-        target.look().await?;
+        target.check().await?;
         migrate::up(&Pools::new(&target, &target, PoolSizes::default())?.admin).await
     }
 
@@ -363,17 +366,17 @@ impl StoreHints for PgStore {
     async fn knows(&self, key: &EventKey) -> Result<bool, StoreError> {
         let (shared, hash) = (Arc::clone(&self.shared), row::of_hash(key.hash()));
         let look = async move {
-            let mut lent = shared.pools.admin.lend().await?;
+            let mut client = shared.pools.admin.checkout().await?;
             let sql = "SELECT EXISTS (SELECT FROM hapax.event WHERE hash = $1)";
-            let rows = lent.query(sql, &[&hash]).await?;
+            let rows = client.query(sql, &[&hash]).await?;
             Ok(rows.first().is_some_and(|row| row.get(0)))
         };
-        self.shared.to_the_end(look).await
+        self.shared.run_to_completion(look).await
     }
 
     /// The most batches of SQL at once: as many as there are connections.
     fn sql_batches_max(&self) -> usize {
-        self.shared.pools.handlers.lendable()
+        self.shared.pools.handlers.connections_max()
     }
 
     fn foreground_requests(&self) -> Option<u64> {
@@ -513,7 +516,7 @@ impl Shared {
     }
 
     /// Removes these keys from memory and Redis, because their entries are no longer valid.
-    fn unlearn(&self, keys: &[KeyHash]) {
+    fn remove_from_caches(&self, keys: &[KeyHash]) {
         keys.iter().for_each(|key| self.recent.remove(key));
         if let Some(front) = &self.front {
             front.remove(keys.iter().copied());
@@ -527,7 +530,7 @@ impl Shared {
     }
 
     /// Runs an act to its end even if its caller stops waiting.
-    async fn to_the_end<T: Send + 'static>(
+    async fn run_to_completion<T: Send + 'static>(
         &self,
         act: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {

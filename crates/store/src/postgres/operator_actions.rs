@@ -37,7 +37,7 @@ impl JobColumns {
     pub(super) async fn add(
         &mut self,
         shared: &Shared,
-        lent: &mut PooledClient,
+        client: &mut PooledClient,
         tenant: &Tenant,
         source: &SourceName,
         jobs: &[NewJob],
@@ -48,7 +48,7 @@ impl JobColumns {
                 source: source.clone(),
                 handler: job.handler.clone(),
             };
-            self.lanes.push(shared.names.lane(lent, &name).await?.lane);
+            self.lanes.push(shared.names.lane(client, &name).await?.lane);
             self.resources.push(job.place.as_ref().map(|place| text(&place.resource)));
             self.places.push(job.place.as_ref().map(|place| place.position.0));
             self.hopeless.push(job.hopeless.as_deref().map(text));
@@ -62,10 +62,10 @@ pub(super) async fn replay(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Repla
 }
 
 async fn replay_once(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Replayed>, PgError> {
-    let mut lent = shared.pools.work.lend().await?;
-    let Some(of) = FoundEvent::find(&mut lent, ask.event).await? else { return Ok(Vec::new()) };
-    let columns = of.columns(shared, &mut lent, &ask.handlers).await?;
-    let rows = lent
+    let mut client = shared.pools.work.checkout().await?;
+    let Some(of) = FoundEvent::find(&mut client, ask.event).await? else { return Ok(Vec::new()) };
+    let columns = of.columns(shared, &mut client, &ask.handlers).await?;
+    let rows = client
         .query(
             "SELECT effect FROM hapax.replay($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             &[
@@ -119,13 +119,15 @@ async fn decide_once(
     decision: ReviewAction<'_>,
     by: &Action,
 ) -> Result<Reviewed, PgError> {
-    let mut lent = shared.pools.work.lend().await?;
-    let Some(of) = FoundEvent::find(&mut lent, event).await? else { return Ok(Reviewed::Unknown) };
+    let mut client = shared.pools.work.checkout().await?;
+    let Some(of) = FoundEvent::find(&mut client, event).await? else {
+        return Ok(Reviewed::Unknown);
+    };
     let columns = match decision {
-        ReviewAction::Approve(jobs) => of.columns(shared, &mut lent, jobs).await?,
+        ReviewAction::Approve(jobs) => of.columns(shared, &mut client, jobs).await?,
         ReviewAction::Reject => JobColumns::default(),
     };
-    let rows = lent
+    let rows = client
         .query(
             "SELECT hapax.decide($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
             &[
@@ -146,7 +148,7 @@ async fn decide_once(
         of.forget(shared);
         return Ok(Reviewed::Decided);
     }
-    Ok(Reviewed::NotWaiting(status(&mut lent, event).await?))
+    Ok(Reviewed::NotWaiting(status(&mut client, event).await?))
 }
 
 pub(super) async fn discard(
@@ -156,11 +158,11 @@ pub(super) async fn discard(
     by: &Action,
 ) -> Result<Reviewed, PgError> {
     retried(|| async {
-        let mut lent = shared.pools.work.lend().await?;
-        let Some(of) = FoundEvent::find(&mut lent, event).await? else {
+        let mut client = shared.pools.work.checkout().await?;
+        let Some(of) = FoundEvent::find(&mut client, event).await? else {
             return Ok(Reviewed::Unknown);
         };
-        let rows = lent
+        let rows = client
             .query(
                 "SELECT hapax.discard($1, $2, $3, $4, $5, $6)",
                 &[
@@ -177,7 +179,7 @@ pub(super) async fn discard(
             of.forget(shared);
             return Ok(Reviewed::Decided);
         }
-        Ok(Reviewed::NotWaiting(status(&mut lent, event).await?))
+        Ok(Reviewed::NotWaiting(status(&mut client, event).await?))
     })
     .await
 }
@@ -189,7 +191,7 @@ pub(super) async fn set_paused(
     by: Option<&Action>,
 ) -> Result<PauseAnswer, PgError> {
     retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut client = shared.pools.admin.checkout().await?;
         let (source, name) = (text(handler.source.as_str()), text(handler.handler.as_str()));
         let (at, who, reason) = match by {
             Some(Action { who, reason, at }) => {
@@ -198,7 +200,7 @@ pub(super) async fn set_paused(
             None => (None, None, None),
         };
         let sql = "SELECT hapax.set_paused($1, $2, $3, $4, $5)";
-        let rows = lent.query(sql, &[&source, &name, &at, &who, &reason]).await?;
+        let rows = client.query(sql, &[&source, &name, &at, &who, &reason]).await?;
         Ok(match only(&rows)?.get::<_, Option<bool>>(0) {
             Some(true) => PauseAnswer::Changed,
             Some(false) => PauseAnswer::AlreadySo,
@@ -216,8 +218,8 @@ struct FoundEvent {
 }
 
 impl FoundEvent {
-    async fn find(lent: &mut PooledClient, event: EventId) -> Result<Option<Self>, PgError> {
-        let rows = lent
+    async fn find(client: &mut PooledClient, event: EventId) -> Result<Option<Self>, PgError> {
+        let rows = client
             .query(
                 "SELECT e.tenant, e.source, e.hash FROM hapax.event e \
                  JOIN hapax.body b ON b.id = e.id WHERE e.id = $1",
@@ -233,26 +235,26 @@ impl FoundEvent {
 
     /// Removes the event from memory and Redis.
     fn forget(&self, shared: &Shared) {
-        shared.unlearn(std::slice::from_ref(&self.hash));
+        shared.remove_from_caches(std::slice::from_ref(&self.hash));
     }
 
     /// The columns to write for these jobs.
     async fn columns(
         &self,
         shared: &Shared,
-        lent: &mut PooledClient,
+        client: &mut PooledClient,
         jobs: &[NewJob],
     ) -> Result<JobColumns, PgError> {
         let mut columns = JobColumns::default();
-        columns.add(shared, lent, &self.tenant, &self.source, jobs).await?;
+        columns.add(shared, client, &self.tenant, &self.source, jobs).await?;
         Ok(columns)
     }
 }
 
 /// The status of an event that was not in review.
-async fn status(lent: &mut PooledClient, event: EventId) -> Result<Status, PgError> {
+async fn status(client: &mut PooledClient, event: EventId) -> Result<Status, PgError> {
     let sql = concat!(include_str!("sql/known.sql"), " WHERE e.id = $1");
-    let rows = lent.query(sql, &[&event.0]).await?;
+    let rows = client.query(sql, &[&event.0]).await?;
     let row = only(&rows)?;
     Ok(EventState::new(row.get(3), row.get(4), row.get(5), row.get(6)).status)
 }

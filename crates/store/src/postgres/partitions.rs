@@ -25,7 +25,7 @@ const DAY_SECONDS: i64 = 86_400;
 const CHANGING_DAYS: i64 = 0x6861_7061_7800_0002;
 
 /// Creates the partitions of the coming days until the store is closed.
-pub(super) async fn keep_ahead(shared: Arc<Shared>) {
+pub(super) async fn create_partitions_ahead(shared: Arc<Shared>) {
     loop {
         let today = Timestamp::now().as_second() / DAY_SECONDS;
         for day in today..=today + DAYS_AHEAD {
@@ -56,12 +56,12 @@ pub(super) async fn make_for(
     Ok(())
 }
 
-async fn make(lender: &ClientPool, day: i64) -> Result<(), PgError> {
+async fn make(client_pool: &ClientPool, day: i64) -> Result<(), PgError> {
     let day = day as i32;
     retried(|| async {
-        let mut lent = lender.lend().await?;
+        let mut client = client_pool.checkout().await?;
         let sql = "SELECT hapax.make_partition(date '1970-01-01' + $1::integer)";
-        lent.query(sql, &[&day]).await.map(drop)
+        client.query(sql, &[&day]).await.map(drop)
     })
     .await
 }
@@ -79,44 +79,44 @@ struct Day {
 /// Drops the days before `before` that no longer hold a body. Returns true if there is more to prune:
 /// a day whose removal was interrupted was attached again, so that its bodies can be pruned.
 pub(super) async fn drop_old(shared: &Shared, before: Timestamp) -> Result<bool, PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     // Creating a day reads the table and then changes it. Removing a day changes the table and then
     // waits for its readers. Without this lock the two could deadlock.
-    lent.query("SELECT pg_advisory_lock($1)", &[&CHANGING_DAYS]).await?;
-    let dropped = drop_days(&mut lent, before).await;
-    let unlocked = lent.query("SELECT pg_advisory_unlock($1)", &[&CHANGING_DAYS]).await;
+    client.query("SELECT pg_advisory_lock($1)", &[&CHANGING_DAYS]).await?;
+    let dropped = drop_days(&mut client, before).await;
+    let unlocked = client.query("SELECT pg_advisory_unlock($1)", &[&CHANGING_DAYS]).await;
     if unlocked.is_err() {
         // The lock is released with the session.
-        lent.spoil();
+        client.close_connection();
     }
     dropped
 }
 
-async fn drop_days(lent: &mut PooledClient, before: Timestamp) -> Result<bool, PgError> {
+async fn drop_days(client: &mut PooledClient, before: Timestamp) -> Result<bool, PgError> {
     let mut more = false;
-    for mut day in old_days(lent, before).await? {
+    for mut day in old_days(client, before).await? {
         if day.leaving {
-            day.alter(lent, "DETACH", "FINALIZE").await?;
+            day.alter(client, "DETACH", "FINALIZE").await?;
             day.attached = false;
         }
-        if day.attached && day.is_needed(lent).await? {
+        if day.attached && day.is_needed(client).await? {
             continue;
         }
         // This statement waits for the table's users and blocks none of them. If it is interrupted,
         // the next call finishes it.
         if day.attached {
-            day.alter(lent, "DETACH", "CONCURRENTLY").await?;
+            day.alter(client, "DETACH", "CONCURRENTLY").await?;
         }
         // From now on, no row can be inserted. A node that was paused, or whose clock is wrong, may
         // have inserted a row before. Then the day is still needed.
-        if day.is_needed(lent).await? {
+        if day.is_needed(client).await? {
             let range = format!("FOR VALUES FROM ('{}') TO ('{}')", day.from, day.to);
-            day.alter(lent, "ATTACH", &range).await?;
+            day.alter(client, "ATTACH", &range).await?;
             more |= day.leaving;
             continue;
         }
         let name = &day.name;
-        lent.batch(&format!("DROP TABLE IF EXISTS hapax.{name}")).await?;
+        client.batch(&format!("DROP TABLE IF EXISTS hapax.{name}")).await?;
         tracing::info!("dropped the bodies of {name}");
     }
     Ok(more)
@@ -125,21 +125,21 @@ async fn drop_days(lent: &mut PooledClient, before: Timestamp) -> Result<bool, P
 impl Day {
     /// Whether the partition still has a body. Then its event is unfinished, or retention has yet
     /// to check it.
-    async fn is_needed(&self, lent: &mut PooledClient) -> Result<bool, PgError> {
+    async fn is_needed(&self, client: &mut PooledClient) -> Result<bool, PgError> {
         let name = &self.name;
         // The query uses the index, because the table may be full of deleted rows.
         let sql = format!("SELECT id FROM hapax.{name} ORDER BY id LIMIT 1");
-        Ok(!lent.query(&sql, &[]).await?.is_empty())
+        Ok(!client.query(&sql, &[]).await?.is_empty())
     }
 
-    async fn alter(&self, lent: &mut PooledClient, what: &str, how: &str) -> Result<(), PgError> {
+    async fn alter(&self, client: &mut PooledClient, what: &str, how: &str) -> Result<(), PgError> {
         let name = &self.name;
-        lent.batch(&format!("ALTER TABLE hapax.body {what} PARTITION hapax.{name} {how}")).await
+        client.batch(&format!("ALTER TABLE hapax.body {what} PARTITION hapax.{name} {how}")).await
     }
 }
 
-async fn old_days(lent: &mut PooledClient, before: Timestamp) -> Result<Vec<Day>, PgError> {
-    let rows = lent
+async fn old_days(client: &mut PooledClient, before: Timestamp) -> Result<Vec<Day>, PgError> {
+    let rows = client
         .query(
             "SELECT c.relname::text, i.inhrelid IS NOT NULL, coalesce(i.inhdetachpending, false) \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \

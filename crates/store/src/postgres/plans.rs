@@ -70,11 +70,11 @@ impl Plans for PgStore {
     async fn cancel_plan(&self, id: PlanId, _by: Action) -> Result<Option<Plan>, StoreError> {
         self.act(move |shared| async move {
             retried(|| async {
-                let mut lent = shared.pools.admin.lend().await?;
+                let mut client = shared.pools.admin.checkout().await?;
                 let sql = "UPDATE hapax.plan SET state = 'cancelled', \
                                ended_at = coalesce($2, statement_timestamp()) \
                            WHERE id = $1 AND state = 'running'";
-                lent.query(sql, &[&id.0, &shared.now()]).await?;
+                client.query(sql, &[&id.0, &shared.now()]).await?;
                 find(&shared, id).await
             })
             .await
@@ -88,9 +88,9 @@ impl Plans for PgStore {
 
     async fn plans(&self, limit: usize) -> Result<Vec<Plan>, StoreError> {
         let listed = async {
-            let mut lent = self.shared.pools.lists.lend().await?;
+            let mut client = self.shared.pools.lists.checkout().await?;
             let sql = format!("{PLAN} ORDER BY p.created_at DESC, p.id DESC LIMIT $1");
-            let rows = lent.query(&sql, &[&i64::from(most(limit))]).await?;
+            let rows = client.query(&sql, &[&i64::from(most(limit))]).await?;
             Ok::<_, PgError>(rows.iter().filter_map(plan_of).collect())
         };
         listed.await.map_err(read)
@@ -103,10 +103,10 @@ async fn count_deliveries(
     now: Timestamp,
 ) -> Result<Option<u64>, PgError> {
     let until = work.until.map_or(now, |until| until.min(now));
-    let mut lent = shared.pools.lists.lend().await?;
+    let mut client = shared.pools.lists.checkout().await?;
     let sql = "SELECT hapax.count_plan($1, $2, $3, $4)";
     let (since, until) = (stamp(work.since), stamp(until));
-    let rows = lent.query(sql, &[&work.endpoint.0, &work.which.as_str(), &since, &until]).await?;
+    let rows = client.query(sql, &[&work.endpoint.0, &work.which.as_str(), &since, &until]).await?;
     Ok(only(&rows)?.get::<_, Option<i64>>(0).map(i64::unsigned_abs))
 }
 
@@ -126,17 +126,17 @@ async fn create_of_events(
         return Ok(known);
     }
     let at: Timestamp = {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut client = shared.pools.admin.checkout().await?;
         let sql = "SELECT coalesce($1, statement_timestamp())";
-        let rows = lent.query(sql, &[&shared.now()]).await?;
+        let rows = client.query(sql, &[&shared.now()]).await?;
         only(&rows)?.get(0)
     };
     let total = event_plans::count(shared, work, at).await?;
     let total = i64::try_from(total).unwrap_or(i64::MAX);
     let since = stamp(work.filter.since.unwrap_or(Timestamp::MIN));
     retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
-        lent.query(
+        let mut client = shared.pools.admin.checkout().await?;
+        client.query(
             "INSERT INTO hapax.plan (id, events, since_at, until_at, asked_until, rate, total, next_at, \
                  passed_event, who, reason, created_at, request) \
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $8, $12) ON CONFLICT (id) DO NOTHING",
@@ -179,8 +179,8 @@ async fn create(
     let NewPlan { id, rate, request, alone, .. } = plan;
     let rate = rate_column(*rate);
     let created: bool = {
-        let mut lent = shared.pools.admin.lend().await?;
-        let rows = lent
+        let mut client = shared.pools.admin.checkout().await?;
+        let rows = client
             .query(
                 "SELECT hapax.create_plan($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
                 &[
@@ -213,12 +213,12 @@ async fn create(
 async fn run(shared: &Shared, limit: usize, except: &[PlanId]) -> Result<PlanRun, PgError> {
     let except: Vec<Uuid> = except.iter().map(|id| id.0).collect();
     let next = retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut client = shared.pools.admin.checkout().await?;
         let sql = "SELECT p.id, p.next_at, p.next_at <= coalesce($2, statement_timestamp()), \
                        p.events IS NOT NULL \
                    FROM hapax.plan p WHERE p.state = 'running' AND p.id <> ALL ($1) \
                    ORDER BY p.next_at LIMIT 1";
-        lent.query(sql, &[&except, &shared.now()]).await
+        client.query(sql, &[&except, &shared.now()]).await
     });
     let rows = next.await?;
     let Some(row) = rows.first() else { return Ok(PlanRun::Idle) };
@@ -242,9 +242,9 @@ async fn run(shared: &Shared, limit: usize, except: &[PlanId]) -> Result<PlanRun
 
 /// Runs a slice of a plan over deliveries.
 async fn run_slice(shared: &Shared, id: PlanId, limit: usize) -> Result<PlanRun, PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     let sql = "SELECT hapax.run_plan($1, $2, $3)";
-    let rows = lent.query(sql, &[&id.0, &most(limit), &shared.now()]).await?;
+    let rows = client.query(sql, &[&id.0, &most(limit), &shared.now()]).await?;
     Ok(if only(&rows)?.get(0) { PlanRun::Ran(id) } else { PlanRun::Taken(id) })
 }
 
@@ -265,8 +265,8 @@ async fn find(shared: &Shared, id: PlanId) -> Result<Option<Plan>, PgError> {
 }
 
 async fn find_row(shared: &Shared, id: PlanId) -> Result<Option<Row>, PgError> {
-    let mut lent = shared.pools.lists.lend().await?;
-    let rows = lent.query(&format!("{PLAN} WHERE p.id = $1"), &[&id.0]).await?;
+    let mut client = shared.pools.lists.checkout().await?;
+    let rows = client.query(&format!("{PLAN} WHERE p.id = $1"), &[&id.0]).await?;
     Ok(rows.into_iter().next())
 }
 

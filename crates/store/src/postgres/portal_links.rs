@@ -22,8 +22,8 @@ impl PortalLinks for PgStore {
 
     async fn portal_link(&self, code: [u8; 32]) -> Result<Option<PortalLink>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM hapax.portal_link WHERE code = $1");
-        let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
-        let rows = lent.query(&sql, &[&&code[..]]).await.map_err(read)?;
+        let mut client = self.shared.pools.admin.checkout().await.map_err(read)?;
+        let rows = client.query(&sql, &[&&code[..]]).await.map_err(read)?;
         Ok(rows.first().map(link_of))
     }
 
@@ -38,8 +38,8 @@ impl PortalLinks for PgStore {
              WHERE code = $1 AND entered_at IS NULL AND expires_at > $3 RETURNING {COLUMNS}"
         );
         self.act(move |shared| async move {
-            let mut lent = shared.pools.admin.lend().await?;
-            let rows = lent.query(&sql, &[&&code[..], &&session[..], &at]).await?;
+            let mut client = shared.pools.admin.checkout().await?;
+            let rows = client.query(&sql, &[&&code[..], &&session[..], &at]).await?;
             Ok(rows.first().map(link_of))
         })
         .await
@@ -51,8 +51,8 @@ impl PortalLinks for PgStore {
         session: [u8; 32],
     ) -> Result<Option<PortalLink>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM hapax.portal_link WHERE id = $1 AND session = $2");
-        let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
-        let rows = lent.query(&sql, &[&link.0, &&session[..]]).await.map_err(read)?;
+        let mut client = self.shared.pools.admin.checkout().await.map_err(read)?;
+        let rows = client.query(&sql, &[&link.0, &&session[..]]).await.map_err(read)?;
         Ok(rows.first().map(link_of))
     }
 
@@ -68,15 +68,15 @@ impl PortalLinks for PgStore {
              ORDER BY created_at DESC, id DESC LIMIT $3"
         );
         let tenant = tenant.as_ref().map(|tenant| text(tenant.as_str()));
-        let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
-        let rows = lent.query(&sql, &[&tenant, &at, &(limit as i64)]).await.map_err(read)?;
+        let mut client = self.shared.pools.admin.checkout().await.map_err(read)?;
+        let rows = client.query(&sql, &[&tenant, &at, &(limit as i64)]).await.map_err(read)?;
         Ok(rows.iter().map(link_of).collect())
     }
 
     async fn end_portal_link(&self, link: PortalLinkId) -> Result<(), StoreError> {
         self.act(move |shared| async move {
-            let mut lent = shared.pools.admin.lend().await?;
-            lent.query("DELETE FROM hapax.portal_link WHERE id = $1", &[&link.0]).await?;
+            let mut client = shared.pools.admin.checkout().await?;
+            client.query("DELETE FROM hapax.portal_link WHERE id = $1", &[&link.0]).await?;
             Ok(())
         })
         .await
@@ -84,9 +84,9 @@ impl PortalLinks for PgStore {
 
     async fn revoke_portal_links(&self, tenant: Tenant) -> Result<u64, StoreError> {
         self.act(move |shared| async move {
-            let mut lent = shared.pools.admin.lend().await?;
+            let mut client = shared.pools.admin.checkout().await?;
             let sql = "DELETE FROM hapax.portal_link WHERE tenant = $1 RETURNING 1";
-            Ok(lent.query(sql, &[&text(tenant.as_str())]).await?.len() as u64)
+            Ok(client.query(sql, &[&text(tenant.as_str())]).await?.len() as u64)
         })
         .await
     }
@@ -97,27 +97,28 @@ impl PortalLinks for PgStore {
 }
 
 async fn create(shared: &Shared, link: &PortalLink, code: [u8; 32]) -> Result<(), PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
-    lent.query(
-        "WITH ended AS (DELETE FROM hapax.portal_link WHERE id IN \
+    let mut client = shared.pools.admin.checkout().await?;
+    client
+        .query(
+            "WITH ended AS (DELETE FROM hapax.portal_link WHERE id IN \
                         (SELECT id FROM hapax.portal_link \
                          WHERE expires_at <= coalesce($8, clock_timestamp()) LIMIT $9)) \
          INSERT INTO hapax.portal_link \
              (id, tenant, may_replay, may_endpoints, code, created_at, expires_at) \
          VALUES ($1, $2, $3, $4, $5, $6, $7)",
-        &[
-            &link.id.0,
-            &text(link.tenant.as_str()),
-            &link.rights.replay,
-            &link.rights.endpoints,
-            &&code[..],
-            &link.created_at,
-            &link.expires_at,
-            &shared.now(),
-            &DELETED_MAX,
-        ],
-    )
-    .await?;
+            &[
+                &link.id.0,
+                &text(link.tenant.as_str()),
+                &link.rights.replay,
+                &link.rights.endpoints,
+                &&code[..],
+                &link.created_at,
+                &link.expires_at,
+                &shared.now(),
+                &DELETED_MAX,
+            ],
+        )
+        .await?;
     Ok(())
 }
 
@@ -126,8 +127,8 @@ async fn create(shared: &Shared, link: &PortalLink, code: [u8; 32]) -> Result<()
 async fn take_ping(shared: &Shared, tenant: &Tenant, at: Timestamp) -> Result<bool, PgError> {
     let most = i32::try_from(PORTAL_PINGS_MAX).unwrap_or(i32::MAX);
     let since = at.checked_sub(PORTAL_PINGS_WITHIN).unwrap_or(Timestamp::MIN);
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "INSERT INTO hapax.portal_ping AS p (tenant, sent) VALUES ($1, ARRAY[$2::timestamptz]) \
              ON CONFLICT (tenant) DO UPDATE \

@@ -64,13 +64,13 @@ pub(super) async fn slice(
     horizon: &Horizon,
     limit: usize,
 ) -> Result<bool, PgError> {
-    let mut broom = shared.broom.lock().await;
+    let mut prune_progress = shared.prune_progress.lock().await;
     // Without a retention limit, the horizon is the earliest `Timestamp`, which the database cannot
     // represent.
     let events_before = stamp(horizon.events_before);
-    let stripped = strip(shared, &mut broom, events_before, limit).await?;
-    if broom.stripped >= VACUUM_AFTER && vacuum(shared, broom.stripped).await? {
-        broom.stripped = 0;
+    let stripped = strip(shared, &mut prune_progress, events_before, limit).await?;
+    if prune_progress.stripped >= VACUUM_AFTER && vacuum(shared, prune_progress.stripped).await? {
+        prune_progress.stripped = 0;
     }
     if stripped == StripRound::InFull {
         // The other kinds of data are pruned once a slice is not full, because each of their checks
@@ -78,12 +78,13 @@ pub(super) async fn slice(
         return Ok(true);
     }
     let more_to_forget = forget(shared, horizon, limit).await?;
-    let more_messages = prune_messages(shared, &mut broom.messages, horizon, limit).await?;
+    let more_messages =
+        prune_messages(shared, &mut prune_progress.messages, horizon, limit).await?;
     let more_to_expire = expire(shared, limit).await?;
     let more_plans = forget_plans(shared, events_before, limit).await?;
     // The oldest unfinished events are known only after a whole round.
-    let more_marks =
-        stripped == StripRound::Ended && forget_marks(shared, &mut broom, horizon, limit).await?;
+    let more_marks = stripped == StripRound::Ended
+        && forget_marks(shared, &mut prune_progress, horizon, limit).await?;
     let more_deleted =
         more_to_forget || more_messages || more_to_expire || more_plans || more_marks;
     if stripped == StripRound::GoesOn || more_deleted {
@@ -94,30 +95,30 @@ pub(super) async fn slice(
 
 async fn strip(
     shared: &Shared,
-    broom: &mut PruneProgress,
+    prune_progress: &mut PruneProgress,
     before: Timestamp,
     limit: usize,
 ) -> Result<StripRound, PgError> {
-    let (after, bound, most) = (broom.passed, past(before), most(limit));
+    let (after, bound, most) = (prune_progress.passed, past(before), most(limit));
     let row = retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut client = shared.pools.admin.checkout().await?;
         let sql = "SELECT reached, alone, left_of, left_since, taken \
                    FROM hapax.strip($1, $2, $3, $4)";
-        one(lent.query(sql, &[&after, &bound, &before, &most]).await?)
+        one(client.query(sql, &[&after, &bound, &before, &most]).await?)
     })
     .await?;
     let (reached, alone): (Option<Uuid>, bool) = (row.get(0), row.get(1));
     if after.is_nil() {
-        broom.unfinished.clear();
+        prune_progress.unfinished.clear();
     }
     let sources = row.get::<_, Option<Vec<&str>>>(2).unwrap_or_default();
     let since = row.get::<_, Option<Vec<Timestamp>>>(3).unwrap_or_default();
     for (source, since) in sources.into_iter().zip(since) {
-        let oldest = broom.unfinished.entry(SourceName::new(source)).or_insert(since);
+        let oldest = prune_progress.unfinished.entry(SourceName::new(source)).or_insert(since);
         *oldest = since.min(*oldest);
     }
-    broom.passed = reached.unwrap_or(Uuid::nil());
-    broom.stripped += u64::from(row.get::<_, i32>(4).unsigned_abs());
+    prune_progress.passed = reached.unwrap_or(Uuid::nil());
+    prune_progress.stripped += u64::from(row.get::<_, i32>(4).unsigned_abs());
     Ok(match (alone, reached) {
         (false, _) => StripRound::OfAnother,
         (true, Some(_)) if row.get::<_, i32>(4) >= most => StripRound::InFull,
@@ -130,19 +131,19 @@ async fn strip(
 /// of the largest table. Autovacuum does the same, but it starts once a minute at most and rests between
 /// pages. At thousands of events a second, the tables would grow faster than autovacuum works.
 async fn vacuum(shared: &Shared, stripped: u64) -> Result<bool, PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     let sql = "SELECT coalesce(max(c.reltuples), 0)::bigint FROM pg_catalog.pg_class c \
                WHERE c.oid = 'hapax.job'::regclass OR c.oid IN \
                (SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = 'hapax.body'::regclass)";
-    let largest: i64 = one(lent.query(sql, &[]).await?)?.get(0);
+    let largest: i64 = one(client.query(sql, &[]).await?)?.get(0);
     if stripped < largest.unsigned_abs() / VACUUM_PART {
         return Ok(false);
     }
     // A table that another node or autovacuum works on is left out. Pages at the end of a table are not
     // returned to the file system: that would lock the table, and the next events need the pages.
     let done = async {
-        lent.batch("SET statement_timeout = 0").await?;
-        lent.batch(
+        client.batch("SET statement_timeout = 0").await?;
+        client.batch(
             "VACUUM (SKIP_LOCKED, TRUNCATE false) hapax.body, hapax.job, hapax.attempt, hapax.arrival, hapax.copy, \
              hapax.search_value",
         )
@@ -150,20 +151,21 @@ async fn vacuum(shared: &Shared, stripped: u64) -> Result<bool, PgError> {
     }
     .await;
     // The connection is closed, because its statement timeout is off.
-    lent.spoil();
+    client.close_connection();
     done.map(|()| true)
 }
 
 /// Deletes order marks that no event can still need.
 async fn forget_marks(
     shared: &Shared,
-    broom: &mut PruneProgress,
+    prune_progress: &mut PruneProgress,
     horizon: &Horizon,
     limit: usize,
 ) -> Result<bool, PgError> {
     let now = shared.now().unwrap_or_else(Timestamp::now);
     let before = |source: &SourceName| {
-        let before = horizon.marks_before(source, now, broom.unfinished.get(source).copied())?;
+        let before =
+            horizon.marks_before(source, now, prune_progress.unfinished.get(source).copied())?;
         before.checked_sub(MARK_HOUR).ok().map(stamp)
     };
     let (sources, befores): (Vec<&str>, Vec<Timestamp>) = horizon
@@ -174,16 +176,16 @@ async fn forget_marks(
     if sources.is_empty() {
         return Ok(false);
     }
-    let (most, (handler, tenant)) = (most(limit), &broom.lane);
+    let (most, (handler, tenant)) = (most(limit), &prune_progress.lane);
     let row = retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut client = shared.pools.admin.checkout().await?;
         let sql = "SELECT last_handler, last_tenant FROM hapax.forget_marks($1, $2, $3, $4, $5)";
-        one(lent.query(sql, &[&sources, &befores, handler, tenant, &most]).await?)
+        one(client.query(sql, &[&sources, &befores, handler, tenant, &most]).await?)
     })
     .await?;
     let last: Option<(i32, String)> = row.get::<_, Option<i32>>(0).zip(row.get(1));
     let more = last.is_some();
-    broom.lane = last.unwrap_or_default();
+    prune_progress.lane = last.unwrap_or_default();
     Ok(more)
 }
 
@@ -197,12 +199,12 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
     let bounds: Vec<Uuid> = befores.iter().copied().map(past).collect();
     let (most, now) = (most(limit), shared.now());
     let gone = retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut client = shared.pools.admin.checkout().await?;
         let sql = "SELECT hapax.forget($1, $2, $3, $4, $5)";
-        lent.query(sql, &[&names, &bounds, &befores, &most, &now]).await
+        client.query(sql, &[&names, &bounds, &befores, &most, &now]).await
     })
     .await?;
-    shared.unlearn(&gone.iter().map(|row| hash_of(row.get(0))).collect::<Vec<_>>());
+    shared.remove_from_caches(&gone.iter().map(|row| hash_of(row.get(0))).collect::<Vec<_>>());
     Ok(gone.len() >= limit)
 }
 
@@ -210,10 +212,10 @@ async fn forget(shared: &Shared, horizon: &Horizon, limit: usize) -> Result<bool
 async fn forget_plans(shared: &Shared, before: Timestamp, limit: usize) -> Result<bool, PgError> {
     let most = i64::from(most(limit));
     let gone = retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut client = shared.pools.admin.checkout().await?;
         let sql = "DELETE FROM hapax.plan WHERE id IN (SELECT p.id FROM hapax.plan p \
                    WHERE p.ended_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED) RETURNING id";
-        lent.query(sql, &[&before, &most]).await
+        client.query(sql, &[&before, &most]).await
     })
     .await?;
     Ok(gone.len() >= limit)
@@ -223,15 +225,15 @@ async fn forget_plans(shared: &Shared, before: Timestamp, limit: usize) -> Resul
 async fn expire(shared: &Shared, limit: usize) -> Result<bool, PgError> {
     let (most, now) = (most(limit), shared.now());
     let row = retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
-        one(lent.query("SELECT hapax.expire($1, $2)", &[&most, &now]).await?)
+        let mut client = shared.pools.admin.checkout().await?;
+        one(client.query("SELECT hapax.expire($1, $2)", &[&most, &now]).await?)
     })
     .await?;
     let has_more = row.get::<_, i32>(0) >= most;
     if !has_more {
         let tend = || async {
-            let mut lent = shared.pools.admin.lend().await?;
-            lent.query("SELECT hapax.merge_usage()", &[]).await
+            let mut client = shared.pools.admin.checkout().await?;
+            client.query("SELECT hapax.merge_usage()", &[]).await
         };
         retried(tend).await?;
     }

@@ -67,21 +67,21 @@ impl Conditions {
     }
 
     /// A statement with these conditions, to be used inside another statement.
-    pub(super) fn said_from(&self, head: &str) -> String {
+    pub(super) fn subquery(&self, head: &str) -> String {
         let said = if self.said.is_empty() { "true" } else { &self.said.join(" AND ") };
         format!("{head} WHERE {said}")
     }
 
     pub(super) async fn query(
         &self,
-        lent: &mut PooledClient,
+        client: &mut PooledClient,
         head: &str,
         tail: &str,
     ) -> Result<Vec<Row>, PgError> {
-        let sql = format!("{} {tail}", self.said_from(head));
+        let sql = format!("{} {tail}", self.subquery(head));
         let values: Vec<&(dyn ToSql + Sync)> =
             self.values.iter().map(|value| &**value as &(dyn ToSql + Sync)).collect();
-        lent.query(&sql, &values).await
+        client.query(&sql, &values).await
     }
 }
 
@@ -161,13 +161,13 @@ pub(super) async fn event(
     shared: &Shared,
     name: EventName,
 ) -> Result<Lookup<EventDetail>, StoreError> {
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut client = shared.pools.admin.checkout().await.map_err(read)?;
     let mut asked = Conditions::default();
     match name {
         EventName::Ours(id) => asked.add("e.id = ?", id.0),
         EventName::Theirs(event_id) => {
             let sql = "SELECT tenant, source FROM hapax.pair";
-            let pairs = lent.query(sql, &[]).await.map_err(read)?;
+            let pairs = client.query(sql, &[]).await.map_err(read)?;
             let hash = |row: &Row| {
                 let (tenant, source) = (Tenant::new(text(row, 0)), SourceName::new(text(row, 1)));
                 of_hash(EventKey { tenant, source, event_id: event_id.clone() }.hash())
@@ -176,10 +176,10 @@ pub(super) async fn event(
             asked.add("e.hash = ANY (?)", hashes);
         }
     }
-    let rows = asked.query(&mut lent, SUMMARY, "ORDER BY e.id").await.map_err(read)?;
+    let rows = asked.query(&mut client, SUMMARY, "ORDER BY e.id").await.map_err(read)?;
     match &rows[..] {
         [] => Ok(Lookup::None),
-        [row] => Ok(match detail(&mut lent, row).await.map_err(read)? {
+        [row] => Ok(match detail(&mut client, row).await.map_err(read)? {
             Some(detail) => Lookup::One(detail),
             None => Lookup::None,
         }),
@@ -188,13 +188,13 @@ pub(super) async fn event(
 }
 
 /// All data of an event; `None` if it was pruned after its row was read.
-async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail>, PgError> {
+async fn detail(client: &mut PooledClient, row: &Row) -> Result<Option<EventDetail>, PgError> {
     let summary = summary(row);
     let id = summary.id;
     let number: i32 = row.get(16);
     let sql = "SELECT b.headers, b.body, v.scheme, v.secret FROM hapax.body b \
                LEFT JOIN hapax.verifier v ON v.number = $2 WHERE b.id = $1";
-    let bodies = lent.query(sql, &[&id.0, &number]).await?;
+    let bodies = client.query(sql, &[&id.0, &number]).await?;
     let Some(body) = bodies.first() else { return Ok(None) };
     let first = ArrivalNote {
         decision: if summary.review.is_some() { Decision::Review } else { Decision::Accepted },
@@ -206,7 +206,7 @@ async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail
         signed_at: row.get(17),
         body: None,
     };
-    let others = lent
+    let others = client
         .query(
             "SELECT a.received_at, a.request_id, a.conflict, a.remote, a.secret, a.signed_at, a.body, \
                     v.scheme, v.secret \
@@ -228,14 +228,14 @@ async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail
     let mut asked = Conditions::default();
     asked.add("j.job >= ?", id.0);
     asked.add("j.job <= hapax.last_job(?)", id.0);
-    let jobs = read_jobs(lent, &asked, "ORDER BY j.job").await?;
-    let actions = lent
+    let jobs = read_jobs(client, &asked, "ORDER BY j.job").await?;
+    let actions = client
         .query(
             "SELECT what, who, reason, at FROM hapax.action WHERE event = $1 ORDER BY action",
             &[&id.0],
         )
         .await?;
-    let messages = lent
+    let messages = client
         .query(
             "SELECT m.id, m.tenant, m.type, m.created_at, s.rank FROM hapax.message m \
              CROSS JOIN LATERAL ( \
@@ -275,12 +275,12 @@ async fn detail(lent: &mut PooledClient, row: &Row) -> Result<Option<EventDetail
 pub(super) async fn job(shared: &Shared, id: JobId) -> Result<Option<JobDetail>, StoreError> {
     let mut asked = Conditions::default();
     asked.add("j.job = ?", id.0);
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
-    Ok(read_jobs(&mut lent, &asked, "").await.map_err(read)?.pop())
+    let mut client = shared.pools.admin.checkout().await.map_err(read)?;
+    Ok(read_jobs(&mut client, &asked, "").await.map_err(read)?.pop())
 }
 
 pub(super) async fn read_jobs(
-    lent: &mut PooledClient,
+    client: &mut PooledClient,
     asked: &Conditions,
     tail: &str,
 ) -> Result<Vec<JobDetail>, PgError> {
@@ -289,9 +289,9 @@ pub(super) async fn read_jobs(
                 e.tenant, e.source, h.name, j.answer_status, j.answer \
                 FROM hapax.job j JOIN hapax.event e ON e.id = j.event \
                 JOIN hapax.handler h ON h.handler = j.handler";
-    let rows = asked.query(lent, head, tail).await?;
+    let rows = asked.query(client, head, tail).await?;
     let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
-    let notes = lent
+    let notes = client
         .query(
             "SELECT job, run, attempt, started_at, ended_at, outcome, error, worker, answer_status, \
              answer \

@@ -18,8 +18,8 @@ impl RejectionRecords for PgStore {
         let sql = "SELECT at, request_id, remote, reason, detail, claimed_id FROM hapax.rejection \
                    WHERE source = $1 ORDER BY at DESC, request_id DESC LIMIT $2";
         let kept = i64::try_from(REJECTIONS_KEPT).unwrap_or(i64::MAX);
-        let mut lent = self.shared.pools.lists.lend().await.map_err(read)?;
-        let rows = lent.query(sql, &[&source.as_str(), &kept]).await.map_err(read)?;
+        let mut client = self.shared.pools.lists.checkout().await.map_err(read)?;
+        let rows = client.query(sql, &[&source.as_str(), &kept]).await.map_err(read)?;
         let text = |row: &Row, at: usize| row.get::<_, Option<&[u8]>>(at).map(lossy);
         let rejection = |row: &Row| Rejection {
             source: source.clone(),
@@ -45,8 +45,8 @@ async fn add(shared: &Shared, rejections: &[Rejection]) -> Result<(), PgError> {
     let reasons: Vec<&str> = rejections.iter().map(|one| one.reason.as_str()).collect();
     let details: Vec<_> = rejections.iter().map(|one| bytes(&one.detail)).collect();
     let claimed: Vec<_> = rejections.iter().map(|one| bytes(&one.claimed_id)).collect();
-    let mut lent = shared.pools.lists.lend().await?;
-    lent.query(
+    let mut client = shared.pools.lists.checkout().await?;
+    client.query(
         "INSERT INTO hapax.rejection (source, at, request_id, remote, reason, detail, claimed_id) \
          SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::uuid[], $4::inet[], $5::text[], \
                               $6::bytea[], $7::bytea[]) \
@@ -55,16 +55,17 @@ async fn add(shared: &Shared, rejections: &[Rejection]) -> Result<(), PgError> {
     )
     .await?;
     let kept = i64::try_from(REJECTIONS_KEPT).unwrap_or(i64::MAX);
-    lent.query(
-        "DELETE FROM hapax.rejection r USING ( \
+    client
+        .query(
+            "DELETE FROM hapax.rejection r USING ( \
              SELECT s.source, o.at, o.request_id \
              FROM (SELECT DISTINCT unnest($1::text[]) AS source) s \
              CROSS JOIN LATERAL ( \
                  SELECT x.at, x.request_id FROM hapax.rejection x WHERE x.source = s.source \
                  ORDER BY x.at DESC, x.request_id DESC LIMIT 1 OFFSET $2) o) old \
          WHERE r.source = old.source AND (r.at, r.request_id) <= (old.at, old.request_id)",
-        &[&sources, &kept],
-    )
-    .await?;
+            &[&sources, &kept],
+        )
+        .await?;
     Ok(())
 }

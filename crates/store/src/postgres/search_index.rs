@@ -103,7 +103,7 @@ async fn ask(
     sql: &str,
     values: &[&(dyn ToSql + Sync)],
 ) -> Result<Vec<Row>, PgError> {
-    shared.pools.lists.lend().await?.query(sql, values).await
+    shared.pools.lists.checkout().await?.query(sql, values).await
 }
 
 /// The first id of the time that is `behind` earlier than `at`.
@@ -171,19 +171,19 @@ pub(super) fn hashes(text: &TextSearch) -> Vec<Uuid> {
 /// The events that arrived in a request with this id, or whose handlers published a message with
 /// this id.
 pub(super) async fn traced_by(shared: &Shared, id: &str) -> Result<Vec<EventId>, StoreError> {
-    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
+    let mut client = shared.pools.lists.checkout().await.map_err(read)?;
     let most = i64::try_from(TRACED_EVENTS_MAX).unwrap_or(i64::MAX);
     let whole = "JOIN hapax.body b ON b.id = t.id";
     let sql = format!(
         "SELECT t.id FROM (SELECT m.event AS id FROM hapax.message m WHERE m.id = $1) t {whole} LIMIT $2"
     );
-    let mut rows = lent.query(&sql, &[&id, &most]).await.map_err(read)?;
+    let mut rows = client.query(&sql, &[&id, &most]).await.map_err(read)?;
     if let Ok(request) = id.parse::<Uuid>() {
         let sql = format!(
             "SELECT t.id FROM (SELECT a.event AS id FROM hapax.arrival a WHERE a.request_id = $1) t \
              {whole} LIMIT $2"
         );
-        rows.extend(lent.query(&sql, &[&request, &most]).await.map_err(read)?);
+        rows.extend(client.query(&sql, &[&request, &most]).await.map_err(read)?);
         if let Some(began) = began_at(request) {
             // The id contains the time at which the request began. Most requests take less than a
             // second, so that span is read first.
@@ -197,7 +197,7 @@ pub(super) async fn traced_by(shared: &Shared, id: &str) -> Result<Vec<EventId>,
             let (mut from, ends) = (first_id(began), [SignedDuration::from_secs(1), longest]);
             for end in ends.map(after) {
                 let found =
-                    lent.query(&sql, &[&request, &from, &end, &most]).await.map_err(read)?;
+                    client.query(&sql, &[&request, &from, &end, &most]).await.map_err(read)?;
                 from = end;
                 if !found.is_empty() {
                     rows.extend(found);

@@ -68,12 +68,14 @@ impl ServerAddress {
     /// compared with this machine's clock at half the duration of the query. So the difference is
     /// accurate to about half that duration.
     pub(super) async fn facts(&self) -> Result<ServerFacts, PgOpenError> {
-        let lender = ClientPool::new(self, "hapax-look", 1, StatementTimeouts::WORK)?;
-        let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
+        let client_pool = ClientPool::new(self, "hapax-look", 1, StatementTimeouts::WORK)?;
+        let mut pooled_client =
+            client_pool.checkout().await.map_err(|error| unreachable_server(&error))?;
         let asked = std::time::Instant::now();
         let sql =
             "SELECT current_setting('server_version'), pg_is_in_recovery(), clock_timestamp()";
-        let rows = lent.query(sql, &[]).await.map_err(|error| unreachable_server(&error))?;
+        let rows =
+            pooled_client.query(sql, &[]).await.map_err(|error| unreachable_server(&error))?;
         let halfway = std::time::SystemTime::now() - asked.elapsed() / 2;
         let row = rows.first().ok_or_else(|| {
             PgOpenError::Connect("the server does not report its settings".to_owned())
@@ -86,10 +88,11 @@ impl ServerAddress {
     /// The first column of each row of a query. The query runs without a prepared statement, so
     /// that every type is returned as text, including types of the user.
     pub(super) async fn first_column(&self, sql: &str) -> Result<Vec<Option<String>>, PgOpenError> {
-        let lender = ClientPool::new(self, "hapax-probe", 1, StatementTimeouts::WORK)?;
-        let mut lent = lender.lend().await.map_err(|error| unreachable_server(&error))?;
-        lent.batch("BEGIN READ ONLY").await.map_err(|error| unreachable_server(&error))?;
-        let connection = lent.raw().map_err(|error| unreachable_server(&error))?;
+        let client_pool = ClientPool::new(self, "hapax-probe", 1, StatementTimeouts::WORK)?;
+        let mut pooled_client =
+            client_pool.checkout().await.map_err(|error| unreachable_server(&error))?;
+        pooled_client.batch("BEGIN READ ONLY").await.map_err(|error| unreachable_server(&error))?;
+        let connection = pooled_client.raw().map_err(|error| unreachable_server(&error))?;
         // The database's message is for the author of the query; it contains nothing from outside.
         let messages = connection.simple_query(sql).await.map_err(|error| {
             let words = error.as_db_error().map(|db| db.message().to_owned());
@@ -105,11 +108,12 @@ impl ServerAddress {
     }
 
     /// Checks that this server can keep the guarantees of Hapax.
-    pub(super) async fn look(&self) -> Result<(), PgOpenError> {
+    pub(super) async fn check(&self) -> Result<(), PgOpenError> {
         let first = ClientPool::new(self, "hapax-start", 1, StatementTimeouts::WORK)?;
         let second = ClientPool::new(self, "hapax-start", 1, StatementTimeouts::WORK)?;
-        let mut lent = first.lend().await.map_err(|error| unreachable_server(&error))?;
-        let row = lent
+        let mut pooled_client =
+            first.checkout().await.map_err(|error| unreachable_server(&error))?;
+        let row = pooled_client
             .raw()
             .map_err(|error| unreachable_server(&error))?
             .simple_query(
@@ -149,7 +153,7 @@ impl ServerAddress {
         if said[4] != "off" {
             return unfit("it accepts no writes (default_transaction_read_only)".to_owned());
         }
-        probe_sessions(lent, &second).await
+        probe_sessions(pooled_client, &second).await
     }
 }
 
@@ -171,7 +175,7 @@ async fn probe_sessions(mut first: PooledClient, second: &ClientPool) -> Result<
     client.simple_query(&set).await.map_err(|error| PgOpenError::Connect(error_text(&error)))?;
     // If the pooler gives this node only one server, the second connection waits until its timeout,
     // and the check fails.
-    let Ok(mut other) = second.lend().await else {
+    let Ok(mut other) = second.checkout().await else {
         return Err(pooled());
     };
     let began = other.raw().map_err(|error| unreachable_server(&error))?.batch_execute("BEGIN");

@@ -36,15 +36,15 @@ impl SourceSecretStore for PgStore {
 }
 
 async fn version(shared: &Shared) -> Result<u64, PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent.query("SELECT version FROM hapax.source_secret_version", &[]).await?;
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client.query("SELECT version FROM hapax.source_secret_version", &[]).await?;
     Ok(only(&rows)?.get::<_, i64>(0).unsigned_abs())
 }
 
 /// Reads the version and the pairs in one statement, and so as of one moment.
 async fn all(shared: &Shared) -> Result<SourceSecretSet, PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "SELECT v.version, s.tenant, s.source, s.secrets, s.set_at \
              FROM hapax.source_secret_version v LEFT JOIN hapax.source_secret s ON true",
@@ -79,8 +79,8 @@ async fn apply(
         SourceSecretsAct::Delete => (2, None),
     };
     let most = i64::try_from(TENANT_SOURCES_MAX).unwrap_or(i64::MAX);
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "SELECT hapax.change_source_secrets($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             &[
@@ -106,12 +106,12 @@ async fn apply(
 
 /// Every sealed value of the database. Empty where the tables do not exist yet.
 pub(super) async fn sealed_values(pool: &ClientPool) -> Result<Vec<SealedValue>, PgError> {
-    let mut lent = pool.lend().await?;
+    let mut client = pool.checkout().await?;
     let exists = "SELECT to_regclass('hapax.source_secret') IS NOT NULL";
-    if !only(&lent.query(exists, &[]).await?)?.get::<_, bool>(0) {
+    if !only(&client.query(exists, &[]).await?)?.get::<_, bool>(0) {
         return Ok(Vec::new());
     }
-    let rows = lent
+    let rows = client
         .query(
             "SELECT e.id::text, NULL, e.secrets FROM hapax.endpoint e WHERE e.deleted_at IS NULL \
              UNION ALL SELECT e.id::text, NULL, e.headers FROM hapax.endpoint e \

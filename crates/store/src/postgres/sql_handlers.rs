@@ -272,8 +272,8 @@ impl<'a> SqlRunner<'a> {
         until: Instant,
         limit: Duration,
     ) -> Result<Vec<JobOutcome>, NotRun> {
-        let mut lent = self.shared.pools.handlers.lend().await.map_err(NotRun::Outage)?;
-        let client = lent.raw().map_err(NotRun::Outage)?;
+        let mut connection = self.shared.pools.handlers.checkout().await.map_err(NotRun::Outage)?;
+        let client = connection.raw().map_err(NotRun::Outage)?;
         let inside = tokio::time::timeout(limit, async {
             let went = self.inside(client, jobs, current, until).await?;
             failpoint!("worker.before_commit");
@@ -287,10 +287,12 @@ impl<'a> SqlRunner<'a> {
             Err(_) => return Err(NotRun::Statement(self.timed_out())),
         };
         match &outcome {
-            Ok(_) => tidy(&mut lent, LeftBehind::Ended).await,
+            Ok(_) => reset_connection(&mut connection, ConnectionLeftovers::Ended).await,
             // The connection is closed, because its prepared statements may be invalid.
             Err(NotRun::Race(_) | NotRun::Outage(_)) => {}
-            Err(NotRun::Statement(_) | NotRun::Fence) => tidy(&mut lent, LeftBehind::Open).await,
+            Err(NotRun::Statement(_) | NotRun::Fence) => {
+                reset_connection(&mut connection, ConnectionLeftovers::Open).await
+            }
         }
         outcome
     }
@@ -338,11 +340,11 @@ impl<'a> SqlRunner<'a> {
         let lanes: Vec<i32> = placed().map(|job| job.lane).collect();
         let resources: Vec<_> = placed().map(|job| job.claim.event.resource.as_deref()).collect();
         let ask = "SELECT lane, resource, place FROM hapax.lock_marks($1, $2)";
-        let statement = client.prepare_cached(ask).await.map_err(|error| ours(error.into()))?;
+        let statement = client.prepare_cached(ask).await.map_err(|error| of_hapax(error.into()))?;
         let rows = client
             .query(&statement, &[&lanes, &resources])
             .await
-            .map_err(|error| ours(error.into()))?;
+            .map_err(|error| of_hapax(error.into()))?;
         let mark =
             |row: &Row| ((row.get(0), row.get(1)), row.get::<_, Option<i64>>(2).map(Position));
         Ok(rows.iter().map(mark).collect())
@@ -389,11 +391,11 @@ impl<'a> SqlRunner<'a> {
         let about = client
             .prepare_cached("SELECT hapax.works_for($1)")
             .await
-            .map_err(|error| ours(error.into()))?;
+            .map_err(|error| of_hapax(error.into()))?;
         let aside = client
             .prepare_cached("SELECT hapax.set_aside($1, $2, $3, $4)")
             .await
-            .map_err(|error| ours(error.into()))?;
+            .map_err(|error| of_hapax(error.into()))?;
         let now = self.shared.now();
         let mut sent: Vec<SentStatement<'_>> = Vec::new();
         for (job, plan) in jobs.iter().zip(plans) {
@@ -402,7 +404,7 @@ impl<'a> SqlRunner<'a> {
                 OrderDecision::Run => {
                     if self.publishes {
                         let (job, about) = (claim.job.0, &about);
-                        sent.push(SentStatement::ours(async move {
+                        sent.push(SentStatement::of_hapax(async move {
                             client.query(about, &[&job]).await
                         }));
                     }
@@ -414,7 +416,7 @@ impl<'a> SqlRunner<'a> {
                             .collect::<Result<Vec<_>, _>>()
                             .map_err(NotRun::Statement)?;
                         let prepared = &statements[at];
-                        sent.push(SentStatement::theirs(at, async move {
+                        sent.push(SentStatement::of_user(at, async move {
                             let values: Vec<_> = values.iter().map(|value| &**value as _).collect();
                             client.query(prepared, &values).await
                         }));
@@ -423,7 +425,7 @@ impl<'a> SqlRunner<'a> {
                 OrderDecision::Stale | OrderDecision::Hold => {
                     let to_hold = *plan == OrderDecision::Hold;
                     let (job, fence, aside) = (claim.job.0, claim.fence.0, &aside);
-                    sent.push(SentStatement::ours(async move {
+                    sent.push(SentStatement::of_hapax(async move {
                         client.query(aside, &[&job, &fence, &to_hold, &now]).await
                     }));
                 }
@@ -440,7 +442,7 @@ impl<'a> SqlRunner<'a> {
             for (whose, answer) in answers.by_ref().take(expected) {
                 let rows = answer.map_err(|error| match whose {
                     Some(at) => self.judged(error, at),
-                    None => ours(error.into()),
+                    None => of_hapax(error.into()),
                 })?;
                 last = Some(rows);
             }
@@ -450,7 +452,7 @@ impl<'a> SqlRunner<'a> {
                 }
                 OrderDecision::Stale | OrderDecision::Hold => {
                     let rows = last.unwrap_or_default();
-                    if !only(&rows).map_err(ours)?.get::<_, bool>(0) {
+                    if !only(&rows).map_err(of_hapax)?.get::<_, bool>(0) {
                         return Err(NotRun::Fence);
                     }
                     results.push(ValueText::Nothing);
@@ -462,11 +464,13 @@ impl<'a> SqlRunner<'a> {
 
     /// An error of the statement at this position in the program.
     fn judged(&self, error: tokio_postgres::Error, at: usize) -> NotRun {
-        let Some(db) = error.as_db_error() else { return ours(error.into()) };
+        let Some(db) = error.as_db_error() else { return of_hapax(error.into()) };
         if *db.code() == SqlState::QUERY_CANCELED {
             return NotRun::Statement(self.timed_out());
         }
-        let Some(statement) = self.program.statements.get(at) else { return ours(error.into()) };
+        let Some(statement) = self.program.statements.get(at) else {
+            return of_hapax(error.into());
+        };
         let text = placed(statement, at, db);
         sorted(error, text)
     }
@@ -492,13 +496,13 @@ fn placed(statement: &SqlStatement, at: usize, db: &DbError) -> String {
 /// Prepares the statements of each program in a session of handlers. Returns for each program why a
 /// statement cannot be prepared.
 pub(super) async fn check(
-    lender: &ClientPool,
+    client_pool: &ClientPool,
     programs: &[Arc<SqlProgram>],
 ) -> Result<Vec<Option<String>>, PgError> {
-    let mut lent = lender.lend().await?;
+    let mut connection = client_pool.checkout().await?;
     let ours = "SELECT to_regnamespace('hapax') IS NOT NULL";
-    let has_ours: bool = lent.query(ours, &[]).await?.first().is_some_and(|row| row.get(0));
-    let client = lent.raw()?;
+    let has_ours: bool = connection.query(ours, &[]).await?.first().is_some_and(|row| row.get(0));
+    let client = connection.raw()?;
     let mut faults = Vec::with_capacity(programs.len());
     for program in programs {
         let mut fault = None;
@@ -531,7 +535,7 @@ pub(super) async fn begin(client: &Object, timeout: Duration, more: &str) -> Res
          SET LOCAL standard_conforming_strings = on; SET LOCAL hapax.in_handler = 'on'{more}",
         timeout.as_millis().max(1)
     );
-    client.batch_execute(&begin).await.map_err(|error| ours(error.into()))
+    client.batch_execute(&begin).await.map_err(|error| of_hapax(error.into()))
 }
 
 /// Checks every deferred constraint before an outcome is recorded. After this, the user's part of
@@ -555,12 +559,12 @@ pub(super) async fn finish(
     let statement = client
         .prepare_cached("SELECT hapax.done_all($1, $2, $3, $4)")
         .await
-        .map_err(|error| ours(error.into()))?;
+        .map_err(|error| of_hapax(error.into()))?;
     let rows = client
         .query(&statement, &[&done.jobs, &done.fences, &done.results, &shared.now()])
         .await
-        .map_err(|error| ours(error.into()))?;
-    match only(&rows).map_err(ours)?.get::<_, i32>(0) {
+        .map_err(|error| of_hapax(error.into()))?;
+    match only(&rows).map_err(of_hapax)?.get::<_, i32>(0) {
         0 => Ok(()),
         _missed => Err(NotRun::Fence),
     }
@@ -573,22 +577,22 @@ pub(super) async fn commit(client: &Object) -> Result<(), NotRun> {
 
 /// The state in which a handler left its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LeftBehind {
+pub(super) enum ConnectionLeftovers {
     /// A transaction, to be rolled back.
     Open,
     Ended,
 }
 
 /// Resets a connection for its next user; if that fails, it is closed.
-pub(super) async fn tidy(lent: &mut PooledClient, left: LeftBehind) {
-    let Ok(client) = lent.raw() else { return };
+pub(super) async fn reset_connection(connection: &mut PooledClient, left: ConnectionLeftovers) {
+    let Ok(client) = connection.raw() else { return };
     let rolled_back = match left {
-        LeftBehind::Open => client.batch_execute("ROLLBACK").await.is_ok(),
-        LeftBehind::Ended => true,
+        ConnectionLeftovers::Open => client.batch_execute("ROLLBACK").await.is_ok(),
+        ConnectionLeftovers::Ended => true,
     };
     let fresh = format!("{RESET}{}", handler_session());
     if rolled_back && client.batch_execute(&fresh).await.is_ok() {
-        lent.clean();
+        connection.clean();
     }
 }
 
@@ -617,11 +621,11 @@ struct SentStatement<'a> {
 }
 
 impl<'a> SentStatement<'a> {
-    fn theirs(at: usize, answer: impl Future<Output = StatementResult> + Send + 'a) -> Self {
+    fn of_user(at: usize, answer: impl Future<Output = StatementResult> + Send + 'a) -> Self {
         Self { whose: Some(at), answer: Box::pin(answer) }
     }
 
-    fn ours(answer: impl Future<Output = StatementResult> + Send + 'a) -> Self {
+    fn of_hapax(answer: impl Future<Output = StatementResult> + Send + 'a) -> Self {
         Self { whose: None, answer: Box::pin(answer) }
     }
 }
@@ -662,12 +666,12 @@ async fn as_text(client: &Object, results: Vec<ValueText>) -> Result<Vec<Option<
                 let statement = client
                     .prepare_typed_cached(ask, &[kind])
                     .await
-                    .map_err(|error| ours(error.into()))?;
+                    .map_err(|error| of_hapax(error.into()))?;
                 let rows = client
                     .query(&statement, &[&RawValue(bytes)])
                     .await
-                    .map_err(|error| ours(error.into()))?;
-                only(&rows).map_err(ours)?.get(0)
+                    .map_err(|error| of_hapax(error.into()))?;
+                only(&rows).map_err(of_hapax)?.get(0)
             }
         });
     }
@@ -727,7 +731,7 @@ fn value(
 }
 
 /// An error of a statement of Hapax in the handler's transaction.
-pub(super) fn ours(error: PgError) -> NotRun {
+pub(super) fn of_hapax(error: PgError) -> NotRun {
     match error {
         PgError::Sql(error) => {
             let text = match error.as_db_error() {

@@ -20,9 +20,9 @@ use super::row::first_id;
 
 /// How far behind each handler is.
 pub(super) async fn lanes(shared: &Shared) -> Result<Vec<LaneState>, StoreError> {
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut client = shared.pools.admin.checkout().await.map_err(read)?;
     let most = LANE_COUNT_MAX as i64;
-    let rows = lent.query(include_str!("sql/lanes.sql"), &[&most]).await.map_err(read)?;
+    let rows = client.query(include_str!("sql/lanes.sql"), &[&most]).await.map_err(read)?;
     let count = |row: &Row, column| row.get::<_, i64>(column).unsigned_abs();
     let states = rows.iter().map(|row| LaneState {
         handler: HandlerRef {
@@ -42,10 +42,10 @@ pub(super) async fn lanes(shared: &Shared) -> Result<Vec<LaneState>, StoreError>
 
 /// The handlers that are paused.
 pub(super) async fn paused_handlers(shared: &Shared) -> Result<Vec<PausedHandler>, StoreError> {
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut client = shared.pools.admin.checkout().await.map_err(read)?;
     let sql = "SELECT source, name, paused_at, paused_by, pause_reason FROM hapax.handler \
                WHERE paused_at IS NOT NULL ORDER BY source COLLATE \"C\", name COLLATE \"C\"";
-    let rows = lent.query(sql, &[]).await.map_err(read)?;
+    let rows = client.query(sql, &[]).await.map_err(read)?;
     let paused = rows.iter().map(|row| PausedHandler {
         handler: HandlerRef {
             source: SourceName::new(row.get::<_, &str>(0)),
@@ -60,9 +60,9 @@ pub(super) async fn paused_handlers(shared: &Shared) -> Result<Vec<PausedHandler
 
 /// Events in review, by source.
 pub(super) async fn in_review(shared: &Shared) -> Result<Vec<(SourceName, u64)>, StoreError> {
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
+    let mut client = shared.pools.admin.checkout().await.map_err(read)?;
     let most = LANE_COUNT_MAX as i64;
-    let rows = lent.query(include_str!("sql/in_review.sql"), &[&most]).await.map_err(read)?;
+    let rows = client.query(include_str!("sql/in_review.sql"), &[&most]).await.map_err(read)?;
     let counted =
         |row: &Row| (SourceName::new(row.get::<_, &str>(0)), row.get::<_, i64>(1).unsigned_abs());
     Ok(rows.iter().map(counted).collect())
@@ -70,8 +70,8 @@ pub(super) async fn in_review(shared: &Shared) -> Result<Vec<(SourceName, u64)>,
 
 /// The disk space of the database and of each table.
 pub(super) async fn storage(shared: &Shared) -> Result<StorageUse, StoreError> {
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
-    let rows = lent.query(include_str!("sql/storage.sql"), &[]).await.map_err(read)?;
+    let mut client = shared.pools.admin.checkout().await.map_err(read)?;
+    let rows = client.query(include_str!("sql/storage.sql"), &[]).await.map_err(read)?;
     let count = |row: &Row, column| row.get::<_, i64>(column).unsigned_abs();
     let table =
         |row: &Row| TableUse { name: row.get(0), bytes: count(row, 1), rows: count(row, 2) };
@@ -85,15 +85,15 @@ pub(super) async fn storage(shared: &Shared) -> Result<StorageUse, StoreError> {
 
 /// Events of the span that arrived more than once: all of them, or an evenly spread part.
 pub(super) async fn sample(shared: &Shared, ask: SampleAsk) -> Result<EventSample, StoreError> {
-    let mut lent = shared.pools.admin.lend().await.map_err(read)?;
-    sampled(&mut lent, ask).await.map_err(read)
+    let mut client = shared.pools.admin.checkout().await.map_err(read)?;
+    sampled(&mut client, ask).await.map_err(read)
 }
 
-async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<EventSample, PgError> {
+async fn sampled(client: &mut PooledClient, ask: SampleAsk) -> Result<EventSample, PgError> {
     // The id begins with the time, so a span is a range of the index. Within the first millisecond
     // of the span, the column decides.
     let from = first_id(ask.since);
-    let copies = lent
+    let copies = client
         .query(
             "SELECT event FROM hapax.arrival WHERE event >= $1 ORDER BY event DESC LIMIT $2",
             &[&from, &(COPIES_READ_MAX as i64)],
@@ -105,13 +105,13 @@ async fn sampled(lent: &mut PooledClient, ask: SampleAsk) -> Result<EventSample,
     let limit = ask.limit.max(1);
     let step = copied.len().div_ceil(limit).max(1);
     let ids: Vec<Uuid> = copied.iter().copied().step_by(step).collect();
-    let rows = lent
+    let rows = client
         .query(
             &format!("{SUMMARY} WHERE e.id = ANY ($1) AND e.received_at >= $2 ORDER BY e.id DESC"),
             &[&ids, &ask.since],
         )
         .await?;
-    let others = lent
+    let others = client
         .query(
             "SELECT event, received_at FROM hapax.arrival WHERE event = ANY ($1) \
              ORDER BY event, received_at, request_id",

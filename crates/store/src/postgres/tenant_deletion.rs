@@ -33,26 +33,26 @@ impl TenantDeletions for PgStore {
 async fn begin(shared: &Shared, tenant: &Tenant, by: &Action) -> Result<TenantDeletion, PgError> {
     let sql = format!("SELECT {COLUMNS} FROM hapax.delete_tenant($1, $2, $3, $4, $5)");
     let reason = by.reason.as_deref().map(text);
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     let (tenant, who) = (text(tenant.as_str()), text(&by.who));
-    let rows = lent.query(&sql, &[&tenant, &who, &reason, &by.at, &shared.now()]).await?;
+    let rows = client.query(&sql, &[&tenant, &who, &reason, &by.at, &shared.now()]).await?;
     Ok(deletion(&rows[0]))
 }
 
 async fn erase(shared: &Shared, limit: usize) -> Result<bool, PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     let sql = "SELECT is_more, hashes FROM hapax.erase($1, $2)";
-    let rows = lent.query(sql, &[&most(limit), &shared.now()]).await?;
+    let rows = client.query(sql, &[&most(limit), &shared.now()]).await?;
     let hashes: Vec<uuid::Uuid> = rows[0].get(1);
     // The entries in other nodes' memory expire within a minute.
-    shared.unlearn(&hashes.into_iter().map(hash_of).collect::<Vec<_>>());
+    shared.remove_from_caches(&hashes.into_iter().map(hash_of).collect::<Vec<_>>());
     Ok(rows[0].get(0))
 }
 
 async fn find(shared: &Shared, tenant: &Tenant) -> Result<Option<TenantDeletion>, PgError> {
     let sql = format!("SELECT {COLUMNS} FROM hapax.tenant_deletion WHERE tenant = $1");
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent.query(&sql, &[&text(tenant.as_str())]).await?;
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client.query(&sql, &[&text(tenant.as_str())]).await?;
     Ok(rows.first().map(deletion))
 }
 

@@ -72,18 +72,18 @@ fn trusting(
     roots: &Path,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<WebPkiServerVerifier>, String> {
-    let trouble = |why: String| format!("sslrootcert {}: {why}", roots.display());
+    let failure = |why: String| format!("sslrootcert {}: {why}", roots.display());
     let mut store = RootCertStore::empty();
-    for cert in CertificateDer::pem_file_iter(roots).map_err(|error| trouble(error.to_string()))? {
-        let cert = cert.map_err(|error| trouble(error.to_string()))?;
-        store.add(cert).map_err(|error| trouble(error.to_string()))?;
+    for cert in CertificateDer::pem_file_iter(roots).map_err(|error| failure(error.to_string()))? {
+        let cert = cert.map_err(|error| failure(error.to_string()))?;
+        store.add(cert).map_err(|error| failure(error.to_string()))?;
     }
     if store.is_empty() {
-        return Err(trouble("holds no certificate".to_owned()));
+        return Err(failure("holds no certificate".to_owned()));
     }
     WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(provider))
         .build()
-        .map_err(|error| trouble(error.to_string()))
+        .map_err(|error| failure(error.to_string()))
 }
 
 /// Accepts any certificate whose key the server holds: protects only against passive eavesdropping.

@@ -33,19 +33,19 @@ impl TrafficHistory for PgStore {
     async fn take_completions(&self, limit: usize) -> Result<Vec<Completion>, StoreError> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         self.act(move |shared| async move {
-            let mut lent = shared.pools.admin.lend().await?;
+            let mut client = shared.pools.admin.checkout().await?;
             let sql = "DELETE FROM hapax.completion WHERE id IN ( \
                            SELECT c.id FROM hapax.completion c ORDER BY c.id LIMIT $1 FOR UPDATE SKIP LOCKED) \
                        RETURNING source, received_at, attempt, steps, started_at, ended_at";
-            let rows = lent.query(sql, &[&limit]).await?;
+            let rows = client.query(sql, &[&limit]).await?;
             Ok(rows.iter().map(completion).collect())
         })
         .await
     }
 
     async fn traffic_by_source(&self, ask: TrafficAsk) -> Result<Vec<TrafficCount>, StoreError> {
-        let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
-        let steps = figures_of(&mut lent, &ask).await.map_err(read)?;
+        let mut client = self.shared.pools.admin.checkout().await.map_err(read)?;
+        let steps = figures_of(&mut client, &ask).await.map_err(read)?;
         let count = |((at, source), figures)| TrafficCount {
             source: SourceName::new(source),
             at: Timestamp::from_second(at).unwrap_or(Timestamp::UNIX_EPOCH),
@@ -71,7 +71,7 @@ fn completion(row: &Row) -> Completion {
 
 /// The figures of each step and source.
 async fn figures_of(
-    lent: &mut PooledClient,
+    client: &mut PooledClient,
     ask: &TrafficAsk,
 ) -> Result<BTreeMap<(i64, String), TrafficFigures>, PgError> {
     let step = i64::try_from(ask.step.as_secs()).unwrap_or(i64::MAX).max(1);
@@ -84,13 +84,13 @@ async fn figures_of(
     let most = Gauges::COLUMNS.map(|column| format!("max({column})")).join(", ");
     let sql =
         format!("SELECT start - start % $4, source, {sums}, {most} {condition} GROUP BY 1, 2");
-    let rows = lent.query(&sql, &[&from, &to, &source, &step]).await?;
+    let rows = client.query(&sql, &[&from, &to, &source, &step]).await?;
     let mut steps: BTreeMap<(i64, String), TrafficFigures> =
         rows.iter().map(|row| ((row.get(0), row.get(1)), figures(row))).collect();
     if ask.tallies {
         let sql =
             format!("SELECT start - start % $4, source, tallies {condition} AND tallies <> '{{}}'");
-        for row in lent.query(&sql, &[&from, &to, &source, &step]).await? {
+        for row in client.query(&sql, &[&from, &to, &source, &step]).await? {
             if let Some(figures) = steps.get_mut(&(row.get(0), row.get(1))) {
                 figures.tallies.add_packed(row.get::<_, Vec<i64>>(2));
             }
@@ -121,7 +121,7 @@ async fn write(shared: &Shared, node: Uuid, counts: &[TrafficCount]) -> Result<(
         places.join(", "),
         replaced.join(", ")
     );
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     for count in counts {
         let second = count.at.as_second();
         let start = second - second.rem_euclid(MINUTE_SECONDS);
@@ -134,7 +134,7 @@ async fn write(shared: &Shared, node: Uuid, counts: &[TrafficCount]) -> Result<(
             values.push(number);
         }
         values.push(&tallies);
-        lent.query(&sql, &values).await?;
+        client.query(&sql, &values).await?;
     }
     Ok(())
 }
@@ -151,7 +151,7 @@ async fn merge(shared: &Shared) -> Result<(), PgError> {
         .map(|column| format!("{column} = kept.{column} + excluded.{column}"));
     let grown = Gauges::COLUMNS
         .map(|column| format!("{column} = greatest(kept.{column}, excluded.{column})"));
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     let nodes = (MINUTE_SECONDS, MINUTE_SECONDS, NODES_MERGED_AFTER);
     for (from, to, age) in std::iter::once(nodes).chain(MERGES) {
         let of_nodes = match from == to {
@@ -185,15 +185,16 @@ async fn merge(shared: &Shared) -> Result<(), PgError> {
             added.join(", "),
             grown.join(", ")
         );
-        lent.query(&sql, &[&from, &(now - age), &most, &to]).await?;
+        client.query(&sql, &[&from, &(now - age), &most, &to]).await?;
     }
-    lent.query(
-        "DELETE FROM hapax.traffic WHERE (width, start, source, node) IN ( \
+    client
+        .query(
+            "DELETE FROM hapax.traffic WHERE (width, start, source, node) IN ( \
              SELECT width, start, source, node FROM hapax.traffic \
              WHERE width = 86400 AND start < $1 ORDER BY start, source LIMIT $2 \
              FOR UPDATE SKIP LOCKED)",
-        &[&(now - TRAFFIC_KEPT), &most],
-    )
-    .await?;
+            &[&(now - TRAFFIC_KEPT), &most],
+        )
+        .await?;
     Ok(())
 }

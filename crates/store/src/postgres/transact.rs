@@ -25,7 +25,7 @@ use tokio_postgres::types::{Json, ToSql};
 use tokio_postgres::{Row, Statement};
 
 use super::connect::{PgError, PooledClient};
-use super::sql_handlers::{self, DoneJobs, GRACE, LeftBehind, NotRun};
+use super::sql_handlers::{self, ConnectionLeftovers, DoneJobs, GRACE, NotRun};
 use super::{PgStore, Shared, jobs, ledger, row};
 use crate::limits::{HANDLER_IDLE_MIN, HANDLER_STATEMENTS_MAX};
 use crate::transact::{Answering, Committed, Failure, JobRight, KeyRight, Transact, TxError, fits};
@@ -98,7 +98,7 @@ impl<R: fmt::Debug> fmt::Debug for PgTx<R> {
 #[must_use = "without a commit everything is rolled back"]
 pub struct PgDb<R = JobRight> {
     /// Present until this is dropped or the connection is being returned.
-    lent: Option<PooledClient>,
+    connection: Option<PooledClient>,
     shared: Arc<Shared>,
     right: R,
     /// The tenant of messages that name no tenant.
@@ -134,7 +134,7 @@ impl<R> PgDb<R> {
     ) -> Result<u64, PgDbError> {
         let statement = self.prepared(sql).await?;
         let cut_at = self.until + GRACE;
-        let ran = timeout_at(cut_at, self.lent()?.raw()?.execute(&statement, params)).await;
+        let ran = timeout_at(cut_at, self.connection()?.raw()?.execute(&statement, params)).await;
         self.judged(ran)
     }
 
@@ -146,7 +146,7 @@ impl<R> PgDb<R> {
     ) -> Result<Vec<Row>, PgDbError> {
         let statement = self.prepared(sql).await?;
         let cut_at = self.until + GRACE;
-        let ran = timeout_at(cut_at, self.lent()?.raw()?.query(&statement, params)).await;
+        let ran = timeout_at(cut_at, self.connection()?.raw()?.query(&statement, params)).await;
         self.judged(ran)
     }
 
@@ -186,7 +186,7 @@ impl<R> PgDb<R> {
         }
         self.state = TxState::Sent;
         let cut_at = self.until + GRACE;
-        let client = self.lent()?.raw()?;
+        let client = self.connection()?.raw()?;
         if client.statement_cache.size() >= HANDLER_STATEMENTS_MAX {
             client.statement_cache.clear();
         }
@@ -239,8 +239,8 @@ impl<R> PgDb<R> {
         Err(error)
     }
 
-    fn lent(&mut self) -> Result<&mut PooledClient, PgError> {
-        self.lent.as_mut().ok_or(PgError::Gone)
+    fn connection(&mut self) -> Result<&mut PooledClient, PgError> {
+        self.connection.as_mut().ok_or(PgError::Gone)
     }
 }
 
@@ -316,10 +316,12 @@ impl CommitRight for JobRight {
 
     async fn holds(&self, client: &Object) -> Result<bool, NotRun> {
         let ask = "SELECT hapax.is_held($1, $2)";
-        let ask =
-            client.prepare_cached(ask).await.map_err(|error| sql_handlers::ours(error.into()))?;
+        let ask = client
+            .prepare_cached(ask)
+            .await
+            .map_err(|error| sql_handlers::of_hapax(error.into()))?;
         let row = client.query_one(&ask, &[&self.job.0, &self.fence.0]).await;
-        Ok(row.map_err(|error| sql_handlers::ours(error.into()))?.get(0))
+        Ok(row.map_err(|error| sql_handlers::of_hapax(error.into()))?.get(0))
     }
 
     async fn record(
@@ -396,9 +398,9 @@ async fn begin<R: CommitRight>(tx: PgTx<R>) -> Result<PgDb<R>, TxError> {
 
 async fn open<R: CommitRight>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
     let time = tx.time;
-    let lent = tx.shared.pools.handlers.lend_in_turn().await.map_err(NotRun::Outage)?;
+    let connection = tx.shared.pools.handlers.checkout_in_turn().await.map_err(NotRun::Outage)?;
     let mut db = PgDb {
-        lent: Some(lent),
+        connection: Some(connection),
         shared: Arc::clone(&tx.shared),
         right: tx.right.clone(),
         tenant: tx.right.tenant(),
@@ -413,7 +415,7 @@ async fn open<R: CommitRight>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
         tx.right.opening()
     );
     let held = timeout(time + GRACE, async {
-        let client = db.lent()?.raw()?;
+        let client = db.connection()?.raw()?;
         sql_handlers::begin(client, time, &more).await?;
         tx.right.holds(client).await
     });
@@ -424,7 +426,7 @@ async fn open<R: CommitRight>(tx: &PgTx<R>) -> Result<PgDb<R>, NotRun> {
 
 async fn commit<R: CommitRight>(db: PgDb<R>, said: R::Recorded) -> Result<R::Proof, TxError> {
     let shared = Arc::clone(&db.shared);
-    shared.to_the_end(async move { Ok(end(db, said).await) }).await?
+    shared.run_to_completion(async move { Ok(end(db, said).await) }).await?
 }
 
 async fn end<R: CommitRight>(mut db: PgDb<R>, said: R::Recorded) -> Result<R::Proof, TxError> {
@@ -433,7 +435,7 @@ async fn end<R: CommitRight>(mut db: PgDb<R>, said: R::Recorded) -> Result<R::Pr
     db.state = TxState::Sent;
     let (shared, right) = (Arc::clone(&db.shared), db.right.clone());
     let ended = timeout(db.time + GRACE, async {
-        let client = db.lent()?.raw()?;
+        let client = db.connection()?.raw()?;
         right.record(&shared, client, &said).await?;
         failpoint!("code.before_commit");
         sql_handlers::commit(client).await
@@ -465,14 +467,16 @@ async fn end<R: CommitRight>(mut db: PgDb<R>, said: R::Recorded) -> Result<R::Pr
 impl<R> Drop for PgDb<R> {
     fn drop(&mut self) {
         let left = match mem::replace(&mut self.state, TxState::Sent) {
-            TxState::Open | TxState::Failed(_) => LeftBehind::Open,
-            TxState::Committed => LeftBehind::Ended,
+            TxState::Open | TxState::Failed(_) => ConnectionLeftovers::Open,
+            TxState::Committed => ConnectionLeftovers::Ended,
             // Closing the connection ends its running statement and rolls back.
             TxState::Sent | TxState::Spoilt(_) | TxState::Gone(_) => return,
         };
-        if let (Some(mut lent), Ok(runtime)) = (self.lent.take(), Handle::try_current()) {
-            let tidied =
-                async move { drop(timeout(GRACE, sql_handlers::tidy(&mut lent, left)).await) };
+        if let (Some(mut connection), Ok(runtime)) = (self.connection.take(), Handle::try_current())
+        {
+            let tidied = async move {
+                drop(timeout(GRACE, sql_handlers::reset_connection(&mut connection, left)).await)
+            };
             self.shared.tasks.spawn_on(tidied, &runtime);
         }
     }

@@ -18,8 +18,8 @@ impl VerifierNames for PgStore {
         let schemes: Vec<String> = verifiers.iter().map(|one| one.scheme.clone()).collect();
         let secrets: Vec<String> = verifiers.iter().map(|one| one.secret.clone()).collect();
         self.act(|shared| async move {
-            let mut lent = shared.pools.lists.lend().await?;
-            lent.query(
+            let mut client = shared.pools.lists.checkout().await?;
+            client.query(
                 "INSERT INTO hapax.verifier (number, scheme, secret) \
                  SELECT * FROM unnest($1::integer[], $2::text[], $3::text[]) ON CONFLICT DO NOTHING",
                 &[&numbers, &schemes, &secrets],
@@ -49,8 +49,8 @@ impl VerifierNames for PgStore {
         let secrets = column(|one| &one.verifier.secret);
         let used: Vec<Option<Timestamp>> = uses.iter().map(|one| one.used_at).collect();
         self.act(|shared| async move {
-            let mut lent = shared.pools.lists.lend().await?;
-            lent.query(
+            let mut client = shared.pools.lists.checkout().await?;
+            client.query(
                 "INSERT INTO hapax.secret_use AS s (source, tenant, scheme, secret, known_since, used_at) \
                  SELECT n.source, n.tenant, n.scheme, n.secret, coalesce($6, clock_timestamp()), n.used_at \
                  FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::timestamptz[]) \
@@ -74,9 +74,9 @@ impl VerifierNames for PgStore {
                    WHERE source = $1 \
                    ORDER BY tenant COLLATE \"C\", scheme COLLATE \"C\", secret COLLATE \"C\" LIMIT $2";
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let mut lent = self.shared.pools.admin.lend().await.map_err(reader::read)?;
+        let mut client = self.shared.pools.admin.checkout().await.map_err(reader::read)?;
         let values: [&(dyn ToSql + Sync); 2] = [&text(source.as_str()), &limit];
-        let rows = lent.query(sql, &values).await.map_err(reader::read)?;
+        let rows = client.query(sql, &values).await.map_err(reader::read)?;
         let record = |row: &Row| SecretRecord {
             tenant: Tenant::new(row.get::<_, &str>(0)),
             verifier: Verifier { scheme: row.get(1), secret: row.get(2) },

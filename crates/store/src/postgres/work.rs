@@ -37,8 +37,9 @@ impl Work for PgStore {
     async fn renew(&self, job: JobId, fence: Fence, lease: Duration) -> Result<Held, StoreError> {
         self.act(move |shared| async move {
             let ask = "SELECT hapax.renew($1, $2, $3, $4)";
-            let mut lent = shared.pools.work.lend().await?;
-            let rows = lent.query(ask, &[&job.0, &fence.0, &micros(lease), &shared.now()]).await?;
+            let mut client = shared.pools.work.checkout().await?;
+            let rows =
+                client.query(ask, &[&job.0, &fence.0, &micros(lease), &shared.now()]).await?;
             Ok(if only(&rows)?.get(0) { Held::Kept } else { Held::Lost })
         })
         .await
@@ -71,8 +72,10 @@ impl Work for PgStore {
 
     async fn run_sql(&self, ask: SqlAsk) -> Result<SqlRan, StoreError> {
         let shared = Arc::clone(&self.shared);
-        let ran =
-            self.shared.to_the_end(async move { sql_handlers::slice(&shared, &ask).await }).await?;
+        let ran = self
+            .shared
+            .run_to_completion(async move { sql_handlers::slice(&shared, &ask).await })
+            .await?;
         if ran.done > 0 {
             // The jobs' statements may have published messages.
             self.shared.sending.hint();
@@ -84,7 +87,7 @@ impl Work for PgStore {
         let shared = Arc::clone(&self.shared);
         let ran = self
             .shared
-            .to_the_end(async move { sql_handlers::claimed(&shared, &run).await })
+            .run_to_completion(async move { sql_handlers::claimed(&shared, &run).await })
             .await?;
         // Jobs parked behind this job may be ready, and its statements may have published messages.
         self.shared.sending.hint();
@@ -94,8 +97,8 @@ impl Work for PgStore {
 
     async fn hurry(&self, event: EventId) -> Result<(), StoreError> {
         self.act(move |shared| async move {
-            let mut lent = shared.pools.work.lend().await?;
-            lent.query("SELECT hapax.hurry($1, $2)", &[&event.0, &shared.now()]).await?;
+            let mut client = shared.pools.work.checkout().await?;
+            client.query("SELECT hapax.hurry($1, $2)", &[&event.0, &shared.now()]).await?;
             Ok(())
         })
         .await?;
@@ -202,6 +205,6 @@ impl PgStore {
         F: Future<Output = Result<T, PgError>> + Send,
     {
         let shared = Arc::clone(&self.shared);
-        self.shared.to_the_end(async move { Ok(act(shared).await?) }).await
+        self.shared.run_to_completion(async move { Ok(act(shared).await?) }).await
     }
 }

@@ -327,7 +327,7 @@ impl SharedConnection {
             let connecting = line.client.get_multiplexed_async_connection_with_config(&config);
             let next = match timeout(FRONT_CONNECT_MAX, connecting).await {
                 Ok(Ok(redis)) => {
-                    line.say_that_it_answers();
+                    line.log_recovery();
                     RedisState::Up(redis)
                 }
                 Ok(Err(error)) => line.down(error.category()),
@@ -338,7 +338,7 @@ impl SharedConnection {
     }
 
     /// Logs once at first, and then once after each logged failure.
-    fn say_that_it_answers(&self) {
+    fn log_recovery(&self) {
         let mut said = self.said.lock().expect("no panic happens under this lock");
         if !said.answers {
             said.answers = true;

@@ -27,7 +27,7 @@ impl RedisReport {
 
     /// Connects to a Redis, sends a few commands and disconnects. The error is short and contains
     /// nothing of the URL, which may hold a password.
-    pub async fn look(url: &str) -> Result<Self, String> {
+    pub async fn probe(url: &str) -> Result<Self, String> {
         let category = |error: redis::RedisError| error.category().to_owned();
         let client = Client::open(url).map_err(category)?;
         let config = AsyncConnectionConfig::new()

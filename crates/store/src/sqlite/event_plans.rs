@@ -177,7 +177,7 @@ fn candidates(
 fn condition(work: &EventPlan, span: &PlanBounds, instant: Timestamp) -> (String, Vec<Value>) {
     let filter = EventFilter { status: None, unfinished_since: None, ..work.filter.clone() };
     let (mut sql, mut values) = reader::filtered(&filter);
-    let mut say = |said: &str, said_of: Vec<Value>| {
+    let mut require = |said: &str, said_of: Vec<Value>| {
         sql.push_str(" AND ");
         sql.push_str(said);
         values.extend(said_of);

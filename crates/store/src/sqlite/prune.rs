@@ -207,11 +207,10 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
     let left: Vec<&EventWithBody> = looked.iter().filter(is_left).collect();
     for event in left {
         let source = event.source.as_str();
-        match writer.prune_progress.unfinished.get_mut(source) {
+        let unfinished = &mut writer.prune_progress.unfinished;
+        match unfinished.get_mut(source) {
             Some(oldest) => *oldest = event.received_at.min(*oldest),
-            None => {
-                drop(writer.prune_progress.unfinished.insert(source.to_owned(), event.received_at))
-            }
+            None => drop(unfinished.insert(source.to_owned(), event.received_at)),
         }
     }
     for event in stripped.into_iter().flatten() {
@@ -395,7 +394,7 @@ fn forget(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Res
     let mut more = false;
     for (before, sources) in groups {
         let mut walk = writer.prune_progress.walks.remove(&sources).unwrap_or_default();
-        let walked = prune_slice(writer, &mut walk, &sources, before, limit);
+        let walked = walk_slice(writer, &mut walk, &sources, before, limit);
         // If a slice ends with an error, the writer reloads everything and the walk starts again.
         writer.prune_progress.walks.insert(sources, walk);
         more |= walked?;
@@ -404,7 +403,7 @@ fn forget(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Res
 }
 
 /// One slice of a walk. Returns true if there may be more.
-fn prune_slice(
+fn walk_slice(
     writer: &mut Writer,
     walk: &mut KeyScan,
     sources: &[String],

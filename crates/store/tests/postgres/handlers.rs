@@ -298,10 +298,11 @@ async fn a_role_of_its_own_keeps_handlers_from_our_tables() {
     // Under this role the detour fails for another reason: the schema is not even searched.
     let detours = [&DETOURS[..5], &[unguarded, drop]].concat();
     no_detour_reaches_our_tables(&base, &detours).await;
-    let sight = PgStore::look_as(&base.url, &handlers_url).await.expect("looks");
+    let sight = PgStore::report_handler_role(&base.url, &handlers_url).await.expect("looks");
     assert_eq!((sight.role.as_str(), sight.owns_ours), ("hapax_test_app", false));
     let elsewhere = hapax_sim::Postgres::shared().await.create_database("sql_role_other").await;
-    let refused = PgStore::look_as(&base.url, &elsewhere).await.expect_err("another database");
+    let refused =
+        PgStore::report_handler_role(&base.url, &elsewhere).await.expect_err("another database");
     assert!(refused.to_string().contains("another database"), "{refused}");
 }
 

@@ -203,7 +203,7 @@ impl Frame {
     }
 
     /// The frame of a page of the portal that has no session.
-    pub(super) fn door(site: &Site) -> Self {
+    pub(super) fn without_session(site: &Site) -> Self {
         Self::bare(PageSide::PortalDoor, site)
     }
 

@@ -64,7 +64,7 @@ pub(super) async fn ask<S: AdminStore>(
     reader: PageReader,
     PathId(code): PathId,
 ) -> Result<EnterPage, Problem> {
-    let frame = Frame::door(&portal.site);
+    let frame = Frame::without_session(&portal.site);
     let link = known(&portal, &code).await?.ok_or_else(ended)?;
     if link.entered_at.is_some() {
         let pages = format!("{}{}/", portal.site.base(), path_of(&link));
@@ -135,19 +135,19 @@ pub(super) async fn leave<S: AdminStore>(
     let attributes = portal.site.cookie_attributes_below(&path_of(link));
     let cookie = format!("{COOKIE}=; {attributes}; Max-Age=0");
     let cookie = HeaderValue::try_from(cookie).expect("attributes");
-    let page = reader.page(Goodbye { frame: Frame::door(&portal.site) });
+    let page = reader.page(LoggedOut { frame: Frame::without_session(&portal.site) });
     Ok(LeftPage { page: Box::new(page), cookie })
 }
 
 #[derive(Template)]
 #[template(path = "portal/left.html")]
-pub(super) struct Goodbye {
+pub(super) struct LoggedOut {
     frame: Frame,
 }
 
 /// The page after leaving.
 pub(super) struct LeftPage {
-    page: Box<Page<Goodbye>>,
+    page: Box<Page<LoggedOut>>,
     cookie: HeaderValue,
 }
 

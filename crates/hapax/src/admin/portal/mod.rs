@@ -87,7 +87,7 @@ async fn finish(State(site): State<Arc<Site>>, request: Request, next: Next) -> 
     if wants_page {
         let frame = match response.extensions_mut().remove::<guard::Visitor>() {
             Some(visitor) => Frame::of_link(&site, visitor.link(), ""),
-            None => Frame::door(&site),
+            None => Frame::without_session(&site),
         };
         response = problem_as_page(response, frame, if_none_match);
     }

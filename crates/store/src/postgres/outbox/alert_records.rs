@@ -36,18 +36,18 @@ impl AlertRecords for PgStore {
 
     async fn check_out(&self, node: Uuid) -> Result<(), StoreError> {
         self.act(move |shared| async move {
-            let mut lent = shared.pools.admin.lend().await?;
-            lent.query("UPDATE hapax.node SET stopped = true WHERE node = $1", &[&node]).await?;
+            let mut client = shared.pools.admin.checkout().await?;
+            client.query("UPDATE hapax.node SET stopped = true WHERE node = $1", &[&node]).await?;
             Ok(())
         })
         .await
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
-        let mut lent = self.shared.pools.admin.lend().await.map_err(read)?;
+        let mut client = self.shared.pools.admin.checkout().await.map_err(read)?;
         let sql = "SELECT node, name, started_at, seen_at, stopped, coalesce($1, clock_timestamp()) \
                    FROM hapax.node";
-        let rows = lent.query(sql, &[&self.shared.now()]).await.map_err(read)?;
+        let rows = client.query(sql, &[&self.shared.now()]).await.map_err(read)?;
         let seen = |row: &Row| SeenNode {
             node: row.get(0),
             name: row.get(1),
@@ -90,15 +90,15 @@ impl AlertRecords for PgStore {
         self.act(move |shared| async move {
             let SilenceAsk { id, span, reason, who } = &ask;
             let (reason, who) = (text(reason), text(who));
-            let mut lent = shared.pools.admin.lend().await?;
+            let mut client = shared.pools.admin.checkout().await?;
             let sql = "SELECT hapax.silence_alert($1, $2, $3, $4, $5)";
             let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
                 [id, &micros(*span), &reason, &who, &shared.now()];
-            let rows = lent.query(sql, &values).await?;
+            let rows = client.query(sql, &values).await?;
             if !only(&rows)?.get::<_, bool>(0) {
                 return Ok(None);
             }
-            drop(lent);
+            drop(client);
             let StoredAlerts { rows, now, .. } = board(&shared).await?;
             let found = rows.into_iter().find(|row| row.alert.key() == *id);
             Ok(found.map(|mut row| {
@@ -115,8 +115,8 @@ async fn check_in(shared: &Shared, checked: &CheckIn) -> Result<CheckedIn, PgErr
     let names = handlers.iter().map(|one| [text(one.source.as_str()), text(one.handler.as_str())]);
     let names = serde_json::to_string(&names.collect::<Vec<_>>()).expect("names are JSON");
     let alive = i64::try_from(LISTED_FOR.as_micros()).unwrap_or(i64::MAX);
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "SELECT is_judge, handlers FROM hapax.check_in($1, $2, $3, $4, $5, $6)",
             &[node, &text(name), &micros(*lease), &names, &alive, &shared.now()],
@@ -143,8 +143,8 @@ struct StoredAlerts {
 }
 
 async fn board(shared: &Shared) -> Result<StoredAlerts, PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "SELECT b.version, CASE WHEN b.judge_until > t.now THEN b.judge END, hapax.wants_own($2), t.now, \
                     a.subject, a.data, a.reporter, a.state, a.found, a.published, a.since, a.seen_at, \
@@ -215,9 +215,9 @@ async fn write(
     let types: Vec<&str> = published.iter().map(|message| message.r#type.as_str()).collect();
     let datas: Vec<&str> = published.iter().map(|message| message.data.as_str()).collect();
     let keys: Vec<Option<&str>> = published.iter().map(|message| message.key.as_deref()).collect();
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     let sql = "SELECT hapax.write_alerts($1, $2, $3, $4, $5, $6, $7, $8)";
-    let written = lent
+    let written = client
         .query(
             sql,
             &[&version, &node, &rows, &changes.deleted, &types, &datas, &keys, &shared.now()],

@@ -84,8 +84,8 @@ pub(super) async fn create(
         AddressChoice::Operator => None,
         AddressChoice::Receiver => i32::try_from(RECEIVER_ENDPOINTS_PER_TENANT_MAX).ok(),
     };
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "SELECT verdict, created_at FROM hapax.create_endpoint($1, $2, $3, $4, $5, $6, $7, $8, $9, \
              $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)",
@@ -149,8 +149,8 @@ pub(super) async fn change(
         EndpointAct::DisableByReceiver { reason } => (4, 0, Columns::default(), Some(text(reason))),
         EndpointAct::EnableByReceiver => (5, 0, Columns::default(), None),
     };
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "SELECT * FROM hapax.change_endpoint($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
              $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)",

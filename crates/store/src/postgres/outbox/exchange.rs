@@ -94,11 +94,11 @@ pub(super) async fn exchange(
     let began = Instant::now();
     let (turn, looks_at_all) = {
         let mut turn = shared.sending.turn();
-        let looks_at_all = turn.hints.looks_at_all();
+        let looks_at_all = turn.hints.take_full_check();
         (turn.clone(), looks_at_all)
     };
-    let mut lent = shared.pools.send.lend_in_turn().await?;
-    let rows = lent
+    let mut client = shared.pools.send.checkout_in_turn().await?;
+    let rows = client
         .query(
             "SELECT * FROM hapax.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, \
              $15, $16, $17, $18, $19, $20, $21, $22, $23)",
@@ -121,7 +121,7 @@ pub(super) async fn exchange(
                 &text(&ask.node),
                 &keys,
                 &turn.endpoint,
-                &turn.hints.places(),
+                &turn.hints.hinted(),
                 &turn.hints.since(),
                 &turn.hints.leases(),
                 &shared.now(),
@@ -129,15 +129,15 @@ pub(super) async fn exchange(
             ],
         )
         .await?;
-    drop(lent);
+    drop(client);
     let (summary, claimed) = rows.split_last().ok_or(PgError::Gone)?;
     if ask.limit > 0 {
         let mut turn = shared.sending.turn();
         turn.endpoint = summary.get("next_turn");
         let (endpoints, until) = (summary.get("endpoints_seen"), summary.get("seen_until"));
-        turn.hints.learn(endpoints, until, summary.get("leases_until"));
+        turn.hints.record_claim(endpoints, until, summary.get("leases_until"));
         if looks_at_all {
-            turn.hints.looked_at_all(began);
+            turn.hints.note_full_check(began);
         }
     }
     let settled: Vec<bool> = summary.get("settled");

@@ -21,8 +21,8 @@ impl OutboxRetention for PgStore {
 async fn expire(shared: &Shared, ask: ExpiryAsk) -> Result<Expiry, PgError> {
     let micros = |span: std::time::Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
     let after = shared.sending.expired_up_to.load(Ordering::Relaxed);
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "SELECT endpoint, id, tenant, oldest, cancelled \
              FROM hapax.expire_deliveries($1, $2, $3, $4, $5)",

@@ -17,8 +17,8 @@ pub(super) async fn replay_delivery(
 ) -> Result<DeliveryReplayed, PgError> {
     let (message, endpoint) = message_and_endpoint(delivery);
     let (who, reason) = (text(&by.who), by.reason.as_deref().map(text));
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "SELECT hapax.replay_delivery($1, $2, $3, $4, $5, $6, $7)",
             &[&delivery.0, &message, &endpoint, &who, &reason, &stamp(by.at), &shared.now()],
@@ -39,8 +39,8 @@ pub(super) async fn skip_delivery(
 ) -> Result<DeliverySkipped, PgError> {
     let (message, endpoint) = message_and_endpoint(delivery);
     let (who, reason) = (text(&by.who), by.reason.as_deref().map(text));
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "SELECT hapax.skip_delivery($1, $2, $3, $4, $5, $6, $7)",
             &[&delivery.0, &message, &endpoint, &who, &reason, &stamp(by.at), &shared.now()],
@@ -66,8 +66,8 @@ pub(super) async fn change_message(
         MessageAct::Replay => 1,
     };
     let (who, reason) = (text(&by.who), by.reason.as_deref().map(text));
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client
         .query(
             "SELECT hapax.change_message($1, $2, $3, $4, $5, $6, $7)",
             &[&tenant, &id, &act, &who, &reason, &stamp(by.at), &shared.now()],
@@ -79,7 +79,7 @@ pub(super) async fn change_message(
 
 pub(super) async fn cancel_orphans(shared: &Shared, limit: usize) -> Result<bool, PgError> {
     let most = i32::try_from(limit.max(1)).unwrap_or(i32::MAX);
-    let mut lent = shared.pools.admin.lend().await?;
-    let rows = lent.query("SELECT hapax.cancel_orphans($1, $2)", &[&most, &shared.now()]).await?;
+    let mut client = shared.pools.admin.checkout().await?;
+    let rows = client.query("SELECT hapax.cancel_orphans($1, $2)", &[&most, &shared.now()]).await?;
     Ok(only(&rows)?.get::<_, i32>(0) >= most)
 }

@@ -15,9 +15,9 @@ impl OwnMessages for PgStore {
 }
 
 async fn publish_deaths(shared: &Shared, limit: usize) -> Result<bool, PgError> {
-    let mut lent = shared.pools.admin.lend().await?;
+    let mut client = shared.pools.admin.checkout().await?;
     let sql = "SELECT hapax.publish_deaths($1, $2)";
-    let rows = lent.query(sql, &[&most(limit), &shared.now()]).await?;
+    let rows = client.query(sql, &[&most(limit), &shared.now()]).await?;
     let published: i32 = rows[0].get(0);
     Ok(published >= most(limit))
 }

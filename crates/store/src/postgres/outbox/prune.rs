@@ -50,9 +50,9 @@ async fn strip(
 ) -> Result<Option<i64>, PgError> {
     let most = most(limit);
     retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut client = shared.pools.admin.checkout().await?;
         let sql = "SELECT hapax.strip_messages($1, $2, $3)";
-        Ok(only(&lent.query(sql, &[&passed, &before, &most]).await?)?.get(0))
+        Ok(only(&client.query(sql, &[&passed, &before, &most]).await?)?.get(0))
     })
     .await
 }
@@ -60,9 +60,9 @@ async fn strip(
 async fn forget(shared: &Shared, before: Timestamp, limit: usize) -> Result<bool, PgError> {
     let most = most(limit);
     let gone: i32 = retried(|| async {
-        let mut lent = shared.pools.admin.lend().await?;
+        let mut client = shared.pools.admin.checkout().await?;
         let sql = "SELECT hapax.forget_messages($1, $2)";
-        Ok(only(&lent.query(sql, &[&before, &most]).await?)?.get(0))
+        Ok(only(&client.query(sql, &[&before, &most]).await?)?.get(0))
     })
     .await?;
     Ok(gone >= most)

@@ -196,8 +196,8 @@ async fn write(
     let optional = |read: fn(&MessageRow) -> Option<&str>| -> Vec<Option<&str>> {
         messages.iter().map(|row| read(row)).collect()
     };
-    let mut lent = pool.lend().await?;
-    let rows = lent
+    let mut client = pool.checkout().await?;
+    let rows = client
         .query(
             "SELECT place, verdict, deliveries \
              FROM hapax.publish_messages($1, $2, $3, $4, $5, $6, $7, $8)",

@@ -89,8 +89,8 @@ pub(super) async fn endpoints(
     let limit = filter.limit.clamp(1, PAGE_MAX);
     let head = format!("SELECT {RECORD} FROM hapax.endpoint e");
     let tail = format!("ORDER BY e.endpoint DESC LIMIT {}", limit + 1);
-    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
-    let rows = asked.query(&mut lent, &head, &tail).await.map_err(read)?;
+    let mut client = shared.pools.lists.checkout().await.map_err(read)?;
+    let rows = asked.query(&mut client, &head, &tail).await.map_err(read)?;
     let number = |row: &Row| u128::from(row.get::<_, i32>(9).unsigned_abs());
     Ok(page(rows.iter().filter_map(|row| Some((number(row), record(row, 0)?))).collect(), limit))
 }
@@ -99,10 +99,10 @@ pub(super) async fn endpoint(
     shared: &Shared,
     id: EndpointId,
 ) -> Result<Option<EndpointRecord>, StoreError> {
-    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
+    let mut client = shared.pools.lists.checkout().await.map_err(read)?;
     let sql =
         format!("SELECT {RECORD} FROM hapax.endpoint e WHERE e.id = $1 AND e.deleted_at IS NULL");
-    let rows = lent.query(&sql, &[&id.0]).await.map_err(read)?;
+    let rows = client.query(&sql, &[&id.0]).await.map_err(read)?;
     Ok(rows.first().and_then(|row| record(row, 0)))
 }
 
@@ -110,16 +110,16 @@ pub(super) async fn messages(
     shared: &Shared,
     filter: MessageFilter,
 ) -> Result<Page<MessageSummary>, StoreError> {
-    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
+    let mut client = shared.pools.lists.checkout().await.map_err(read)?;
     let mut page = SlicedPage::begin(filter.limit);
     let mut slices = Slices::begin(filter.bound);
-    let (low, mut before) = message_range(&mut lent, filter.since, filter.until).await?;
+    let (low, mut before) = message_range(&mut client, filter.since, filter.until).await?;
     if let Some(Cursor(cursor)) = filter.before {
         before = before.min(i64::try_from(cursor).unwrap_or(i64::MAX));
     }
     loop {
         let rows = slices.next();
-        let found = message_slice(&mut lent, &filter, (low, before), rows).await?;
+        let found = message_slice(&mut client, &filter, (low, before), rows).await?;
         let is_last = (found.len() as i64) < rows;
         let Some(last) = found.last().copied() else { return Ok(page.page(None)) };
         let count = found.len();
@@ -127,7 +127,7 @@ pub(super) async fn messages(
         asked.add("m.message = ANY (?)", found);
         message_conditions(&mut asked, &filter);
         let tail = format!("ORDER BY m.message DESC LIMIT {}", page.wanted());
-        let found = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
+        let found = asked.query(&mut client, SUMMARY, &tail).await.map_err(read)?;
         let number = |row: &Row| Cursor(row.get::<_, i64>(0).unsigned_abs().into());
         if page.add(found.iter().map(|row| (number(row), summary(row)))) || is_last {
             return Ok(page.page(None));
@@ -135,7 +135,7 @@ pub(super) async fn messages(
         before = last;
         if !slices.read(count) {
             let sql = "SELECT m.created_at FROM hapax.message m WHERE m.message = $1";
-            let times = lent.query(sql, &[&last]).await.map_err(read)?;
+            let times = client.query(sql, &[&last]).await.map_err(read)?;
             let time = times.first().map_or(Timestamp::MIN, |row| row.get(0));
             let at = Cursor(last.unsigned_abs().into());
             return Ok(page.page(Some((at, time))));
@@ -146,7 +146,7 @@ pub(super) async fn messages(
 /// The range of numbers that messages of a span of time may have. It includes its start and
 /// excludes its end.
 async fn message_range(
-    lent: &mut PooledClient,
+    client: &mut PooledClient,
     since: Option<Timestamp>,
     until: Option<Timestamp>,
 ) -> Result<(i64, i64), StoreError> {
@@ -155,19 +155,19 @@ async fn message_range(
     if let Some(since) = since.and_then(|since| since.checked_sub(MESSAGE_TIME_SLACK).ok()) {
         let sql = "SELECT m.message FROM hapax.message m WHERE m.created_at < $1 \
                    ORDER BY m.created_at DESC LIMIT 1";
-        range.0 = number(lent.query(sql, &[&since]).await.map_err(read)?).unwrap_or(range.0);
+        range.0 = number(client.query(sql, &[&since]).await.map_err(read)?).unwrap_or(range.0);
     }
     if let Some(until) = until.and_then(|until| until.checked_add(MESSAGE_TIME_SLACK).ok()) {
         let sql = "SELECT m.message FROM hapax.message m WHERE m.created_at >= $1 \
                    ORDER BY m.created_at LIMIT 1";
-        range.1 = number(lent.query(sql, &[&until]).await.map_err(read)?).unwrap_or(range.1);
+        range.1 = number(client.query(sql, &[&until]).await.map_err(read)?).unwrap_or(range.1);
     }
     Ok(range)
 }
 
 /// The next messages that may match, from new to old.
 async fn message_slice(
-    lent: &mut PooledClient,
+    client: &mut PooledClient,
     filter: &MessageFilter,
     (low, before): (i64, i64),
     rows: i64,
@@ -175,7 +175,7 @@ async fn message_slice(
     if let Some(key) = &filter.key {
         let sql = "SELECT m.message FROM hapax.message m WHERE m.key = $4 AND m.message < $1 \
                    AND m.message >= $2 ORDER BY m.message DESC LIMIT $3";
-        let found = lent.query(sql, &[&before, &low, &rows, &text(key)]).await.map_err(read)?;
+        let found = client.query(sql, &[&before, &low, &rows, &text(key)]).await.map_err(read)?;
         return Ok(found.iter().map(|row| row.get(0)).collect());
     }
     let among = match filter.status {
@@ -209,7 +209,7 @@ async fn message_slice(
                 .to_owned()
         }
     };
-    let found = lent.query(&sql, &[&before, &low, &rows]).await.map_err(read)?;
+    let found = client.query(&sql, &[&before, &low, &rows]).await.map_err(read)?;
     Ok(found.iter().map(|row| row.get(0)).collect())
 }
 
@@ -276,19 +276,19 @@ pub(super) async fn message(
     }
     // The order is an expression, so that the index of ids is used and not the index of this order.
     let tail = format!("ORDER BY -m.message LIMIT {MESSAGES_OF_ONE_ID_MAX}");
-    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
-    let rows = asked.query(&mut lent, SUMMARY, &tail).await.map_err(read)?;
+    let mut client = shared.pools.lists.checkout().await.map_err(read)?;
+    let rows = asked.query(&mut client, SUMMARY, &tail).await.map_err(read)?;
     let mut details = Vec::with_capacity(rows.len());
     for row in &rows {
         let number: i64 = row.get(0);
         let sql = "SELECT body FROM hapax.message WHERE message = $1";
-        let bodies = lent.query(sql, &[&number]).await.map_err(read)?;
+        let bodies = client.query(sql, &[&number]).await.map_err(read)?;
         // The message was pruned after its row was read.
         let Some(body) = bodies.first() else { continue };
         let mut of_it = Conditions::default();
         of_it.add("d.message = ?", number);
         let deliveries =
-            read_deliveries(&mut lent, ALL_DELIVERIES, &of_it, "ORDER BY d.endpoint").await?;
+            read_deliveries(&mut client, ALL_DELIVERIES, &of_it, "ORDER BY d.endpoint").await?;
         details.push(MessageDetail {
             summary: summary(row),
             body: Bytes::from(body.get::<_, Option<Vec<u8>>>(0).unwrap_or_default()),
@@ -302,8 +302,8 @@ pub(super) async fn deliveries(
     shared: &Shared,
     filter: DeliveryFilter,
 ) -> Result<Page<DeliveryDetail>, StoreError> {
-    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
-    let range = message_range(&mut lent, filter.since, filter.until).await?;
+    let mut client = shared.pools.lists.checkout().await.map_err(read)?;
+    let range = message_range(&mut client, filter.since, filter.until).await?;
     let (mut asked, looked) = rows_read(&filter, range);
     asked.forget_said();
     if let Some(tenant) = &filter.tenant {
@@ -324,11 +324,11 @@ pub(super) async fn deliveries(
     }
     let limit = filter.limit.clamp(1, PAGE_MAX);
     let tail = format!("ORDER BY d.message DESC, d.endpoint DESC LIMIT {}", limit + 1);
-    let rows = read_deliveries(&mut lent, &format!("({looked})"), &asked, &tail).await?;
+    let rows = read_deliveries(&mut client, &format!("({looked})"), &asked, &tail).await?;
     let mut listed =
         page(rows.into_iter().map(|(place, detail)| (cursor(place), detail)).collect(), limit);
     if listed.next.is_none()
-        && let Some((place, time)) = read_up_to(&mut lent, &filter, range).await?
+        && let Some((place, time)) = read_up_to(&mut client, &filter, range).await?
     {
         listed.next = Some(Cursor(cursor(place)));
         listed.searched_to = Some(time).filter(|_| listed.items.len() < limit);
@@ -380,7 +380,7 @@ fn rows_read(filter: &DeliveryFilter, (low, before): (i64, i64)) -> (Conditions,
         let message = i64::try_from(before >> ENDPOINT_BITS).unwrap_or(i64::MAX);
         asked.add(&format!("(d.message, d.endpoint) < (?, {endpoint})"), message);
     }
-    let looked = asked.said_from("SELECT d.* FROM hapax.delivery d");
+    let looked = asked.subquery("SELECT d.* FROM hapax.delivery d");
     let most = rows_max(filter.bound);
     let looked = format!("{looked} ORDER BY d.message DESC, d.endpoint DESC LIMIT {most}");
     (asked, looked)
@@ -400,7 +400,7 @@ fn cursor((message, endpoint): (i64, i32)) -> u128 {
 
 /// The last row that a list has read, if it stopped there, and when its message was published.
 async fn read_up_to(
-    lent: &mut PooledClient,
+    client: &mut PooledClient,
     filter: &DeliveryFilter,
     range: (i64, i64),
 ) -> Result<Option<((i64, i32), Timestamp)>, StoreError> {
@@ -412,7 +412,7 @@ async fn read_up_to(
          JOIN hapax.message m ON m.message = d.message",
         rows_max(filter.bound) - 1
     );
-    let rows = asked.query(lent, &head, "").await.map_err(read)?;
+    let rows = asked.query(client, &head, "").await.map_err(read)?;
     Ok(rows.first().map(|row| ((row.get(0), row.get(1)), row.get(2))))
 }
 
@@ -424,15 +424,15 @@ pub(super) async fn delivery(
     let mut asked = Conditions::default();
     asked.add("d.message = ?", message);
     asked.add("d.endpoint = ?", endpoint);
-    let mut lent = shared.pools.lists.lend().await.map_err(read)?;
-    let found = read_deliveries(&mut lent, ALL_DELIVERIES, &asked, "").await?;
+    let mut client = shared.pools.lists.checkout().await.map_err(read)?;
+    let found = read_deliveries(&mut client, ALL_DELIVERIES, &asked, "").await?;
     // An id with the same message and endpoint but another time is another id.
     Ok(found.into_iter().map(|(_, detail)| detail).find(|detail| detail.id == id))
 }
 
 /// Deliveries with their attempts, and the numbers of the message and the endpoint of each.
 async fn read_deliveries(
-    lent: &mut PooledClient,
+    client: &mut PooledClient,
     from: &str,
     asked: &Conditions,
     tail: &str,
@@ -441,10 +441,10 @@ async fn read_deliveries(
         "{DETAIL} FROM {from} d JOIN hapax.message m ON m.message = d.message \
          JOIN hapax.endpoint e ON e.endpoint = d.endpoint"
     );
-    let rows = asked.query(lent, &head, tail).await.map_err(read)?;
+    let rows = asked.query(client, &head, tail).await.map_err(read)?;
     let messages: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
     let endpoints: Vec<i32> = rows.iter().map(|row| row.get(1)).collect();
-    let notes = lent
+    let notes = client
         .query(
             "SELECT a.message, a.endpoint, a.attempt, a.started_at, a.took_ms, a.answer_status, a.error, \
              a.answer, a.node \
@@ -455,7 +455,7 @@ async fn read_deliveries(
         )
         .await
         .map_err(read)?;
-    let actions = lent
+    let actions = client
         .query(
             "SELECT a.message, a.endpoint, a.what, a.who, a.reason, a.at FROM hapax.sending_action a \
              WHERE a.message = ANY ($1) ORDER BY a.action",
@@ -554,8 +554,8 @@ fn detail(row: &Row) -> Option<((i64, i32), DeliveryDetail)> {
 pub(super) async fn backlog(shared: &Shared) -> Result<DeliveryBacklog, StoreError> {
     let most = i64::try_from(LANE_COUNT_MAX).unwrap_or(i64::MAX);
     let asked = async {
-        let mut lent = shared.pools.lists.lend().await?;
-        let rows = lent.query(include_str!("backlog.sql"), &[&most]).await?;
+        let mut client = shared.pools.lists.checkout().await?;
+        let rows = client.query(include_str!("backlog.sql"), &[&most]).await?;
         let row = only(&rows)?;
         let number = |at: usize| row.get::<_, i64>(at).unsigned_abs();
         Ok::<_, PgError>(DeliveryBacklog {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::circuit::{
-    Admits, Circuit, CircuitEvent, TRIED_FIRST, hopeless_reason, open_reason, step,
+    Admits, Circuit, CircuitEvent, TRIED_FIRST, only_failed_reason, open_reason, step,
 };
 use hapax_core::endpoint::{Disabled, DisabledBy};
 use hapax_core::rate_limit::{RELEASE_FOR, RateLimit, limit_at, next_at};
@@ -133,10 +133,10 @@ impl Outbox {
     ) -> rusqlite::Result<()> {
         self.judge(conn, number, CircuitEvent::Fails, Some(error), now)?;
         let is_hopeless = self.endpoints.get(&number).is_some_and(|endpoint| {
-            endpoint.record.settings.auto_disable && endpoint.health.circuit.is_hopeless(now)
+            endpoint.record.settings.auto_disable && endpoint.health.circuit.has_only_failed(now)
         });
         if is_hopeless {
-            self.give_up(conn, number, hopeless_reason(error), now)?;
+            self.give_up(conn, number, only_failed_reason(error), now)?;
         }
         Ok(())
     }

@@ -116,8 +116,8 @@ impl Outbox {
         let Some(endpoint) = self.endpoints.get(&number) else { return Ok(()) };
         let admits = endpoint.health.admits(now);
         let room = match admits {
-            Admits::All => endpoint.room(&self.vault_keys, self.claims_ahead) as usize,
-            Admits::Probe => endpoint.room(&self.vault_keys, false).min(1) as usize,
+            Admits::All => endpoint.claims_allowed(&self.vault_keys, self.claims_ahead) as usize,
+            Admits::Probe => endpoint.claims_allowed(&self.vault_keys, false).min(1) as usize,
             Admits::None => 0,
         };
         let rate_limit = endpoint.limit_at(now);

@@ -140,7 +140,7 @@ impl EndpointState {
     }
 
     /// How many claims the endpoint may get once its circuit admits any.
-    fn room(&self, vault_keys: &[KeyId], claims_ahead: bool) -> u32 {
+    fn claims_allowed(&self, vault_keys: &[KeyId], claims_ahead: bool) -> u32 {
         let opens = self.record.sealed.key_ids().all(|key| vault_keys.contains(&key));
         if self.record.disabled.is_some() || !opens {
             return 0;
@@ -161,7 +161,7 @@ impl EndpointState {
 
     /// The time at which there is something to claim, or a lease ends.
     fn runnable_at(&self, vault_keys: &[KeyId], claims_ahead: bool) -> i64 {
-        let due = match self.room(vault_keys, claims_ahead) {
+        let due = match self.claims_allowed(vault_keys, claims_ahead) {
             0 => NEVER,
             _room => self.next_due.max(self.health.admits_from(self.record.settings.rate_limit)),
         };

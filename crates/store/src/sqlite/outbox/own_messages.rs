@@ -63,7 +63,7 @@ impl Outbox {
     ) -> rusqlite::Result<()> {
         let Some(endpoint) = self.endpoints.get(&number) else { return Ok(()) };
         let record = &endpoint.record;
-        let changed = record.subject().changed(before, record.standing(), record.trouble());
+        let changed = record.subject().changed(before, record.standing(), record.failing_reason());
         self.publish_own(conn, changed, now)
     }
 

@@ -29,7 +29,7 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Signs and posts. The only holder of the client for endpoints and of the vault that opens their secrets.
 #[derive(Debug)]
-pub struct Courier {
+pub struct EndpointCaller {
     client: EndpointClient,
     /// For endpoints whose address the receiving party chose.
     strict_client: EndpointClient,
@@ -57,7 +57,7 @@ pub(super) struct Attempt {
     pub(super) is_timeout: bool,
 }
 
-impl Courier {
+impl EndpointCaller {
     /// Sends through `client`, with the secrets that `vault` opens. Endpoints whose address the receiving party
     /// chose are called through a client of their own, under the strictest rules.
     pub fn new(client: EndpointClient, vault: Arc<Vault>) -> Self {
