@@ -74,8 +74,18 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
 const VIEWS: &[Definition] =
     definitions!["views": processed_events, arrivals, attempts, dead_letters, deliveries];
 
+/// The SQL that runs before the functions, and before each migration step.
+pub(super) const BEFORE: &str = include_str!("sql/objects_before.sql");
+
+/// The SQL that takes the rights of other roles from the objects that were created since [`BEFORE`].
+pub(super) const NEW_RIGHTS: &str = include_str!("sql/new_rights.sql");
+
 /// The SQL that runs after the functions, and after each migration step.
-pub(super) const AFTER: &str = include_str!("sql/after_functions.sql");
+pub(super) const AFTER: &str =
+    concat!(include_str!("sql/after_functions.sql"), include_str!("sql/new_rights.sql"));
+
+/// The rights on the functions that the views call.
+const VIEW_FUNCTIONS: &str = include_str!("sql/view_functions.sql");
 
 /// All of them, with a version.
 #[derive(Debug, Clone)]
@@ -110,7 +120,8 @@ impl FunctionSet {
         let text =
             self.text.replace(&format!("{minute}60000000;"), &format!("{minute}{circuit_us};"));
         format!(
-            "SET LOCAL check_function_bodies = off;
+            "{BEFORE}
+SET LOCAL check_function_bodies = off;
 DO $version$
 BEGIN
     INSERT INTO hapax.function_version AS v (version, checksum) VALUES ({version}, '{checksum}')
@@ -122,7 +133,8 @@ BEGIN
     END IF;
 END $version$;
 {text}
-{AFTER}"
+{AFTER}
+{VIEW_FUNCTIONS}"
         )
     }
 }

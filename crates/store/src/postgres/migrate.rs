@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use hapax_core::KeyHash;
 
 use super::connect::{ClientPool, PgError, PgOpenError, PooledClient};
-use super::functions::{AFTER, FunctionSet};
+use super::functions::{AFTER, BEFORE, FunctionSet, NEW_RIGHTS};
 
 /// One step.
 #[derive(Debug, Clone)]
@@ -37,7 +37,12 @@ const STEPS: &[MigrationStep] = &[MigrationStep {
 /// The first step. Before the first release it had other names.
 const BASELINE: &str = "baseline";
 
-/// The tables that record the applied steps and the version of the functions.
+/// The schema, and the tables that record the applied steps and the version of the functions. Run in one
+/// transaction.
+fn record() -> String {
+    format!("{BEFORE}\n{RECORD};\n{NEW_RIGHTS}")
+}
+
 const RECORD: &str = "CREATE SCHEMA IF NOT EXISTS hapax;
 CREATE TABLE IF NOT EXISTS hapax.migration (
     number   integer PRIMARY KEY,
@@ -59,11 +64,11 @@ struct Schema {
     functions: FunctionSet,
 }
 
-/// The SQL that records an applied step, after the SQL that follows every step.
-fn note(MigrationStep { number, name, sql, survives }: &MigrationStep) -> String {
+/// The SQL of a step, with the SQL around every step and the record that it was applied.
+fn applied(MigrationStep { number, name, sql, survives }: &MigrationStep) -> String {
     let checksum = checksum(sql);
     format!(
-        "{AFTER}\nINSERT INTO hapax.migration (number, name, checksum, survives) \
+        "{BEFORE}\n{sql}\n;{AFTER}\nINSERT INTO hapax.migration (number, name, checksum, survives) \
          VALUES ({number}, '{name}', '{checksum}', {survives})"
     )
 }
@@ -120,10 +125,10 @@ pub(super) fn once() -> &'static str {
 /// nothing left to do.
 pub(super) fn by_hand() -> String {
     let Schema { steps, functions } = Schema::ours();
-    let mut script = format!("BEGIN;\nSELECT pg_advisory_xact_lock({LOCK});\n{RECORD};\n");
+    let mut script = format!("BEGIN;\nSELECT pg_advisory_xact_lock({LOCK});\n{}\n", record());
     for step in &steps {
-        let MigrationStep { number, name, sql, .. } = step;
-        script.push_str(&format!("\n-- Step {number}: {name}\n{sql}\n{};\n", note(step)));
+        let MigrationStep { number, name, .. } = step;
+        script.push_str(&format!("\n-- Step {number}: {name}\n{};\n", applied(step)));
     }
     let (version, sql) = (functions.version, functions.script());
     script.push_str(&format!("\n-- Functions and views, version {version}\n{sql}\nCOMMIT;\n"));
@@ -160,12 +165,11 @@ impl Schema {
     }
 
     async fn up_locked(&self, client: &mut PooledClient) -> Result<(), PgOpenError> {
-        client.batch(RECORD).await.map_err(open_error)?;
+        client.batch(&record()).await.map_err(open_error)?;
         let Some(missing) = self.missing(&found(client).await?)? else { return Ok(()) };
         for step in missing.steps {
             let (number, name) = (step.number, step.name);
-            let sql = format!("{}\n;{}", step.sql, note(step));
-            apply(client, &format!("step {number} ({name})"), &sql).await?;
+            apply(client, &format!("step {number} ({name})"), &applied(step)).await?;
             tracing::info!(step = number, "applied migration {number} ({name}) to the database");
         }
         if let Some(functions) = missing.functions {

@@ -307,6 +307,61 @@ async fn a_role_of_its_own_keeps_handlers_from_our_tables() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn default_privileges_of_the_database_give_no_role_rights_on_hapax() {
+    // ALTER DEFAULT PRIVILEGES is meant for the user's own tables, and seldom names a schema. Handlers of such a role
+    // could read fences and stored answers, change jobs, and call every function of Hapax.
+    let role = "hapax_test_default";
+    for by_hand in [false, true] {
+        let label = format!("sql_defaults_{by_hand}");
+        let url = hapax_sim::Postgres::shared().await.create_database(&label).await;
+        let sql = connect(&url).await;
+        sql.batch_execute(&format!(
+            "DO $$ BEGIN CREATE ROLE {role}; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+        ))
+        .await
+        .expect("a role");
+        for objects in ["SCHEMAS", "TABLES", "SEQUENCES", "FUNCTIONS"] {
+            let grant = format!("ALTER DEFAULT PRIVILEGES GRANT ALL ON {objects} TO {role}");
+            sql.batch_execute(&grant).await.expect("a default");
+        }
+        if by_hand {
+            sql.batch_execute(&PgStore::schema_sql()).await.expect("the printed schema");
+        }
+        let base = Base { store: Base::node(&url, spec(1)).await, url, sql };
+        base.accept("evt_1", None).await;
+        let rights = "SELECT coalesce(string_agg(o.name, ' '), '') FROM (
+                SELECT c.oid::regclass::text AS name FROM pg_class c
+                WHERE c.relnamespace = 'hapax'::regnamespace AND c.relkind IN ('r', 'p', 'v')
+                  AND has_table_privilege($1, c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+                UNION ALL SELECT c.oid::regclass::text FROM pg_class c
+                WHERE c.relnamespace = 'hapax'::regnamespace
+                  AND CASE c.relkind WHEN 'S' THEN has_sequence_privilege($1, c.oid, 'USAGE, SELECT, UPDATE') END
+                UNION ALL SELECT p.oid::regprocedure::text FROM pg_proc p
+                WHERE p.pronamespace = 'hapax'::regnamespace AND has_function_privilege($1, p.oid, 'EXECUTE')
+                  -- The functions that the views call only compute.
+                  AND NOT (has_function_privilege('public', p.oid, 'EXECUTE') AND p.provolatile <> 'v')
+                UNION ALL SELECT 'CREATE' WHERE has_schema_privilege($1, 'hapax', 'CREATE')) o";
+        let row = base.sql.query_one(rights, &[&role]).await.expect("reads");
+        assert_eq!(row.get::<_, &str>(0), "");
+        for refused in [
+            "SELECT fence FROM hapax.job",
+            "SELECT body FROM hapax.reservation",
+            "UPDATE hapax.job SET state = 0",
+            "SELECT hapax.once('s', 'k')",
+            "SELECT hapax.finish_key('s', 'k', 1, 200, '{}', '')",
+            "SELECT hapax.discard(gen_random_uuid(), NULL, 'x', NULL, now())",
+        ] {
+            let asked =
+                base.sql.batch_execute(&format!("BEGIN; SET LOCAL ROLE {role}; {refused}")).await;
+            let code = asked.expect_err(refused).code().map(|code| code.code().to_owned());
+            assert_eq!(code.as_deref(), Some("42501"), "{refused}");
+            base.sql.batch_execute("ROLLBACK").await.expect("rolls back");
+        }
+        base.store.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_table_of_hapax_refuses_handlers() {
     let base = Base::new("sql_guarded", spec(1)).await;
     let open = "SELECT coalesce(string_agg(relname, ','), '') FROM pg_class c

@@ -12,7 +12,3 @@ RETURN (
     || pg_catalog.to_hex(
         (-9223372036854775808)::pg_catalog.int8 | (endpoint::pg_catalog.int8 << 38) | message)
 )::pg_catalog.uuid;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.delivery_id(timestamptz, uuid, bigint, integer) TO PUBLIC;

@@ -16,7 +16,3 @@ RETURN CASE
     WHEN steps > 0 THEN 1
     ELSE 5
 END;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.delivery_rank(smallint, integer, boolean, boolean) TO PUBLIC;

@@ -11,7 +11,3 @@ RETURN CASE name
     WHEN 'parked' THEN 5
     ELSE (name || ' is no state of a delivery')::pg_catalog.int4
 END;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.delivery_state(text) TO PUBLIC;

@@ -12,7 +12,3 @@ RETURN CASE rank
     WHEN 7 THEN 'cancelled'
     ELSE 'none'
 END;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.delivery_status(integer) TO PUBLIC;

@@ -7,7 +7,3 @@ BEGIN
 EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
     RETURN encode(bytes, 'escape');
 END $$;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.escaped_text(bytea) TO PUBLIC;

@@ -8,7 +8,3 @@ RETURN CASE name
     WHEN 'discarded' THEN 2
     ELSE (name || ' is no state of an event')::pg_catalog.int4
 END;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.event_state(text) TO PUBLIC;

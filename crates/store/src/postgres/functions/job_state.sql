@@ -15,7 +15,3 @@ RETURN CASE name
     WHEN 'discarded' THEN 8
     ELSE (name || ' is no state of a job')::pg_catalog.int4
 END;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.job_state(text) TO PUBLIC;

@@ -5,7 +5,3 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN pg_catalog.encode(
     overlay(pg_catalog.uuid_send(event) PLACING pg_catalog.decode('ffffff', 'hex') FROM 14), 'hex'
 )::pg_catalog.uuid;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.last_job(uuid) TO PUBLIC;

@@ -14,7 +14,3 @@ RETURN CASE state
     WHEN hapax.job_state('stale') THEN 8
     ELSE CASE WHEN steps > 0 THEN 3 ELSE 6 END
 END;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.rank(smallint, integer) TO PUBLIC;

@@ -9,7 +9,3 @@ RETURN CASE name
     WHEN 'conflict' THEN 3
     ELSE (name || ' is no reason for review')::pg_catalog.int4
 END;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.review_reason(text) TO PUBLIC;

@@ -13,7 +13,3 @@ RETURN CASE rank
     WHEN 8 THEN 'stale'
     ELSE 'ignored'
 END;
-
--- The views call this function, so a role that reads a view must be able to execute it. The function
--- reads no table.
-GRANT EXECUTE ON FUNCTION hapax.status(integer) TO PUBLIC;

@@ -19,20 +19,6 @@ BEGIN
     END LOOP;
 END $after$;
 
--- Keeps: only a role with an explicit grant calls a function of Hapax. A function that was granted or
--- revoked before keeps its rights: they are the operator's.
-DO $after$
-DECLARE
-    f regprocedure;
-BEGIN
-    FOR f IN
-        SELECT p.oid::regprocedure FROM pg_catalog.pg_proc p
-        WHERE p.pronamespace = 'hapax'::regnamespace AND p.proacl IS NULL
-    LOOP
-        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
-    END LOOP;
-END $after$;
-
 -- Keeps: a handler cannot write to a table of Hapax (hapax.refuse_handler), and every reservation is
 -- counted for its caller. A trigger is created if it is missing: replacing one would wait for all
 -- writers.
