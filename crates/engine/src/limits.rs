@@ -256,8 +256,11 @@ pub const SLOW_ATTEMPT_AGE: Duration = Duration::from_secs(1);
 /// it.
 pub const WAITING_CLAIM_AGE_MAX: Duration = Duration::from_secs(5);
 
-/// The same for claims beyond the `max_in_flight` of an endpoint. Such a claim is sent with the settings that the
-/// endpoint had when it was claimed, so a change of the endpoint takes effect up to this much later.
+/// A claim that has waited in memory for longer than this is checked again before its attempt: on another node an
+/// operator may have changed the endpoint or cancelled the message. Claims of fast endpoints seldom wait so long.
+pub const UNCHECKED_CLAIM_AGE_MAX: Duration = Duration::from_millis(500);
+
+/// The longest time that a claim beyond the `max_in_flight` of an endpoint waits in memory.
 pub const CLAIM_AHEAD_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// The endpoints whose windows a node remembers while nothing is under way there: about 2 MB.

@@ -323,6 +323,10 @@ acts! {
                 self.inner.exchanges_at_once()
             }
 
+            fn operator_acts(&self) -> u64 {
+                self.inner.operator_acts()
+            }
+
             fn wait_for_deliveries(&self, at_most: Duration) -> impl Future<Output = ()> + Send {
                 self.inner.wait_for_deliveries(at_most)
             }

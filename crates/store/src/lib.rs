@@ -11,6 +11,7 @@ mod file_permissions;
 mod key_hasher;
 mod known_nodes;
 mod memory;
+mod operator_acts;
 mod page_search;
 mod postgres;
 mod recent;

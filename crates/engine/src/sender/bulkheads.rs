@@ -5,6 +5,9 @@
 //! to 1. Claims beyond the window wait here. While the node is crowded, an endpoint with an attempt older than
 //! a second begins no other. Over all nodes the store bounds the claims of an endpoint by its
 //! `max_in_flight`. A store that only this node uses may claim more, and the bound is kept here.
+//!
+//! While a claim waits, an operator may change its endpoint or cancel its message. [`BegunClaim::must_check`] says
+//! when the sender has to ask the store again before it begins the attempt.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -15,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::limits::{
     CLAIM_AHEAD_AGE_MAX, ENDPOINT_WINDOW_MAX, ENDPOINT_WINDOW_START, ENDPOINTS_REMEMBERED_MAX,
-    SLOW_ATTEMPT_AGE, WAITING_CLAIM_AGE_MAX,
+    SLOW_ATTEMPT_AGE, UNCHECKED_CLAIM_AGE_MAX, WAITING_CLAIM_AGE_MAX,
 };
 
 /// The bulkheads of every endpoint that this node sends to.
@@ -55,8 +58,23 @@ struct Bulkhead {
 
 #[derive(Debug)]
 struct WaitingClaim {
-    since: Instant,
+    asked: ClaimedAt,
     claim: DeliveryClaim,
+}
+
+/// When a claim was asked for, and how many acts of operators this process had carried out by then.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ClaimedAt {
+    pub(super) at: Instant,
+    pub(super) operator_acts: u64,
+}
+
+/// A claim whose attempt begins now.
+#[derive(Debug)]
+pub(super) struct BegunClaim {
+    pub(super) claim: DeliveryClaim,
+    /// Whether an act of an operator may have ended the claim.
+    pub(super) must_check: bool,
 }
 
 impl Default for Bulkhead {
@@ -92,14 +110,18 @@ impl Bulkhead {
     }
 
     /// The next claim, if its attempt may begin now.
-    fn next(&mut self, is_crowded: bool, now: Instant) -> Option<DeliveryClaim> {
+    fn next(&mut self, is_crowded: bool, now: ClaimedAt) -> Option<BegunClaim> {
         let max_in_flight = self.waiting.front()?.claim.endpoint.max_in_flight as usize;
         let has_room = self.begun.len() < self.window.min(max_in_flight);
-        if !has_room || (is_crowded && self.is_slow(now)) {
+        if !has_room || (is_crowded && self.is_slow(now.at)) {
             return None;
         }
-        self.begun.push(now);
-        self.waiting.pop_front().map(|waiting| waiting.claim)
+        self.begun.push(now.at);
+        self.waiting.pop_front().map(|WaitingClaim { asked, claim }| {
+            let must_check = asked.operator_acts != now.operator_acts
+                || now.at.duration_since(asked.at) > UNCHECKED_CLAIM_AGE_MAX;
+            BegunClaim { claim, must_check }
+        })
     }
 }
 
@@ -114,14 +136,14 @@ impl Bulkheads {
         self.waiting_bytes
     }
 
-    /// Adds a claim that was asked for at `now`. [`Bulkheads::begin`] says when it may be attempted.
-    pub(super) fn add(&mut self, claim: DeliveryClaim, now: Instant) {
+    /// Adds a claim. [`Bulkheads::begin`] says when it may be attempted.
+    pub(super) fn add(&mut self, claim: DeliveryClaim, asked: ClaimedAt) {
         let endpoint = claim.endpoint.id;
         self.waiting += 1;
         self.waiting_bytes += claim.body.len();
         self.with_waiting.insert(endpoint);
         let bulkhead = self.endpoints.entry(endpoint).or_default();
-        bulkhead.waiting.push_back(WaitingClaim { since: now, claim });
+        bulkhead.waiting.push_back(WaitingClaim { asked, claim });
     }
 
     /// Takes up to `most` claims whose attempts begin now. Endpoints take turns, one claim each.
@@ -129,8 +151,8 @@ impl Bulkheads {
         &mut self,
         most: usize,
         is_crowded: bool,
-        now: Instant,
-    ) -> Vec<DeliveryClaim> {
+        now: ClaimedAt,
+    ) -> Vec<BegunClaim> {
         let mut begun = Vec::new();
         let mut turn: Vec<EndpointId> = self.with_waiting.iter().copied().collect();
         while begun.len() < most && !turn.is_empty() {
@@ -139,10 +161,10 @@ impl Bulkheads {
                     return false;
                 }
                 let Some(bulkhead) = self.endpoints.get_mut(endpoint) else { return false };
-                let Some(claim) = bulkhead.next(is_crowded, now) else { return false };
+                let Some(next) = bulkhead.next(is_crowded, now) else { return false };
                 self.waiting -= 1;
-                self.waiting_bytes -= claim.body.len();
-                begun.push(claim);
+                self.waiting_bytes -= next.claim.body.len();
+                begun.push(next);
                 true
             });
         }
@@ -198,14 +220,14 @@ impl Bulkheads {
         let mut holding = self.with_waiting.iter().filter_map(|one| self.endpoints.get(one));
         let is_any = holding.any(|bulkhead| {
             let oldest = bulkhead.waiting.front();
-            oldest.is_some_and(|one| now.duration_since(one.since) > bulkhead.waits_for())
+            oldest.is_some_and(|one| now.duration_since(one.asked.at) > bulkhead.waits_for())
         });
         if !is_any {
             return Vec::new();
         }
         self.take_waiting(|bulkhead| {
             let at_most = bulkhead.waits_for();
-            move |one| now.duration_since(one.since) > at_most
+            move |one| now.duration_since(one.asked.at) > at_most
         })
     }
 
@@ -302,10 +324,14 @@ mod tests {
         }
     }
 
+    fn asked(at: Instant) -> ClaimedAt {
+        ClaimedAt { at, operator_acts: 0 }
+    }
+
     /// Bulkheads with this many waiting claims of one endpoint.
     fn waiting(count: usize, now: Instant) -> Bulkheads {
         let mut bulkheads = Bulkheads::default();
-        (0..count).for_each(|_| bulkheads.add(claim(1), now));
+        (0..count).for_each(|_| bulkheads.add(claim(1), asked(now)));
         bulkheads
     }
 
@@ -313,22 +339,22 @@ mod tests {
     async fn a_window_doubles_with_each_success_and_falls_to_one_with_a_timeout() {
         let now = Instant::now();
         let mut bulkheads = waiting(100, now);
-        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 2);
-        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 0);
+        assert_eq!(bulkheads.begin(usize::MAX, false, asked(now)).len(), 2);
+        assert_eq!(bulkheads.begin(usize::MAX, false, asked(now)).len(), 0);
         bulkheads.ended(endpoint(1), now, AttemptClass::Success);
         // A window of four, and one attempt is still under way.
-        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 3);
+        assert_eq!(bulkheads.begin(usize::MAX, false, asked(now)).len(), 3);
         bulkheads.ended(endpoint(1), now, AttemptClass::Other);
-        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 1);
+        assert_eq!(bulkheads.begin(usize::MAX, false, asked(now)).len(), 1);
         bulkheads.ended(endpoint(1), now, AttemptClass::Timeout);
         // Three are under way, and the window is one.
-        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 0);
+        assert_eq!(bulkheads.begin(usize::MAX, false, asked(now)).len(), 0);
         for left in [2, 1] {
             bulkheads.ended(endpoint(1), now, AttemptClass::Other);
-            assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 0, "{left}");
+            assert_eq!(bulkheads.begin(usize::MAX, false, asked(now)).len(), 0, "{left}");
         }
         bulkheads.ended(endpoint(1), now, AttemptClass::Other);
-        assert_eq!(bulkheads.begin(usize::MAX, false, now).len(), 1);
+        assert_eq!(bulkheads.begin(usize::MAX, false, asked(now)).len(), 1);
         let begun = 2 + 3 + 1 + 1;
         assert_eq!(
             (bulkheads.waiting(), bulkheads.waiting_bytes()),
@@ -342,8 +368,8 @@ mod tests {
         let mut bulkheads = waiting(100, now);
         for ended in [0, 2, 4, 8, 16, 32, 64] {
             (0..ended).for_each(|_| drop(bulkheads.ended(endpoint(1), now, AttemptClass::Success)));
-            bulkheads.begin(usize::MAX, false, now);
-            (0..100).for_each(|_| bulkheads.add(claim(1), now));
+            bulkheads.begin(usize::MAX, false, asked(now));
+            (0..100).for_each(|_| bulkheads.add(claim(1), asked(now)));
         }
         assert_eq!(bulkheads.endpoints[&endpoint(1)].begun.len(), 64);
     }
@@ -352,9 +378,9 @@ mod tests {
     async fn endpoints_take_turns() {
         let now = Instant::now();
         let mut bulkheads = waiting(10, now);
-        (2..=5).for_each(|of| bulkheads.add(claim(of), now));
-        let begun = bulkheads.begin(5, false, now);
-        let mut endpoints: Vec<_> = begun.iter().map(|claim| claim.endpoint.id).collect();
+        (2..=5).for_each(|of| bulkheads.add(claim(of), asked(now)));
+        let begun = bulkheads.begin(5, false, asked(now));
+        let mut endpoints: Vec<_> = begun.iter().map(|begun| begun.claim.endpoint.id).collect();
         endpoints.sort();
         assert_eq!(endpoints, (1..=5).map(endpoint).collect::<Vec<_>>());
     }
@@ -364,11 +390,11 @@ mod tests {
         assert!(is_crowded(49, 100) && !is_crowded(50, 100));
         let now = Instant::now();
         let mut bulkheads = waiting(10, now);
-        assert_eq!(bulkheads.begin(1, false, now).len(), 1);
+        assert_eq!(bulkheads.begin(1, false, asked(now)).len(), 1);
         let later = now + SLOW_ATTEMPT_AGE + Duration::from_millis(1);
-        assert_eq!(bulkheads.begin(usize::MAX, true, later).len(), 0);
-        bulkheads.add(claim(2), later);
-        assert_eq!(bulkheads.begin(usize::MAX, true, later).len(), 1);
+        assert_eq!(bulkheads.begin(usize::MAX, true, asked(later)).len(), 0);
+        bulkheads.add(claim(2), asked(later));
+        assert_eq!(bulkheads.begin(usize::MAX, true, asked(later)).len(), 1);
         assert_eq!(bulkheads.waiting_for_slow(later).len(), 9);
         assert_eq!((bulkheads.waiting(), bulkheads.waiting_bytes()), (0, 0));
     }
@@ -377,7 +403,7 @@ mod tests {
     async fn a_claim_is_given_back_before_its_lease_could_end_in_the_middle_of_an_attempt() {
         let now = Instant::now();
         let mut bulkheads = waiting(5, now);
-        bulkheads.begin(usize::MAX, false, now);
+        bulkheads.begin(usize::MAX, false, asked(now));
         assert_eq!(bulkheads.overdue(now + WAITING_CLAIM_AGE_MAX).len(), 0);
         let late = now + WAITING_CLAIM_AGE_MAX + Duration::from_millis(1);
         assert_eq!(bulkheads.overdue(late).len(), 3);
@@ -402,8 +428,8 @@ mod tests {
             (vec![AttemptClass::Other; 2 * FAILURES_MAX as usize], false),
         ] {
             let mut bulkheads = waiting(100, now);
-            bulkheads.add(claim(2), now);
-            bulkheads.begin(usize::MAX, false, now);
+            bulkheads.add(claim(2), asked(now));
+            bulkheads.begin(usize::MAX, false, asked(now));
             let left = bulkheads.waiting();
             let given_back: usize =
                 endings.iter().map(|ending| bulkheads.ended(endpoint(1), now, *ending).len()).sum();
@@ -413,13 +439,30 @@ mod tests {
         }
     }
 
+    // An act on this node is counted. An act on another node is not, so the age of the claim must do.
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_waited_is_checked_after_an_act_of_an_operator_or_half_a_second() {
+        let now = Instant::now();
+        let late = now + UNCHECKED_CLAIM_AGE_MAX + Duration::from_millis(1);
+        for (at, operator_acts, expected) in [
+            (now, 0, false),
+            (now + UNCHECKED_CLAIM_AGE_MAX, 0, false),
+            (now, 1, true),
+            (late, 0, true),
+        ] {
+            let begun = waiting(1, now).begin(1, false, ClaimedAt { at, operator_acts });
+            assert_eq!(begun.len(), 1);
+            assert_eq!(begun[0].must_check, expected, "{operator_acts} acts");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_bounded_number_of_endpoints_is_remembered() {
         let now = Instant::now();
         let mut bulkheads = Bulkheads::default();
         for of in 0..=ENDPOINTS_REMEMBERED_MAX as u128 {
-            bulkheads.add(claim(of), now);
-            bulkheads.begin(1, false, now);
+            bulkheads.add(claim(of), asked(now));
+            bulkheads.begin(1, false, asked(now));
             bulkheads.ended(endpoint(of), now, AttemptClass::Success);
         }
         assert!(bulkheads.endpoints.len() <= ENDPOINTS_REMEMBERED_MAX);

@@ -57,6 +57,13 @@ pub(super) struct Attempt {
     pub(super) is_timeout: bool,
 }
 
+impl Attempt {
+    /// An attempt that was not made.
+    pub(super) fn given_back() -> Self {
+        Self { verdict: AttemptVerdict::GivenBack, took: Duration::ZERO, is_timeout: false }
+    }
+}
+
 impl EndpointCaller {
     /// Sends through `client`, with the secrets that `vault` opens. Endpoints whose address the receiving party
     /// chose are called through a client of their own, under the strictest rules.

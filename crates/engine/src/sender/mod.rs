@@ -19,11 +19,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::EndpointId;
 use hapax_core::failpoint;
 use hapax_core::store::{
-    AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, EndpointSignal, Exchanged, Held,
-    InspectOutbox, Outbox, StoreError,
+    AttemptOutcome, AttemptVerdict, DeliveryAsk, DeliveryClaim, DeliveryTarget, EndpointSignal,
+    Exchanged, Held, InspectOutbox, Outbox, StoreError,
 };
 use hapax_core::vault::KeyId;
 use metrics::{Counter, Histogram, counter, gauge, histogram};
@@ -34,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 use uuid::Uuid;
 
-use bulkheads::{AttemptClass, Bulkheads, is_crowded};
+use bulkheads::{AttemptClass, BegunClaim, Bulkheads, ClaimedAt, is_crowded};
 use endpoint_caller::Attempt;
 pub use endpoint_caller::{EndpointCaller, Ping};
 pub use endpoint_tallies::EndpointTallies;
@@ -152,6 +153,30 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
         }
     }
 
+    /// Whether a claim that has waited may be attempted: its delivery is still under way by this claim, and its
+    /// endpoint takes deliveries and is as it was at the claim. False also if the store cannot tell.
+    async fn still_holds(&self, claim: &DeliveryClaim) -> bool {
+        let read = async {
+            let delivery = self.store.delivery(claim.delivery).await?;
+            let endpoint = self.store.endpoint(claim.endpoint.id).await?;
+            Ok::<_, StoreError>((delivery, endpoint))
+        };
+        match read.await {
+            Ok((Some(delivery), Some(endpoint))) => {
+                // Each further claim of a delivery raises the number of its attempt.
+                delivery.status == DeliveryStatus::Sending
+                    && delivery.attempt == claim.attempt
+                    && endpoint.disabled.is_none()
+                    && DeliveryTarget::of(&endpoint) == *claim.endpoint
+            }
+            Ok((_, _)) => false,
+            Err(error) => {
+                debug!(%error, "reading a claimed delivery again: {error}");
+                false
+            }
+        }
+    }
+
     async fn set_gauges(&self) -> Result<(), StoreError> {
         let backlog = self.store.delivery_backlog().await?;
         let overdue = |due| (self.now)().duration_since(due).as_secs_f64().max(0.0);
@@ -219,7 +244,7 @@ struct ClaimBudget {
 struct FinishedExchange {
     /// When the exchange began. A lease begins during the exchange, so this is the time from which
     /// the age of its claims counts.
-    began: Instant,
+    began: ClaimedAt,
     outcomes: Vec<AttemptOutcome>,
     asking: ClaimBudget,
     answer: Result<Exchanged, StoreError>,
@@ -277,7 +302,8 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         let free = slots.saturating_sub(self.in_flight.len());
         // Overdue claims are taken first: if this process was paused, their leases may have ended.
         let mut given_back = self.bulkheads.overdue(now);
-        let begun = self.bulkheads.begin(free, is_crowded(free, slots), now);
+        let asked = ClaimedAt { at: now, operator_acts: self.sender.store.operator_acts() };
+        let begun = self.bulkheads.begin(free, is_crowded(free, slots), asked);
         let count = begun.len();
         for claim in begun {
             self.begin(&setup.endpoint_caller, claim, now);
@@ -346,9 +372,10 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         self.asked.slots += asking.slots;
         self.asked.bytes += asking.bytes;
         let sender = Arc::clone(&self.sender);
+        let began = ClaimedAt { at: now, operator_acts: sender.store.operator_acts() };
         self.exchanges.spawn(async move {
             let answer = sender.store.exchange(outcomes.clone(), ask).await;
-            FinishedExchange { began: now, outcomes, asking, answer }
+            FinishedExchange { began, outcomes, asking, answer }
         });
     }
 
@@ -432,18 +459,16 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
         });
     }
 
-    fn begin(
-        &mut self,
-        endpoint_caller: &Arc<EndpointCaller>,
-        claim: DeliveryClaim,
-        began: Instant,
-    ) {
+    fn begin(&mut self, endpoint_caller: &Arc<EndpointCaller>, begun: BegunClaim, began: Instant) {
+        let BegunClaim { claim, must_check } = begun;
         let (endpoint, bytes) = (claim.endpoint.id, claim.body.len());
         let (endpoint_caller, sender) = (Arc::clone(endpoint_caller), Arc::clone(&self.sender));
         let begun = self.in_flight.spawn(async move {
             failpoint!("sender.claimed");
-            let Attempt { verdict, took, is_timeout } =
-                endpoint_caller.attempt(&claim, &sender.now).await;
+            let Attempt { verdict, took, is_timeout } = match must_check {
+                true if !sender.still_holds(&claim).await => Attempt::given_back(),
+                true | false => endpoint_caller.attempt(&claim, &sender.now).await,
+            };
             failpoint!("sender.answered");
             sender.endpoint_tallies.count(endpoint, &verdict, took, (sender.now)());
             let ending = match (&verdict, is_timeout) {
@@ -582,12 +607,17 @@ impl SenderMetrics {
     }
 
     fn count(&self, outcome: &AttemptOutcome, held: Held) {
+        if outcome.verdict == AttemptVerdict::GivenBack {
+            // No attempt was made. If the message was cancelled meanwhile, nothing was lost either.
+            return self.given_back.increment(1);
+        }
         self.seconds.record(outcome.took);
         match (held, &outcome.verdict) {
             (Held::Lost, _) => self.lost.increment(1),
             (Held::Kept, AttemptVerdict::Delivered(_)) => self.delivered.increment(1),
-            (Held::Kept, AttemptVerdict::Failed { .. }) => self.failed.increment(1),
-            (Held::Kept, AttemptVerdict::GivenBack) => self.given_back.increment(1),
+            (Held::Kept, AttemptVerdict::Failed { .. } | AttemptVerdict::GivenBack) => {
+                self.failed.increment(1);
+            }
         }
     }
 }

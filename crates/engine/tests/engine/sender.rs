@@ -8,13 +8,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::{
-    AddressChoice, EndpointChanged, EndpointId, EndpointSealed, EndpointSettings, NewEndpoint,
+    AddressChoice, EndpointAct, EndpointChanged, EndpointId, EndpointRecord, EndpointSealed,
+    EndpointSettings, NewEndpoint,
 };
 use hapax_core::endpoint_secret::{EndpointSecrets, Signing, SigningSecret};
 use hapax_core::handler::TypeFilter;
 use hapax_core::store::{
     Action, AttemptVerdict, DeliveryAsk, DeliveryDetail, DeliveryFilter, DeliveryTarget,
-    InspectOutbox as _, NewMessage, Outbox as _,
+    InspectOutbox as _, MessageAct, MessageRef, NewMessage, Outbox as _,
 };
 use hapax_core::vault::{SealContext, Vault, VaultKey};
 use hapax_core::{Tenant, Timestamp};
@@ -323,6 +324,57 @@ async fn claims_that_were_not_begun_are_given_back_at_a_stop() {
     running.stop().await;
     assert_eq!(store.count(DeliveryStatus::Waiting).await, 5);
     assert_eq!(sink.requests("fine")[0], 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn after_an_act_of_an_operator_no_claim_that_waits_is_attempted() {
+    // Two attempts are under way, and eight claims wait for them with the data of before.
+    let moved = |record: &EndpointRecord, at: SocketAddr| EndpointSettings {
+        url: format!("http://{at}/moved"),
+        ..record.settings.clone()
+    };
+    for act in ["disable", "delete", "move", "cancel"] {
+        let (store, sink) = (Outbox::new(), Sink::start().await);
+        store.publish(sink.at, "hang", 10, 10).await;
+        let running = start(&store, 64, MANY_BYTES, DRAIN);
+        sink.until_open(2).await;
+        store.until(DeliveryStatus::Sending, 10).await;
+        let deliveries = store.deliveries().await;
+        let (inner, endpoint) = (store.faults.inner(), deliveries[0].endpoint);
+        let by = || Action { who: "ops".to_owned(), reason: None, at: Timestamp::now() };
+        let record = inner.endpoint(endpoint).await.unwrap().unwrap();
+        let change = match act {
+            "disable" => Some(EndpointAct::Disable { reason: "it is being moved".to_owned() }),
+            "delete" => Some(EndpointAct::Delete),
+            "move" => Some(EndpointAct::Change {
+                version: record.version,
+                settings: Box::new(moved(&record, sink.at)),
+                sealed: record.sealed.clone(),
+            }),
+            _cancel => None,
+        };
+        match change {
+            Some(change) => {
+                inner.change_endpoint(endpoint, change, by()).await.unwrap();
+            }
+            None => {
+                for delivery in &deliveries {
+                    let id = delivery.message.clone();
+                    let message = MessageRef { tenant: Tenant::default(), id };
+                    let cancelled = inner.change_message(message, MessageAct::Cancel, by()).await;
+                    assert_eq!(cancelled.unwrap().map(|changed| changed.len()), Some(1));
+                }
+            }
+        }
+        sink.seen.released.notify_waiters();
+        let moves = act == "move";
+        store.until(DeliveryStatus::Delivered, if moves { 10 } else { 2 }).await;
+        within(store.faults.until(|_| store.given_back() >= 8)).await;
+        running.stop().await;
+        assert_eq!(sink.requests("hang")[0], 2, "after {act}");
+        assert_eq!(sink.requests("moved")[0], if moves { 8 } else { 0 }, "after {act}");
+        assert_eq!(store.given_back(), 8, "after {act}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -52,6 +52,7 @@ use hapax_core::{EventKey, KeyHash, SourceName, Tenant, Timestamp};
 use tokio::sync::Notify;
 
 use crate::Clock;
+use crate::operator_acts::OperatorActs;
 use crate::wait::{NextDue, wait};
 use order::Resource;
 use outbox::{
@@ -68,6 +69,7 @@ pub struct MemoryStore {
     effect: Effect,
     arrived: Notify,
     deliveries_due: Notify,
+    operator_acts: OperatorActs,
 }
 
 impl MemoryStore {
@@ -84,6 +86,7 @@ impl MemoryStore {
             effect: Arc::new(|_, _| Ok(None)),
             arrived: Notify::new(),
             deliveries_due: Notify::new(),
+            operator_acts: OperatorActs::default(),
         }
     }
 

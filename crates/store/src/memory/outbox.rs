@@ -128,6 +128,10 @@ impl Outbox for MemoryStore {
         Ok(exchanged)
     }
 
+    fn operator_acts(&self) -> u64 {
+        self.operator_acts.so_far()
+    }
+
     async fn wait_for_deliveries(&self, at_most: Duration) {
         // The caller does the same after a notification and after the timeout.
         let _ = tokio::time::timeout(at_most, self.deliveries_due.notified()).await;
@@ -148,6 +152,7 @@ impl Outbox for MemoryStore {
         _by: Action,
     ) -> Result<EndpointChanged, StoreError> {
         let changed = self.model().change_endpoint(endpoint, act, self.now());
+        self.operator_acts.count();
         self.hint_deliveries();
         Ok(changed)
     }
@@ -179,6 +184,7 @@ impl Outbox for MemoryStore {
         by: Action,
     ) -> Result<Option<Vec<DeliveryId>>, StoreError> {
         let changed = self.model().change_message(&message, act, &by, self.now());
+        self.operator_acts.count();
         self.hint_deliveries();
         Ok(changed)
     }

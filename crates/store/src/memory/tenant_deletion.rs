@@ -20,7 +20,9 @@ impl TenantDeletions for MemoryStore {
         tenant: Tenant,
         _by: Action,
     ) -> Result<TenantDeletion, StoreError> {
-        Ok(self.model().delete_tenant(tenant, self.now()))
+        let begun = self.model().delete_tenant(tenant, self.now());
+        self.operator_acts.count();
+        Ok(begun)
     }
 
     async fn erase(&self, limit: usize) -> Result<bool, StoreError> {

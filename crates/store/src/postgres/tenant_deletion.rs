@@ -18,7 +18,11 @@ impl TenantDeletions for PgStore {
         tenant: Tenant,
         by: Action,
     ) -> Result<TenantDeletion, StoreError> {
-        self.act(move |shared| async move { retried(|| begin(&shared, &tenant, &by)).await }).await
+        let begun = self
+            .act(move |shared| async move { retried(|| begin(&shared, &tenant, &by)).await })
+            .await;
+        self.shared.sending.changed();
+        begun
     }
 
     async fn erase(&self, limit: usize) -> Result<bool, StoreError> {

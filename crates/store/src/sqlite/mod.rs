@@ -70,6 +70,7 @@ use crate::copies::Copies;
 use crate::copy_pacing::CopyPacing;
 use crate::known_nodes::KnownNodes;
 use crate::limits::READ_FLUSH_MAX;
+use crate::operator_acts::OperatorActs;
 use crate::recent::RecentEvents;
 use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
@@ -134,6 +135,7 @@ struct Shared {
     arrived: Notify,
     /// Holds a notification while deliveries may be due and no sender has asked for them.
     deliveries: Notify,
+    operator_acts: OperatorActs,
 }
 
 impl Shared {
@@ -158,6 +160,7 @@ impl SqliteStore {
             nodes: Mutex::default(),
             arrived: Notify::new(),
             deliveries: Notify::new(),
+            operator_acts: OperatorActs::default(),
         });
         let path = place.path().to_owned();
         let clock = ReadClock(Arc::clone(&options.clock));

@@ -24,7 +24,9 @@ impl TenantDeletions for SqliteStore {
         tenant: Tenant,
         by: Action,
     ) -> Result<TenantDeletion, StoreError> {
-        self.writer.act(move |writer| begin(writer, &tenant, &by)).await
+        let begun = self.writer.act(move |writer| begin(writer, &tenant, &by)).await;
+        self.shared.operator_acts.count();
+        begun
     }
 
     async fn erase(&self, limit: usize) -> Result<bool, StoreError> {

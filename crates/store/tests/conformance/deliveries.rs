@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::Tenant;
 use hapax_core::delivery::{DeliveryId, DeliveryStatus, OUTCOME_LOST};
 use hapax_core::endpoint::EndpointSettings;
 use hapax_core::job::{Fence, Retry};
@@ -631,4 +632,31 @@ pub(crate) async fn cancelling_a_message_ends_its_open_deliveries<S: Sending>(wo
     assert_eq!(replayed, expected);
     assert_eq!(world.act_on("m1", MessageAct::Replay).await, Some(Vec::new()), "all are due");
     assert_eq!(world.act_on("unknown", MessageAct::Replay).await, None);
+}
+
+pub(crate) async fn each_act_that_may_end_claims_is_counted_before_its_answer<S: Sending>(
+    world: World<S>,
+) {
+    // A sender holds claims in memory. The count shows it that the claims of before may have ended.
+    let endpoint = world.add(settings()).await;
+    world.send(message("m1")).await;
+    world.take_one().await;
+    let mut before = world.store.operator_acts();
+    let mut counted = |act: &str, now: u64| {
+        assert!(now > before, "{act} was not counted");
+        before = now;
+    };
+    world.set(endpoint, EndpointSettings::at("https://example.com/moved")).await;
+    counted("a change", world.store.operator_acts());
+    world.disable(endpoint).await;
+    counted("disabling", world.store.operator_acts());
+    world.act_on("m1", MessageAct::Cancel).await;
+    counted("a cancellation", world.store.operator_acts());
+    world.delete(endpoint).await;
+    counted("a deletion", world.store.operator_acts());
+    world.store.delete_tenant(Tenant::default(), world.by("erase")).await.expect("begins");
+    counted("the deletion of a tenant", world.store.operator_acts());
+    world.send(message("m2")).await;
+    world.take(ALL).await;
+    assert_eq!(world.store.operator_acts(), before, "no operator acted");
 }

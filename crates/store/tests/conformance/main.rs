@@ -333,6 +333,7 @@ on_every_working_store! {
         a_late_sender_cannot_settle_a_reclaimed_delivery,
         an_expired_lease_is_a_lost_attempt_that_uses_no_step,
         deliveries_that_were_lost_together_do_not_come_due_together,
+        each_act_that_may_end_claims_is_counted_before_its_answer,
         a_late_delivered_counts_and_a_late_failed_does_not,
         failed_attempts_follow_the_schedule_and_then_the_delivery_is_dead,
         the_first_attempt_waits_where_the_schedule_says_so,

@@ -36,6 +36,7 @@ use super::PgStore;
 use super::claim_hints::ClaimHints;
 use super::connect::retried;
 use crate::limits::DELIVERY_POLL_EVERY;
+use crate::operator_acts::OperatorActs;
 
 pub(super) use prune::{MessageRound, slice as prune_messages};
 pub(super) use publish::{Publisher, start as start_publishers};
@@ -49,6 +50,7 @@ pub(super) struct SenderState {
     turn: Mutex<ExchangeCursor>,
     /// The last endpoint that this round of expiry has checked.
     expired_up_to: AtomicI32,
+    operator_acts: OperatorActs,
 }
 
 /// Where the next exchange begins.
@@ -64,9 +66,10 @@ impl SenderState {
         self.turn.lock().expect("no panic happens under this lock")
     }
 
-    /// Wakes the sender after an act of an operator. The hints are cleared, because deliveries may
+    /// Counts an act of an operator and wakes the sender. The hints are cleared, because deliveries may
     /// be due since an earlier time.
-    fn changed(&self) {
+    pub(super) fn changed(&self) {
+        self.operator_acts.count();
         self.turn().hints.forget();
         self.hint();
     }
@@ -100,6 +103,10 @@ impl Outbox for PgStore {
         .await
     }
 
+    fn operator_acts(&self) -> u64 {
+        self.shared.sending.operator_acts.so_far()
+    }
+
     async fn wait_for_deliveries(&self, at_most: Duration) {
         // Other nodes, and users' transactions, publish without notifying this one.
         let wait = at_most.min(DELIVERY_POLL_EVERY);
@@ -127,9 +134,9 @@ impl Outbox for PgStore {
             .act(move |shared| async move {
                 retried(|| endpoints::change(&shared, endpoint, &act, &by)).await
             })
-            .await?;
+            .await;
         self.shared.sending.changed();
-        Ok(changed)
+        changed
     }
 
     async fn replay_delivery(
@@ -170,9 +177,9 @@ impl Outbox for PgStore {
             .act(move |shared| async move {
                 retried(|| operator_actions::change_message(&shared, &message, act, &by)).await
             })
-            .await?;
+            .await;
         self.shared.sending.changed();
-        Ok(changed)
+        changed
     }
 
     async fn cancel_orphans(&self, limit: usize) -> Result<bool, StoreError> {

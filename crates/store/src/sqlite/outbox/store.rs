@@ -57,6 +57,10 @@ impl Outbox for SqliteStore {
         2
     }
 
+    fn operator_acts(&self) -> u64 {
+        self.shared.operator_acts.so_far()
+    }
+
     async fn wait_for_deliveries(&self, at_most: Duration) {
         // The writer keeps a notification for the next sender that waits, so no notification is
         // missed.
@@ -77,7 +81,11 @@ impl Outbox for SqliteStore {
         act: EndpointAct,
         by: Action,
     ) -> Result<EndpointChanged, StoreError> {
-        self.writer.act(move |writer| writer.outbox.change(&writer.conn, endpoint, act, &by)).await
+        let change =
+            move |writer: &mut Writer| writer.outbox.change(&writer.conn, endpoint, act, &by);
+        let changed = self.writer.act(change).await;
+        self.shared.operator_acts.count();
+        changed
     }
 
     async fn replay_delivery(
@@ -112,12 +120,15 @@ impl Outbox for SqliteStore {
         act: MessageAct,
         by: Action,
     ) -> Result<Option<Vec<DeliveryId>>, StoreError> {
-        self.writer
+        let changed = self
+            .writer
             .act(move |writer| {
                 let now = writer.now();
                 writer.outbox.change_message(&writer.conn, &message, act, &by, now)
             })
-            .await
+            .await;
+        self.shared.operator_acts.count();
+        changed
     }
 
     async fn cancel_orphans(&self, limit: usize) -> Result<bool, StoreError> {
