@@ -476,7 +476,7 @@ impl Envelope {
     fn identity(&self, view: &View<'_, '_>, body: &Bytes) -> Result<Identity, Refusal> {
         match &self.id {
             Id::FirstOf(selectors) => first_of(view, selectors, body),
-            Id::Joined(selectors) => joined(view, selectors),
+            Id::Joined(selectors) => joined(view, selectors, body),
             Id::Hash { fields, within } => {
                 Ok(Identity::Derived { digest: digest(view, fields, body)?, within: *within })
             }
@@ -557,7 +557,7 @@ fn preset_id(compiler: &mut Compiler, id: &PresetId) -> Result<Id, SelectorError
     Ok(match id {
         PresetId::Selector(text) => Id::FirstOf(vec![compiler.selector("event_id", text)?]),
         PresetId::FirstOf(texts) => Id::FirstOf(compiler.preset_fields(texts)?),
-        PresetId::Joined(texts) => Id::Joined(compiler.selectors("event_id", texts)?),
+        PresetId::Joined(texts) => Id::Joined(compiler.preset_fields(texts)?),
         PresetId::Hash { fields, within } => Id::Hash {
             fields: compiler.preset_fields(fields)?,
             within: within.map(Duration::from_secs),
@@ -587,13 +587,17 @@ fn first_of(
 }
 
 /// All parts, joined with `:`. A backslash before every `:` and `\` inside a part keeps parts apart.
-fn joined(view: &View<'_, '_>, selectors: &[Selector]) -> Result<Identity, Refusal> {
+fn joined(view: &View<'_, '_>, selectors: &[Selector], body: &Bytes) -> Result<Identity, Refusal> {
     let mut whole = String::new();
     for (place, selector) in selectors.iter().enumerate() {
-        let Some(found) = view.find(selector)? else { return no_id(selectors) };
         if place > 0 {
             whole.push(':');
         }
+        if selector.is_digest() {
+            whole.push_str(&digest(view, std::slice::from_ref(selector), body)?);
+            continue;
+        }
+        let Some(found) = view.find(selector)? else { return no_id(selectors) };
         let part = match found.as_flag() {
             Some(flag) if place > 0 => flag.to_owned(),
             Some(_) | None => id_text(selector, &found)?,

@@ -39,8 +39,10 @@ pub(super) const WOOCOMMERCE: Preset = Preset {
     secret: "text; the shop decodes HTML entities in it before it signs, and so does Hapax",
     unsigned: "every header: topic and delivery id among them",
     retries: "none; disabled after more than 5 failures in a row",
+    // The shop makes the delivery id from the webhook's number and the second. So two events of one second have
+    // one delivery id, and only their bodies distinguish them.
     envelope: PresetEnvelope {
-        id: PresetId::Selector("header:x-wc-webhook-delivery-id"),
+        id: PresetId::Joined(&["header:x-wc-webhook-delivery-id", "body"]),
         event_type: &["header:x-wc-webhook-topic"],
         ..JSON
     },
@@ -83,7 +85,13 @@ pub(super) const INTERCOM: Preset = Preset {
     }),
     secret: "the app's client secret, used as it is",
     retries: "one, after 1 min (unconfirmed); 7 days of errors suspend it",
-    envelope: PresetEnvelope { event_type: &["/topic"], occurred_at: Some("/created_at"), ..JSON },
+    // The ping that Intercom sends when a webhook is set up has `"id":null`.
+    envelope: PresetEnvelope {
+        id: PresetId::FirstOf(&["/id", "body"]),
+        event_type: &["/topic"],
+        occurred_at: Some("/created_at"),
+        ..JSON
+    },
     ..BASE
 };
 

@@ -82,8 +82,8 @@ pub enum PresetGuard {
 /// Where a sender puts id, type and time.
 ///
 /// A selector is a JSON pointer (relative to the item where there are several, `outer:/pointer` for the whole
-/// body), `header:name`, `form:Name` or `query:name`. Among hashed fields, or as the last of several, `body` is
-/// the hash of the item's bytes and `signed` the hash of the signed content.
+/// body), `header:name`, `form:Name` or `query:name`. Among hashed or joined fields, or as the last of several,
+/// `body` is the hash of the item's bytes and `signed` the hash of the signed content.
 #[derive(Debug, Clone, Copy)]
 pub struct PresetEnvelope {
     /// JSON pointer of the array of events in a body with several (`""`: the body itself is the array). A `*`

@@ -158,15 +158,22 @@ pub(super) const PAYSTACK: Preset = Preset {
     }),
     secret: "the secret API key, used as it is",
     retries: "live: every 3 min for 4 tries, then hourly for 72 hours (unconfirmed)",
-    // There is no event id: the resource, its state and a time identify an event.
+    // There is no event id: the resource, its state and a time identify an event. Refunds, invoices and events of
+    // customers have no `/data/id`.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &[
                 "/event",
                 "/data/id",
                 "/data/reference",
+                "/data/transaction_reference",
+                "/data/refund_reference",
+                "/data/amount",
+                "/data/invoice_code",
                 "/data/subscription_code",
                 "/data/transfer_code",
+                "/data/customer_code",
+                "/data/customer/customer_code",
                 "/data/status",
                 "/data/paid_at",
                 "/data/updated_at",

@@ -199,10 +199,10 @@ impl Scheme {
         }
         let id_header = match preset.envelope.id {
             PresetId::Selector(selector) => selector.strip_prefix("header:"),
-            PresetId::FirstOf(selectors) => {
+            PresetId::FirstOf(selectors) | PresetId::Joined(selectors) => {
                 selectors.first().and_then(|selector| selector.strip_prefix("header:"))
             }
-            PresetId::Joined(_) | PresetId::Hash { .. } => None,
+            PresetId::Hash { .. } => None,
         };
         let type_header = match preset.guard {
             PresetGuard::SignedAndType => preset

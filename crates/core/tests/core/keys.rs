@@ -184,6 +184,23 @@ fn two_events_of_one_resource_are_two_events_for_every_other_sender_without_an_i
         r#"{"event":"charge.success","data":{"id":1,"status":"success","reference":"r"}}"#,
         r#"{"event":"charge.dispute.create","data":{"id":1,"status":"awaiting","reference":"r"}}"#,
     );
+    let refund = |transaction: &str, amount: u32| {
+        format!(
+            r#"{{"event":"refund.processed","data":{{"status":"processed","transaction_reference":"{transaction}","refund_reference":null,"amount":"{amount}","currency":"NGN","domain":"live"}}}}"#
+        )
+    };
+    check_updates("paystack", &refund("T1", 5000), &refund("T2", 5000));
+    check_updates("paystack", &refund("T1", 5000), &refund("T1", 2000));
+    check_updates(
+        "paystack",
+        r#"{"event":"customeridentification.success","data":{"customer_id":1,"customer_code":"CUS_1"}}"#,
+        r#"{"event":"customeridentification.success","data":{"customer_id":2,"customer_code":"CUS_2"}}"#,
+    );
+    check_updates(
+        "paystack",
+        r#"{"event":"invoice.update","data":{"invoice_code":"INV_1","status":"success","paid_at":"2026-01-01T00:00:07.000Z","created_at":"2026-01-01T00:00:06.000Z"}}"#,
+        r#"{"event":"invoice.update","data":{"invoice_code":"INV_2","status":"success","paid_at":"2026-01-01T00:00:07.000Z","created_at":"2026-01-01T00:00:06.000Z"}}"#,
+    );
     check_updates(
         "flutterwave",
         r#"{"event":"charge.completed","data":{"id":285959875,"status":"pending"}}"#,
@@ -214,6 +231,33 @@ fn two_events_of_one_resource_are_two_events_for_every_other_sender_without_an_i
         r#"[{"eventId":1,"subscriptionId":1,"portalId":2,"occurredAt":1767225607000,"subscriptionType":"contact.creation","attemptNumber":0,"objectId":3}]"#,
         r#"[{"eventId":1,"subscriptionId":2,"portalId":2,"occurredAt":1767225607000,"subscriptionType":"contact.creation","attemptNumber":0,"objectId":3}]"#,
     );
+}
+
+#[test]
+fn two_events_of_a_shop_in_one_second_are_two_events() {
+    // WooCommerce makes the delivery id from the number of the webhook and the second.
+    let identity = |id: &str, body: &str| {
+        let headers = [("x-wc-webhook-delivery-id", id), ("x-wc-webhook-topic", "order.created")];
+        read("woocommerce", &headers, body)[0].identity.clone()
+    };
+    let (first, second) =
+        (r#"{"id":727,"status":"processing"}"#, r#"{"id":728,"status":"processing"}"#);
+    assert_eq!(identity("d1", first), identity("d1", first));
+    assert_ne!(identity("d1", first), identity("d1", second));
+    assert_ne!(identity("d1", first), identity("d2", first));
+    assert!(matches!(identity("d1", first), Identity::Given(id) if id.starts_with("d1:")));
+}
+
+#[test]
+fn the_ping_of_intercom_is_an_event_although_its_id_is_null() {
+    let ping = |at: u32| {
+        format!(
+            r#"{{"type":"notification_event","data":{{"item":{{"type":"ping"}}}},"id":null,"topic":"ping","created_at":{at}}}"#
+        )
+    };
+    check_updates("intercom", &ping(1_513_173_200), &ping(1_513_173_201));
+    let event = r#"{"type":"notification_event","id":"notif_1","topic":"user.created"}"#;
+    assert_eq!(read("intercom", &[], event)[0].identity, Identity::Given("notif_1".into()));
 }
 
 #[test]
