@@ -47,7 +47,8 @@ impl Neighbours {
 }
 
 /// The second key of an event: a hash of everything that was signed. The first key recognises
-/// retries; this one recognises a captured request that is sent again under another id.
+/// retries; this one recognises a captured request that is sent again under another id. If the sender counts
+/// its attempts inside the event, the hash leaves the counters out and recognises copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContentGuard {
     /// The hash of the signed content, scoped by tenant and source.
@@ -74,7 +75,7 @@ pub enum GuardSeen {
     /// The id is the sender's own: the same signed content under another id is a suspected replay. A
     /// suspected replay goes to review under [another key](Receipt::if_replay).
     Review,
-    /// The id is derived: the arrival is a copy of the event that holds the guard.
+    /// The id is derived, or part of the guarded content: the arrival is a copy of the event that holds the guard.
     Duplicate,
 }
 
@@ -119,7 +120,8 @@ impl Receipt {
         self.if_replay.as_ref()
     }
 
-    /// Set where the source is guarded: something is signed, and the signed content does not fix the id.
+    /// Set where the source is guarded: something is signed, and the signed content does not fix the id. Also set
+    /// where the sender counts its attempts inside the event.
     pub fn guard(&self) -> Option<ContentGuard> {
         self.guard
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::envelope::{Envelope, EnvelopeSpec, Origin, SelectorError};
 use crate::handshake::{Challenge, HandshakeKeys};
+use crate::json::Pointer;
 use crate::key::{SourceName, Tenant};
 use crate::presets::{self, Ack, Preset, PresetGuard};
 use crate::scheme::coverage::BodyCovered;
@@ -95,6 +96,8 @@ pub struct Source {
     pub(crate) replay_guard: ReplayGuard,
     /// Whether the type is part of the guard.
     pub(crate) guards_type: bool,
+    /// The values of an event that change with each attempt. Empty if the source is guarded.
+    pub(crate) counters: Vec<Pointer>,
     pub(crate) handshake: HandshakeKeys,
     /// One for each secret, in their order.
     pub(crate) verifiers: Vec<Verifier>,
@@ -166,6 +169,10 @@ impl Source {
             }
             None => guard_by_default(preset, &scheme, &envelope),
         };
+        let counters = match replay_guard {
+            ReplayGuard::Off => counters(preset, &spec.envelope),
+            ReplayGuard::Signed => Vec::new(),
+        };
         Ok(Self {
             verifiers: verifiers(&spec),
             tenant: spec.tenant,
@@ -180,6 +187,7 @@ impl Source {
             late,
             replay_guard,
             guards_type,
+            counters,
             handshake: HandshakeKeys::new(&spec.secrets, &spec.params),
         })
     }
@@ -259,6 +267,17 @@ impl Source {
     /// Whether the scheme signs a timestamp. Without one, keys never expire by default.
     pub fn signs_time(&self) -> bool {
         self.scheme.signs_time()
+    }
+}
+
+/// The counters of a preset, unless the config names another id or other events in the body.
+fn counters(preset: Option<&'static Preset>, envelope: &EnvelopeSpec) -> Vec<Pointer> {
+    match preset {
+        Some(preset) if envelope.event_id.is_none() && envelope.items.is_none() => {
+            let pointer = |text: &&str| Pointer::parse(text).expect("written in a preset");
+            preset.counters.iter().map(pointer).collect()
+        }
+        Some(_) | None => Vec::new(),
     }
 }
 

@@ -8,6 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::arrival::Arrival;
 use crate::envelope::{Identity, Item};
 use crate::handshake::HandshakeReply;
+use crate::json::{self, Pointer};
 use crate::key::{EventKey, KeyHash};
 use crate::receipt::{ContentGuard, GuardKeep, GuardSeen, Neighbours, Receipt, Timeliness};
 use crate::scheme::SignedContent;
@@ -120,7 +121,10 @@ pub fn verify_with_key(
         .into_iter()
         .enumerate()
         .map(|(place, item)| {
-            let guard = guard_of(source, &content, place, &item);
+            let guard = match source.counters.as_slice() {
+                [] => guard_of(source, &content, place, &item),
+                counters => Some(guard_beside(counters, source, &item)),
+            };
             receipt(source, item, guard, timeliness, now)
         })
         .collect();
@@ -194,6 +198,22 @@ fn guard_of(
     })
 }
 
+/// The guard of an event whose sender counts attempts inside it: the hash of the event without these counters. The
+/// id is part of that content, so only copies of one event have the same guard.
+fn guard_beside(counters: &[Pointer], source: &Source, item: &Item) -> ContentGuard {
+    // A repeated key is ambiguous. Such a body is compared as a whole.
+    let spans = json::spans(&item.body, counters).unwrap_or_default();
+    let starts = std::iter::once(0).chain(spans.iter().map(|(_, end)| *end));
+    let ends = spans.iter().map(|(start, _)| *start).chain([item.body.len()]);
+    let beside = starts.zip(ends).map(|(start, end)| &item.body[start..end]);
+    let scope = [source.tenant.as_str(), source.name.as_str()].map(str::as_bytes);
+    ContentGuard {
+        hash: KeyHash::of(b"beside counters", scope.into_iter().chain(beside)),
+        keep: GuardKeep::WithKeys,
+        seen: GuardSeen::Duplicate,
+    }
+}
+
 fn receipt(
     source: &Source,
     item: Item,
@@ -208,7 +228,6 @@ fn receipt(
         event_id,
     };
     let body_hash = KeyHash::of_body(&item.body);
-    let given = matches!(item.identity, Identity::Given(_));
     let (key, neighbours, if_conflict) = match item.identity {
         Identity::Given(event_id) => (key(event_id), None, None),
         Identity::Derived { digest, within: None } => {
@@ -228,7 +247,9 @@ fn receipt(
             (key(format!("{digest}@{bucket}").into()), Some(neighbours), Some(key(other.into())))
         }
     };
-    let if_replay = (given && guard.is_some()).then(|| key.of_suspected_replay(body_hash));
+    let if_replay = guard
+        .is_some_and(|guard| guard.seen == GuardSeen::Review)
+        .then(|| key.of_suspected_replay(body_hash));
     Receipt {
         key_hash: key.hash(),
         key,

@@ -73,6 +73,7 @@ pub(super) const HUBSPOT: Preset = Preset {
         occurred_at: Some("/occurredAt"),
         ..JSON
     },
+    counters: &["/attemptNumber"],
     ..BASE
 };
 
@@ -92,6 +93,7 @@ pub(super) const INTERCOM: Preset = Preset {
         occurred_at: Some("/created_at"),
         ..JSON
     },
+    counters: &["/delivery_attempts", "/delivery_status", "/delivered_at"],
     ..BASE
 };
 
@@ -148,7 +150,6 @@ pub(super) const DOCUSIGN: Preset = Preset {
     }),
     secret: "the HMAC key, used as it is; any of the account's keys",
     retries: "at most every 24 hours, 10 at most, where acknowledgement is required",
-    // Without `retryCount`, which differs between copies of one event.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &["/event", "/data/envelopeId", "/data/recipientId", "/generatedDateTime"],
@@ -158,6 +159,7 @@ pub(super) const DOCUSIGN: Preset = Preset {
         occurred_at: Some("/generatedDateTime"),
         ..JSON
     },
+    counters: &["/retryCount"],
     ..BASE
 };
 

@@ -301,6 +301,7 @@ pub(super) const LINE: Preset = Preset {
         occurred_at: Some("/timestamp"),
         ..JSON
     },
+    counters: &["/deliveryContext/isRedelivery"],
     ..BASE
 };
 
@@ -353,6 +354,7 @@ pub(super) const TELNYX: Preset = Preset {
         occurred_at: Some("/data/occurred_at"),
         ..JSON
     },
+    counters: &["/meta/attempt", "/meta/delivered_to"],
     ..BASE
 };
 

@@ -51,6 +51,10 @@ pub struct Preset {
     pub signs_retries_afresh: bool,
     /// The content that its guard covers, where the id is not signed.
     pub guard: PresetGuard,
+    /// JSON pointers to values that the sender changes with each attempt, such as the number of the attempt. They
+    /// are relative to an event. Copies that differ in nothing else are duplicates and no conflicts. Only for
+    /// senders that sign the id in the body.
+    pub counters: &'static [&'static str],
     /// The answer that it requires.
     pub ack: Ack,
     /// Its handshake, if it has one.
@@ -331,6 +335,7 @@ const BASE: Preset = Preset {
     envelope: JSON,
     signs_retries_afresh: false,
     guard: PresetGuard::Signed,
+    counters: &[],
     ack: Ack::Plain,
     challenge: None,
 };

@@ -238,6 +238,7 @@ pub(super) const COINBASE_COMMERCE: Preset = Preset {
         occurred_at: Some("/event/created_at"),
         ..JSON
     },
+    counters: &["/attempt_number", "/scheduled_for"],
     ..BASE
 };
 

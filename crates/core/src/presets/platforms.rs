@@ -239,6 +239,7 @@ pub(super) const MUX: Preset = Preset {
     unsigned: "every other header",
     tolerance: "5 minutes into the past; its library does not bound the future, Hapax does",
     envelope: PresetEnvelope { occurred_at: Some("/created_at"), ..JSON },
+    counters: &["/attempts"],
     ..BASE
 };
 

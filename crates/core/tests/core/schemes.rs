@@ -590,7 +590,10 @@ fn a_guard_is_the_hash_of_the_signed_content_and_of_nothing_else() {
         let source = with(preset, &RANDOM);
         let request = signed(source.scheme(), &sample(preset));
         let Some(first) = guard(&source, &request) else { continue };
-        guarded.push(name);
+        // Senders that count their attempts have a guard too, for their copies.
+        if preset.counters.is_empty() {
+            guarded.push(name);
+        }
         let mut changed = request.clone();
         for header_name in ["x-stray", "user-agent", "idempotency-key", "x-request-uuid"] {
             header(&mut changed.headers, header_name, "another");

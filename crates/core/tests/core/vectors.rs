@@ -233,7 +233,7 @@ fn every_accepted_vector_names_its_event() {
 }
 
 /// The expected guard of each sender's events: how long it is stored (in units of the window) and what a repeat
-/// under another id means. `None` if the id is signed, or if nothing is signed.
+/// under another id means. `None` if the id is signed and no counter changes, or if nothing is signed.
 fn expected_guard(provider: &str) -> Option<(GuardKeep, GuardSeen)> {
     let twice = GuardKeep::For(2 * TOLERANCE_DEFAULT);
     match provider {
@@ -241,6 +241,10 @@ fn expected_guard(provider: &str) -> Option<(GuardKeep, GuardSeen)> {
             Some((GuardKeep::WithKeys, GuardSeen::Review))
         }
         "plivo" => Some((GuardKeep::WithKeys, GuardSeen::Duplicate)),
+        // The sender counts its attempts in the body.
+        "coinbase_commerce" | "hubspot" | "line" | "mux" | "telnyx" => {
+            Some((GuardKeep::WithKeys, GuardSeen::Duplicate))
+        }
         "linear" | "mailgun" | "paypal" => Some((twice, GuardSeen::Review)),
         "plaid" | "sanity" => Some((twice, GuardSeen::Duplicate)),
         _ => None,
@@ -248,7 +252,7 @@ fn expected_guard(provider: &str) -> Option<(GuardKeep, GuardSeen)> {
 }
 
 #[test]
-fn a_captured_event_has_a_guard_exactly_where_its_id_is_not_signed() {
+fn a_captured_event_has_a_guard_where_its_id_is_not_signed_or_its_copies_differ() {
     let vectors: Vec<Vector> = serde_json::from_str(VECTORS).expect("vectors");
     let mut guarded = BTreeSet::new();
     for vector in &vectors {
@@ -264,5 +268,5 @@ fn a_captured_event_has_a_guard_exactly_where_its_id_is_not_signed() {
             guarded.extend(guard.map(|_| vector.provider.clone()));
         }
     }
-    assert_eq!(guarded.len(), 10, "{guarded:?}");
+    assert_eq!(guarded.len(), 15, "{guarded:?}");
 }

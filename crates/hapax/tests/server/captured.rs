@@ -545,6 +545,23 @@ fn ordinary_traffic_of_every_sender_is_neither_lost_nor_held() {
             let equal = signer.sign(request, now() - 11, "sig-4");
             expect("equal content under a new id", &equal, &["accepted"]);
         }
+        // Only a counter differs: it is the same event. Anything else may not differ.
+        for (place, pointer) in signer.preset.counters.iter().enumerate() {
+            let token = format!("counted-{place}");
+            let with = |pointer: &str, value: u32| {
+                signer.sign(signer.changed(&token, pointer, json!(value)), now(), "sig-6")
+            };
+            let unlike = |decision: &str| {
+                let labels = [format!("source=\"{name}\""), format!("decision=\"{decision}\"")];
+                server.metric("hapax_arrivals_total", &labels.each_ref().map(String::as_str))
+            };
+            let before = unlike("conflict") + unlike("review");
+            expect("first attempt", &with(pointer, 0), &["accepted"]);
+            expect("second attempt", &with(pointer, 1), &["duplicate"]);
+            assert_eq!(unlike("conflict") + unlike("review"), before, "{name}: {pointer}");
+            decision(&server, &with("/another", 0));
+            assert_eq!(unlike("conflict") + unlike("review"), before + 1.0, "{name}: {pointer}");
+        }
         if name == "woocommerce" {
             let mut request = signer.changed("a1", "/id", json!(728));
             let id = signer.sample("a1", None).headers["x-wc-webhook-delivery-id"].clone();

@@ -145,6 +145,47 @@ pub(crate) async fn signed_content_is_one_event_under_any_derived_key<S: Working
     assert_eq!(world.claim("fee", 10).await.len(), 2);
 }
 
+pub(crate) async fn an_attempt_with_another_number_is_a_copy_and_not_a_conflict<S: Working>(
+    world: World<S>,
+) {
+    // The number of the attempt is in the signed body. Attempts arrive one after the other, and many at the same
+    // instant; then other bytes arrive under the same id.
+    world.announce([spec("fee")]).await;
+    let (store, sender) = (&*world.store, Sender::counting_attempts());
+    let first = one(store, sender.ingest_attempt("a", 1, "")).await;
+    assert!(matches!(first, Verdict::Accepted(_)), "{first:?}");
+    for attempt in [1, 2, 10, 2] {
+        let copy = one(store, sender.ingest_attempt("a", attempt, "")).await;
+        assert!(is_copy_of(&copy, first.id()), "{attempt}: {copy:?}");
+    }
+    let tasks: Vec<_> = (0..16)
+        .map(|attempt| {
+            let (store, ingest) =
+                (Arc::clone(&world.store), sender.ingest_attempt("b", attempt, ""));
+            tokio::spawn(async move { one(&*store, ingest).await })
+        })
+        .collect();
+    let (mut accepted, mut copies) = (0, 0);
+    for task in tasks {
+        match task.await.expect("no panic") {
+            Verdict::Accepted(_) => accepted += 1,
+            Verdict::Duplicate(_) => copies += 1,
+            other @ (Verdict::Conflict(_) | Verdict::Review(_)) => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((accepted, copies), (1, 15));
+    assert_eq!(world.event("a").await.summary.conflicts, 0);
+    let conflict = one(store, sender.ingest_attempt("a", 3, "other bytes")).await;
+    assert!(
+        matches!(&conflict, Verdict::Conflict(known) if known.id == first.id()),
+        "{conflict:?}"
+    );
+    assert_eq!(world.event("a").await.summary.conflicts, 1);
+    let mut ran = world.do_all("fee").await;
+    ran.sort();
+    assert_eq!(ran, ["a", "b"]);
+}
+
 pub(crate) async fn of_many_ids_at_once_one_has_the_guard<S: Working>(world: World<S>) {
     // All copies arrive at the same instant, each under another id.
     let (given, derived) = (Sender::signing_again(), Sender::one_time_token());
