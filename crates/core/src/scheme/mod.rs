@@ -217,7 +217,10 @@ impl Scheme {
         Ok(Self {
             verifier,
             coverage: Coverage::of(recipe),
-            key_hashes: key_hashes(recipe.key_form(), spec),
+            key_hashes: match recipe {
+                Recipe::PayPal => paypal::webhook_id_hashes(spec),
+                _ => key_hashes(recipe.key_form(), spec),
+            },
             id_header,
             type_header,
         })
@@ -282,7 +285,8 @@ impl Scheme {
     }
 
     /// A hash of the bytes of each secret, in their order. `whsec_X` and `X` have the same hash where the
-    /// prefix is only notation. Empty where the configured value is no secret (PayPal).
+    /// prefix is only notation. Of PayPal a hash of each webhook id, which alone distinguishes what PayPal signs
+    /// for one pair from what it signs for another.
     pub fn key_hashes(&self) -> &[KeyHash] {
         &self.key_hashes
     }

@@ -59,6 +59,15 @@ pub(super) struct Certificate {
     valid_to: i64,
 }
 
+/// A hash of each webhook id of a source.
+pub(super) fn webhook_id_hashes(spec: &SourceSpec) -> Vec<KeyHash> {
+    let hash = |id: &str| KeyHash::of(b"paypal webhook", [id.as_bytes()]);
+    match spec.secrets.as_slice() {
+        [] => spec.params.get("webhook_id").map(|id| hash(id)).into_iter().collect(),
+        ids => ids.iter().map(|id| hash(id.secret.expose())).collect(),
+    }
+}
+
 impl PayPalVerifier {
     pub(super) fn compile(spec: &SourceSpec) -> Result<Self, SchemeError> {
         let webhook_ids = match spec.secrets.is_empty() {

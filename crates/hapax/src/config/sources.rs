@@ -612,12 +612,23 @@ impl ConfigReader<'_> {
             Some(tenant) => format!("{tenant}/{name}"),
             None => name.to_owned(),
         };
-        let Some(entry) = section.get("secrets") else { return };
-        let entries = entry.list(&mut self.problems).unwrap_or_default();
-        for (hash, entry) in source.scheme().key_hashes().iter().zip(&entries) {
-            match seen.keys.get(hash) {
-                Some(other) => entry.report(shared_secret(other, &label), &mut self.problems),
-                None => {
+        let entries = section.get("secrets").and_then(|entry| entry.list(&mut self.problems));
+        let entries = entries.unwrap_or_default();
+        let webhook_id = section.deepest("params.webhook_id");
+        for (place, hash) in source.scheme().key_hashes().iter().enumerate() {
+            match (seen.keys.get(hash), entries.get(place)) {
+                (Some(other), Some(entry)) => {
+                    entry.report(shared_secret(other, &label), &mut self.problems);
+                }
+                (Some(other), None) => {
+                    let invalid = shared_webhook_id(other);
+                    match &webhook_id {
+                        Some(entry) => entry.report(invalid, &mut self.problems),
+                        // The tenant takes it from its source.
+                        None => section.report(invalid, &mut self.problems),
+                    }
+                }
+                (None, _) => {
                     seen.keys.insert(*hash, label.clone());
                 }
             }
@@ -665,6 +676,14 @@ fn shared_secret(other: &str, label: &str) -> InvalidSetting {
     InvalidSetting::new(
         format!("shares a secret with {other}"),
         "give each (tenant, source) pair its own secret, so that a signature identifies one pair",
+    )
+}
+
+fn shared_webhook_id(other: &str) -> InvalidSetting {
+    InvalidSetting::new(
+        format!("shares its webhook_id with {other}"),
+        "PayPal signs nothing else that identifies the pair: create a webhook for each (tenant, source) pair \
+         and write its own id",
     )
 }
 

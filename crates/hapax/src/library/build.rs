@@ -1,5 +1,6 @@
 //! The builder: sources and handlers of an app, checked when it is opened.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -262,6 +263,12 @@ impl<S: Database> Source<S> {
         }
         let handlers_given = std::mem::take(&mut self.handlers);
         let sources = self.for_each_tenant()?;
+        let others = setup.routes.iter().filter(|route| *route.source.name() != name);
+        let taken: HashSet<&KeyHash> =
+            others.flat_map(|route| route.source.scheme().key_hashes()).collect();
+        if sources.iter().flat_map(|one| one.scheme().key_hashes()).any(|key| taken.contains(key)) {
+            return Err(BuildError::SharedSecret { source_name: name.to_string() });
+        }
         setup.keep_keys.push((name.clone(), self.keys_kept()?));
         let mut handlers: Vec<Arc<CoreHandler>> = Vec::new();
         for given in handlers_given {
@@ -511,8 +518,8 @@ pub enum BuildError {
         /// The problem.
         error: HandlerError,
     },
-    /// Two tenants of a source have the same secret, so either could sign for the other.
-    #[error("two tenants of source {source_name} have the same secret")]
+    /// Two tenants of a source, or two sources, have the same secret, so one signature is valid for both.
+    #[error("source {source_name}: another of its tenants, or another source, has the same secret")]
     SharedSecret {
         /// The source.
         source_name: String,

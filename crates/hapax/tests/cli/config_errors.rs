@@ -305,6 +305,26 @@ fn a_secret_that_is_written_in_another_way_is_the_same_secret() {
 }
 
 #[test]
+fn no_webhook_id_of_paypal_is_used_twice() {
+    // PayPal signs the webhook's id and nothing else that identifies a pair.
+    let of = |tenants: &str| format!("[sources.a]\nprovider = \"paypal\"\n{tenants}");
+    refused(
+        &of("tenants.acme = { params = { webhook_id = \"W\" } }\n\
+             tenants.bolt = { params = { ¶webhook_id = \"W\" } }"),
+        &["tenants.bolt.params.webhook_id", "shares its webhook_id with acme/a"],
+    );
+    refused(
+        &of("params = { webhook_id = \"W\" }\ntenants.acme = {}\n¶tenants.bolt = {}"),
+        &["tenants.bolt", "shares its webhook_id with acme/a"],
+    );
+    refused(
+        &of("params = { webhook_id = \"W\" }\n\
+             [sources.b]\nprovider = \"paypal\"\n¶secrets = [\"W\"]"),
+        &["sources.b.secrets", "shares a secret with a"],
+    );
+}
+
+#[test]
 fn the_value_that_decides_the_tenant_must_be_signed() {
     let stripe =
         |more: &str| format!("[sources.a]\nprovider = \"stripe\"\nsecrets = [\"x\"]\n{more}");

@@ -564,6 +564,10 @@ async fn a_mistake_is_an_error_before_anything_is_served() {
         .await;
     check("secrets", |builder| builder.source(Source::new("stripe", "stripe"))).await;
     check("the same secret", |builder| builder.source(stripe().tenant("acme", SECRET))).await;
+    check("the same secret", |builder| {
+        builder.source(stripe()).source(Source::new("test", "stripe").secret(SECRET))
+    })
+    .await;
     check("two sources answer", |builder| builder.source(stripe()).source(stripe())).await;
     check("have the name charge", |builder| {
         let both = stripe().handler(handler("charge", Charge)).handler(handler("charge", Charge));
