@@ -28,7 +28,7 @@ pub use http::{Drained, tls};
 pub use ingress::respond::IngressResponse;
 pub use ingress::routes::{AnswerMode, PathTaken, RouteChange, RouteSpec, Routes, RoutesSpec};
 pub use ingress::sender_keys::SenderKeys;
-pub use ingress::{Ingress, Now};
+pub use ingress::{Ingress, Now, is_encoded};
 pub use janitor::{Janitor, Retention};
 pub use limits::{BodyLimits, HttpLimits, Rate};
 pub use outbound::{

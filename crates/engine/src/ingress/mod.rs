@@ -35,7 +35,7 @@ use hapax_core::{
 };
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Version};
 use hyper::body::Body;
 use metrics::gauge;
 use tokio::time::{MissedTickBehavior, interval};
@@ -673,11 +673,16 @@ fn check_head(
     if body.size_hint().lower() > routes.body.bytes_max as u64 {
         return Err(Reason::TooLarge.into());
     }
-    let is_plain = headers.get_all(CONTENT_ENCODING).iter().all(|encoding| {
+    if is_encoded(headers) { Err(Reason::Encoded.into()) } else { Ok(()) }
+}
+
+/// Whether the body is compressed. Such a request is refused, because its signature covers other bytes.
+pub fn is_encoded(headers: &HeaderMap) -> bool {
+    let is_plain = |encoding: &HeaderValue| {
         let encoding = encoding.as_bytes().trim_ascii();
         encoding.is_empty() || encoding.eq_ignore_ascii_case(b"identity")
-    });
-    if is_plain { Ok(()) } else { Err(Reason::Encoded.into()) }
+    };
+    !headers.get_all(CONTENT_ENCODING).iter().all(is_plain)
 }
 
 fn arrival(public_url: &str, parts: Parts, body: Bytes) -> Arrival {

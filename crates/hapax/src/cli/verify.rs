@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use hapax_core::{Arrival, Receipt, Refusal, Source, Timeliness, Timestamp, Verified};
+use hapax_engine::is_encoded;
 use serde::Serialize;
 
 use super::batch;
@@ -81,7 +82,19 @@ fn one(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Exit, Comma
     if judgement.verdict == VerdictWord::Accept {
         return Ok(Exit::Done);
     }
-    for line in explain(source, arrival, now) {
+    let lines = match judgement.reason {
+        Some(ENCODED) => vec![
+            "the body is encoded: a server answers 415 before it reads the body".to_owned(),
+            "hint: turn off compression at the sender or at the proxy in front of Hapax".to_owned(),
+        ],
+        Some(CONTENT_TYPE) => vec![
+            "the signature matches, but this sender sends bodies of another content type: a server answers 415"
+                .to_owned(),
+            "hint: pass the Content-Type of the request, and check that no proxy changes it".to_owned(),
+        ],
+        Some(_) | None => explain(source, arrival, now),
+    };
+    for line in lines {
         output::words(&output::shown(&line));
     }
     Ok(Exit::Negative)
@@ -122,15 +135,27 @@ struct JudgedEvent {
     event_type: Option<String>,
 }
 
+/// Reasons of refusals that do not come from [`hapax_core::verify()`], as in the metrics of the server.
+const ENCODED: &str = "encoded";
+const CONTENT_TYPE: &str = "content_type";
+
 impl Judgement {
     /// The verdict of a server that has seen no event before, so that a late event is stale.
     pub(super) fn of(source: &Source, arrival: &Arrival, now: Timestamp) -> Self {
+        if is_encoded(&arrival.headers) {
+            return Self::reject(ENCODED);
+        }
+        let content_type = arrival.headers.get(http::header::CONTENT_TYPE);
+        let content_type = content_type.and_then(|value| value.to_str().ok());
         match hapax_core::verify(source, arrival, now) {
             Err(refusal) => Self::reject(refusal.reason()),
             Ok(Verified::Reply(reply)) => {
                 Self { reply_status: Some(reply.status), ..Self::accept(Vec::new()) }
             }
             Ok(Verified::Empty) => Self { reply_status: Some(200), ..Self::accept(Vec::new()) },
+            Ok(Verified::Events { .. }) if !source.content_type_fits(content_type) => {
+                Self::reject(CONTENT_TYPE)
+            }
             Ok(Verified::Events { receipts, .. }) => {
                 match receipts.first().map(Receipt::timeliness) {
                     Some(Timeliness::Late { .. }) => Self::reject("stale"),

@@ -80,6 +80,27 @@ fn a_failure_is_explained_and_no_secret_is_shown() {
 }
 
 #[test]
+fn a_request_that_a_server_answers_with_415_is_rejected() {
+    let signed = signature(BODY, NOW);
+    for (header, reason, words) in [
+        ("Content-Encoding: gzip", "encoded", "compression"),
+        ("Content-Type: text/plain", "content_type", "Content-Type"),
+    ] {
+        let now = NOW.to_string();
+        let args = ["verify", "--provider", "stripe", "--now", &now, "--body", "-"];
+        let check = |headers: &[&str]| {
+            let headers = headers.iter().flat_map(|line| ["--header", line]);
+            let args: Vec<&str> = args.into_iter().chain(headers).collect();
+            hapax(&args).env("HAPAX_SECRET", SECRET).stdin(BODY.as_bytes()).run()
+        };
+        let run = check(&[&signed, header]);
+        assert_eq!((run.code, &lines(&run)[0]["reason"]), (1, &json!(reason)), "{run:?}");
+        assert!(run.stderr.contains(words), "{run:?}");
+        assert_eq!(check(&[&signed, "Content-Type: application/json"]).code, 0);
+    }
+}
+
+#[test]
 fn verify_needs_a_secret_a_known_provider_and_a_readable_body() {
     let run = verify("", "Stripe-Signature: t=1,v1=00", BODY, NOW);
     assert_eq!(run.code, 2, "{run:?}");
