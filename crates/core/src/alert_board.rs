@@ -3,7 +3,7 @@
 //! time.
 //!
 //! An alert is *pending* when a round first finds its problem, and *raised* when a later round
-//! still finds it. It is *cleared* once no round has found the problem for a while. So a brief
+//! still finds it. The alert is *cleared* once no round has found the problem for a while. So a brief
 //! problem raises no alert, and a problem that comes and goes is one alert.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use crate::limits::ALERTS_CLEARED_MAX;
 use crate::message::NewMessage;
 use crate::own_messages::ActiveAlert;
 
-/// The reporter of alerts that were found in the data of all nodes. One node at a time judges them.
+/// The reporter of alerts that were found in the data of all nodes. One node at a time judges that data.
 pub const JUDGE: Uuid = Uuid::nil();
 
 /// An alert that no node has reported for this long is no longer listed: its node may have died.
@@ -54,7 +54,7 @@ impl AlertState {
 pub struct Silence {
     /// The end.
     pub until: Timestamp,
-    /// Why.
+    /// The reason.
     pub reason: String,
     /// The name of the token that was used.
     pub who: String,
@@ -77,7 +77,7 @@ pub struct StoredAlert {
     pub since: Timestamp,
     /// The last check that found it.
     pub seen_at: Timestamp,
-    /// Whether it is silenced. A silence may have ended.
+    /// The silence of the alert, if it was silenced. The silence may have ended.
     pub silence: Option<Silence>,
 }
 
@@ -102,7 +102,7 @@ impl StoredAlert {
             && now.duration_since(self.seen_at) <= LISTED_FOR
     }
 
-    /// Whether operators are not to be notified.
+    /// Whether the alert is silenced, so that operators are not notified of it.
     pub fn is_silenced(&self, now: Timestamp) -> bool {
         self.silence.as_ref().is_some_and(|silence| silence.until > now)
     }
@@ -136,7 +136,7 @@ pub struct AlertReport {
 /// The result of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AlertsNoted {
-    /// Whether the findings of the judge counted.
+    /// Whether the problems in the data of all nodes counted: the node was still the judge.
     pub judged: bool,
     /// Alerts that were raised.
     pub raised: Vec<ActiveAlert>,

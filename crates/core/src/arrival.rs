@@ -1,4 +1,4 @@
-//! An [`Arrival`]: a request as received, unverified. Nothing in it may be trusted before
+//! An [`Arrival`]: a request as received, unverified. Nothing in a request may be trusted before
 //! [`mod@crate::verify`] has accepted it.
 
 use std::borrow::Cow;
@@ -25,7 +25,7 @@ impl Arrival {
         merged(&self.headers, name)
     }
 
-    /// The header as text, or `None` where it is missing or not UTF-8.
+    /// The header as text, or `None` if it is missing or not UTF-8.
     pub fn header_text(&self, name: &str) -> Option<Cow<'_, str>> {
         match self.header(name)? {
             Cow::Borrowed(raw) => std::str::from_utf8(raw).ok().map(Cow::Borrowed),
@@ -33,7 +33,7 @@ impl Arrival {
         }
     }
 
-    /// The part of the URL after the first `?`, without any fragment; empty where there is none.
+    /// The part of the URL after the first `?`, without any fragment; empty if there is none.
     pub fn query(&self) -> &str {
         let url = self.url.split('#').next().unwrap_or_default();
         url.split_once('?').map(|(_, query)| query).unwrap_or_default()

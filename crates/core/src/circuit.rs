@@ -1,9 +1,9 @@
 //! The circuit of an endpoint: how failures in a row pause the endpoint, how one delivery tries it
 //! again, and when it is disabled.
 //!
-//! The circuit is *closed* while `open_until` is none. It is *open* until that time. From then on one
-//! delivery, the *probe*, may be claimed. The end of the probe's lease becomes the new `open_until`, so a probe
-//! that never ends delays the next one and nothing else.
+//! The circuit is *closed* while `open_until` is none. Otherwise the circuit is *open* until that time. From
+//! then on one delivery, the *probe*, may be claimed. The end of the probe's lease becomes the new
+//! `open_until`, so a probe that never ends delays the next one and nothing else.
 //!
 //! Opening, probing or closing the circuit raises `number`. A claim carries the number. An outcome under
 //! another number settles its delivery but does not affect the circuit: its attempt began before the
@@ -104,9 +104,9 @@ impl Circuit {
 pub enum Admits {
     /// Every due delivery.
     All,
-    /// One.
+    /// One delivery, which tries the endpoint.
     Probe,
-    /// None.
+    /// No delivery.
     None,
 }
 

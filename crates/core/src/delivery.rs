@@ -51,12 +51,12 @@ pub const KEY_WAITS: &str =
 /// retention of deliveries.
 pub const EXPIRED: &str = "expired";
 
-/// The idempotency key that travels with a delivery: equal across attempts, restarts and replays.
+/// The idempotency key that is sent with a delivery: equal across attempts, restarts and replays.
 pub fn idempotency_key(message: &str, endpoint: EndpointId) -> String {
     format!("{message}:{endpoint}")
 }
 
-/// Where a delivery stands.
+/// The phase of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeliveryPhase {
     /// The delivery is attempted once it is due.
@@ -67,7 +67,7 @@ pub enum DeliveryPhase {
     Parked,
     /// The endpoint answered with a 2xx.
     Delivered,
-    /// A dead letter: the schedule has ended, or a retry is hopeless. An operator can replay it.
+    /// A dead letter: the schedule has ended, or a retry is hopeless. An operator can replay the delivery.
     Dead,
     /// An operator cancelled or skipped it, its endpoint was deleted, or it expired.
     Cancelled,
@@ -154,7 +154,7 @@ impl DeliveryStatus {
     }
 }
 
-/// The status of a message over all of its deliveries: that of the neediest one, or `none`.
+/// The status of a message over all of its deliveries: that of the most urgent one, or `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MessageStatus(pub Option<DeliveryStatus>);
 
@@ -213,7 +213,7 @@ pub enum DeliveryAct<'a> {
     Claim {
         /// How long the claim lasts.
         lease: Duration,
-        /// Whether it is its turn.
+        /// Whether the order of its endpoint allows the delivery now.
         turn: KeyTurn,
     },
     /// The end of a lease has passed, or the process that held it has died.
@@ -263,7 +263,7 @@ pub enum DeliveryUnchanged {
     NotWaiting,
 }
 
-/// The change that an act makes. The store writes all of it in one commit.
+/// The change that an act makes. The store writes the whole change in one commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeliveryChange {
     /// The phase afterwards.
@@ -330,7 +330,8 @@ pub fn step(
             let ended = delivery.due.min(now);
             let (progress, due) = match delivery.progress.lost(WorkLocation::Called, ended, dice) {
                 AfterLoss::Again { progress, due } => (progress, due),
-                // Not reached: only work inside this process becomes a dead letter for its losses.
+                // This case is never reached: only work inside this process becomes a dead letter because of
+                // losses.
                 AfterLoss::Bury { progress } => (progress, now),
             };
             Ok(DeliveryChange { progress, attempt: AttemptRecord::Lost, ..to(Ready, due) })

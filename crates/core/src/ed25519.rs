@@ -3,7 +3,7 @@
 
 use aws_lc_rs::signature::{ED25519, ParsedPublicKey};
 
-/// Why bytes are refused as an Ed25519 public key. The message never quotes them.
+/// Why bytes are refused as an Ed25519 public key. The message never quotes the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Ed25519KeyError {
     #[error("it is not an Ed25519 public key")]

@@ -36,7 +36,7 @@ impl fmt::Display for EndpointId {
     }
 }
 
-/// The settings of an endpoint that an operator chooses. Stores keep it as JSON, so every field has
+/// The settings of an endpoint that an operator chooses. Stores keep the settings as JSON, so every field has
 /// a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointSettings {
@@ -95,7 +95,7 @@ pub struct EndpointSettings {
     pub header_names: Vec<String>,
 }
 
-/// The party that chose the address of an endpoint. It decides which addresses are allowed.
+/// The party that chose the address of an endpoint, on which the allowed addresses depend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AddressChoice {
@@ -277,14 +277,14 @@ impl EndpointRecord {
 pub struct Disabled {
     /// Since when.
     pub at: Timestamp,
-    /// Why.
+    /// The reason.
     pub reason: String,
     /// The party that disabled it.
     #[serde(default)]
     pub by: DisabledBy,
 }
 
-/// The party that disabled an endpoint. It decides who may enable the endpoint again.
+/// The party that disabled an endpoint. The party that may enable the endpoint again depends on this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DisabledBy {
@@ -332,14 +332,14 @@ pub enum EndpointAct {
     },
     /// Holds its deliveries until it is enabled.
     Disable {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// Attempts its deliveries again.
     Enable,
     /// Holds its deliveries, as its receiving party asks. An endpoint that is disabled already stays as it is.
     DisableByReceiver {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// Attempts its deliveries again, as its receiving party asks, unless an operator disabled it.

@@ -99,7 +99,7 @@ pub fn seal_secrets(
 /// Why the secret of an endpoint cannot be replaced. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RotateFault {
-    /// The present secrets cannot be read.
+    /// The current secrets cannot be read.
     #[error("the secrets of the endpoint cannot be read: {0}")]
     Unreadable(String),
     /// The rotation is not possible now.
@@ -131,7 +131,7 @@ pub fn rotated(
     Ok((settings, EndpointSealed { secrets, ..record.sealed }))
 }
 
-/// The custom headers of an endpoint, sealed for it alone; `None` where there are none.
+/// The custom headers of an endpoint, sealed for it alone; `None` if there are none.
 pub fn seal_headers(
     vault: &Vault,
     tenant: &Tenant,

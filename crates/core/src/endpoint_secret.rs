@@ -293,7 +293,7 @@ impl EndpointSecrets {
     }
 
     /// Replaces the newest secret by `new`. The replaced secret signs for `overlap` longer; earlier secrets
-    /// keep their ends. An overlap of zero ends all of them now.
+    /// keep their ends. An overlap of zero ends all earlier secrets now.
     pub fn rotate(
         &self,
         new: SigningSecret,

@@ -2,7 +2,7 @@
 //! `failpoints`.
 //!
 //! This is the only file of the crate that reads the environment, writes a file or ends the process.
-//! It is in this crate because `store` and `engine` share no other crate. The tests of `hapax`
+//! The file is in this crate because `store` and `engine` share no other crate. The tests of `hapax`
 //! enable the feature through its dev-dependencies; the shipped binary does not have it.
 //!
 //! - `HAPAX_FAILPOINTS="worker.before_commit=abort@3,…"`: abort at the third hit of that point;
@@ -20,7 +20,7 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 
 /// Records that the process passes this point, with its event if it has one, and runs the action that
-/// the environment sets for it. Without those variables it does nothing.
+/// the environment sets for it. Without those variables the point does nothing.
 pub fn hit(name: &'static str, event_id: Option<&str>) {
     if let Some(armed) = ARMED.get_or_init(ActiveFailpoints::from_environment) {
         armed.hit(name, event_id);

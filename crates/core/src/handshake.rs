@@ -96,7 +96,7 @@ impl HandshakeReply {
 }
 
 impl Challenge {
-    /// Answers a request that is not a POST: a challenge by GET, or OPTIONS of CloudEvents. `None` where
+    /// Answers a request that is not a POST: a challenge by GET, or OPTIONS of CloudEvents. `None` if
     /// this sender has no such handshake; the request then gets a 405.
     pub fn unsigned(
         self,

@@ -54,7 +54,7 @@ impl fmt::Display for HandlerName {
     }
 }
 
-/// Where a job stands.
+/// The phase of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -177,14 +177,14 @@ pub struct Progress {
 pub enum AfterLoss {
     /// The job may be claimed again, alone, from `due` on.
     Again {
-        /// With one more lost attempt.
+        /// The progress, with one more lost attempt.
         progress: Progress,
-        /// When.
+        /// When the job is due.
         due: Timestamp,
     },
     /// The job was lost too often.
     Bury {
-        /// With one more lost attempt.
+        /// The progress, with one more lost attempt.
         progress: Progress,
     },
 }
@@ -194,14 +194,14 @@ pub enum AfterLoss {
 pub enum AfterFailure {
     /// The job is tried again from `due` on.
     Again {
-        /// With one more step used, if anything was tried.
+        /// The progress, with one more step used if anything was tried.
         progress: Progress,
-        /// When.
+        /// When the job is due.
         due: Timestamp,
     },
     /// The schedule is used up, or trying again is hopeless.
     Bury {
-        /// With one more step used.
+        /// The progress, with one more step used.
         progress: Progress,
     },
 }
@@ -282,7 +282,7 @@ pub fn jittered(wait: Duration, dice: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
-/// The idempotency key that travels with a job: equal across attempts, restarts and replays; a
+/// The idempotency key that is sent with a job: equal across attempts, restarts and replays; a
 /// forced run appends its number.
 pub fn idempotency_key(event: crate::store::EventId, handler: &HandlerName, run: u32) -> String {
     match run {

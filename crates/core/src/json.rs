@@ -63,7 +63,7 @@ pub struct Pointer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Segment {
     key: Box<str>,
-    /// Set where the segment can also be an index of an array.
+    /// Set if the segment can also be an index of an array.
     index: Option<usize>,
 }
 
@@ -124,7 +124,7 @@ impl Segment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{problem} (at byte {at})")]
 pub struct Malformed {
-    /// What is wrong.
+    /// The problem in words.
     pub problem: &'static str,
     /// How many bytes came before it.
     pub at: usize,

@@ -54,7 +54,7 @@ pub struct EventKey {
     pub tenant: Tenant,
     /// The source's name.
     pub source: SourceName,
-    /// The sender's own id, or the derived one where the sender has none.
+    /// The sender's own id, or the derived one if the sender has none.
     pub event_id: Box<str>,
 }
 

@@ -154,7 +154,7 @@ impl Scope {
     }
 }
 
-/// `whole`, or `realm/#` and its hash where it is too long.
+/// `whole`, or `realm/#` and its hash if that is too long.
 fn bounded(realm: &str, whole: String) -> String {
     if whole.len() <= SCOPE_BYTES_MAX {
         return whole;
@@ -342,7 +342,7 @@ impl StoredAnswer {
         (headers.sum::<usize>() + self.body.len()) as u64
     }
 
-    /// The answer that is stored instead, where the caller already holds all the bytes of its quota. The
+    /// The answer that is stored instead if the caller already holds all the bytes of its quota. The
     /// work is done, so the key must stay used.
     pub fn not_kept() -> Self {
         let body = "{\"type\":\"urn:hapax:problem:answer_not_kept\",\"title\":\"the work is done, but \

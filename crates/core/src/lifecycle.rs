@@ -65,7 +65,7 @@ pub enum Act<'a> {
     GivenBack,
     /// The order rule refuses the job inside the transaction of its work. Needs the fence.
     SetAside {
-        /// How long to hold it where a predecessor is missing; `None` where it is stale.
+        /// How long to hold it if a predecessor is missing; `None` if it is stale.
         hold: Option<Duration>,
     },
     /// The predecessor that a job was held for is done, or its resource is free again.
@@ -187,7 +187,7 @@ pub enum ErrorText {
     Keep,
     /// The text is deleted, together with the result of an earlier run.
     Clear,
-    /// This one.
+    /// The text is replaced by this one.
     Set(&'static str),
     /// The error that the holder reports.
     Reported,
@@ -219,7 +219,7 @@ pub enum ResourceEffect {
     Keep,
     /// The resource is free: jobs that waited for it, or for this job, are ready.
     Release,
-    /// The job did not use its turn: where the resource is free, the next job is ready.
+    /// The job did not use its turn: if the resource is free, the next job is ready.
     Pass,
 }
 

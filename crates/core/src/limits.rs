@@ -73,7 +73,7 @@ pub const PORTAL_PAGES_AT_ONCE: u32 = 200;
 /// The most refused or failed forms of one link that one node records in the audit trail within a minute.
 pub const PORTAL_REFUSALS_PER_MINUTE: u32 = 20;
 
-/// How long the body of a form may take to arrive. A browser sends it at once. A body that arrives more
+/// How long the body of a form may take to arrive. A browser sends a body at once. A body that arrives more
 /// slowly could outlive the session under which its request was admitted.
 pub const FORM_READ_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
 
@@ -132,7 +132,8 @@ pub const SOURCE_SECRET_BYTES_MAX: usize = 16 << 10;
 /// The most (tenant, source) pairs that are set at run time: each node holds all of them in memory.
 pub const TENANT_SOURCES_MAX: usize = 10_000;
 
-/// The longest time for which a replaced secret still signs. A receiver that needs longer has forgotten it.
+/// The longest time for which a replaced secret still signs. A receiver that has not changed its secret by
+/// then is unlikely to do so later.
 pub const SECRET_OVERLAP_MAX: std::time::Duration = std::time::Duration::from_secs(366 * 86_400);
 
 /// The most alerts that one commit clears: each is a message, and the next round clears the rest.
@@ -152,7 +153,8 @@ pub const TRACED_EVENTS_MAX: usize = 100;
 /// a request reads that far. A request that takes longer has reached its deadline.
 pub const REQUEST_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// How many copies are read to find the events of a sample. Reading them takes a few hundredths of a second.
+/// How many copies are read to find the events of a sample. Reading these copies takes a few hundredths of a
+/// second.
 pub const COPIES_READ_MAX: usize = 50_000;
 
 /// How long one page of a list reads before it returns what it found: a person does not notice the wait, and

@@ -15,7 +15,7 @@ use crate::json::{self, Pointer};
 use crate::key::{KeyHash, Tenant};
 use crate::limits::{MESSAGE_DATA_BYTES_MAX, MESSAGE_ID_CHARS_MAX, MESSAGE_NAME_BYTES_MAX};
 
-/// The tenant of messages that Hapax publishes about itself. No other publisher may use it.
+/// The tenant of messages that Hapax publishes about itself. No other publisher may use this tenant.
 pub const OWN_TENANT: &str = "hapax";
 
 /// Why nothing else may belong to that tenant.
@@ -30,7 +30,7 @@ const OWN_TYPES: &str = "hapax.";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewMessage {
-    /// The type of the message, such as `invoice.paid`. Endpoints choose messages by it.
+    /// The type of the message, such as `invoice.paid`. Endpoints choose messages by type.
     pub r#type: String,
     /// The content, as JSON text.
     pub data: MessageData,
@@ -82,8 +82,8 @@ impl NewMessage {
         Self { api_version: Some(api_version.into()), ..self }
     }
 
-    /// Why no store accepts this message, if so. Callers report it before the message becomes part of a
-    /// commit, because every attempt of that commit would be refused.
+    /// Why no store accepts this message, if so. Callers report the reason before the message becomes part of
+    /// a commit, because every attempt of that commit would be refused.
     pub fn fault(&self) -> Option<String> {
         let names = [
             ("type", Some(&self.r#type)),
@@ -122,7 +122,7 @@ impl NewMessage {
         )
     }
 
-    /// The bytes that endpoints get. They are made once, when the message is published, and stored.
+    /// The bytes that endpoints get, made once when the message is published, and stored.
     pub fn envelope(&self, stamp: &Stamp<'_>, payload: Payload) -> String {
         let thin;
         let data = match payload {
@@ -170,7 +170,7 @@ pub enum Payload {
 }
 
 /// The bytes for an endpoint that wants thin payloads, from the stored bytes of a message, thin or
-/// not. They are the same as [`NewMessage::envelope`] makes; `None` if `body` is not an envelope.
+/// not. [`NewMessage::envelope`] makes the same bytes. `None` if `body` is not an envelope.
 pub fn thin_envelope(body: &[u8]) -> Option<Vec<u8>> {
     // Inside a string every quote is escaped, so this is the key itself.
     const DATA: &str = ",\"data\":";

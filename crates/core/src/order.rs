@@ -75,7 +75,7 @@ pub enum OnGap {
     /// An operator decides.
     Review,
     /// The [`OrderPolicy::earliest`] held job of the resource runs. In a sequence the mark moves to
-    /// just before it, and the missing numbers are stale from then on. In a machine it runs as if an
+    /// just before it, and the missing numbers are stale from then on. In a machine the job runs as if an
     /// operator had forced it. The others follow in order, or are judged again.
     Go,
 }
@@ -140,8 +140,8 @@ impl OrderPolicy {
     }
 
     /// Whether a running job that was not forced may still report "done". Its lease may have ended,
-    /// and another job of its resource may have been applied in its place. A job that may not has
-    /// lost its fence.
+    /// and another job of its resource may have been applied in its place. If this is false, the job has lost
+    /// its fence.
     pub fn may_settle(&self, mark: Option<Position>, position: Position) -> bool {
         match self {
             Self::Latest | Self::Sequence { .. } => {

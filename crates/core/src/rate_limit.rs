@@ -2,8 +2,8 @@
 //! one stored time.
 //!
 //! The store keeps the time until which the attempts so far are *paid for*. Each claim adds one interval to
-//! it, and a claim is allowed while that time is at most [`SLACK`] ahead. Unused time is not saved up, so a
-//! pause is never followed by a flood.
+//! this time, and a claim is allowed while that time is at most [`SLACK`] ahead. Unused time is not saved up,
+//! so a pause is never followed by a flood.
 
 use std::fmt;
 use std::str::FromStr;
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn two_nodes_that_claim_at_odd_times_reach_the_limit_and_never_pass_it() {
-        // Both nodes share the stored time. They ask at times that match neither the interval nor each
+        // Both nodes share the stored time. The nodes ask at times that match neither the interval nor each
         // other, and one of them is away for a while.
         let limit: RateLimit = "100/s".parse().unwrap();
         let mut paid = None;

@@ -102,18 +102,18 @@ impl Receipt {
         self.key_hash
     }
 
-    /// Set where the key was derived within a span.
+    /// Set if the key was derived within a span.
     pub fn neighbours(&self) -> Option<&Neighbours> {
         self.neighbours.as_ref()
     }
 
-    /// Set where the key was derived: the key to store this event under, in review, if an event with
+    /// Set if the key was derived: the key to store this event under, in review, if an event with
     /// the same key and another body exists.
     pub fn if_conflict(&self) -> Option<&EventKey> {
         self.if_conflict.as_ref()
     }
 
-    /// Set where the id is the sender's own and not signed: the key to store this event under, in review, if its
+    /// Set if the id is the sender's own and not signed: the key to store this event under, in review, if its
     /// signed content belongs to another event. An unsigned id proves nothing, so a suspected replay must not
     /// take it from the event that it belongs to.
     pub fn if_replay(&self) -> Option<&EventKey> {

@@ -1,4 +1,4 @@
-//! A [`Source`]: a configured sender. It is checked once, when it is built, so that no request has to
+//! A [`Source`]: a configured sender. A source is checked once, when it is built, so that no request has to
 //! check again whether a secret is empty or a parameter missing.
 
 use std::collections::BTreeMap;
@@ -159,8 +159,8 @@ impl Source {
         });
         let replay_guard = match spec.replay_guard {
             Some(guard) => guard,
-            // According to the config, equal content is another event after the span. A guard would
-            // treat it as a copy for as long as the keys are stored.
+            // According to the config, equal content is another event after the span. A guard would treat
+            // that event as a copy for as long as the keys are stored.
             None if spec.envelope.event_id.is_some()
                 && !scheme.signs_time()
                 && scheme.coverage().iter().all(|coverage| envelope.is_signed_span(coverage)) =>
@@ -315,7 +315,7 @@ fn check_origins(
                 .to_owned(),
         });
     }
-    // Where no part of the body is signed, all of its fields are equally unsigned.
+    // If no part of the body is signed, all of its fields are equally unsigned.
     let signs_body =
         scheme.coverage().iter().any(|coverage| coverage.body() != BodyCovered::Nothing);
     let is_unsigned = |origin: Origin<'_>| match origin {

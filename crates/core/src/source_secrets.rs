@@ -85,7 +85,7 @@ impl SourceSecrets {
         bytes
     }
 
-    /// Reads what [`SourceSecrets::to_bytes`] wrote. Secrets that have ended meanwhile are among them.
+    /// Reads what [`SourceSecrets::to_bytes`] wrote. The secrets include those that have ended meanwhile.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, UnknownSourceSecretsForm> {
         let unknown = UnknownSourceSecretsForm;
         let Some((&FORM, mut rest)) = bytes.split_first() else { return Err(unknown) };

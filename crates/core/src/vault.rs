@@ -1,8 +1,8 @@
 //! The vault: seals secrets before they are stored, and opens them again. The vault stores nothing and
 //! draws no random numbers: the caller passes each nonce in.
 //!
-//! A [`Sealed`] value names the key it was sealed with. Its [`SealContext`] is authenticated with it, so a
-//! value that was moved to another endpoint, tenant or purpose does not open.
+//! A [`Sealed`] value names the key it was sealed with. Its [`SealContext`] is authenticated together with
+//! the value, so a value that was moved to another endpoint, tenant or purpose does not open.
 //! [`crate::endpoint_secret`] defines the values that are sealed.
 
 use std::fmt;
@@ -38,7 +38,7 @@ pub struct VaultKey {
     cipher: Arc<LessSafeKey>,
 }
 
-/// The public name of a vault key. It is derived from the key and reveals nothing about it.
+/// The public name of a vault key. The name is derived from the key and reveals nothing about the key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyId(pub [u8; 8]);
 
@@ -66,7 +66,7 @@ pub struct Sealed(Vec<u8>);
 /// Why a sealed value does not open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// The vault does not hold the key. Other nodes may hold it.
+    /// The vault does not hold the key. Other nodes may hold the key.
     #[error("the value is sealed with the vault key {0}, which is not configured")]
     UnknownKey(KeyId),
     /// A newer version of Hapax sealed the value.

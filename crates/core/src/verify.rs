@@ -80,8 +80,8 @@ impl Refusal {
 
 /// Verifies an arrival at `source`, at the instant `now`.
 ///
-/// A late arrival is authentic and therefore yields Receipts, marked [`Timeliness::Late`]. The caller
-/// refuses them or stores them for review, since only the store knows whether the event was seen before.
+/// A late arrival is authentic and therefore yields Receipts, marked [`Timeliness::Late`]. The caller refuses
+/// late Receipts or stores them for review, since only the store knows whether the event was seen before.
 pub fn verify(source: &Source, arrival: &Arrival, now: Timestamp) -> Result<Verified, Refusal> {
     verify_with_key(source, arrival, None, now)
 }
@@ -134,8 +134,8 @@ pub fn verify_with_key(
     Ok(Verified::Events { receipts, signed_at: authentic.signed_at, secret: authentic.secret })
 }
 
-/// The event id in a request that was not verified. Anyone may have written it. It is only shown to operators
-/// and decides nothing.
+/// The event id in a request that was not verified. Anyone may have written this id. The id is only shown to
+/// operators and decides nothing.
 pub fn claimed_id(source: &Source, arrival: &Arrival) -> Option<String> {
     let items = source.envelope.read(arrival, None).ok()?;
     match items.into_iter().next()?.identity {

@@ -5,7 +5,7 @@
 //! [`verify`](mod@crate::verify).
 //!
 //! A selector is one of
-//! - `/data/id`: a JSON pointer, relative to the event where a body holds several;
+//! - `/data/id`: a JSON pointer, relative to the event if a body holds several;
 //! - `outer:/account`: a JSON pointer into the whole body, from inside a batch;
 //! - `parent:/time`: a JSON pointer into the element around the array, where `items` has a `*`;
 //! - `header:x-id`, `form:Name`, `query:name`.
@@ -100,7 +100,7 @@ pub struct Envelope {
     /// The kinds of JSON value that a body may be.
     top: Top,
     form_json: Option<&'static str>,
-    /// The levels from the whole body down to one event; a single one where a body is one event.
+    /// The levels from the whole body down to one event; a single one if a body is one event.
     levels: Vec<BodyLevel>,
     id: Id,
     event_type: Vec<Selector>,
@@ -140,13 +140,13 @@ enum Id {
 /// One event of a body.
 #[derive(Debug, Clone)]
 pub struct Item {
-    /// Which event it is.
+    /// The id that identifies the event.
     pub identity: Identity,
     /// Its type.
     pub event_type: Option<Box<str>>,
     /// When it happened.
     pub occurred_at: Option<Timestamp>,
-    /// The tenant, where `tenant_from` is set.
+    /// The tenant, if `tenant_from` is set.
     pub tenant: Option<Tenant>,
     /// Its bytes: a slice of the body, never a copy.
     pub body: Bytes,
@@ -167,7 +167,7 @@ pub enum Identity {
 }
 
 impl Envelope {
-    /// Compiles the selectors of the config, and those of the preset where the config sets none. Without a
+    /// Compiles the selectors of the config, and those of the preset if the config sets none. Without a
     /// preset and a selector, the id is at `/id` and the type at `/type`.
     pub fn build(
         preset: Option<&'static PresetEnvelope>,
@@ -419,7 +419,7 @@ impl Envelope {
     }
 
     /// Reads a value without the array of events as one event. Such a value must not be ignored and
-    /// answered 200. Without an id it is refused.
+    /// answered 200. A value without an id is refused.
     fn read_whole<'a>(
         &self,
         request: &AuthenticRequest<'a>,

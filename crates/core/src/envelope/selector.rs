@@ -341,7 +341,7 @@ impl<'a> FoundValue<'a> {
     }
 }
 
-/// An authenticated request, and the hash of the signed content where an id needs it.
+/// An authenticated request, and the hash of the signed content if an id needs it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AuthenticRequest<'a> {
     pub(super) arrival: &'a Arrival,
@@ -354,7 +354,7 @@ pub(super) struct View<'a, 'f> {
     pub(super) request: AuthenticRequest<'a>,
     /// Whether the body is a form.
     pub(super) is_form: bool,
-    /// The values of the pointers of each level. Empty where the body is not JSON.
+    /// The values of the pointers of each level. Empty if the body is not JSON.
     pub(super) found: &'f [Vec<Option<Value<'a>>>],
 }
 

@@ -123,7 +123,7 @@ impl Handler {
 }
 
 impl HttpTarget {
-    /// The signer of a request about an event of `source`. `None` where the request is sent unsigned.
+    /// The signer of a request about an event of `source`. `None` if the request is sent unsigned.
     pub fn signer<'a>(&'a self, source: &'a Source) -> Option<&'a Source> {
         match (self.sign_as, &self.signer) {
             (SignAs::Standard | SignAs::Provider, Some(signer)) => Some(signer),

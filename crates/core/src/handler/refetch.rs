@@ -37,7 +37,7 @@ pub struct RefetchUrl {
 pub struct RefetchError {
     /// The offset in bytes.
     pub at: usize,
-    /// What is wrong.
+    /// The problem in words.
     pub problem: String,
     /// How to fix the problem.
     pub hint: String,

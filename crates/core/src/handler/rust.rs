@@ -12,7 +12,7 @@ use crate::store::Claim;
 /// Rust code that runs the claims of one handler. Each call is one attempt. The caller renews the
 /// lease, drops the future when the time is over, and counts a panic as a failed attempt.
 pub trait RustHandler: fmt::Debug + Send + Sync + 'static {
-    /// Runs one claim. `current` is the refetched object, where the handler has a `refetch`.
+    /// Runs one claim. `current` is the refetched object, if the handler has a `refetch`.
     fn work(
         &self,
         claim: Claim,
@@ -27,7 +27,7 @@ pub enum RustOutcome {
     Committed,
     /// The attempt failed; nothing was committed.
     Failed {
-        /// Why.
+        /// The error.
         error: String,
         /// When to retry.
         retry: Retry,
@@ -35,7 +35,7 @@ pub enum RustOutcome {
     /// The outcome is unknown, because the fence was lost or the database did not answer. The next claim
     /// of the job decides.
     Lost {
-        /// What failed.
+        /// The error.
         error: String,
     },
 }

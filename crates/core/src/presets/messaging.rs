@@ -44,7 +44,7 @@ pub(super) const TWILIO: Preset = Preset {
     unsigned: "every header, the token in i-twilio-idempotency-token among them",
     retries: "as set by connection overrides in the URL; the token stays",
     // Callbacks identify a call or message, not an event. The token of the request distinguishes them, or the
-    // signed content where the token is missing.
+    // signed content if the token is missing.
     envelope: PresetEnvelope {
         id: PresetId::FirstOf(&["header:i-twilio-idempotency-token", "signed"]),
         event_type: &["form:StatusCallbackEvent", "form:MessageStatus", "form:CallStatus"],

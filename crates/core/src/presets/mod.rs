@@ -37,19 +37,19 @@ pub struct Preset {
     pub unsigned: &'static str,
     /// How long and how often it retries, as far as that is known.
     pub retries: &'static str,
-    /// The waits before each retry, where the sender documents them.
+    /// The waits before each retry, if the sender documents them.
     pub schedule: Option<RetrySchedule>,
     /// The window that the sender's documentation or libraries use.
     pub tolerance: &'static str,
-    /// The same window as a duration, where it is wider than the default and the key is signed.
+    /// The same window as a duration, if it is wider than the default and the key is signed.
     /// With the default, requests that the sender considers on time would be late.
     pub window: Option<Duration>,
     /// Where id, type and time are.
     pub envelope: PresetEnvelope,
-    /// Whether a retry is signed again with a new timestamp. False where this is not documented; late arrivals
+    /// Whether a retry is signed again with a new timestamp. False if this is not documented; late arrivals
     /// then go to review instead of being refused.
     pub signs_retries_afresh: bool,
-    /// The content that its guard covers, where the id is not signed.
+    /// The content that its guard covers if the id is not signed.
     pub guard: PresetGuard,
     /// JSON pointers to values that the sender changes with each attempt, such as the number of the attempt. They
     /// are relative to an event. Copies that differ in nothing else are duplicates and no conflicts. Only for
@@ -66,11 +66,11 @@ pub struct Preset {
 pub struct RetrySchedule {
     /// The wait before each retry, after the attempt before it, in seconds.
     pub waits_seconds: &'static [u64],
-    /// Where the sender documents it.
+    /// The page on which the sender documents them.
     pub documented_at: &'static str,
 }
 
-/// The content that the guard of a sender's events covers, where the signed content does not
+/// The content that the guard of a sender's events covers if the signed content does not
 /// contain the id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PresetGuard {
@@ -217,7 +217,7 @@ impl Preset {
         }
     }
 
-    /// Writes `random` as a secret of this sender, for development. `None` where only the sender has the private
+    /// Writes `random` as a secret of this sender, for development. `None` if only the sender has the private
     /// key.
     pub fn secret_from(&self, random: &[u8; 32]) -> Option<Secret> {
         secret_from(&self.recipe, random)

@@ -112,7 +112,8 @@ pub(super) const ADYEN_PLATFORM: Preset = Preset {
     secret: "hexadecimal",
     retries: "3 within 27 s, then for up to 30 days: 2, 5, 10, 15, 30 min, 1, 2, 4, 8 h",
     schedule: Some(ADYEN_SCHEDULE),
-    // The resource alone would make one event of all its updates. Time and version distinguish them.
+    // The resource alone would make one event of all its updates, so time and version distinguish the
+    // updates.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &[

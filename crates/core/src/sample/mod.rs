@@ -12,8 +12,8 @@ use crate::json::{Pointer, PointerError};
 use crate::key::KeyHash;
 use templates::{TEMPLATES, Template};
 
-/// The sample event of a provider, or `None` for an unknown provider. Without a type it is a common type
-/// of that provider.
+/// The sample event of a provider, or `None` for an unknown provider. Without a type the sample has a common
+/// type of that provider.
 pub fn event(provider: &str, event_type: Option<&str>, id: &SampleId) -> Option<Sample> {
     let template = TEMPLATES.iter().find(|template| template.provider == provider)?;
     let event_type = event_type.unwrap_or(template.event_type);
@@ -47,8 +47,8 @@ pub struct SampleId {
 }
 
 impl SampleId {
-    /// An id given by the user. The event contains it as it is where the sender's id is text; where it is
-    /// a number, only digits can be used.
+    /// An id given by the user. The event contains this id unchanged if the sender's ids are text. If the
+    /// sender's ids are numbers, only digits can be used.
     pub fn exact(text: impl Into<String>, at: Timestamp) -> Self {
         Self::new(text.into(), at, false)
     }
@@ -63,7 +63,7 @@ impl SampleId {
         Self { text, at, made_up, hash }
     }
 
-    /// The text itself where it is a number, else 15 digits derived from it.
+    /// The text itself if it is a number, else 15 digits derived from it.
     fn number(&self) -> String {
         let digits = self.text.bytes().all(|byte| byte.is_ascii_digit());
         if digits && (1..=18).contains(&self.text.len()) && !self.text.starts_with('0') {

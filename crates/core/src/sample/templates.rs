@@ -1,7 +1,7 @@
 //! One event of each sender, as in its documentation. A body is sent without the line breaks and the
 //! indentation here.
 //!
-//! `<id:evt_>` is the event's id, with that sender's prefix where the id is made up; `<n>`, `<hex>`
+//! `<id:evt_>` is the event's id, with that sender's prefix if the id is made up; `<n>`, `<hex>`
 //! and `<uuid>` differ whenever the id does; `<type:1>` and `<type:2>` are the type before and after
 //! its first separator.
 

@@ -129,7 +129,7 @@ struct AdyenExtra {
 }
 
 impl AdyenFields<'_> {
-    /// The fields in the order in which they are signed. The `:` between them is not escaped, so bytes
+    /// The fields in the order in which they are signed. The `:` between two fields is not escaped, so bytes
     /// could move from one field to the next under the same signature. So only the merchant's own
     /// reference may contain a `:`.
     fn content(&self) -> Result<String, Refusal> {

@@ -1,4 +1,4 @@
-//! Signatures over composed content, carried in headers, as most senders have them. The content is
+//! Signatures over composed content, carried in headers, as with most senders. The content is
 //! hashed piece by piece, so that the body is not copied.
 
 use std::borrow::Cow;
@@ -28,7 +28,8 @@ use crate::verify::Refusal;
 /// A compiled [`ComposedSignature`].
 pub(super) struct ComposedVerifier {
     keys: Keys,
-    /// The headers with signatures: one, one for each secret, or a stem that gets a number.
+    /// The headers with signatures: a single header, one for each secret, or a name to which numbers are
+    /// appended.
     names: Vec<Box<str>>,
     prefix: Box<str>,
     layout: Layout,
@@ -627,7 +628,7 @@ struct FoundSignatures {
 struct Signature {
     bytes: [u8; SIGNATURE_BYTES_MAX],
     length: usize,
-    /// The index of the secret, where the header belongs to one secret.
+    /// The index of the secret, if the header belongs to one secret.
     slot: Option<usize>,
 }
 

@@ -1,5 +1,5 @@
 //! Which parts of a request a scheme signs. This alone decides whether an id, a type or a tenant can be
-//! trusted, and whether an event needs a guard. Neither a preset nor the config decides it.
+//! trusted, and whether an event needs a guard. Neither a preset nor the config can change this.
 
 use super::recipe::{ComposedSignature, Recipe, TimeAt};
 use crate::envelope::Origin;
@@ -70,7 +70,7 @@ impl Coverage {
                     let coverage = Self::of_composed(composed);
                     let own = coverage.headers.clone();
                     all.push(Self { missing: earlier.clone(), ..coverage });
-                    // A later set applies only where no header of an earlier set is present.
+                    // A later set applies only if no header of an earlier set is present.
                     earlier.extend(own);
                 }
                 all
@@ -180,7 +180,7 @@ impl Coverage {
     }
 
     /// Whether a value from this origin is signed and none of its bytes can come from a neighbouring part.
-    /// That holds for values inside JSON: bytes from outside would break the JSON.
+    /// Values inside JSON fulfil this: bytes from outside would break the JSON.
     pub fn is_certain(&self, origin: Origin<'_>) -> bool {
         let is_signed = matches!(self.covers(origin), Covered::Yes | Covered::Always);
         let is_apart = match origin {

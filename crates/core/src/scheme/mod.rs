@@ -1,5 +1,5 @@
 //! How a request proves its sender: a [`Recipe`] and the source's keys are compiled once into a
-//! [`Scheme`], which checks raw bytes in constant time and signs where the key allows it.
+//! [`Scheme`], which checks raw bytes in constant time and signs if the key allows it.
 //!
 //! [`recipe`] describes ways of signing, and [`crate::presets`] assigns one to each sender.
 //! [`mod@crate::verify`] checks the window of a signed timestamp, by one rule for all schemes.
@@ -60,7 +60,7 @@ pub struct CustomScheme {
 pub struct SchemeError {
     /// The config key below `[sources.NAME]`.
     pub field: &'static str,
-    /// What is wrong.
+    /// The problem in words.
     pub problem: String,
     /// How to fix the problem.
     pub hint: String,
@@ -132,9 +132,9 @@ fn finished(hasher: digest::Context) -> [u8; 32] {
 pub struct Signed {
     /// Headers to set, in a readable order.
     pub headers: Vec<(String, String)>,
-    /// The body to send instead, where it contains the signature or the timestamp.
+    /// The body to send instead, if it contains the signature or the timestamp.
     pub body: Option<Bytes>,
-    /// The URL to send to instead, where it carries the body's digest.
+    /// The URL to send to instead, if it carries the body's digest.
     pub url: Option<String>,
 }
 
@@ -258,7 +258,7 @@ impl Scheme {
     }
 
     /// The key of the sender that must be fetched before a request with these headers can be verified. `None`
-    /// where every key is configured. A request that names a key elsewhere than at the sender is refused.
+    /// if every key is configured. A request that names a key elsewhere than at the sender is refused.
     pub fn key_request(
         &self,
         headers: &HeaderMap,
@@ -387,7 +387,7 @@ impl Signed {
     }
 }
 
-/// Writes `random` as a secret that `recipe` accepts, for development. `None` where only the sender has
+/// Writes `random` as a secret that `recipe` accepts, for development. `None` if only the sender has
 /// the private key.
 pub(crate) fn secret_from(recipe: &Recipe, random: &[u8; 32]) -> Option<Secret> {
     let text = match recipe {
@@ -415,7 +415,7 @@ fn key_hashes(form: Option<KeyForm>, spec: &SourceSpec) -> Vec<KeyHash> {
     let Some(form) = form else { return Vec::new() };
     let hash = |secret: &ActiveSecret| {
         let bytes = keys::key_bytes(form, secret.secret.expose()).unwrap_or_default();
-        // HMAC pads a key with zeros, so trailing zeros make no other key.
+        // HMAC pads a key with zeros, so trailing zeros do not make a different key.
         let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         KeyHash::of(b"secret", [&bytes[..end]])
     };

@@ -45,7 +45,7 @@ const CHAIN_MAX: usize = 8;
 /// The webhook ids that the signed content may contain, and what certificates are checked against.
 pub(super) struct PayPalVerifier {
     webhook_ids: Vec<ExpiringKey<String>>,
-    /// The certificate, where it is not fetched.
+    /// The certificate, if it is not fetched.
     configured: Option<Certificate>,
     roots: Vec<TrustAnchor<'static>>,
     /// A hash of the configured roots.

@@ -142,7 +142,7 @@ impl Account {
 
     fn key_request(&self, kid: &str, now: Timestamp) -> KeyRequest {
         let active = keys::active(&self.secrets, now).next().map(|(_, secret)| secret);
-        // If no secret is active, the last one is sent. Plaid refuses it, and the webhook is sent
+        // If no secret is active, the last one is sent. Plaid refuses that secret, and the webhook is sent
         // again later.
         let secret = active.or(self.secrets.last().map(|last| &last.key));
         let secret = secret.map(|secret| secret.as_str()).unwrap_or_default();

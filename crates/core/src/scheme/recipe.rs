@@ -239,7 +239,7 @@ pub enum TimeForm {
 /// The required value of a header.
 #[derive(Debug, Clone, Copy)]
 pub enum Fixed<'a> {
-    /// Exactly this.
+    /// Exactly this text.
     Text(&'a str),
     /// The value of this parameter of the source.
     Param(&'a str),

@@ -13,12 +13,12 @@ use crate::verify::Refusal;
 /// A key that must be fetched before a request can be verified.
 #[derive(Clone)]
 pub struct KeyRequest {
-    /// Equal for requests that get the same key. It covers the address, the name of the key, and every
+    /// Equal for requests that get the same key. The value covers the address, the name of the key, and every
     /// setting of the source that affects how the answer is read.
     pub id: KeyHash,
     /// Where the key is, at one of the hosts that the sender documents.
     pub url: String,
-    /// The body of a POST; without one, the key is fetched by GET. It may hold a secret.
+    /// The body of a POST; without one, the key is fetched by GET. The body may hold a secret.
     pub body: Option<Zeroizing<Vec<u8>>>,
     /// The name of the key, for logs.
     pub name: String,

@@ -49,7 +49,7 @@ pub trait AdminRecords: Send + Sync + 'static {
     fn open_session(&self, session: Session)
     -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// The session with this hash. It may have ended: the caller compares `expires_at`.
+    /// The session with this hash. The session may have ended: the caller compares `expires_at`.
     fn session(
         &self,
         hash: [u8; 32],

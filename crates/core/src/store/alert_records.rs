@@ -72,11 +72,11 @@ pub struct CheckedIn {
 /// An operator's request to silence an alert, or to end its silence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SilenceAsk {
-    /// Which alert.
+    /// The id of the alert.
     pub id: String,
     /// How long. Zero ends the silence.
     pub span: Duration,
-    /// Why.
+    /// The reason.
     pub reason: String,
     /// The name of the token that is used.
     pub who: String,

@@ -67,7 +67,7 @@ pub const HOUR_SECONDS: i64 = 3_600;
 /// How long the figures of an hour are kept, in seconds: two weeks.
 pub const ENDPOINT_HOURS_KEPT: i64 = 14 * 86_400;
 
-/// The start of the hour of a time, in seconds since 1970.
+/// The start of the hour that contains a time, in seconds since 1970.
 pub fn hour_of(at: Timestamp) -> i64 {
     let second = at.as_second();
     second - second.rem_euclid(HOUR_SECONDS)

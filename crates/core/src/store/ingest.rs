@@ -48,7 +48,7 @@ pub struct Ingest {
     /// At least one.
     pub receipts: Vec<Receipt>,
     /// The jobs of each receipt, in the order of `receipts`. If the event is accepted, its jobs are written
-    /// in the same commit. Empty where no handler wants the event.
+    /// in the same commit. Empty if no handler wants the event.
     pub jobs: Vec<Vec<NewJob>>,
     /// How the request arrived.
     pub via: ArrivalInfo,
@@ -59,9 +59,9 @@ pub struct Ingest {
 pub struct NewJob {
     /// The handler that runs it.
     pub handler: HandlerName,
-    /// Its place in the order of a resource, where the handler is ordered.
+    /// Its place in the order of a resource, if the handler is ordered.
     pub place: Option<ResourcePosition>,
-    /// Set where the job can never run (its order value is missing): the job is written as dead, with
+    /// Set if the job can never run (its order value is missing): the job is written as dead, with
     /// this reason.
     pub hopeless: Option<String>,
 }
@@ -125,15 +125,15 @@ pub enum Status {
     Review,
     /// An operator rejected it.
     Discarded,
-    /// A job of it is dead.
+    /// One of its jobs is dead.
     Dead,
-    /// A job of it failed and will be retried.
+    /// One of its jobs failed and will be retried.
     Failed,
-    /// A job of it waits for another event.
+    /// One of its jobs waits for another event.
     Held,
-    /// A job of it is being worked on.
+    /// One of its jobs is being worked on.
     Processing,
-    /// A job of it waits to be claimed.
+    /// One of its jobs waits to be claimed.
     Received,
     /// Every job is done, or done and stale.
     Processed,
@@ -199,7 +199,7 @@ impl Status {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReviewReason {
-    /// The event was signed before the window. An on-time copy promotes it.
+    /// The event was signed before the window. An on-time copy promotes the event.
     Late,
     /// The same signed bytes were seen under another id.
     Replay,

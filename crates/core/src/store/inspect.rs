@@ -30,7 +30,7 @@ pub trait Inspect: Send + Sync + 'static {
         filter: EventFilter,
     ) -> impl Future<Output = Result<Page<EventSummary>, StoreError>> + Send;
 
-    /// One event by our id, or by the sender's where that is unambiguous.
+    /// One event by our id, or by the sender's if that is unambiguous.
     fn event(
         &self,
         name: &EventName,
@@ -50,8 +50,9 @@ pub trait Inspect: Send + Sync + 'static {
         filter: JobFilter,
     ) -> impl Future<Output = Result<Page<JobDetail>, StoreError>> + Send;
 
-    /// The dead letters that tenant, source and handler of the filter name, by their error. They are read from the newest
-    /// event to the oldest, within the bound of the filter. At most `limit` groups are returned, the largest first.
+    /// The dead letters that tenant, source and handler of the filter name, by their error. Dead letters are
+    /// read from the newest event to the oldest, within the bound of the filter. At most `limit` groups are
+    /// returned, the largest first.
     fn dead_groups(
         &self,
         filter: JobFilter,
@@ -118,10 +119,10 @@ pub struct TableUse {
 /// [`LANE_COUNT_MAX`](crate::limits::LANE_COUNT_MAX), which means "this many or more".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaneState {
-    /// Which handler.
+    /// The handler.
     pub handler: HandlerRef,
     /// The earliest time at which a ready job is due or a lease ends. A time in the past shows how long
-    /// the oldest due job has waited. `None` where nothing is ready or leased.
+    /// the oldest due job has waited. `None` if nothing is ready or leased.
     pub oldest_due: Option<Timestamp>,
     /// Jobs that can be claimed, now or when they are due.
     pub ready: u64,
@@ -138,7 +139,7 @@ pub struct LaneState {
 }
 
 impl LaneState {
-    /// Jobs that have not ended. Like its parts it may mean "this many or more".
+    /// Jobs that have not ended. Like its parts, the sum may mean "this many or more".
     pub fn open(&self) -> u64 {
         self.ready + self.leased + self.held + self.parked + self.review
     }
@@ -147,13 +148,13 @@ impl LaneState {
 /// A handler that an operator has paused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PausedHandler {
-    /// Which handler.
+    /// The handler.
     pub handler: HandlerRef,
     /// Since when.
     pub since: Timestamp,
     /// The name of the token that was used.
     pub who: String,
-    /// Why.
+    /// The reason.
     pub reason: Option<String>,
 }
 
@@ -162,14 +163,14 @@ pub struct PausedHandler {
 pub struct SampleAsk {
     /// First received at or after this.
     pub since: Timestamp,
-    /// The most events to return, at least one. More events are sampled.
+    /// The most events to return, at least one. If more match, a sample of them is returned.
     pub limit: usize,
 }
 
 /// Events of a span of time that arrived more than once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventSample {
-    /// How many were found. If it is more than `events` holds, there may be more still.
+    /// How many were found. If this number is larger than the length of `events`, there may be more still.
     pub total: u64,
     /// All events of the span, or a sample of them.
     pub events: Vec<SampledEvent>,
@@ -391,7 +392,7 @@ impl From<&str> for TextSearch {
 /// so that a search always advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadBound {
-    /// For this long.
+    /// A time for which the page may read.
     Time(Duration),
     /// About this many rows: a bound that does not depend on the machine.
     Rows(usize),
@@ -403,7 +404,7 @@ impl Default for ReadBound {
     }
 }
 
-/// The end of a page. Only the store knows what it means.
+/// The end of a page. Only the store knows the meaning of the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor(pub u128);
 
@@ -492,9 +493,9 @@ pub struct ActionNote {
     pub action: String,
     /// The name of the token that was used.
     pub who: String,
-    /// Why.
+    /// The reason.
     pub reason: Option<String>,
-    /// When.
+    /// The time of the action.
     pub at: Timestamp,
 }
 
@@ -530,7 +531,7 @@ pub struct ArrivalNote {
     pub verifier: Option<Verifier>,
     /// The signed timestamp.
     pub signed_at: Option<Timestamp>,
-    /// The other bytes, where it is a conflict.
+    /// The other bytes, if it is a conflict.
     #[serde(skip)]
     pub body: Option<Bytes>,
 }

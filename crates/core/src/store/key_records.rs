@@ -80,15 +80,15 @@ pub enum KeyDeleted {
     Deleted,
     /// There is no such key.
     Unknown,
-    /// A request runs under it, or a user's open transaction holds it. Deleting it would let a second request
-    /// run alongside the first.
+    /// A request runs under it, or a user's open transaction holds it. Deleting the key would let a second
+    /// request run alongside the first.
     Busy,
 }
 
 /// The acts of operators on Idempotency-Keys. Every method is one atomic act.
 pub trait KeyRecords: Send + Sync + 'static {
-    /// Reads keys in an order of scope and key that the database chooses. Keys past their ttl may be among
-    /// them until they are pruned.
+    /// Reads keys in an order of scope and key that the database chooses. Keys past their ttl may be included
+    /// until they are pruned.
     fn keys(&self, filter: KeyFilter) -> impl Future<Output = Result<KeyPage, StoreError>> + Send;
 
     /// Deletes a key with its answer, unless a request runs under it. A request whose lease has ended does not

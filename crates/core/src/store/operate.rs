@@ -11,7 +11,7 @@ use crate::job::HandlerName;
 /// Decisions of operators.
 ///
 /// Every method is one commit that holds the change, the record of the action, and the jobs that become
-/// ready. A crash leaves all of it or nothing. An act that changes nothing records no action, so every
+/// ready. A crash leaves the whole commit or nothing. An act that changes nothing records no action, so every
 /// act may be repeated. Dropping the future does not undo an act that has begun.
 pub trait Operate: Send + Sync + 'static {
     /// Runs jobs again. A dead job runs with a new schedule. With `force`, a job that is done, stale or
@@ -40,8 +40,8 @@ pub trait Operate: Send + Sync + 'static {
         by: Action,
     ) -> impl Future<Output = Result<Reviewed, StoreError>> + Send;
 
-    /// Discards the dead jobs of an event, or only that of one handler. Their fences are void. The handler
-    /// may no longer be configured.
+    /// Discards the dead jobs of an event, or only that of one handler. Their fences are void. This also
+    /// works for a handler that is no longer configured.
     fn discard(
         &self,
         event: EventId,

@@ -117,7 +117,7 @@ pub trait Outbox: Send + Sync + 'static {
 
     /// Cancels the open deliveries of a message, or replays those that are not delivered. Returns
     /// the ids of the changed deliveries. Deliveries to deleted endpoints are never replayed.
-    /// `None` where there is no such message.
+    /// `None` if there is no such message.
     fn change_message(
         &self,
         message: MessageRef,
@@ -138,7 +138,7 @@ pub trait InspectOutbox: Send + Sync + 'static {
         filter: EndpointFilter,
     ) -> impl Future<Output = Result<Page<EndpointRecord>, StoreError>> + Send;
 
-    /// One endpoint; `None` where it is unknown or deleted.
+    /// One endpoint; `None` if it is unknown or deleted.
     fn endpoint(
         &self,
         id: EndpointId,
@@ -201,8 +201,7 @@ pub struct PublishedMessage {
 pub struct DeliveryAsk {
     /// The most deliveries to claim.
     pub limit: usize,
-    /// The approximate limit of the bytes of their bodies together. A single delivery may exceed
-    /// it.
+    /// The approximate limit of the bytes of their bodies together. A single delivery may exceed the limit.
     pub bytes_max: usize,
     /// The name of this node, recorded with the attempt.
     pub node: Arc<str>,
@@ -221,7 +220,7 @@ pub struct Exchanged {
     pub settled: Vec<Held>,
     /// The claims.
     pub claims: Vec<DeliveryClaim>,
-    /// When the next delivery that was not claimed is due, as far as the store knows. It is a hint for
+    /// When the next delivery that was not claimed is due, as far as the store knows. The time is a hint for
     /// how long to wait.
     pub next_due: Option<Timestamp>,
 }
@@ -309,14 +308,14 @@ pub enum AttemptVerdict {
         answer: Option<HandlerAnswer>,
         /// When to try again.
         retry: Retry,
-        /// What the failure says about the endpoint as a whole.
+        /// The meaning of the failure for the endpoint as a whole.
         says: EndpointSignal,
     },
     /// The attempt never began, and does not count.
     GivenBack,
 }
 
-/// What a failed attempt says about the endpoint as a whole.
+/// The meaning of a failed attempt for the endpoint as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndpointSignal {
     /// The endpoint may be failing.
@@ -521,7 +520,7 @@ pub struct DeliveryAttempt {
     pub status: Option<u16>,
     /// Why it failed.
     pub error: Option<String>,
-    /// The beginning of the answer's body; `None` where it was empty.
+    /// The beginning of the answer's body; `None` if it was empty.
     pub answer: Option<String>,
     /// The node that made it.
     pub node: String,

@@ -25,8 +25,8 @@ pub trait Plans: Send + Sync + 'static {
 
     /// Records a plan with its count and its time, in one commit. The plan runs from then on.
     ///
-    /// The plan takes only what existed at its time. It does not take deliveries that die later, messages
-    /// that are published later, events that arrive later, or jobs that end, die or go to review later.
+    /// The plan takes only what existed at its time: no deliveries that die later, messages that are
+    /// published later, events that arrive later, or jobs that end, die or go to review later.
     fn create_plan(
         &self,
         plan: NewPlan,
@@ -56,7 +56,7 @@ pub trait Plans: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Held, StoreError>> + Send;
 
     /// Ends a plan early. Changes that it has made stay. A plan that has ended stays as it is.
-    /// `None` where there is no such plan.
+    /// `None` if there is no such plan.
     fn cancel_plan(
         &self,
         id: PlanId,
@@ -105,13 +105,12 @@ impl From<EventPlan> for PlanWork {
 /// A plan over events: an act, and the events that it applies to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventPlan {
-    /// What it does.
+    /// The act of the plan.
     pub act: EventAct,
     /// Only the jobs of this handler, if the act applies to jobs. `None`: all of them.
     pub handler: Option<HandlerName>,
-    /// Which events the plan takes. Events that arrived after the plan are not taken. With the
-    /// status `dead` it takes every event with a dead letter, whatever the status of its other
-    /// jobs.
+    /// Which events the plan takes. Events that arrived after the plan are not taken. With the status `dead`
+    /// the plan takes every event with a dead letter, whatever the status of its other jobs.
     pub filter: EventFilter,
 }
 
@@ -200,7 +199,7 @@ impl EventAct {
 pub struct EventSlice {
     /// The plan.
     pub plan: PlanId,
-    /// What it does.
+    /// The work of the plan.
     pub work: EventPlan,
     /// The events, oldest first. There may be none: then the plan only advances.
     pub events: Vec<PlannedEvent>,
@@ -221,7 +220,7 @@ pub struct PlannedEvent {
     pub event_type: Option<String>,
     /// The event's bytes, if the plan [writes jobs](EventAct::writes_jobs).
     pub body: Bytes,
-    /// Its jobs by the current configuration. The store leaves them empty; the caller fills them in.
+    /// Its jobs by the current configuration. The store leaves the jobs empty; the caller fills them in.
     pub jobs: Vec<NewJob>,
 }
 
@@ -242,7 +241,7 @@ pub struct SliceSpan {
 pub struct DeliveryPlan {
     /// The endpoint.
     pub endpoint: EndpointId,
-    /// Which of them.
+    /// The kind of deliveries that it takes.
     pub which: PlannedDeliveries,
     /// From this time on: when a dead delivery died, or when its message was published.
     pub since: Timestamp,
@@ -250,7 +249,7 @@ pub struct DeliveryPlan {
     pub until: Option<Timestamp>,
 }
 
-/// Which deliveries a plan takes.
+/// The kinds of deliveries that a plan can take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlannedDeliveries {
@@ -284,7 +283,7 @@ impl PlannedDeliveries {
 pub struct NewPlan {
     /// Its id, from the caller, so that a repeated request makes one plan.
     pub id: PlanId,
-    /// What it does.
+    /// The work of the plan.
     pub work: PlanWork,
     /// At most this many deliveries or events a second; `None` is as fast as the store allows.
     pub rate: Option<u32>,
@@ -324,7 +323,7 @@ pub enum PlanCreated {
 pub struct Plan {
     /// Its id.
     pub id: PlanId,
-    /// What it does.
+    /// The work of the plan.
     pub work: PlanWork,
     /// At most this many deliveries or events a second.
     pub rate: Option<u32>,

@@ -109,8 +109,8 @@ pub trait PortalLinks: Send + Sync + 'static {
         code: [u8; 32],
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// The link whose code has this hash, whether the code was exchanged or not. It may have ended: the caller
-    /// compares `expires_at`.
+    /// The link whose code has this hash, whether the code was exchanged or not. The link may have ended: the
+    /// caller compares `expires_at`.
     fn portal_link(
         &self,
         code: [u8; 32],
@@ -126,7 +126,7 @@ pub trait PortalLinks: Send + Sync + 'static {
         at: Timestamp,
     ) -> impl Future<Output = Result<Option<PortalLink>, StoreError>> + Send;
 
-    /// The link with this id, if it opened the session with this hash. It may have ended: the caller
+    /// The link with this id, if it opened the session with this hash. The link may have ended: the caller
     /// compares `expires_at`.
     fn portal_session(
         &self,

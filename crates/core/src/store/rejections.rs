@@ -21,7 +21,7 @@ pub struct Rejection {
     pub request_id: Uuid,
     /// The client's address.
     pub remote: Option<IpAddr>,
-    /// The reason, as metrics have it: `signature`, `stale`.
+    /// The reason, by its word in the metrics: `signature`, `stale`.
     pub reason: String,
     /// Why, in more words.
     pub detail: Option<String>,

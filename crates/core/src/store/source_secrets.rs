@@ -15,7 +15,7 @@ pub trait SourceSecretStore: Send + Sync + 'static {
     /// Every pair and the version of the set, read at the same moment.
     fn source_secrets(&self) -> impl Future<Output = Result<SourceSecretSet, StoreError>> + Send;
 
-    /// The version of the set alone. Every node asks for it several times a second.
+    /// The version of the set alone. Every node asks for the version several times a second.
     fn source_secrets_version(&self) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
     /// Changes one pair in one commit, if the set still has `version`. The action is recorded in the same

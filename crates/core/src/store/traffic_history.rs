@@ -28,7 +28,7 @@ pub struct TrafficCount {
 pub struct TrafficFigures {
     /// The numbers that are added up.
     pub counts: TrafficCounts,
-    /// Counts by kind and index, such as durations by bucket. They are added up too.
+    /// Counts by kind and index, such as durations by bucket. These counts are added up too.
     pub tallies: Tallies,
     /// The highest value of each gauge.
     pub gauges: Gauges,
@@ -341,8 +341,8 @@ pub trait TrafficHistory: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Takes jobs that apps completed by SQL alone, at most `limit`, so that a node counts them. No other call returns
-    /// them again: after a crash of the node they are not counted. Only jobs of pull handlers can be among them: nodes
-    /// count all other jobs themselves.
+    /// them again: after a crash of the node they are not counted. Only jobs of pull handlers are returned:
+    /// nodes count all other jobs themselves.
     fn take_completions(
         &self,
         limit: usize,

@@ -37,10 +37,10 @@ pub trait Work: Send + Sync + 'static {
     /// is claimed alone if its work is done in this process.
     ///
     /// One commit, before the claims are returned: each claimed job has its attempt counted and a new
-    /// fence. The same commit ends expired leases, buries jobs at their limit, and sends jobs that were
-    /// held past their deadline to review or lets them run. A deadline counts only while no job of the
-    /// same tenant and handler is due and no job of the resource is leased.
-    /// A crash afterwards leaves the jobs leased until their leases expire; then the attempts are lost.
+    /// fence. The same commit ends expired leases, makes dead letters of jobs that were lost too often, and
+    /// sends jobs that were held past their deadline to review or lets them run. A deadline counts only while
+    /// no job of the same tenant and handler is due and no job of the resource is leased. A crash afterwards
+    /// leaves the jobs leased until their leases expire; then the attempts are lost.
     fn claim(&self, ask: ClaimAsk) -> impl Future<Output = Result<Vec<Claim>, StoreError>> + Send;
 
     /// Extends the lease of a claim, never shortens it.
@@ -59,7 +59,7 @@ pub trait Work: Send + Sync + 'static {
     /// A job that is done under this fence stays done, whatever the outcome says: the app may have
     /// completed the job in a transaction of its own, or the answer to an earlier call was lost. Then
     /// only the app's answer is added to the attempt, if it has none.
-    /// `Done` of a job that was not forced is lost where the order mark has passed the job (see
+    /// `Done` of a job that was not forced is lost if the order mark has passed the job (see
     /// `OrderPolicy::may_settle`).
     /// A crash before the commit leaves the job leased, and the attempt is lost when the lease expires.
     fn settle(
@@ -80,10 +80,10 @@ pub trait Work: Send + Sync + 'static {
 
     /// Claims due first attempts of an `sql` handler and runs the handler's statements.
     ///
-    /// Effects, "done" and order marks are one commit. First attempts may share it. Any error, lost fence
-    /// or failed commit rolls all of it back, and each job then runs alone under the same claim.
-    /// A job that was lost before is claimed and returned instead of run ([`SqlRan::alone`]).
-    /// A crash leaves effects and "done" together, or neither of them and the jobs leased.
+    /// Effects, "done" and order marks are one commit. First attempts may share this commit. Any error, lost
+    /// fence or failed commit rolls all of it back, and each job then runs alone under the same claim. A job
+    /// that was lost before is claimed and returned instead of run ([`SqlRan::alone`]). A crash leaves
+    /// effects and "done" together, or neither of them and the jobs leased.
     fn run_sql(&self, ask: SqlAsk) -> impl Future<Output = Result<SqlRan, StoreError>> + Send;
 
     /// Runs the statements of a job that was claimed before, if the fence still holds.
@@ -97,7 +97,7 @@ pub trait Work: Send + Sync + 'static {
     /// Makes the jobs of an event that wait for their next attempt due now. At a sync source, the
     /// sender's next copy is the next attempt.
     ///
-    /// One commit. If it is lost in a crash, the jobs run at their scheduled time.
+    /// One commit. If this change is lost in a crash, the jobs run at their scheduled time.
     fn hurry(&self, event: EventId) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Waits until there may be work for this handler. The answer is a hint: only [`Work::claim`]
@@ -141,7 +141,7 @@ pub struct HandlerSpec {
     pub handler: HandlerRef,
     /// Its retry schedule and lease.
     pub policy: Policy,
-    /// How it keeps order; `None` where it keeps none.
+    /// How it keeps order; `None` if it keeps none.
     pub order: Option<OrderRule>,
     /// Where its work is done.
     pub workplace: WorkLocation,
@@ -195,7 +195,7 @@ pub struct ClaimedEvent {
     pub occurred_at: Option<Timestamp>,
     /// When its first copy arrived.
     pub received_at: Timestamp,
-    /// Its resource, where the handler is ordered.
+    /// Its resource, if the handler is ordered.
     pub resource: Option<String>,
     /// The sender's headers.
     pub headers: String,
@@ -246,7 +246,7 @@ pub enum Outcome {
         /// Messages for the outbox. If an id was used before for other content, the attempt has failed and
         /// none of them is published.
         publish: Vec<NewMessage>,
-        /// The app's answer, where the job is a call of an app.
+        /// The app's answer, if the job is a call of an app.
         answer: Option<HandlerAnswer>,
     },
     /// The attempt failed or timed out.
@@ -260,7 +260,7 @@ pub enum Outcome {
     },
 }
 
-/// The error of a job that was buried because its event's body does not match the stored hash.
+/// The error of a job that is a dead letter because its event's body does not match the stored hash.
 pub const DAMAGED_BODY: &str = "the stored body does not match its hash: the database was damaged or \
                                 changed by hand, and no handler gets it";
 
@@ -299,7 +299,7 @@ pub struct SqlRan {
     pub tried: Vec<TriedJob>,
     /// The events of all of these jobs. Requests that wait for one of them should be notified.
     pub events: Vec<EventId>,
-    /// A job that was lost before. It is claimed and not begun. The caller must wait until no other job
+    /// A job that was lost before. The job is claimed and not begun. The caller must wait until no other job
     /// runs in the process, and then call [`Work::run_claimed`].
     pub alone: Option<Box<Claim>>,
 }
@@ -403,7 +403,7 @@ impl Horizon {
     /// A mark keeps older versions of a resource from being applied. The sender made an older version
     /// before the mark moved, and keys outlive every sender's retries. So an older version arrives within
     /// the retention of keys after the mark moved. The bodies of all events that arrived until then must
-    /// also be deleted, because an operator may still run an event that has one. `None` where keys are kept
+    /// also be deleted, because an operator may still run an event that has one. `None` if keys are kept
     /// for ever.
     pub fn marks_before(
         &self,

@@ -1,5 +1,5 @@
-//! The parser of the user's SQL for PostgreSQL: what is a parameter, what only looks like one, what is refused
-//! with which message, and how the position of an error maps back to the user's text.
+//! The parser of the user's SQL for PostgreSQL: which text is a parameter, which only looks like one, which
+//! is refused with which message, and how the position of an error maps back to the user's text.
 
 use hapax_core::handler::{Dialect, PostgresType, SqlError, SqlParameter, SqlPlace, SqlProgram};
 use proptest::prelude::*;

@@ -201,7 +201,7 @@ fn a_changed_body_is_refused_wherever_the_body_is_signed() {
 #[test]
 fn no_preset_takes_the_signature_of_another_secret_or_scheme() {
     // Every sender's request is sent to every other sender's source: first with another secret,
-    // then with the same secret where the signature is in another header.
+    // then with the same secret if the signature is in another header.
     let requests: Vec<_> = signable()
         .map(|preset| (preset, signed(with(preset, &RANDOM).scheme(), &sample(preset))))
         .collect();

@@ -1,5 +1,5 @@
 //! Parses the user's SQL into statements and named parameters. Quotes and comments are skipped
-//! correctly. The parser knows where tokens end and no more; the database checks the statements.
+//! correctly. The parser only finds where tokens end; the database checks the statements.
 //!
 //! The databases disagree (comments nest in PostgreSQL, `[…]` is a name in SQLite), so a text is parsed
 //! in a [`Dialect`]. `tokens` splits the text, `colon` decides what a colon means, `read` makes
@@ -22,7 +22,7 @@ pub enum Dialect {
     Sqlite,
     /// Comments nest, `[…]` is an array or a part of one, parameters become `$1`. Strings are read
     /// as with `standard_conforming_strings = on`, the default since 9.1. The code that runs the
-    /// statements must set it on the connection.
+    /// statements must set this option on the connection.
     ///
     /// A `DO` takes no parameters, since its body is a string and strings are never changed; `CALL`
     /// takes them. In a subscript such as `a[1:n]`, a colon after a value separates a slice: the
@@ -68,7 +68,7 @@ pub struct SqlError {
     pub line: usize,
     /// The character on that line, from 1.
     pub column: usize,
-    /// What is wrong.
+    /// The problem in words.
     pub problem: String,
     /// How to fix the problem.
     pub hint: String,

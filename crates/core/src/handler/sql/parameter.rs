@@ -22,7 +22,7 @@ pub enum SqlParameter {
 }
 
 /// The type that a parameter is declared with in PostgreSQL, so that `:attempt + 1` and
-/// `now() - :received_at` mean what they say. A cast makes another type: `:id::uuid`,
+/// `now() - :received_at` work without a cast. A cast makes another type: `:id::uuid`,
 /// `:body::jsonb`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PostgresType {
