@@ -1,5 +1,5 @@
-//! The numbers and words of phases and statuses in columns: the same in every database. Each
-//! dialect has its own SQL that ranks them.
+//! The numbers and words that stand for phases and statuses in columns, the same in every database. Each
+//! dialect has its own SQL that ranks statuses.
 
 use hapax_core::job::Phase;
 use hapax_core::store::{EventPlan, Status};
@@ -72,7 +72,7 @@ pub(crate) fn status_of(word: &str) -> Status {
     }
 }
 
-/// A plan over events as its column holds it.
+/// The text that a column stores for a plan over events.
 pub(crate) fn json_of_plan(plan: &EventPlan) -> String {
     serde_json::to_string(plan).expect("names and times are JSON")
 }
@@ -140,8 +140,8 @@ mod tests {
 
     #[test]
     fn the_comment_beside_a_state_of_sqlite_is_its_name() {
-        // The statements contain the numbers, because partial indexes match nothing else. A number
-        // without a name, or with the wrong one, misleads its reader.
+        // The statements contain the numbers, because a partial index is used only for a query that contains
+        // its number. A number without a name, or with the wrong one, misleads its reader.
         let mut seen = 0;
         check(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src/sqlite")), &mut seen);
         assert!(seen > 40, "only {seen} were found");

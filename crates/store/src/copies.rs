@@ -1,6 +1,6 @@
 //! Copies of known events that wait to be written: they are counted at once, and stored by a
 //! deferred write within a second. A crash may lose waiting copies; nothing else depends on them.
-//! Each store writes them in its own way.
+//! Each store writes copies in its own way.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};

@@ -1,9 +1,9 @@
-//! Paces the answers to copies while many new events are committed: a retry storm must not take the machine
-//! from new events.
+//! Paces the answers to copies while many new events are committed: a retry storm must not starve new events.
 //!
-//! Copies are cheaper than new events, so a storm would get most of the machine. For [`PACED_FOR`] after each
-//! commit of many new events, a copy needs a turn. Each commit grants one turn per [`EVENTS_PER_COPY`] new
-//! events. No copy waits longer than [`COPY_WAIT_MAX`]. Without commits of many new events, no copy waits at all.
+//! Copies are cheaper than new events, so a storm would use most of the machine's time. For [`PACED_FOR`]
+//! after each commit of many new events, a copy needs a turn. Each commit grants one turn per
+//! [`EVENTS_PER_COPY`] new events. No copy waits longer than [`COPY_WAIT_MAX`]. Without commits of many new
+//! events, no copy waits at all.
 //!
 //! Pacing delays an answer and never changes it: a copy is recognised before it is paced.
 
@@ -88,7 +88,7 @@ impl CopyPacing {
 }
 
 impl Turns {
-    /// Whether many new events were committed lately.
+    /// Whether many new events were committed recently.
     fn are_needed(&self, now: Instant) -> bool {
         let since = self.many_events_at.map(|at| now.saturating_duration_since(at));
         since.is_some_and(|since| since < PACED_FOR)
@@ -162,7 +162,7 @@ mod tests {
         let mut waiting = copies.waiting().await;
         assert_eq!(waiting, 1_000 - MANY / EVENTS_PER_COPY);
         let mut events = MANY % EVENTS_PER_COPY;
-        // Most sizes are no multiples of [`EVENTS_PER_COPY`]: rounding each commit would lose or
+        // Most sizes are not multiples of [`EVENTS_PER_COPY`]: rounding each commit would lose or
         // add turns.
         for commit in [MANY + 2, 1, 0, 7 * EVENTS_PER_COPY + 1, 1, 2, 3, FEW_EVENTS, MANY, 61, 67] {
             pacing.committed(commit);

@@ -24,8 +24,7 @@ pub fn private_dir(directory: &Path) -> io::Result<()> {
     narrow(directory, 0o700)
 }
 
-/// Opens the file for writing with mode 0600. Creates it if it does not exist, and keeps its
-/// content.
+/// Opens the file for writing with mode 0600. Creates the file if it does not exist, and keeps its content.
 pub(crate) fn private_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let file = options.create(true).truncate(false).write(true).mode(0o600).open(path)?;

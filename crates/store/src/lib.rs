@@ -133,12 +133,12 @@ pub mod limits {
     pub const PACED_FOR: Duration = Duration::from_millis(10);
 
     /// New events for each copy that is answered, while many new events arrive. A copy costs about as much
-    /// as a new event, so a retry storm takes about a ninth of the machine from them.
+    /// as a new event, so a retry storm takes about a ninth of the machine's time from new events.
     pub const EVENTS_PER_COPY: usize = 8;
 
     /// How long a copy waits at most for its turn. The bound is far below every sender's timeout. With a shorter
-    /// bound, many connections could have their copies answered without a turn, and would take the machine after
-    /// all.
+    /// bound, many connections could have their copies answered without a turn, and would use most of the
+    /// machine's time after all.
     pub const COPY_WAIT_MAX: Duration = Duration::from_millis(25);
 
     /// How long a copy may wait for its deferred write: less than a second, and no sooner than
@@ -149,8 +149,8 @@ pub mod limits {
     /// and short enough for an operator to wait.
     pub const READ_FLUSH_MAX: Duration = Duration::from_secs(2);
 
-    /// Memory for committed events whose duplicates are answered from memory, at 32 bytes each. It holds
-    /// 262,144 events: the last hour of a source that sends 70 events a second.
+    /// Memory for committed events whose duplicates are answered from memory, at 32 bytes each. This memory
+    /// holds 262,144 events: the last hour of a source that sends 70 events a second.
     pub const RECENT_BYTES_MAX: usize = 8 << 20;
 
     /// Committed events whose jobs wait, held on SQLite so that their first claim reads nothing: more than arrive
@@ -203,7 +203,7 @@ pub mod limits {
     /// Commits of Idempotency-Keys at the same time: while two run, further requests are batched.
     pub const KEY_BATCHES_AT_ONCE: usize = 2;
 
-    /// How long a commit of several Idempotency-Keys waits for a transaction that has locked one of them.
+    /// How long a commit of several Idempotency-Keys waits for a transaction that has locked one of the keys.
     /// The other keys of the commit wait as long.
     pub const KEY_BATCH_LOCK_MAX: Duration = Duration::from_millis(50);
 
@@ -227,7 +227,7 @@ pub mod limits {
     pub const HANDLER_STATEMENTS_MAX: usize = 256;
 
     /// The least time after which the server ends a transaction of a handler in Rust that sends it
-    /// nothing: long against any pause of a busy node between two statements.
+    /// nothing: much longer than a busy node pauses between two statements.
     pub const HANDLER_IDLE_MIN: Duration = Duration::from_secs(1);
 
     /// How long a Redis lookup may take: the database answers in a few milliseconds, so a longer
@@ -308,15 +308,15 @@ pub mod limits {
     pub const INDEX_STEP: usize = 2_000;
 
     /// The first walk of the search index on PostgreSQL indexes an event this long after the time that its
-    /// node recorded. It misses no event of a node whose clock is behind, or whose commit is late, by less
-    /// than this.
+    /// node recorded. The walk misses no event of a node whose clock is behind, or whose commit is late, by
+    /// less than this.
     pub const INDEX_SETTLED_AFTER: SignedDuration = SignedDuration::from_secs(5);
 
     /// The second walk of the search index indexes an event after this time. The clock of a working node
     /// is not further behind: a node with such a clock would refuse every signed time.
     pub const INDEX_CHECKED_AFTER: SignedDuration = SignedDuration::from_hours(1);
 
-    /// A list with fewer rows than this is read as a whole, whatever span of time it is for. That
+    /// A list with fewer rows than this is read as a whole, whatever span of time it is for. Reading the list
     /// takes about 3 ms.
     pub const LIST_WHOLE_MAX: i64 = 10_000;
 

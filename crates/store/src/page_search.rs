@@ -14,7 +14,8 @@ use uuid::Uuid;
 
 use crate::limits::PAGE_MAX;
 
-/// Set in cursors of the second part. No number of a row and no id of the next four thousand years has this bit.
+/// Set in cursors of the second part. Row numbers, and ids that are made in the next four thousand years, do
+/// not have this bit.
 const REST: u128 = 1 << 127;
 
 /// The parts of a list that are left to read, each with the cursor that it continues from.
@@ -55,7 +56,7 @@ pub(crate) fn began_at(request: Uuid) -> Option<Timestamp> {
 /// overloaded machine most of the time passes while other threads run.
 const LIST_ROWS_SURE: usize = 500;
 
-/// How many times its time a page may take for [`LIST_ROWS_SURE`] rows.
+/// A page that has read fewer than [`LIST_ROWS_SURE`] rows may take this many times the time of its bound.
 const BUSY_FACTOR: u32 = 5;
 
 /// The remaining part of a [`ReadBound`].
@@ -223,7 +224,7 @@ mod tests {
         assert!(!is_spent(LIST_ROWS_SURE, 0));
         assert!(!is_spent(LIST_ROWS_SURE - 1, 1));
         assert!(is_spent(LIST_ROWS_SURE, 1));
-        // But not for any length of time.
+        // After a multiple of its time the page ends all the same.
         assert!(is_spent(1, BUSY_FACTOR));
         assert!(!is_spent(0, BUSY_FACTOR), "every page reads a row");
     }

@@ -197,7 +197,7 @@ impl SlotPosition {
         let guard = guard.as_ref().map_or(&[][..], |guard| &guard.0[..]);
         let hash = KeyHash::of(b"recent", [&key.0[..], &body_hash.0[..], guard]);
         let hash = u128::from_le_bytes(hash.0) >> 32 << 32;
-        // An empty slot is zero, and no entry is.
+        // An empty slot is zero; an entry is never zero.
         (hash | u128::from(self.tag)).max(1)
     }
 

@@ -19,7 +19,7 @@ const FIVE_DAYS: Duration = Duration::from_secs(5 * 86_400);
 /// The recent answers of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct EndpointHealth {
-    /// The number that claims carry. It changes whenever the circuit opens, closes or is probed.
+    /// The number that claims carry. The number changes whenever the circuit opens, closes or is probed.
     pub(super) number: u64,
     failures: u32,
     failing_since: Option<Timestamp>,

@@ -32,7 +32,7 @@ impl Model {
             .collect()
     }
 
-    /// Writes the jobs of an event: one for each handler, however often it is called.
+    /// Writes the jobs of an event: one for each handler, however often this function is called.
     pub(super) fn write_jobs(&mut self, event: EventNumber, jobs: &[NewJob], now: Timestamp) {
         for job in jobs {
             if self.job_for(event, &job.handler).is_none() {

@@ -175,7 +175,7 @@ impl ReservedKey {
     }
 }
 
-/// The quota's decision on the current usage. It scans every key, which only a model may do.
+/// The quota's decision on the current usage. The function scans every key, which only a model may do.
 fn judged(
     reservations: &HashMap<KeyName, ReservedKey>,
     owner: &Owner,

@@ -1,5 +1,5 @@
-//! The readable model of a store: the behaviour of the others, without a disk. It forgets
-//! everything when dropped, so it is for tests and for reading.
+//! The readable model of a store: the behaviour of the others, without a disk. The model forgets everything
+//! when dropped, so it is for tests and for reading.
 //!
 //! One lock stands for the transaction: everything that happens while it is held is one commit.
 //! Start with [`ingest`] (how events are stored), then [`work`] (the life of their jobs), then
@@ -91,7 +91,7 @@ impl MemoryStore {
     }
 
     /// Lets `effect` stand in for the statements of every `sql` handler, since there is no SQL
-    /// here. It returns the job's result, or why the attempt failed.
+    /// here. `effect` returns the job's result, or why the attempt failed.
     pub fn with_sql(self, effect: Effect) -> Self {
         Self { effect, ..self }
     }
@@ -158,7 +158,7 @@ struct Model {
     paused: HashMap<HandlerRef, PausedHandler>,
     /// The tenant that each handler's last claim began with.
     turns: HashMap<HandlerRef, Tenant>,
-    /// How far each resource has been applied, and when it last moved.
+    /// The mark of each resource: the last position that was applied, and when the mark last moved.
     marks: HashMap<Resource, (Position, Timestamp)>,
     /// The first position of each sequence without a configured start.
     starts: HashMap<Resource, Position>,
@@ -212,7 +212,7 @@ struct Model {
     traffic: traffic_history::Counts,
 }
 
-/// Signed content that was seen, and with which event.
+/// Signed content that was seen, and the event that it belongs to.
 #[derive(Debug, Clone, Copy)]
 struct GuardRecord {
     event: EventNumber,

@@ -15,7 +15,7 @@ use super::{EventNumber, GuardRecord, Job, JobNumber, Model, ReviewState, Stored
 
 impl Model {
     /// Runs again the jobs that may run again. An event that waits in review, or was rejected
-    /// there, has no work to repeat. Only an approval runs it.
+    /// there, has no work to repeat. Only an approval runs such an event.
     pub(super) fn replay(
         &mut self,
         ask: ReplayAsk,

@@ -1,6 +1,6 @@
 //! Decides which jobs may run: one at a time per resource, as the order rule allows, and what
-//! happens to held jobs. The rule is checked when a job is claimed. The mark moves with "done",
-//! and past a gap that was held long enough.
+//! happens to held jobs. The rule is checked when a job is claimed. The mark moves with "done". After a gap
+//! was held long enough, the mark moves past it.
 
 use hapax_core::job::Phase;
 use hapax_core::order::{
@@ -171,7 +171,7 @@ impl Model {
 
     /// Sends jobs that were held past their deadline to review, or lets them run past the gap. A
     /// held job waits longer while a job of the same tenant is due, because that job may fill the
-    /// gap. It also waits while another job of the resource is leased.
+    /// gap. A held job also waits while another job of the resource is leased.
     pub(super) fn judge_gaps(&mut self, handler: &HandlerRef, now: Timestamp) {
         let Some(rule) = self.order_of(handler) else { return };
         let is_due = |job: &Job| job.handler == *handler && job.due <= now;

@@ -421,7 +421,7 @@ impl Job {
         self.finished_at.unwrap_or(self.due)
     }
 
-    /// Whether an act of that scope may change it.
+    /// Whether an act of that scope may change the job.
     pub(super) fn is_within(&self, scope: JobScope) -> bool {
         scope.holds(self.phase, self.ended_at())
     }

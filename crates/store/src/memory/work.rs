@@ -453,7 +453,7 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     text.chars().take(chars_max).collect()
 }
 
-/// The jitter of an attempt of a job, between 0 and 1. It differs between attempts, and is the same
+/// The jitter of an attempt of a job, between 0 and 1. The jitter differs between attempts, and is the same
 /// in every call for one attempt.
 pub(super) fn dice(job: JobId, attempt: u32) -> f64 {
     dice_of(job.0, attempt)

@@ -372,7 +372,7 @@ pub(super) fn session(timeouts: StatementTimeouts) -> String {
 }
 
 /// The settings of a handler's session. An unqualified name in a handler's statement means a table
-/// of the user. That holds even if the role is called `hapax`, like the schema, which PostgreSQL's
+/// of the user. This rule holds even if the role is called `hapax`, like the schema, which PostgreSQL's
 /// default search path would use first.
 pub(super) fn handler_session() -> String {
     format!(

@@ -31,7 +31,7 @@ pub(super) fn before_first(work: &EventPlan) -> Uuid {
     work.filter.since.map_or(Uuid::nil(), first_id)
 }
 
-/// How many events a plan takes that is made at this instant.
+/// How many events a plan that is made at this instant would take.
 pub(super) async fn count(
     shared: &Shared,
     work: &EventPlan,

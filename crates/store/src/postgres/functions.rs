@@ -1,11 +1,10 @@
 //! The functions and views of the schema `hapax`: one file each, and one version for all of them.
 //!
-//! A node replaces all of them in one transaction, and only if its version is higher than the one
-//! that the database records ([`super::migrate`]). So an older node that starts later changes nothing,
-//! and a fix is a change of one file. Nodes of the previous version keep calling the functions that
-//! they know: a function whose arguments or columns change gets a new name, and the old one stays
-//! while any node may call it. The same holds for views, to which columns can only be added at the
-//! end.
+//! A node replaces all functions and views in one transaction, and only if its version is higher than the one
+//! that the database records ([`super::migrate`]). So an older node that starts later changes nothing, and a
+//! fix is a change of one file. Nodes of the previous version keep calling the functions that they know: a
+//! function whose arguments or columns change gets a new name, and the old one stays while any node may call
+//! it. The same holds for views, to which columns can only be added at the end.
 //!
 //! Locks: a job's row first, then the mark of its resource. A transaction that goes on to ready other
 //! jobs skips the locked ones, and a claim skips every locked row. A claim never waits for a lock, so a
@@ -20,7 +19,7 @@ use hapax_core::tuned;
 
 use super::migrate::checksum;
 
-/// The version of the functions and views of this build. Raise it with the first change after a
+/// The version of the functions and views of this build. Raise the version with the first change after a
 /// release.
 pub(super) const VERSION: i32 = 1;
 
@@ -113,8 +112,9 @@ impl FunctionSet {
     pub(super) fn script(&self) -> String {
         let version = self.version;
         let checksum = self.checksum();
-        // A test that restarts its receiver would wait for minutes. The checksum is that of the
-        // original text, so that programs with and without this setting share a database.
+        // Tests shorten the time that a circuit stays open: otherwise a test that restarts its receiver would
+        // wait for minutes. The checksum is that of the original text, so that programs with and without this
+        // setting share a database.
         let circuit_us = tuned!("circuit.open_ms", 60_000_u64) * 1_000;
         let minute = "minute CONSTANT bigint := ";
         let text =

@@ -67,7 +67,7 @@ impl HandlerRegistry {
     }
 }
 
-/// A handler's policy as the table of handlers has it.
+/// A handler's policy as the table of handlers stores it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PolicyRow {
     pub(super) policy: Option<i16>,

@@ -1,8 +1,8 @@
 //! Several servers behind one URL: connects to the first that answers and matches
 //! `target_session_attrs`, each with its own timeout.
 //!
-//! A server whose machine has just died may accept the connection and never answer. The driver
-//! would wait for it until the whole connection timeout is over, and never reach the next server.
+//! A server whose machine has just died may accept the connection and never answer. The driver would wait for
+//! this server until the whole connection timeout is over, and never reach the next one.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -95,8 +95,8 @@ fn count(config: &Config) -> usize {
     config.get_hosts().len().max(config.get_hostaddrs().len()).max(1)
 }
 
-/// The configuration for one of the servers. It is unchanged for a single server, and for a URL
-/// whose lists do not match: the driver reports that error.
+/// The configuration for one of the servers. The configuration is unchanged for a single server, and for a
+/// URL whose lists do not match: the driver reports that error.
 fn alone(config: &Config, host: usize) -> Config {
     let (hosts, addresses, ports) =
         (config.get_hosts(), config.get_hostaddrs(), config.get_ports());

@@ -43,11 +43,11 @@ struct ArrivalRow<'a> {
     headers: &'a [u8],
     body: &'a [u8],
     guard: Option<Uuid>,
-    /// For how many microseconds the guard is known at least; `None`: as long as the key.
+    /// The least time for which the guard is kept, in microseconds; `None`: as long as the key.
     guard_us: Option<i64>,
     /// The hash of the key under which a suspected replay waits.
     replay_hash: Option<Uuid>,
-    /// Whether jobs arrive with the event.
+    /// Whether the event has jobs.
     has_jobs: bool,
 }
 

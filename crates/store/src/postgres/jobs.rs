@@ -1,6 +1,6 @@
 //! Jobs in PostgreSQL: each is announced, claimed and settled by one call of a function in the
-//! database. The functions decide (`functions/claim.sql` and the files beside it). This file only
-//! calls them and reads their results.
+//! database. The functions decide (`functions/claim.sql` and the files beside it). This file only calls the
+//! functions and reads their results.
 
 use std::time::Instant;
 

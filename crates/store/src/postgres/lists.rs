@@ -207,7 +207,7 @@ impl ListPart<'_> {
     }
 }
 
-/// The range of ids that a list may show. It includes its start and excludes its end.
+/// The range of ids that a list may show. The range includes its start and excludes its end.
 async fn event_range(
     client: &mut PooledClient,
     filter: &EventFilter,
@@ -329,7 +329,7 @@ async fn candidates(
     })
 }
 
-/// Jobs that failed and wait for their next attempt, as their index has it.
+/// Jobs that failed and wait for their next attempt, in the terms of their index.
 const FAILED: &str = "j.state IN (0 /* ready */, 6 /* parked */) AND j.steps > 0";
 
 /// Events that arrived more than once.

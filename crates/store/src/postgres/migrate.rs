@@ -34,7 +34,7 @@ const STEPS: &[MigrationStep] = &[MigrationStep {
     survives: 1,
 }];
 
-/// The first step. Before the first release it had other names.
+/// The first step. A database that was made before the first release has a first step of another name.
 const BASELINE: &str = "baseline";
 
 /// The schema, and the tables that record the applied steps and the version of the functions. Run in one

@@ -1,6 +1,5 @@
-//! The partitions of bodies, one for each day. They are created ahead, so that no event waits for
-//! one. A missing partition is created at once. A partition is dropped when none of its bodies is
-//! still needed.
+//! The partitions of bodies, one for each day. Partitions are created ahead, so that no event waits for one.
+//! A missing partition is created at once. A partition is dropped when none of its bodies is still needed.
 
 use std::sync::Arc;
 use std::time::Duration;

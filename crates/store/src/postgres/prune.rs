@@ -7,9 +7,9 @@
 //! ([`super::outbox::prune_messages`]), expired keys of the SQL functions and plans of operators that have
 //! ended are deleted in slices of their own.
 //!
-//! A round of the first horizon reads the events from old to new. At the end it starts again,
-//! because events that were unfinished may be finished by then. Each node knows only its own
-//! position, so nodes may read the same events.
+//! A round of the first horizon reads the events from old to new. At the end the round starts again, because
+//! events that were unfinished may be finished by then. Each node knows only its own position, so nodes may
+//! read the same events.
 
 use std::collections::HashMap;
 

@@ -104,7 +104,7 @@ async fn apply(
     })
 }
 
-/// Every sealed value of the database. Empty where the tables do not exist yet.
+/// Every sealed value of the database. Empty if the tables do not exist yet.
 pub(super) async fn sealed_values(pool: &ClientPool) -> Result<Vec<SealedValue>, PgError> {
     let mut client = pool.checkout().await?;
     let exists = "SELECT to_regclass('hapax.source_secret') IS NOT NULL";

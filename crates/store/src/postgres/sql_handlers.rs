@@ -72,8 +72,8 @@ pub(super) enum NotRun {
     Outage(PgError),
 }
 
-/// Claims and runs one slice. An error is one of the database. Jobs that were not begun are given
-/// back if possible, and the others are lost when their leases end.
+/// Claims and runs one slice. An error comes from the database, not from a job. Jobs that were not begun are
+/// given back if possible, and the others are lost when their leases end.
 pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, StoreError> {
     let mut until = Instant::now() + SLICE_MAX;
     let begun = jobs::claim(shared, &ask.claim, OrderCheck::InTheWork).await?;
@@ -350,7 +350,7 @@ impl<'a> SqlRunner<'a> {
         Ok(rows.iter().map(mark).collect())
     }
 
-    /// The guard's decision on a job. If the job runs, the mark is moved for the jobs behind it.
+    /// The guard's decision on a job. If the job runs, the mark is moved for the jobs that follow it.
     fn guard(&self, marks: &mut Marks, job: &ClaimedJob) -> OrderDecision {
         let (Some(rule), Some(position), Some(resource)) =
             (&self.order, job.position, &job.claim.event.resource)

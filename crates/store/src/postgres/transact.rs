@@ -245,12 +245,11 @@ impl<R> PgDb<R> {
 }
 
 impl PgDb {
-    /// Records "done" with this short result (at most 200 characters are kept) and commits. All of it
-    /// is durable when this returns `Ok`.
+    /// Records "done" with this short result (at most 200 characters are kept) and commits. The whole
+    /// transaction is durable when this returns `Ok`.
     ///
     /// Nothing is committed after `FenceLost` or `Failed`. After [`TxError::Store`] the outcome is
-    /// unknown: the answer to the commit was lost. The next claim of the job finds it done, or does
-    /// it.
+    /// unknown: the answer to the commit was lost. The next claim of the job finds the work done, or does it.
     ///
     /// Dropping the future does not stop a commit that has begun.
     pub async fn commit(self, result: Option<String>) -> Result<Committed, TxError> {

@@ -111,7 +111,7 @@ impl Work for PgStore {
         handler: &HandlerRef,
         span: RangeInclusive<Duration>,
     ) -> impl Future<Output = Wake> + Send {
-        // Created with the call, so that no arrival after it is missed.
+        // The notification is created with the call, so that no later arrival is missed.
         let arrived = self.shared.arrived.notified();
         let handler = handler.clone();
         let next = self.act(|shared| async move {

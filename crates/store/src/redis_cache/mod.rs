@@ -291,7 +291,7 @@ enum RedisState {
     Up(MultiplexedConnection),
     /// A task is connecting.
     Lifting,
-    /// Not tried again before this time.
+    /// Redis is not tried again before this time.
     Down {
         until: Option<Instant>,
     },

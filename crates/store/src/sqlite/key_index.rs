@@ -1,11 +1,10 @@
 //! The key index: the number of each event, by the hash of its key.
 //!
 //! A random key per event would dirty a page per event. So the single writer holds keys of fresh
-//! events in memory, and merges them into a young tree in sorted runs. From there, longer runs move
-//! them to the large tree. The result is an LSM tree on plain tables. It survives a crash as
-//! follows:
+//! events in memory, and merges them into a young tree in sorted runs. From there, longer runs move the keys
+//! to the large tree. The result is an LSM tree on plain tables. The index survives a crash as follows:
 //! - A key enters memory after its commit; within a batch it lives in a batch-local set.
-//! - After a commit that did not return OK all memory is dropped and reloaded from the file.
+//! - After a commit that did not return OK, all memory is dropped and reloaded from the file.
 //! - `merged_through` moves once, with the last chunk of a merge; until then a reload starts at the
 //!   old mark. Merging is idempotent: the same hash for the same event is skipped, the same hash
 //!   for another event stops the store loudly.
@@ -388,7 +387,7 @@ impl KeyIndex {
     }
 }
 
-/// The event with a key whose place memory knows.
+/// The event with a key whose place is known in memory.
 pub(super) fn find_at(
     conn: &Connection,
     hash: &KeyHash,

@@ -18,12 +18,12 @@ pub(super) struct KeyUsage {
     realms: HashMap<Box<str>, Realm>,
 }
 
-/// What one caller or one API holds.
+/// The usage of one caller or one API.
 #[derive(Debug, Default)]
 struct Counted {
     /// The usage, including what was added.
     usage: Usage,
-    /// What this transaction added, and has not written yet.
+    /// The usage that this transaction has added and not written yet.
     added: Usage,
     /// Whether the caller has any key.
     is_known: bool,

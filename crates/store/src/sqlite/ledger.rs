@@ -44,7 +44,7 @@ impl Ledger for SqliteStore {
     }
 
     async fn finish(&self, reserved: &Reserved, answer: &StoredAnswer) -> Result<Held, StoreError> {
-        // The writer's time is the scarcest: headers become text before.
+        // The writer's time is the scarcest, so headers become text before the act is queued.
         let (reserved, answer) = (reserved.clone(), AnswerRow::of(answer));
         self.writer
             .run_batched(answer.body.len(), move |writer| {
@@ -82,7 +82,7 @@ impl Ledger for SqliteStore {
     }
 }
 
-/// Fences that this process may issue. The number in `hapax_meta` covers all of them, so that most
+/// Fences that this process may issue. The number in `hapax_meta` covers all these fences, so that most
 /// reservations need not write it. A failed write or a restart drops the rest of the block.
 #[derive(Debug, Default)]
 pub(super) struct FenceBlock {
@@ -245,7 +245,7 @@ fn fresh(ask: ReserveAsk, fence: i64, attempt: u32) -> Reservation {
     Reservation::Fresh(Reserved { scope, key, fence: Fence(fence), attempt, quota })
 }
 
-/// What happens if the key has a row.
+/// The outcome if the key has a row.
 enum IfKnown {
     Nothing,
     TakeOver,
@@ -534,8 +534,7 @@ mod tests {
         });
         let failed = store.reserve(ask("second")).await;
         assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
-        // Reservations are refused until writing works again. After that, the first one is still
-        // valid.
+        // Reservations are refused until writing works again. The first reservation is still valid then.
         let deadline = tokio::time::timeout(crate::harness::FOREVER, async {
             while store.writable().is_err() {
                 tokio::task::yield_now().await;
@@ -577,7 +576,7 @@ mod tests {
         }
     }
 
-    /// The usage of each caller and API as the tables say it, and as a count of the keys says it.
+    /// The usage of each caller and API as the tables record it, and as counted from the keys.
     async fn usage(store: &SqliteStore) -> (Vec<(String, i64, i64)>, Vec<(String, i64, i64)>) {
         let read = |sql: &'static str| {
             store.writer.slice(move |writer| {
@@ -687,8 +686,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_replay_that_finds_the_block_of_fences_used_up_writes_nothing() {
-        // A batch of replays is rolled back. If it extended the block, a process that is killed later would issue the
-        // same fences again.
+        // A batch of replays is rolled back. If the batch had extended the block of fences, a process that is
+        // killed later would issue the same fences again.
         let place = DatabaseDirectory::new();
         let store = place.open();
         let mut last = fresh(&store, "first").await;

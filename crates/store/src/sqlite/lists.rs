@@ -23,8 +23,8 @@ use crate::dead_groups::DeadGroupSums;
 use crate::limits::{LIST_SORTED_MAX, LIST_TIME_SLACK, LIST_WHOLE_MAX};
 use crate::page_search::{PageSearch, Parts, ReadBudget};
 
-/// The condition of the index over rare states, as the index has it: SQLite uses a partial index only for a
-/// query that repeats its condition.
+/// The condition of the index over rare states, exactly as the index states it: SQLite uses a partial index
+/// only for a query that repeats its condition.
 pub(super) const LISTED: &str = "state > 2 /* stale, dead, held, parked, review or discarded */";
 
 /// Rows that are numbered in the order of their commits.
@@ -57,8 +57,8 @@ impl Numbered {
         }
     }
 
-    /// The numbers of all rows whose time may be in this range. Rows outside the range may be among
-    /// them. Found by binary search: there is no index by time, which every insert would have to update.
+    /// The numbers of all rows whose time may be in this range. Rows outside the range may be included. Found
+    /// by binary search: there is no index by time, which every insert would have to update.
     pub(super) fn range(
         self,
         conn: &Connection,

@@ -241,7 +241,7 @@ impl SqliteStore {
         source_secrets::sealed_values(&directory.join(open::FILE))
     }
 
-    /// The verdicts, if every receipt is a plain copy of an event that was committed lately.
+    /// The verdicts, if every receipt is a plain copy of an event that was committed recently.
     fn all_recent(&self, ingest: &Ingest) -> Option<Vec<Verdict>> {
         let all: Option<Vec<_>> =
             ingest.receipts.iter().map(|receipt| self.shared.recent.get(receipt)).collect();

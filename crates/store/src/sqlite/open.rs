@@ -223,7 +223,7 @@ struct Migration {
     sql: &'static str,
 }
 
-/// The first migration. Before the first release it had other names.
+/// The first migration. A file that was made before the first release has a first migration of another name.
 const BASELINE: &str = "baseline";
 
 /// All migrations, in order. A migration that has been released is never edited.

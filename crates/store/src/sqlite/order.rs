@@ -10,7 +10,7 @@ use rusqlite::{Connection, OptionalExtension};
 use super::jobs::{JobRow, Lanes, Reported};
 use super::row::{HELD, micros};
 
-/// The mark of a resource, where an act may have read it before.
+/// The mark of a resource, if an act may have read it before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum KnownMark {
     /// The mark was not read in this transaction.

@@ -83,7 +83,7 @@ struct KeyScan {
     passed: i64,
     /// Events up to `passed` whose keys could not be deleted yet and that no longer have a body.
     held: BTreeSet<i64>,
-    /// The last left event that this round has checked.
+    /// The last of these events that this round has checked.
     held_passed: i64,
 }
 
@@ -138,7 +138,7 @@ pub(super) fn slice(
     let more_plans = plans::forget(writer, horizon, limit)?;
     let more_bodies = strip(writer, horizon, limit)?;
     let more_keys = forget(writer, horizon, limit)?;
-    // Which events are left is known only after a whole round.
+    // The events that are left are known only after a whole round.
     let more_marks = !more_bodies && forget_marks(writer, horizon, limit)?;
     Ok(more_reservations || more_messages || more_plans || more_bodies || more_keys || more_marks)
 }
@@ -267,7 +267,7 @@ pub(super) fn erase(
     }
     let now = writer.now();
     for lane in freed {
-        // Jobs of events that arrived later may wait for one that was under way.
+        // Jobs of events that arrived later may wait for a job that was under way.
         let order = writer.lanes.spec_of(lane).and_then(|spec| spec.order.clone());
         order::ready_unheld(&writer.conn, &mut writer.lanes, lane, order.as_ref(), now)?;
     }
@@ -378,7 +378,7 @@ fn delete_range(
 
 /// Deletes events without a body whose keys are past their source's horizon.
 fn forget(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Result<bool> {
-    // A merge would bring deleted keys back; it is over in a moment.
+    // A running merge would bring deleted keys back, and is over in a moment.
     if writer.index.is_merging() {
         return Ok(false);
     }
@@ -528,7 +528,7 @@ fn forget_all(writer: &mut Writer, events: &[&PrunedRow]) -> rusqlite::Result<()
         .prepare_cached("UPDATE hapax_meta SET value = max(value, ?1) WHERE name = 'last_seq'")?
         .execute([last])?;
     tx.commit()?;
-    // Not earlier, because a reader might add the entry again.
+    // Memory drops the entries only now, because a reader might add them again before.
     hashes.iter().for_each(|hash| writer.shared.recent.remove(hash));
     Ok(())
 }

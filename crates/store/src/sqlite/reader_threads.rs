@@ -158,8 +158,8 @@ fn serve(mut conn: Connection, waiting: &Mutex<Receiver<Query>>) {
     }
 }
 
-/// Lowers the priority of the calling thread. On Linux each thread has its own; elsewhere it belongs to the process
-/// and stays as it is.
+/// Lowers the priority of the calling thread. On Linux each thread has its own priority; elsewhere the
+/// priority belongs to the process and stays as it is.
 fn give_way() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::nice(NICER) {

@@ -3,8 +3,8 @@
 //!
 //! A pass reads the events after the mark on a connection of readers, and keeps only the hashes of their
 //! values. The writer then adds the rows in the order of the index, a few at a time. The mark moves in the
-//! commit of the last of them. None of these commits waits for the disk. A power loss removes commits from
-//! the end of the log, so the mark is never ahead of the rows.
+//! commit of the last row. None of these commits waits for the disk. A power loss removes commits from the
+//! end of the log, so the mark is never ahead of the rows.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;

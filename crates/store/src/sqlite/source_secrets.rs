@@ -154,7 +154,7 @@ fn note_action(
     Ok(())
 }
 
-/// Every sealed value of the database file, which another process may have open. Empty where the file or the
+/// Every sealed value of the database file, which another process may have open. Empty if the file or the
 /// tables do not exist yet.
 pub(super) fn sealed_values(path: &Path) -> rusqlite::Result<Vec<SealedValue>> {
     if !path.exists() {

@@ -35,7 +35,7 @@ pub(super) struct SqlRunner<'a> {
     pub(super) outbox: &'a mut Outbox,
     pub(super) sandbox: &'a Sandbox,
     pub(super) now: &'a dyn Fn() -> Timestamp,
-    /// Jobs that are claimed and not settled. The writer gives them back if the database fails.
+    /// Jobs that are claimed and not settled. The writer gives these jobs back if the database fails.
     pub(super) begun: &'a mut Vec<(JobId, Fence)>,
 }
 
@@ -266,8 +266,8 @@ impl<'a> SqlRunner<'a> {
         }
     }
 
-    /// Checks the order and applies the effects of one job, in the open transaction. The caller
-    /// writes "done" in it.
+    /// Checks the order and applies the effects of one job, in the open transaction. The caller writes "done"
+    /// in this transaction.
     fn work(
         &mut self,
         job: &JobRow,
@@ -367,7 +367,7 @@ fn count_done(ran: &mut SqlRan, claim: &Claim) {
 /// How long the check of all statements may take.
 const CHECK_MAX: Duration = Duration::from_secs(10);
 
-/// Why the statements of each program cannot be prepared, where they cannot.
+/// For each program, why its statements cannot be prepared; `None` if they can.
 pub(super) fn check(
     file: &Path,
     programs: &[Arc<SqlProgram>],
@@ -514,8 +514,8 @@ pub(super) fn is_the_users(error: &rusqlite::Error) -> bool {
     }
 }
 
-/// Whether an error at a commit is the user's. Running out of memory is not: Hapax's own part of
-/// the commit had no memory either.
+/// Whether an error at a commit is the user's. An error for lack of memory is not the user's, because Hapax's
+/// own part of the commit had no memory either.
 pub(super) fn is_the_users_at_commit(error: &rusqlite::Error) -> bool {
     is_the_users(error) && error.sqlite_error_code() != Some(ErrorCode::OutOfMemory)
 }

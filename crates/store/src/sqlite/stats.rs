@@ -13,8 +13,8 @@ use super::lists::Numbered;
 use super::reader::{SUMMARY, summary};
 use super::row::{DEAD, HELD, LEASED, PARKED, READY, REVIEW, micros, timestamp};
 
-/// The states that are counted. Each is written out, and as its partial index has it, so that this
-/// index is used.
+/// The states that are counted. Each is written out exactly as in its partial index, so that this index is
+/// used.
 pub(super) const CONDITIONS: [(i64, &str); 6] = [
     (READY, "state = 0 /* ready */"),
     (LEASED, "state = 1 /* leased */"),

@@ -239,7 +239,7 @@ async fn an_event_for_which_no_lane_is_left_fails_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plan_whose_row_cannot_be_read_stops_neither_the_writer_nor_other_plans() {
-    // A newer version wrote the first plan. An error of the writer would make it start again, each second.
+    // A newer version wrote the first plan. An error would make the writer start again, each second.
     let place = DatabaseDirectory::new();
     let store = place.open();
     let sender = Sender::plain();
@@ -750,8 +750,8 @@ async fn a_rust_handler_that_was_overtaken_commits_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settle_that_publishes_leaves_no_savepoint_open() {
-    // One transaction settles many jobs: each savepoint that stayed open would hold the pages of all that
-    // follow. One job was overtaken, one publishes, and one reuses an id for another message.
+    // One transaction settles many jobs. A savepoint that stayed open would hold the pages of all jobs after
+    // it. One job was overtaken, one publishes, and one reuses an id for another message.
     let world = World::on_disk();
     world.announce([ordered("fee", OrderPolicy::Latest)]).await;
     world.accept("late", &[placed("fee", "po_1", 1)]).await;
@@ -1010,7 +1010,7 @@ async fn lanes_and_lists_of_rare_states_are_read_from_indexes_alone() {
         let _ = send.send((lanes, rare, unfinished, deliveries));
     });
     let (lanes, rare, unfinished, deliveries) = answer.await.expect("an answer");
-    // In the order of the list: a sort would read all of them for every page.
+    // The index must have the order of the list: a sort would read all rows for every page.
     for plan in rare.iter().chain(&deliveries) {
         let plan = plan.join("\n");
         assert!(!plan.contains("TEMP B-TREE"), "{plan}");
@@ -1118,7 +1118,8 @@ async fn a_claim_has_the_same_event_from_memory_and_from_the_file() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_a_trigger_of_the_user_publishes_is_published_with_done() {
-    // The statement itself does not name hapax_publish. The second slice does not compile it again.
+    // The statement itself does not name hapax_publish. The second slice does not compile the statement
+    // again.
     let world = World::on_disk();
     let place = world.place.as_ref().expect("on a disk");
     let made = Connection::open(place.file()).expect("opens");

@@ -45,8 +45,8 @@ pub struct Tx<R = JobRight> {
 impl Tx {
     /// Runs `effects` in a transaction on the database's one writer. The same transaction records
     /// "done" with the short result that they return (at most 200 characters are kept), and the
-    /// messages that they publish. All of it is on disk when this returns `Ok`; nothing of it is
-    /// when it returns `Err`.
+    /// messages that they publish. The whole transaction is on disk when this returns `Ok`, and no part of it
+    /// when this returns `Err`.
     ///
     /// The effects run only if the claim still holds. An error, a panic, or more time than the
     /// handler's transactions may take roll everything back. Acks wait while they run: no network,
@@ -392,7 +392,7 @@ fn commit<R: CommitRight>(
     }
 }
 
-/// Runs the user's closure within its limits. A panic in it must not stop the writer.
+/// Runs the user's closure within its limits. A panic in the closure must not stop the writer.
 fn confined<T>(
     conn: &Connection,
     sandbox: &Sandbox,

@@ -18,7 +18,7 @@ impl<'a> Transaction<'a> {
     pub(super) fn begin_unsynced(
         conn: &'a Connection,
     ) -> rusqlite::Result<UnsyncedTransaction<'a>> {
-        // Not prepared ahead: this pragma takes effect when it is compiled.
+        // This pragma cannot be prepared ahead, because it takes effect when it is compiled.
         if open::durable() == "full" {
             conn.execute_batch("PRAGMA synchronous = NORMAL")?;
         }

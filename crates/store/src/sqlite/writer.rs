@@ -1,4 +1,4 @@
-//! The one thread that writes. It takes the waiting commands, decides each race ([`decide`]), and
+//! The one thread that writes. The writer takes the waiting commands, decides each race ([`decide`]), and
 //! commits once for the whole batch. No request is answered before that commit.
 //!
 //! Requests that arrive during a commit are batched into the next one. If a commit does not return
@@ -211,7 +211,7 @@ enum Command {
     BehindEvents(BatchedAct),
     Find(Vec<KeyHash>, AnswerSender<Vec<Option<i64>>>),
     FlushCopies,
-    /// A closure with its own transactions. It answers its caller itself, even when it is refused.
+    /// A closure with its own transactions, which answers its caller itself, even when it is refused.
     Slice(Slice),
     Close(oneshot::Sender<()>),
     /// Lets a test reach the writer's own connection, to make it fail.
@@ -439,7 +439,7 @@ pub(super) struct Writer {
     begun: Vec<(JobId, Fence)>,
     event_rate: EventRate,
     lone_sender: LoneSender,
-    /// Acts that let the events of the last batch go first. The next batch begins with them.
+    /// Acts that let the events of the last batch go first. The next batch begins with these acts.
     deferred: Vec<BatchedAct>,
     /// Keys whose entries in memory are wrong once the open transaction is committed.
     unlearned: Vec<KeyHash>,
@@ -1156,8 +1156,8 @@ impl Writer {
         // longer.
         let mut next_try = self.recovered_at.map_or(began, |at| began.max(at + RECOVERY_WAIT));
         loop {
-            // By the clock, not by an empty queue: senders that retry at once would keep the queue
-            // full, and the loop would never end.
+            // The loop ends by the clock, not when the queue is empty: senders that retry at once would keep
+            // the queue full forever.
             while let left = next_try.saturating_duration_since(Instant::now())
                 && !left.is_zero()
             {

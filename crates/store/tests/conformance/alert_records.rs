@@ -184,7 +184,8 @@ pub(crate) async fn a_node_that_died_is_missing_and_one_that_stopped_is_not<S: S
     assert_eq!(listed().await, [(2, false), (3, true)]);
     let missing = world.store.nodes().await.expect("reads").remove(0);
     assert_eq!((missing.started_at, missing.seen_at), (noon(), noon()));
-    // Another process takes the place of the killed node. After it checks out, neither is listed.
+    // Another process takes the place of the killed node. After that process checks out, neither node is
+    // listed.
     check_in(4, "2").await;
     assert_eq!(listed().await, [(4, true), (3, true)]);
     world.store.check_out(node(4)).await.expect("checks out");

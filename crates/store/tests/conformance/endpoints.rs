@@ -59,7 +59,7 @@ pub(crate) async fn an_endpoint_is_stored_with_every_setting<S: Sending>(world: 
 }
 
 pub(crate) async fn of_twenty_changes_of_one_version_one_wins<S: Sending>(world: World<S>) {
-    // Two operators edit the same endpoint. Neither may overwrite a change that it has not seen.
+    // Two operators edit the same endpoint. Neither operator may overwrite a change without having seen it.
     let id = world.add(settings()).await;
     for _ in 0..5 {
         let seen = world.endpoint(id).await;
@@ -229,8 +229,8 @@ pub(crate) async fn a_receiving_party_adds_at_most_so_many_endpoints<S: Sending>
 }
 
 pub(crate) async fn a_disabled_endpoint_holds_its_deliveries<S: Sending>(world: World<S>) {
-    // Deliveries wait, fail, are lost or are published while the endpoint is disabled. None of them
-    // is sent, and none disappears.
+    // Deliveries wait, fail, are lost or are published while the endpoint is disabled. No such delivery is
+    // sent, and none disappears.
     let endpoint = world.add(settings()).await;
     for id in ["waits", "fails", "lost", "arrives"] {
         world.send(message(id)).await;
@@ -432,7 +432,7 @@ pub(crate) async fn rotated_secrets_sign_the_next_claim<S: Sending>(world: World
 pub(crate) async fn an_endpoint_is_served_only_by_nodes_that_hold_its_keys<S: Sending>(
     world: World<S>,
 ) {
-    // A node without the key would fail every attempt. It must leave the deliveries to other nodes,
+    // A node without the key would fail every attempt. Such a node must leave the deliveries to other nodes,
     // and no attempt is counted.
     let kind = |kind: &str| NewMessage { r#type: kind.to_owned(), ..message(kind) };
     world.create(Tenant::default(), wanting(&["ours"]), 1).await;

@@ -375,7 +375,7 @@ pub(crate) async fn a_machine_runs_allowed_steps_and_nothing_else<S: Working>(wo
 }
 
 pub(crate) async fn a_machine_goes_past_a_gap_in_its_own_order<S: Working>(world: World<S>) {
-    // The first state never arrives, and the others arrive backwards. If they were forced in the
+    // The first state never arrives, and the others arrive backwards. If the held states were forced in the
     // order of arrival, the earlier state would be behind the mark at its turn.
     let (policy, to) = payout();
     world.announce([with_gaps("fee", policy, gaps(OnGap::Go))]).await;

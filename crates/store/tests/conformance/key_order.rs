@@ -87,8 +87,8 @@ pub(crate) async fn one_delivery_of_a_key_is_sent_at_a_time_and_in_order<S: Send
 }
 
 pub(crate) async fn a_failing_delivery_blocks_only_its_own_key<S: Sending>(world: World<S>) {
-    // The first delivery of a key fails, is lost and is given back. No later delivery of the key
-    // may overtake it.
+    // The first delivery of a key fails, is lost and is given back. No later delivery of the key may overtake
+    // the first.
     world.add(ordered(OnDead::Park)).await;
     world.send_keyed(&["a1", "a2", "b1", "b2"]).await;
     let head = |claims: Vec<DeliveryClaim>| {
@@ -129,7 +129,7 @@ pub(crate) async fn a_dead_delivery_parks_its_key_until_an_operator_decides<S: S
     // These messages are published after the delivery of a1 died.
     world.send_keyed(&["a4", "b1"]).await;
     world.deliver_one("b1").await;
-    // A replay is sent before those that wait for it.
+    // A replay is sent before the deliveries that wait for it.
     let a1 = world.delivery_of("a1").await.id;
     assert_eq!(world.replay_delivery(a1).await, DeliveryReplayed::Due);
     let claim = world.take_one().await;
@@ -224,8 +224,8 @@ pub(crate) async fn a_changed_order_holds_for_what_waits_already<S: Sending>(wor
     // The endpoint keeps no order: every delivery may be claimed.
     world.set(endpoint, EndpointSettings { order: EndpointOrder::None, ..settings.clone() }).await;
     assert_eq!(world.take(ALL).await.len() as u64, many - 2);
-    // The endpoint keeps order again while all deliveries are under way: a new message waits for
-    // them.
+    // The endpoint keeps order again while all deliveries are under way: a new message waits for these
+    // deliveries.
     world.set(endpoint, EndpointSettings { on_dead: OnDead::Skip, ..settings }).await;
     world.send(keyed("last", "a")).await;
     assert!(world.take(ALL).await.is_empty());

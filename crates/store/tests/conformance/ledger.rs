@@ -373,8 +373,8 @@ pub(crate) async fn pruning_forgets_what_is_past_its_ttl_and_nothing_else<S: Wor
     }
     world.prune_keys(2).await;
     for n in 0..7 {
-        // The key is past its lease, but not past its TTL. If it were deleted, the next attempt
-        // would be a first one.
+        // The key is past its lease, but not past its TTL. If the key were deleted, the next attempt would be
+        // a first one.
         let reservation =
             world.store.reserve(short(&format!("dead{n}"), 10)).await.expect("reserves");
         assert!(

@@ -248,7 +248,7 @@ pub(crate) async fn replaying_a_job_that_waits_for_its_next_attempt_runs_it_now<
     assert_eq!(world.replay(id, &both, Replay::Dry).await, effects);
     assert_eq!(world.job("evt_1", "fee").await, before, "looking is free");
     assert_eq!(world.replay(id, &both, Replay::Plain).await, effects);
-    // Once it is due, a second replay has no effect, and is not recorded.
+    // Once the job is due, a second replay has no effect, and is not recorded.
     assert_eq!(world.replay(id, &both, Replay::Plain).await, [ReplayEffect::AlreadyOpen; 2]);
     assert_eq!(world.event("evt_1").await.actions.len(), 1);
     let second = world.claim_one("fee").await;

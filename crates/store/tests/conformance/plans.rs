@@ -64,7 +64,8 @@ impl Numbered {
     }
 }
 
-/// What all events look like in the list, newest first. A list ends early on a busy machine, and then has a cursor.
+/// All events as the list shows them, newest first. A list ends early on a busy machine, and then has a
+/// cursor.
 async fn listed<S: Inspect>(store: &S) -> Vec<(String, String, Status, Option<ReviewReason>, u64)> {
     let mut filter = EventFilter { limit: 500, ..EventFilter::default() };
     let mut all = Vec::new();

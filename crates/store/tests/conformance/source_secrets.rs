@@ -75,8 +75,8 @@ pub(crate) async fn secrets_of_a_pair_are_set_replaced_and_removed<S: Kept>(worl
 }
 
 pub(crate) async fn of_twenty_changes_by_one_version_of_the_set_one_wins<S: Kept>(world: World<S>) {
-    // Two operators give the same secret to two tenants at once. Each has seen a set without it, so
-    // one of them has to read the set again. Every change applies to another pair, so no row
+    // Two operators give the same secret to two tenants at once. Each operator has seen a set without that
+    // secret, so one of them has to read the set again. Every change applies to another pair, so no row
     // conflicts with another.
     let world = Arc::new(world);
     for round in 0..5 {

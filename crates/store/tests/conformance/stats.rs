@@ -280,7 +280,8 @@ pub(crate) async fn a_large_span_is_sampled_evenly<S: Working>(world: World<S>) 
 pub(crate) async fn events_that_wait_for_a_decision_are_counted_by_source<S: Working>(
     world: World<S>,
 ) {
-    // Some events are approved and some rejected; accepted ones do not count.
+    // One event in review is approved and one is rejected: neither waits any more. Accepted events never
+    // waited.
     world.announce([spec("fee")]).await;
     assert_eq!(world.store.in_review().await.expect("reads"), []);
     let mut late = Vec::new();
@@ -352,7 +353,7 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
     };
     let record = async |counts| record_as(1, counts).await;
     for repeated in 0..2 {
-        // A node repeats what it wrote, and replaces it by more.
+        // A node writes the same counts again, and then larger ones in their place.
         record(vec![count("a", at(0), repeated), count("b", at(0), 10)]).await;
         record_as(2, vec![count("a", at(0), 1), count("a", at(60), 4)]).await;
     }
@@ -380,7 +381,7 @@ pub(crate) async fn traffic_is_added_up_and_becomes_coarser_without_losing_a_cou
     assert_eq!(all.tallies.of(TallyKind::Ack).collect::<Vec<_>>(), [(40, 16)]);
     let processing: Vec<_> = all.tallies.of(TallyKind::Processing).collect();
     assert_eq!(processing, [(1, 2), (4, 1), (10, 1)]);
-    // For one source the highest gauge counts; the gauges of two sources are added.
+    // For one source the highest value of a gauge counts; the gauges of two sources are added.
     let gauges = Gauges { waiting: 14, dead: 2, review: 0, last_arrival: 1_010 };
     assert_eq!(all.gauges, gauges);
 

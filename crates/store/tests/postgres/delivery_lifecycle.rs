@@ -273,8 +273,7 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
                         && phase == DeliveryPhase::Leased
                         && due <= now
                     {
-                        // An exchange ends this lease first; the end of a lease is a case of its
-                        // own.
+                        // An exchange ends this lease first; the end of a lease is tested separately.
                         continue;
                     }
                     let is_blocked = match one {

@@ -489,8 +489,8 @@ async fn a_day_without_a_partition_gets_one_with_its_first_event() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_is_dropped_when_the_database_is_in_another_epoch() {
-    // A failover lost an event that memory still calls a duplicate: the sender's retries would have
-    // no effect.
+    // A failover lost an event, but memory still answers its copies as duplicates: the sender's retries would
+    // have no effect.
     let url = pg_database().await;
     let store = open(&url).await;
     let ingest = || Sender::plain().ingest(&body("lost"));

@@ -457,7 +457,8 @@ async fn a_role_that_may_only_execute_can_do_its_work_and_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pulled_job_that_an_app_completes_is_taken_once_to_be_counted() {
-    // A completion that is rolled back, or of a job that a node calls, must not count. Two nodes take at once.
+    // A completion that is rolled back, or of a job that a node calls, must not count. Two nodes take the
+    // completions at once.
     let mut pulled = spec(3);
     pulled.workplace = WorkLocation::Pulled;
     let mut base = Base::new("completions", pulled).await;

@@ -234,7 +234,7 @@ async fn gone(stores: Vec<Arc<PgStore>>, user: &Client) {
     .await;
 }
 
-/// Runs every act of the hot paths on two nodes. Neither knows the other's events from memory.
+/// Runs every act of the hot paths on two nodes. Neither node knows the other's events from memory.
 async fn round(one: &Arc<PgStore>, other: &Arc<PgStore>, user: &Client, name: &str) {
     ingest(one, other, name).await;
     work(one, user, name).await;

@@ -268,8 +268,8 @@ async fn a_redis_without_memory_or_rights_changes_no_answer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_may_be_pruned_soon_is_not_written_to_redis() {
-    // An entry stays in Redis after it is written. If its key were pruned before it expires, a new
-    // event would be called a duplicate.
+    // An entry stays in Redis after it is written. If the key of its event were pruned before the entry
+    // expires, a new event would be answered as a duplicate.
     let database = CachedDatabase::new().await;
     let age = noon().duration_until(hapax_core::Timestamp::now()).unsigned_abs();
     let minute = Duration::from_secs(60);
@@ -294,8 +294,8 @@ async fn a_key_that_may_be_pruned_soon_is_not_written_to_redis() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_an_operator_replays_is_not_reported_as_finished() {
-    // One node runs a forced replay. If its entry stayed in Redis, another node would report the
-    // old result for hours.
+    // One node runs a forced replay. If the entry of that event stayed in Redis, another node would report
+    // the old result for hours.
     let database = CachedDatabase::new().await;
     let node = database.node().await;
     node.announce(vec![spec("fee")]).await.expect("announces");

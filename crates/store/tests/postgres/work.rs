@@ -129,7 +129,7 @@ async fn an_open_transaction_delays_only_the_rows_it_holds() {
     open.execute("SELECT hapax.complete($1, $2, 'mine')", &[&held.job.0, &held.fence.0])
         .await
         .expect("completes");
-    // Another session looks for sessions that wait for the open transaction. It looks without a
+    // Another session looks for sessions that wait for the open transaction. That session looks without a
     // pause, so that no wait is missed.
     let pid: i32 = open.query_one("SELECT pg_backend_pid()", &[]).await.expect("asks").get(0);
     let (over, watch) = (Arc::new(AtomicBool::new(false)), connect(&base.url).await);

@@ -1,6 +1,6 @@
 -- Keeps: many reservations and answers of Idempotency-Keys in one commit, each decided as if it came alone.
 -- Answers are written first, because retries of the same key may wait for them. n: the number of the act,
--- counted from 1, answers before asks. kept: the answer was stored under its fence. outcome: as in
+-- counted from 1, answers before reservations. kept: the answer was stored under its fence. outcome: as in
 -- hapax.reserve_key, or 'later' for a stored answer beyond `bytes_max`, which is read alone. A key
 -- that another transaction has locked fails the batch after `lock_ms`.
 --

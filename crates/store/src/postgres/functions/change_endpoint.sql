@@ -1,8 +1,8 @@
 -- Changes an endpoint; the change holds for the next claim on every node. act: 0 replace settings and
--- sealed values if it still has old_version, 1 disable, 2 enable, 3 delete, 4 disable and 5 enable as its
--- receiving party asks. verdict: 0 changed, 1 deleted, 2 there is no such endpoint, 3 its uid is taken, 5 it
--- has another version, 6 an operator disabled it. With 0, the other columns are the row as it is now.
--- Keeps: a receiving party neither enables what an operator disabled nor replaces the reason.
+-- sealed values if it still has old_version, 1 disable, 2 enable, 3 delete, 4 disable and 5 enable for its
+-- receiving party. verdict: 0 changed, 1 deleted, 2 there is no such endpoint, 3 its uid is taken, 5 it has
+-- another version, 6 an operator disabled it. With 0, the other columns hold the row as it is now.
+-- Keeps: a receiving party can neither enable an endpoint that an operator disabled nor replace the reason.
 CREATE OR REPLACE FUNCTION hapax.change_endpoint(
     of_id uuid, act integer, old_version bigint, of_settings text, of_uid text, of_types text[],
     of_version text, of_thin boolean, of_max integer, of_retry bigint[], of_lease bigint,

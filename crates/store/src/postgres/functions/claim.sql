@@ -1,14 +1,14 @@
 -- Keeps: attempt+1 and a new fence, committed before the work. Claims up to `wanted` due jobs of a
--- handler, over its lanes in turn from the one after after_lane. `guarded`: order is decided here, and
--- the resource is leased with the job; otherwise in the work's own transaction. The last row has no
--- job: it returns the events whose jobs the guard set aside, the first lane, where the next check of
--- parked jobs begins, and the time up to which this claim has read.
+-- handler, over its lanes in turn from the one after after_lane. `guarded`: order is decided here, and the
+-- resource is leased with the job. Otherwise order is decided in the work's own transaction. The last row has
+-- no job: it returns the events whose jobs the guard set aside, the first lane, where the next check of parked
+-- jobs begins, and the time up to which this claim has read.
 --
--- known_lanes (sorted) and known_since: in these lanes no due job was left before that time, as far
--- as the calling node knows, and no lease ended unseen before leases_since. While another
--- transaction stays open, index entries of jobs that were claimed since it began cannot be removed,
--- and every claim would pass all of them. These values are a hint: a slow commit or a locked row
--- may lie before them, so a node claims without them every second or so.
+-- known_lanes (sorted), known_since: as far as the calling node knows, these lanes have no job that was due
+-- before that time. leases_since: the node has seen every lease that ended before this time. While another
+-- transaction stays open, index entries of jobs that were claimed since it began cannot be removed, and every
+-- claim would pass all of them. These values are a hint: a slow commit or a locked row may lie before them,
+-- so a node claims without them every second or so.
 CREATE OR REPLACE FUNCTION hapax.claim(
     of_handler integer, wanted integer, who text, guarded boolean, after_lane integer,
     seen_lane integer, seen_resource text, known_lanes integer[], known_since timestamptz[],

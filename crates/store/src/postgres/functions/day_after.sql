@@ -1,5 +1,5 @@
--- The first id after the day of this one: where its partition of bodies ends. An id begins with its time,
--- 48 bits of milliseconds.
+-- The first id after the day of this id: the end of that day's partition of bodies. An id begins with its
+-- time, 48 bits of milliseconds.
 CREATE OR REPLACE FUNCTION hapax.day_after(id uuid) RETURNS uuid
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT rpad(lpad(to_hex(

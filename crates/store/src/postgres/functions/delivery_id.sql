@@ -3,7 +3,7 @@
 CREATE OR REPLACE FUNCTION hapax.delivery_id(
     created_at timestamptz, fingerprint uuid, message bigint, endpoint integer)
 RETURNS uuid
--- Neither STRICT nor IMMUTABLE, which EXTRACT is not: the planner then puts the expression in place of the call.
+-- The function is not STRICT, and not IMMUTABLE because EXTRACT is not, so that the planner can inline it.
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN (
     pg_catalog.lpad(pg_catalog.to_hex(

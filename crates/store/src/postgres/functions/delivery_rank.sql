@@ -1,4 +1,4 @@
--- The place of a delivery's status in hapax_core::delivery::DeliveryStatus, the neediest first. The
+-- The place of a delivery's status in hapax_core::delivery::DeliveryStatus, the most urgent first. The
 -- rank of a message is the smallest of its deliveries. is_held: the endpoint is disabled, or its
 -- circuit is not closed.
 CREATE OR REPLACE FUNCTION hapax.delivery_rank(

@@ -67,7 +67,8 @@ BEGIN
         forced = false, exclusive = false, answer_status = of_status, answer = of_answer
     WHERE job = of_job;
     IF j.state <> hapax.job_state('leased') THEN
-        -- The attempt was recorded as lost or failed, and was only slow. One attempt has one end.
+        -- The attempt was recorded as lost or failed, and was only slow. An attempt has only one recorded
+        -- end.
         DELETE FROM hapax.attempt a
         WHERE a.job = of_job AND a.run = j.run AND a.attempt = j.attempt;
     END IF;

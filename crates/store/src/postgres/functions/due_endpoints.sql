@@ -1,9 +1,9 @@
 -- The endpoints with a due delivery that this node may send to now, by circuit, block and rate, at most `most`:
--- first those after after_endpoint, then from the start up to it. One probe per endpoint, however many
--- deliveries wait for it. A deleted endpoint with a ready delivery, which was committed after the deletion, is
--- noted for hapax.cancel_orphans. known_endpoints and known_since: see hapax.exchange. last_endpoint: the last
--- one that was probed. is_all: no endpoint was left out. next_due: the earliest time at which another probed
--- endpoint may be sent a delivery; null if there is none.
+-- first those after after_endpoint, then from the start up to it. Each endpoint takes one probe of the index,
+-- however many deliveries wait for it. A deleted endpoint with a ready delivery, which was committed after
+-- the deletion, is noted for hapax.cancel_orphans. known_endpoints and known_since: see hapax.exchange.
+-- last_endpoint: the last one that was probed. is_all: no endpoint was left out. next_due: the earliest time
+-- at which another probed endpoint may be sent a delivery; null if there is none.
 CREATE OR REPLACE FUNCTION hapax.due_endpoints(
     most integer, after_endpoint integer, vault_keys bigint[], known_endpoints integer[],
     known_since timestamptz[], at timestamptz,
@@ -56,7 +56,7 @@ BEGIN
         WHERE e.endpoint = next_endpoint AND (e.disabled_at IS NULL OR e.deleted_at IS NOT NULL)
           AND e.key_ids <@ vault_keys;
         IF NOT FOUND THEN
-            -- Disabled endpoints that lie side by side are passed in one step.
+            -- Adjacent disabled endpoints are skipped in one step.
             SELECT e.endpoint - 1 INTO last_endpoint FROM hapax.endpoint e
             WHERE e.endpoint > next_endpoint AND e.disabled_at IS NULL AND e.deleted_at IS NULL
             ORDER BY e.endpoint LIMIT 1;

@@ -29,7 +29,8 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
--- The index on due deliveries has their order. A plan with a sort would read all that wait for an endpoint.
+-- The index on due deliveries has their order. A plan with a sort would read every delivery that waits for an
+-- endpoint.
 SET enable_sort = off
 SET plan_cache_mode = force_generic_plan
 AS $$
@@ -64,8 +65,8 @@ DECLARE
 BEGIN
     endpoints_seen := '{}';
     seen_until := '{}';
-    -- Most outcomes are the first end of an attempt that delivered: one statement records them all,
-    -- and locks deliveries in the order of all calls.
+    -- Most outcomes are the only report of an attempt that delivered. One statement records all of these, and
+    -- locks deliveries in the order that every call uses.
     WITH ended AS (
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('delivered'), due_at = at, error = NULL, took_ms = r.took,
@@ -77,7 +78,8 @@ BEGIN
             ORDER BY u.message, u.endpoint) r
         -- If there are two reports about one delivery, the first one counts, whatever it says.
         WHERE r.verdict = 0 AND r.reports = 1 AND x.message = r.message AND x.endpoint = r.endpoint
-          -- By an expression: an index of all leases would be passed for each outcome.
+          -- The state is in an expression: otherwise the planner could read the index of all leases for each
+          -- outcome.
           AND x.fence = r.fence AND x.state + 0 = hapax.delivery_state('leased')
         RETURNING r.n, x.endpoint, x.key, x.circuit)
     SELECT coalesce(array_agg(e.n), '{}'), coalesce(array_agg(e.circuit), '{}'),

@@ -1,5 +1,6 @@
 -- Keeps: a key of the functions until it expires by the database's clock. A key under a lease, or without an
--- expiry, stays. Deletes at most `most` of each kind; returns the largest of the numbers.
+-- expiry, stays. Deletes at most `most` of each kind; returns how many rows it deleted of the most frequent
+-- kind.
 CREATE OR REPLACE FUNCTION hapax.expire(most integer, now_at timestamptz DEFAULT NULL)
 RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,4 +1,4 @@
--- A job's id: its event's, with the lane in the last 24 bits.
+-- A job's id: the id of its event, with the lane in the last 24 bits.
 CREATE OR REPLACE FUNCTION hapax.job_id(event uuid, lane integer) RETURNS uuid
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 RETURN pg_catalog.encode(

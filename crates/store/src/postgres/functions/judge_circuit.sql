@@ -1,7 +1,7 @@
 -- The circuit of an endpoint after an event, as hapax_core::circuit::step decides; the same row if nothing
--- changes. event: 0 a claim probes the endpoint (the lease ends at lease_end), 1 the endpoint
--- works, 2 it fails, 3 the claim says nothing about it, 4 it is disabled for its failures or
--- because it asked for that, 5 an operator enables it. The function reads no table.
+-- changes. event: 0 a claim probes the endpoint (the lease ends at lease_end), 1 the endpoint works, 2 the
+-- endpoint fails, 3 the claim ended and says nothing about the endpoint, 4 the endpoint is disabled for its
+-- failures or because it asked for that, 5 an operator enables the endpoint. The function reads no table.
 CREATE OR REPLACE FUNCTION hapax.judge_circuit(
     s hapax.endpoint_state, event integer, lease_end timestamptz, max_in_flight integer,
     at timestamptz)

@@ -1,5 +1,5 @@
--- Records how those of these events ended that are not unfinished, if the narrow row does not imply
--- it. Without a record, an event with jobs was processed, and an event without jobs was ignored.
+-- Records how each of these events ended, unless the event is unfinished or its narrow row implies how it
+-- ended. Without a record, an event with jobs was processed, and an event without jobs was ignored.
 CREATE OR REPLACE FUNCTION hapax.note_ended(events uuid[], unfinished uuid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

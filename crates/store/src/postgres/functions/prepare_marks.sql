@@ -1,5 +1,5 @@
 -- Keeps: the transaction of the work finds the marks that it will lock, and a sequence without a first
--- number begins with the number that is claimed first. It is called for jobs whose order is decided
+-- number begins with the number that is claimed first. The function is called for jobs whose order is decided
 -- later.
 CREATE OR REPLACE FUNCTION hapax.prepare_marks(h hapax.handler, jobs uuid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -12,7 +12,7 @@ DECLARE
     m record;
     written record;
 BEGIN
-    -- Keys and ids are taken in one order everywhere, since each is locked until the commit.
+    -- Keys and ids are locked in one order everywhere, because each lock lasts until the commit.
     FOR m IN
         SELECT * FROM unnest(tenants, ids, types, datas, thins, keys, versions) WITH ORDINALITY
             x (tenant, id, type, data, thin, key, api_version, n)

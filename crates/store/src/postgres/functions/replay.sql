@@ -70,7 +70,7 @@ BEGIN
             UPDATE hapax.job SET due_at = at WHERE job = j.job;
         ELSIF effect = 0 THEN
             IF j.state = hapax.job_state('done') THEN
-                -- The job's own row is about to describe the new run.
+                -- From now on the job's row describes the new run, so its last attempt is copied first.
                 PERFORM hapax.note_attempt(j, 'done', j.due_at, NULL, j.answer_status, j.answer);
             END IF;
             -- A dead job continues its run with a fresh schedule, and alone if it was lost before.

@@ -15,7 +15,7 @@ BEGIN
                       hapax.delivery_state('parked')) THEN
         RETURN false;
     ELSIF d.state = hapax.delivery_state('delivered') THEN
-        -- The delivery's own row is about to describe another attempt.
+        -- From now on the delivery's row describes another attempt, so the last one is copied first.
         PERFORM hapax.note_delivery_attempt(d, NULL, d.took_ms, d.answer_status, d.answer);
     END IF;
     UPDATE hapax.delivery x

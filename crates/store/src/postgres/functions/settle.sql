@@ -17,7 +17,7 @@ BEGIN
     BEGIN
         settled := hapax.done(of_job, of_fence, of_result, at, of_status, of_answer);
         IF settled IN (1, 3) THEN
-            -- Keys are taken in one order everywhere, since each is locked until the commit.
+            -- Keys are locked in one order everywhere, because each lock lasts until the commit.
             PERFORM hapax.publish_or_raise(
                 coalesce(m ->> 'tenant', e.tenant),
                 coalesce(m ->> 'id', 'msg_' || replace(gen_random_uuid()::text, '-', '')),

@@ -21,7 +21,7 @@ BEGIN
     is_last := cardinality(looked) < most OR cardinality(old) < cardinality(looked);
     SELECT coalesce(array_agg(o.message), '{}') INTO old FROM (
         SELECT m.message FROM hapax.message m
-        -- Its limit keeps this a probe of the index for each message.
+        -- LIMIT 1 makes this one probe of the index for each message.
         WHERE m.message = ANY (old) AND (
             SELECT d.message FROM hapax.delivery d
             WHERE d.message = m.message

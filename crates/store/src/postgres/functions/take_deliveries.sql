@@ -186,7 +186,8 @@ BEGIN
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('leased'), due_at = leased_until, circuit = e.circuit,
             fence = hapax.next_fence(x.fence), attempt = x.attempt + 1, started_at = at, node = of_node
-        -- Joined: with the endpoint as a constant, a plan of an empty table passes all of its deliveries.
+        -- The endpoint is joined: as a constant, a plan made for an empty table would read all of its
+        -- deliveries.
         FROM unnest(taken, array_fill(of_endpoint, ARRAY[cardinality(taken)]))
             WITH ORDINALITY t (message, endpoint, n)
         WHERE x.message = t.message AND x.endpoint = t.endpoint

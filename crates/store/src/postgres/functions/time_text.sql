@@ -1,4 +1,4 @@
--- A time as the bytes of messages spell it: RFC 3339 in UTC, without zeros at the end of a fraction.
+-- A time as it is written in messages: RFC 3339 in UTC, without zeros at the end of a fraction.
 CREATE OR REPLACE FUNCTION hapax.time_text(at timestamptz) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

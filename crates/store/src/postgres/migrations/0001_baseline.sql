@@ -1,5 +1,5 @@
--- The tables of the schema hapax: events, keys, jobs, messages and deliveries. Every number here is decided by the
--- database; leases and due times go by its clock. Functions and views have files of their own.
+-- The tables of the schema hapax: events, keys, jobs, messages and deliveries. The database assigns every
+-- number here, and its clock decides leases and due times. Functions and views have files of their own.
 
 -- One row: the values that distinguish this database from a restored or promoted copy, and the key
 -- under which cache entries in Redis are sealed.
@@ -34,8 +34,8 @@ CREATE TABLE hapax.handler (
     UNIQUE (source, name)
 );
 
--- A machine's verdict on a step: 0 run, 1 stale, 2 hold. from_at -1 is "no state yet"; every state
--- of the machine has a row to itself; a step between two states that is not here is stale.
+-- A machine's verdict on a step: 0 run, 1 stale, 2 hold. from_at -1 is "no state yet"; every state of the
+-- machine has a row that leads to itself; a step between two states that has no row is stale.
 CREATE TABLE hapax.transition (
     handler integer  NOT NULL REFERENCES hapax.handler,
     from_at bigint   NOT NULL,
@@ -57,8 +57,8 @@ CREATE TABLE hapax.lane (
 -- length-prefixed parts, as a uuid, because that is 16 bytes and nothing else. This is the narrow row, which
 -- outlives the event's body. An event is whole exactly while its body is there; afterwards it is pruned, and
 -- its jobs and history are gone too.
--- has_jobs: jobs were written for it, so that it was processed, or else ignored; other ends stand in
---   hapax.ended.
+-- has_jobs: jobs were written for it. A pruned event with jobs was processed and one without jobs was ignored,
+--   unless hapax.ended says otherwise.
 -- Text of senders is bytea, because text cannot hold a NUL.
 -- state: 0 open, 1 in review, 2 discarded.
 -- review: 0 none, 1 late, 2 replay, 3 conflict.
@@ -83,30 +83,30 @@ CREATE TABLE hapax.event (
     has_jobs    boolean  NOT NULL DEFAULT false
 );
 -- Keeps: one Event per signed content, whatever ids it arrives under. `guard` is a hash of the signed
--- content, if this event was the first to bring it; a replay in review has none.
--- guard_until: it is known at least until then, and deleted with the key; null means as long as
---   the key.
+-- content, if this event was the first with that content; a replay in review has none.
+-- guard_until: the guard is kept at least until then, and is deleted with the key; null means as long as the
+--   key.
 CREATE UNIQUE INDEX event_guard ON hapax.event (guard) WHERE guard IS NOT NULL;
 CREATE INDEX event_review ON hapax.event (id) WHERE state <> 0 /* open */;
--- The keys that may be deleted some day, each source by its own horizon.
+-- The keys that retention may delete, each source by its own horizon.
 CREATE INDEX event_source ON hapax.event (source, id);
 
--- How a pruned event ended, where hapax.event.has_jobs does not say it: 'stale' or 'discarded'.
+-- How a pruned event ended, where hapax.event.has_jobs does not imply it: 'stale' or 'discarded'.
 CREATE TABLE hapax.ended (
     event  uuid PRIMARY KEY,
     status text NOT NULL
 );
 
--- Every (tenant, source) that an event ever came under. An event is found by its sender's id through
--- the hash under each of them: an index over event_id would cost every insert a random page.
+-- Every (tenant, source) pair that an event has arrived under. A search for a sender's id looks up the hash
+-- of the id under each pair: an index over event_id would cost every insert a random page.
 CREATE TABLE hapax.pair (
     tenant text NOT NULL,
     source text NOT NULL,
     PRIMARY KEY (tenant, source)
 );
 
--- Headers and bodies, in partitions by the time in the id: made ahead, and dropped once they are empty
--- and their time has passed.
+-- Headers and bodies, in partitions by the time in the id. Partitions are created ahead, and dropped once
+-- they are empty and their time has passed.
 CREATE TABLE hapax.body (
     id      uuid  NOT NULL,
     headers bytea NOT NULL,
@@ -124,10 +124,11 @@ CREATE TABLE hapax.search_value (
 CREATE INDEX search_value_hash ON hapax.search_value (hash, event);
 
 -- How far the index has come, for each set of fields that nodes use.
--- through: the events up to here are indexed, as far as they were visible a few seconds after their time.
--- checked: the same an hour later, which finds the events of nodes whose clocks are behind.
+-- through: the first walk has indexed the events up to here that were visible a few seconds after their time.
+-- checked: the second walk has come this far, an hour behind; it finds the events of nodes whose clocks are
+--   behind.
 -- busy_until: a node is indexing for these fields.
--- seen_at: when a node last did.
+-- seen_at: when a node last indexed for these fields.
 CREATE TABLE hapax.search_mark (
     fields     uuid PRIMARY KEY,
     through    uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
@@ -214,7 +215,7 @@ CREATE INDEX job_failed ON hapax.job (job) WHERE state IN (0 /* ready */, 6 /* p
 -- resource with the job sets `exclusive`; SQL handlers run under the lock of the mark instead.
 CREATE UNIQUE INDEX job_busy ON hapax.job (lane, resource) WHERE state = 1 /* leased */ AND exclusive;
 
--- Attempts that failed or were lost; the one that succeeded stands in the job itself.
+-- Attempts that failed or were lost; the attempt that succeeded is in the job's row.
 CREATE TABLE hapax.attempt (
     job        uuid    NOT NULL,
     run        integer NOT NULL,
@@ -255,9 +256,9 @@ CREATE INDEX action_event ON hapax.action (event);
 -- Endpoints: the addresses that messages are sent to. A number is never used twice: the row of a deleted
 -- endpoint stays, without its secrets. Below 2^24: see hapax.delivery.
 -- settings: all that an operator chose, as JSON text; the columns after it repeat what statements need.
--- types: patterns for LIKE, none means all. retry and lease in microseconds.
+-- types: patterns for LIKE; an endpoint without patterns wants all types. retry and lease in microseconds.
 -- keeps_order: deliveries under one key are sent one at a time, in order.
--- parks_dead: a dead one keeps the later ones waiting.
+-- parks_dead: a dead delivery keeps the later ones under its key waiting.
 -- secrets, headers: sealed.
 -- key_ids: the vault keys that a node needs to open them.
 -- version: grows with every change.
@@ -314,7 +315,7 @@ CREATE INDEX endpoint_expiring ON hapax.endpoint (endpoint) WHERE expiry_announc
 -- so that two nodes never count the attempts under way of one endpoint at the same time. A claim carries the
 -- number in circuit.
 -- slots: attempts at once while the endpoint recovers; null if only its own limit counts.
--- rate_at: until when the attempts so far are paid for.
+-- rate_at: the attempts so far use up the rate limit until this time (hapax_core::rate_limit).
 -- unpark_from: its order was changed, and parked deliveries of messages from here on are to be judged again.
 -- leased_from: no leased delivery of the endpoint is of an earlier message.
 -- spread_until: it was enabled, and its deliveries are spread out until then.
@@ -363,7 +364,8 @@ CREATE TABLE hapax.alert (
     silenced_by    text
 ) WITH (fillfactor = 50);
 
--- The processes that are or were alive. name: host and address. stopped: it stopped in order. handlers: as JSON.
+-- The processes that are or were alive. name: host and address. stopped: the process shut down normally.
+-- handlers: as JSON.
 CREATE TABLE hapax.node (
     node       uuid PRIMARY KEY,
     name       text NOT NULL,
@@ -373,7 +375,8 @@ CREATE TABLE hapax.node (
     handlers   text NOT NULL
 ) WITH (fillfactor = 50);
 
--- Keeps: reports follow each other (version), and one node at a time judges the data of all nodes.
+-- Keeps: reports are written one after the other (version), and one node at a time judges the data of all
+-- nodes.
 CREATE TABLE hapax.alert_board (
     one         boolean PRIMARY KEY DEFAULT true CHECK (one),
     version     bigint NOT NULL DEFAULT 0,
@@ -407,7 +410,7 @@ CREATE TABLE hapax.message (
 );
 CREATE INDEX message_event ON hapax.message (event) WHERE event IS NOT NULL;
 CREATE INDEX message_age ON hapax.message (created_at);
--- Retention goes over the first from old to new, and deletes from the second.
+-- Retention reads the first of these two indexes from old to new, and deletes by the second.
 CREATE INDEX message_whole ON hapax.message (message) WHERE body IS NOT NULL;
 CREATE INDEX message_stripped ON hapax.message (created_at) WHERE body IS NULL;
 CREATE INDEX message_key ON hapax.message (key, message) WHERE key IS NOT NULL;
@@ -460,8 +463,8 @@ CREATE INDEX delivery_dead_key ON hapax.delivery (endpoint, key, place)
     WHERE state = 3 /* dead */ AND key IS NOT NULL;
 CREATE INDEX delivery_parked  ON hapax.delivery (endpoint, message) WHERE state = 5 /* parked */;
 
--- Attempts that failed or were lost. The one that delivered stands in the delivery itself, until another
--- follows. took_ms is null where the outcome is unknown.
+-- Attempts that failed or were lost. The attempt that delivered is in the delivery's row, until another
+-- attempt follows. took_ms is null if the outcome is unknown.
 CREATE TABLE hapax.delivery_attempt (
     message       bigint  NOT NULL,
     endpoint      integer NOT NULL,
@@ -536,8 +539,8 @@ CREATE TABLE hapax.secret_use (
     PRIMARY KEY (source, tenant, scheme, secret)
 );
 
--- Pulled jobs that apps completed by SQL alone. No node learns of them otherwise: a node takes these rows and counts
--- them. Rows are only added, so that transactions of apps never wait for each other.
+-- Pulled jobs that apps completed by SQL alone. No node learns of these jobs otherwise: a node takes these
+-- rows and counts them. Rows are only added, so that transactions of apps never wait for each other.
 CREATE TABLE hapax.completion (
     id          bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     source      text        NOT NULL,
@@ -548,8 +551,9 @@ CREATE TABLE hapax.completion (
     ended_at    timestamptz NOT NULL
 );
 
--- The figures of each endpoint by the hour, of each process that counted them. start: in seconds. delivered, failed:
--- attempts. micros: the sum of their durations. tallies: their durations by bucket, as hapax.traffic.tallies.
+-- The figures of each endpoint: one row for each hour and each process that counted them. start: in seconds.
+-- delivered, failed: attempts. micros: the sum of their durations. tallies: their durations by bucket, as
+-- hapax.traffic.tallies.
 CREATE TABLE hapax.endpoint_hour (
     endpoint  uuid   NOT NULL,
     start     bigint NOT NULL,
@@ -590,7 +594,7 @@ CREATE TABLE hapax.audit (
 -- succeeded: jobs that succeeded.
 -- retrying: the growth of the number of jobs that are being retried.
 -- *_micros: sums of durations.
--- waiting, dead, review: the highest gauges of that time.
+-- waiting, dead, review: the highest values in that time.
 -- last_arrival: the last second with an arrival.
 -- tallies: counts by kind and index, such as durations by bucket; the lowest 12 bits of each number hold kind
 --   and index, the bits above them the count.
@@ -661,7 +665,7 @@ CREATE TABLE hapax.plan (
     CHECK ((endpoint IS NULL) = (events IS NOT NULL) AND (endpoint IS NULL) = (which IS NULL))
 ) WITH (fillfactor = 50);
 CREATE INDEX plan_running ON hapax.plan (next_at) WHERE state = 'running';
--- Keeps: of the plans of an endpoint that were to run alone, at most one runs.
+-- Keeps: of the plans of an endpoint that must run alone, at most one runs.
 CREATE UNIQUE INDEX plan_alone ON hapax.plan (endpoint) WHERE state = 'running' AND alone;
 CREATE INDEX plan_age ON hapax.plan (created_at);
 CREATE INDEX plan_ended ON hapax.plan (ended_at) WHERE ended_at IS NOT NULL;
@@ -675,7 +679,7 @@ CREATE TABLE hapax.source_secret (
     PRIMARY KEY (tenant, source)
 );
 
--- Keeps: a change of hapax.source_secret holds only for the version that it was decided by. The row is
+-- Keeps: a change of hapax.source_secret is applied only to the version that it was decided for. The row is
 -- locked by each change.
 CREATE TABLE hapax.source_secret_version (
     one     boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -684,8 +688,8 @@ CREATE TABLE hapax.source_secret_version (
 INSERT INTO hapax.source_secret_version (version) VALUES (0);
 
 -- Tenants whose data is being deleted or was deleted.
--- began_in: the transaction that began it. It covers events whose transactions began before it, and
---   messages up to last_message.
+-- began_in: the transaction that began the deletion. The deletion covers events whose transactions began
+--   before that one, and messages up to last_message.
 -- phase: 0 events, 1 messages, 2 keys of hapax.once, 3 the pass is over.
 -- is_last_pass: null before the first slice of a pass.
 -- passed_*: how far the pass has come.
@@ -745,7 +749,7 @@ CREATE TABLE hapax.reservation (
 CREATE INDEX reservation_expiry ON hapax.reservation (expires_at);
 
 -- The usage of each caller, and of each API ('api', without a slash), so that checking a quota
--- needs no count. Triggers update it in the same statement that changes a reservation:
+-- needs no count. Triggers update the usage in the same statement that changes a reservation:
 -- nothing can be missed or counted twice. The usage of an owner is the sum over its rows. There is
 -- one row for each transaction that counts for it at the same time, so that none ever waits for
 -- another here, least of all for a user's transaction that stays open. callers: how many owners an
@@ -758,7 +762,7 @@ CREATE TABLE hapax.key_usage (
     callers bigint NOT NULL,
     PRIMARY KEY (owner, slot)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
--- The rows to be folded.
+-- The rows to be merged.
 CREATE INDEX key_usage_apart ON hapax.key_usage (owner) WHERE slot <> 0;
 CREATE SEQUENCE hapax.key_usage_slot;
 
@@ -788,9 +792,9 @@ CREATE TYPE hapax.arrived AS (
 );
 -- replay_hash: the key under which it waits for an operator if its guard was seen with another
 -- event.
--- copies: the same guard is the same event.
--- before, after: the keys of the neighbouring spans, of which an event counts that came between not_before
---   and not_after.
+-- copies: an arrival with a known guard is a copy of that event.
+-- before, after: the keys of the neighbouring spans. An event under one of them is the same event if it was
+--   received between not_before and not_after.
 CREATE TYPE hapax.doubt AS (
     late           boolean,
     copies         boolean,

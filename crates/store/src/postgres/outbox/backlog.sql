@@ -12,7 +12,7 @@ WITH RECURSIVE waiting (endpoint, first_due) AS (
 ), standing AS (
     SELECT w.endpoint, w.first_due, e.disabled_at IS NOT NULL OR e.failing IS NOT NULL AS is_disabled
     FROM waiting w CROSS JOIN LATERAL (
-        -- Its limit keeps this a probe of the index for each endpoint.
+        -- LIMIT 1 makes this one probe of the index for each endpoint.
         SELECT x.disabled_at, x.failing, x.deleted_at FROM hapax.endpoint x
         WHERE x.endpoint = w.endpoint LIMIT 1) e
     WHERE e.deleted_at IS NULL

@@ -143,8 +143,8 @@ pub(super) async fn messages(
     }
 }
 
-/// The range of numbers that messages of a span of time may have. It includes its start and
-/// excludes its end.
+/// The range of numbers that messages of a span of time may have. The range includes its start and excludes
+/// its end.
 async fn message_range(
     client: &mut PooledClient,
     since: Option<Timestamp>,
@@ -258,7 +258,7 @@ fn summary(row: &Row) -> MessageSummary {
     }
 }
 
-/// The status of a message from `hapax.delivery_rank` of its neediest delivery.
+/// The status of a message from `hapax.delivery_rank` of its most urgent delivery.
 pub(in crate::postgres) fn ranked(rank: Option<i32>) -> MessageStatus {
     let rank = rank.and_then(|rank| usize::try_from(rank).ok());
     MessageStatus(rank.and_then(|rank| RANKED.get(rank).copied()))

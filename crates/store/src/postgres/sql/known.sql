@@ -1,6 +1,6 @@
 -- Reads only: an event that exists already, with its status over all its jobs. An event without jobs and
--- body is pruned; the column `pruned` is the status that it ended with. An open event that never had a
--- job is ignored, pruned or not: only its own row is read.
+-- body is pruned; the column `pruned` is the status that it ended with. An open event that never had a job
+-- has the status "ignored", whether it is pruned or not: only its own row is read.
 SELECT e.hash, e.id, e.body_hash, e.state, e.review,
        CASE WHEN j.rank IS NULL AND (e.has_jobs OR e.state <> hapax.event_state('open'))
                  AND (SELECT true FROM hapax.body b WHERE b.id = e.id) IS NULL

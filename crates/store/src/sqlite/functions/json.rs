@@ -122,7 +122,7 @@ fn merge<'a>(
     if !patch.starts_with(b"{") {
         return Ok(patch.to_vec());
     }
-    // The objects that the patch changes, and the patches in progress. A body decides how deep they
+    // The objects that the patch changes, and the patches in progress. A body decides how deep the objects
     // are nested, so neither merging nor rendering is recursive.
     let mut objects = vec![Object::parse(target, work)?];
     let mut patches = vec![(0, split_members(patch, work)?.into_iter())];

@@ -9,7 +9,7 @@ use rusqlite::types::ValueRef;
 use super::{Text, Tools, WorkCount, is_continuation, read_char, too_big, until_nul};
 
 /// `instr(haystack, needle)`: where the needle begins, counted from 1 in characters, or in bytes
-/// where both are blobs; 0 where it is absent.
+/// if both are blobs; 0 if it is absent.
 pub(super) fn instr(context: &Context<'_>, tools: &Tools) -> rusqlite::Result<Option<i64>> {
     let (first, second) = (context.get_raw(0), context.get_raw(1));
     let (Some(haystack), Some(needle)) = (tools.text(first)?, tools.text(second)?) else {

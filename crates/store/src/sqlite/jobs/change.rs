@@ -119,8 +119,8 @@ impl Lanes {
 }
 
 impl Lanes {
-    /// Claims due jobs of one lane that keep no order. One statement claims all of them, because most
-    /// of its cost is opening the indexes. Returns the rows afterwards.
+    /// Claims due jobs of one lane that keep no order. One statement claims all these jobs, because most of
+    /// its cost is opening the indexes. Returns the rows afterwards.
     pub(super) fn lease_all(
         &mut self,
         conn: &Connection,
@@ -282,7 +282,7 @@ fn record_history(
             note_attempt(conn, row, ended_now, "failed", reported.error, reported.answer)
         }
         History::Done => {
-            // The job's own row is about to describe the new run.
+            // From now on the job's row describes the new run, so its last attempt is copied first.
             let answer = row.answer(conn)?;
             note_attempt(conn, row, Some(row.due_at), "done", None, answer.as_ref())
         }

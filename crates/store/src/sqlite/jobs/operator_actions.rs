@@ -110,7 +110,7 @@ impl Lanes {
 }
 
 impl JobRow {
-    /// Whether an act of that scope may change it.
+    /// Whether an act of that scope may change the job.
     fn is_within(&self, scope: JobScope) -> bool {
         // `due_at` of an ended job is the time at which it ended.
         scope.holds(self.as_state().phase, timestamp(self.due_at))

@@ -34,9 +34,9 @@ CREATE TABLE hapax_pair (
 -- are microseconds since 1970.
 -- state: 0 open, 1 in review, 2 discarded.
 -- review: 0 none, 1 late, 2 replay, 3 conflict.
--- guard_hash: the hash of the signed content, if this event was the first to bring it; it is in the key index
---   beside the event's key.
--- guard_until: the row stays at least until then; null means as long as its key.
+-- guard_hash: the hash of the signed content, if this event was the first with that content; the hash is in
+--   the key index beside the event's key.
+-- guard_until: the guard, and so the row, stays at least until then; null means as long as the key.
 -- pruned: -1 while the event is whole; once its body, jobs and history are gone, the status it ended with: 11
 --   discarded, 17 processed, 18 stale, 19 ignored. Every one of these takes one byte (0 and 1 would take
 --   none), so that marking a row leaves its size as it is, and no page has to be split.
@@ -86,9 +86,9 @@ CREATE TABLE hapax_search_mark (
     through INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- The key index: fed in sorted merges from memory, never one random page per event. It has two trees,
--- so that a merge from memory rewrites a small one: a merge into a large tree touches every page of it,
--- and would cost more with every stored event.
+-- The key index: fed in sorted merges from memory, never one random page per event. The index has two trees,
+-- so that a merge from memory rewrites a small one: a merge into a large tree touches every page of it, and
+-- would cost more with every stored event.
 CREATE TABLE hapax_key (
     hash BLOB PRIMARY KEY,
     seq  INTEGER NOT NULL
@@ -393,8 +393,8 @@ CREATE INDEX hapax_delivery_dead_key ON hapax_delivery (endpoint, key, place)
     WHERE key IS NOT NULL AND state = 3 /* dead */;
 CREATE INDEX hapax_delivery_parked ON hapax_delivery (endpoint, message_seq) WHERE state = 5 /* parked */;
 
--- Attempts that failed or were lost. The one that delivered stands in the delivery itself, until another
--- follows. took_ms is null where the outcome is unknown.
+-- Attempts that failed or were lost. The attempt that delivered is in the delivery's row, until another
+-- attempt follows. took_ms is null if the outcome is unknown.
 CREATE TABLE hapax_delivery_attempt (
     message_seq   INTEGER NOT NULL,
     endpoint      INTEGER NOT NULL,
@@ -577,7 +577,7 @@ CREATE TABLE hapax_audit (
 -- succeeded: jobs that succeeded.
 -- retrying: the growth of the number of jobs that are being retried.
 -- *_micros: sums of durations.
--- waiting, dead, review: the highest gauges of that time.
+-- waiting, dead, review: the highest values in that time.
 -- last_arrival: the last second with an arrival.
 -- tallies: counts by kind and index, such as durations by bucket (hapax_core::store::Tallies).
 CREATE TABLE hapax_traffic (
@@ -626,8 +626,9 @@ CREATE TABLE hapax_secret_use (
     PRIMARY KEY (source, tenant, scheme, secret)
 ) WITHOUT ROWID;
 
--- The figures of each endpoint by the hour, of each process that counted them. start: in seconds. delivered, failed:
--- attempts. micros: the sum of their durations. tallies: their durations by bucket, as hapax_traffic.tallies.
+-- The figures of each endpoint: one row for each hour and each process that counted them. start: in seconds.
+-- delivered, failed: attempts. micros: the sum of their durations. tallies: their durations by bucket, as
+-- hapax_traffic.tallies.
 CREATE TABLE hapax_endpoint_hour (
     endpoint  BLOB    NOT NULL,
     start     INTEGER NOT NULL,
@@ -652,9 +653,9 @@ CREATE TABLE hapax_rejection (
     PRIMARY KEY (source, at, request_id)
 ) WITHOUT ROWID;
 
--- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned. The answer
--- moves expires_at by its whole TTL; status is null until then. owner (the caller, 'api/acct_1') and
--- realm (the API, 'api') are null without a quota; bytes is the size of the answer.
+-- Idempotency-Keys of a user's API: reserved, then finished with an answer, or abandoned. Storing the answer
+-- extends expires_at by the whole TTL; status is null until then. owner (the caller, 'api/acct_1') and realm
+-- (the API, 'api') are null without a quota; bytes is the size of the answer.
 CREATE TABLE hapax_reservation (
     scope        TEXT    NOT NULL,
     key          TEXT    NOT NULL,

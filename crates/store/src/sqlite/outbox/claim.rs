@@ -31,7 +31,7 @@ struct DueDelivery {
     row: DeliveryRow,
     named: MessageIdentity,
     message: String,
-    /// The bytes to send; `None` where they are missing.
+    /// The bytes to send; `None` if they are missing.
     body: Option<Bytes>,
 }
 

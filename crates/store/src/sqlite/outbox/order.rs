@@ -72,8 +72,7 @@ pub(super) fn parked_sql() -> String {
 }
 
 impl Outbox {
-    /// Whether it is a delivery's turn. At an endpoint that keeps no order it is always the turn of
-    /// a delivery.
+    /// Whether a delivery may be sent now. At an endpoint that keeps no order, every delivery may.
     pub(super) fn turn(&self, conn: &Connection, row: &DeliveryRow) -> rusqlite::Result<KeyTurn> {
         let (Some(key), Some(place)) = (&row.key, row.place) else { return Ok(KeyTurn::Now) };
         let endpoint = self.endpoints.get(&row.endpoint);

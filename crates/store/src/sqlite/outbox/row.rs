@@ -125,8 +125,8 @@ pub(super) struct MessageIdentity {
 }
 
 impl MessageIdentity {
-    /// The id of a delivery: a UUID of version 7 with the message's time, the endpoint and the row. The
-    /// view `hapax_deliveries` makes the same.
+    /// The id of a delivery: a UUID of version 7 with the message's time, the endpoint and the row. The view
+    /// `hapax_deliveries` makes the same id.
     pub(super) fn delivery(&self, endpoint: i64) -> DeliveryId {
         let mut bytes = [0; 16];
         let millis = (self.created_at / 1000) as u64;

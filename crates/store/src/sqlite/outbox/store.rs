@@ -41,7 +41,7 @@ impl Outbox for SqliteStore {
         self.writer
             .run_behind_events(move |writer| {
                 let now = writer.now();
-                // Events go first: with claims ahead, the attempts would take most of the machine.
+                // Events have priority: with claims ahead, the attempts would use most of the machine's time.
                 let claims_ahead = ask.claims_ahead && !writer.is_busy_with_events();
                 let ask = DeliveryAsk { claims_ahead, ..ask };
                 let (exchanged, bytes) =
