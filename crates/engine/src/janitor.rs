@@ -1,7 +1,7 @@
-//! The janitor works in small commits. The janitor deletes finished events past their retention. It cancels
-//! deliveries that were dead, held or parked for too long. It publishes the pending messages about dead
-//! deliveries, and erases the data of deleted tenants. While the store has other requests, the janitor
-//! pauses between commits, so that no ack waits for more than one of them.
+//! The janitor works in small commits. The janitor deletes finished events past their retention. The janitor
+//! cancels deliveries that were dead, held or parked for too long. The janitor publishes the pending messages
+//! about dead deliveries, and erases the data of deleted tenants. While the store has other requests, the
+//! janitor pauses between commits, so that no ack waits for more than one of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -220,7 +220,7 @@ pub(crate) const LOGGED_LOST_MAX: usize = 256;
 /// The time between two rounds that maintain limiters, log sums and the clock check.
 pub const TEND_EVERY: Duration = Duration::from_secs(1);
 
-/// Jobs in one batch of an `sql` handler. One sync serves them all, and acks that arrive meanwhile
+/// Jobs in one batch of an `sql` handler. One sync serves the whole batch, and acks that arrive meanwhile
 /// wait a few milliseconds.
 pub const SQL_SLICE: usize = 192;
 
@@ -379,10 +379,10 @@ pub const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 /// Names whose addresses are remembered.
 pub const LOOKUP_CACHE_ENTRIES: u64 = 4_096;
 
-/// How long addresses are remembered at most, so that an endpoint can move within a minute.
+/// The longest time that addresses are remembered, so that an endpoint can move within a minute.
 pub const LOOKUP_TTL_MAX: Duration = Duration::from_secs(60);
 
-/// How long a missing name is remembered at most: the next attempt of a delivery resolves it again.
+/// The longest time that a missing name is remembered: the next attempt of a delivery resolves it again.
 pub const LOOKUP_MISS_TTL_MAX: Duration = Duration::from_secs(5);
 
 /// The part of an error's text that is kept: a certificate can contain any number of names.
@@ -442,8 +442,8 @@ pub const PLAN_TAKEN_PAUSE: Duration = Duration::from_millis(250);
 /// failures may end at any time.
 pub const PLAN_RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Plans that a node leaves alone at a time. Operators have a few plans. Beyond this number, all of them
-/// are tried again.
+/// Plans that a node leaves alone at a time. Operators have a few plans. Beyond this number, all plans are
+/// tried again.
 pub const PLANS_LEFT_MAX: usize = 1_000;
 
 /// Keys of senders that are known or known to be missing: far more than all senders use at a time.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use jiff::Timestamp;
 
-/// A number of lines per second. Lines beyond it are counted and summed up in one line.
+/// A number of lines per second. Lines beyond this number are counted and summed up in one line.
 #[derive(Debug)]
 pub(crate) struct LogBudget {
     lines_per_second: u32,

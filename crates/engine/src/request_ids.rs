@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use jiff::Timestamp;
 use uuid::{Builder, Uuid};
 
-/// Gives out request ids. They are unique, not secret.
+/// Gives out request ids. The ids are unique, not secret.
 #[derive(Debug)]
 pub(crate) struct RequestIds {
     seed: u64,

@@ -16,7 +16,7 @@ use hapax_core::{SourceName, Timestamp};
 
 use crate::ingress::respond::Reason;
 
-/// The counters of all sources. A clone shares them.
+/// The counters of all sources. A clone shares the counters.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SourceTallies(Arc<Mutex<BTreeMap<SourceName, Arc<SourceTally>>>>);
 

@@ -37,8 +37,8 @@ pub enum Principal {
         /// The clock for `exp` and `nbf`.
         now: Arc<Clock>,
     },
-    /// By a claim of a JWT whose signature is not checked. Use it only behind a component that verifies
-    /// tokens: the app cannot check the token of a replay, because a replay never reaches the app.
+    /// By a claim of a JWT whose signature is not checked. Use this variant only behind a component that
+    /// verifies tokens: the app cannot check the token of a replay, because a replay never reaches the app.
     UnverifiedJwt(String),
     /// By a function of the app, which may read values that its authentication put into the
     /// extensions.

@@ -125,7 +125,7 @@ impl IdempotencyRules {
             .any(|method| self.required.iter().any(|route| route.covers(&method, path)))
     }
 
-    /// The header that identifies the caller. `None` where no header does.
+    /// The header that identifies the caller. `None` if no header does.
     pub fn principal_header(&self) -> Option<HeaderName> {
         match &self.principal {
             None | Some(Principal::Jwt { .. } | Principal::UnverifiedJwt(_)) => Some(AUTHORIZATION),
@@ -136,7 +136,7 @@ impl IdempotencyRules {
 }
 
 /// A pattern for requests of one method: `POST /charges`, `POST /accounts/*/charges`, `POST /v1/*`. A `*` in
-/// the middle matches one whole segment, at the end anything.
+/// the middle matches one whole segment; a `*` at the end matches anything.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RoutePattern {
     method: Method,

@@ -1,5 +1,5 @@
 //! The life cycle of one request with a key: its key is reserved, the request runs, and its answer is
-//! stored before it is sent. All of it runs on its own task, so that a client that hangs up interrupts
+//! stored before it is sent. These steps run on their own task, so that a client that hangs up interrupts
 //! nothing.
 //!
 //! Every outcome settles the key. If the work was done, the answer is stored. If the work was certainly

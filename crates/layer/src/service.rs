@@ -43,8 +43,8 @@ impl<L: Ledger> IdempotencyLayer<L> {
         Self { shared: Arc::new(Shared { ledger, rules, waiting, running, counters }) }
     }
 
-    /// Returns when no request is running, including those whose clients have hung up. Call it between
-    /// the last request and the end of the process.
+    /// Returns when no request is running, including those whose clients have hung up. Call this between the
+    /// last request and the end of the process.
     pub async fn drained(&self) {
         self.shared.running.wait().await;
     }
@@ -120,8 +120,8 @@ impl<S: fmt::Debug, L> fmt::Debug for Idempotency<S, L> {
     }
 }
 
-/// How the layer answered a request. It is in the extensions of every answer to a request that has or
-/// needs a key, and is the label `outcome` of `hapax_idempotency_total`.
+/// How the layer answered a request. This outcome is in the extensions of every answer to a request that has
+/// or needs a key, and is the label `outcome` of `hapax_idempotency_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IdempotencyOutcome {
     /// The request was run.

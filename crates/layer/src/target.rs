@@ -109,7 +109,7 @@ fn decoded_once(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// The methods that a service may use for a request: its own first, then those in [`METHOD_OVERRIDES`]. All
-/// are upper case, since some frameworks convert them.
+/// methods are upper case, since some frameworks convert them.
 pub(crate) fn methods<'a>(
     method: &'a Method,
     headers: &HeaderMap,

@@ -57,7 +57,7 @@ struct BodyProgress {
     reader: Mutex<Option<Waker>>,
 }
 
-/// The memory that one body holds. It is free again when this is dropped.
+/// The memory that one body holds, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct BodyPermit {
     memory: Arc<Memory>,
@@ -72,7 +72,7 @@ impl BodyMemory {
         Self(Arc::new(Memory { bytes_max, window, pool: Mutex::default() }))
     }
 
-    /// A holder of memory for the body of a request of this client. It holds no memory yet.
+    /// A holder of memory for the body of a request of this client, without any memory yet.
     pub(crate) fn hold(&self, client: IpAddr) -> BodyPermit {
         BodyPermit { memory: Arc::clone(&self.0), client: party(client), entry: None, bytes: 0 }
     }
@@ -167,7 +167,7 @@ impl Pool {
         (self.next, course)
     }
 
-    /// Frees the memory of a body. A dropped body has freed it already.
+    /// Frees the memory of a body. A dropped body has freed its memory already.
     fn leave(&mut self, id: u64) -> Option<Arc<BodyProgress>> {
         let BodyEntry { client, bytes, course } = self.bodies.remove(&id)?;
         self.used -= bytes;

@@ -3,8 +3,8 @@
 //! answered.
 //!
 //! The guard follows heads, bodies and chunks over the whole connection and counts the requests. The guard
-//! buffers only the start of the current line, so bytes may arrive in any number of pieces. If it cannot
-//! follow, every later request on the connection is ambiguous.
+//! buffers only the start of the current line, so bytes may arrive in any number of pieces. If the guard
+//! cannot follow, every later request on the connection is ambiguous.
 
 use http::header::{HOST, TRANSFER_ENCODING};
 use http::uri::Authority;

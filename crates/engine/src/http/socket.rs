@@ -229,8 +229,8 @@ impl ConnectionActivity {
 }
 
 impl InFlight {
-    /// Records that the answer is ready and waits for the peer to read it. On HTTP/2 a peer can
-    /// leave it unread without blocking the socket.
+    /// Records that the answer is ready and waits for the peer to read it. On HTTP/2 a peer can leave an
+    /// answer unread without blocking the socket.
     pub(crate) fn with_answer(mut self) -> Self {
         self.is_answered = true;
         self.activity.answered.fetch_add(1, Ordering::Relaxed);

@@ -137,7 +137,7 @@ impl<S: Store + StoreHints> Ingress<S> {
     }
 
     /// The figures of the requests of every source since the process started, including those of sources that a
-    /// reload removed. A reload does not reset them.
+    /// reload removed. A reload does not reset the figures.
     pub fn figures(&self) -> BTreeMap<SourceName, TrafficFigures> {
         self.routes.load().figures()
     }

@@ -22,7 +22,7 @@ use crate::limits::{BodyLimits, HANDSHAKES, LOG_LINES_PER_SECOND, Rate, UNVERIFI
 use crate::log_budget::LogBudget;
 use crate::source_tallies::{SourceTallies, SourceTally};
 
-/// The settings of the ingress. All of them may change with a reload.
+/// The settings of the ingress. All settings may change with a reload.
 #[derive(Debug)]
 pub struct RoutesSpec {
     /// The public URL of this server, without a path and without a slash at its end.

@@ -6,8 +6,8 @@
 //! - A key is fetched by one task, however many requests wait for it.
 //! - Each client address, and each host, has a rate of fetches. Known keys need no fetch and are never limited.
 //! - Keys that were known before, and keys that proven senders name, have a separate allowance of
-//!   fetches. Forged names from unproven addresses cannot use it up. An address is a proven sender
-//!   after a request of it was verified.
+//!   fetches. Forged names from unproven addresses cannot use up this allowance. An address is a proven
+//!   sender after a request of it was verified.
 //! - A fetch that failed is not repeated for a while, and failed names never displace known keys.
 //!
 //! If a key cannot be fetched, the request is not refused as invalid: the sender gets a 503 and
@@ -389,7 +389,7 @@ impl KeyEntry {
     }
 }
 
-/// A fetch under way. Dropping it decides its entry, then wakes the requests that wait.
+/// A fetch under way. Dropping this value decides the entry of its key, then wakes the requests that wait.
 struct Fetch {
     keys: Arc<SenderKeys>,
     id: KeyHash,

@@ -35,7 +35,7 @@ use crate::limits::{
     ENDPOINT_IDLE_MAX, OUTBOUND_IDLE,
 };
 
-/// The client for endpoints, with its connections. Clones share them; no other client does.
+/// The client for endpoints, with its connections. Clones share the connections; no other client does.
 #[derive(Clone)]
 pub struct EndpointClient {
     client: Client<GuardedConnector, Tracked>,
@@ -123,7 +123,7 @@ impl EndpointClient {
         }
     }
 
-    /// Sends one POST and reads the beginning of the answer. `deadline` covers all of it: name lookup,
+    /// Sends one POST and reads the beginning of the answer. `deadline` covers every step: name lookup,
     /// connection, TLS, request, head and body. `Host` and `Content-Length` are set here.
     ///
     /// The request is written at most once. Dropping the future closes the connection; the endpoint may

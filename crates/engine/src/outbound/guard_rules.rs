@@ -21,14 +21,14 @@ pub struct GuardRules {
 /// The ports of endpoints unless the operator names others: those of https and http.
 pub const ENDPOINT_PORTS: [u16; 2] = [443, 80];
 
-/// The HTTP proxy that every delivery goes through. Hapax asks it by CONNECT for an address that the
+/// The HTTP proxy that every delivery goes through. Hapax asks the proxy by CONNECT for an address that the
 /// rules have accepted, so the proxy resolves no name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressProxy {
     uri: Uri,
 }
 
-/// Why a text is not an egress proxy. The message never quotes it: it may contain a password.
+/// Why a text is not an egress proxy. The message never quotes the text, which may contain a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EgressProxyProblem {
     /// No URL at all.
@@ -108,8 +108,8 @@ impl GuardRules {
         !self.allow.is_empty() && !self.ports.contains(&port)
     }
 
-    /// The addresses of `localhost`: the loopback addresses that are allowed. DNS is never asked
-    /// for it.
+    /// The addresses of `localhost`: the loopback addresses that are allowed. DNS is never asked for this
+    /// name.
     pub(super) fn loopback(&self) -> Vec<IpAddr> {
         let both = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
         both.into_iter().filter(|address| self.allows(*address)).collect()

@@ -178,7 +178,8 @@ impl ConnectorParts {
 }
 
 /// Whether this machine has the address: a socket can be bound to it. Binding sends nothing. A system that
-/// lets sockets bind to foreign addresses (`ip_nonlocal_bind`) cannot tell, so nothing is blocked there.
+/// lets sockets bind to foreign addresses (`ip_nonlocal_bind`) gives no answer to this question, so nothing
+/// is blocked there.
 fn is_this_machine(address: IpAddr) -> bool {
     let foreign: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),

@@ -6,7 +6,7 @@
 //! - [`Outbound`] is *trusted*: it calls addresses that the operator configured (HTTP handlers,
 //!   refetch, proxies), without restrictions.
 //! - [`EndpointClient`] is *guarded*: it calls endpoints that came through the API, at addresses that
-//!   [`GuardRules`] accept. It takes an [`EndpointUrl`] and nothing else.
+//!   [`GuardRules`] accept. This client takes an [`EndpointUrl`] and nothing else.
 
 mod custom_headers;
 mod endpoint_client;

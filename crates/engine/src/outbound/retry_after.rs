@@ -42,7 +42,7 @@ mod tests {
         assert_eq!(retry_after(&value, now), seconds.map(Duration::from_secs), "{value:?}");
     }
 
-    /// Tries to panic the parser, or to bury a delivery, with values that real servers have sent.
+    /// Tries to panic the parser, or to delay a delivery for ever, with values that real servers have sent.
     #[test]
     fn any_retry_after_is_at_most_a_day_or_ignored() {
         check(b"0", Some(0));

@@ -51,7 +51,7 @@ use crate::request_ids::RequestIds;
 use crate::run_to_completion::BackgroundTasks;
 use crate::serve::{Background, run_until_drained};
 
-/// The settings of a proxy. All of them can change while it runs.
+/// The settings of a proxy. All settings can change while the proxy runs.
 #[derive(Debug, Clone)]
 pub struct ProxySpec {
     /// The app that requests are forwarded to.
@@ -92,8 +92,8 @@ struct ConfiguredService<L> {
     trusted: Box<[IpNet]>,
 }
 
-/// The facts about a request that its answer and its log line need. The proxy keeps them in the request's
-/// extensions.
+/// The facts about a request that its answer and its log line need. The proxy keeps these facts in the
+/// request's extensions.
 #[derive(Debug, Clone, Copy)]
 struct ProxyContext {
     request_id: RequestId,

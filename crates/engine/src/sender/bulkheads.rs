@@ -40,8 +40,8 @@ pub(super) enum AttemptClass {
     Failure,
     /// The endpoint asked for a pause, or must not be called again.
     Stop,
-    /// Another failure, or no outcome at all. Neither shows how many attempts the endpoint can take
-    /// at once.
+    /// Another failure, or no outcome at all. Neither case shows how many attempts the endpoint can take at
+    /// once.
     Other,
 }
 

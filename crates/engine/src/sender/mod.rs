@@ -52,11 +52,11 @@ use crate::worker::StoreBackoff;
 pub struct SenderLimits {
     /// Attempts.
     pub in_flight_max: usize,
-    /// Bytes of their bodies. One delivery may exceed it.
+    /// Bytes of their bodies. One delivery may exceed this limit.
     pub in_flight_bytes_max: usize,
 }
 
-/// The client and the limits of a sender. A reload replaces them.
+/// The client and the limits of a sender. A reload replaces both.
 #[derive(Debug, Clone)]
 pub struct SenderSetup {
     /// Signs and posts.

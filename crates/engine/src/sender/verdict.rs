@@ -30,7 +30,7 @@ pub(super) fn of_answer(answered: &EndpointAnswer, now: Timestamp) -> AttemptVer
     AttemptVerdict::Failed { error: reason(answered), answer: Some(answer), retry, says }
 }
 
-/// The verdict where there was no answer.
+/// The verdict if there was no answer.
 pub(super) fn of_error(error: &SendError) -> AttemptVerdict {
     let (retry, says) = match error.class {
         SendErrorClass::Unsent => (Retry::Unsent, EndpointSignal::Nothing),
@@ -45,7 +45,7 @@ pub(super) fn of_error(error: &SendError) -> AttemptVerdict {
     AttemptVerdict::Failed { error: error.text.clone(), answer: None, retry, says }
 }
 
-/// The verdict where this process could not make the request: it says nothing about the endpoint.
+/// The verdict if this process could not make the request: it says nothing about the endpoint.
 pub(super) fn of_unsendable(reason: String) -> AttemptVerdict {
     let (retry, says) = (Retry::Unsent, EndpointSignal::Nothing);
     AttemptVerdict::Failed { error: reason, answer: None, retry, says }

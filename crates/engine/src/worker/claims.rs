@@ -45,7 +45,7 @@ impl HandlerWorkers {
         }
     }
 
-    /// Records the outcome in the store. While that fails and the lease may hold, it is retried:
+    /// Records the outcome in the store. While recording fails and the lease may hold, recording is retried:
     /// otherwise a successful attempt would be repeated.
     pub(super) async fn record<S: Work>(
         &self,

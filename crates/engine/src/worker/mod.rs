@@ -141,7 +141,8 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
         workers
     }
 
-    /// Replaces the sources of tenants that were added at run time. The next attempts are signed with them.
+    /// Replaces the sources of tenants that were added at run time. The next attempts are signed with the new
+    /// secrets.
     pub fn set_tenants(&self, tenants: TenantVerifiers) {
         self.tenants.store(Arc::new(tenants));
     }
@@ -252,7 +253,7 @@ impl<S: Work + Inspect + StoreHints> Workers<S> {
         running.shutdown().await;
     }
 
-    /// Announces the handlers to the store. Until that succeeds, nothing is claimed.
+    /// Announces the handlers to the store. Until the announcement succeeds, nothing is claimed.
     async fn announce(&self, lanes: &[Arc<HandlerWorkers>]) {
         let mut pause = StoreBackoff::default();
         let specs: Vec<HandlerSpec> =

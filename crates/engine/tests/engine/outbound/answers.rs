@@ -86,7 +86,7 @@ async fn a_request_that_may_have_arrived_is_never_sent_again() {
     assert_eq!((sink.requests().len(), sink.connections()), (1, 1));
 }
 
-/// A server that closes each connection after one answer without saying so. Some requests are sent on
+/// A server that closes each connection after one answer without announcing it. Some requests are sent on
 /// closing connections. Each request arrives at most once, and a request that is reported as unsent
 /// never arrives.
 #[tokio::test]

@@ -154,7 +154,7 @@ fn a_url_that_can_be_read_in_two_ways_is_refused_with_its_reason() {
     assert_eq!(refused(&format!("https://example.com/{}", "\u{e9}".repeat(800))), P::TooLong);
 }
 
-/// Tries ports of databases and mail servers, which answer to an HTTP request with something.
+/// Tries ports of databases and mail servers, which answer an HTTP request in their own protocol.
 #[test]
 fn a_port_is_refused_unless_it_is_configured_or_nets_are_allowed() {
     for port in [1, 22, 25, 5432, 6379, 8443, 65535] {
