@@ -2,7 +2,7 @@
 //!
 //! The app mounts [`Hapax::router`] in its axum router, runs [`Hapax::run`] alongside it, and implements
 //! its handlers in Rust. A handler gets the [`Event`] and a [`Tx`]: the right to one short transaction,
-//! which also records "done". It computes first and commits last:
+//! which also records "done". The handler computes first and commits last:
 //!
 //! ```no_run
 //! use hapax::{Committed, Event, Failure, Handler, Hapax, Source, Tx, handler};

@@ -2,8 +2,8 @@
 //!
 //! One pass over all values follows each start and each reload, and is repeated only if the store failed.
 //! While nodes switch to the new key one by one, a node with the old key may seal again a value that a node
-//! with the new key had sealed. That happens at most once for each node and value, and the pass of the node
-//! that switches last leaves every value under the new key.
+//! with the new key had sealed. Such a reversal happens at most once for each node and value, and the pass of
+//! the node that switches last leaves every value under the new key.
 
 use std::sync::Arc;
 use std::time::Duration;

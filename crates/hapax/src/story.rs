@@ -1,5 +1,5 @@
-//! The history of one event in plain sentences, for `hapax explain` and for the page of the event. It lets an
-//! operator answer "what happened to my payment?".
+//! The history of one event in plain sentences, for `hapax explain` and for the page of the event. The
+//! sentences answer a customer's question "what happened to my payment?".
 
 mod timeline;
 

@@ -6,7 +6,7 @@
 //! rule that no two pairs share a secret therefore holds across nodes, although the database cannot read a secret.
 //!
 //! Requests for a pair whose secrets cannot be opened get a 503, so that the sender retries. The config
-//! defines each source, and takes precedence where it declares the same pair.
+//! defines each source, and takes precedence if it declares the same pair.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};

@@ -1,9 +1,9 @@
-//! Records the figures of each source: what it sent, what became of its jobs, and how long both took. Every ten
-//! seconds this process writes its own figures of the current minute; a row is replaced, so a write that is repeated
-//! counts nothing twice. A process that is killed loses at most ten seconds.
+//! Records the figures of each source: its arrivals, the outcomes of its jobs, and the durations of both.
+//! Every ten seconds this process writes its own figures of the current minute; a row is replaced, so a write
+//! that is repeated counts nothing twice. A process that is killed loses at most ten seconds.
 //!
-//! A read writes nothing: it adds what this process has counted since its last write. Of the past it reads only what
-//! [`ClosedFigures`] does not keep.
+//! A read writes nothing: it adds what this process has counted since its last write. Of past minutes it
+//! reads only those that [`ClosedFigures`] does not keep.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,11 +50,11 @@ const READ_AGAIN_MAX: usize = 3;
 /// The span that [`TrafficRecorder::last_week`] covers.
 const WEEK: Duration = Duration::from_secs(7 * 86_400);
 
-/// How long before the beginning of the last week moves its figures are read from there on: several rounds, because
-/// one may fail.
+/// How long before the beginning of the last week moves, its figures are also read from the next beginning
+/// on. The time is several rounds, because one may fail.
 const WEEK_AHEAD: Duration = Duration::from_secs(60);
 
-/// Counts what this process does, and writes it.
+/// Counts the work of this process, and writes the counts.
 pub(crate) struct TrafficRecorder {
     node: Uuid,
     figures: ReadFigures,
@@ -92,7 +92,8 @@ impl TrafficRecorder {
         }
     }
 
-    /// The figures of each source since `from`, over all nodes, in one step. Every configured source is among them.
+    /// The figures of each source since `from`, over all nodes, in one step. The figures include every
+    /// configured source.
     pub(crate) async fn since<S: TrafficHistory>(
         &self,
         store: &S,
@@ -275,7 +276,7 @@ struct Minute {
     stored: Stored,
 }
 
-/// What the store has of a minute.
+/// The figures of a minute that are in the store.
 enum Stored {
     Figures(TrafficFigures),
     /// A write has failed, but the store may have applied it.
@@ -329,14 +330,14 @@ impl Counted {
         waiting.map(count).collect()
     }
 
-    /// The rows to write are about to be written.
+    /// Marks the rows that a write is about to store: until it succeeds, their stored figures are unknown.
     fn begin_write(&mut self) {
         self.writes += 1;
         let rows = self.minutes.values_mut().filter(|row| !row.is_written);
         rows.for_each(|row| row.stored = Stored::Unknown);
     }
 
-    /// The rows of the current minute may grow.
+    /// Marks the rows as written. Rows of the current minute are kept, because they may grow.
     fn written(&mut self, now: Timestamp) {
         let minute = minute_of(now);
         self.minutes.retain(|(of, _), _| *of >= minute);

@@ -48,7 +48,7 @@ pub(crate) async fn run<S: VerifierNames>(
     }
 }
 
-/// What this process has written.
+/// The names and uses that this process has written.
 #[derive(Default)]
 struct Written {
     names: BTreeSet<Verifier>,

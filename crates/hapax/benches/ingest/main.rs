@@ -1,7 +1,7 @@
 //! `cargo bench --bench ingest`: the cost of Hapax compared with a server that stores nothing.
 //!
 //! One run starts the floor (the same HTTP loop and the same verification, no store) and Hapax (the
-//! real binary, full durability). It loads both in alternating slices and prints the ratios.
+//! real binary, full durability). The bench loads both in alternating slices and prints the ratios.
 //! docs/benchmarks.md explains the figures.
 
 mod disk;

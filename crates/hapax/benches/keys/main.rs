@@ -1,10 +1,9 @@
 //! `cargo bench --bench keys`: the cost of a proxy with Idempotency-Keys in front of an app.
 //!
-//! The app is the floor of the other benches: it verifies a request of a kilobyte and answers. It
-//! is called directly, through a proxy without keys, with new keys, and with used keys. The keys
-//! are in SQLite and in a real PostgreSQL. All slices alternate in the same run. A request through
-//! the proxy costs at least two: one to the proxy, one to the app. docs/benchmarks.md explains the
-//! figures.
+//! The app is the floor of the other benches: it verifies a request of a kilobyte and answers. The app is
+//! called directly, through a proxy without keys, with new keys, and with used keys. The keys are in SQLite
+//! and in a real PostgreSQL. All slices alternate in the same run. A request through the proxy costs at least
+//! two: one to the proxy, one to the app. docs/benchmarks.md explains the figures.
 
 #[path = "../shared/mod.rs"]
 mod shared;

@@ -1,4 +1,4 @@
-//! The user's table in the database. It has no constraint, so a doubled or missing effect shows.
+//! The user's table in the database. The table has no constraint, so a doubled or missing effect shows.
 
 use std::time::{Duration, Instant};
 

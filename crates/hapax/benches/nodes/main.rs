@@ -143,7 +143,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The floor, both articles, one node and two, in turn.
+    /// Loads the floor, both variants of the article, one node and two nodes, in turn.
     async fn new_events(&self, report: &mut Findings) -> anyhow::Result<()> {
         let article = self.article("article", "sqlx").await?;
         let lean = self.article("lean_article", "lean").await?;

@@ -102,7 +102,7 @@ impl Pattern {
         }
     }
 
-    /// One delivery of `event`. It may be dropped at any moment, as if the process died.
+    /// One delivery of `event`. The future may be dropped at any moment, as if the process died.
     pub(crate) async fn deliver(self, app: &App, event: i64) -> Result<Answer, Failed> {
         match self {
             Self::CheckThenAct => check_then_act(app, event).await,

@@ -24,7 +24,7 @@ const RARE: u64 = 12;
 /// One in this many events has a copy.
 const COPIED_EVERY: u64 = 50;
 
-/// The states of jobs, as the database has them.
+/// The states of jobs, as the database stores them.
 const READY: i64 = 0;
 const DONE: i64 = 2;
 const STALE: i64 = 3;

@@ -18,7 +18,7 @@ use crate::shared::{CONNECTIONS, WARM_UP};
 use crate::sink::Sink;
 use crate::{IN_FLIGHT, Options, server};
 
-/// Both sides.
+/// The results of both sides.
 pub(crate) struct Beside {
     without: Paced,
     draining: Paced,

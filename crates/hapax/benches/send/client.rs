@@ -1,5 +1,5 @@
 //! The floor: a bare hyper client that signs messages as Hapax does and posts them, 64 at once, in a process of its
-//! own with the same allocator. It stores nothing and retries nothing: no sender can be faster.
+//! own with the same allocator. The client stores nothing and retries nothing, so no sender can be faster.
 
 use std::io::Write as _;
 use std::net::SocketAddr;

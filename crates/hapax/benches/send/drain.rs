@@ -32,7 +32,7 @@ impl Delivered {
     }
 }
 
-/// Both sides.
+/// The results of both sides.
 #[derive(Default)]
 pub(crate) struct Drained {
     client: Delivered,

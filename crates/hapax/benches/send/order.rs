@@ -19,7 +19,7 @@ use crate::shared::server::Server;
 use crate::sink::{Arrival, Manner, Sink};
 use crate::{IN_FLIGHT, Options, server};
 
-/// Both sides.
+/// The results of both sides.
 pub(crate) struct Ordered {
     keys: u64,
     plain: Delivered,

@@ -46,7 +46,7 @@ pub(crate) fn data() -> String {
     format!("{{\"id\":\"inv_1\",\"object\":\"invoice\",\"note\":\"{filling}\"}}")
 }
 
-/// Both sides.
+/// The results of both sides.
 pub(crate) struct Publishing {
     ingest: Measured,
     publish: Measured,

@@ -20,7 +20,7 @@ pub(crate) const SMALL: u64 = 1_000;
 /// The limit of one claim: the largest allowed.
 const LIMIT: usize = 100;
 
-/// Claims from one server before the other has its turn. They empty the small backlog.
+/// Claims from one server before the other has its turn. These claims empty the small backlog.
 const TURN: usize = SMALL as usize / LIMIT;
 
 /// Connections that fill a backlog.

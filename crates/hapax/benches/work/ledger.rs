@@ -1,4 +1,4 @@
-//! The user's table in `hapax.db`. It has no constraint, so a doubled or missing effect shows. The
+//! The user's table in `hapax.db`. The table has no constraint, so a doubled or missing effect shows. The
 //! table is read while the server runs, as a user would read it.
 
 use std::path::{Path, PathBuf};

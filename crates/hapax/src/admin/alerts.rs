@@ -23,8 +23,8 @@ use crate::api::{Alert, AlertList, AlertReach, Severity, SilenceRequest, Span, T
 /// The longest silence: a month. An alert that is never wanted is switched off in `[alerts]`.
 const SILENCE_MAX: Duration = Duration::from_secs(31 * 86_400);
 
-/// How many endpoints of the tenant `hapax` are read, the newest first. A page reads them every few
-/// seconds.
+/// How many endpoints of the tenant `hapax` are read, the newest first. A page reads these endpoints every
+/// few seconds.
 const RECEIVERS_MAX: usize = 100;
 
 /// `GET /api/v1/alerts`.

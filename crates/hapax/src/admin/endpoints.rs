@@ -253,7 +253,7 @@ pub(super) async fn delete<S: AdminStore>(
     }
 }
 
-/// `POST /api/v1/endpoints/{id}/ping`: one signed test message, which is not a delivery. It works while
+/// `POST /api/v1/endpoints/{id}/ping`: one signed test message, which is not a delivery. A ping works while
 /// the endpoint is disabled.
 pub(super) async fn ping<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,

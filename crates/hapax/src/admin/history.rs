@@ -1,4 +1,5 @@
-//! The figures over time: what each source sent, what became of its jobs, how long both took, and how much waited.
+//! The figures of each source over time: its arrivals, the outcomes of its jobs, the durations of both, and
+//! its backlog.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -165,7 +165,7 @@ pub(crate) struct Admin<S> {
     pub(crate) portal_counts: Arc<Semaphore>,
     /// The pages that were rendered within the last second.
     pub(crate) shared_pages: Arc<SharedPages>,
-    /// Whether the process is ready. It is not ready during a shutdown.
+    /// Whether the process is ready, which it is not during a shutdown.
     pub(crate) readiness: Arc<Readiness>,
     /// The requests that this process refused.
     pub(crate) rejections: Arc<RejectionRecorder>,
@@ -187,8 +187,8 @@ pub(crate) struct Admin<S> {
     pub(crate) tenants: Arc<TenantSources<S>>,
     /// The clock.
     pub(crate) now: Now,
-    /// Claims that are still running although their client disconnected. The shutdown waits for them before
-    /// it closes the store.
+    /// Claims that are still running although their client disconnected. The shutdown waits for these claims
+    /// before it closes the store.
     pub(crate) unfinished: TaskTracker,
     /// The command that sends a first event, in dev mode.
     pub(crate) first_command: Option<String>,

@@ -149,7 +149,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         post(Operate, "/api/v1/endpoints/{id}/replay", plans::create::<S>, "Plans to send many deliveries of an endpoint again, or messages that it never got"),
         get(Read, "/api/v1/replays", plans::list::<S>, "Lists the newest plans"),
         get(Read, "/api/v1/replays/{id}", plans::show::<S>, "Shows a plan with its progress"),
-        post(Operate, "/api/v1/replays/{id}/cancel", plans::cancel::<S>, "Stops a plan; what it has done stays done"),
+        post(Operate, "/api/v1/replays/{id}/cancel", plans::cancel::<S>, "Stops a plan; the changes that it has made stay"),
         post(Operate, "/api/v1/endpoints/{id}/ping", endpoints::ping::<S>, "Sends one signed test message now; nothing is recorded or retried"),
         get(Read, "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::show::<S>, "Shows when each secret of a tenant that was set at run time ends"),
         route(Method::PUT, Some(Administer), "/api/v1/tenants/{tenant}/sources/{source}/secrets", tenants::set::<S>, "Sets the secrets of a tenant for a source; every node uses them within a second"),

@@ -1,8 +1,9 @@
 //! The figures of the last hour, or of `window`, as all nodes have counted them: arrivals, the share of copies, the
 //! outcomes of jobs, and how long everything took.
 //!
-//! How a sender spaces its retries is not counted. It is read from the copies of events that were *first* received in
-//! the window. If there are more such events than are read, the gaps come from a sample, and the answer says so.
+//! The gaps between a sender's retries are not counted, but read from the copies of events that were
+//! *first* received in the window. If there are more such events than are read, the gaps come from a sample,
+//! and the answer says so.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ use crate::traffic_recorder::beginning;
 /// The window if the request names none.
 const WINDOW_DEFAULT: Duration = Duration::from_secs(3_600);
 
-/// The most events whose copies are read. If there are more, this many are read as a sample. Reading them
-/// takes one reader a few hundredths of a second.
+/// The most events whose copies are read. If there are more, this many are read as a sample. Reading these
+/// copies takes one reader a few hundredths of a second.
 const EVENTS_MAX: usize = 1_000;
 
 /// `GET /api/v1/stats`. The counts are stored before they are returned, so that a kill loses no reported count.
@@ -115,7 +116,7 @@ fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-/// How a sender spaces its retries: the median wait before the second arrival of an event, before
+/// The gaps between a sender's retries: the median wait before the second arrival of an event, before
 /// the third, and so on. Events with arrivals that were not kept are left out.
 fn gaps_seconds(events: &[&SampledEvent]) -> Vec<f64> {
     let mut by_place: Vec<Vec<f64>> = Vec::new();

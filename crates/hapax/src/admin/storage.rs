@@ -14,7 +14,7 @@ use super::{Admin, AdminStore};
 use crate::api::{DeleteKeyRequest, DeletedKey, Key, KeysQuery, List, Storage};
 
 /// The prefix of the names of Hapax's own APIs. The Idempotency-Keys of these APIs are the ids of the forms
-/// that pages have sent. The colon keeps them apart from the names of proxies.
+/// that pages have sent. The colon keeps these names apart from the names of proxies.
 pub(super) const OWN_REALMS: &str = "hapax:";
 
 /// The most pages of keys that are read to find a key that is not a form of the dashboard.

@@ -81,7 +81,7 @@ const FAILING_MAX: usize = 200;
 const VAULT_EVERY: SignedDuration = SignedDuration::from_mins(10);
 const VAULT_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 
-/// The part of the configuration that alerts depend on. A reload replaces it.
+/// The part of the configuration that alerts depend on. A reload replaces this part.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AlertRules {
     pub(crate) alerts: Alerts,
@@ -123,7 +123,7 @@ pub(crate) struct Inputs {
     pub(crate) tenant_secrets: Box<dyn Fn() -> Vec<SecretEnds> + Send + Sync>,
     /// The vault, whose keys stored values need.
     pub(crate) sending: Arc<SharedSending>,
-    /// The write-ahead log, where the store has one.
+    /// The write-ahead log, if the store has one.
     pub(crate) log: Option<PathBuf>,
     /// The clock.
     pub(crate) now: Now,
@@ -309,7 +309,7 @@ impl AlertMonitor {
         self.listed()
     }
 
-    /// Silences an alert for all nodes. The next list shows it.
+    /// Silences an alert for all nodes. The next list shows the silence.
     pub(crate) async fn silence<S: AlertStore>(
         &self,
         store: &S,

@@ -79,7 +79,7 @@ pub(super) struct MissingKey {
     pub(super) key: String,
     /// How many stored values need it.
     pub(super) values: usize,
-    /// The owner of one of them.
+    /// The owner of one of these values.
     pub(super) example: String,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct Observations<'a> {
     /// Why the store cannot write, if it cannot.
     pub(super) unwritable: Option<String>,
     pub(super) clock_offset_seconds: Option<i64>,
-    /// The size of the write-ahead log, where there is one.
+    /// The size of the write-ahead log, if there is one.
     pub(super) log_bytes: Option<u64>,
     /// Handlers whose statements the database cannot prepare.
     pub(super) unprepared: &'a [Unprepared],

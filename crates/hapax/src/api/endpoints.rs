@@ -23,11 +23,12 @@ pub(crate) struct EndpointRequest {
     /// net. Required for a new endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) url: Option<String>,
-    /// The owner; `default` if it is missing. It cannot be changed.
+    /// The owner; `default` if it is missing. The owner cannot be changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tenant: Option<String>,
     /// A secret of your own: `whsec_` and base64 of 24 to 64 bytes, or with `"signing":"ed25519"` a private
-    /// key, `whsk_` and base64. Without it Hapax makes one. Rotate the endpoint to change it.
+    /// key, `whsk_` and base64. Without this field Hapax makes a secret. Rotate the endpoint to change the
+    /// secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) secret: Option<String>,
     /// Globs over message types, such as `invoice.*`. Default: all types.
@@ -88,7 +89,7 @@ pub(crate) struct EndpointRequest {
     #[schema(value_type = Option<OnDeadWord>)]
     pub(crate) on_dead: Patch<OnDead>,
     /// How deliveries are signed: `standard` and `ed25519` as in Standard Webhooks (`v1` and `v1a`), or
-    /// `timestamped` with `t=…,v1=…`. Default: `standard`. Rotate the endpoint to change it.
+    /// `timestamped` with `t=…,v1=…`. Default: `standard`. Rotate the endpoint to change this setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<SigningWord>)]
     pub(crate) signing: Option<Signing>,
@@ -237,7 +238,7 @@ pub(crate) struct Endpoint {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) public_key: Option<String>,
     pub(crate) created_at: Timestamp,
-    /// The secret that was just made. It is never shown again. A private key is never shown at all.
+    /// The secret that was just made, and is never shown again. A private key is never shown at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) secret: Option<String>,
 }

@@ -18,7 +18,7 @@ use super::{Body, Moment};
 pub(crate) struct PublishRequest {
     /// The type of the message, such as `invoice.paid`.
     pub(crate) r#type: String,
-    /// Any JSON. Endpoints get it as it is given here, byte for byte.
+    /// Any JSON. Endpoints get the content as it is given here, byte for byte.
     #[schema(value_type = Object)]
     pub(crate) data: MessageData,
     /// 1 to 128 of A-Z, a-z, 0-9, `_` and `-`. The same id twice is one message.
@@ -48,7 +48,7 @@ pub(crate) struct Published {
     pub(crate) id: String,
     /// How many endpoints get the message.
     pub(crate) deliveries: u64,
-    /// True where the same message was published before.
+    /// True if the same message was published before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) duplicate: bool,
 }

@@ -1,9 +1,9 @@
-//! The request and response types of the admin API. The admin side answers with them, and the command line
-//! reads them: a field has one definition.
+//! The request and response types of the admin API. The admin side answers with these types, and the command
+//! line reads them: a field has one definition.
 //!
 //! Request types refuse unknown fields, so that a misspelt `dry_run` does not become a run. Response types
-//! ignore them, so that an older command line can read a newer server. The OpenAPI document is generated from
-//! these types: a doc comment here is a description there.
+//! ignore unknown fields, so that an older command line can read a newer server. The OpenAPI document is
+//! generated from these types: a doc comment here is a description there.
 
 mod alerts;
 mod audit;
@@ -143,7 +143,7 @@ pub(crate) struct Problem {
     pub(crate) title: String,
     /// The HTTP status.
     pub(crate) status: u16,
-    /// What is wrong.
+    /// The problem in words.
     pub(crate) detail: String,
     /// If several events have the sender's id: Hapax's id of each.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -76,7 +76,7 @@ pub(crate) struct EventPlanRequest {
     /// `replay` and `discard`: only the jobs of this handler.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) handler: Option<String>,
-    /// Every event, where no filter is given.
+    /// Every event, if no filter is given.
     #[serde(default)]
     pub(crate) all: bool,
     /// `replay`: also run jobs that are done, under a new run number. Needs `since`.

@@ -25,7 +25,7 @@ pub(crate) struct PortalRequest {
 /// A link to the portal that was just made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct PortalAccess {
-    /// Where the receiving party enters, once. It is never shown again.
+    /// The URL at which the receiving party enters, once. The URL is never shown again.
     pub(crate) url: String,
     /// The id of the link, by which the audit trail names its holder.
     pub(crate) link: Uuid,

@@ -146,7 +146,8 @@ impl Figures {
 /// Copies that came within one span after the first arrival of their event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct CopyWaits {
-    /// The end of the span, which begins where the span before ends; null for longer waits.
+    /// The end of the span; the span begins at the end of the previous one. Null for waits that are longer
+    /// than all spans.
     #[schema(required)]
     pub(crate) within_seconds: Option<u64>,
     pub(crate) copies: u64,

@@ -80,11 +80,11 @@ pub(crate) struct Key {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum KeyState {
-    /// It runs: another request with the key gets a 409.
+    /// The request runs: another request with the key gets a 409.
     Running,
-    /// Its lease ended without an answer: the next request with the key runs.
+    /// The lease ended without an answer: the next request with the key runs.
     Lapsed,
-    /// Its answer is stored, and every other request with the key gets it.
+    /// The answer is stored, and every other request with the key gets it.
     Finished,
 }
 

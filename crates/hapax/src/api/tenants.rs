@@ -8,7 +8,8 @@ use utoipa::ToSchema;
 
 use crate::tenant_sources::PairSummary;
 
-/// The body of `PUT /api/v1/tenants/{tenant}/sources/{source}/secrets`. It replaces every secret of the pair.
+/// The body of `PUT /api/v1/tenants/{tenant}/sources/{source}/secrets`. The request replaces every secret of
+/// the pair.
 // No Debug: it holds secrets.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -91,7 +92,7 @@ pub(crate) struct TenantDeletion {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum DeletionState {
-    /// It continues in the background, even after a restart.
+    /// The deletion continues in the background, even after a restart.
     Running,
     /// Everything is erased.
     Done,

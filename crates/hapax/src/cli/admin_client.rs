@@ -230,8 +230,8 @@ impl Server {
         self.request_ok(Method::POST, path, Bytes::from(body)).await
     }
 
-    /// Sends a POST that makes a plan and returns the JSON of a 2xx answer. A random `Idempotency-Key` lets it be
-    /// repeated when no answer came: both requests make one plan.
+    /// Sends a POST that makes a plan and returns the JSON of a 2xx answer. A random `Idempotency-Key` lets
+    /// the request be repeated when no answer came: both requests make one plan.
     pub(super) async fn post_plan(
         &self,
         path: &str,

@@ -1,6 +1,6 @@
-//! `hapax demo`: shows a double charge. It sends many concurrent copies of the same payouts to a
-//! check-then-act handler and to a Hapax server, and prints both ledgers. Everything runs on loopback and
-//! in a temporary directory.
+//! `hapax demo`: shows a double charge. The command sends many concurrent copies of the same payouts to a
+//! check-then-act handler and to a Hapax server, and prints both ledgers. Everything runs on loopback and in
+//! a temporary directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -44,7 +44,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest request body; samples are far smaller.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// The same table for both. It has no unique key, so that a second fee is visible.
+/// The same table for both. The table has no unique key, so that a second fee is visible.
 const TABLE: &str = "CREATE TABLE payout_fees (event_id TEXT, fee INTEGER)";
 
 /// Lists the effects.
@@ -208,7 +208,7 @@ fn table(path: &Path) -> Result<Connection, CommandFailure> {
     open().map_err(|error: rusqlite::Error| cannot("make a ledger", error))
 }
 
-/// A handler as many tutorials have it: it verifies, checks whether the event is known, then acts. Between
+/// A handler as many tutorials show it: it verifies, checks whether the event is known, then acts. Between
 /// the check and the act another copy can pass the same check.
 struct Naive {
     url: String,

@@ -1,5 +1,6 @@
-//! `hapax doctor`: checks everything that a server needs. It changes nothing, except that a probe file is
-//! written to the data directory and removed. With a shared PostgreSQL it checks that database and Redis.
+//! `hapax doctor`: checks everything that a server needs. The command changes nothing, except that a probe
+//! file is written to the data directory and removed. With a shared PostgreSQL the command checks that
+//! database and Redis.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -364,7 +365,7 @@ fn vault(vault: &VaultSettings, found: &mut Findings) {
             return found.add("vault", Level::Ok, note);
         }
         VaultKeySource::File(file) => file,
-        // The config check warns about it.
+        // The config check warns about this case.
         VaultKeySource::Missing => return,
     };
     let shown = file.path().display();

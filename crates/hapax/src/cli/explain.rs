@@ -1,5 +1,5 @@
-//! `hapax explain`: the history of one event in plain sentences. It lets an operator answer "what
-//! happened to my payment?".
+//! `hapax explain`: the history of one event in plain sentences. The sentences answer a customer's question
+//! "what happened to my payment?".
 
 use hapax_core::Timestamp;
 use serde_json::json;

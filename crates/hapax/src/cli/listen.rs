@@ -1,5 +1,5 @@
-//! `hapax listen`: a local endpoint for developers. It prints each delivery and whether the signature is valid.
-//! Options make it fail a share of the deliveries or pass them on to an app.
+//! `hapax listen`: a local endpoint for developers. The command prints each delivery and whether its
+//! signature is valid. Options make it fail a share of the deliveries or pass them on to an app.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

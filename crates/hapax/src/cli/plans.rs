@@ -190,7 +190,7 @@ pub(super) enum Replays {
     List(ListPlans),
     /// Show the progress of a plan
     Show(ShowPlan),
-    /// Stop a plan; what it has done stays done
+    /// Stop a plan; the changes that it has made stay
     Cancel(CancelPlan),
 }
 

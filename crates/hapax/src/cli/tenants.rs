@@ -154,7 +154,7 @@ impl TenantSourceArgs {
 pub(super) struct Delete {
     #[command(flatten)]
     named: TenantArg,
-    /// Confirm: what is deleted cannot be restored
+    /// Confirm: deleted data cannot be restored
     #[arg(long, required = true)]
     yes: bool,
 }

@@ -195,7 +195,7 @@ impl ConfigReader<'_> {
         };
         let at = byte_of(text, &error).and_then(|byte| entry.byte_in_file(self.text, byte));
         match at {
-            // The position in the file is enough.
+            // The position in the file replaces the position in the text.
             Some(at) => {
                 let invalid = InvalidSetting::new(error.problem, error.hint);
                 self.problems.add(SettingOrigin::File(at), entry.path(), invalid);

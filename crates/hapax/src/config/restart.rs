@@ -7,7 +7,8 @@ use hapax_store::limits::STATEMENT_VALUE_BYTES_MAX;
 
 use super::{Config, PortalSettings, Settings};
 
-/// What a running server has applied of the settings that need a restart. A reload changes nothing of it.
+/// The settings that need a restart, as a running server has applied them. A reload does not change these
+/// settings.
 #[derive(Debug)]
 pub(crate) struct AppliedAtStart {
     settings: Settings,

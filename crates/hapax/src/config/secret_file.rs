@@ -1,5 +1,5 @@
 //! A random secret that a server creates in its data directory at its first start: 32 random bytes, written
-//! as its kind demands. Only the owner of the file can read it.
+//! as its kind demands. Only its owner can read the file.
 
 use std::io::{Error, ErrorKind, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};

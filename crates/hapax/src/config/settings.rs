@@ -30,8 +30,8 @@ pub(crate) struct Settings {
     pub(crate) admin_open: bool,
     /// The URL of the admin side as browsers see it, without a trailing slash.
     pub(crate) admin_url: Option<String>,
-    /// The URL that senders use, without a trailing slash. In dev mode it is derived from `listen`, or from
-    /// the bound address if that has port 0.
+    /// The URL that senders use, without a trailing slash. In dev mode the URL is derived from `listen`, or
+    /// from the bound address if that has port 0.
     pub(crate) public_url: Option<String>,
     /// The proxies whose `X-Forwarded-For` is trusted.
     pub(crate) trusted_proxies: Vec<IpNet>,

@@ -59,7 +59,7 @@ fn every_example_in_the_file_that_init_writes_is_valid_once_uncommented() {
         .filter(|line| !line.contains("params =") && !line.contains("jwks ="))
         .filter(|line| !line.contains("jwt_key ="))
         .filter(|line| !line.contains("\"/etc/hapax/") && *line != "# [tls]")
-        // Instead of the default.
+        // These settings replace the default.
         .filter(|line| !line.starts_with("allow = []"))
         .map(|line| match line.strip_prefix("# ") {
             Some(code) if is_header(code) || is_assignment(code) => format!("{code}\n"),

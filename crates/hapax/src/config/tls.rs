@@ -1,4 +1,4 @@
-//! `[tls]` and `admin_tls`: the certificate and key of the public and of the admin side. They are loaded with
+//! `[tls]` and `admin_tls`: the certificate and key of the public and of the admin side. Both are loaded with
 //! the config, so that a wrong file is a config error and not a failed handshake later.
 
 use std::path::PathBuf;

@@ -71,8 +71,8 @@ impl VaultSettings {
     /// Opens the vault, or returns `None` if no key is configured and none may be created.
     ///
     /// `may_create` says that the database holds no sealed value. Otherwise a missing file is an error: a new
-    /// key would open none of them. Only servers call this, after the database is open, so that a failed
-    /// start leaves no file behind.
+    /// key would open none of these values. Only servers call this, after the database is open, so that a
+    /// failed start leaves no file behind.
     pub(crate) fn open(&self, may_create: bool) -> Result<Option<Vault>, InvalidSetting> {
         let current = match &self.key {
             VaultKeySource::Configured(key) => key.clone(),

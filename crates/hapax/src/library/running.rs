@@ -115,8 +115,8 @@ impl<S: Database> Hapax<S> {
     }
 
     /// The public side, to merge into the app's router or nest at any path: `/webhooks/{source}` and
-    /// `/webhooks/{tenant}/{source}`. It reads the raw body within its own limits, and answers once the event
-    /// is durable.
+    /// `/webhooks/{tenant}/{source}`. The router reads the raw body within its own limits, and answers once
+    /// the event is durable.
     ///
     /// Serve the app with `into_make_service_with_connect_info::<SocketAddr>()`, so that failed verifications
     /// are limited per client; otherwise all clients count as one. The app's server is responsible for header

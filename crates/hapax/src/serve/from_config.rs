@@ -1,4 +1,4 @@
-//! What each part of the server takes from the configuration, at the start and at a reload.
+//! The settings of each part of the server, made from the configuration at the start and at a reload.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;

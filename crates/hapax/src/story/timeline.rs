@@ -52,12 +52,12 @@ pub(crate) fn timeline(event: &Event) -> Vec<Step> {
         }
     }
     steps.extend(event.actions.iter().map(|one| Step::new(one.at, acted_on(one))));
-    // Stable: the steps of one instant stay in the order in which they happened.
+    // The sort is stable: the steps of one instant stay in the order in which they happened.
     steps.sort_by_key(|step| step.at);
     steps
 }
 
-/// How often the event came, and what became of it, in one sentence.
+/// How often the event arrived, and its outcome, in one sentence.
 pub(crate) fn summary(event: &Event, now: Timestamp) -> String {
     let first = event.summary.received_at;
     let last = event.arrivals.iter().map(|arrival| arrival.received_at).max().unwrap_or(first);

@@ -3,7 +3,7 @@
 
 use crate::common::{Run, hapax, write};
 
-/// A literal secret in every config below. It must never be printed.
+/// A literal secret in every config below, which must never be printed.
 const SECRET: &str = "s3cr3t-hunter2-never-print-me";
 
 fn check_config(text: &str) -> Run {

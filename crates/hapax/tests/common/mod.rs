@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 pub(crate) struct Hapax {
     command: Command,
     stdin: Vec<u8>,
-    /// The working directory, unless another is set. It is removed afterwards.
+    /// The working directory, unless another is set. This directory is removed afterwards.
     _dir: tempfile::TempDir,
 }
 

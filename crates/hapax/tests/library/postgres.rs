@@ -297,7 +297,7 @@ const NODE: &str = "HAPAX_TEST_NODE";
 /// open.
 const WAITS_FOR: &str = "HAPAX_TEST_WAITS_FOR";
 
-/// Not a test: the process that the other tests kill and stop.
+/// This is not a test, but the process that the other tests kill and stop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::print_stdout, reason = "it reports its progress to the test")]
 async fn node_of_an_app() {

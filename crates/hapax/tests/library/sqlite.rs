@@ -587,7 +587,7 @@ async fn a_mistake_is_an_error_before_anything_is_served() {
 /// nothing.
 const PAUSED_APP: &str = "HAPAX_TEST_PAUSED_APP";
 
-/// Not a test: the process that the next test stops and continues.
+/// This is not a test, but the process that the next test stops and continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::print_stdout, reason = "it reports its progress to the test")]
 async fn app_to_be_paused() {

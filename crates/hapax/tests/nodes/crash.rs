@@ -346,7 +346,7 @@ fn pull_workers_whose_nodes_die_and_stop_complete_each_job_once() {
 #[test]
 fn a_transaction_of_a_user_that_stays_open_delays_only_the_job_it_has_claimed() {
     // The transaction has completed one job and written rows that the handlers of other jobs write
-    // too. It does not commit while those handlers run.
+    // too. The transaction does not commit while those handlers run.
     const EVENTS: usize = 200;
     let database = Database::shared("open");
     let handlers = format!("[sources.stripe.handlers.mine]\npull = true\n{}", sql_handler());

@@ -34,7 +34,7 @@ const REPLAYS_AT_ONCE: usize = 3;
 /// How many keys of earlier pairs a load of requests sends again.
 const OLD_KEYS: usize = 4;
 
-/// The janitor runs every 50 ms. By the config it deletes events that have been finished for one
+/// The janitor runs every 50 ms. By the config the janitor deletes events that have been finished for one
 /// second.
 const SETTINGS: (&str, &str) = ("HAPAX_TEST_SETTINGS", "janitor.every_ms=50");
 
@@ -447,8 +447,8 @@ impl Stage {
         let may_run = |id: &String| accepted.contains(id) || unknown.contains(id);
         let made_up: Vec<_> = effects.keys().filter(|id| !may_run(id)).collect();
         assert!(made_up.is_empty(), "{pair}: effects of nothing: {made_up:?}");
-        // A key ran once for each answer received under it. It ran a second time only after the
-        // first answer had expired.
+        // A key ran once for each answer received under it. A key ran a second time only after its first
+        // answer had expired.
         let mut worked: BTreeMap<String, Vec<Instant>> = BTreeMap::new();
         for asked in self.app.effects() {
             let key = asked.header("idempotency-key").unwrap().to_owned();

@@ -7,8 +7,8 @@ use crate::support::nodes::{self, Database, SECRET, Senders, wait};
 use crate::support::{Answer, House, Sender, Server, until};
 use hapax_sim::{PgBouncer, Postgres, Redis, TcpProxy, TrafficMode};
 
-/// A handler with short leases: jobs lost with the database are retried within the test. It has
-/// more attempts than any job needs.
+/// A handler with short leases: jobs lost with the database are retried within the test. The handler has more
+/// attempts than any job needs.
 const HANDLER: &str = "[sources.stripe.handlers.fee]\ntimeout = \"1s\"\nlease = \"2s\"\n\
      retry = [\"0s\", \"0s\", \"0s\", \"1s\", \"1s\", \"1s\", \"2s\", \"2s\", \"2s\", \"5s\", \"5s\", \"5s\"]\n\
      sql = \"INSERT INTO ledger VALUES (:event_id, 'fee', :attempt)\"\n";
@@ -41,7 +41,7 @@ fn takes_events_again(nodes: &[Server], round: usize) {
     assert!(took < BACK, "it took {took:?}");
 }
 
-/// Sends events during the `blows`, and checks the result at the end.
+/// Sends events while the faults of `blows` happen, and checks the result at the end.
 fn under_load(
     database: &Database,
     nodes: &[Server],

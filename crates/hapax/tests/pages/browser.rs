@@ -36,7 +36,7 @@ const FLAWS: &str = include_str!("flaws.js");
 pub(crate) const TAB: &str = "\u{e004}";
 pub(crate) const ENTER: &str = "\u{e007}";
 
-/// One browser with one tab. It ends with its whole process group when dropped.
+/// One browser with one tab. When dropped, the browser ends with its whole process group.
 pub(crate) struct Browser {
     driver: Child,
     at: std::net::SocketAddr,

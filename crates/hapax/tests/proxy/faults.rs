@@ -449,8 +449,8 @@ fn chunks_pass_through_one_by_one() {
 
 #[test]
 fn a_client_that_never_ends_its_body_gets_an_error_and_holds_no_key() {
-    // Of the request with a key the app has seen nothing. Of the request without a key it has seen
-    // the beginning.
+    // Of the request with a key the app has seen nothing. Of the request without a key the app has seen the
+    // beginning.
     let app = Upstream::counting();
     let config = format!("body_timeout = \"300ms\"\n{}", proxy(&app.url(), ""));
     let house = House::new(&config);

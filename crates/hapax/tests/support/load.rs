@@ -68,7 +68,7 @@ impl Client {
         let Ok(mut wire) = Wire::try_connect(to) else { return };
         while let Some(request) = self.events.get(self.next) {
             // If an earlier process committed the event and its answer was lost, this answer is
-            // `duplicate`. Otherwise it is `accepted`.
+            // `duplicate`. Otherwise this answer is `accepted`.
             let Some(answer) = wire.try_ask(request) else { return };
             assert_eq!(answer.status, 200, "{answer:?}");
             self.next += 1;

@@ -17,7 +17,7 @@ use super::{Answer, House, Sender, Server, Wire, until};
 
 pub(crate) const SECRET: &str = "whsec_nodes";
 
-/// The tables that a handler writes. A second run of the handler is visible in them.
+/// The tables that a handler writes. A second run of the handler is visible in these tables.
 const SCHEMA: &str = "
     CREATE TABLE ledger (event_id text, handler text, attempt int);
     CREATE TABLE account (balance bigint);

@@ -1,4 +1,4 @@
-//! Node apps with packages from the npm registry. They are installed into a separate directory,
+//! Node apps with packages from the npm registry. The packages are installed into a separate directory,
 //! because the repository contains only their lock files.
 
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! A customer's endpoint, which deliveries are posted to. It records every request as it was
-//! received, and answers as the test says. It outlives the servers that call it.
+//! A customer's endpoint, which deliveries are posted to. The endpoint records every request as it was
+//! received, and answers as the test says. The endpoint outlives the servers that call it.
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Write as _};

@@ -30,7 +30,7 @@ fn config(handlers: &str) -> String {
 
 fn sql_handler() -> String {
     let effect = ledger::effect("fee");
-    // Not the default of 100 ms for SQL: on a busy machine one statement may take longer.
+    // The timeout is not the default of 100 ms for SQL: on a busy machine one statement may take longer.
     format!("[sources.stripe.handlers.fee]\ntimeout = \"10s\"\nsql = \"\"\"{effect}\"\"\"\n")
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 const SECRET: &str = "whsec_work";
 
-/// Not the default of 100 ms for SQL: on a busy machine one statement may take longer.
+/// The timeout is not the default of 100 ms for SQL: on a busy machine one statement may take longer.
 const PATIENT: &str = "timeout = \"10s\"\n";
 
 /// A source with handlers as TOML, and `schema` in its database.

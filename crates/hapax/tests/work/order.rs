@@ -1,5 +1,5 @@
 //! Order through the real server: the final state is the newest, gaps are held and then skipped,
-//! and an operator decides where the config says so.
+//! and an operator decides if the config says so.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const SECRET: &str = "whsec_order";
 
-/// Not the default of 100 ms for SQL: on a busy machine one statement may take longer.
+/// The timeout is not the default of 100 ms for SQL: on a busy machine one statement may take longer.
 const PATIENT: &str = "timeout = \"10s\"\n";
 
 fn house(handlers: &str, schema: &str) -> (House, Ledger) {

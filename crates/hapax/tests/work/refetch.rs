@@ -121,7 +121,7 @@ fn sql_applies_the_current_object_once_the_api_works() {
     });
     let house = house(
         &api,
-        // Not the default of 100 ms for SQL: on a busy machine one statement may take longer.
+        // The timeout is not the default of 100 ms for SQL: on a busy machine one statement may take longer.
         "timeout = \"10s\"\nsql = \"\"\"INSERT INTO states VALUES (:resource, :current ->> '$.status', :attempt);\
          SELECT :current ->> '$.who'\"\"\"",
     );
@@ -338,7 +338,7 @@ fn a_sigkill_at_any_step_of_a_refetch_applies_the_newest_object_once() {
     for blow in SQL_BLOWS {
         let object = Object::new(blow == Blow::InFlight);
         let sql = "INSERT INTO states VALUES (:event_id, :current ->> '$.version')";
-        // Not the default of 100 ms for SQL: on a busy machine one statement may take longer.
+        // The timeout is not the default of 100 ms for SQL: on a busy machine one statement may take longer.
         let house = house(&object.api, &format!("timeout = \"10s\"\nsql = \"{sql}\""));
         let ledger = Ledger::create(&house, TABLE);
         dies_and_applies_once(blow, &object, &house, || {

@@ -54,7 +54,8 @@ fn dies_while_indexing(
     hit_file: &Path,
     points: &[&str],
 ) -> usize {
-    // More rows than one commit takes. They are stored before anything is indexed, so that one pass takes them all.
+    // More rows than one commit takes. The rows are stored before anything is indexed, so that one pass takes
+    // them all.
     const EVENTS: usize = 600;
     let mut sent = 0;
     let hits_to = ("HAPAX_FAILPOINT_HITS", hit_file.to_str().unwrap());

@@ -128,8 +128,8 @@ fn a_failing_endpoint_gets_the_same_bytes_again_until_it_accepts() {
     assert_eq!(attempts[0]["answer"], "ok");
 }
 
-// The endpoint that gets the reports fails at first too. It must get each report in the end, and no report
-// about itself.
+// The endpoint that gets the reports fails at first too. This endpoint must get each report in the end, and
+// no report about itself.
 #[test]
 fn trouble_of_an_endpoint_is_reported_to_endpoints_of_the_tenant_hapax() {
     let house = house();

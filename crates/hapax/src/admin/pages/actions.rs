@@ -88,7 +88,7 @@ pub(in crate::admin) struct ActionResult {
     /// The query of the page.
     pub(in crate::admin) filters: Filters,
     pub(in crate::admin) sentence: String,
-    /// A new secret. Only the answer to the form shows it, and nothing stores it.
+    /// A new secret. Only the answer to the form shows the secret, and nothing stores it.
     pub(in crate::admin) secret: Option<String>,
 }
 
@@ -240,7 +240,7 @@ pub(in crate::admin) struct Forms<'a> {
 pub(in crate::admin) enum ActedOnce {
     /// The page that shows it.
     Leads(String),
-    /// It made a secret, which only this answer shows.
+    /// The action made a secret, which only this answer shows.
     Shows { sentence: String, secret: String, page: String },
 }
 

@@ -32,7 +32,7 @@ pub(in crate::admin) struct EventPage {
     pretty: String,
     /// The command of the tab `curl`.
     curl: String,
-    /// The preset of the sender, if there is one. It describes how the sender signs.
+    /// The preset of the sender, which describes how the sender signs; `None` for a custom source.
     preset: Option<&'static Preset>,
     done: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The fields of forms: of filters, which live in the URL of a page, and of forms that are posted.
+//! The fields of forms: of filters, which are part of the URL of a page, and of forms that are posted.
 
 use std::sync::LazyLock;
 
@@ -74,8 +74,8 @@ impl Filters {
         words.join(", ")
     }
 
-    /// The same filter with a sentence about an action that was carried out. It is signed, so that an address
-    /// from elsewhere cannot show text of its own on a page.
+    /// The same filter with a sentence about an action that was carried out. The sentence is signed, so that
+    /// an address from elsewhere cannot show text of its own on a page.
     pub(in crate::admin) fn with_done(&self, sentence: &str) -> Self {
         let tag = hmac::sign(&DONE_KEY, sentence.as_bytes());
         self.with("done", sentence).with("tag", &hex::encode(tag.as_ref()))
@@ -119,7 +119,8 @@ impl Filters {
     }
 }
 
-/// The body of a form with at most this many bytes, and its fields. It must arrive within [`FORM_READ_WITHIN`].
+/// The body of a form with at most this many bytes, and its fields. The body must arrive within
+/// [`FORM_READ_WITHIN`].
 pub(in crate::admin) async fn form<S: Send + Sync>(
     request: Request,
     state: &S,

@@ -158,7 +158,7 @@ impl PageReader {
     }
 }
 
-/// Where a page belongs.
+/// The side that a page belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PageSide {
     /// The pages of operators.
