@@ -136,13 +136,13 @@ impl<S> FaultyStore<S> {
         self.calls().get(&act).map_or_else(Vec::new, |calls| calls.arguments.clone())
     }
 
-    /// A future that ends when the next call of any act begins or ends. It counts calls from its
+    /// A future that ends when the next call of any act begins or ends. The future counts calls from its
     /// creation on, not from its first poll.
     pub fn changed(&self) -> impl Future<Output = ()> {
         self.changed.notified()
     }
 
-    /// Waits until `condition` holds. It is checked whenever a call begins or ends.
+    /// Waits until `condition` holds. The condition is checked whenever a call begins or ends.
     pub async fn until(&self, condition: impl Fn(&Self) -> bool) {
         loop {
             let changed = self.changed();

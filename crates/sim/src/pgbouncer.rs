@@ -1,5 +1,6 @@
-//! A real PgBouncer in transaction mode. It runs each transaction on any free session, so session state
-//! (prepared statements, settings, LISTEN) may belong to another client at the next transaction.
+//! A real PgBouncer in transaction mode. In this mode PgBouncer runs each transaction on any free session, so
+//! session state (prepared statements, settings, LISTEN) may belong to another client at the next
+//! transaction.
 
 use std::io;
 use std::process::{Child, Command};

@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::Mutex;
 
-/// The ports that engines use. They are below the ports that the kernel assigns to port 0 and to outgoing
+/// The ports that engines use. These ports are below those that the kernel assigns to port 0 and to outgoing
 /// connections: while an engine is down between two starts, a client's connection must not take its port.
 const PORTS: Range<u16> = 15_000..32_000;
 

@@ -231,7 +231,7 @@ impl Postgres {
         }
     }
 
-    /// Waits until the server answers a query. It answers none while it recovers from a crash of a backend.
+    /// Waits until the server answers a query. A server that recovers from a crash of a backend answers none.
     ///
     /// # Panics
     /// When it does not answer in time.

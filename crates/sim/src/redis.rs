@@ -1,5 +1,5 @@
 //! Real Redis servers that tests start, pause, kill, flush and query. The client here implements only as much
-//! of the protocol as tests need to set and read keys. It is not the client that ships.
+//! of the protocol as tests need to set and read keys. This is not the client that ships.
 
 use std::io;
 use std::process::{Child, Command};

@@ -11,8 +11,8 @@ pub(crate) struct Issued {
     pub(crate) key: String,
 }
 
-/// A certificate for `localhost` and `127.0.0.1`. It is not self-signed: clients refuse an authority as a
-/// server certificate.
+/// A certificate for `localhost` and `127.0.0.1`. The certificate is not self-signed: clients refuse an
+/// authority as a server certificate.
 pub(crate) fn issue() -> io::Result<Issued> {
     make().map_err(io::Error::other)
 }

@@ -6,7 +6,7 @@
 pub struct StormError {
     /// The party at fault.
     pub kind: StormErrorKind,
-    /// What is wrong.
+    /// The problem in words.
     pub message: String,
     /// How to fix the problem; may be empty.
     pub hint: String,

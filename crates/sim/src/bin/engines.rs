@@ -1,5 +1,5 @@
-//! A PostgreSQL and a Redis for experiments. Prints their URLs and runs them until it ends, by Ctrl-C or
-//! otherwise. Nothing of the engines is left afterwards.
+//! A PostgreSQL and a Redis for experiments. Prints the URLs of both, and runs both until this program ends,
+//! by Ctrl-C or otherwise. Nothing of the engines is left afterwards.
 
 use std::io::{self, Write};
 

@@ -34,8 +34,8 @@ async fn durability_is_that_of_production() {
 
 #[tokio::test]
 async fn committed_rows_survive_every_way_to_stop_the_server() {
-    // The server is stopped in each way. Afterwards it has the same data and the same port, and nothing is
-    // left behind at the end.
+    // The server is stopped in each way. Afterwards the server has the same data and the same port, and
+    // nothing is left behind at the end.
     let server = Postgres::with_settings(&[("log_statement", "all")]).await;
     server.execute("CREATE TABLE fees (amount int)").await;
     let url = server.url();

@@ -1,5 +1,5 @@
-//! The network that fails on demand, in front of a real engine where the moment matters, and of an echo server
-//! where only bytes do.
+//! The network that fails on demand, in front of a real engine if the moment of the failure matters, and
+//! otherwise in front of an echo server.
 
 use std::time::{Duration, Instant};
 
