@@ -52,7 +52,8 @@ function openLedger(path) {
       if (!fees.has(key)) {
         const fee = Math.floor((amount * 5 + 500) / 1000);
         const line = JSON.stringify({ key, payout, amount, fee }) + "\n";
-        // If an earlier line could not be written or synced, its call comes again: what is left of it goes.
+        // If an earlier line could not be written or synced, its call comes again, so the rest of that line
+        // is removed.
         fs.ftruncateSync(file, bytes);
         fs.appendFileSync(file, line);
         fs.fsyncSync(file);

@@ -49,7 +49,8 @@ function openInvoices(path) {
       if (seen.has(message)) return "recorded before";
       step("before write");
       const line = JSON.stringify({ message, invoice: id, amount }) + "\n";
-      // If an earlier line could not be written or synced, its invoice comes again: what is left of it goes.
+      // If an earlier line could not be written or synced, its invoice comes again, so the rest of that line
+      // is removed.
       fs.ftruncateSync(file, bytes);
       fs.appendFileSync(file, line);
       fs.fsyncSync(file);
