@@ -120,7 +120,7 @@ impl Receipt {
         self.if_replay.as_ref()
     }
 
-    /// Set where the source is guarded: something is signed, and the signed content does not fix the id. Also set
+    /// Set if the source is guarded: something is signed, and the signed content does not fix the id. Also set
     /// where the sender counts its attempts inside the event.
     pub fn guard(&self) -> Option<ContentGuard> {
         self.guard

@@ -85,7 +85,7 @@ pub enum PresetGuard {
 
 /// Where a sender puts id, type and time.
 ///
-/// A selector is a JSON pointer (relative to the item where there are several, `outer:/pointer` for the whole
+/// A selector is a JSON pointer (relative to the item if there are several, `outer:/pointer` for the whole
 /// body), `header:name`, `form:Name` or `query:name`. Among hashed or joined fields, or as the last of several,
 /// `body` is the hash of the item's bytes and `signed` the hash of the signed content.
 #[derive(Debug, Clone, Copy)]

@@ -284,7 +284,7 @@ impl Scheme {
         self.verifier.missing(headers)
     }
 
-    /// A hash of the bytes of each secret, in their order. `whsec_X` and `X` have the same hash where the
+    /// A hash of the bytes of each secret, in their order. `whsec_X` and `X` have the same hash if the
     /// prefix is only notation. Of PayPal a hash of each webhook id, which alone distinguishes what PayPal signs
     /// for one pair from what it signs for another.
     pub fn key_hashes(&self) -> &[KeyHash] {

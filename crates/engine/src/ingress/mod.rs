@@ -419,8 +419,8 @@ impl<S: Store + StoreHints> Ingress<S> {
     fn note_future_time(&self, refusal: &Refusal, now: Timestamp) {
         match refusal {
             Refusal::Future { ahead_seconds } => self.note_evidence(ClockEvidence {
-                // The event of a refused request is unknown. Its signed time identifies it instead,
-                // because every copy has the same one.
+                // The event of a refused request is unknown. The signed time identifies the event instead,
+                // because every copy has the same time.
                 event: KeyHash::of(
                     b"signed",
                     [&(now.as_second() + ahead_seconds).to_be_bytes()[..]],

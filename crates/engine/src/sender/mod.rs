@@ -1,9 +1,9 @@
 //! Sending: claims due deliveries, attempts each once, and records how it ended.
 //!
 //! One loop serves all endpoints. Each round passes the outcomes of finished attempts to the store
-//! and claims the next deliveries, in one commit ([`Outbox::exchange`]). Requests run alongside it,
-//! as many as there are slots and as the endpoint's window allows ([`bulkheads`]). [`endpoint_caller`]
-//! makes the requests, and [`verdict`] reads the answers.
+//! and claims the next deliveries, in one commit ([`Outbox::exchange`]). Requests run alongside the loop, as
+//! many as there are slots and as the endpoint's window allows ([`bulkheads`]). [`endpoint_caller`] makes the
+//! requests, and [`verdict`] reads the answers.
 //!
 //! An outcome is offered to the store until the store takes it. If the process dies before that, the
 //! attempt is repeated with the same id and the same bytes; nothing here repeats an attempt by itself.

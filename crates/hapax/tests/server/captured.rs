@@ -133,7 +133,7 @@ impl Signer {
         request
     }
 
-    /// The request as this sender would sign it at that second. `id` is used where this signature
+    /// The request as this sender would sign it at that second. `id` is used if this signature
     /// needs an id or a nonce of its own.
     fn sign(&self, mut request: Arrival, second: i64, id: &str) -> Request {
         let mut add = |name: &'static str, value: String| {

@@ -337,7 +337,7 @@ impl SharedConnection {
         });
     }
 
-    /// Logs once at first, and then once after each logged failure.
+    /// Logs that Redis answers: at the first answer, and at the first answer after a failure was logged.
     fn log_recovery(&self) {
         let mut said = self.said.lock().expect("no panic happens under this lock");
         if !said.answers {

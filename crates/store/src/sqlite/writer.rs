@@ -1008,7 +1008,8 @@ impl Writer {
     }
 
     /// Removes the event with this key from memory when the open transaction of
-    /// [`Writer::in_transaction`] has ended. Not before: a reader might add the entry again, as it was.
+    /// [`Writer::in_transaction`] has ended. Until then the entry stays, because a reader might add the old
+    /// entry again.
     pub(super) fn remove_from_memory(&mut self, hash: KeyHash) {
         self.unlearned.push(hash);
     }
