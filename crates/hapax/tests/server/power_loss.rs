@@ -224,19 +224,6 @@ impl Run {
         self.faults().into_iter().flat_map(|fault| after(fault).filter(ends_sync)).collect()
     }
 
-    /// Checks that nothing is copied into the database file from a log that may have holes on disk.
-    /// A power loss would leave newer pages under an older log, which few images show.
-    #[track_caller]
-    fn copies_nothing_doubtful(&self) {
-        let mut disk = self.disk.clone();
-        let (file, log) = (self.house.database(), self.house.database().with_extension("db-wal"));
-        for (at, step) in self.recording.steps().iter().enumerate() {
-            disk.advance(self.recording.steps(), at);
-            let copies = matches!(step, DiskStep::Write { path, .. } if *path == file);
-            assert!(!(copies && disk.is_doubtful(&log)), "step {at}: the log has holes on disk");
-        }
-    }
-
     /// Generates images and checks each; returns the errors.
     fn judge(&self, images: usize) -> Vec<String> {
         let seed = number("HAPAX_POWER_LOSS_SEED").unwrap_or(1);
@@ -422,6 +409,19 @@ impl Run {
     }
 }
 
+/// Checks that nothing is copied into the database file from a log that may have holes on disk. A power loss
+/// would leave newer pages under an older log, which few images show.
+#[track_caller]
+fn copies_nothing_doubtful(before: &Disk, house: &House, recording: &Recording) {
+    let mut disk = before.clone();
+    let (file, log) = (house.database(), house.database().with_extension("db-wal"));
+    for (at, step) in recording.steps().iter().enumerate() {
+        disk.advance(recording.steps(), at);
+        let copies = matches!(step, DiskStep::Write { path, .. } if *path == file);
+        assert!(!(copies && disk.is_doubtful(&log)), "step {at}: the log has holes on disk");
+    }
+}
+
 impl Answered {
     fn event_id(&self) -> Option<&str> {
         match &self.what {
@@ -572,7 +572,42 @@ fn a_power_loss_after_a_failed_sync_loses_nothing_that_was_answered() {
     let Some(run) = Run::record(SMALL_KEYS, Some("fdatasync:error=EIO:when=9+17")) else { return };
     assert!(run.faults().len() > 3, "hardly any sync failed");
     nothing_is_wrong(&run.judge(images()), images());
-    run.copies_nothing_doubtful();
+    copies_nothing_doubtful(&run.disk, &run.house, &run.recording);
+}
+
+#[test]
+fn a_start_after_a_failed_sync_copies_nothing_from_a_log_with_holes() {
+    // The server is killed while its syncs fail. The next one reads the whole log from memory, and its own
+    // syncs succeed without writing the pages that the failed ones should have written.
+    let (name, secret) = SOURCES[0];
+    let house =
+        House::new(&format!("[sources.{name}]\nprovider = \"stripe\"\nsecrets = [\"{secret}\"]\n"));
+    house.start().stop();
+    let disk = Disk::at(house.path());
+    let scratch = scratch();
+    let log = scratch.path().join("strace");
+    let start = |fault| {
+        let mut tracer = vec!["strace".to_owned(), "-A".to_owned()];
+        tracer.extend(Recording::arguments(&log, fault));
+        house.start_under(&tracer, &[])
+    };
+    let server = match start(Some("fdatasync:error=EIO:when=9+")) {
+        Ok(server) => server,
+        Err(why) => return cannot_run("a start after a failed sync", &why),
+    };
+    let sender = sender("stripe");
+    let mut answers = (0..40).map(|n| server.ask(sender.event(&format!("evt_{n}"))).status);
+    let refused = answers.find(|status| *status != 200);
+    assert_eq!(refused, Some(503), "no sync failed");
+    server.kill();
+    let server = start(None).expect("traced a moment ago");
+    server.ask(sender.event("evt_0")).is("duplicate");
+    server.ask(sender.event("evt_new")).is("accepted");
+    server.kill();
+    let recording = Recording::read(&log, house.path());
+    let failed = |step: &DiskStep| matches!(step, DiskStep::Ended { result: Err(_), .. });
+    assert!(recording.steps().iter().any(failed), "no failed sync was recorded");
+    copies_nothing_doubtful(&disk, &house, &recording);
 }
 
 #[test]

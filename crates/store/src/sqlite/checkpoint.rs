@@ -4,12 +4,12 @@
 //! the log start over while writes continue. So this thread copies most of the log, and when the
 //! log reaches its bound the writer copies the rest.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode, ffi};
 
 /// A thread that checkpoints when asked.
 #[derive(Debug)]
@@ -17,31 +17,65 @@ pub(super) struct Checkpointer {
     ask: Option<SyncSender<()>>,
     /// True from a request until the end of its round.
     busy: Arc<AtomicBool>,
+    /// The I/O error that ended the thread.
+    failed: Arc<OnceLock<IoFailure>>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// An I/O error as SQLite reported it.
+type IoFailure = (ffi::Error, Option<String>);
+
 impl Checkpointer {
     pub(super) fn start(conn: Connection) -> std::io::Result<Self> {
-        Self::running(move || {
-            // If this fails, the log stays as it is, and the next round copies the same pages again.
-            if let Err(error) = passive(&conn) {
-                tracing::warn!(%error, "checkpointing the log: {error}");
-            }
-        })
+        Self::running(move || passive(&conn).map(drop))
     }
 
-    fn running(mut round: impl FnMut() + Send + 'static) -> std::io::Result<Self> {
+    /// Runs `round` for each request. A round that fails with an I/O error may have lost the only report
+    /// of a failed sync of the log. The next round would then copy pages that are on disk nowhere else, so
+    /// there is none: the writer finds the error ([`Checkpointer::check`]), recovers, and starts another
+    /// checkpointer.
+    pub(super) fn running(
+        mut round: impl FnMut() -> rusqlite::Result<()> + Send + 'static,
+    ) -> std::io::Result<Self> {
         // At most one request waits; a second request has no further effect.
         let (ask, asked) = sync_channel::<()>(1);
-        let busy = Arc::new(AtomicBool::new(false));
-        let working = Arc::clone(&busy);
+        let (busy, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::new()));
+        let (working, failure) = (Arc::clone(&busy), Arc::clone(&failed));
         let thread = thread::Builder::new().name("hapax-checkpoint".into()).spawn(move || {
             while asked.recv().is_ok() {
-                round();
+                match round() {
+                    Ok(()) => {}
+                    Err(rusqlite::Error::SqliteFailure(code, message))
+                        if code.code == ErrorCode::SystemIoFailure =>
+                    {
+                        let _ = failure.set((code, message));
+                        return;
+                    }
+                    // The log stays as it is, and the next round copies the same pages again.
+                    Err(error) => tracing::warn!(%error, "checkpointing the log: {error}"),
+                }
                 working.store(false, Ordering::Release);
             }
         })?;
-        Ok(Self { ask: Some(ask), busy, thread: Some(thread) })
+        Ok(Self { ask: Some(ask), busy, failed, thread: Some(thread) })
+    }
+
+    /// Returns the I/O error with which a round failed, if one did.
+    pub(super) fn check(&self) -> rusqlite::Result<()> {
+        match self.failed.get() {
+            None => Ok(()),
+            Some((code, message)) => Err(rusqlite::Error::SqliteFailure(*code, message.clone())),
+        }
+    }
+
+    /// Ends the thread, and waits for the end of a running round. Nothing is copied after that.
+    pub(super) fn stop(&mut self) {
+        self.ask = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the checkpointer panicked");
+        }
     }
 
     /// Requests a round, unless one is running.
@@ -68,12 +102,7 @@ impl Checkpointer {
 
 impl Drop for Checkpointer {
     fn drop(&mut self) {
-        self.ask = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the checkpointer panicked");
-        }
+        self.stop();
     }
 }
 

@@ -21,6 +21,7 @@ mod key_records;
 mod key_usage;
 mod ledger;
 mod lists;
+mod log_rewrite;
 mod new_rows;
 mod open;
 mod operator_actions;

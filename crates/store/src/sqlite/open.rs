@@ -3,15 +3,15 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use hapax_core::{KeyHash, tuned};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
+use super::log_rewrite::{self, RewriteError};
 use crate::file_permissions::{narrow, private_dir, private_file};
-use crate::limits::{PAGE_BYTES, REWRITE_BYTES, STATEMENT_VALUE_BYTES_MAX};
+use crate::limits::{PAGE_BYTES, STATEMENT_VALUE_BYTES_MAX};
 
 /// SQLite below this can lose committed writes of a write-ahead log.
 const SQLITE_VERSION_MIN: i32 = 3_051_003;
@@ -133,6 +133,7 @@ impl DatabaseLocation {
     /// The connection that writes. There is one at a time.
     pub(super) fn writer(&self) -> rusqlite::Result<Connection> {
         let conn = Connection::open(&self.path)?;
+        settle_only_on_request(&conn)?;
         // The user may have the file open for reading: a brief lock must not fail the writer.
         conn.busy_timeout(std::time::Duration::from_secs(5))?;
         // The setting takes effect only on an empty file; a file that the user created keeps its
@@ -163,39 +164,43 @@ impl DatabaseLocation {
     /// A connection for the checkpointer.
     pub(super) fn checkpointer(&self) -> rusqlite::Result<Connection> {
         let conn = Connection::open(&self.path)?;
+        settle_only_on_request(&conn)?;
         conn.pragma_update(None, "synchronous", durable())?;
         conn.pragma_update(None, "wal_autocheckpoint", 0)?;
         conn.pragma_update(None, "cache_size", -256)?;
         Ok(conn)
     }
 
-    /// Writes the log over itself and syncs it. After a failed sync the system may treat unwritten
-    /// pages as clean, and a later sync would skip them; pages that are written again are synced.
-    pub(super) fn rewrite_log(&self) -> rusqlite::Result<()> {
+    /// Makes the log durable again, of which this process has committed so many pages.
+    pub(super) fn rewrite_log(&self, committed: u32) -> Result<(), RewriteError> {
+        log_rewrite::rewrite(&self.log(), committed)
+    }
+
+    /// Makes the log of a process that has ended durable. A sync of that process may have failed: then no
+    /// other sync writes those pages, and they would be copied from memory into the database file.
+    pub(super) fn rewrite_old_log(&self) -> Result<(), OpenError> {
+        match log_rewrite::rewrite(&self.log(), 0) {
+            Err(RewriteError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Ok(()) => Ok(()),
+            Err(error) => Err(OpenError::Io { path: self.log(), source: io::Error::other(error) }),
+        }
+    }
+
+    fn log(&self) -> PathBuf {
         let mut log = self.path.clone().into_os_string();
         log.push("-wal");
-        let rewrite = || -> io::Result<()> {
-            let log = File::options().read(true).write(true).open(&log)?;
-            let mut chunk = vec![0; REWRITE_BYTES];
-            let mut at = 0;
-            loop {
-                let read = log.read_at(&mut chunk, at)?;
-                if read == 0 {
-                    return log.sync_data();
-                }
-                log.write_all_at(&chunk[..read], at)?;
-                at += read as u64;
-            }
-        };
-        rewrite().map_err(|error| {
-            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR);
-            rusqlite::Error::SqliteFailure(code, Some(format!("writing the log again: {error}")))
-        })
+        log.into()
     }
 
     pub(super) fn error(&self, source: rusqlite::Error) -> OpenError {
         OpenError::Sqlite { path: self.path.clone(), source }
     }
+}
+
+/// Keeps SQLite from copying the log into the file when the last connection closes: after a failed sync the log may
+/// have holes on disk.
+fn settle_only_on_request(conn: &Connection) -> rusqlite::Result<()> {
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map(|_| ())
 }
 
 /// A plan never depends on the values that a statement is given. Otherwise SQLite reads these

@@ -1,7 +1,9 @@
 //! The crash behaviour of the key index and the writer, sentence by sentence. Other tests kill real
 //! processes; here the file itself is made to fail.
 
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -20,13 +22,14 @@ use hapax_core::store::{
 };
 use rusqlite::Connection;
 
+use super::checkpoint::Checkpointer;
 use super::lists::Candidates;
 use super::{Db, SqliteOptions, SqliteStore};
 use crate::harness::{
     DatabaseDirectory, LEASE, Replay, Sender, World, after, body, done, handler, job, noon,
     ordered, placed, spec,
 };
-use crate::limits::FRESH_KEYS_MAX;
+use crate::limits::{FRESH_KEYS_MAX, PAGE_BYTES};
 use crate::transact::{Failure, Transact as _, TxError};
 
 async fn verdict(store: &SqliteStore, sender: &Sender, id: &str) -> Result<Verdict, StoreError> {
@@ -648,6 +651,179 @@ async fn closing_while_writes_fail_copies_nothing_of_the_log_into_the_file() {
     let again = verdict(&store, &Sender::plain(), "evt_1").await.expect("answers");
     assert!(matches!(again, Verdict::Duplicate(_)), "{again:?}");
     store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_right_after_a_failed_commit_copies_nothing_of_the_log_into_the_file() {
+    // The failed commit and the request to close are in one batch, so the writer ends without a recovery.
+    let place = DatabaseDirectory::new();
+    let store = Arc::new(place.open());
+    verdict(&store, &Sender::plain(), "evt_1").await.expect("accepts");
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    store.writer.tamper(move |conn| {
+        refuse_commits(conn);
+        let _ = held.recv();
+    });
+    let sender = Sender::plain();
+    let mut answer = Box::pin(store.ingest(sender.ingest(&body("evt_2"))));
+    let mut closing = Box::pin(store.close());
+    std::future::poll_fn(|context| {
+        assert!(answer.as_mut().poll(context).is_pending());
+        assert!(closing.as_mut().poll(context).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    let before = file_and_log(&place);
+    assert!(!before[1].is_empty(), "the event is in the log");
+    drop(hold);
+    let answer = answer.await;
+    assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+    closing.await;
+    assert!(file_and_log(&place) == before, "the file or the log was changed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_dropped_while_writes_fail_copies_nothing_of_the_log_into_the_file() {
+    // The last connection that closes is the writer's. SQLite would settle the log then.
+    let place = DatabaseDirectory::new();
+    let store = place.open();
+    verdict(&store, &Sender::plain(), "evt_1").await.expect("accepts");
+    store.writer.tamper(refuse_commits);
+    let failed = verdict(&store, &Sender::plain(), "evt_2").await;
+    assert!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
+    let before = file_and_log(&place);
+    let writer = store.writer.take_thread().expect("runs");
+    store.copy_answers.close();
+    store.readers.close();
+    drop(store);
+    tokio::task::spawn_blocking(|| writer.join()).await.expect("ends").expect("no panic");
+    assert!(file_and_log(&place) == before, "the file or the log was changed");
+}
+
+/// The bytes of the database file and of its log.
+fn file_and_log(place: &DatabaseDirectory) -> [Vec<u8>; 2] {
+    let log = place.directory().join("hapax.db-wal");
+    [place.file(), log].map(|file| std::fs::read(file).expect("reads"))
+}
+
+/// The error of a sync that failed.
+fn failed_sync() -> rusqlite::Error {
+    let sync = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR_FSYNC);
+    rusqlite::Error::SqliteFailure(sync, None)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_failed_sync_of_the_checkpointer_the_log_is_empty_and_the_epoch_one_higher() {
+    // The failed sync may have been the only report that a page of the log is not on disk. The next round
+    // would copy that page into the file.
+    let place = DatabaseDirectory::new();
+    let store = place.open();
+    verdict(&store, &Sender::plain(), "evt_1").await.expect("accepts");
+    let epoch = async || {
+        let read = store.writer.slice(|writer| super::meta(&writer.conn, "epoch"));
+        read.await
+    };
+    let before = epoch().await.expect("reads");
+    let failing = store.writer.slice(|writer| {
+        writer.checkpointer = Checkpointer::running(|| Err(failed_sync())).expect("starts");
+        writer.checkpointer.ask();
+        Ok(())
+    });
+    failing.await.expect("runs");
+    // Each request is followed by housekeeping. While the writer recovers, it refuses requests.
+    tokio::time::timeout(crate::harness::FOREVER, async {
+        while epoch().await.ok() != Some(before + 1) {}
+    })
+    .await
+    .expect("the writer recovers");
+    assert!(file_and_log(&place)[1].is_empty(), "the log has not started over");
+    let checked = store.writer.slice(|writer| writer.checkpointer.check()).await;
+    checked.expect("another checkpointer runs");
+    let again = verdict(&store, &Sender::plain(), "evt_1").await.expect("answers");
+    assert!(matches!(again, Verdict::Duplicate(_)), "{again:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_event_is_answered_whose_commit_met_a_failed_sync_of_the_checkpointer() {
+    // The checkpointer's sync fails while the commit runs, and the commit's own sync succeeds.
+    let place = DatabaseDirectory::new();
+    let store = place.open();
+    let (fail, failing) = std::sync::mpsc::channel::<()>();
+    let (running, ended) = std::sync::mpsc::channel::<()>();
+    let prepared = store.writer.slice(move |writer| {
+        let round = move || {
+            let _until_the_end_of_the_thread = &running;
+            let _ = failing.recv();
+            Err(failed_sync())
+        };
+        writer.checkpointer = Checkpointer::running(round).expect("starts");
+        writer.checkpointer.ask();
+        writer.conn.commit_hook(Some(move || {
+            let _ = fail.send(());
+            let _ = ended.recv();
+            false
+        }))
+    });
+    prepared.await.expect("prepares");
+    let refused = verdict(&store, &Sender::plain(), "evt_1").await;
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    writable_again(&store).await;
+    // The recovery made the commit durable: its retry is the same event.
+    let first = verdict(&store, &Sender::plain(), "evt_1").await.expect("answers").id();
+    let second = verdict(&store, &Sender::plain(), "evt_1").await.expect("answers");
+    assert!(matches!(&second, Verdict::Duplicate(known) if known.id == first), "{second:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_the_disk_lost_in_part_is_never_copied_into_the_file() {
+    // The sync fails, and the file system drops the pages that it could not write. Here they belong to a
+    // commit without a sync of its own. SQLite does not check them when it copies the log.
+    let place = DatabaseDirectory::new();
+    let store = place.open();
+    for n in 0..20 {
+        verdict(&store, &Sender::plain(), &format!("evt_{n}")).await.expect("accepts");
+    }
+    let log = place.directory().join("hapax.db-wal");
+    let before = std::fs::read(place.file()).expect("reads");
+    let failed: Result<(), _> = store
+        .writer
+        .slice(move |writer| {
+            let end = |pages: u32| 32 + u64::from(pages) * (24 + u64::from(PAGE_BYTES));
+            let synced = end(writer.wal_pages.load(Ordering::Relaxed));
+            let tx = super::transaction::Transaction::begin_unsynced(&writer.conn)?;
+            writer
+                .conn
+                .execute_batch("UPDATE hapax_meta SET value = value + 1 WHERE name = 'epoch'")?;
+            tx.commit()?;
+            let lost = end(writer.wal_pages.load(Ordering::Relaxed)) - synced;
+            assert!(lost > 0, "the commit is in the log");
+            let log = std::fs::File::options().write(true).open(log).expect("opens");
+            log.write_all_at(&vec![0; lost as usize], synced).expect("loses them");
+            Err(failed_sync())
+        })
+        .await;
+    assert!(failed.is_err());
+    let writer = store.writer.take_thread().expect("runs");
+    let ended = tokio::task::spawn_blocking(|| writer.join());
+    let ended = tokio::time::timeout(crate::harness::FOREVER, ended).await.expect("stops");
+    ended.expect("ends").expect("no panic");
+    let why = store.writable().expect_err("the store has stopped").to_string();
+    assert!(why.contains("lost a part of hapax.db-wal"), "{why}");
+    store.close().await;
+    drop(store);
+    assert!(std::fs::read(place.file()).expect("reads") == before, "the file was changed");
+    let store = place.open();
+    for n in 0..20 {
+        let again = verdict(&store, &Sender::plain(), &format!("evt_{n}")).await.expect("answers");
+        assert!(matches!(again, Verdict::Duplicate(_)), "{n}: {again:?}");
+    }
+    store.close().await;
+    let conn = Connection::open(place.file()).expect("opens");
+    let sound: String =
+        conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).expect("checks");
+    assert_eq!(sound, "ok");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

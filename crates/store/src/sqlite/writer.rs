@@ -33,6 +33,7 @@ use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
 use super::key_usage::KeyUsage;
 use super::ledger::FenceBlock;
+use super::log_rewrite::RewriteError;
 use super::meta;
 use super::new_rows::NewRows;
 use super::open::{self, DatabaseLocation, OpenError};
@@ -430,7 +431,7 @@ pub(super) struct Writer {
     pub(super) outbox: Outbox,
     pub(super) sandbox: Sandbox,
     clock: Clock,
-    checkpointer: Checkpointer,
+    pub(super) checkpointer: Checkpointer,
     pub(super) index: KeyIndex,
     pub(super) fences: FenceBlock,
     /// The usage of the callers of APIs, as the open transaction knows it.
@@ -448,7 +449,7 @@ pub(super) struct Writer {
     pub(super) pairs: HashMap<(Tenant, SourceName), i64>,
     ids: Ids,
     last_seq: i64,
-    wal_pages: Arc<AtomicU32>,
+    pub(super) wal_pages: Arc<AtomicU32>,
     /// The number of pages in the log when the checkpointer was last asked.
     asked_at: u32,
     copies_due: Instant,
@@ -579,6 +580,7 @@ impl Writer {
         clock: Clock,
     ) -> Result<Self, OpenError> {
         let fail = |source| place.error(source);
+        place.rewrite_old_log()?;
         let mut conn = place.writer().map_err(fail)?;
         let settled = open::settle_log(&conn).map_err(fail)?;
         open::refuse_entangled(&place, &conn)?;
@@ -745,8 +747,8 @@ impl Writer {
                 let _ = slice(Err(unavailable(&error)));
                 Err(error)
             }
-            (_, NextBatch::Close(closed)) => {
-                self.close(waiting);
+            (committed, NextBatch::Close(closed)) => {
+                self.close(waiting, committed);
                 let _ = closed.send(());
                 Ok(ControlFlow::Break(()))
             }
@@ -754,17 +756,21 @@ impl Writer {
     }
 
     /// Refuses waiting commands, flushes copies and settles the log. Closing does not wait for a
-    /// disk to recover: every answered commit is in the log and stays there.
-    fn close(&mut self, waiting: &Commands) {
+    /// disk to recover: every answered commit is in the log and stays there. If a write has failed, nothing
+    /// is copied from the log, which may have holes on disk.
+    fn close(&mut self, waiting: &Commands, committed: rusqlite::Result<()>) {
         self.refuse_deferred(&StoreError::Closed);
         while let Some(command) = waiting.try_recv() {
             refuse(command, &StoreError::Closed);
         }
-        if let Err(error) = self.flush_copies() {
+        self.checkpointer.stop();
+        let flushed =
+            committed.and_then(|()| self.checkpointer.check()).and_then(|()| self.flush_copies());
+        if let Err(error) = flushed {
             tracing::warn!(
                 %error,
-                "closing the database: the last counts of duplicates could not be written, and its log was \
-                 not copied; the next start copies the log: {error}"
+                "closing the database: a write failed, so the last counts of duplicates may be missing, and \
+                 the log was not copied; the next start copies it: {error}"
             );
         } else if let Err(error) = open::settle_log(&self.conn) {
             tracing::warn!(
@@ -933,6 +939,8 @@ impl Writer {
         let ended = batch.rows.insert(&self.conn);
         let ended = ended.and_then(|()| self.key_usage.write(&self.conn));
         let ended = ended.and_then(|()| self.conn.prepare_cached(end)?.execute([]));
+        // The system may report a failed sync of the log only once, and the checkpointer syncs it too.
+        let ended = ended.and_then(|_| self.checkpointer.check());
         if let Err(error) = ended {
             batch.fail(&error);
             return Err(error);
@@ -1041,6 +1049,7 @@ impl Writer {
 
     /// Housekeeping between batches: flushes copies, merges a chunk of the index, bounds the log.
     fn housekeep(&mut self) -> Result<(), MergeError> {
+        self.checkpointer.check()?;
         if self.copies_taken.len() == 0 && Instant::now() >= self.copies_due {
             self.take_copies();
         }
@@ -1157,6 +1166,9 @@ impl Writer {
         // longer.
         let mut next_try = self.recovered_at.map_or(began, |at| began.max(at + RECOVERY_WAIT));
         loop {
+            if sync_failed {
+                self.checkpointer.stop();
+            }
             // The loop ends by the clock, not when the queue is empty: senders that retry at once would keep
             // the queue full forever.
             while let left = next_try.saturating_duration_since(Instant::now())
@@ -1174,10 +1186,15 @@ impl Writer {
                     Next::NobodyLeft => return ControlFlow::Break(()),
                 }
             }
-            match self.reopen(sync_failed).and_then(|()| self.release_begun()) {
+            match self.reopen(sync_failed).and_then(|()| Ok(self.release_begun()?)) {
                 Ok(()) => break,
+                Err(lost @ ReopenError::Rewrite(RewriteError::Lost { .. })) => {
+                    tracing::error!(error = %lost, "the store stops: {lost}");
+                    self.shared.health.set(Some(lost.to_string().into()));
+                    return ControlFlow::Break(());
+                }
                 Err(error) => {
-                    sync_failed |= is_io(&error);
+                    sync_failed |= error.is_io();
                     tracing::debug!(%error, "still not writable: {error}");
                 }
             }
@@ -1210,18 +1227,18 @@ impl Writer {
         Ok(())
     }
 
-    fn reopen(&mut self, sync_failed: bool) -> rusqlite::Result<()> {
+    fn reopen(&mut self, sync_failed: bool) -> Result<(), ReopenError> {
         if !self.conn.is_autocommit() {
             self.conn.execute_batch("ROLLBACK")?;
         }
         raise_epoch(&self.conn)?;
         if sync_failed {
-            self.place.rewrite_log()?;
+            self.place.rewrite_log(self.wal_pages.load(Ordering::Relaxed))?;
         }
         if sync_failed && !open::settle_log(&self.conn)? {
             let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
             let why = "a reader keeps the log from starting over after a failed sync";
-            return Err(rusqlite::Error::SqliteFailure(busy, Some(why.to_owned())));
+            return Err(rusqlite::Error::SqliteFailure(busy, Some(why.to_owned())).into());
         }
         let mut conn = self.place.writer()?;
         watch_log(&mut conn, &self.wal_pages)?;
@@ -1236,7 +1253,32 @@ impl Writer {
         self.pairs = load_pairs(&conn)?;
         self.last_seq = last_seq(&conn)?;
         self.conn = conn;
+        if sync_failed {
+            // Its new connection does not report the failed sync again.
+            self.checkpointer = Checkpointer::start(self.place.checkpointer()?)?;
+        }
         Ok(())
+    }
+}
+
+/// Why the file could not be opened again after a failed write.
+#[derive(Debug, thiserror::Error)]
+enum ReopenError {
+    #[error(transparent)]
+    Sqlite(#[from] rusqlite::Error),
+    #[error(transparent)]
+    Rewrite(#[from] RewriteError),
+    #[error("starting the checkpointer: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+impl ReopenError {
+    fn is_io(&self) -> bool {
+        match self {
+            Self::Sqlite(error) => is_io(error),
+            Self::Rewrite(_) => true,
+            Self::Thread(_) => false,
+        }
     }
 }
 
