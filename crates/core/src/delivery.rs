@@ -181,8 +181,10 @@ impl Serialize for MessageStatus {
 pub struct DeliveryState {
     /// The phase.
     pub phase: DeliveryPhase,
-    /// Attempts, failures and losses so far.
+    /// Attempts in all, and failures and losses since the last replay.
     pub progress: Progress,
+    /// The attempts before the last replay.
+    pub earlier_attempts: u32,
     /// When a ready delivery is due or a lease ends; for other phases, when the delivery ended.
     pub due: Timestamp,
 }
@@ -270,8 +272,10 @@ pub struct DeliveryChange {
     pub phase: DeliveryPhase,
     /// See [`DeliveryState::due`].
     pub due: Timestamp,
-    /// Attempts, failures and losses.
+    /// See [`DeliveryState::progress`].
     pub progress: Progress,
+    /// See [`DeliveryState::earlier_attempts`].
+    pub earlier_attempts: u32,
     /// Whether the fence grows, so that the last sender no longer has the right.
     pub voids_fence: bool,
     /// The change to the list of attempts.
@@ -308,6 +312,7 @@ pub fn step(
         phase,
         due,
         progress: delivery.progress,
+        earlier_attempts: delivery.earlier_attempts,
         voids_fence: false,
         attempt: AttemptRecord::Keep,
         place: KeyPositionChange::Keep,
@@ -348,13 +353,16 @@ pub fn step(
         (DeliveryAct::Delivered, Delivered) => Err(DeliveryUnchanged::AlreadyDelivered),
 
         (DeliveryAct::Failed { retry, policy }, Leased) => {
-            let change = match delivery.progress.failed(policy, retry, now, dice) {
-                AfterFailure::Again { progress, due } => {
-                    DeliveryChange { progress, ..to(Ready, due) }
-                }
-                AfterFailure::Bury { progress } => DeliveryChange { progress, ..to(Dead, now) },
+            // The attempts before a replay used no part of the schedule that began with the replay.
+            let attempt = delivery.progress.attempt;
+            let since_replay = attempt.saturating_sub(delivery.earlier_attempts);
+            let this_run = Progress { attempt: since_replay, ..delivery.progress };
+            let (phase, progress, due) = match this_run.failed(policy, retry, now, dice) {
+                AfterFailure::Again { progress, due } => (Ready, progress, due),
+                AfterFailure::Bury { progress } => (Dead, progress, now),
             };
-            Ok(DeliveryChange { attempt: AttemptRecord::Failed, ..change })
+            let progress = Progress { attempt, ..progress };
+            Ok(DeliveryChange { progress, attempt: AttemptRecord::Failed, ..to(phase, due) })
         }
         (DeliveryAct::Failed { .. }, Ready | Parked | Delivered | Dead | Cancelled) => {
             Err(DeliveryUnchanged::RightLost)
@@ -392,6 +400,7 @@ pub fn step(
         }
         (DeliveryAct::Replay { parks_key }, Delivered | Dead | Cancelled) => Ok(DeliveryChange {
             progress: Progress { steps: 0, lost: 0, ..delivery.progress },
+            earlier_attempts: delivery.progress.attempt,
             voids_fence: true,
             attempt: match delivery.phase {
                 Delivered => AttemptRecord::Delivered,

@@ -87,6 +87,8 @@ pub(super) struct Delivery {
     pub(super) place: u64,
     pub(super) phase: DeliveryPhase,
     pub(super) progress: Progress,
+    /// The attempts before the last replay.
+    earlier_attempts: u32,
     pub(super) fence: Fence,
     /// When a ready delivery is due, or a lease ends.
     pub(super) due: Timestamp,
@@ -267,6 +269,7 @@ impl Model {
             place: self.next_place(),
             phase: DeliveryPhase::Ready,
             progress: Progress::default(),
+            earlier_attempts: 0,
             fence: Fence(0),
             due: later(now, wait),
             taken: None,
@@ -371,6 +374,7 @@ impl Model {
         }
         delivery.note(Some(took), Some(shortened(error, ERROR_CHARS_MAX)), answer);
         let dice = dice_of(delivery.id.0, delivery.progress.attempt);
+        delivery.progress.attempt -= delivery.earlier_attempts;
         match delivery.progress.failed(&policy, retry, now, dice) {
             AfterFailure::Again { progress, due } => {
                 delivery.progress = progress;
@@ -382,6 +386,7 @@ impl Model {
                 delivery.end(DeliveryPhase::Dead, now);
             }
         }
+        delivery.progress.attempt += delivery.earlier_attempts;
         Held::Kept
     }
 
@@ -901,6 +906,7 @@ impl Delivery {
                 self.phase = DeliveryPhase::Ready;
                 self.progress.steps = 0;
                 self.progress.lost = 0;
+                self.earlier_attempts = self.progress.attempt;
                 self.due = now;
                 self.reason = None;
                 self.finished_at = None;

@@ -341,8 +341,19 @@ pub(crate) async fn a_delivery_that_can_never_be_sent_is_seen_and_ends<S: Sendin
         world.pass(360);
     }
     assert!(world.take(ALL).await.is_empty());
+    // After a replay the 20 attempts and their short waits begin again.
     let id = world.delivery_of("m1").await.id;
     assert_eq!(world.replay_delivery(id).await, DeliveryReplayed::Due);
+    for (n, wait_max) in [(24, 1.2), (25, 2.4)] {
+        let claim = world.take_one().await;
+        assert_eq!(claim.attempt, n);
+        assert_eq!(world.report(&claim, failed(Retry::Unsent)).await, Held::Kept);
+        let waiting = world.delivery_of("m1").await;
+        assert_eq!(waiting.status, DeliveryStatus::Waiting, "it used a step");
+        let wait = waiting.due_at.expect("open").duration_since(world.clock.now()).as_secs_f64();
+        assert!(wait <= wait_max + 0.001, "{wait} s after attempt {n}");
+        world.pass(360);
+    }
     assert_eq!(world.deliver_all().await, ["m1"]);
 }
 

@@ -30,15 +30,19 @@ const PHASES: [(DeliveryPhase, i16); 6] = [
 const FENCE: i64 = 100;
 const DICE: f64 = 0.25;
 const LEASE: Duration = Duration::from_secs(30);
-const PROGRESS: [Progress; 7] = [
-    Progress { attempt: 1, steps: 0, lost: 0 },
-    Progress { attempt: 2, steps: 1, lost: 0 },
-    Progress { attempt: 3, steps: 2, lost: 1 },
-    Progress { attempt: 9, steps: 0, lost: 6 },
-    Progress { attempt: 40, steps: 0, lost: 30 },
+/// The progress, and the attempts before the last replay.
+const PROGRESS: [(Progress, u32); 9] = [
+    (Progress { attempt: 1, steps: 0, lost: 0 }, 0),
+    (Progress { attempt: 2, steps: 1, lost: 0 }, 0),
+    (Progress { attempt: 3, steps: 2, lost: 1 }, 0),
+    (Progress { attempt: 9, steps: 0, lost: 6 }, 0),
+    (Progress { attempt: 40, steps: 0, lost: 30 }, 0),
     // The last unsent attempt that uses no step, and the one after it.
-    Progress { attempt: 21, steps: 1, lost: 0 },
-    Progress { attempt: 24, steps: 1, lost: 2 },
+    (Progress { attempt: 21, steps: 1, lost: 0 }, 0),
+    (Progress { attempt: 24, steps: 1, lost: 2 }, 0),
+    // The same after a replay.
+    (Progress { attempt: 51, steps: 1, lost: 0 }, 30),
+    (Progress { attempt: 54, steps: 1, lost: 2 }, 30),
 ];
 
 /// The messages in the database: the deliveries of both are under one key, and the second is judged.
@@ -52,6 +56,7 @@ struct Stored {
     due: Timestamp,
     fence: i64,
     progress: Progress,
+    earlier_attempts: u32,
     is_begun: bool,
     attempts: i64,
     /// Whether the delivery moved behind all others under its key.
@@ -78,13 +83,13 @@ fn retries() -> [Retry; 6] {
 async fn put(
     sql: &PreparingClient,
     phase: DeliveryPhase,
-    progress: Progress,
+    (progress, earlier_attempts): (Progress, u32),
     due: Timestamp,
     is_blocked: bool,
 ) {
     let state = PHASES.iter().find(|(named, _)| *named == phase).expect("a phase").1;
-    let [attempt, steps, lost] =
-        [progress.attempt, progress.steps, progress.lost].map(|n| n as i32);
+    let [attempt, steps, lost, earlier_attempts] =
+        [progress.attempt, progress.steps, progress.lost, earlier_attempts].map(|n| n as i32);
     let earlier: i16 = if is_blocked { 1 } else { 2 };
     sql.rows("DELETE FROM hapax.delivery_attempt", &[]).await;
     let put_earlier = "UPDATE hapax.delivery SET state = $1, due_at = $2 WHERE message = 1";
@@ -92,9 +97,9 @@ async fn put(
     sql.rows(
         "UPDATE hapax.delivery SET state = $1, due_at = $2, fence = $3, attempt = $4, steps = $5,
              lost = $6, started_at = $7, node = 'n', error = NULL, took_ms = 1, answer_status = 200,
-             place = 2
+             place = 2, earlier_attempts = $8
          WHERE message = 2",
-        &[&state, &due, &FENCE, &attempt, &steps, &lost, &noon()],
+        &[&state, &due, &FENCE, &attempt, &steps, &lost, &noon(), &earlier_attempts],
     )
     .await;
     if !matches!(phase, DeliveryPhase::Leased | DeliveryPhase::Delivered) {
@@ -113,7 +118,7 @@ async fn stored(sql: &PreparingClient) -> Stored {
     let row = sql
         .row(
             "SELECT state, due_at, fence, attempt, steps, lost, started_at IS NOT NULL,
-                 (SELECT count(*) FROM hapax.delivery_attempt), place > 2
+                 (SELECT count(*) FROM hapax.delivery_attempt), place > 2, earlier_attempts
              FROM hapax.delivery WHERE message = 2",
             &[],
         )
@@ -128,6 +133,7 @@ async fn stored(sql: &PreparingClient) -> Stored {
             steps: number(&row, 4),
             lost: number(&row, 5),
         },
+        earlier_attempts: number(&row, 9),
         is_begun: row.get(6),
         attempts: row.get(7),
         is_last: row.get(8),
@@ -230,8 +236,9 @@ fn expected(before: &Stored, decided: &Result<DeliveryChange, DeliveryUnchanged>
     };
     let is_begun = !change.voids_fence || change.phase == DeliveryPhase::Leased;
     let is_last = change.place == KeyPositionChange::Last;
-    let progress = change.progress;
-    Stored { state, due: change.due, fence: before.fence, progress, is_begun, attempts, is_last }
+    let DeliveryChange { due, progress, earlier_attempts, .. } = *change;
+    let fence = before.fence;
+    Stored { state, due, fence, progress, earlier_attempts, is_begun, attempts, is_last }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -266,7 +273,7 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
     acts.extend(retries().map(|retry| DeliveryAct::Failed { retry, policy: &policy }));
     let mut compared = 0;
     for (phase, _) in PHASES {
-        for progress in PROGRESS {
+        for (progress, earlier_attempts) in PROGRESS {
             for due in [after(999), after(1_000), after(1_500)] {
                 for one in &acts {
                     if matches!(one, DeliveryAct::Claim { .. })
@@ -292,9 +299,9 @@ async fn sql_and_core_decide_alike_about_every_act_in_every_phase() {
                     };
                     // A case is rolled back: it leaves no old rows for the next ones to read.
                     sql.batch_execute("BEGIN").await.expect("begins");
-                    put(&sql, phase, progress, due, is_blocked).await;
+                    put(&sql, phase, (progress, earlier_attempts), due, is_blocked).await;
                     let before = stored(&sql).await;
-                    let state = DeliveryState { phase, progress, due };
+                    let state = DeliveryState { phase, progress, earlier_attempts, due };
                     let decided = step(&state, one, now, DICE);
                     let holds = act(&sql, one, now).await;
                     let found = stored(&sql).await;

@@ -20,7 +20,7 @@ BEGIN
     END IF;
     UPDATE hapax.delivery x
     SET state = hapax.delivery_state('ready'), due_at = at, fence = hapax.next_fence(x.fence),
-        steps = 0, lost = 0, started_at = NULL, node = NULL, error = NULL, took_ms = NULL,
+        steps = 0, lost = 0, earlier_attempts = x.attempt, started_at = NULL, node = NULL, error = NULL, took_ms = NULL,
         answer_status = NULL, answer = NULL,
         place = CASE
             WHEN x.key IS NULL OR x.state = hapax.delivery_state('dead') AND parks_key THEN x.place

@@ -58,7 +58,7 @@ BEGIN
     END IF;
     of_error := left(of_error, 1200);
     PERFORM hapax.note_delivery_attempt(d, of_error, of_took, of_status, of_answer);
-    unsent := d.attempt - d.steps - d.lost;
+    unsent := d.attempt - d.earlier_attempts - d.steps - d.lost;
     IF how = 4 AND unsent <= 20 THEN
         UPDATE hapax.delivery x
         SET state = hapax.delivery_state('ready'), error = of_error,

@@ -444,6 +444,7 @@ CREATE TABLE hapax.delivery (
     key           text,
     place         bigint,
     circuit       bigint   NOT NULL DEFAULT 0,
+    earlier_attempts integer NOT NULL DEFAULT 0,
     PRIMARY KEY (message, endpoint)
 ) WITH (fillfactor = 70);
 CREATE INDEX delivery_ready   ON hapax.delivery (endpoint, due_at, message) WHERE state = 0 /* ready */;

@@ -378,6 +378,7 @@ CREATE TABLE hapax_delivery (
     key           TEXT,
     place         INTEGER,
     circuit       INTEGER NOT NULL DEFAULT 0,
+    earlier_attempts INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (message_seq, endpoint)
 ) WITHOUT ROWID;
 CREATE INDEX hapax_delivery_ready  ON hapax_delivery (endpoint, due_at) WHERE state = 0 /* ready */;

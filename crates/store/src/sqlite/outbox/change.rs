@@ -55,6 +55,7 @@ impl Outbox {
             due_at: micros(change.due),
             fence: row.fence + i64::from(change.voids_fence),
             progress: change.progress,
+            earlier_attempts: change.earlier_attempts,
             ..row.clone()
         };
         if change.phase == DeliveryPhase::Leased {
@@ -178,7 +179,7 @@ fn write(
                 "UPDATE hapax_delivery SET state = ?4, due_at = ?5, wait = ?6, fence = ?7, attempt = ?8,
                      steps = ?9, lost = ?10, started_at = ?11, node = ?12,
                      error = iif(?13, error, ?14), took_ms = NULL, answer_status = NULL, answer = NULL,
-                     place = ?15
+                     place = ?15, earlier_attempts = ?16
                  WHERE message_seq = ?1 AND endpoint = ?2 AND fence = ?3",
             )?
             .execute(rusqlite::params![
@@ -197,6 +198,7 @@ fn write(
                 keeps_error,
                 error,
                 after.place,
+                after.earlier_attempts,
             ])?
         }
     };

@@ -42,10 +42,10 @@ pub(super) fn state_of(phase: DeliveryPhase) -> i64 {
 
 pub(super) const COLUMNS: &str = "d.message_seq, d.endpoint, d.state, d.due_at, d.fence, d.attempt, d.steps, \
                        d.lost, d.started_at, d.node, d.key, d.place, \
-                       d.circuit";
+                       d.circuit, d.earlier_attempts";
 
 /// The number of [`COLUMNS`].
-pub(super) const COLUMN_COUNT: usize = 13;
+pub(super) const COLUMN_COUNT: usize = 14;
 
 /// A row of `hapax_delivery`, as far as its rules read it.
 #[derive(Debug, Clone)]
@@ -64,6 +64,7 @@ pub(super) struct DeliveryRow {
     pub(super) place: Option<i64>,
     /// The number of the endpoint's circuit at the last claim.
     pub(super) circuit: i64,
+    pub(super) earlier_attempts: u32,
 }
 
 impl DeliveryRow {
@@ -81,6 +82,7 @@ impl DeliveryRow {
             key: row.get(10)?,
             place: row.get(11)?,
             circuit: row.get(12)?,
+            earlier_attempts: row.get(13)?,
         })
     }
 
@@ -106,7 +108,12 @@ impl DeliveryRow {
     }
 
     pub(super) fn as_state(&self) -> DeliveryState {
-        DeliveryState { phase: self.phase, progress: self.progress, due: timestamp(self.due_at) }
+        DeliveryState {
+            phase: self.phase,
+            progress: self.progress,
+            earlier_attempts: self.earlier_attempts,
+            due: timestamp(self.due_at),
+        }
     }
 
     /// Whether this fence was given to a claim and still holds. A delivery that was never claimed, was
