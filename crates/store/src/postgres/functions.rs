@@ -60,7 +60,7 @@ const FUNCTIONS: &[Definition] = definitions!["functions":
     ingest, is_held, is_reserved, judge_circuit, key_hash, key_lock,
     lane_of, lease_jobs, lock_marks, lose, lose_delivery, make_partition, message_fingerprint,
     next_due, next_fence, note_answer, note_attempt, note_death, note_delivery_attempt,
-    note_ended, once,
+    note_ended, once, open_publishers,
     pause_lock, plan_bounds, prepare_marks, publish, publish_deaths, publish_deaths_of, publish_messages,
     publish_or_raise, publish_own, publish_standing, ready_next,
     ready_next_delivery, refuse_handler, renew, replay, replay_delivery, reservation_came,

@@ -116,6 +116,34 @@ async fn a_message_with_an_early_time_and_a_late_number_hides_no_others_from_a_p
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_backfill_covers_messages_of_transactions_that_are_still_open() {
+    // A message is published before the endpoint is added. Its commit comes after the backfill has passed its number.
+    let base = Base::new("late_backfill", spec(1)).await;
+    let mut late = connect(&base.url).await;
+    let late = late.transaction().await.expect("begins");
+    late.execute("SELECT hapax.publish('t', '{}', id => 'late')", &[]).await.expect("publishes");
+    base.store.publish(message("early")).await.expect("publishes");
+    let endpoint = add(&base.store, settings()).await;
+    let (since, which) = (Timestamp::now() - Duration::from_secs(300), PlannedDeliveries::Missing);
+    let work = DeliveryPlan { endpoint, which, since, until: None };
+    let begun = begin(&base, work.into()).await;
+    assert_eq!(begun.total, 1);
+    until("the plan waits", || async { matches!(take(&base).await, PlanRun::NotBefore(_)) }).await;
+    let waiting = plan(&base, begun.id).await;
+    assert_eq!((waiting.done, waiting.state), (1, PlanState::Running));
+    late.commit().await.expect("commits");
+    until("the plan ends", || async {
+        take(&base).await;
+        plan(&base, begun.id).await.state == PlanState::Done
+    })
+    .await;
+    assert_eq!(plan(&base, begun.id).await.done, 2);
+    let mut sent = deliver_all(&base.store).await;
+    sent.sort();
+    assert_eq!(sent, ["early", "late"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_plan_whose_row_cannot_be_read_delays_no_other() {
     // A newer version wrote the first plan.
     let base = Base::new("unreadable", spec(1)).await;

@@ -1,5 +1,7 @@
 -- Keeps: a plan takes each delivery once. The slice, its place and its counts are one commit, under the lock of
 -- the plan's row, so that no two nodes run the same plan at once. Takes at most `most` deliveries.
+-- Keeps also: a backfill covers the messages of transactions that were open when it was made. Their numbers may be
+-- lower than those that the plan has passed. So the plan waits for these transactions and passes its span again.
 -- False if the plan is not due, or has ended, or another node runs it. Plans over events:
 -- hapax.take_slice.
 CREATE OR REPLACE FUNCTION hapax.run_plan(
@@ -19,6 +21,7 @@ DECLARE
     number bigint;
     is_changed boolean;
     is_over boolean;
+    is_waiting boolean := false;
 BEGIN
     SELECT x.* INTO p FROM hapax.plan x
     WHERE x.id = of_plan AND x.state = 'running' AND x.next_at <= at AND x.events IS NULL
@@ -107,12 +110,22 @@ BEGIN
         VALUES (p.endpoint, number, CASE p.which WHEN 'missing' THEN 'backfill' ELSE 'replay' END,
                 p.who, p.reason, p.created_at);
     END LOOP;
+    IF is_over AND p.waits_for <> '{}' THEN
+        is_over := false;
+        is_waiting := p.waits_for && hapax.open_publishers();
+        IF NOT is_waiting THEN
+            p.waits_for := '{}';
+            p.passed := (hapax.plan_bounds(p.since_at, p.until_at)).first - 1;
+        END IF;
+    END IF;
     -- The next slice is due after the time that this slice was allowed to take.
     UPDATE hapax.plan x
-    SET passed_at = p.passed_at, passed = p.passed, done = p.done, skipped = p.skipped,
+    SET passed_at = p.passed_at, passed = p.passed, done = p.done, skipped = p.skipped, waits_for = p.waits_for,
         state = CASE WHEN is_over THEN 'done' ELSE 'running' END,
         ended_at = CASE WHEN is_over THEN at END,
-        next_at = CASE WHEN p.rate IS NULL THEN at ELSE greatest(p.next_at, at - interval '1 second')
+        next_at = CASE
+            WHEN is_waiting THEN at + interval '1 second'
+            WHEN p.rate IS NULL THEN at ELSE greatest(p.next_at, at - interval '1 second')
             + least(most, greatest(p.rate / 4, 1)) * interval '1 second' / p.rate END
     WHERE x.id = p.id;
     RETURN true;

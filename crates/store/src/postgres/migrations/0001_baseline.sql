@@ -663,6 +663,7 @@ CREATE TABLE hapax.plan (
     ended_at     timestamptz,
     request      uuid    NOT NULL,
     alone        boolean NOT NULL DEFAULT false,
+    waits_for    text[]  NOT NULL DEFAULT '{}',
     CHECK ((endpoint IS NULL) = (events IS NOT NULL) AND (endpoint IS NULL) = (which IS NULL))
 ) WITH (fillfactor = 50);
 CREATE INDEX plan_running ON hapax.plan (next_at) WHERE state = 'running';
