@@ -180,15 +180,9 @@ impl Pools {
                 sizes.ledger,
                 StatementTimeouts::INGEST,
             )?,
-            publish: ClientPool::by_index(
+            publish: ClientPool::for_publishing(target, sizes.publish, StatementTimeouts::PUBLISH)?,
+            publish_waiting: ClientPool::for_publishing(
                 target,
-                "hapax-publish",
-                sizes.publish,
-                StatementTimeouts::PUBLISH,
-            )?,
-            publish_waiting: ClientPool::by_index(
-                target,
-                "hapax-publish",
                 sizes.publish,
                 StatementTimeouts::PUBLISH_WAITING,
             )?,
@@ -270,7 +264,8 @@ impl ClientPool {
     }
 
     /// As [`ClientPool::by_index`], with one plan for each statement, whatever its values. Otherwise
-    /// PostgreSQL would plan a small batch again each time, which takes longer than running it.
+    /// PostgreSQL would plan a small batch again each time, which takes longer than running it. The answers
+    /// of these sessions may only repeat what was committed before.
     fn by_one_plan(
         target: &ServerAddress,
         name: &str,
@@ -278,10 +273,20 @@ impl ClientPool {
         timeouts: StatementTimeouts,
     ) -> Result<Self, PgOpenError> {
         let session = format!(
-            "SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan; {}",
+            "SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan; {}; {ALL_CONFIRMED}",
             session(timeouts)
         );
         Self::with(target, name, size, timeouts, session)
+    }
+
+    /// As [`ClientPool::by_index`], for sessions whose answers may only repeat what was committed before.
+    fn for_publishing(
+        target: &ServerAddress,
+        size: usize,
+        timeouts: StatementTimeouts,
+    ) -> Result<Self, PgOpenError> {
+        let session = format!("SET enable_seqscan = off; {}; {ALL_CONFIRMED}", session(timeouts));
+        Self::with(target, "hapax-publish", size, timeouts, session)
     }
 
     pub(super) fn for_handlers(target: &ServerAddress, size: usize) -> Result<Self, PgOpenError> {
@@ -314,8 +319,11 @@ impl ClientPool {
             .post_create(Hook::async_fn(move |client, _| {
                 let session = session.clone();
                 Box::pin(async move {
-                    let ready = client.simple_query(&session).await;
-                    ready.map(drop).map_err(HookError::Backend)
+                    let begins = client.simple_query(&session);
+                    match tokio::time::timeout(timeouts.answer(), begins).await {
+                        Ok(begun) => begun.map(drop).map_err(HookError::Backend),
+                        Err(_) => Err(HookError::message("the server is slow to begin a session")),
+                    }
                 })
             }))
             .build()
@@ -370,6 +378,13 @@ pub(super) fn session(timeouts: StatementTimeouts) -> String {
         timeouts.statement.as_millis(),
     )
 }
+
+/// Waits until everything that the session sees is confirmed by the synchronous standby, if there is one. After a
+/// crash, a primary shows commits that no standby has confirmed. An answer that only repeats such a commit
+/// waits for nothing, and a failover would lose what it acknowledged. The message in the log is a
+/// commit behind all of them, and nothing reads it. A commit is shown later only after its confirmation, so a session
+/// needs one such wait.
+const ALL_CONFIRMED: &str = "SELECT pg_catalog.pg_logical_emit_message(true, 'hapax', ''::text)";
 
 /// The settings of a handler's session. An unqualified name in a handler's statement means a table
 /// of the user. This rule holds even if the role is called `hapax`, like the schema, which PostgreSQL's

@@ -18,7 +18,7 @@ use hapax_core::store::{
     ClaimAsk, EventFilter, EventName, Held, Horizon, Ingest, Inspect, Lookup, Settlement, Store,
     StoreError, StoreHints, Verdict, Work,
 };
-use hapax_sim::{PgBouncer, Postgres, READY_FOR_QUERY, TcpProxy, TrafficMode, Trap};
+use hapax_sim::{PgBouncer, Postgres, READY_FOR_QUERY, StopMode, TcpProxy, TrafficMode, Trap};
 use hapax_store::{PgOpenError, PgOptions, PgStore, PoolSizes};
 use http::{Method, StatusCode};
 
@@ -347,6 +347,36 @@ async fn a_standby_and_a_read_only_database_are_refused() {
     }
     let standby = server.standby().await;
     refused(PgStore::open(PgOptions::new(standby.url())).await, "standby");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_copy_is_acknowledged_only_once_the_synchronous_standby_has_its_event() {
+    // The standby is down, so the commit of an event waits for it and its sender gets no answer. Then the primary
+    // crashes. After its recovery the event is visible, and the sender sends a copy. If the primary is lost
+    // before the standby is back, so is the event.
+    let primary = Postgres::start().await;
+    if !primary.can_have_standby() {
+        return hapax_sim::skip("a copy and a standby", "this PostgreSQL cannot be followed");
+    }
+    let url = primary.create_database("unconfirmed").await;
+    let standby = primary.standby().await;
+    let store = open(&url).await;
+    let send = |id: &str| store.ingest(Sender::plain().ingest(&body(id)));
+    let accepted = send("first").await.expect("ingests");
+    assert!(matches!(accepted[..], [Verdict::Accepted(_)]), "{accepted:?}");
+    standby.stop(StopMode::Immediate).await;
+    send("second").await.expect_err("its commit waits for the standby");
+    primary.kill_postmaster().await;
+    primary.start_again().await;
+    let seen = "SELECT count(*) FROM hapax.event WHERE event_id = 'second'";
+    until("the primary shows it", async || number(&url, seen).await == 1).await;
+    until("the node is connected again", async || store.writable().is_ok()).await;
+    send("second").await.expect_err("the standby does not have it");
+    standby.start_again().await;
+    until("the standby has it", async || send("second").await.is_ok()).await;
+    let copied = send("second").await.expect("ingests");
+    assert!(matches!(copied[..], [Verdict::Duplicate(_)]), "{copied:?}");
+    store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
