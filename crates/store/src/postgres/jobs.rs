@@ -159,7 +159,11 @@ async fn claim_once(
     let mut client = shared.pools.work.checkout().await?;
     let rows = client
         .query(
-            "SELECT * FROM hapax.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            // After a restore, the number may belong to another handler, whose jobs must not run here.
+            "SELECT * FROM hapax.claim( \
+                 (SELECT h.handler FROM hapax.handler h \
+                  WHERE h.handler = $1 AND h.source = $12 AND h.name = $13), \
+                 $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             &[
                 &handler.number,
                 &limit,
@@ -172,6 +176,8 @@ async fn claim_once(
                 &turn.hints.since(),
                 &turn.hints.leases(),
                 &shared.now(),
+                &ask.handler.source.as_str(),
+                &ask.handler.handler.as_str(),
             ],
         )
         .await?;

@@ -54,6 +54,35 @@ async fn two_nodes_get_each_of_ten_thousand_jobs_once() {
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), 10_000);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_restore_a_node_never_runs_the_jobs_of_another_handler() {
+    // The database goes back to a backup in which the number of this node's handler belongs to another handler. Its jobs
+    // would run with the wrong statements, and be done.
+    let base = Base::new("renumbered", spec(3)).await;
+    base.accept("of_mail", None).await;
+    base.sql
+        .batch_execute(
+            "UPDATE hapax.handler SET name = 'mail' WHERE name = 'fee';
+             UPDATE hapax.epoch SET counter = counter + 1",
+        )
+        .await
+        .expect("the backup");
+    let mut claimed = Vec::new();
+    let mut tries = 0;
+    while claimed.is_empty() {
+        assert!(tries < 1_000, "the node's own jobs are never claimed");
+        tries += 1;
+        base.accept(&format!("evt_{tries}"), None).await;
+        claimed = base.claim(10).await;
+        tokio::task::yield_now().await;
+    }
+    let ids: Vec<&str> = claimed.iter().map(|claim| &*claim.event.key.event_id).collect();
+    assert!(!ids.contains(&"of_mail"), "{ids:?}");
+    let of_mail = "SELECT j.attempt::text FROM hapax.job j JOIN hapax.event e ON e.id = j.event
+                   WHERE e.event_id = 'of_mail'";
+    assert_eq!(base.one(of_mail).await, "0");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_resource_is_worked_on_by_one_node_at_a_time() {
     // Two nodes and six claimers work on five resources. The number of running jobs of a resource must
