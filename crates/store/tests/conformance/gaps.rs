@@ -8,8 +8,8 @@ use std::time::Duration;
 use hapax_core::job::{Phase, Retry};
 use hapax_core::order::{Gaps, HELD_TOO_LONG, HELD_TOO_MANY, Machine, OnGap, OrderPolicy};
 use hapax_core::store::{
-    EventFilter, EventId, Horizon, JobFilter, Lookup, NewJob, ReplayEffect, Reviewed, Settlement,
-    Status,
+    EventFilter, EventId, Held, Horizon, JobFilter, Lookup, NewJob, ReplayEffect, Reviewed,
+    Settlement, Status,
 };
 
 use crate::harness::{
@@ -107,6 +107,48 @@ pub(crate) async fn a_gap_held_too_long_goes_to_review_and_can_be_approved<S: Wo
     assert_eq!(world.numbers([2]).await, [""; 0], "the missing number is stale now");
     assert_eq!(world.phase("n2").await, Phase::Stale);
     assert_eq!(world.numbers([4]).await, ["n4"], "the mark followed");
+}
+
+pub(crate) async fn a_busy_resource_does_not_extend_the_holds_of_others<S: Working>(
+    world: World<S>,
+) {
+    // More jobs than one claim judges are held past their deadline behind a running job. Each of them is older than
+    // the held job of another resource.
+    world.announce([with_gaps("fee", FROM_ONE, gaps(OnGap::Review))]).await;
+    world.accept("n1", &[nth(1)]).await;
+    let running = world.claim_one("fee").await;
+    for n in 3..=80 {
+        world.accept(&format!("n{n}"), &[nth(n)]).await;
+    }
+    while world.phase("n80").await != Phase::Held {
+        assert!(world.claim("fee", 100).await.is_empty());
+    }
+    world.pass(1);
+    world.accept("other", &[placed("fee", "other", 2)]).await;
+    assert!(world.claim("fee", 100).await.is_empty());
+    let long = Duration::from_secs(3 * HOLD.unsigned_abs());
+    let renewed = world.store.renew(running.job, running.fence, long).await.expect("renews");
+    assert_eq!(renewed, Held::Kept);
+    let next = world.next_due("fee").await;
+    assert!(
+        next.is_some_and(|due| due <= after(HOLD + 1)),
+        "workers wake for the deadline: {next:?}"
+    );
+    world.pass(HOLD);
+    assert!(world.claim("fee", 100).await.is_empty());
+    assert_eq!(
+        world.phases(["n3", "n80", "other"]).await,
+        [Phase::Held, Phase::Held, Phase::Review]
+    );
+    assert_eq!(world.settle(&running, done("done")).await, Settlement::Recorded);
+    while world.phase("n80").await == Phase::Held {
+        assert!(world.claim("fee", 100).await.is_empty());
+    }
+    assert_eq!(
+        world.phases(["n3", "n80"]).await,
+        [Phase::Review; 2],
+        "now their own deadline is over"
+    );
 }
 
 pub(crate) async fn a_rejected_job_never_runs_unless_forced<S: Working>(world: World<S>) {

@@ -255,6 +255,7 @@ on_every_working_store! {
     }
     gaps {
         a_gap_held_too_long_goes_to_review_and_can_be_approved,
+        a_busy_resource_does_not_extend_the_holds_of_others,
         a_rejected_job_never_runs_unless_forced,
         a_late_number_leaves_jobs_in_review_to_the_operator,
         a_gap_held_too_long_is_left_behind_where_going_on_is_allowed,

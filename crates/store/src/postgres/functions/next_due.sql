@@ -15,7 +15,6 @@ DECLARE
     current_lane integer := 0;
     due timestamptz;
     earliest timestamptz;
-    busy_resource text;
     next_known integer;
     next_lane integer;
 BEGIN
@@ -28,19 +27,14 @@ BEGIN
       AND x.due_at >= coalesce(leases_since, '-infinity')
     ORDER BY x.due_at LIMIT 1;
     -- A held job stays held until the running job of its resource has ended.
-    FOR due, current_lane, busy_resource IN
-        SELECT x.due_at, x.lane, x.resource FROM hapax.job x
-        WHERE x.handler = of_handler AND x.state = hapax.job_state('held') ORDER BY x.due_at LIMIT 64
-    LOOP
-        EXIT WHEN due >= earliest;
-        PERFORM FROM hapax.job x
-        WHERE x.lane = current_lane AND x.resource = busy_resource AND x.state = hapax.job_state('leased');
-        IF NOT FOUND THEN
-            earliest := due;
-            EXIT;
-        END IF;
-    END LOOP;
-    current_lane := 0;
+    SELECT x.due_at INTO due FROM hapax.job x
+    WHERE x.handler = of_handler AND x.state = hapax.job_state('held')
+      AND x.due_at < coalesce(earliest, 'infinity')
+      AND (SELECT true FROM hapax.job b
+           WHERE b.lane = x.lane AND b.resource = x.resource AND b.state = hapax.job_state('leased')
+           LIMIT 1) IS NULL
+    ORDER BY x.due_at LIMIT 1;
+    earliest := least(earliest, due);
     FOR look IN 1..256 LOOP
         EXIT WHEN earliest <= at;
         SELECT min(k) INTO next_known FROM unnest(known_lanes) k WHERE k > current_lane;
