@@ -48,6 +48,9 @@ pub(super) const GRACE: Duration = Duration::from_secs(1);
 /// How often a job that lost a deadlock or a serialization race runs again within its attempt.
 const RACES_MAX: usize = 3;
 
+/// The longest wait of `hapax.lock_marks` for a resource.
+const MARKS_WAIT_MAX: Duration = Duration::from_secs(2);
+
 /// Undoes the changes that statements may make to a session; prepared statements of Hapax stay.
 const RESET: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
                      SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES; ";
@@ -66,6 +69,8 @@ pub(super) enum NotRun {
     Statement(String),
     /// A fence was lost, or the job is done already.
     Fence,
+    /// Another transaction works on the resource of a job. Nothing was run.
+    Waits,
     /// An immediate retry may succeed: after a deadlock, or when an `ALTER` made a plan invalid.
     Race(String),
     /// The connection or the server failed. The transaction may even have been committed.
@@ -133,6 +138,7 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
                 ran.events.push(taken.claim.event.id);
             }
             Ok(SoloOutcome::Lost) => {}
+            Ok(SoloOutcome::Waits) => left.push(taken.clone()),
             Err(outage) => {
                 // The job that ran is lost. The jobs that were not begun are given back.
                 left.extend(alone[begun + 1..].iter().cloned());
@@ -152,6 +158,8 @@ pub(super) enum SoloOutcome {
     /// The job failed, and the failure is recorded.
     Failed(String),
     Lost,
+    /// Its resource is busy, and the job is still to be given back.
+    Waits,
 }
 
 fn count(ran: &mut SqlRan, went: JobOutcome, taken: &ClaimedJob) {
@@ -186,6 +194,10 @@ pub(super) async fn claimed(shared: &Shared, run: &SqlRun) -> Result<Ran, StoreE
         SoloOutcome::JobOutcome(JobOutcome::Guarded) => Ran::Guarded,
         SoloOutcome::Failed(error) => Ran::Failed(error),
         SoloOutcome::Lost => Ran::Lost,
+        SoloOutcome::Waits => {
+            give_back(shared, &[taken]).await?;
+            Ran::Lost
+        }
     })
 }
 
@@ -253,6 +265,7 @@ impl<'a> SqlRunner<'a> {
                     return Ok(SoloOutcome::JobOutcome(JobOutcome::Done));
                 }
                 Err(NotRun::Fence) => return Ok(SoloOutcome::Lost),
+                Err(NotRun::Waits) => return Ok(SoloOutcome::Waits),
                 Err(NotRun::Outage(error)) => return Err(error),
             }
         };
@@ -274,7 +287,8 @@ impl<'a> SqlRunner<'a> {
     ) -> Result<Vec<JobOutcome>, NotRun> {
         let mut connection = self.shared.pools.handlers.checkout().await.map_err(NotRun::Outage)?;
         let client = connection.raw().map_err(NotRun::Outage)?;
-        let inside = tokio::time::timeout(limit, async {
+        let waits = self.order.as_ref().map_or(Duration::ZERO, |_| MARKS_WAIT_MAX);
+        let inside = tokio::time::timeout(limit + waits, async {
             let went = self.inside(client, jobs, current, until).await?;
             failpoint!("worker.before_commit");
             commit(client).await?;
@@ -290,7 +304,7 @@ impl<'a> SqlRunner<'a> {
             Ok(_) => reset_connection(&mut connection, ConnectionLeftovers::Ended).await,
             // The connection is closed, because its prepared statements may be invalid.
             Err(NotRun::Race(_) | NotRun::Outage(_)) => {}
-            Err(NotRun::Statement(_) | NotRun::Fence) => {
+            Err(NotRun::Statement(_) | NotRun::Fence | NotRun::Waits) => {
                 reset_connection(&mut connection, ConnectionLeftovers::Open).await
             }
         }
@@ -331,7 +345,8 @@ impl<'a> SqlRunner<'a> {
         Ok(went)
     }
 
-    /// The marks of these jobs' resources, locked until the end of the transaction.
+    /// The marks of these jobs' resources, locked until the end of the transaction. Another node may work on one
+    /// of the resources for longer than the lock may take (`functions/lock_marks.sql`).
     async fn marks(&self, client: &Object, jobs: &[ClaimedJob]) -> Result<Marks, NotRun> {
         let placed = || jobs.iter().filter(|job| job.position.is_some());
         if self.order.is_none() || placed().next().is_none() {
@@ -341,10 +356,13 @@ impl<'a> SqlRunner<'a> {
         let resources: Vec<_> = placed().map(|job| job.claim.event.resource.as_deref()).collect();
         let ask = "SELECT lane, resource, place FROM hapax.lock_marks($1, $2)";
         let statement = client.prepare_cached(ask).await.map_err(|error| of_hapax(error.into()))?;
-        let rows = client
-            .query(&statement, &[&lanes, &resources])
-            .await
-            .map_err(|error| of_hapax(error.into()))?;
+        let rows = client.query(&statement, &[&lanes, &resources]).await.map_err(|error| {
+            let waited = [SqlState::LOCK_NOT_AVAILABLE, SqlState::QUERY_CANCELED];
+            match error.code() {
+                Some(code) if waited.contains(code) => NotRun::Waits,
+                Some(_) | None => of_hapax(error.into()),
+            }
+        })?;
         let mark =
             |row: &Row| ((row.get(0), row.get(1)), row.get::<_, Option<i64>>(2).map(Position));
         Ok(rows.iter().map(mark).collect())

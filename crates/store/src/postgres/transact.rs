@@ -454,7 +454,7 @@ async fn end<R: CommitRight>(mut db: PgDb<R>, said: R::Recorded) -> Result<R::Pr
                 // The prepared statements of the connection may be invalid.
                 NotRun::Race(why) => TxState::Spoilt(why.clone()),
                 NotRun::Statement(why) => TxState::Failed(why.clone()),
-                NotRun::Fence | NotRun::Outage(_) => TxState::Failed(String::new()),
+                NotRun::Fence | NotRun::Waits | NotRun::Outage(_) => TxState::Failed(String::new()),
             };
             return Err(refused.into());
         }
@@ -566,6 +566,7 @@ impl From<NotRun> for TxError {
             NotRun::Statement(error) => Self::Failed(Failure::new(error)),
             NotRun::Race(error) => Self::Failed(Failure::raced(error)),
             NotRun::Fence => Self::FenceLost,
+            NotRun::Waits => Self::Failed(Failure::raced("its resource is busy".to_owned())),
             NotRun::Outage(error) => Self::Store(error.into()),
         }
     }

@@ -465,6 +465,32 @@ async fn run_all(store: &PgStore, url: &str, sql: &str) {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_waits_for_its_resource_has_not_failed() {
+    // Another node works on the resource for longer than the handler may take. With enough nodes, waiting alone would
+    // use up the schedule, and a sound job would become a dead letter.
+    let rule = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
+    let base = Base::new("sql_waits", ordered(rule)).await;
+    base.accept("evt_1", Some(("acct", 1))).await;
+    assert_eq!(base.drain(INSERT).await, (1, 0, 0));
+    let other_node = connect(&base.url).await;
+    other_node.batch_execute("BEGIN; SELECT FROM hapax.mark FOR UPDATE").await.expect("locks");
+    base.accept("evt_2", Some(("acct", 2))).await;
+    base.accept("evt_3", Some(("free", 1))).await;
+    let mut runs = 0;
+    // The job of the free resource runs, sooner or later.
+    while base.one("SELECT count(*)::text FROM ledger WHERE event_id = 'evt_3'").await == "0" {
+        let ran = run(&base.store, INSERT, Duration::from_millis(300)).await;
+        assert_eq!(ran.failed, 0);
+        runs += 1;
+        assert!(runs < 100, "it never runs");
+    }
+    let waits = "SELECT state || ' ' || steps || ' ' || attempt FROM hapax.job WHERE position = 2";
+    assert_eq!(base.one(waits).await, "0 0 0");
+    other_node.batch_execute("ROLLBACK").await.expect("unlocks");
+    assert_eq!(base.drain(INSERT).await, (1, 0, 0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn order_is_kept_under_the_lock_of_the_mark() {
     // Two nodes run shuffled versions of few resources at once. The last write to each resource

@@ -1,8 +1,11 @@
 -- In the transaction of the work: locks the marks of these resources, always in the same order, and
--- returns their positions.
+-- returns their positions. The wait is bounded, because waiting must not use up the time of the work.
 CREATE OR REPLACE FUNCTION hapax.lock_marks(lanes integer[], resources text[])
 RETURNS TABLE (lane integer, resource text, place bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '2s'
+AS $$
 #variable_conflict use_column
 BEGIN
     FOR lane, resource IN
