@@ -113,13 +113,17 @@ pub(super) const ADYEN_PLATFORM: Preset = Preset {
     retries: "3 within 27 s, then for up to 30 days: 2, 5, 10, 15, 30 min, 1, 2, 4, 8 h",
     schedule: Some(ADYEN_SCHEDULE),
     // The resource alone would make one event of all its updates, so time and version distinguish the
-    // updates.
+    // updates. Webhooks of the Management API have `createdAt` instead of `timestamp`.
     envelope: PresetEnvelope {
         id: PresetId::Hash {
             fields: &[
                 "/type",
                 "/environment",
                 "/timestamp",
+                "/createdAt",
+                "/data/merchantId",
+                "/data/storeId",
+                "/data/uniqueTerminalId",
                 "/data/id",
                 "/data/sequenceNumber",
                 "/data/status",

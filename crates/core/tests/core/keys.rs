@@ -234,6 +234,19 @@ fn two_events_of_one_resource_are_two_events_for_every_other_sender_without_an_i
 }
 
 #[test]
+fn two_updates_of_an_adyen_merchant_are_two_events() {
+    // Webhooks of the Management API have neither a timestamp nor an id at /data/id.
+    let update = |merchant: &str, at: &str| {
+        format!(
+            r#"{{"createdAt":"{at}","data":{{"merchantId":"{merchant}","legalEntityId":"LE1","status":"PreActive","capabilities":{{}}}},"environment":"test","type":"merchant.updated"}}"#
+        )
+    };
+    let first = update("M1", "2026-01-01T00:00:07+01:00");
+    check_updates("adyen_platform", &first, &update("M1", "2026-01-01T00:00:09+01:00"));
+    check_updates("adyen_platform", &first, &update("M2", "2026-01-01T00:00:07+01:00"));
+}
+
+#[test]
 fn two_events_of_a_shop_in_one_second_are_two_events() {
     // WooCommerce makes the delivery id from the number of the webhook and the second.
     let identity = |id: &str, body: &str| {
