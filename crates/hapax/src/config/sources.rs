@@ -9,7 +9,7 @@ use hapax_core::handler::Handler;
 use hapax_core::json::{POINTERS_MAX, Pointer};
 use hapax_core::limits::SEARCH_FIELDS_MAX;
 use hapax_core::message::{OWN_TENANT, own_tenant_fault};
-use hapax_core::presets::{self, Preset};
+use hapax_core::presets::{self, Preset, PresetGuard};
 use hapax_core::scheme::CustomScheme;
 use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::{LatePolicy, ReplayGuard, SourceError, SourceSpec};
@@ -234,6 +234,7 @@ impl ConfigReader<'_> {
             pairs.first().map_or_else(|| template.params.clone(), |pair| pair.params.clone());
         let handlers = self.handlers(section, &spec);
         let mode = self.mode(section, &handlers);
+        self.check_types_named(&spec, &handlers);
 
         let mut keep = None;
         for pair in pairs {
@@ -264,8 +265,10 @@ impl ConfigReader<'_> {
                 source: Arc::new(source),
                 provider: provider.to_owned(),
                 path: match pair.tenant {
-                    Some(tenant) => format!("/webhooks/{tenant}/{name}"),
-                    None => format!("/webhooks/{name}"),
+                    Some(tenant) if tenant != Tenant::default().as_str() => {
+                        format!("/webhooks/{tenant}/{name}")
+                    }
+                    Some(_) | None => format!("/webhooks/{name}"),
                 },
                 rate_limit,
                 unverified_limit,
@@ -294,6 +297,26 @@ impl ConfigReader<'_> {
             search: self.search(section),
             redact: self.redaction(section),
         });
+    }
+
+    /// Warns of handlers that run for any topic, where the sender does not sign the topic: a captured request can
+    /// then be sent again under topics that do not exist.
+    fn check_types_named(&mut self, spec: &SourceSpec, handlers: &[Arc<Handler>]) {
+        let Some(preset) = presets::find(&spec.provider) else { return };
+        if preset.guard != PresetGuard::SignedAndType || spec.envelope.event_type.is_some() {
+            return;
+        }
+        let is_open = |handler: &&Arc<Handler>| {
+            let globs = handler.types.globs();
+            globs.is_empty() || globs.iter().any(|glob| glob.contains('*'))
+        };
+        for handler in handlers.iter().filter(is_open) {
+            self.warnings.push(format!(
+                "sources.{}.handlers.{}: {} does not sign the topic, so a captured request that is sent again \
+                 under an invented topic runs this handler again; name the topics in `types`, without \"*\"",
+                spec.name, handler.name, preset.title
+            ));
+        }
     }
 
     /// Reads `search`.

@@ -196,10 +196,17 @@ fn only_declared_pairs_answer_and_each_on_its_own_path() {
         secrets = ["four"]
         [sources.b.tenants.acme]
         secrets = ["five"]
+        [sources.c]
+        provider = "custom"
+        event_id = "/id"
+        scheme = { header = "x-signature" }
+        [sources.c.tenants.default]
+        secrets = ["six"]
     "#;
     let config = load_text(text, &|_| None, Flags::default());
     let paths: Vec<_> = config.sources.iter().map(|source| source.path.as_str()).collect();
-    assert_eq!(paths, ["/webhooks/acme/a", "/webhooks/zeta/a", "/webhooks/b", "/webhooks/acme/b"]);
+    let ours = ["/webhooks/acme/a", "/webhooks/zeta/a", "/webhooks/b", "/webhooks/acme/b"];
+    assert_eq!(paths, [&ours[..], &["/webhooks/c"]].concat());
 }
 
 #[test]

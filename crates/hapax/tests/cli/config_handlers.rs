@@ -176,6 +176,17 @@ fn parameters_that_nothing_fills_are_worth_a_warning() {
 }
 
 #[test]
+fn a_handler_of_a_sender_that_signs_no_topic_names_its_topics() {
+    // A captured request under an invented topic would run a handler of any topic again.
+    let of =
+        |types: &str| source("shopify", &format!("[sources.a.handlers.fee]\npull = true\n{types}"));
+    for open in ["", "types = [\"*\"]", "types = [\"orders/paid\", \"orders/*\"]"] {
+        taken(&of(open), &["handlers.fee: Shopify does not sign the topic"]);
+    }
+    taken(&of("types = [\"orders/paid\", \"orders/create\"]"), &[]);
+}
+
+#[test]
 fn where_the_app_listens_must_be_a_url() {
     let http = |url: &str| handler(&format!("¶http = \"{url}\"\nsecret = \"env:GOOD\""));
     refused(&http("127.0.0.1:3000/hooks"), &["handlers.fee.http", "http://127.0.0.1:3000/hooks"]);
