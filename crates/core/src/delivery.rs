@@ -67,7 +67,7 @@ pub enum DeliveryPhase {
     Parked,
     /// The endpoint answered with a 2xx.
     Delivered,
-    /// A dead letter: the schedule has ended, or a retry is hopeless. An operator can replay the delivery.
+    /// A dead letter: the schedule has ended, or no retry can succeed. An operator can replay the delivery.
     Dead,
     /// An operator cancelled or skipped it, its endpoint was deleted, or it expired.
     Cancelled,

@@ -23,9 +23,9 @@ pub fn is_ours(name: &HeaderName) -> bool {
     dashed(name).starts_with("hapax-")
 }
 
-/// Removes each header with a `_` in its name that an app could mistake for another header: for one that
-/// affects how a request is handled (`also` adds more of those), or for one that is also present in
-/// another spelling. Other headers with a `_` stay.
+/// Removes each header with a `_` in its name that an app could mistake for another header. The other header
+/// affects how a request is handled (`also` adds more of those), or is present in another spelling too. Other
+/// headers with a `_` stay.
 pub fn drop_lookalikes(headers: &mut HeaderMap, also: impl Fn(&str) -> bool) {
     if !headers.keys().any(|name| name.as_str().contains('_')) {
         return;

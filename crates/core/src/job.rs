@@ -199,7 +199,7 @@ pub enum AfterFailure {
         /// When the job is due.
         due: Timestamp,
     },
-    /// The schedule is used up, or trying again is hopeless.
+    /// The schedule is used up, or no further attempt can succeed.
     Bury {
         /// The progress, with one more step used.
         progress: Progress,

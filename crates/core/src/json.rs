@@ -3,9 +3,9 @@
 //! reading, and no other parser sees another id in it.
 //!
 //! A document must follow the grammar of RFC 8259. Three more things are refused: nesting deeper than
-//! [`JSON_DEPTH_MAX`], a repeated key on a path that is looked up (even if the keys are equal only after
-//! unescaping), and half a surrogate pair in a string that is looked up. Elsewhere in the document the
-//! last two are accepted.
+//! [`JSON_DEPTH_MAX`], a repeated key on a path that is looked up, and half a surrogate pair in a string that
+//! is looked up. Keys are equal if they are equal after unescaping. Elsewhere in the document the last two
+//! are accepted.
 
 use std::borrow::Cow;
 

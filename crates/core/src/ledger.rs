@@ -196,8 +196,8 @@ impl Quota {
     /// How many times the quota of one caller the whole API may hold.
     pub const TOTAL: u64 = 16;
 
-    /// Whether a caller that holds `own` may reserve another key, where all `callers` of the API
-    /// (including this one) hold `all`.
+    /// Whether a caller that holds `own` may reserve another key, if all `callers` of the API (including this
+    /// one) together hold `all`.
     pub fn admits(self, own: Usage, all: Usage, callers: u64) -> bool {
         let share = Share { callers, ..Share::of(self.keys) };
         share.has_room(own.keys, all.keys, 1) && self.keeps(own, all, callers)
@@ -247,8 +247,8 @@ fn escape(part: &str, apart: &[u8], out: &mut String) {
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// Hashes the target as it is spelled (path and query) and the bytes of the body, without the values
-    /// that `ignored` points at in a JSON body: values that a client changes with every try.
+    /// Hashes the target as it is spelled (path and query) and the bytes of the body. The hash leaves out the
+    /// values that `ignored` points at in a JSON body, which a client changes with every try.
     ///
     /// The [`Scope`] holds one normal form for all spellings of a path. Two resources whose paths differ
     /// only in spelling must not share an answer, so the spelling is hashed here.

@@ -1,7 +1,7 @@
 //! The life of a job on one page: [`step`] is one `match` over every act and every phase.
 //!
 //! SQLite applies what [`step`] returns. PostgreSQL repeats these rules in SQL, because users call its
-//! functions inside their own transactions; a test compares the two for every act in every phase.
+//! functions inside their own transactions. A test compares the two for every act in every phase.
 //! docs/lifecycle.md has the same table in words, and a test compares it with this file.
 //!
 //! The store checks the fence first: an act under an older fence never reaches this function. The

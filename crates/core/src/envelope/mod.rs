@@ -233,7 +233,8 @@ impl Envelope {
     }
 
     /// Whether one signature of this coverage is valid for only one id, so that the id alone recognises a
-    /// replay. An id within a span does not: the same bytes are another event later.
+    /// replay. An id that is unique only within a span does not suffice, because the same bytes are another
+    /// event later.
     fn id_is_signed(&self, coverage: &Coverage) -> bool {
         let fixed = |selector: &Selector| coverage.fixes(selector.origin());
         match &self.id {

@@ -52,7 +52,7 @@ pub struct Preset {
     /// The content that its guard covers if the id is not signed.
     pub guard: PresetGuard,
     /// JSON pointers to values that the sender changes with each attempt, such as the number of the attempt. They
-    /// are relative to an event. Copies that differ in nothing else are duplicates and no conflicts. Only for
+    /// are relative to an event. Copies that differ in nothing else are duplicates, not conflicts. Only for
     /// senders that sign the id in the body.
     pub counters: &'static [&'static str],
     /// The answer that it requires.

@@ -1,5 +1,5 @@
-//! How a request proves its sender: a [`Recipe`] and the source's keys are compiled once into a
-//! [`Scheme`], which checks raw bytes in constant time and signs if the key allows it.
+//! How a request proves its sender. A [`Recipe`] and the source's keys are compiled once into a [`Scheme`],
+//! which checks raw bytes in constant time, and signs if the key allows it.
 //!
 //! [`recipe`] describes ways of signing, and [`crate::presets`] assigns one to each sender.
 //! [`mod@crate::verify`] checks the window of a signed timestamp, by one rule for all schemes.
@@ -285,8 +285,8 @@ impl Scheme {
     }
 
     /// A hash of the bytes of each secret, in their order. `whsec_X` and `X` have the same hash if the
-    /// prefix is only notation. Of PayPal a hash of each webhook id, which alone distinguishes what PayPal signs
-    /// for one pair from what it signs for another.
+    /// prefix is only notation. For PayPal: a hash of each webhook id, because only this id distinguishes the
+    /// signed content of one pair from that of another.
     pub fn key_hashes(&self) -> &[KeyHash] {
         &self.key_hashes
     }

@@ -218,8 +218,8 @@ pub(super) const PLIVO: KnownFields = KnownFields {
     documents: &[],
 };
 
-/// Refuses a request in which bytes have moved over a field boundary, so that a field is missing: the
-/// signed text contains its name, and no field or parameter has it.
+/// Refuses a request in which bytes have moved over a field boundary, so that a field is missing. The signed
+/// text then contains the name of the field, and no field or parameter has this name.
 pub(super) fn check_field_boundaries(
     arrival: &Arrival,
     marks: &KnownFields,

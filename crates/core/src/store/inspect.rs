@@ -36,8 +36,8 @@ pub trait Inspect: Send + Sync + 'static {
         name: &EventName,
     ) -> impl Future<Output = Result<Lookup<EventDetail>, StoreError>> + Send;
 
-    /// The events that belong to an id: the id of a request in which they first arrived or arrived as one of
-    /// the newest copies, or the id of a message that their handlers published. At most
+    /// The events that belong to an id. The id is that of a request in which they first arrived or arrived as
+    /// one of the newest copies, or that of a message that their handlers published. At most
     /// [`TRACED_EVENTS_MAX`](crate::limits::TRACED_EVENTS_MAX).
     fn events_traced_by(
         &self,

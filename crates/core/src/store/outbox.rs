@@ -74,9 +74,9 @@ pub trait Outbox: Send + Sync + 'static {
         Duration::ZERO
     }
 
-    /// A number that grows, before the act is answered, with each act of an operator through this process that may
-    /// end claims: a change of an endpoint, the cancellation of a message, the deletion of a tenant. Acts through
-    /// other processes may be missing.
+    /// A number that grows with each act of an operator through this process that may end claims, before the
+    /// act is answered. Such acts are a change of an endpoint, the cancellation of a message and the deletion
+    /// of a tenant. Acts through other processes may be missing.
     fn operator_acts(&self) -> u64;
 
     /// Resolves when there may be due deliveries, and after `at_most` in any case. A hint: polling is the

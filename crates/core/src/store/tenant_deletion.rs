@@ -11,9 +11,9 @@ use crate::key::Tenant;
 ///
 /// A deletion covers data that was stored before it began. Data that arrives later stays, so stop
 /// the tenant's senders and publishers first. The deletion removes endpoints with their secrets and
-/// addresses, the secrets of sources that were set at run time, bodies, headers, jobs, attempts and
-/// copies of events, and bytes, order keys, deliveries and attempts of messages. Work in progress
-/// loses its fence: its effects in this database roll back.
+/// addresses, and the secrets of sources that were set at run time. Of events it removes bodies, headers,
+/// jobs, attempts and copies; of messages it removes bytes, order keys, deliveries and attempts. Work in
+/// progress loses its fence: its effects in this database roll back.
 ///
 /// Data that is needed to recognise copies stays until its own retention: the keys and guards of
 /// events, order marks, and the ids of messages. The audit trail stays.
