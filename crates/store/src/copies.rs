@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::limits::{COPIES_IN_FULL, COPIES_WAITING_MAX};
 
-/// The number of locks, so that connections on different threads seldom contend.
+/// The number of locks, so that connections on different threads rarely contend.
 const SHARDS: usize = 16;
 
 /// The copies that arrived since the last flush, by the key that the store uses for their event.

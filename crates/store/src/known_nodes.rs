@@ -7,7 +7,7 @@ use hapax_core::alert_board::LISTED_FOR;
 use hapax_core::store::{HandlerRef, NODE_MISSING_FOR, NodeRecord, SeenNode, listed_nodes};
 use uuid::Uuid;
 
-/// The nodes that checked in lately, and the handlers of each.
+/// The nodes that checked in recently, and the handlers of each.
 #[derive(Debug, Default)]
 pub(crate) struct KnownNodes(BTreeMap<Uuid, (SeenNode, Vec<HandlerRef>)>);
 

@@ -224,7 +224,7 @@ mod tests {
         assert!(!is_spent(LIST_ROWS_SURE, 0));
         assert!(!is_spent(LIST_ROWS_SURE - 1, 1));
         assert!(is_spent(LIST_ROWS_SURE, 1));
-        // After a multiple of its time the page ends all the same.
+        // In any case the page ends after a multiple of its time.
         assert!(is_spent(1, BUSY_FACTOR));
         assert!(!is_spent(0, BUSY_FACTOR), "every page reads a row");
     }

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::key_hasher::KeyHasherState;
 use crate::limits::RECENT_BYTES_MAX;
 
-/// The number of locks: enough that threads seldom contend.
+/// The number of locks: enough that threads rarely contend.
 const SHARDS: usize = 64;
 
 /// Slots in which a key may be stored: few enough to search each of them.

@@ -119,7 +119,7 @@ impl Model {
         beside.keys.iter().filter_map(|key| self.keys.get(key)).find(near).copied()
     }
 
-    /// The event with which the same signed content was seen.
+    /// The event that was seen with the same signed content.
     fn known_by_guard(&self, receipt: &Receipt) -> Option<EventNumber> {
         self.guards.get(&receipt.guard()?.hash).map(|guarded| guarded.event)
     }

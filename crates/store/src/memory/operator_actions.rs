@@ -64,7 +64,7 @@ impl Model {
         replayed
     }
 
-    /// `None` if the replay has no effect: a hopeless job stays dead, or is not begun.
+    /// `None` if the replay has no effect: a job that can never run stays dead, or is not created.
     fn effect_of_replay(
         &self,
         event: EventNumber,

@@ -193,8 +193,8 @@ impl Pools {
         })
     }
 
-    /// Closes every connection, because they lead to a server that is no longer the primary. A checked out
-    /// connection is closed when it is returned. Statements on such connections may take long to
+    /// Closes every connection, because they lead to a server that is no longer the primary. A connection
+    /// that is checked out is closed when it is returned. Statements on such connections may take long to
     /// fail, or return data that the new primary has lost.
     pub(super) fn renew(&self) {
         for client_pool in self.all() {

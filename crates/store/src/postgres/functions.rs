@@ -2,7 +2,7 @@
 //!
 //! A node replaces all functions and views in one transaction, and only if its version is higher than the one
 //! that the database records ([`super::migrate`]). So an older node that starts later changes nothing, and a
-//! fix is a change of one file. Nodes of the previous version keep calling the functions that they know: a
+//! fix is a change of one file. Nodes of the previous version keep calling the functions that they know. So a
 //! function whose arguments or columns change gets a new name, and the old one stays while any node may call
 //! it. The same holds for views, to which columns can only be added at the end.
 //!

@@ -63,8 +63,9 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// Whether a statement of a handler may have published a message. SQLite asks for permission when it compiles
-    /// a statement, with those of all triggers that the statement can fire, and before any of them runs.
+    /// Whether a statement of a handler may have published a message. SQLite asks for permission when it
+    /// compiles a statement, before the statement runs. It then also asks for all triggers that the statement
+    /// can fire.
     pub(super) fn may_publish(&self) -> bool {
         self.publishes.load(Ordering::Relaxed)
     }

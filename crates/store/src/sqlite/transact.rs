@@ -68,9 +68,9 @@ impl Tx {
 }
 
 impl Tx<KeyRight> {
-    /// Runs `effects` as [`Tx::commit`] does for a job, and keeps the answer that they return in the
-    /// same transaction: both are on disk when this returns `Ok` with it, and neither is there when
-    /// it returns `Err`.
+    /// Runs `effects` as [`Tx::commit`] does for a job, and keeps the answer that they return in the same
+    /// transaction. Effects and answer are on disk when this returns `Ok` with the answer, and neither is on
+    /// disk when this returns `Err`.
     ///
     /// The effects run only if the key is still reserved under this right and has no answer.
     pub async fn commit(
@@ -290,7 +290,7 @@ impl Db<'_> {
         if self.confined.timed_out() {
             return Err(DbError::TimedOut);
         }
-        // Cached apart from our own statements, which were compiled without the limits: see
+        // The user's statements are cached apart from our own, which were compiled without the limits: see
         // `sql_handlers::execute`.
         let prepared = self.conn.prepare_cached(&format!("/* handler */ {sql}"));
         let ran = prepared.and_then(|mut statement| run(&mut statement));

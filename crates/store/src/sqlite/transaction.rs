@@ -22,7 +22,7 @@ impl<'a> Transaction<'a> {
         if open::durable() == "full" {
             conn.execute_batch("PRAGMA synchronous = NORMAL")?;
         }
-        // Created first: if the transaction cannot begin, the setting is still reset.
+        // This guard is created first: if the transaction cannot begin, the setting is still reset.
         let mut unsynced = UnsyncedTransaction(None, conn);
         unsynced.0 = Some(Self::begin(conn)?);
         Ok(unsynced)

@@ -32,8 +32,8 @@ impl Work for SqliteStore {
         self.writer
             .slice(move |writer| {
                 let now = writer.now();
-                // Synced before the work begins. If a power cut undid the claim, a second external
-                // worker would get the same fence.
+                // The claim is synced before the work begins. If a power cut undid the claim, a second
+                // external worker would get the same fence.
                 let tx = Transaction::begin(&writer.conn)?;
                 let asked = ClaimParameters {
                     handler: &ask.handler,

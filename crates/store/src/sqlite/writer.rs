@@ -208,7 +208,7 @@ enum Command {
     Ingest(Ingest, AnswerSender<Vec<Verdict>>),
     /// An act that shares the batch's transaction, and the number of its bytes.
     Batched(usize, BatchedAct),
-    /// The same for an act that lets waiting events go first.
+    /// A batched act that lets waiting events go first.
     BehindEvents(BatchedAct),
     Find(Vec<KeyHash>, AnswerSender<Vec<Option<i64>>>),
     FlushCopies,
@@ -471,7 +471,7 @@ struct EventRate {
     is_busy: bool,
 }
 
-/// The span over which events are counted: long enough that `is_busy` changes seldom. After each change, a
+/// The span over which events are counted: long enough that `is_busy` changes rarely. After each change, a
 /// sender's next claim checks all endpoints.
 const EVENT_RATE_OVER: Duration = Duration::from_millis(100);
 
@@ -1143,10 +1143,10 @@ impl Writer {
     /// a write has succeeded.
     ///
     /// The failed transaction may be in the log, complete but unsynced. If the file were reopened
-    /// now, that transaction could reappear in the page cache alone, and its retry would be called
-    /// a duplicate of an event that is not on disk. So a small commit on the same connection first
-    /// overwrites the same place in the log. Once that commit is synced, the file is opened again
-    /// and the index reloaded.
+    /// now, that transaction could reappear in the page cache alone. Its retry would then be answered as a
+    /// duplicate of an event that is not on disk. So a small commit on the same connection first overwrites
+    /// the same place in the log. Once that commit is synced, the file is opened again and the index
+    /// reloaded.
     ///
     /// A failed sync may also have lost unsynced commits before it, and the system reports that
     /// only once: on disk the log would end there, whatever is synced after it. So the writer

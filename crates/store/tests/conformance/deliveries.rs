@@ -275,7 +275,7 @@ pub(crate) async fn the_first_attempt_waits_where_the_schedule_says_so<S: Sendin
 }
 
 pub(crate) async fn the_sender_may_ask_for_a_later_retry_or_none<S: Sending>(world: World<S>) {
-    // Retry-After may only delay; a hopeless delivery is dead at once, with steps left.
+    // Retry-After may only delay; a delivery that no retry can save is dead at once, with steps left.
     world.add(settings()).await;
     for id in ["later", "soon", "never"] {
         world.send(message(id)).await;
@@ -481,7 +481,7 @@ pub(crate) async fn a_rate_limit_bounds_how_many_attempts_begin<S: Sending>(worl
     assert_eq!(begun, [0, 6, 12, 18, 24]);
     world.pass(1_000);
     assert_eq!(world.take(ALL).await.len(), 1, "nothing was saved up");
-    // Without the limit, all of them are sent.
+    // Without the limit, all deliveries are sent.
     world.set(endpoint, EndpointSettings { rate_limit: None, ..limited }).await;
     assert_eq!(world.take(ALL).await.len(), 14);
 }
@@ -648,7 +648,8 @@ pub(crate) async fn cancelling_a_message_ends_its_open_deliveries<S: Sending>(wo
 pub(crate) async fn each_act_that_may_end_claims_is_counted_before_its_answer<S: Sending>(
     world: World<S>,
 ) {
-    // A sender holds claims in memory. The count shows it that the claims of before may have ended.
+    // A sender holds claims in memory. A higher count shows the sender that its earlier claims may have
+    // ended.
     let endpoint = world.add(settings()).await;
     world.send(message("m1")).await;
     world.take_one().await;

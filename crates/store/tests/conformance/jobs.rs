@@ -172,7 +172,7 @@ pub(crate) async fn the_first_attempt_waits_as_well_where_the_schedule_says_so<S
 
 pub(crate) async fn jobs_that_came_together_do_not_begin_together<S: Working>(world: World<S>) {
     // Thirty jobs arrive at the same instant, for a handler that waits before its first attempt. If
-    // all began at once, they would overload an app that was given time to settle. A hopeless job
+    // all began at once, they would overload an app that was given time to settle. A job that can never run
     // is dead at once, without a wait.
     let mut patient = spec("fee");
     patient.policy.retry = vec![Duration::from_secs(1_000)];

@@ -92,7 +92,7 @@ pub(crate) async fn replays_beside_pruning_run_nothing_twice<S: Working>(world: 
 
 const DAY: i64 = 86_400;
 
-/// Events are kept for five days and keys for ten, those of the source `other` for ever.
+/// Events are kept for five days and keys for ten days; the keys of the source `other` are kept for ever.
 fn kept_for_days<S: Working>(world: &World<S>) -> Horizon {
     let ago = |days: i64| {
         Timestamp::from_second(world.clock.now().as_second() - days * DAY).expect("in range")
@@ -171,7 +171,7 @@ pub(crate) async fn a_mark_stays_while_anything_older_is_unfinished<S: Working>(
         world.store.approve(waiting, vec![placed("fee", "waited", 1)], world.by("late")).await;
     assert_eq!(approved.expect("approves"), Reviewed::Decided);
     assert_eq!(world.do_all("fee").await, [""; 0], "a newer version was applied");
-    // With both of them finished and past their time, nothing is left that needs a mark.
+    // Once both events are finished and past their time, nothing is left that needs a mark.
     prune_all(&world, kept_for_days(&world)).await;
     for resource in ["died", "waited", "other"] {
         assert!(runs(&world, resource, 1).await, "{resource}");

@@ -308,7 +308,7 @@ async fn a_role_of_its_own_keeps_handlers_from_our_tables() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn default_privileges_of_the_database_give_no_role_rights_on_hapax() {
-    // ALTER DEFAULT PRIVILEGES is meant for the user's own tables, and seldom names a schema. Handlers of such a role
+    // ALTER DEFAULT PRIVILEGES is meant for the user's own tables, and rarely names a schema. Handlers of such a role
     // could read fences and stored answers, change jobs, and call every function of Hapax.
     let role = "hapax_test_default";
     for by_hand in [false, true] {
@@ -402,8 +402,8 @@ async fn a_statement_that_takes_too_long_is_a_failed_attempt() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attempt_whose_connection_dies_is_lost_and_not_failed() {
-    // The server process of a job is killed in the middle of its statements. This must use no step
-    // of the schedule, and no effect may stay.
+    // The server process of a job is killed in the middle of its statements. The attempt must use no step of
+    // the schedule, and no effect may stay.
     let base = Base::new("sql_killed", spec(3)).await;
     base.accept("evt_1", None).await;
     let store = Arc::clone(&base.store);

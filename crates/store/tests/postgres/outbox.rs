@@ -170,8 +170,8 @@ async fn the_api_and_hapax_publish_agree_on_what_the_same_message_is() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_user_s_open_transaction_delays_only_publishers_of_its_id_or_key() {
-    // The transaction holds an id and a key for longer than any publisher waits. Messages of the
-    // same batch, and events, must not wait for it.
+    // The transaction holds an id and a key for longer than any publisher waits. Messages of the same batch,
+    // and events, must not wait for that transaction.
     let base = Base::new("held", spec(3)).await;
     add(&base.store, settings()).await;
     let mut sql = connect(&base.url).await;

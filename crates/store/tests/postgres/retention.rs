@@ -203,8 +203,8 @@ async fn an_event_that_arrives_while_its_day_is_removed_keeps_its_body() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mark_that_is_deleted_while_its_resource_moves_is_written_again() {
-    // A new version of a resource that was quiet for months is settled while retention deletes its
-    // old mark: the settling transaction has read the mark, waits for it, and finds it deleted.
+    // A new version of a resource that was quiet for months is settled while retention deletes its old mark.
+    // The settling transaction has read the mark, waits for it, and finds it deleted.
     let order = OrderRule { policy: OrderPolicy::Latest, gaps: Gaps::default() };
     let base = Base::new("mark_gone", ordered(order)).await;
     let (janitor, other) = (connect(&base.url).await, connect(&base.url).await);
@@ -288,7 +288,7 @@ const WHOLE: &str = "SELECT coalesce(string_agg(convert_from(e.event_id, 'UTF8')
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unfinished_events_among_finished_ones_keep_everything() {
-    // Finished events go as ranges. A range that is one event too long would take the body and the
+    // Finished events are deleted as ranges. A range that is one event too long would take the body and the
     // jobs of an event that was never processed.
     let base = Base::new("runs", spec(1)).await;
     base.accept_many(100).await;

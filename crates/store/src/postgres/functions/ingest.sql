@@ -1,6 +1,6 @@
 -- Keeps: one Event per (tenant, source, event id) and per guard, with its jobs, in the cases that need
 -- more than one lookup: late events, replays, derived keys, conflicts. Unique hashes and guards decide
--- every race: the loser reads again. Rows are sorted by hash, so that two batches seldom deadlock.
+-- every race: the loser reads again. Rows are sorted by hash, so that two batches rarely deadlock.
 -- verdict: 0 accepted, 1 duplicate, 2 conflict, 3 review, 4 released from review.
 CREATE OR REPLACE FUNCTION hapax.ingest(
     arrived hapax.arrived[], doubts hapax.doubt[], promised hapax.promised[],

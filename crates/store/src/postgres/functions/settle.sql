@@ -1,7 +1,7 @@
 -- Keeps: "done" and the messages in one commit. `messages` are {tenant, id, type, data, thin, key,
--- api_version}, data and thin as JSON text; a message that names no tenant belongs to the tenant of
--- its event, so that no tenant can use up another's ids. If an id was used before with other
--- content, "done" and all messages are rolled back: the attempt has failed.
+-- api_version}, data and thin as JSON text. A message that names no tenant belongs to the tenant of its
+-- event, so that no tenant can use up another's ids. If an id was used before with other content, "done" and
+-- all messages are rolled back: the attempt has failed.
 CREATE OR REPLACE FUNCTION hapax.settle(
     of_job uuid, of_fence bigint, of_result text, messages jsonb, now_at timestamptz DEFAULT NULL,
     of_status integer DEFAULT NULL, of_answer text DEFAULT NULL)

@@ -3,9 +3,9 @@
 -- `first`, one of them may have more. The lock of endpoint_state comes before the count: the attempts
 -- under way are then all visible. An endpoint that another node claims from is skipped.
 -- Keeps also: at an endpoint that keeps order, one attempt at a time under each key, at the earliest delivery
--- that has not ended. Due deliveries that must wait are parked, up to 256 besides those that are
--- leased, and only while the row of the delivery that they wait for is locked here: the end of that
--- delivery then finds them parked.
+-- that has not ended. Due deliveries that must wait are parked, up to 256 besides those that are leased. A
+-- delivery is parked only while the row of the delivery that it waits for is locked here, so that the end of
+-- the latter finds it parked.
 -- Keeps also: the rate limit, by hapax_core::rate_limit. next_at: when the rate limit lets another attempt begin.
 -- Keeps also: no leased delivery of the endpoint has a lower message than endpoint_state.leased_from, so
 -- that the count does not pass the dead index entries of all earlier leases. Only a holder of that row's lock

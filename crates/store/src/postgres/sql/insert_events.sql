@@ -1,5 +1,5 @@
 -- Keeps: one Event per (tenant, source, event id) and per guard. The unique hash and the unique guard
--- decide the races. Rows are sorted by hash, so that two batches seldom deadlock. If there are jobs,
+-- decide the races. Rows are sorted by hash, so that two batches rarely deadlock. If there are jobs,
 -- insert_jobs.sql follows.
 WITH arrived AS (
     SELECT * FROM unnest($1::hapax.arrived[]) WITH ORDINALITY AS a (

@@ -1,5 +1,5 @@
 -- Runs after the functions of each new version, and after after_functions.sql. The views call these functions, so a
--- role that reads a view must be able to execute them. None of them reads a table.
+-- role that reads a view must be able to execute them. These functions read no table.
 GRANT EXECUTE ON FUNCTION
     hapax.delivery_id(timestamptz, uuid, bigint, integer),
     hapax.delivery_rank(smallint, integer, boolean, boolean),

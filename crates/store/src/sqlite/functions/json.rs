@@ -1,9 +1,8 @@
 //! `json_patch`, `jsonb_patch` and `json_pretty`.
 //!
-//! SQLite compares each member of a patch with each member of its target, and indents deep values
-//! without a bound on what it builds. The functions here work on the text that the built-in `json()`
-//! returns. That text has no white space outside strings, and it is standard JSON, whatever form of
-//! JSON SQLite was given.
+//! SQLite compares each member of a patch with each member of its target, and indents deep values without a
+//! bound on the result. The functions here work on the text that the built-in `json()` returns. That text has
+//! no white space outside strings, and it is standard JSON, whatever form of JSON SQLite was given.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};

@@ -69,7 +69,7 @@ impl Lanes {
         Ok(claimed)
     }
 
-    /// Returns true if a job was taken that must run alone.
+    /// Returns true if a job that must run alone was taken.
     #[allow(clippy::too_many_arguments)]
     fn claim_in(
         &mut self,

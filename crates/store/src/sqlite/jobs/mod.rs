@@ -54,7 +54,7 @@ pub(super) struct Lanes {
     /// Where the next claim of a handler starts its round over the tenants.
     turns: HashMap<HandlerRef, usize>,
     freed: bool,
-    /// Events whose first claim need not read them.
+    /// Events that their first claim need not read.
     pub(super) fresh: FreshEvents,
     /// Whether a job was readied and waiting workers have not been notified yet.
     woken: bool,

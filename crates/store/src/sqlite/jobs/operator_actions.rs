@@ -36,7 +36,7 @@ impl Lanes {
     }
 
     /// Decides whether a replay runs a job, and whether that changes anything. Applies the change
-    /// unless it is a dry run. `None` if nothing can be done: a hopeless job stays dead or is not
+    /// unless it is a dry run. `None` if nothing can be done: a job that can never run stays dead or is not
     /// created, and a job outside the scope stays as it is.
     pub(in crate::sqlite) fn replay(
         &mut self,

@@ -180,7 +180,7 @@ struct BackfillCandidate {
     seq: i64,
     tenant: String,
     created_at: i64,
-    /// With the type, the version and the key, and no data.
+    /// The message without its data: only type, version and key are set.
     message: NewMessage,
 }
 

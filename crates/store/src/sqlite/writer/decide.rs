@@ -285,7 +285,7 @@ impl Writer {
         })
     }
 
-    /// The event with which the same signed content was seen.
+    /// The event that was seen with the same signed content.
     fn held_by(&self, receipt: &Receipt) -> rusqlite::Result<Option<i64>> {
         let Some(guard) = receipt.guard() else { return Ok(None) };
         if let Some(seq) = self.index.find(&self.conn, &guard.hash)? {
