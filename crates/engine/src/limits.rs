@@ -234,7 +234,7 @@ pub const GATHER: Duration = Duration::from_millis(2);
 /// How often a lane without a notification polls for work: notifications are hints.
 pub const POLL_EVERY: Duration = Duration::from_secs(1);
 
-/// The most deliveries of one exchange: a commit stays short, and acks wait little meanwhile.
+/// The most deliveries of one exchange: a commit stays short, and acks wait only briefly meanwhile.
 pub const EXCHANGE_CLAIMS_MAX: usize = 256;
 
 /// The outcomes that an exchange must have to begin while the store commits another one.
@@ -257,7 +257,7 @@ pub const SLOW_ATTEMPT_AGE: Duration = Duration::from_secs(1);
 pub const WAITING_CLAIM_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// A claim that has waited in memory for longer than this is checked again before its attempt: on another node an
-/// operator may have changed the endpoint or cancelled the message. Claims of fast endpoints seldom wait so long.
+/// operator may have changed the endpoint or cancelled the message. Claims of fast endpoints rarely wait so long.
 pub const UNCHECKED_CLAIM_AGE_MAX: Duration = Duration::from_millis(500);
 
 /// The longest time that a claim beyond the `max_in_flight` of an endpoint waits in memory.
@@ -266,7 +266,7 @@ pub const CLAIM_AHEAD_AGE_MAX: Duration = Duration::from_secs(1);
 /// The endpoints whose windows a node remembers while nothing is under way there: about 2 MB.
 pub const ENDPOINTS_REMEMBERED_MAX: usize = 20_000;
 
-/// Deliveries of deleted endpoints that one commit cancels: acks wait little meanwhile.
+/// Deliveries of deleted endpoints that one commit cancels: acks wait only briefly meanwhile.
 pub const ORPHANS_PER_COMMIT: usize = 500;
 
 /// The shortest pause between two exchanges that found nothing to claim: a hint may be for deliveries

@@ -1,5 +1,5 @@
-//! Headers that a user adds to the deliveries of an endpoint, checked when they are configured: a header
-//! that could change how a delivery is read, or that Hapax sets itself, is refused.
+//! Headers that a user adds to the deliveries of an endpoint, checked when they are configured. A header that
+//! could change how a delivery is read, or that Hapax sets itself, is refused.
 
 use std::collections::HashSet;
 use std::fmt;

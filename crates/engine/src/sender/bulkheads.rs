@@ -439,7 +439,7 @@ mod tests {
         }
     }
 
-    // An act on this node is counted. An act on another node is not, so the age of the claim must do.
+    // An act on this node is counted. An act on another node is not counted, so an old claim is checked too.
     #[tokio::test(start_paused = true)]
     async fn a_claim_that_waited_is_checked_after_an_act_of_an_operator_or_half_a_second() {
         let now = Instant::now();

@@ -154,7 +154,7 @@ impl<S: Outbox + InspectOutbox> Sender<S> {
     }
 
     /// Whether a claim that has waited may be attempted: its delivery is still under way by this claim, and its
-    /// endpoint takes deliveries and is as it was at the claim. False also if the store cannot tell.
+    /// endpoint takes deliveries and is as it was at the claim. False also if the store cannot read this.
     async fn still_holds(&self, claim: &DeliveryClaim) -> bool {
         let read = async {
             let delivery = self.store.delivery(claim.delivery).await?;

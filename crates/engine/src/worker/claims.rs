@@ -1,5 +1,5 @@
-//! The life of a claim, whatever its job runs: its lease is renewed while it runs, its outcome is
-//! recorded through its fence, and a claim whose work never began is given back.
+//! The life of a claim, whatever its job runs. The lease is renewed while the job runs, the outcome is
+//! recorded through the fence, and a claim whose work never began is given back.
 
 use std::time::Duration;
 

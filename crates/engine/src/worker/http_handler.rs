@@ -1,8 +1,8 @@
 //! The user's app behind an `http` handler: the request it gets for a job, and the meaning of its
 //! answer.
 //!
-//! The app gets the event as the sender sent it, byte for byte, with a new signature: the sender's
-//! own may be past its window by the time the job runs, or be for another URL.
+//! The app gets the event as the sender sent it, byte for byte, with a new signature. The sender's own
+//! signature may be past its window when the job runs, or be for another URL.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,7 +5,7 @@
 //! No attempt waits for long. Attempts enter in the order of their requests, so an attempt that wants to
 //! run alone starts when those before it have ended. Such an attempt waits for a bounded time
 //! ([`ALONE_MAX`]) and runs alone for a bounded time. After that time the attempt runs alongside others, but
-//! never alongside another lost one: two lost jobs become due together repeatedly, and a harmless one would
+//! never alongside another lost one. Two lost jobs become due together repeatedly, and a harmless one would
 //! become a dead letter with the harmful one.
 
 use std::pin::pin;

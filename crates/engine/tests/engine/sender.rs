@@ -221,7 +221,7 @@ fn setup(slots: usize, bytes: usize) -> SenderSetup {
     }
 }
 
-/// A endpoint_caller that may call endpoints on this machine.
+/// An endpoint caller that may call endpoints on this machine.
 fn endpoint_caller() -> EndpointCaller {
     let rules =
         GuardRules::new(vec!["127.0.0.0/8".parse().unwrap()], ENDPOINT_PORTS.to_vec(), None);
@@ -328,7 +328,7 @@ async fn claims_that_were_not_begun_are_given_back_at_a_stop() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn after_an_act_of_an_operator_no_claim_that_waits_is_attempted() {
-    // Two attempts are under way, and eight claims wait for them with the data of before.
+    // Two attempts are under way, and eight claims with the earlier data wait for them.
     let moved = |record: &EndpointRecord, at: SocketAddr| EndpointSettings {
         url: format!("http://{at}/moved"),
         ..record.settings.clone()

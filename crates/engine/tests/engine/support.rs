@@ -58,7 +58,7 @@ impl Wire {
         Self { stream, read: Vec::new() }
     }
 
-    /// The same from another loopback address.
+    /// Connects from another loopback address.
     pub(crate) async fn connect_from(ours: [u8; 4], address: SocketAddr) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.bind(SocketAddr::from((ours, 0))).expect("an address of the loopback network");

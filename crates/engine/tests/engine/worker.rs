@@ -661,7 +661,7 @@ impl SyncSource {
         Self::open_for(app, timeout, 16).await
     }
 
-    /// The same with this many concurrent calls.
+    /// Opens a source with this many concurrent calls.
     async fn open_for(app: &TheApp, timeout: Duration, concurrency: usize) -> Self {
         let store = JobStore::new();
         let mut http = handler(HandlerKind::Http(target(app.url())));

@@ -116,7 +116,7 @@ impl Api {
         Self::on(TestLedger::new(), rules, work)
     }
 
-    /// The same, on a ledger that others may use as well.
+    /// Builds the API on a ledger that others may use as well.
     pub(crate) fn on<W, F>(ledger: TestLedger, rules: IdempotencyRules, work: W) -> Self
     where
         W: Fn(Effects, Request<Body>) -> F + Clone + Send + Sync + 'static,

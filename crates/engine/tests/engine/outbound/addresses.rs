@@ -34,7 +34,7 @@ const BLOCKED: &[&str] = &[
     "100.127.255.255",
     "169.254.0.1",
     "169.254.255.255",
-    // Assigned to protocols, documentation, benchmarks, relays.
+    // Ranges for protocols, documentation, benchmarks and relays.
     "192.0.0.1",
     "192.0.0.255",
     "192.0.2.1",
@@ -390,8 +390,7 @@ async fn a_chain_of_aliases_is_judged_by_its_last_address() {
 
 #[tokio::test]
 async fn a_forbidden_port_of_a_name_is_refused_at_creation_where_its_addresses_are_known() {
-    // With `allow`, a name on any port may be in an allowed net. Only its addresses show whether it
-    // is.
+    // With `allow`, a name on any port may be in an allowed net. Only the addresses of the name decide this.
     let names = Names::new();
     names.set("public.example", &[&["93.184.216.34"]]);
     names.set("inside.example", &[&["10.1.2.3"]]);
