@@ -460,7 +460,7 @@ mod tests {
         // In the next minute both rows are written.
         assert!(step([8, 2, 0, 2], 60).await);
         assert_eq!(points().await, [[6, 1, 0, 2], [2, 1, 0, 0]]);
-        // Removed for a while, and added again.
+        // The source is removed for a while, and added again.
         is_configured.store(false, Ordering::SeqCst);
         assert!(!step([8, 2, 0, 2], 5).await);
         is_configured.store(true, Ordering::SeqCst);

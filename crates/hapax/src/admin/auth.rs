@@ -685,7 +685,7 @@ impl Audited {
         self.record_within(&admin.authorizer.refusals, admin, who, status).await;
     }
 
-    /// The same with another bound of refusals.
+    /// Appends the request to the audit trail, and bounds the refusals by `refusals`.
     pub(super) async fn record_within<S: AdminStore>(
         self,
         refusals: &Refusals,
@@ -703,7 +703,7 @@ impl Audited {
         self.record_always(admin, who, status).await;
     }
 
-    /// The same without a bound, because the caller has its own.
+    /// Records the request without a bound on the number of records: the caller has its own bound.
     pub(super) async fn record_always<S: AdminStore>(
         self,
         admin: &Admin<S>,

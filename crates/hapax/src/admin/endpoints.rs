@@ -414,7 +414,7 @@ async fn checked_url<S: AdminStore>(
 ) -> Result<String, Problem> {
     match (sending(admin)?.endpoint_caller.check(url, by).await, by) {
         (Ok(url), _) => Ok(url.as_str().to_owned()),
-        // The error must not tell a receiving party which addresses a name has.
+        // The error must not reveal to a receiving party which addresses a name has.
         (Err(UrlProblem::Blocked { .. }), AddressChoice::Receiver) => Err(Problem::bad_request(
             "url: endpoints cannot be at this address: use a public address, on port 443 or 80",
         )),

@@ -1,9 +1,9 @@
 //! The admin side: health, metrics, and the API for operators and pull workers.
 //!
 //! [`routes`] lists every route, and [`openapi`] describes them. Every route except health needs a token that permits
-//! the route ([`auth`]). If the operator opened the admin side on loopback, the Host header must name a loopback
-//! address, against DNS rebinding, and requests that a reverse proxy forwarded still need a token. Every action of an
-//! operator is recorded with the name of its token.
+//! the route ([`auth`]). If the operator opened the admin side on loopback, the Host header must name a
+//! loopback address, against DNS rebinding. Requests that a reverse proxy forwarded still need a token. Every
+//! action of an operator is recorded with the name of its token.
 
 mod alerts;
 mod audit;

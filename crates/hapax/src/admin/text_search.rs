@@ -1,6 +1,6 @@
-//! The search for a text of `q`: events with the text as an id, events with it as a value that their source
-//! names in `search`, and events whose id or body contains it. A caller who must not see redacted values
-//! searches without them.
+//! The search for a text of `q`. The search finds events with the text as an id, events with the text as a
+//! value that their source names in `search`, and events whose id or body contains the text. A caller who
+//! must not see redacted values searches without them.
 
 use hapax_core::delivery::DeliveryId;
 use hapax_core::job::JobId;

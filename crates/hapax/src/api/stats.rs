@@ -38,7 +38,7 @@ pub(crate) struct Stats {
     /// Handlers that an operator has paused: their jobs wait.
     #[serde(default)]
     pub(crate) paused_handlers: Vec<HandlerPause>,
-    /// The same for each source that has a count; absent if the request names one source.
+    /// The figures of each source that has a count; absent if the request names one source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sources: Option<BTreeMap<String, Figures>>,
 }
@@ -73,8 +73,8 @@ pub(crate) struct Figures {
     pub(crate) died: u64,
     /// Requests whose signature was missing or wrong, or whose signed time was outside the window.
     pub(crate) failed_verifications: u64,
-    /// The same by reason: `missing`, `signature`, `stale`, `future`, `stale_unseen`. Reasons without a request are
-    /// left out.
+    /// The failed verifications by reason: `missing`, `signature`, `stale`, `future`, `stale_unseen`. Reasons
+    /// without a request are left out.
     #[serde(default)]
     pub(crate) failed_verifications_by_reason: BTreeMap<String, u64>,
     /// Requests that were answered with 503: they could not be made durable, and the sender must retry.

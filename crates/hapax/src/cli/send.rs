@@ -22,7 +22,7 @@ const COUNT_MAX: u64 = 100_000_000;
 /// `hapax send`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Send {
-    /// The sender to sender_like; `hapax providers` lists them
+    /// The sender to imitate; `hapax providers` lists them
     provider: String,
     /// The event type, such as payout.paid [default: a common type of this sender]
     #[arg(value_name = "TYPE")]

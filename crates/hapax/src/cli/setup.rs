@@ -60,7 +60,7 @@ pub(super) struct CheckConfig {
 
 impl CheckConfig {
     pub(super) fn run(self) -> Result<Exit, CommandFailure> {
-        // Named explicitly, so that a missing file is an error and not dev mode.
+        // The file is named explicitly, so that a missing file is an error and not dev mode.
         let from_env = || std::env::var_os("HAPAX_CONFIG").filter(|path| !path.is_empty());
         let file = self
             .config

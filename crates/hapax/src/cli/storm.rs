@@ -46,7 +46,7 @@ struct Flags {
     /// The endpoint under test: http://127.0.0.1:3000/webhooks/stripe
     #[arg(long, value_name = "URL")]
     to: String,
-    /// The sender to sender_like; `hapax providers` lists them
+    /// The sender to imitate; `hapax providers` lists them
     #[arg(long, value_name = "NAME")]
     provider: String,
     #[command(flatten)]
@@ -120,7 +120,7 @@ impl StormArgs {
             .unwrap_or_else(|| uuid::Uuid::now_v7().as_u64_pair().1 & RANDOM_SEED_MASK);
         let storm = Storm::new(sender, self.flags.shape.shape(), seed, Timestamp::now())?;
         let storm = storm.with_probe(probe, settle);
-        // Opened first, so that a path that cannot be written fails before the storm.
+        // The file is opened first, so that a path that cannot be written fails before the storm.
         let junit = self.flags.junit.as_ref().map(open).transpose()?;
         output::words(&format!(
             "seed {seed}: repeat the command with --seed {seed} to send the same events in the same order"

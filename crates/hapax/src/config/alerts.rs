@@ -125,7 +125,7 @@ impl Alerts {
             "log_growth" => self.log_growth = unless_off(text, units::size)?,
             "statements" => self.statements = unless_off(text, on)?.is_some(),
             "store" => self.store = unless_off(text, on)?.is_some(),
-            // Reported already.
+            // The problem is reported already.
             _unknown => {}
         }
         Ok(())

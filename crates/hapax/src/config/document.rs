@@ -1,8 +1,8 @@
 //! Walks a TOML file and keeps the position of every key.
 //!
-//! The reader is written by hand, because a derive cannot do three things at once: report every
-//! problem and not only the first, suggest the key that was meant, and never quote a value that may
-//! be a secret.
+//! The reader is written by hand, because a derive cannot do three things at once. The reader reports every
+//! problem and not only the first, suggests the key that was meant, and never quotes a value that may be a
+//! secret.
 
 use std::ops::Range;
 

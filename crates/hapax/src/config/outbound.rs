@@ -76,7 +76,7 @@ impl OutboundSettings {
                     let bytes = entry.parse_number(in_flight_bytes, problems);
                     outbound.max_in_flight_bytes = bytes.unwrap_or(outbound.max_in_flight_bytes);
                 }
-                // Reported already.
+                // The problem is reported already.
                 _unknown => {}
             }
         }

@@ -86,7 +86,7 @@ pub struct Event {
     pub body: Bytes,
     /// The number of this attempt, from 1.
     pub attempt: u32,
-    /// The same across attempts, restarts and replays. Use it for effects outside the database.
+    /// A key that stays the same across attempts, restarts and replays. Use it for effects outside the database.
     pub idempotency_key: String,
     /// The current object, if the handler has a refetch ([`HandlerSetup::refetch`]).
     ///

@@ -141,9 +141,9 @@ impl<S: Database> Hapax<S> {
             .route("/webhooks/{tenant}/{source}", answer)
     }
 
-    /// Runs the handlers until `stop` is ready, then shuts down: no further job is claimed, running work may
-    /// take as long as [`Builder::drain`], and the database is closed if the builder opened it. Stop the
-    /// app's server first: an event that arrives afterwards is answered 503.
+    /// Runs the handlers until `stop` is ready, then shuts down. During the shutdown no further job is
+    /// claimed, and running work may take as long as [`Builder::drain`]. Then the database is closed if the
+    /// builder opened it. Stop the app's server first: an event that arrives afterwards is answered 503.
     pub async fn run(&self, stop: impl Future<Output = ()>) {
         let stopping = CancellationToken::new();
         let stopped = async {

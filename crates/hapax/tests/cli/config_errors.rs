@@ -1,5 +1,5 @@
-//! Bad configs through the real binary: each must exit with 2, name the file, the line and the key,
-//! say what is wrong and what to do, and never show a secret.
+//! Bad configs through the real binary. Each must exit with 2, name the file, the line and the key, give the
+//! problem and a hint, and never show a secret.
 
 use crate::common::{Run, hapax, write};
 

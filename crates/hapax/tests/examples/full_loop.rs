@@ -21,7 +21,7 @@ use crate::support::{House, Sender, Server, own_address, until};
 const STRIPE_SECRET: &str = "whsec_example";
 const CLIENTS: usize = 4;
 
-/// SIGKILLs of each side, and payouts of a run.
+/// How many SIGKILLs each side gets in a run, and how many payouts are sent.
 #[derive(Clone, Copy)]
 struct Size {
     kills: usize,

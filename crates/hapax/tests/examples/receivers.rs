@@ -87,7 +87,7 @@ impl Stage {
         self.start_app_with(secret, &env)
     }
 
-    /// The same with these variables.
+    /// Starts the app with these variables of the environment.
     fn start_app_with(&self, secret: &str, env: &[(&str, &str)]) -> Process {
         let file = match self.language {
             Language::Python => self.language.example().join("app.py"),

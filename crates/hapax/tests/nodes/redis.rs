@@ -1,6 +1,6 @@
 //! A Redis in front of the shared database that is emptied, stopped, killed, restored from an old
-//! snapshot, or returns wrong data: the same answers, one effect each, no answer that waits for it,
-//! and few log lines.
+//! snapshot, or returns wrong data. The answers stay the same, each event has one effect, no answer waits for
+//! Redis, and there are few log lines.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -245,8 +245,8 @@ impl Browser {
         self.expected.lock().unwrap().push(entry);
     }
 
-    /// Checks the page: it and its tables fit its window, its text has contrast (WCAG AA), every field has a label, and it
-    /// has no element that a template does not write.
+    /// Checks the page: page and tables fit the window, text has contrast (WCAG AA), every field has a label,
+    /// and no element is one that templates do not write.
     #[track_caller]
     pub(crate) fn is_sound(&self) {
         let flaws = self.script(FLAWS);

@@ -1,5 +1,5 @@
-//! A receiving party's way through the portal in chromium: from the link through endpoints, deliveries and a replay
-//! to a new endpoint with its secret, without script as well, on a narrow screen and in the dark.
+//! A receiving party's way through the portal in chromium: from the link through endpoints, deliveries and a
+//! replay to a new endpoint with its secret. Parts of the way use no script, a narrow screen or dark colours.
 
 use serde_json::json;
 

@@ -1,6 +1,6 @@
-//! A disk that fills up and a sync that fails, under the real server: no 2xx without durability,
-//! but 503 with Retry-After; reads continue; and the retry of a refused event is accepted and never
-//! called a duplicate.
+//! A disk that fills up and a sync that fails, under the real server. Senders get no 2xx without durability,
+//! but a 503 with Retry-After, and reads continue. The retry of a refused event is accepted and never
+//! answered as a duplicate.
 //!
 //! Tests that need mounting or tracing are skipped on machines that do not allow it, but never in CI.
 //! [`power_loss`] tests a power loss.

@@ -43,8 +43,8 @@ fn refused_requests_are_listed_with_what_they_claim_and_stay_text() {
 
 #[test]
 fn the_token_of_a_refused_request_is_shown_nowhere() {
-    // A sender that still uses the token before a rotation, or that of another project: the token is wrong here and
-    // may be right elsewhere.
+    // A sender that still uses the token from before a rotation, or the token of another project: the token
+    // is wrong here and may be right elsewhere.
     let old = "glpat-canary-of-another-project";
     let house = House::new(
         "[sources.gitlab]\nprovider = \"gitlab\"\nsecrets = [\"glpat-the-right-one\"]\n",

@@ -342,7 +342,7 @@ async fn reserved<S: Ledger>(store: &S, ask: ReserveAsk) -> Result<Reservation, 
     }
 }
 
-/// When the page of a form was made; `None` if this is no id of a form.
+/// When the page of a form was made; `None` if this is not the id of a form.
 fn made_at(plan: Uuid) -> Option<SystemTime> {
     let (seconds, nanos) = plan.get_timestamp()?.to_unix();
     SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))
