@@ -100,7 +100,7 @@ impl RequestSender {
         while let Some(joined) = running.join_next().await {
             outcomes.push(joined.map_err(task_failed)?);
         }
-        // Sorted by event and not by arrival, so that equal runs print equal reports.
+        // The results are sorted by event and not by arrival, so that equal runs print equal reports.
         outcomes.sort_by_key(|outcome| outcome.event);
         Ok(outcomes)
     }

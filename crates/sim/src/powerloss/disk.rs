@@ -248,7 +248,7 @@ impl Disk {
         changes[at].durability = Durability::Ended;
     }
 
-    /// Whether a failed sync left a change of this file uncertain that no later sync writes.
+    /// Whether a failed sync left an uncertain change of this file that no later sync writes.
     pub fn is_doubtful(&self, path: &Path) -> bool {
         let changes = self.file(path).map(|file| &self.files[file].changes);
         changes
