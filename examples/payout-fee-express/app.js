@@ -1,7 +1,7 @@
 // Charges a fee of 0.5 % for every payout that was paid: an Express app as in Stripe's own guide. The
 // official package checks the signature on the raw body. Only one thing is specific to Hapax: the
-// `idempotency-key` of a request is the key of the fee, so that a call which is repeated after a crash
-// charges nothing again.
+// `idempotency-key` of a request is the key of the fee. So a call that is repeated after a crash charges
+// nothing again.
 //
 //   PORT                   where it listens, 3000 unless set
 //   STRIPE_WEBHOOK_SECRET  the endpoint's secret
