@@ -44,7 +44,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest request body; samples are far smaller.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// The table of effects, for the naive handler and for the handler of Hapax. The table has no unique key, so that a second fee is visible.
+/// The table of effects, for the naive handler and for the handler of Hapax. The table has no unique key, so
+/// that a second fee is visible.
 const TABLE: &str = "CREATE TABLE payout_fees (event_id TEXT, fee INTEGER)";
 
 /// Lists the effects.
