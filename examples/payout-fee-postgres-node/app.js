@@ -53,7 +53,7 @@ async function charge(payout, job, fence) {
     step("after insert");
     await database.query("SELECT hapax.complete($1, $2, $3)", [job, fence, result]);
     step("after complete");
-    // Last, because a key is locked until the commit.
+    // The message is published last, because its key is locked until the commit.
     await database.query("SELECT hapax.publish('fee.charged', $1, key => $2)", [
       { payout: payout.id, fee },
       payout.id,

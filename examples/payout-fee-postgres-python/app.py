@@ -70,7 +70,7 @@ def charge(payout, job, fence):
         step("after insert")
         database.execute("SELECT hapax.complete(%s, %s, %s)", (job, fence, result))
         step("after complete")
-        # Last, because a key is locked until the commit.
+        # The message is published last, because its key is locked until the commit.
         database.execute(
             "SELECT hapax.publish('fee.charged', %s, key => %s)",
             (Jsonb({"payout": payout["id"], "fee": fee}), payout["id"]),

@@ -72,7 +72,7 @@ pub struct EndpointSettings {
     /// The treatment of later deliveries under the key of a dead one, if the endpoint keeps order.
     #[serde(default)]
     pub on_dead: OnDead,
-    /// Whether it is disabled after days of nothing but failures.
+    /// Whether the endpoint is disabled after days of nothing but failures.
     #[serde(default = "default_auto_disable")]
     pub auto_disable: bool,
     /// How the newest of its secrets signs. This setting changes only together with the secrets.

@@ -17,7 +17,7 @@ struct Waiters {
     notify: Arc<Notify>,
 }
 
-/// One waiting request. Dropping it removes it from the list.
+/// One waiting request. Dropping the waiter removes it from the list.
 #[derive(Debug)]
 pub(crate) struct EventWaiter {
     event_waiters: EventWaiters,

@@ -92,7 +92,8 @@ enum PairState {
     /// Its requests get a 503, for this reason.
     Unavailable {
         why: String,
-        /// Whether its secrets could be opened. If not, they cannot be compared with others.
+        /// Whether its secrets could be opened. Secrets that could not be opened cannot be compared with
+        /// others.
         is_opened: bool,
     },
     /// Its secrets are not used, for this reason: the config has no such source, or declares the pair itself.

@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use crate::supervisor::{self, Supervisor};
 use crate::{Postgres, launch};
 
-/// A running PgBouncer in front of a server. Dropping it ends it.
+/// A running PgBouncer in front of a server. Dropping the value ends the process.
 pub struct PgBouncer {
     child: Child,
     supervisor: Supervisor,

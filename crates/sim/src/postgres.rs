@@ -19,7 +19,7 @@ use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 use crate::supervisor::{self, Supervisor};
 use crate::{launch, tls};
 
-/// A running or stopped PostgreSQL server. Dropping it deletes it with all its data.
+/// A running or stopped PostgreSQL server. Dropping the value deletes the server with all its data.
 pub struct Postgres {
     // This field is dropped before the supervisor, so that the server is reaped before the watchdog
     // ends.

@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use crate::launch;
 use crate::supervisor::{self, Supervisor};
 
-/// A running or killed Redis that saves nothing by itself. Dropping it ends it.
+/// A running or killed Redis that saves nothing by itself. Dropping the value ends the process.
 pub struct Redis {
     // This field is dropped before the supervisor, as in `Postgres`.
     child: Mutex<Option<Child>>,
@@ -116,7 +116,7 @@ impl Redis {
         assert_eq!(reply, RedisReply::Text(b"OK".to_vec()));
     }
 
-    /// Runs one command on a new connection. Its arguments are any bytes.
+    /// Runs one command on a new connection. The arguments of the command are any bytes.
     ///
     /// # Panics
     /// When the server cannot be reached. An error of the server is a reply.

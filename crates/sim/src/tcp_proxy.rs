@@ -19,7 +19,7 @@ use tokio::time::Instant;
 /// arrive, the client does not know whether the statement was committed.
 pub const READY_FOR_QUERY: &[u8] = b"Z\x00\x00\x00\x05";
 
-/// A proxy on its own port. Dropping it closes its connections.
+/// A proxy on its own port. Dropping the proxy closes its connections.
 pub struct TcpProxy {
     address: SocketAddr,
     upstream: SocketAddr,

@@ -37,7 +37,8 @@ pub(crate) enum ConnectionState {
     /// Sends a body, and only a short time has passed.
     Body,
     /// Has just connected, or just started a body. Such a connection is not closed for a while. If there are
-    /// many new connections, further ones wait for them, so that a flood cannot close the connections below.
+    /// many new connections, further ones wait for them, so that a flood cannot close connections in the
+    /// states below.
     New,
     /// Waits for its next request, and an earlier one was verified.
     VerifiedIdle,

@@ -28,7 +28,7 @@ pub(crate) struct App {
     pool: Pool,
     pub(crate) redis: ConnectionManager,
     pub(crate) redis_server: Redis,
-    /// Dropping it stops the server.
+    /// Kept because dropping a server stops it.
     _postgres: Postgres,
 }
 

@@ -398,8 +398,8 @@ impl AlertMonitor {
         }
     }
 
-    /// Reads the data of all nodes. If the store cannot be read, the last known values stay, or the alerts of the judge
-    /// before this one, so that no alert ends because of a failed query.
+    /// Reads the data of all nodes. If the store cannot be read, the last known values stay. If there are
+    /// none, the alerts of the previous judge stay. So no alert ends because of a failed query.
     async fn observe<S: AlertStore>(&self, store: &S, now: Timestamp) {
         match store.lanes().await {
             Ok(lanes) => self.kept().lanes = Some(lanes),

@@ -264,8 +264,8 @@ impl ClientPool {
     }
 
     /// As [`ClientPool::by_index`], with one plan for each statement, whatever its values. Otherwise
-    /// PostgreSQL would plan a small batch again each time, which takes longer than running it. The answers
-    /// of these sessions may only repeat what was committed before.
+    /// PostgreSQL would plan a small batch again each time, which takes longer than running it. These
+    /// sessions also answer from earlier commits, so a new session first runs [`ALL_CONFIRMED`].
     fn by_one_plan(
         target: &ServerAddress,
         name: &str,
@@ -279,7 +279,8 @@ impl ClientPool {
         Self::with(target, name, size, timeouts, session)
     }
 
-    /// As [`ClientPool::by_index`], for sessions whose answers may only repeat what was committed before.
+    /// As [`ClientPool::by_index`], for sessions that also answer from earlier commits: a new session
+    /// first runs [`ALL_CONFIRMED`].
     fn for_publishing(
         target: &ServerAddress,
         size: usize,

@@ -158,7 +158,7 @@ pub(super) enum SoloOutcome {
     /// The job failed, and the failure is recorded.
     Failed(String),
     Lost,
-    /// Its resource is busy, and the job is still to be given back.
+    /// The resource of the job is busy, and the job must still be given back.
     Waits,
 }
 

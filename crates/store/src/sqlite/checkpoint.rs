@@ -31,9 +31,9 @@ impl Checkpointer {
     }
 
     /// Runs `round` for each request. A round that fails with an I/O error may have lost the only report
-    /// of a failed sync of the log. The next round would then copy pages that are on disk nowhere else, so
-    /// there is none: the writer finds the error ([`Checkpointer::check`]), recovers, and starts another
-    /// checkpointer.
+    /// of a failed sync of the log. The next round could then copy pages into the database file that the disk
+    /// does not have in the log. So no further round runs: the writer finds the error
+    /// ([`Checkpointer::check`]), recovers, and starts another checkpointer.
     pub(super) fn running(
         mut round: impl FnMut() -> rusqlite::Result<()> + Send + 'static,
     ) -> std::io::Result<Self> {

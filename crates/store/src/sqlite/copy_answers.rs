@@ -25,7 +25,7 @@ use super::writer::WriterSender;
 use crate::limits::WAITING_MAX;
 use crate::recent::{Recent, ShardMoment};
 
-/// Threads that read. A second one starts when many requests wait.
+/// How many threads read at most. The second thread starts when many requests wait.
 const THREADS: usize = 2;
 
 /// How many waiting requests justify a second thread: waking a thread costs as much as several

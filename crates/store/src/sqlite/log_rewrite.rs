@@ -39,7 +39,7 @@ pub(super) fn rewrite(log: &Path, committed: u32) -> Result<(), RewriteError> {
     let read = read_full(&log, &mut head, 0)?;
     log.write_all_at(&head[..read], 0)?;
     let mut frames = Frames::after(&head);
-    // Whole frames, so that each is written again at once.
+    // A chunk holds whole frames, so that one write covers each frame.
     let mut chunk = vec![0; (REWRITE_BYTES / frames.bytes).max(1) * frames.bytes];
     let mut at = LOG_HEADER as u64;
     loop {

@@ -171,7 +171,7 @@ impl DatabaseLocation {
         Ok(conn)
     }
 
-    /// Makes the log durable again, of which this process has committed so many pages.
+    /// Makes the log durable again. `committed` is the number of pages in it that this process has committed.
     pub(super) fn rewrite_log(&self, committed: u32) -> Result<(), RewriteError> {
         log_rewrite::rewrite(&self.log(), committed)
     }

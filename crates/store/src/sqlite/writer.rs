@@ -1254,7 +1254,7 @@ impl Writer {
         self.last_seq = last_seq(&conn)?;
         self.conn = conn;
         if sync_failed {
-            // Its new connection does not report the failed sync again.
+            // The new connection of the checkpointer does not report the failed sync again.
             self.checkpointer = Checkpointer::start(self.place.checkpointer()?)?;
         }
         Ok(())

@@ -329,7 +329,7 @@ pub(crate) async fn a_silenced_alert_is_published_when_its_silence_ends<S: Sendi
     assert_eq!(found(&["a", "b"]).await, raises(&["a"]));
     assert!(world.listed().await[0].silence.is_some());
     assert_eq!(world.own_messages().await.len(), 3);
-    // That the alert was raised was not published, so its end is not published either.
+    // No message was published when the alert was raised, so none is published when it ends.
     found(&["b"]).await;
     world.pass(301);
     found(&["b"]).await;

@@ -1,9 +1,9 @@
 -- Keeps: a plan takes each delivery once. The slice, its place and its counts are one commit, under the lock of
 -- the plan's row, so that no two nodes run the same plan at once. Takes at most `most` deliveries.
--- Keeps also: a backfill covers the messages of transactions that were open when it was made. Their numbers may be
--- lower than those that the plan has passed. So the plan waits for these transactions and passes its span again.
--- False if the plan is not due, or has ended, or another node runs it. Plans over events:
--- hapax.take_slice.
+-- This function also keeps: a backfill covers the messages of transactions that were open when the plan was
+-- made. Their numbers may be lower than those that the plan has passed. So the plan waits for these
+-- transactions and passes its span again. False if the plan is not due, or has ended, or another node runs
+-- it. Plans over events: hapax.take_slice.
 CREATE OR REPLACE FUNCTION hapax.run_plan(
     of_plan uuid, most integer, now_at timestamptz DEFAULT NULL)
 RETURNS boolean
