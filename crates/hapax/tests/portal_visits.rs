@@ -42,7 +42,7 @@ pub(crate) fn ask(at: SocketAddr, method: &str, path: &str, cookie: &str, form: 
 /// A browser that has entered.
 pub(crate) struct Visit {
     pub(crate) at: SocketAddr,
-    /// The path of its pages.
+    /// The path of the portal's pages.
     pub(crate) base: String,
     cookie: String,
 }

@@ -171,7 +171,7 @@ pub(super) struct ApiRoute<S> {
     pub(super) to: MethodRouter<Arc<Admin<S>>>,
     /// The summary of the route, for the OpenAPI document.
     pub(super) summary: &'static str,
-    /// The inputs and answers of its handler.
+    /// The inputs and answers of the route's function.
     pub(super) describe: fn() -> Description,
 }
 

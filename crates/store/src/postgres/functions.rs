@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_change_after_a_release_raises_the_version() {
-        // Under the same version no database would ever get the change.
+        // A database that already has this version would never get the change.
         let ours = FunctionSet::ours();
         match RELEASED.last() {
             Some((version, checksum)) if *version == ours.version => {

@@ -457,8 +457,8 @@ pub(crate) async fn a_job_lost_alone_five_times_is_buried_by_the_claim<S: Workin
 }
 
 pub(crate) async fn a_lost_call_is_neither_claimed_alone_nor_buried<S: Working>(world: World<S>) {
-    // Neither a called app nor an external worker can end this process: otherwise their jobs would
-    // wait for each other, and become dead, because of another job.
+    // Neither a called app nor an external worker can end this process, so their jobs are not suspected after a
+    // crash. A suspected job is claimed alone, and is dead after a few losses.
     for workplace in [WorkLocation::Called, WorkLocation::Pulled] {
         let name = format!("{workplace:?}");
         world.announce([HandlerSpec { workplace, ..spec(&name) }]).await;

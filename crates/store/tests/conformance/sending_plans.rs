@@ -114,7 +114,7 @@ fn plan() -> impl Strategy<Value = Vec<Act>> {
 /// How much of a plan depends on chance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum PlanKind {
-    /// Claims are bounded, and waits may be under way.
+    /// Claims are bounded, and some waits are longer than the time that passes.
     Any,
     /// Every due delivery is claimed, and no wait outlasts a pass of time.
     Certain,
