@@ -341,6 +341,10 @@ pub mod limits {
     /// that.
     pub const CLOCK_STEP_MIN: Duration = Duration::from_secs(1);
 
+    /// The longest wait between two slices of a plan: a slice of one event or delivery at the lowest rate, and
+    /// the wait after a slice that met a lock.
+    pub const SLICE_WAIT_MAX: Duration = Duration::from_secs(2);
+
     /// Due times that are corrected between two batches of acks after the clock was set back: a few
     /// milliseconds of the writer's time.
     pub const PULLED_IN_AT_ONCE: usize = 1_000;

@@ -9,10 +9,10 @@
 
 use rusqlite::{Connection, OptionalExtension};
 
-use super::row::micros;
+use super::row::{micros, timestamp};
 use super::writer::Writer;
 use crate::limits::{
-    CLOCK_STEP_MIN, CLOCK_STEPS_KEPT, ENDPOINTS_CHECKED_AT_ONCE, PULLED_IN_AT_ONCE,
+    CLOCK_STEP_MIN, CLOCK_STEPS_KEPT, ENDPOINTS_CHECKED_AT_ONCE, PULLED_IN_AT_ONCE, SLICE_WAIT_MAX,
 };
 
 /// The writer's knowledge of its clock.
@@ -71,6 +71,7 @@ pub(super) fn handle_step(writer: &mut Writer) -> rusqlite::Result<()> {
     let (jobs, reached) = writer.in_transaction(|writer| {
         let jobs = pull_in_jobs(&writer.conn, &lanes, now, PULLED_IN_AT_ONCE)?;
         let reached = pull_in_reservations(&writer.conn, after, now, PULLED_IN_AT_ONCE)?;
+        pull_in_plans(&writer.conn, now)?;
         Ok((jobs, reached))
     })?;
     writer.clock_watch.jobs_wait = jobs >= PULLED_IN_AT_ONCE;
@@ -115,6 +116,7 @@ fn shorten_delivery_waits(writer: &mut Writer, now: i64) -> rusqlite::Result<()>
     let changed = writer.in_transaction(|writer| {
         let (mut changed, mut left) = (Vec::new(), PULLED_IN_AT_ONCE);
         for number in numbers {
+            writer.outbox.shorten_pauses(&writer.conn, number, timestamp(now))?;
             let pulled = pull_in_deliveries(&writer.conn, number, now, left)?;
             if pulled > 0 {
                 changed.push(number);
@@ -185,6 +187,15 @@ fn pull_in_jobs(
         }
     }
     Ok(pulled)
+}
+
+/// Makes the slices of plans due that are further ahead than any slice waits.
+fn pull_in_plans(conn: &Connection, now: i64) -> rusqlite::Result<()> {
+    conn.prepare_cached(
+        "UPDATE hapax_plan SET next_at = ?1 WHERE state = 'running' AND next_at > ?1 + ?2",
+    )?
+    .execute((now, SLICE_WAIT_MAX.as_micros() as i64))?;
+    Ok(())
 }
 
 /// The reservation that was checked last; `None` after the last one.

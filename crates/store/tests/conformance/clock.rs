@@ -4,14 +4,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::KeyHash;
+use hapax_core::endpoint::EndpointSettings;
 use hapax_core::job::{Retry, WorkLocation};
 use hapax_core::ledger::{Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Scope};
 use hapax_core::order::{Gaps, OnGap, OrderPolicy};
-use hapax_core::store::{HandlerSpec, Work};
+use hapax_core::store::{
+    EventAct, EventFilter, EventPlan, HandlerSpec, Held, NewPlan, PlanId, PlanRun, Plans, Status,
+    Work,
+};
 use hapax_store::{SqliteOptions, SqliteStore};
 use http::Method;
+use uuid::Uuid;
 
 use crate::harness::{LEASE, World, failed, ids, job, placed, spec, with_gaps};
+use crate::sending::{self, ALL};
 
 const HOUR: i64 = 3_600;
 
@@ -124,6 +131,83 @@ async fn a_reservation_has_its_own_length_and_no_more_after_the_clock_was_set_ba
             matches!(reservation, Reservation::Fresh(_)),
             "restart: {restart}: {reservation:?}"
         );
+    }
+}
+
+/// An endpoint whose failed deliveries are due again at once.
+fn patient() -> EndpointSettings {
+    EndpointSettings { retry: vec![Duration::ZERO; 10], ..sending::settings() }
+}
+
+#[tokio::test]
+async fn a_paused_endpoint_is_tried_after_its_own_time_though_the_clock_was_set_back() {
+    for restart in [false, true] {
+        let world = World::on_disk();
+        world.add(patient()).await;
+        for n in 0..6 {
+            world.send(sending::message(&format!("m{n}"))).await;
+        }
+        for _ in 0..5 {
+            let claim = world.take(1).await.remove(0);
+            let failed = sending::failed(Retry::Schedule);
+            assert_eq!(world.report(&claim, failed).await, Held::Kept);
+        }
+        assert!(world.take(ALL).await.is_empty(), "its circuit is open");
+        let world = after_a_step(world, restart).await;
+        assert!(world.take(ALL).await.is_empty(), "restart: {restart}");
+        world.pass(61);
+        assert_eq!(world.take(ALL).await.len(), 1, "restart: {restart}");
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_with_a_rate_limit_waits_for_one_interval_though_the_clock_was_set_back() {
+    for restart in [false, true] {
+        let world = World::on_disk();
+        let rate_limit = Some("1/m".parse().expect("a rate"));
+        world.add(EndpointSettings { rate_limit, ..patient() }).await;
+        for n in 0..3 {
+            world.send(sending::message(&format!("m{n}"))).await;
+        }
+        let claim = world.take_one().await;
+        assert_eq!(world.report(&claim, sending::delivered()).await, Held::Kept);
+        assert!(world.take(ALL).await.is_empty(), "one in a minute");
+        let world = after_a_step(world, restart).await;
+        assert!(world.take(ALL).await.is_empty(), "restart: {restart}");
+        world.pass(61);
+        assert_eq!(world.take(ALL).await.len(), 1, "restart: {restart}");
+    }
+}
+
+#[tokio::test]
+async fn a_plan_runs_its_next_slice_though_the_clock_was_set_back() {
+    for restart in [false, true] {
+        let world = World::on_disk();
+        world.announce([spec("fee")]).await;
+        for id in ["evt_1", "evt_2"] {
+            world.accept(id, &[job("fee")]).await;
+            world.settle(&world.claim_one("fee").await, failed(Retry::Never)).await;
+        }
+        world.pass(1);
+        let dead = EventFilter { status: Some(Status::Dead), ..EventFilter::default() };
+        let plan = NewPlan {
+            id: PlanId(Uuid::now_v7()),
+            work: EventPlan::new(EventAct::Discard, None, dead).into(),
+            rate: Some(1),
+            request: KeyHash([7; 16]),
+            alone: false,
+        };
+        world.store.create_plan(plan, world.by("an outage")).await.expect("creates");
+        let next = async |world: &World<SqliteStore>| {
+            world.store.run_plan(10, Vec::new()).await.expect("runs")
+        };
+        let PlanRun::Events(slice) = next(&world).await else { panic!("no slice is due") };
+        assert_eq!(world.store.take_slice(*slice).await.expect("takes"), Held::Kept);
+        assert!(matches!(next(&world).await, PlanRun::NotBefore(_)), "one in a second");
+        let world = after_a_step(world, restart).await;
+        world.pass(2);
+        let ran = next(&world).await;
+        assert!(matches!(ran, PlanRun::Events(_)), "restart: {restart}: {ran:?}");
     }
 }
 

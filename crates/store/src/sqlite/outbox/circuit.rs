@@ -8,15 +8,18 @@ use hapax_core::circuit::{
     Admits, Circuit, CircuitEvent, TRIED_FIRST, only_failed_reason, open_reason, step,
 };
 use hapax_core::endpoint::{Disabled, DisabledBy};
-use hapax_core::rate_limit::{RELEASE_FOR, RateLimit, limit_at, next_at};
+use hapax_core::rate_limit::{RELEASE_FOR, RateLimit, SLACK, limit_at, next_at};
 use hapax_core::store::{AttemptVerdict, EndpointSignal};
 use rusqlite::{Connection, Row};
 
 use super::{EndpointState, Outbox};
 use crate::sqlite::row::{micros, timestamp};
 
+/// The longest pause that an endpoint may ask for.
+const PAUSE_MAX: Duration = Duration::from_secs(86_400);
+
 /// The circuit of an endpoint, the pause that it asked for, and how much of its rate limit is used.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct EndpointHealth {
     pub(super) circuit: Circuit,
     pub(super) blocked_until: Option<Timestamp>,
@@ -178,6 +181,36 @@ impl Outbox {
         let Some(endpoint) = self.endpoints.get_mut(&number) else { return Ok(()) };
         endpoint.health.spread_until = now.saturating_add(RELEASE_FOR).ok();
         write(conn, number, endpoint)
+    }
+
+    /// Moves the times of an endpoint closer that are further ahead than it ever waits: the clock was set back.
+    pub(in crate::sqlite) fn shorten_pauses(
+        &mut self,
+        conn: &Connection,
+        number: i64,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let Some(endpoint) = self.endpoints.get_mut(&number) else { return Ok(()) };
+        let (before, lease) = (endpoint.health, endpoint.policy.lease);
+        let within = |time: Option<Timestamp>, wait: Duration| {
+            time.map(|time| now.saturating_add(wait).map_or(time, |latest| time.min(latest)))
+        };
+        // While the circuit is probed, it is open until the probe's lease ends.
+        let open_for = before.circuit.open_for.max(lease);
+        let circuit =
+            Circuit { open_until: within(before.circuit.open_until, open_for), ..before.circuit };
+        let spread_until = within(before.spread_until, RELEASE_FOR);
+        let limit = limit_at(endpoint.record.settings.rate_limit, spread_until, now);
+        let interval = limit.map_or(0, RateLimit::interval_us).unsigned_abs();
+        let paid_until = within(before.paid_until, Duration::from_micros(interval) + SLACK);
+        let blocked_until = within(before.blocked_until, PAUSE_MAX);
+        let health = EndpointHealth { circuit, blocked_until, paid_until, spread_until };
+        if health != before {
+            endpoint.health = health;
+            write(conn, number, endpoint)?;
+            self.reschedule(number);
+        }
+        Ok(())
     }
 
     /// Records that this many attempts begin at an endpoint with a rate limit.
