@@ -237,6 +237,7 @@ on_every_working_store! {
         the_mark_moves_only_with_done,
         two_handlers_keep_their_own_marks,
         one_at_a_time_per_resource_while_others_go_on,
+        jobs_of_a_busy_resource_hide_no_job_of_a_free_one,
         waiting_older_versions_do_not_delay_the_newest,
         an_expired_lease_frees_its_resource,
         a_waiting_worker_is_notified_when_a_resource_is_free,

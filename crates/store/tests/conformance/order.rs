@@ -73,6 +73,22 @@ pub(crate) async fn two_handlers_keep_their_own_marks<S: Working>(world: World<S
     assert_eq!(world.event("v1").await.summary.status, Status::Received, "mail is still to come");
 }
 
+pub(crate) async fn jobs_of_a_busy_resource_hide_no_job_of_a_free_one<S: Working>(world: World<S>) {
+    // A worker asks for one job at a time, as often as it likes. The jobs that are due longest all wait for the
+    // same resource.
+    world.announce([ordered("fee", LATEST)]).await;
+    world.accept("first", &[placed("fee", "busy", 0)]).await;
+    let first = world.claim_one("fee").await;
+    for n in 1..20 {
+        world.accept(&format!("waits_{n}"), &[placed("fee", "busy", n)]).await;
+    }
+    world.accept("free", &[placed("fee", "free", 1)]).await;
+    assert_eq!(ids(&world.claim("fee", 1).await), ["free"]);
+    assert!(world.claim("fee", 1).await.is_empty());
+    assert_eq!(world.settle(&first, done("first")).await, Settlement::Recorded);
+    assert_eq!(world.claim("fee", 1).await.len(), 1, "the resource is free");
+}
+
 pub(crate) async fn one_at_a_time_per_resource_while_others_go_on<S: Working>(world: World<S>) {
     // Two workers at once on one payout would decide on the same mark.
     world.announce([ordered("fee", LATEST)]).await;

@@ -13,37 +13,47 @@ DECLARE
     is_alone boolean;
     admitted integer;
     skipped timestamptz;
+    read integer;
+    looked integer := 0;
 BEGIN
     taken := '{}';
     aside := '{}';
     by_itself := false;
-    FOR j IN
-        SELECT * FROM hapax.job x
-        WHERE x.handler = h.handler AND x.lane = of_lane AND x.state = hapax.job_state('ready')
-          AND x.due_at <= at AND x.due_at >= since
-        ORDER BY x.due_at, x.job LIMIT room
-        FOR UPDATE SKIP LOCKED
     LOOP
-        is_alone := j.lost > 0 AND h.workplace = hapax.workplace('node');
-        IF is_alone AND NOT (is_first AND taken = '{}') THEN
-            skipped := coalesce(skipped, j.due_at);
-            CONTINUE;
-        END IF;
-        seen_until := j.due_at;
-        IF j.resource IS NOT NULL THEN
-            admitted := hapax.admit(h, j, at);
-            IF admitted = 2 THEN
-                aside := aside || j.event;
+        read := 0;
+        FOR j IN
+            SELECT * FROM hapax.job x
+            WHERE x.handler = h.handler AND x.lane = of_lane AND x.state = hapax.job_state('ready')
+              AND x.due_at <= at AND x.due_at >= since
+            ORDER BY x.due_at, x.job LIMIT room - cardinality(taken)
+            FOR UPDATE SKIP LOCKED
+        LOOP
+            read := read + 1;
+            is_alone := j.lost > 0 AND h.workplace = hapax.workplace('node');
+            IF is_alone AND NOT (is_first AND taken = '{}') THEN
+                skipped := coalesce(skipped, j.due_at);
+                CONTINUE;
             END IF;
-            CONTINUE WHEN admitted <> 0;
-        END IF;
-        PERFORM hapax.lease_jobs(h, ARRAY[j.job], who, at, true);
-        taken := taken || j.job;
-        IF is_alone THEN
-            by_itself := true;
-            seen_until := NULL;
-            RETURN;
-        END IF;
+            seen_until := j.due_at;
+            IF j.resource IS NOT NULL THEN
+                admitted := hapax.admit(h, j, at);
+                IF admitted = 2 THEN
+                    aside := aside || j.event;
+                END IF;
+                CONTINUE WHEN admitted <> 0;
+            END IF;
+            PERFORM hapax.lease_jobs(h, ARRAY[j.job], who, at, true);
+            taken := taken || j.job;
+            IF is_alone THEN
+                by_itself := true;
+                seen_until := NULL;
+                RETURN;
+            END IF;
+        END LOOP;
+        -- A job that was set aside is no longer due: the jobs behind it may run. The number bounds the time.
+        looked := looked + read;
+        EXIT WHEN read = 0 OR cardinality(taken) >= room OR skipped IS NOT NULL
+            OR looked - cardinality(taken) >= 256;
     END LOOP;
     seen_until := coalesce(skipped, seen_until);
 END $$;

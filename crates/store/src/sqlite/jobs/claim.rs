@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use super::change::Reported;
 use super::row::{COLUMNS, JobRow, job_id};
 use super::{Lanes, next_in};
+use crate::limits::JOBS_ASIDE_AT_ONCE;
 use crate::sqlite::fresh_events::EventContent;
 use crate::sqlite::order;
 use crate::sqlite::row::{HELD, LEASED, event_id, micros, timestamp};
@@ -83,61 +84,82 @@ impl Lanes {
     ) -> rusqlite::Result<bool> {
         let at = micros(now);
         self.expire(conn, lane, at, now)?;
-        let mut due = JobRow::due_in(conn, lane, at, wanted)?;
-        // A due job may fill the gap: gaps are judged only when nothing is due.
-        if let (true, Some(rule)) = (due.is_empty(), &spec.order)
-            && order::judge(conn, self, lane, rule, now)?
-        {
-            due = JobRow::due_in(conn, lane, at, wanted)?;
-        }
-        if due.len() < wanted {
-            let next = next_in(conn, lane, at, at)?;
-            if let Some(lane) = self.by_lane.get_mut(&lane) {
-                lane.quiet_until = next.unwrap_or(i64::MAX);
+        let (end, mut aside) = (claimed.len() + wanted, 0);
+        loop {
+            let (before, room) = (claimed.len(), end - claimed.len());
+            let mut due = JobRow::due_in(conn, lane, at, room)?;
+            // A due job may fill the gap: gaps are judged only when nothing is due.
+            if let (true, Some(rule)) = (due.is_empty(), &spec.order)
+                && order::judge(conn, self, lane, rule, now)?
+            {
+                due = JobRow::due_in(conn, lane, at, room)?;
             }
-        }
-        let is_plain = |job: &JobRow| job.place.is_none() && !job.progress.alone(spec.workplace);
-        if due.len() > 1 && due.iter().all(is_plain) {
-            let lease = spec.policy.lease;
-            claimed.extend(self.lease_all(conn, lane, due, lease, ask.worker, now)?);
-            return Ok(false);
-        }
-        for job in due {
-            if job.progress.alone(spec.workplace) && !claimed.is_empty() {
-                // The job stays ready, for a separate claim.
-                self.note_due(lane, at);
-                continue;
-            }
-            let mut admission = Admission::Run;
-            if let (Some(rule), Some(place)) = (&spec.order, &job.place) {
-                order::begin(conn, lane, &rule.policy, place, now)?;
-                if ask.guard {
-                    admission = order::admission(conn, &job, rule, place)?;
+            let (read, mut is_last) = (due.len(), due.len() < room);
+            if is_last {
+                let next = next_in(conn, lane, at, at)?;
+                if let Some(lane) = self.by_lane.get_mut(&lane) {
+                    lane.quiet_until = next.unwrap_or(i64::MAX);
                 }
             }
-            let claim = Act::Claim { admission, lease: spec.policy.lease };
-            let reported = Reported {
-                worker: ask.worker,
-                with_resource: ask.guard && spec.order.is_some() && job.place.is_some(),
-                ..Reported::default()
-            };
-            let Ok(change) = self.act(conn, &job, &claim, reported, now)? else { continue };
-            let job = job.claimed(&change, ask.worker, now);
-            if let (HELD, Some(rule)) = (job.state, &spec.order) {
-                order::limit_held(conn, self, &job, rule, now)?;
+            let is_plain =
+                |job: &JobRow| job.place.is_none() && !job.progress.alone(spec.workplace);
+            if due.len() > 1 && due.iter().all(is_plain) {
+                let lease = spec.policy.lease;
+                claimed.extend(self.lease_all(conn, lane, due, lease, ask.worker, now)?);
+                return Ok(false);
             }
-            if job.state != LEASED {
-                continue;
+            for job in due {
+                if job.progress.alone(spec.workplace) && !claimed.is_empty() {
+                    // The job stays ready, for a separate claim.
+                    self.note_due(lane, at);
+                    is_last = true;
+                    continue;
+                }
+                let Some(job) = self.admit(conn, job, ask, spec, now)? else { continue };
+                let alone = job.progress.alone(spec.workplace);
+                claimed.push(job);
+                if alone {
+                    // The next claim takes the jobs that are due after this one.
+                    self.note_due(lane, at);
+                    return Ok(true);
+                }
             }
-            let alone = job.progress.alone(spec.workplace);
-            claimed.push(job);
-            if alone {
-                // The next claim takes the jobs that are due after this one.
-                self.note_due(lane, at);
-                return Ok(true);
+            // A job that was set aside is no longer due: the jobs behind it may run.
+            aside += read - (claimed.len() - before);
+            if is_last || claimed.len() == end || aside >= JOBS_ASIDE_AT_ONCE {
+                return Ok(false);
             }
         }
-        Ok(false)
+    }
+
+    /// Leases a due job. If the order does not allow it now, the job is set aside.
+    fn admit(
+        &mut self,
+        conn: &Connection,
+        job: JobRow,
+        ask: &ClaimParameters<'_>,
+        spec: &HandlerSpec,
+        now: Timestamp,
+    ) -> rusqlite::Result<Option<JobRow>> {
+        let mut admission = Admission::Run;
+        if let (Some(rule), Some(place)) = (&spec.order, &job.place) {
+            order::begin(conn, job.lane, &rule.policy, place, now)?;
+            if ask.guard {
+                admission = order::admission(conn, &job, rule, place)?;
+            }
+        }
+        let claim = Act::Claim { admission, lease: spec.policy.lease };
+        let reported = Reported {
+            worker: ask.worker,
+            with_resource: ask.guard && spec.order.is_some() && job.place.is_some(),
+            ..Reported::default()
+        };
+        let Ok(change) = self.act(conn, &job, &claim, reported, now)? else { return Ok(None) };
+        let job = job.claimed(&change, ask.worker, now);
+        if let (HELD, Some(rule)) = (job.state, &spec.order) {
+            order::limit_held(conn, self, &job, rule, now)?;
+        }
+        Ok((job.state == LEASED).then_some(job))
     }
 
     /// Leases that ended before `until` become lost attempts.
