@@ -408,8 +408,12 @@ fn find_in_trees(conn: &Connection, hash: &KeyHash) -> rusqlite::Result<Option<i
 
 /// The filter over both trees, and how many keys the young one holds.
 fn load_filter(conn: &Connection) -> rusqlite::Result<(Filter, usize)> {
-    let about: i64 = meta(conn, "merged_through")?;
-    let mut filter = Filter::for_keys(usize::try_from(about).unwrap_or(0) * 5 / 4);
+    // Keys of deleted events are in neither tree.
+    let through = meta(conn, "merged_through")?;
+    let oldest: Option<i64> =
+        conn.query_row("SELECT min(seq) FROM hapax_event", [], |row| row.get(0))?;
+    let about = oldest.map_or(0, |oldest| through - oldest);
+    let mut filter = Filter::for_keys(usize::try_from(about).unwrap_or(0) / 4 * 5);
     let mut add_all = |sql: &str| -> rusqlite::Result<usize> {
         let mut rows = conn.prepare(sql)?;
         let mut rows = rows.query([])?;

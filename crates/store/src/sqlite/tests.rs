@@ -1020,6 +1020,28 @@ async fn old_messages_are_deleted_with_the_history_and_new_ones_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_takes_memory_for_the_keys_that_are_kept_and_not_for_all_that_ever_were() {
+    // Years of events came and were deleted. Their filter would need more memory than any machine has.
+    let place = DatabaseDirectory::new();
+    place.open().close().await;
+    let conn = Connection::open(place.file()).expect("opens");
+    conn.execute_batch(
+        "UPDATE hapax_meta SET value = 1000000000000 WHERE name IN ('merged_through', 'last_seq')",
+    )
+    .expect("writes");
+    drop(conn);
+    let sender = Sender::plain();
+    let store = place.open();
+    let id = verdict(&store, &sender, "evt_1").await.expect("accepts").id();
+    store.close().await;
+    drop(store);
+    let store = place.open();
+    let again = verdict(&store, &sender, "evt_1").await.expect("answers");
+    assert!(matches!(&again, Verdict::Duplicate(known) if known.id == id), "{again:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
     // The body of an event is deleted, then a copy arrives and is counted, then the key is deleted. The row
     // of the count must be deleted too.
