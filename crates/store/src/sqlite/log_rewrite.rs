@@ -32,7 +32,7 @@ pub(super) enum RewriteError {
 const LOG_HEADER: usize = 32;
 const FRAME_HEADER: usize = 24;
 
-/// Writes the log over itself and syncs it. `committed` is the number of its first frames that must be intact.
+/// Writes the log over itself and syncs it. The caller keeps others from writing meanwhile. `committed` is the number of its first frames that must be intact.
 pub(super) fn rewrite(log: &Path, committed: u32) -> Result<(), RewriteError> {
     let log = File::options().read(true).write(true).open(log)?;
     let mut head = [0; LOG_HEADER];

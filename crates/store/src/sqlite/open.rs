@@ -10,6 +10,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use super::log_rewrite::{self, RewriteError};
+use super::transaction::Transaction;
 use crate::file_permissions::{narrow, private_dir, private_file};
 use crate::limits::{PAGE_BYTES, STATEMENT_VALUE_BYTES_MAX};
 
@@ -178,7 +179,9 @@ impl DatabaseLocation {
 
     /// Makes the log of a process that has ended durable. A sync of that process may have failed: then no
     /// other sync writes those pages, and they would be copied from memory into the database file.
-    pub(super) fn rewrite_old_log(&self) -> Result<(), OpenError> {
+    pub(super) fn rewrite_old_log(&self, conn: &Connection) -> Result<(), OpenError> {
+        // The user's own program may still have the file open for writing.
+        let _no_other_writer = Transaction::begin(conn).map_err(|source| self.error(source))?;
         match log_rewrite::rewrite(&self.log(), 0) {
             Err(RewriteError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Ok(()) => Ok(()),

@@ -745,6 +745,39 @@ async fn after_a_failed_sync_of_the_checkpointer_the_log_is_empty_and_the_epoch_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_reads_the_file_does_not_keep_the_writer_from_recovering() {
+    // The program holds a transaction open for as long as it likes, so the log cannot start over.
+    let place = DatabaseDirectory::new();
+    let store = place.open();
+    verdict(&store, &Sender::plain(), "evt_1").await.expect("accepts");
+    let program = Connection::open(place.file()).expect("opens");
+    let read = || -> i64 {
+        let count = program.query_row("SELECT count(*) FROM hapax_event", [], |row| row.get(0));
+        count.expect("reads")
+    };
+    program.execute_batch("BEGIN").expect("begins");
+    assert_eq!(read(), 1);
+    verdict(&store, &Sender::plain(), "evt_2").await.expect("accepts");
+    let failed: Result<(), _> = store
+        .writer
+        .slice(|writer| {
+            writer.conn.busy_timeout(Duration::ZERO)?;
+            Err(failed_sync())
+        })
+        .await;
+    assert!(failed.is_err());
+    writable_again(&store).await;
+    verdict(&store, &Sender::plain(), "evt_3").await.expect("accepts");
+    assert_eq!(read(), 1, "its transaction is still open");
+    for id in ["evt_1", "evt_2", "evt_3"] {
+        let again = verdict(&store, &Sender::plain(), id).await.expect("answers");
+        assert!(matches!(again, Verdict::Duplicate(_)), "{id}: {again:?}");
+    }
+    drop(program);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_event_is_answered_whose_commit_met_a_failed_sync_of_the_checkpointer() {
     // The checkpointer's sync fails while the commit runs, and the commit's own sync succeeds.
     let place = DatabaseDirectory::new();

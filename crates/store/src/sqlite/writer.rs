@@ -580,8 +580,8 @@ impl Writer {
         clock: Clock,
     ) -> Result<Self, OpenError> {
         let fail = |source| place.error(source);
-        place.rewrite_old_log()?;
         let mut conn = place.writer().map_err(fail)?;
+        place.rewrite_old_log(&conn)?;
         let settled = open::settle_log(&conn).map_err(fail)?;
         open::refuse_entangled(&place, &conn)?;
         open::migrate(&place, &mut conn)?;
@@ -1233,12 +1233,11 @@ impl Writer {
         }
         raise_epoch(&self.conn)?;
         if sync_failed {
+            let no_other_writer = Transaction::begin(&self.conn)?;
             self.place.rewrite_log(self.wal_pages.load(Ordering::Relaxed))?;
-        }
-        if sync_failed && !open::settle_log(&self.conn)? {
-            let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
-            let why = "a reader keeps the log from starting over after a failed sync";
-            return Err(rusqlite::Error::SqliteFailure(busy, Some(why.to_owned())).into());
+            drop(no_other_writer);
+            // If a reader keeps the log from starting over, the whole log is on disk nevertheless.
+            open::settle_log(&self.conn)?;
         }
         let mut conn = self.place.writer()?;
         watch_log(&mut conn, &self.wal_pages)?;
