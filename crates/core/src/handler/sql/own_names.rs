@@ -38,6 +38,13 @@ impl OwnNames {
         if self.dialect == Dialect::Sqlite || token == Token::Blank {
             return Ok(());
         }
+        if token == Token::Quoted && is_escaped_name(piece) {
+            return Err(SqlProblem::new(
+                at,
+                "a name that is written with escapes cannot be checked",
+                "write the characters themselves between double quotes, without U&",
+            ));
+        }
         let name = name_of(token, piece);
         let before = std::mem::replace(&mut self.seen, PartialName::Nothing);
         match (before, name) {
@@ -87,6 +94,11 @@ fn body_of(quoted: &str) -> Option<Cow<'_, str>> {
     let inside = quoted.strip_prefix('\'')?.strip_suffix('\'')?;
     let is_one = !inside.replace("''", "").contains('\'');
     is_one.then(|| Cow::Owned(inside.replace("''", "'")))
+}
+
+/// Whether it is `U&"…"`. Its escapes may spell any name, and a `UESCAPE` behind it may change what an escape is.
+fn is_escaped_name(piece: &str) -> bool {
+    piece.get(..3).is_some_and(|start| start.eq_ignore_ascii_case("u&\""))
 }
 
 /// A name as PostgreSQL reads it.
