@@ -12,7 +12,8 @@ use hapax_core::store::{
     AttemptVerdict, EndpointFigures, EndpointHour, EndpointSignal, TallyKind, hour_of,
 };
 
-/// The most counts that wait for a store that cannot write. The oldest are dropped.
+/// The most counts that are kept: of this hour, and of earlier hours that a store could not write. The oldest hours are
+/// dropped. Further endpoints of the same hour are not counted.
 const WAITING_MAX: usize = 20_000;
 
 /// The counts of this process that are not over or not written yet.
@@ -41,11 +42,17 @@ impl EndpointTallies {
             | AttemptVerdict::Failed { says: EndpointSignal::Nothing, .. } => return,
             AttemptVerdict::Failed { .. } => false,
         };
+        let key = (hour_of(at), endpoint);
         let mut tallies = self.tallies();
-        if tallies.len() > WAITING_MAX {
+        if tallies.len() >= WAITING_MAX && !tallies.contains_key(&key) {
+            // A count of this hour must not be dropped: it would begin again at zero, and replace a higher count
+            // that is written already.
+            if tallies.first_key_value().is_none_or(|((oldest, _), _)| *oldest >= key.0) {
+                return;
+            }
             tallies.pop_first();
         }
-        let tally = tallies.entry((hour_of(at), endpoint)).or_default();
+        let tally = tallies.entry(key).or_default();
         tally.is_written = false;
         let figures = &mut tally.figures;
         match is_delivered {
@@ -137,5 +144,26 @@ mod tests {
         assert_eq!(counts(&tallies.waiting()), [(7_200, 1, 2, 90_000, 3)]);
         tallies.written(&tallies.waiting(), at(10_800));
         assert!(tallies.tallies().is_empty());
+    }
+
+    #[test]
+    fn more_endpoints_than_are_kept_never_lower_a_count() {
+        // What is written is the whole count of the hour, so a count that begins again would replace a higher one.
+        let tallies = EndpointTallies::default();
+        let deliver = |endpoint: usize, second| {
+            let answer = HandlerAnswer { status: 200, body: String::new() };
+            let endpoint = EndpointId(Uuid::from_u128(endpoint as u128));
+            let at = Timestamp::from_second(second).unwrap();
+            tallies.count(endpoint, &AttemptVerdict::Delivered(answer), Duration::ZERO, at);
+        };
+        (0..WAITING_MAX + 10).for_each(|endpoint| deliver(endpoint, 3_600));
+        deliver(0, 3_601);
+        let counted = tallies.waiting();
+        assert_eq!((counted.len(), counted[0].figures.delivered), (WAITING_MAX, 2));
+        // Counts of an hour that is over are dropped first.
+        (0..10).for_each(|endpoint| deliver(endpoint, 7_200));
+        let counted = tallies.waiting();
+        assert_eq!(counted.len(), WAITING_MAX);
+        assert_eq!(counted.iter().filter(|hour| hour.at.as_second() == 7_200).count(), 10);
     }
 }
