@@ -81,6 +81,10 @@ pub struct EndpointSettings {
     /// The public key of the newest secret, if it signs with a key pair.
     #[serde(default)]
     pub public_key: Option<String>,
+    /// The ages of its secrets, the newest first. Like `signing`, it changes only together with the secrets. Empty if
+    /// they are not known.
+    #[serde(default)]
+    pub secret_ages: Vec<SecretAge>,
     /// A name of the operator's own, unique within the tenant.
     #[serde(default)]
     pub uid: Option<String>,
@@ -93,6 +97,31 @@ pub struct EndpointSettings {
     /// The names of custom headers. Their values are in [`EndpointSealed::headers`].
     #[serde(default)]
     pub header_names: Vec<String>,
+}
+
+/// The age of a secret of an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecretAge {
+    /// When it began to sign.
+    pub since: Timestamp,
+    /// When it ends, if it was replaced.
+    pub until: Option<Timestamp>,
+}
+
+impl SecretAge {
+    /// The age of a secret that signs from now on.
+    pub fn new(now: Timestamp) -> Self {
+        Self { since: now, until: None }
+    }
+
+    /// The ages after a rotation. The newest secret signs for `overlap` longer, and earlier ones keep their ends. An
+    /// overlap of zero ends all of them.
+    pub fn rotated(ages: &[Self], overlap: Duration, now: Timestamp) -> Vec<Self> {
+        let until = now.checked_add(overlap).ok();
+        let ends = ages.iter().map(|age| Self { until: age.until.or(until), ..*age });
+        let still_signs = |age: &Self| !overlap.is_zero() && age.until.is_some_and(|at| now < at);
+        std::iter::once(Self::new(now)).chain(ends.filter(still_signs)).collect()
+    }
 }
 
 /// The party that chose the address of an endpoint, on which the allowed addresses depend.
@@ -166,6 +195,7 @@ impl EndpointSettings {
             auto_disable: default_auto_disable(),
             signing: Signing::default(),
             public_key: None,
+            secret_ages: Vec::new(),
             uid: None,
             description: None,
             metadata: BTreeMap::new(),
@@ -414,6 +444,23 @@ mod tests {
         assert_eq!(serde_json::from_str::<EndpointSettings>(&stored).unwrap(), settings);
         let bare = serde_json::from_str::<EndpointSettings>("{\"url\":\"u\"}").unwrap();
         assert_eq!(bare, EndpointSettings::at("u"));
+    }
+
+    #[test]
+    fn a_replaced_secret_signs_until_its_overlap_ends() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let age = |since, until: Option<i64>| SecretAge { since: at(since), until: until.map(at) };
+        let hour = Duration::from_secs(3_600);
+        let check = |before: &[SecretAge], overlap, now, expected: &[SecretAge]| {
+            assert_eq!(SecretAge::rotated(before, overlap, at(now)), expected, "{before:?}");
+        };
+        check(&[age(0, None)], hour, 100, &[age(100, None), age(0, Some(3_700))]);
+        let two = [age(100, None), age(0, Some(3_700))];
+        let three = [age(200, None), age(100, Some(3_800)), age(0, Some(3_700))];
+        check(&two, hour, 200, &three);
+        check(&two, hour, 3_700, &[age(3_700, None), age(100, Some(7_300))]);
+        check(&two, Duration::ZERO, 200, &[age(200, None)]);
+        check(&[], hour, 100, &[age(100, None)]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use zeroize::Zeroizing;
 
-use crate::endpoint::{EndpointId, EndpointRecord, EndpointSealed, EndpointSettings};
+use crate::endpoint::{EndpointId, EndpointRecord, EndpointSealed, EndpointSettings, SecretAge};
 use crate::endpoint_secret::{EndpointSecrets, RotateError, SigningSecret};
 use crate::key::Tenant;
 use crate::limits::MESSAGE_NAME_BYTES_MAX;
@@ -127,7 +127,8 @@ pub fn rotated(
     let (signing, public_key) = (new.signing(), new.public_key());
     let secrets = secrets.rotate(new, overlap, now)?;
     let secrets = seal_secrets(vault, &record.tenant, record.id, &secrets, nonce);
-    let settings = EndpointSettings { signing, public_key, ..record.settings };
+    let secret_ages = SecretAge::rotated(&record.settings.secret_ages, overlap, now);
+    let settings = EndpointSettings { signing, public_key, secret_ages, ..record.settings };
     Ok((settings, EndpointSealed { secrets, ..record.sealed }))
 }
 

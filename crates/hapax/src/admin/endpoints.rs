@@ -10,7 +10,7 @@ use axum::{Extension, Json};
 use hapax_core::Tenant;
 use hapax_core::endpoint::{
     AddressChoice, EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointRecord,
-    EndpointSealed, EndpointSettings, NewEndpoint, OnDead, default_auto_disable,
+    EndpointSealed, EndpointSettings, NewEndpoint, OnDead, SecretAge, default_auto_disable,
     default_max_in_flight, default_retry, default_timeout,
 };
 use hapax_core::endpoint_check::{
@@ -88,8 +88,13 @@ pub(super) async fn create_by<S: AdminStore>(
         headers: None,
     };
     let url = checked_url(admin, url, by).await?;
-    let before =
-        EndpointSettings { signing, public_key, address_by: by, ..EndpointSettings::at(url) };
+    let before = EndpointSettings {
+        signing,
+        public_key,
+        secret_ages: vec![SecretAge::new((admin.now)())],
+        address_by: by,
+        ..EndpointSettings::at(url)
+    };
     let (settings, sealed) = changed(vault, &tenant, id, (before, sealed), asked)?;
     let new = NewEndpoint { id, tenant, settings, sealed };
     let act = caller.action(None, (admin.now)());
@@ -378,6 +383,7 @@ fn changed(
         on_dead: asked.on_dead.applied(before.on_dead, OnDead::default),
         signing: before.signing,
         public_key: before.public_key,
+        secret_ages: before.secret_ages,
         uid: asked.uid.applied_to_option(before.uid),
         description: asked.description.applied_to_option(before.description),
         metadata: asked.metadata.applied(before.metadata, BTreeMap::new),

@@ -53,6 +53,8 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         post(Operate, "/events/{id}/discard", pages::act::<S, pages::DiscardEvent>, "Discards the dead letters of an event"),
         get(Operate, "/deliveries/{id}/replay", pages::ask::<S, pages::ReplayDelivery>, "Asks before a delivery is sent again"),
         post(Operate, "/deliveries/{id}/replay", pages::act::<S, pages::ReplayDelivery>, "Sends a delivery again"),
+        get(Operate, "/deliveries/{id}/skip", pages::ask::<S, pages::SkipDelivery>, "Asks before a delivery is given up"),
+        post(Operate, "/deliveries/{id}/skip", pages::act::<S, pages::SkipDelivery>, "Gives up a delivery"),
         get(Operate, "/messages/{id}/replay", pages::ask::<S, pages::ReplayMessage>, "Asks before a message is sent again"),
         post(Operate, "/messages/{id}/replay", pages::act::<S, pages::ReplayMessage>, "Sends a message again"),
         get(Operate, "/messages/{id}/cancel", pages::ask::<S, pages::CancelMessage>, "Asks before a message is cancelled"),

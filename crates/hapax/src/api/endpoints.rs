@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use hapax_core::Timestamp;
-use hapax_core::endpoint::{EndpointId, EndpointOrder, EndpointRecord, OnDead};
+use hapax_core::endpoint::{EndpointId, EndpointOrder, EndpointRecord, OnDead, SecretAge};
 use hapax_core::endpoint_secret::Signing;
 use hapax_core::message::Payload;
 use hapax_core::rate_limit::RateLimit;
@@ -238,9 +238,28 @@ pub(crate) struct Endpoint {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) public_key: Option<String>,
     pub(crate) created_at: Timestamp,
+    /// The ages of its secrets, the newest first. Empty if they are not known.
+    #[serde(default)]
+    pub(crate) secrets: Vec<EndpointSecretAge>,
     /// The secret that was just made, and is never shown again. A private key is never shown at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) secret: Option<String>,
+}
+
+/// The age of a secret of an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct EndpointSecretAge {
+    /// When it began to sign.
+    pub(crate) since: Timestamp,
+    /// When it ends, if it was replaced.
+    #[schema(required)]
+    pub(crate) until: Option<Timestamp>,
+}
+
+impl From<SecretAge> for EndpointSecretAge {
+    fn from(SecretAge { since, until }: SecretAge) -> Self {
+        Self { since, until }
+    }
 }
 
 /// Whether deliveries are attempted.
@@ -256,6 +275,16 @@ impl EndpointStatus {
         match self {
             Self::Active => "active",
             Self::Disabled => "disabled",
+        }
+    }
+}
+
+impl Endpoint {
+    /// The state in one word: an enabled endpoint whose deliveries are held is failing.
+    pub(crate) fn state(&self) -> &'static str {
+        match (self.status, &self.failing_reason) {
+            (EndpointStatus::Active, Some(_)) => "failing",
+            (status, _) => status.as_str(),
         }
     }
 }
@@ -294,6 +323,7 @@ impl From<EndpointRecord> for Endpoint {
             signing: settings.signing,
             public_key: settings.public_key,
             created_at: record.created_at,
+            secrets: settings.secret_ages.into_iter().map(EndpointSecretAge::from).collect(),
             secret: None,
         }
     }

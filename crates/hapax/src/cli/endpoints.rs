@@ -14,6 +14,7 @@ use crate::api::{
     Endpoint, EndpointRequest, Patch, PingAnswer, ReasonRequest, RotateRequest, Span,
 };
 use crate::config::units;
+use crate::format;
 
 /// `hapax endpoints`.
 #[derive(Debug, clap::Subcommand)]
@@ -285,6 +286,10 @@ fn print(endpoint: &Endpoint) -> Result<Exit, CommandFailure> {
         ("order", order_text(endpoint).to_owned()),
         ("signing", endpoint.signing.as_str().to_owned()),
         ("public key", optional(&endpoint.public_key)),
+        (
+            "secret of",
+            endpoint.secrets.first().map_or_else(|| "-".to_owned(), |age| format::at(age.since)),
+        ),
         ("version", optional(&endpoint.api_version)),
         ("uid", optional(&endpoint.uid)),
         ("headers", endpoint.headers.join(", ")),

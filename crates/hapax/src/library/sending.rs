@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax_core::endpoint::{
     EndpointAct, EndpointChanged, EndpointId, EndpointOrder, EndpointSealed, EndpointSettings,
-    NewEndpoint, OnDead,
+    NewEndpoint, OnDead, SecretAge,
 };
 use hapax_core::endpoint_check::{
     rotated, seal_headers, seal_secrets, settings_fault, tenant_fault,
@@ -300,6 +300,7 @@ impl<S: Database> Hapax<S> {
         let shown = secret.expose().map(|shown| shown.to_string());
         let public_key = secret.public_key();
         settings.public_key.clone_from(&public_key);
+        settings.secret_ages = vec![SecretAge::new(Timestamp::now())];
         let id = EndpointId(Uuid::now_v7());
         let secrets = EndpointSecrets::new(secret);
         let sealed = EndpointSealed {

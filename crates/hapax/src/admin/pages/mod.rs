@@ -62,7 +62,7 @@ pub(super) use portal_links::{RevokePortalLink, portal_links};
 pub(super) use sending::{STATUSES, deliveries, delivery, endpoint, endpoints, message, messages};
 pub(super) use sending_actions::{
     CancelMessage, DisableEndpoint, EnableEndpoint, PingEndpoint, ReplayDelivery, ReplayMessage,
-    RotateEndpoint,
+    RotateEndpoint, SkipDelivery,
 };
 pub(crate) use shared_pages::SharedPages;
 pub(super) use shared_pages::share;

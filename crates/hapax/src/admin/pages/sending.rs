@@ -7,6 +7,7 @@ use askama::Template;
 use axum::Json;
 use axum::extract::State;
 use hapax_core::Timestamp;
+use hapax_core::delivery::DeliveryStatus;
 use hapax_core::endpoint::EndpointId;
 
 use super::super::delivery_figures::DeliveryFigures;
@@ -25,6 +26,10 @@ use crate::api::{
 /// The states that a delivery can have, as the filter offers them.
 pub(in crate::admin) const STATUSES: [&str; 8] =
     ["waiting", "sending", "failed", "parked", "held", "delivered", "dead", "cancelled"];
+
+/// The states that a message can have: those of its deliveries, or `none` without one.
+const MESSAGE_STATUSES: [&str; 9] =
+    ["waiting", "sending", "failed", "parked", "held", "delivered", "dead", "cancelled", "none"];
 
 #[derive(Template)]
 #[template(path = "endpoints.html")]
@@ -103,7 +108,7 @@ pub(in crate::admin) struct Messages {
     kind: Option<String>,
     key: Option<String>,
     status: Option<String>,
-    statuses: [&'static str; 8],
+    statuses: [&'static str; 9],
     items: Vec<MessageSummary>,
     older: Option<String>,
     searched_to: Option<Timestamp>,
@@ -126,7 +131,7 @@ pub(in crate::admin) async fn messages<S: AdminStore>(
         kind: filters.get("type"),
         key: filters.get("key"),
         status: filters.get("status"),
-        statuses: STATUSES,
+        statuses: MESSAGE_STATUSES,
         searched_to: page.searched_to,
         items: page.items,
         is_first: filters.get("cursor").is_none(),
@@ -207,6 +212,22 @@ pub(in crate::admin) struct DeliveryPage {
     frame: Frame,
     delivery: Delivery,
     done: Option<String>,
+}
+
+impl DeliveryPage {
+    /// Whether an operator can give it up: it waits, or it is dead and keeps later deliveries under its key waiting.
+    fn may_be_skipped(&self) -> bool {
+        match self.delivery.status {
+            DeliveryStatus::Waiting
+            | DeliveryStatus::Failed
+            | DeliveryStatus::Parked
+            | DeliveryStatus::Held => true,
+            DeliveryStatus::Dead => self.delivery.key.is_some(),
+            DeliveryStatus::Sending | DeliveryStatus::Delivered | DeliveryStatus::Cancelled => {
+                false
+            }
+        }
+    }
 }
 
 /// `GET /deliveries/{id}`.

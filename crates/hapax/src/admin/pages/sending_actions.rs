@@ -10,7 +10,9 @@ use super::super::extract::{JsonBody, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints, messages};
 use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
-use crate::api::{ChangedDeliveries, DeliveryEffect, MessageQuery, ReasonRequest, RotateRequest};
+use crate::api::{
+    ChangedDeliveries, DeliveryEffect, MessageQuery, ReasonRequest, RotateRequest, SkipEffect,
+};
 use crate::format;
 use crate::format::url_part;
 
@@ -50,6 +52,48 @@ impl<S: AdminStore> PageAction<S> for ReplayDelivery {
         let sentence = match replayed.effect {
             DeliveryEffect::Due => "The delivery is due now.".to_owned(),
             DeliveryEffect::AlreadyOpen => "The delivery is due or under way already.".to_owned(),
+        };
+        Ok(ActionResult { page: format!("/deliveries/{id}"), sentence, ..ActionResult::default() })
+    }
+}
+
+/// Gives up a delivery.
+pub(in crate::admin) struct SkipDelivery;
+
+impl<S: AdminStore> PageAction<S> for SkipDelivery {
+    async fn question(
+        ActionRequest { admin, id, .. }: ActionRequest<S>,
+    ) -> Result<Question, Problem> {
+        let Json(delivery) = messages::delivery(State(admin), PathId(id.clone())).await?;
+        let then = match &delivery.key {
+            Some(key) => format!("The next delivery under the key {key} is sent without it."),
+            None => "No later attempt is made.".to_owned(),
+        };
+        Ok(Question {
+            title: "Give up this delivery?".to_owned(),
+            subject: format!("{} to {}", delivery.message, delivery.url),
+            sentences: vec![
+                format!("It is {}. The endpoint does not get it.", delivery.status.as_str()),
+                then,
+            ],
+            button: "Give up",
+            is_final: true,
+            back: format!("/deliveries/{id}"),
+            ..Question::default()
+        })
+    }
+
+    async fn act(
+        ActionRequest { admin, caller, id, .. }: ActionRequest<S>,
+        form: &ActionForm,
+    ) -> Result<ActionResult, Problem> {
+        let asked = form.reason_body();
+        let skip =
+            messages::skip_delivery(State(admin), Extension(caller), PathId(id.clone()), asked);
+        let Json(skipped) = skip.await?;
+        let sentence = match skipped.effect {
+            SkipEffect::Skipped => "The delivery is given up.".to_owned(),
+            SkipEffect::AlreadyOver => "The delivery was over already.".to_owned(),
         };
         Ok(ActionResult { page: format!("/deliveries/{id}"), sentence, ..ActionResult::default() })
     }
