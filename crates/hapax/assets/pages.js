@@ -144,6 +144,29 @@ const refresh = async () => {
   return changed;
 };
 
+// Says that the page is no longer updated, and since when.
+let refreshed = new Date();
+let stale = null;
+const sayStale = (isStale) => {
+  if (!isStale) {
+    refreshed = new Date();
+    stale?.remove();
+    stale = null;
+  } else if (stale === null) {
+    stale = document.createElement("p");
+    stale.className = "stale";
+    stale.setAttribute("role", "status");
+    const at = refreshed.toISOString();
+    stale.append("This page is not updated any more: the server does not answer, or the session has ended. It shows the state of ");
+    const time = document.createElement("time");
+    time.dateTime = at;
+    time.textContent = `${at.slice(0, 19).replace("T", " ")}Z`;
+    stale.append(time, ".");
+    document.body.append(stale);
+    showTimes();
+  }
+};
+
 const decorate = () => {
   showTimes();
   addLabels();
@@ -163,8 +186,10 @@ const watch = async () => {
     if (document.visibilityState !== "visible") continue;
     try {
       wait = await refresh() ? FAST : Math.min(wait * 1.5, SLOW);
+      sayStale(false);
     } catch {
       wait = SLOW;
+      sayStale(true);
     }
   }
 };
@@ -173,4 +198,4 @@ for (const region of document.querySelectorAll("[data-live]")) served.set(region
 decorate();
 addZoneButton();
 setInterval(showTimes, SLOW);
-if (document.querySelector("[data-live]") !== null) watch();
+if (document.querySelector("main [data-live]") !== null) watch();

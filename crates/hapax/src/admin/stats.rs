@@ -44,9 +44,8 @@ pub(super) async fn with_gaps<S: AdminStore>(
     query: &StatsQuery,
 ) -> Result<Stats, Problem> {
     let mut stats = counted(admin, query).await?;
-    let window = Span(Duration::from_secs_f64(stats.window_seconds));
     admin.store.flush_copies().await;
-    let since = ago((admin.now)(), window);
+    let since = ago((admin.now)(), window(query));
     let sample = admin.store.sample(SampleAsk { since, limit: EVENTS_MAX }).await?;
     stats.sampled = sample.is_partial();
     let of = |source: &str| -> Vec<&SampledEvent> {
@@ -65,12 +64,17 @@ pub(super) async fn with_gaps<S: AdminStore>(
     Ok(stats)
 }
 
+/// The window of a query.
+pub(super) fn window(query: &StatsQuery) -> Span {
+    query.window.unwrap_or(Span(WINDOW_DEFAULT))
+}
+
 /// The statistics without the gaps between copies, which take longer to read than everything else.
 pub(super) async fn counted<S: AdminStore>(
     admin: &Admin<S>,
     query: &StatsQuery,
 ) -> Result<Stats, Problem> {
-    let Span(window) = query.window.unwrap_or(Span(WINDOW_DEFAULT));
+    let Span(window) = window(query);
     if window.is_zero() {
         return Err(Problem::bad_request("window is longer than zero, such as 1h"));
     }

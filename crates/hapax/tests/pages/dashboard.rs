@@ -115,6 +115,7 @@ fn walk(test: &str, server: Server, mend: impl FnOnce(), looks: Looks) {
     }
     part(&Operator::may_only_read);
     part(&Operator::administers);
+    operator.sees_that_the_server_has_gone();
 }
 
 /// The pages whose appearance the test checks. Pages look the same with every store, so one test checks all of them.
@@ -553,6 +554,7 @@ impl Operator {
         browser.is_sound();
         browser.follow("Back to the endpoint");
         browser.hides(&["whsec_"]);
+        browser.shows(&["the newest since", "a replaced one since", "until"]);
 
         // The forms of the dashboard are stored as Idempotency-Keys too, and are listed only if the scope names them.
         browser.open("/keys");
@@ -567,6 +569,16 @@ impl Operator {
         browser.hides(&[shown.as_str().unwrap()]);
         browser.open("/audit");
         browser.shows(&["deleted an Idempotency-Key: sent by mistake"]);
+    }
+
+    /// A page that is open when the server is killed says that its figures are old, and stays where it is.
+    fn sees_that_the_server_has_gone(self) {
+        let Self { server, browser, .. } = self;
+        browser.open("/");
+        browser.hides(&["This page is not updated any more"]);
+        server.kill();
+        browser.comes_to_show("This page is not updated any more");
+        browser.shows(&["Sources, last 1h"]);
     }
 
     fn log_in(&self, token: &str, name: &str) {

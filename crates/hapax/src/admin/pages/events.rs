@@ -57,6 +57,8 @@ struct EventFields {
     q: Option<String>,
     since: Option<String>,
     until: Option<String>,
+    unfinished_for: Option<String>,
+    is_copied: bool,
 }
 
 /// `GET /events`.
@@ -104,6 +106,8 @@ async fn list<S: AdminStore>(
             q: filters.get("q"),
             since: filters.get("since"),
             until: filters.get("until"),
+            unfinished_for: filters.get("unfinished_for"),
+            is_copied: filters.get("copied").as_deref() == Some("true"),
         },
         searched_to: page.searched_to,
         items: page.items,

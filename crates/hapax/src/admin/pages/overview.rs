@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use askama::Template;
 use axum::Json;
@@ -17,9 +16,7 @@ use super::filters::Filters;
 use super::plot::Plot;
 use super::text::CappedCount;
 use super::{Frame, Page, PageReader};
-use crate::api::{
-    Alert, AlertList, Figures, HistoryQuery, Lane, Moment, Node, Span, Stats, StatsQuery,
-};
+use crate::api::{Alert, AlertList, Figures, HistoryQuery, Lane, Moment, Node, Stats, StatsQuery};
 
 /// The most alerts that the overview shows, so that the figures stay in view. The page of alerts has all.
 const ALERTS_SHOWN: usize = 5;
@@ -62,6 +59,26 @@ struct SourceRow {
     last_arrival: Option<Timestamp>,
 }
 
+/// The row of a source, which is added if it is missing.
+fn row_of<'a>(rows: &'a mut BTreeMap<String, SourceRow>, name: &str) -> &'a mut SourceRow {
+    rows.entry(name.to_owned()).or_insert_with(|| SourceRow::new(name))
+}
+
+impl SourceRow {
+    /// The row of a source without figures.
+    fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            figures: None,
+            usual: None,
+            waiting: CappedCount::default(),
+            dead: CappedCount::default(),
+            oldest_due: None,
+            last_arrival: None,
+        }
+    }
+}
+
 /// `GET /`.
 pub(in crate::admin) async fn overview<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
@@ -71,6 +88,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     let frame = reader.frame(&admin, "/").await;
     let QueryParams(query) = filters.query::<StatsQuery>()?;
     let stats = stats::counted(&admin, &query).await?;
+    let span = stats::window(&query);
     let alerts = alerts::recent(&admin).await;
     let Json(lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
     let Json(nodes) = nodes::list(State(Arc::clone(&admin))).await?;
@@ -84,13 +102,19 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
     in_review.iter().for_each(|(_, count)| stuck.review.add(*count));
     let to = (admin.now)();
     let week = admin.watch.traffic().last_week(&*admin.store).await?;
-    let sources = source_rows(&stats, &lanes.items, &week);
-    let from = Moment::Ago(Span(Duration::from_secs_f64(stats.window_seconds)));
-    let query = HistoryQuery { from: Some(from), ..HistoryQuery::default() };
+    let mut sources = source_rows(&stats, &lanes.items, &week);
+    let is_empty = sources.is_empty();
+    // In dev mode every preset is a source.
+    if admin.first_command.is_none() {
+        for source in admin.watch.traffic().sources() {
+            row_of(&mut sources, source.as_str());
+        }
+    }
+    let query = HistoryQuery { from: Some(Moment::Ago(span)), ..HistoryQuery::default() };
     let Json(history) = history::history(State(Arc::clone(&admin)), QueryParams(query)).await?;
     let page = Overview {
         plot: Plot::of(history, to, stats.window_seconds as u64),
-        is_empty: sources.is_empty(),
+        is_empty,
         first_command: admin.first_command.clone(),
         window: filters.get("window").unwrap_or_else(|| "1h".to_owned()),
         stuck,
@@ -98,7 +122,7 @@ pub(in crate::admin) async fn overview<S: AdminStore>(
         stats,
         alerts,
         nodes: nodes.items,
-        sources,
+        sources: sources.into_values().collect(),
     };
     Ok(reader.page(page))
 }
@@ -109,38 +133,29 @@ fn source_rows(
     stats: &Stats,
     lanes: &[Lane],
     week: &BTreeMap<SourceName, TrafficFigures>,
-) -> Vec<SourceRow> {
-    let mut rows: BTreeMap<&str, SourceRow> = BTreeMap::new();
-    let row = |name: &str| SourceRow {
-        name: name.to_owned(),
-        figures: None,
-        usual: None,
-        waiting: CappedCount::default(),
-        dead: CappedCount::default(),
-        oldest_due: None,
-        last_arrival: None,
-    };
+) -> BTreeMap<String, SourceRow> {
+    let mut rows: BTreeMap<String, SourceRow> = BTreeMap::new();
     for (name, figures) in week {
         let figures = Figures::of(figures);
         if figures.received == 0 && figures.failed_verifications == 0 {
             continue;
         }
-        let row = rows.entry(name.as_str()).or_insert_with(|| row(name.as_str()));
+        let row = row_of(&mut rows, name.as_str());
         (row.usual, row.last_arrival) = (figures.duplicate_rate, figures.last_arrival);
     }
     for (name, figures) in stats.sources.iter().flatten() {
-        let row = rows.entry(name).or_insert_with(|| row(name));
+        let row = row_of(&mut rows, name);
         row.last_arrival = row.last_arrival.max(figures.last_arrival);
         row.figures = Some(figures.clone());
     }
     for lane in lanes {
-        let row = rows.entry(&lane.source).or_insert_with(|| row(&lane.source));
+        let row = row_of(&mut rows, &lane.source);
         let waiting = [lane.ready, lane.leased, lane.held, lane.parked];
         waiting.into_iter().for_each(|count| row.waiting.add(count));
         row.dead.add(lane.dead);
         row.oldest_due = row.oldest_due.into_iter().chain(lane.oldest_due).min();
     }
-    rows.into_values().collect()
+    rows
 }
 
 impl Overview {

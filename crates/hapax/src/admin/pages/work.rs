@@ -168,9 +168,12 @@ pub(in crate::admin) async fn source<S: AdminStore>(
     let Json(events) = events::list(State(Arc::clone(&admin)), caller, QueryParams(newest)).await?;
     let Json(secrets) =
         source_secrets::list(State(Arc::clone(&admin)), PathId(name.clone())).await?;
-    let Json(rejections) = rejections::list(State(admin), PathId(name.clone())).await?;
+    let Json(rejections) =
+        rejections::list(State(Arc::clone(&admin)), PathId(name.clone())).await?;
+    let is_configured =
+        admin.watch.traffic().sources().iter().any(|source| source.as_str() == name);
     let is_known = figures.is_some() || !lanes.items.is_empty() || !events.items.is_empty();
-    if !is_known && rejections.items.is_empty() {
+    if !is_configured && !is_known && rejections.items.is_empty() {
         return Err(Problem::not_found(
             "no source of that name has an event, a job or a failed verification",
         ));

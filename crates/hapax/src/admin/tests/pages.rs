@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use axum::http::{Method, Request, StatusCode, header};
+use hapax_core::endpoint::SecretAge;
 use hapax_core::job::Phase;
 use hapax_core::log_buckets::bucket_of;
+use hapax_core::message::NewMessage;
 use hapax_core::store::{
-    AdminRecords as _, AlertRecords as _, AuditFilter, CheckIn, Gauges, SearchIndex as _,
-    SecretUse, TallyKind, TrafficCount, TrafficCounts, TrafficFigures, TrafficHistory as _,
-    Verifier, VerifierNames as _,
+    AdminRecords as _, AlertRecords as _, AuditFilter, CheckIn, Gauges, Outbox as _,
+    SearchIndex as _, SecretUse, TallyKind, TrafficCount, TrafficCounts, TrafficFigures,
+    TrafficHistory as _, Verifier, VerifierNames as _,
 };
 use hapax_core::{SourceName, Tenant};
 use hapax_sim::{Act, SignedEvent};
@@ -629,6 +631,98 @@ async fn a_source_names_its_secrets_by_reference_and_the_one_that_the_sender_use
         "signed_last": true, "until": null, "configured": false,
     });
     assert_eq!(secrets["items"][0], first, "{secrets}");
+}
+
+#[tokio::test]
+async fn a_configured_source_has_a_page_and_a_row_before_its_first_event() {
+    // A source whose sender never reached this server is the one that an operator looks for.
+    let server = server_with(vec![event("evt_1", &[])], WithoutToken::Refused).await;
+    let reader = [("authorization", "Bearer reader-token")];
+    let page = server.browse(Method::GET, "/", &reader, "").await.text;
+    assert!(page.contains("<a href=\"/sources/quiet\"><bdi>quiet</bdi></a>"), "{page}");
+    let page = server.browse(Method::GET, "/sources/quiet", &reader, "").await;
+    assert_eq!(page.status, StatusCode::OK, "{}", page.text);
+    assert!(page.text.contains("<code>/webhooks/quiet</code>"), "{}", page.text);
+    let unknown = server.browse(Method::GET, "/sources/nowhere", &reader, "").await;
+    assert_eq!(unknown.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_window_of_any_length_has_an_answer() {
+    let server = server(vec![event("evt_1", &[])]).await;
+    for path in ["/api/v1/stats", "/", "/sources/stripe", "/duplicates"] {
+        for window in ["18446744073709551615", "18446744073709551615ms", "1ms"] {
+            let answer = server.page(&format!("{path}?window={window}")).await;
+            let is_answered = matches!(answer.status, StatusCode::OK | StatusCode::BAD_REQUEST);
+            assert!(is_answered, "{path} {window}: {} {}", answer.status, answer.text);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_delivery_that_waits_can_be_given_up_once_and_its_page_says_who_did_it() {
+    let server = server_with(Vec::new(), WithoutToken::Refused).await;
+    let dead = server.things("acme", "https://shop.example/in").await.delivery;
+    let waiting = NewMessage::new("acme.paid", json!({})).with_tenant("acme");
+    server.store.faults.publish(waiting).await.expect("publishes");
+    let cookie = server.log_in("ops-token", "anna").await;
+    let with_cookie = ("cookie", cookie.as_str());
+    let get = async |path: &str| server.browse(Method::GET, path, &[with_cookie], "").await.text;
+    let page = get(&format!("/deliveries/{dead}")).await;
+    assert!(!page.contains("/skip"), "a dead delivery without a key keeps nothing waiting: {page}");
+
+    let list = get("/api/v1/deliveries?status=waiting").await;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let path = format!("/deliveries/{}", list["items"][0]["id"].as_str().expect("a delivery"));
+    let skip = format!("{path}/skip");
+    assert!(get(&path).await.contains(&skip));
+    let question = server.browse(Method::GET, &skip, &[with_cookie], "").await;
+    assert!(question.text.contains("It is waiting. The endpoint does not get it."));
+    let form = format!("plan={}&reason=not+wanted", question.plan());
+    let post =
+        async || server.browse(Method::POST, &skip, &[with_cookie, SAME_ORIGIN], &form).await;
+    for _ in 0..2 {
+        let answer = post().await;
+        assert_eq!(answer.status, StatusCode::SEE_OTHER, "{}", answer.text);
+    }
+    let page = get(&path).await;
+    assert!(page.contains("<span class=\"status cancelled\">"), "{page}");
+    assert_eq!(page.matches("<bdi>ops (anna)</bdi>: skip").count(), 1, "{page}");
+    assert!(page.contains("not wanted") && !page.contains(&skip), "{page}");
+}
+
+#[tokio::test]
+async fn an_endpoint_shows_the_ages_of_its_secrets_and_that_it_fails() {
+    // An endpoint whose circuit is open gets nothing: to call it active would hide that.
+    let server = server(Vec::new()).await;
+    let endpoint = server.things("acme", "https://shop.example/in").await.endpoint;
+    let path = format!("/endpoints/{endpoint}");
+    for page in [&*path, "/endpoints"] {
+        let page = server.page(page).await.text;
+        assert!(page.contains("<span class=\"status active\">active</span>"), "{page}");
+    }
+    assert!(server.page(&path).await.text.contains("their age is not known"));
+    let at = |text: &str| text.parse().expect("a time");
+    server
+        .change_endpoint(endpoint, |settings| {
+            let newest = SecretAge::new(at("2026-02-03T04:05:06Z"));
+            settings.secret_ages = SecretAge::rotated(
+                &[SecretAge::new(at("2026-01-02T03:04:05Z"))],
+                std::time::Duration::from_secs(3_600),
+                newest.since,
+            );
+        })
+        .await;
+    server.fail_until_open("acme").await;
+    server.shared_pages_end();
+    let page = server.page(&path).await.text;
+    assert!(page.contains("<span class=\"status failing\">failing</span>"), "{page}");
+    for time in ["2026-02-03 04:05:06Z", "2026-01-02 03:04:05Z", "2026-02-03 05:05:06Z"] {
+        assert!(page.contains(time), "{time}: {page}");
+    }
+    let list = server.page("/endpoints").await.text;
+    assert!(list.contains("<span class=\"status failing\">failing</span>"), "{list}");
+    assert!(list.contains("2026-02-03 04:05:06Z"), "{list}");
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode, header};
 use hapax_core::Tenant;
+use hapax_core::circuit::FAILURES_MAX;
 use hapax_core::delivery::{DeliveryId, DeliveryStatus};
 use hapax_core::endpoint::{
     EndpointAct, EndpointChanged, EndpointId, EndpointSealed, EndpointSettings, NewEndpoint,
@@ -95,7 +96,7 @@ impl Server {
     }
 
     /// An endpoint of a tenant with one dead delivery and a plan about it.
-    async fn things(&self, tenant: &str, url: &str) -> Things {
+    pub(super) async fn things(&self, tenant: &str, url: &str) -> Things {
         let store = self.store.faults.inner();
         let tenant = Tenant::new(tenant);
         let id = EndpointId(Uuid::now_v7());
@@ -145,6 +146,43 @@ impl Server {
         Things { endpoint: id, delivery: claim.delivery, plan }
     }
 
+    /// Changes the settings of an endpoint.
+    pub(super) async fn change_endpoint(
+        &self,
+        id: EndpointId,
+        change: impl FnOnce(&mut EndpointSettings),
+    ) {
+        let store = self.store.faults.inner();
+        let mut record = store.endpoint(id).await.unwrap().expect("the endpoint");
+        change(&mut record.settings);
+        let (version, settings) = (record.version, Box::new(record.settings));
+        let act = EndpointAct::Change { version, settings, sealed: record.sealed };
+        store.change_endpoint(id, act, by()).await.unwrap();
+    }
+
+    /// Publishes messages of a tenant, whose endpoint fails until its circuit opens.
+    pub(super) async fn fail_until_open(&self, tenant: &str) {
+        let store = self.store.faults.inner();
+        let vault = vault();
+        for _ in 0..FAILURES_MAX {
+            let message = NewMessage::new(format!("{tenant}.paid"), json!({}));
+            store.publish(message.with_tenant(tenant)).await.unwrap();
+            let ask = one_delivery(&vault);
+            let claimed = store.exchange(Vec::new(), ask.clone()).await.unwrap().claims;
+            let claim = claimed.into_iter().next().expect("a due delivery");
+            let verdict = AttemptVerdict::Failed {
+                error: REASON.to_owned(),
+                answer: None,
+                retry: Retry::In(Duration::from_secs(3_600)),
+                says: EndpointSignal::Fails,
+            };
+            let took = Duration::from_millis(31);
+            let outcome =
+                AttemptOutcome { delivery: claim.delivery, fence: claim.fence, took, verdict };
+            store.exchange(vec![outcome], DeliveryAsk { limit: 0, ..ask }).await.unwrap();
+        }
+    }
+
     async fn delivery_status(&self, id: DeliveryId) -> DeliveryStatus {
         self.store.faults.inner().delivery(id).await.unwrap().expect("the delivery").status
     }
@@ -159,9 +197,9 @@ fn by() -> Action {
 }
 
 /// The objects of a tenant.
-struct Things {
-    endpoint: EndpointId,
-    delivery: DeliveryId,
+pub(super) struct Things {
+    pub(super) endpoint: EndpointId,
+    pub(super) delivery: DeliveryId,
     plan: PlanId,
 }
 
