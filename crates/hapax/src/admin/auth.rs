@@ -557,7 +557,8 @@ pub(super) async fn authorize<S: AdminStore>(
     let admin = &guard.admin;
     let audited = (!request.method().is_safe() && guard.access.is_audited()).then(|| Audited {
         action: format!("{} {}", request.method(), guard.path),
-        subject: request.uri().path().to_owned(),
+        // The query names what some actions are about: the events of a plan, or one link of a tenant.
+        subject: request.uri().path_and_query().map_or("", |asked| asked.as_str()).to_owned(),
     });
     match received(&guard, request).await {
         Ok((caller, mut request)) => {
@@ -666,11 +667,11 @@ async fn admitted<S: AdminStore>(
 pub(super) struct Audited {
     /// The method and the route.
     pub(super) action: String,
-    /// The path.
+    /// The path and the query.
     pub(super) subject: String,
 }
 
-/// The longest path that the audit trail keeps, in characters.
+/// The longest subject that the audit trail keeps, in characters.
 const SUBJECT_CHARS_MAX: usize = 300;
 
 impl Audited {

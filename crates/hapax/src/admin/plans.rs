@@ -27,7 +27,7 @@ use crate::api::{EventPlanRequest, List, Plan, PlanRequest, Planned, ReasonReque
 const RATE_MAX: u32 = 100_000;
 
 /// How many plans a list shows.
-const LISTED_MAX: usize = 100;
+pub(super) const LISTED_MAX: usize = 100;
 
 /// `POST /api/v1/endpoints/{id}/replay`.
 pub(super) async fn create<S: AdminStore>(

@@ -138,7 +138,10 @@ pub(in crate::admin) async fn log_out<S: AdminStore>(
     headers: HeaderMap,
 ) -> Result<LoggedIn, Problem> {
     check_same_origin(&headers, admin.site.origin())?;
-    if let Some(hash) = session_hash(&headers, SESSION_COOKIE) {
+    // Requests with an unknown cookie need no token, so they must not cause commits.
+    if let Some(hash) = session_hash(&headers, SESSION_COOKIE)
+        && admin.store.session(hash).await?.is_some()
+    {
         admin.store.end_session(hash).await?;
     }
     let attributes = admin.site.cookie_attributes();

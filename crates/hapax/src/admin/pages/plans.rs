@@ -334,6 +334,8 @@ impl From<Plan> for PlanRow {
 pub(in crate::admin) struct PlansPage {
     frame: Frame,
     rows: Vec<PlanRow>,
+    /// Whether there may be older plans that are not listed.
+    is_cut: bool,
 }
 
 /// `GET /replays`.
@@ -343,8 +345,9 @@ pub(in crate::admin) async fn plans<S: AdminStore>(
 ) -> Result<Page<PlansPage>, Problem> {
     let frame = reader.frame(&admin, "/replays").await;
     let Json(plans) = api_plans::list(State(admin)).await?;
-    let rows = plans.items.into_iter().map(PlanRow::from).collect();
-    Ok(reader.page(PlansPage { frame, rows }))
+    let rows: Vec<_> = plans.items.into_iter().map(PlanRow::from).collect();
+    let is_cut = rows.len() == api_plans::LISTED_MAX;
+    Ok(reader.page(PlansPage { frame, rows, is_cut }))
 }
 
 #[derive(Template)]

@@ -8,7 +8,7 @@ use hapax_core::Tenant;
 use hapax_core::store::PortalLinkId;
 use uuid::Uuid;
 
-use super::super::portal::links::open_links;
+use super::super::portal::links::{LISTED_MAX, open_link, open_links};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore};
 use super::actions::{ActionForm, ActionRequest, ActionResult, PageAction, Question};
@@ -25,6 +25,8 @@ pub(in crate::admin) struct PortalLinksPage {
     /// Whether the server has a portal.
     has_portal: bool,
     items: Vec<PortalLink>,
+    /// Whether there may be older links that are not listed.
+    is_cut: bool,
     done: Option<String>,
 }
 
@@ -40,6 +42,7 @@ pub(in crate::admin) async fn portal_links<S: AdminStore>(
         frame: reader.frame(&admin, "/portal").await,
         tenant,
         has_portal: admin.portal_url.is_some(),
+        is_cut: links.len() == LISTED_MAX,
         items: links.into_iter().map(PortalLink::from).collect(),
         done: filters.done(),
     };
@@ -54,8 +57,7 @@ impl<S: AdminStore> PageAction<S> for RevokePortalLink {
         ActionRequest { admin, id, .. }: ActionRequest<S>,
     ) -> Result<Question, Problem> {
         let id = parsed(&id)?;
-        let link = open_links(&admin, None).await?.into_iter().find(|link| link.id == id);
-        let link = link.ok_or_else(unknown)?;
+        let link = open_link(&admin, None, id).await?.ok_or_else(unknown)?;
         let entered = match link.entered_at {
             Some(at) => {
                 format!("A browser used this link at {}, and is logged out.", format::at(at))

@@ -76,7 +76,10 @@ pub(in crate::admin) async fn create<S: AdminStore>(
 }
 
 /// The most links that a list shows. A link is for a task, so few are open at a time.
-const LISTED_MAX: usize = 500;
+pub(in crate::admin) const LISTED_MAX: usize = 500;
+
+/// The most links among which one is searched to be revoked.
+const SEARCHED_MAX: usize = 100_000;
 
 /// `GET /api/v1/tenants/{tenant}/portal`.
 pub(in crate::admin) async fn list<S: AdminStore>(
@@ -95,6 +98,16 @@ pub(in crate::admin) async fn open_links<S: AdminStore>(
     Ok(admin.store.portal_links(tenant, (admin.now)(), LISTED_MAX).await?)
 }
 
+/// The link with this id, of a tenant or of any, if it has not ended. It may be older than those that a list shows.
+pub(in crate::admin) async fn open_link<S: AdminStore>(
+    admin: &Admin<S>,
+    tenant: Option<Tenant>,
+    id: PortalLinkId,
+) -> Result<Option<PortalLink>, Problem> {
+    let links = admin.store.portal_links(tenant, (admin.now)(), SEARCHED_MAX).await?;
+    Ok(links.into_iter().find(|link| link.id == id))
+}
+
 /// `DELETE /api/v1/tenants/{tenant}/portal`.
 pub(in crate::admin) async fn revoke<S: AdminStore>(
     State(admin): State<Arc<Admin<S>>>,
@@ -106,8 +119,7 @@ pub(in crate::admin) async fn revoke<S: AdminStore>(
     let revoked = match asked.link {
         None => admin.store.revoke_portal_links(tenant.clone()).await?,
         Some(link) => {
-            let links = open_links(&admin, Some(tenant.clone())).await?;
-            let known = links.into_iter().find(|known| known.id.0 == link);
+            let known = open_link(&admin, Some(tenant.clone()), PortalLinkId(link)).await?;
             let known = known.ok_or_else(|| Problem::not_found("the tenant has no such link"))?;
             admin.store.end_portal_link(known.id).await?;
             1
