@@ -43,6 +43,7 @@ pub(crate) struct SourceTally {
     rejected: [AtomicU64; REJECTED_REASONS.len()],
     unavailable: AtomicU64,
     succeeded: AtomicU64,
+    forced: AtomicU64,
     failed_attempts: AtomicU64,
     died: AtomicU64,
     retrying: AtomicI64,
@@ -103,6 +104,9 @@ impl SourceTally {
         match job.verdict {
             TriedVerdict::Succeeded => {
                 count(&self.succeeded);
+                if job.run > 1 {
+                    count(&self.forced);
+                }
                 self.processing.count(since(ended));
             }
             TriedVerdict::Failed => count(&self.failed_attempts),
@@ -140,6 +144,7 @@ impl SourceTally {
             rejected,
             unavailable: read(&self.unavailable),
             succeeded: read(&self.succeeded),
+            forced: read(&self.forced),
             failed_attempts: read(&self.failed_attempts),
             died: read(&self.died),
             retrying: self.retrying.load(Ordering::Relaxed),
@@ -195,13 +200,18 @@ mod tests {
         let received_at = Timestamp::UNIX_EPOCH;
         let at = |second| Timestamp::from_second(second).unwrap();
         let count_attempt = |attempt, steps, verdict, began, ended| {
-            let job = TriedJob { received_at, attempt, steps, verdict };
+            let job = TriedJob { received_at, attempt, steps, run: attempt, verdict };
             tally.count_attempt(&job, at(began), at(ended));
         };
         count_attempt(1, 0, TriedVerdict::Failed, 1, 2);
         count_attempt(2, 1, TriedVerdict::Failed, 3, 4);
         assert_eq!(tally.figures().counts.retrying, 1);
         count_attempt(3, 2, TriedVerdict::Succeeded, 5, 8);
+        assert_eq!(
+            tally.figures().counts.forced,
+            1,
+            "a job that is done in a later run was forced"
+        );
         count_attempt(1, 0, TriedVerdict::Succeeded, -5, -3);
         count_attempt(1, 0, TriedVerdict::Died, 1, 1);
         let TrafficFigures { counts, tallies, .. } = tally.figures();

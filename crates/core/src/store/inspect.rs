@@ -203,6 +203,10 @@ pub struct JobFilter {
     pub handler: Option<HandlerName>,
     /// In this phase.
     pub phase: Option<Phase>,
+    /// Whose last attempt ended with exactly this error. An empty error is that of jobs without one.
+    pub error: Option<String>,
+    /// Only jobs in a run that an operator forced.
+    pub forced: bool,
     /// Only entries older than this: the end of the previous page.
     pub before: Option<Cursor>,
     /// The most jobs to return.

@@ -103,6 +103,8 @@ counts! {
     unavailable: u64,
     /// Jobs that succeeded.
     succeeded: u64,
+    /// Those of them in a run that an operator forced: their effects happened again.
+    forced: u64,
     /// Attempts that failed.
     failed_attempts: u64,
     /// Jobs that a failed attempt made dead letters.

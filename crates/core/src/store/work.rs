@@ -313,6 +313,8 @@ pub struct TriedJob {
     pub attempt: u32,
     /// The steps of the schedule that earlier attempts used.
     pub steps: u32,
+    /// The number of the run: above 1 if an operator forced it.
+    pub run: u32,
     /// The verdict.
     pub verdict: TriedVerdict,
 }
@@ -331,8 +333,9 @@ pub enum TriedVerdict {
 impl TriedJob {
     /// The attempt of a claim, with its verdict.
     pub fn of(claim: &Claim, verdict: TriedVerdict) -> Self {
-        let Claim { attempt, steps, event, .. } = claim;
-        Self { received_at: event.received_at, attempt: *attempt, steps: *steps, verdict }
+        let Claim { attempt, steps, run, event, .. } = claim;
+        let (attempt, steps, run) = (*attempt, *steps, *run);
+        Self { received_at: event.received_at, attempt, steps, run, verdict }
     }
 }
 

@@ -261,6 +261,7 @@ fn count_tried<S>(admin: &Admin<S>, before: &JobDetail, after: &JobDetail) {
         received_at: received.unwrap_or(attempt.started_at),
         attempt: attempt.attempt,
         steps: before.progress.steps,
+        run: before.run,
         verdict,
     };
     (admin.tried)(&SourceName::new(&before.source), &tried, attempt.started_at, ended);

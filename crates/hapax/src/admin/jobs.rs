@@ -24,6 +24,8 @@ pub(super) async fn list<S: AdminStore>(
         source: query.source.map(SourceName::new),
         handler: query.handler.map(HandlerName::new),
         phase: query.status,
+        error: query.error,
+        forced: query.forced,
         before: cursor(query.cursor)?,
         limit: limit(query.limit)?,
         bound: ReadBound::default(),
@@ -42,9 +44,8 @@ pub(super) async fn dead<S: AdminStore>(
         source: query.source.map(SourceName::new),
         handler: query.handler.map(HandlerName::new),
         phase: Some(Phase::Dead),
-        before: None,
         limit: limit(query.limit)?,
-        bound: ReadBound::default(),
+        ..JobFilter::default()
     };
     Ok(Json(admin.store.dead_groups(filter).await?.into()))
 }

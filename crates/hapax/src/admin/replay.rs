@@ -8,7 +8,7 @@ use axum::{Extension, Json};
 use hapax_core::handler::EventView;
 use hapax_core::job::{HandlerName, Phase};
 use hapax_core::store::{
-    self, Action, Cursor, EventDetail, JobDetail, JobFilter, NewJob, ReadBound, ReplayAsk, Status,
+    self, Action, Cursor, EventDetail, JobDetail, JobFilter, NewJob, ReplayAsk, Status,
 };
 use hapax_core::{SourceName, Tenant};
 
@@ -79,7 +79,7 @@ pub(super) async fn many<S: AdminStore>(
         phase: Some(Phase::Dead),
         before: cursor(asked.cursor)?,
         limit: limit(asked.limit)?,
-        bound: ReadBound::default(),
+        ..JobFilter::default()
     };
     let page = admin.store.jobs(filter).await?;
     let options = ReplayOptions { dry_run: asked.dry_run, force: false };

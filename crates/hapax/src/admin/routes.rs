@@ -28,6 +28,7 @@ pub(super) fn routes<S: AdminStore>() -> Vec<ApiRoute<S>> {
         get(Read, "/events/{id}", pages::event::<S>, "The page of an event"),
         get(Read, "/review", pages::review::<S>, "The page of events in review"),
         get(Read, "/dead", pages::dead::<S>, "The page of dead letters"),
+        get(Read, "/jobs", pages::jobs::<S>, "The page of jobs"),
         get(Read, "/sources/{name}", pages::source::<S>, "The page of a source"),
         get(Read, "/handlers", pages::handlers::<S>, "The page of handlers"),
         get(Read, "/endpoints", pages::endpoints::<S>, "The page of endpoints"),

@@ -22,6 +22,11 @@ pub(crate) struct JobsQuery {
     /// Only jobs in this phase: `dead` for dead letters.
     #[param(value_type = Option<PhaseWord>)]
     pub(crate) status: Option<Phase>,
+    /// Only jobs whose last attempt ended with exactly this error.
+    pub(crate) error: Option<String>,
+    /// Only jobs in a run that an operator forced.
+    #[serde(default)]
+    pub(crate) forced: bool,
     /// `next` of the previous page.
     pub(crate) cursor: Option<String>,
     /// The most jobs of one page.

@@ -65,6 +65,9 @@ pub(crate) struct Figures {
     /// Jobs that succeeded.
     #[serde(default)]
     pub(crate) succeeded: u64,
+    /// Those of them in a run that an operator forced: their effects happened again.
+    #[serde(default)]
+    pub(crate) forced: u64,
     /// Attempts that failed.
     #[serde(default)]
     pub(crate) failed_attempts: u64,
@@ -123,6 +126,7 @@ impl Figures {
             duplicate_rate: share(counts.copies, received),
             success_rate: share(counts.succeeded, counts.succeeded + counts.died + retrying),
             succeeded: counts.succeeded,
+            forced: counts.forced,
             failed_attempts: counts.failed_attempts,
             died: counts.died,
             failed_verifications: counts.rejected,

@@ -157,7 +157,7 @@ impl Operator {
         browser.is_sound();
         browser.script("window.sameDocument = true");
         self.post(&event("evt_first"));
-        browser.comes_to_show("stripe");
+        browser.comes_to_show("1 dead letter");
         assert_eq!(browser.script("return window.sameDocument"), true, "the page was loaded again");
 
         self.reaches("evt_first", "dead");
@@ -499,6 +499,7 @@ impl Operator {
         };
         pages.push("/".to_owned());
         pages.push("/sources/stripe".to_owned());
+        pages.push("/jobs?source=stripe&handler=fee".to_owned());
         pages.push(format!("/events/{}", first("/api/v1/events?q=evt_first", "id")));
         pages.push(format!("/deliveries/{}", first("/api/v1/deliveries", "id")));
         pages.push(format!("/endpoints/{}", first("/api/v1/endpoints", "id")));

@@ -174,6 +174,11 @@ impl Model {
                 && filter.source.as_ref().is_none_or(|source| job.handler.source == *source)
                 && filter.handler.as_ref().is_none_or(|handler| job.handler.handler == *handler)
                 && filter.phase.is_none_or(|phase| job.phase == phase)
+                && filter
+                    .error
+                    .as_ref()
+                    .is_none_or(|error| job.error.as_deref().unwrap_or_default() == error)
+                && (!filter.forced || job.run > 1)
         };
         let rows = self.jobs.iter().rev().map(|(at, job)| {
             let received_at = self.events[&job.event].detail.summary.received_at;

@@ -448,6 +448,12 @@ pub(super) async fn jobs(
         if let Some(state) = state {
             asked.require(format!("j.state + 0 = {state}"));
         }
+        if let Some(error) = &filter.error {
+            asked.add("coalesce(j.error, '') = ?", error.clone());
+        }
+        if filter.forced {
+            asked.require("j.run > 1");
+        }
         let tail = format!("ORDER BY j.job DESC LIMIT {}", page.wanted());
         let items = read_jobs(&mut client, &asked, &tail).await.map_err(read)?;
         let items = items.into_iter().map(|job| (Cursor(job.id.0.as_u128()), job));

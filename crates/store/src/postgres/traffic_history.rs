@@ -36,7 +36,7 @@ impl TrafficHistory for PgStore {
             let mut client = shared.pools.admin.checkout().await?;
             let sql = "DELETE FROM hapax.completion WHERE id IN ( \
                            SELECT c.id FROM hapax.completion c ORDER BY c.id LIMIT $1 FOR UPDATE SKIP LOCKED) \
-                       RETURNING source, received_at, attempt, steps, started_at, ended_at";
+                       RETURNING source, received_at, attempt, steps, started_at, ended_at, run";
             let rows = client.query(sql, &[&limit]).await?;
             Ok(rows.iter().map(completion).collect())
         })
@@ -62,6 +62,7 @@ fn completion(row: &Row) -> Completion {
             received_at: row.get(1),
             attempt: row.get::<_, i32>(2).unsigned_abs(),
             steps: row.get::<_, i32>(3).unsigned_abs(),
+            run: row.get::<_, i32>(6).unsigned_abs(),
             verdict: TriedVerdict::Succeeded,
         },
         began: row.get(4),

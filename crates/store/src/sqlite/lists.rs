@@ -504,15 +504,19 @@ pub(super) fn jobs(conn: &Connection, filter: &JobFilter) -> rusqlite::Result<Pa
     let before = filter.before.map_or(u128::MAX, |Cursor(before)| before);
     let before_seq = i64::try_from(before >> LANE_BITS).unwrap_or(i64::MAX);
     let before_lane = (before & ((1 << LANE_BITS) - 1)) as i64;
+    // An index has neither the error nor the run, so they are read only if they are asked for.
+    let error = if filter.error.is_some() { "coalesce(error, '') = ?3" } else { "?3 IS NULL" };
+    let forced = if filter.forced { "run > 1" } else { "1" };
     let sql = format!(
-        "SELECT event_seq, lane, state FROM {from} AND (event_seq, lane) < (?1, ?2)
+        "SELECT event_seq, lane, state, {error} AND {forced} FROM {from} AND (event_seq, lane) < (?1, ?2)
          ORDER BY event_seq DESC, lane DESC"
     );
     let mut statement = snapshot.prepare_cached(&sql)?;
-    let mut rows = statement.query((before_seq, before_lane))?;
+    let mut rows = statement.query((before_seq, before_lane, &filter.error))?;
     while let Some(row) = rows.next()? {
         let (seq, lane): (i64, i64) = (row.get(0)?, row.get(1)?);
-        let fits = state.is_none_or(|state| row.get(2) == Ok(state))
+        let fits = row.get::<_, bool>(3)?
+            && state.is_none_or(|state| row.get(2) == Ok(state))
             && lanes.as_ref().is_none_or(|lanes| lanes.contains(&lane));
         // The time is read for the last row only.
         let at = cursor(seq << LANE_BITS | lane);

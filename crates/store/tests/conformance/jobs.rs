@@ -831,6 +831,7 @@ pub(crate) async fn events_that_sql_work_ended_are_named<S: Working>(world: Worl
         received_at: world.event("evt_0").await.summary.received_at,
         attempt: 1,
         steps: 0,
+        run: 1,
         verdict: TriedVerdict::Succeeded,
     };
     assert_eq!(ran.tried, vec![succeeded; 5]);

@@ -13,7 +13,7 @@ use hapax_core::store::{
 use hapax_core::{SourceName, Tenant, Timestamp};
 
 use crate::harness::{
-    Sender, Working, World, after, body, done, failed, job, ordered, placed, spec,
+    Replay, Sender, Working, World, after, body, done, failed, job, ordered, placed, spec,
 };
 use crate::sending::{ALL, Sending, delivered, message, wanting};
 
@@ -222,6 +222,23 @@ pub(crate) async fn jobs_are_searched_in_bounded_pages<S: Working>(world: World<
     assert_eq!(jobs(fee).await, ["dead fee"]);
     let acme = JobFilter { tenant: Some(Tenant::new("acme")), ..JobFilter::default() };
     assert_eq!(jobs(acme).await, [""; 0]);
+    let died_of = |error: &str| JobFilter { error: Some(error.to_owned()), ..of(Phase::Dead) };
+    let dead = jobs(of(Phase::Dead)).await;
+    let groups = world.store.dead_groups(JobFilter { limit: 10, ..of(Phase::Dead) }).await;
+    for group in groups.expect("reads").groups {
+        let listed = jobs(died_of(&group.error)).await;
+        assert_eq!(listed.len() as u64, group.count, "{group:?}: {listed:?} of {dead:?}");
+    }
+    assert_eq!(jobs(died_of("another error")).await, [""; 0]);
+    let without = JobFilter { error: Some(String::new()), ..of(Phase::Held) };
+    assert_eq!(jobs(without).await.len(), 1, "a held job has no error");
+    let forced = JobFilter { forced: true, ..JobFilter::default() };
+    assert_eq!(jobs(forced.clone()).await, [""; 0]);
+    let plain = world.event("plain_17").await.summary.id;
+    world.replay(plain, &[job("fee")], Replay::Force).await;
+    assert_eq!(jobs(forced.clone()).await, ["plain_17 fee"]);
+    let done = JobFilter { phase: Some(Phase::Done), ..forced };
+    assert_eq!(jobs(done).await, [""; 0]);
     let mut all = BTreeMap::<String, usize>::new();
     for job in jobs(JobFilter::default()).await {
         *all.entry(job).or_default() += 1;

@@ -57,6 +57,10 @@ pub(crate) fn alert_page(alert: &Alert) -> Option<(&'static str, String)> {
             let fields = [("source", source), ("handler", handler)];
             Some(("dead letters", filtered("/dead", &fields)))
         }
+        ("oldest_job", Some((source, handler))) => {
+            let fields = [("source", source), ("handler", handler), ("status", "ready")];
+            Some(("jobs", filtered("/jobs", &fields)))
+        }
         ("review", _) => {
             let source = alert.source.as_deref().unwrap_or_default();
             Some(("review", filtered("/review", &[("source", source)])))

@@ -22,7 +22,7 @@ static DONE_KEY: LazyLock<hmac::Key> = LazyLock::new(|| {
 });
 
 /// The fields of a filter form. A form sends its empty fields too; these count as absent.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(in crate::admin) struct Filters(Vec<(String, String)>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Filters {

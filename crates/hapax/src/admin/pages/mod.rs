@@ -67,7 +67,7 @@ pub(super) use sending_actions::{
 pub(crate) use shared_pages::SharedPages;
 pub(super) use shared_pages::share;
 pub(super) use storage::{DeleteKey, duplicates, keys, storage};
-pub(super) use work::{audit, dead, handlers, source};
+pub(super) use work::{audit, dead, handlers, jobs, source};
 
 /// The files that a browser may load for a page: only those of this server.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \

@@ -66,6 +66,11 @@ pub(crate) fn capped(count: &CappedCount) -> String {
     format!("{}{more}", number(&count.count))
 }
 
+/// Whether there is none.
+pub(crate) fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 /// A count of the jobs of one handler as text.
 pub(crate) fn lane_count(count: &u64) -> String {
     let mut of_lane = CappedCount::default();

@@ -10,7 +10,7 @@ use hapax_core::Timestamp;
 use super::super::extract::{PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{
-    Admin, AdminStore, audit, events, handlers, jobs, rejections, source_secrets, stats,
+    Admin, AdminStore, audit, events, handlers, jobs as api_jobs, rejections, source_secrets, stats,
 };
 use super::filters::Filters;
 use super::{Frame, Page, PageReader, plans};
@@ -29,6 +29,8 @@ pub(in crate::admin) struct Dead {
     source: Option<String>,
     handler: Option<String>,
     tenant: Option<String>,
+    /// The error that all letters of the list have.
+    error: Option<String>,
     /// The errors of all dead letters that match.
     errors: DeadLetters,
     items: Vec<Job>,
@@ -36,6 +38,18 @@ pub(in crate::admin) struct Dead {
     searched_to: Option<Timestamp>,
     /// Actions on all dead letters that match.
     bulk: Vec<(&'static str, String)>,
+}
+
+impl Dead {
+    /// The list of the dead letters with an error, within the filter of this page.
+    fn link_to(&self, error: &str) -> String {
+        let fields =
+            [("source", &self.source), ("handler", &self.handler), ("tenant", &self.tenant)];
+        let filters = fields.into_iter().fold(Filters::default(), |filters, (name, value)| {
+            value.as_ref().map_or_else(|| filters.clone(), |value| filters.with(name, value))
+        });
+        filters.with("error", error).link("/dead")
+    }
 }
 
 /// `GET /dead`.
@@ -47,14 +61,14 @@ pub(in crate::admin) async fn dead<S: AdminStore>(
     let frame = reader.frame(&admin, "/dead").await;
     let filters = filters.with("status", "dead");
     let query = filters.query::<JobsQuery>()?;
-    let Json(page) = jobs::list(State(Arc::clone(&admin)), query).await?;
+    let Json(page) = api_jobs::list(State(Arc::clone(&admin)), query).await?;
     let asked = DeadLettersQuery {
         tenant: filters.get("tenant"),
         source: filters.get("source"),
         handler: filters.get("handler"),
         limit: Some(ERRORS_SHOWN),
     };
-    let Json(errors) = jobs::dead(State(admin), QueryParams(asked)).await?;
+    let Json(errors) = api_jobs::dead(State(admin), QueryParams(asked)).await?;
     let acts: &[_] = match frame.may_operate && !page.items.is_empty() {
         true => &[("Replay", "replay"), ("Discard", "discard")],
         false => &[],
@@ -66,10 +80,59 @@ pub(in crate::admin) async fn dead<S: AdminStore>(
         source: filters.get("source"),
         handler: filters.get("handler"),
         tenant: filters.get("tenant"),
+        error: filters.get("error"),
         errors,
         searched_to: page.searched_to,
         items: page.items,
         bulk: bulk.collect(),
+    };
+    Ok(reader.page(page))
+}
+
+/// The states that a job can have.
+const PHASES: [&str; 9] =
+    ["ready", "leased", "done", "stale", "dead", "held", "parked", "review", "discarded"];
+
+#[derive(Template)]
+#[template(path = "jobs.html")]
+pub(in crate::admin) struct Jobs {
+    frame: Frame,
+    source: Option<String>,
+    handler: Option<String>,
+    tenant: Option<String>,
+    status: Option<String>,
+    error: Option<String>,
+    is_forced: bool,
+    statuses: [&'static str; 9],
+    items: Vec<Job>,
+    older: Option<String>,
+    searched_to: Option<Timestamp>,
+    is_first: bool,
+}
+
+/// `GET /jobs`.
+pub(in crate::admin) async fn jobs<S: AdminStore>(
+    State(admin): State<Arc<Admin<S>>>,
+    reader: PageReader,
+    filters: Filters,
+) -> Result<Page<Jobs>, Problem> {
+    let frame = reader.frame(&admin, "/handlers").await;
+    let query = filters.query::<JobsQuery>()?;
+    let is_forced = query.0.forced;
+    let Json(page) = api_jobs::list(State(admin), query).await?;
+    let page = Jobs {
+        older: filters.older(&frame.base, "/jobs", page.next.as_deref()),
+        frame,
+        source: filters.get("source"),
+        handler: filters.get("handler"),
+        tenant: filters.get("tenant"),
+        status: filters.get("status"),
+        error: filters.get("error"),
+        is_forced,
+        statuses: PHASES,
+        searched_to: page.searched_to,
+        items: page.items,
+        is_first: filters.get("cursor").is_none(),
     };
     Ok(reader.page(page))
 }
@@ -106,7 +169,7 @@ pub(in crate::admin) async fn handlers<S: AdminStore>(
 ) -> Result<Page<Handlers>, Problem> {
     let frame = reader.frame(&admin, "/handlers").await;
     let Json(configured) = handlers::list(State(Arc::clone(&admin))).await?;
-    let Json(lanes) = jobs::lanes(State(admin)).await?;
+    let Json(lanes) = api_jobs::lanes(State(admin)).await?;
     let mut rows: Vec<HandlerRow> = Vec::new();
     for handler in configured.items {
         rows.push(HandlerRow {
@@ -142,6 +205,8 @@ pub(in crate::admin) struct SourcePage {
     frame: Frame,
     name: String,
     window: String,
+    /// The beginning of the window.
+    since: Timestamp,
     figures: Option<Figures>,
     lanes: Vec<Lane>,
     events: Vec<EventSummary>,
@@ -159,8 +224,9 @@ pub(in crate::admin) async fn source<S: AdminStore>(
     let frame = reader.frame(&admin, "/").await;
     let QueryParams(query) = filters.query::<StatsQuery>()?;
     let stats = stats::with_gaps(&admin, &query).await?;
+    let since = stats.since;
     let figures = stats.sources.and_then(|mut sources| sources.remove(&name));
-    let Json(mut lanes) = jobs::lanes(State(Arc::clone(&admin))).await?;
+    let Json(mut lanes) = api_jobs::lanes(State(Arc::clone(&admin))).await?;
     lanes.items.retain(|lane| lane.source == name);
     let newest =
         EventsQuery { source: Some(name.clone()), limit: Some(20), ..EventsQuery::default() };
@@ -182,6 +248,7 @@ pub(in crate::admin) async fn source<S: AdminStore>(
         frame,
         name,
         window: filters.get("window").unwrap_or_else(|| "1h".to_owned()),
+        since,
         figures,
         lanes: lanes.items,
         events: events.items,

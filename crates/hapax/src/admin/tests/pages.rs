@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::http::{Method, Request, StatusCode, header};
 use hapax_core::endpoint::SecretAge;
-use hapax_core::job::Phase;
+use hapax_core::job::{Phase, Retry};
 use hapax_core::log_buckets::bucket_of;
 use hapax_core::message::NewMessage;
 use hapax_core::store::{
-    AdminRecords as _, AlertRecords as _, AuditFilter, CheckIn, Gauges, Outbox as _,
+    AdminRecords as _, AlertRecords as _, AuditFilter, CheckIn, Gauges, Outbox as _, Outcome,
     SearchIndex as _, SecretUse, TallyKind, TrafficCount, TrafficCounts, TrafficFigures,
     TrafficHistory as _, Verifier, VerifierNames as _,
 };
@@ -324,6 +324,11 @@ async fn a_session_reads_acts_by_name_and_ends_at_logout() {
     assert_eq!(acted.status, StatusCode::SEE_OTHER, "{}", acted.text);
     assert_eq!(server.store.event("evt_1").await.actions[0].who, "ops (anna)");
 
+    // A logout needs no token, so one without a session must not write.
+    let unknown = ("cookie", "hapax_session=unknown");
+    let out = server.browse(Method::POST, "/logout", &[unknown, SAME_ORIGIN], "").await;
+    assert_eq!(out.header(header::LOCATION), "/login");
+    assert_eq!(server.store.faults.begun(Act::EndSession), 0);
     let out = server.browse(Method::POST, "/logout", &[with_cookie, SAME_ORIGIN], "").await;
     assert_eq!(out.header(header::LOCATION), "/login");
     let after = server.browse(Method::GET, "/events", &[with_cookie], "").await;
@@ -752,7 +757,12 @@ async fn dead_letters_are_grouped_by_error_over_all_pages() {
     let dead = |n: usize| event(&format!("evt_{n}"), &[("mail", JobState::Dead)]);
     let server = server((0..7).map(dead).collect()).await;
     let page = server.page("/dead?limit=2").await.text;
-    assert!(page.contains("<td class=\"n\">7</td><td><bdi>no</bdi></td>"), "{page}");
+    assert!(
+        page.contains(
+            "<td class=\"n\">7</td><td><a href=\"/dead?error=no\"><bdi>no</bdi></a></td>"
+        ),
+        "{page}"
+    );
     assert!(page.contains("7 dead letters, 1 error."), "{page}");
     let page = server.page("/dead?limit=2&handler=fee").await.text;
     assert!(page.contains("There is no dead letter") && !page.contains("By error"), "{page}");
@@ -763,6 +773,68 @@ async fn dead_letters_are_grouped_by_error_over_all_pages() {
         "first_at": "2026-03-01T12:00:00Z", "last_at": "2026-03-01T12:00:00Z",
     });
     assert_eq!(dead["items"], json!([group]));
+}
+
+#[tokio::test]
+async fn a_number_of_jobs_leads_to_exactly_these_jobs() {
+    let server = server(vec![
+        event("evt_ready", &[("fee", JobState::Ready)]),
+        event("evt_no", &[("mail", JobState::Dead)]),
+    ])
+    .await;
+    let other = event("evt_other", &[("mail", JobState::Ready)]);
+    let sent = other.event.clone();
+    server.store.put(other).await;
+    let error = "other <b>&=é".to_owned();
+    let died = Outcome::Failed { error, retry: Retry::Never, answer: None };
+    server.store.attempt(&sent, "mail", noon(), died).await;
+    server.store.set_clock(noon());
+    let shows = async |path: &str, expected: &[&str]| {
+        let page = server.page(path).await;
+        assert_eq!(page.status, StatusCode::OK, "{path}: {}", page.text);
+        for id in ["evt_ready", "evt_no", "evt_other"] {
+            assert_eq!(
+                page.text.contains(id),
+                expected.contains(&id),
+                "{path}, {id}: {}",
+                page.text
+            );
+        }
+        page.text
+    };
+    let unescaped = |text: &str| text.replace("&#38;", "&").replace("&amp;", "&");
+    let link_of = |page: &str, begin: &str, text: &str| {
+        let mut links = page.split("href=\"").filter(|link| link.starts_with(begin));
+        let link =
+            links.find(|link| link.contains(text)).unwrap_or_else(|| panic!("{text}: {page}"));
+        unescaped(link.split('"').next().unwrap())
+    };
+    let dead = shows("/dead", &["evt_no", "evt_other"]).await;
+    shows(&link_of(&dead, "/dead?error=", "<bdi>no<"), &["evt_no"]).await;
+    let page = shows(&link_of(&dead, "/dead?error=", "<bdi>other"), &["evt_other"]).await;
+    assert!(!page.contains("/plans/"), "a plan has no filter for errors: {page}");
+    let of_fee = link_of(&dead, "/dead?source=stripe", "<bdi>stripe<");
+    shows(&of_fee, &["evt_no", "evt_other"]).await;
+    let handlers = server.page("/handlers").await.text;
+    let ready = link_of(&handlers, "/jobs?source=stripe&amp;handler=fee", ">1<");
+    assert!(ready.ends_with("&status=ready"), "{ready}");
+    shows(&ready, &["evt_ready"]).await;
+    let source = server.page("/sources/stripe").await.text;
+    assert_eq!(link_of(&source, "/jobs?", ">1</a> ready"), ready);
+    shows("/jobs?status=dead", &["evt_no", "evt_other"]).await;
+    shows("/jobs?forced=true", &[]).await;
+
+    assert!(server.page("/").await.text.contains(" 0 forced,"));
+    let figures = TrafficFigures {
+        counts: TrafficCounts { new: 1, forced: 2, ..TrafficCounts::default() },
+        ..TrafficFigures::default()
+    };
+    let count = TrafficCount { source: SourceName::new("stripe"), at: noon(), figures };
+    server.store.faults.record_traffic(Uuid::from_u128(2), vec![count]).await.unwrap();
+    server.shared_pages_end();
+    let page = server.page("/").await.text;
+    let forced = "<a href=\"/jobs?forced=true&amp;status=done\">2 forced</a>";
+    assert!(page.contains(forced), "{page}");
 }
 
 #[tokio::test]

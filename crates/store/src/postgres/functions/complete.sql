@@ -11,8 +11,8 @@ BEGIN
     CASE hapax.done(complete.job, complete.fence, complete.result, statement_timestamp())
         WHEN 1, 3 THEN
             PERFORM hapax.link_messages(complete.job);
-            INSERT INTO hapax.completion (source, received_at, attempt, steps, started_at, ended_at)
-            SELECT e.source, e.received_at, j.attempt, j.steps, j.started_at, statement_timestamp()
+            INSERT INTO hapax.completion (source, received_at, attempt, steps, run, started_at, ended_at)
+            SELECT e.source, e.received_at, j.attempt, j.steps, j.run, j.started_at, statement_timestamp()
             FROM hapax.job j JOIN hapax.handler h ON h.handler = j.handler JOIN hapax.event e ON e.id = j.event
             WHERE j.job = complete.job AND h.workplace = hapax.workplace('workers') AND j.started_at IS NOT NULL;
         WHEN 2 THEN

@@ -548,6 +548,7 @@ CREATE TABLE hapax.completion (
     received_at timestamptz NOT NULL,
     attempt     integer     NOT NULL,
     steps       integer     NOT NULL,
+    run         integer     NOT NULL,
     started_at  timestamptz NOT NULL,
     ended_at    timestamptz NOT NULL
 );
@@ -610,6 +611,7 @@ CREATE TABLE hapax.traffic (
     rejected bigint NOT NULL,
     unavailable bigint NOT NULL,
     succeeded bigint NOT NULL,
+    forced bigint NOT NULL,
     failed_attempts bigint NOT NULL,
     died bigint NOT NULL,
     retrying bigint NOT NULL,

@@ -592,6 +592,7 @@ CREATE TABLE hapax_traffic (
     rejected INTEGER NOT NULL,
     unavailable INTEGER NOT NULL,
     succeeded INTEGER NOT NULL,
+    forced INTEGER NOT NULL,
     failed_attempts INTEGER NOT NULL,
     died INTEGER NOT NULL,
     retrying INTEGER NOT NULL,
