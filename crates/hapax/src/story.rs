@@ -38,6 +38,12 @@ pub(crate) fn story(event: &Event, now: Timestamp) -> Vec<String> {
             story.push(outcome(delivery));
             story.extend(delivery.actions.iter().map(|action| format!("  {}", acted(action))));
         }
+        if message.has_more_deliveries {
+            story.push(format!(
+                "It has more deliveries and is {}: hapax messages show {id}",
+                message.status
+            ));
+        }
     }
     story.extend(event.actions.iter().map(acted));
     story

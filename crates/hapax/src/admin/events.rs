@@ -88,6 +88,9 @@ pub(super) async fn show<S: AdminStore>(
         let handler = HandlerRef { source, handler: job.handler.clone() };
         job.handler_paused_at = paused.get(&handler).map(|pause| pause.since);
     }
+    for message in event.messages.iter_mut().skip(MESSAGES_FOLLOWED_MAX) {
+        message.has_more_deliveries = message.status != "none";
+    }
     for message in event.messages.iter_mut().take(MESSAGES_FOLLOWED_MAX) {
         let filter = DeliveryFilter {
             message: Some(message.id.clone()),
@@ -96,6 +99,7 @@ pub(super) async fn show<S: AdminStore>(
             ..DeliveryFilter::default()
         };
         let page = admin.store.deliveries(filter).await?;
+        message.has_more_deliveries = page.next.is_some();
         message.deliveries = page.items.into_iter().map(PublishedDelivery::from).collect();
     }
     Ok(Json(event))

@@ -293,6 +293,9 @@ pub(crate) struct PublishedMessage {
     /// messages.
     #[serde(default)]
     pub(crate) deliveries: Vec<PublishedDelivery>,
+    /// Whether the message has deliveries that are not shown here.
+    #[serde(default)]
+    pub(crate) has_more_deliveries: bool,
 }
 
 /// A delivery of a message that a handler of an event published.
@@ -331,6 +334,6 @@ impl From<DeliveryDetail> for PublishedDelivery {
 impl From<MessageNote> for PublishedMessage {
     fn from(MessageNote { id, tenant, r#type, created_at, status }: MessageNote) -> Self {
         let (status, deliveries) = (status.as_str().to_owned(), Vec::new());
-        Self { id, tenant, r#type, created_at, status, deliveries }
+        Self { id, tenant, r#type, created_at, status, deliveries, has_more_deliveries: false }
     }
 }

@@ -45,10 +45,15 @@ pub(crate) fn timeline(event: &Event) -> Vec<Step> {
         let page =
             format!("/messages/{}?tenant={}", url_part(&message.id), url_part(&message.tenant));
         let text = format!("published {}, message {}", message.r#type, message.id);
-        steps.push(Step { page: Some(page), ..Step::new(message.created_at, text) });
+        steps.push(Step { page: Some(page.clone()), ..Step::new(message.created_at, text) });
         for delivery in &message.deliveries {
             steps.push(delivered(delivery, message.created_at));
             steps.extend(delivery.actions.iter().map(|one| Step::new(one.at, acted_on(one))));
+        }
+        if message.has_more_deliveries {
+            let text =
+                format!("… more deliveries of message {}, which is {}", message.id, message.status);
+            steps.push(Step { page: Some(page), ..Step::new(message.created_at, text) });
         }
     }
     steps.extend(event.actions.iter().map(|one| Step::new(one.at, acted_on(one))));
@@ -99,7 +104,11 @@ fn jobs_summary(event: &Event, now: Timestamp) -> String {
 }
 
 fn job_summary(job: &Job, now: Timestamp) -> String {
-    let handler = &job.handler;
+    // A forced run hides the state of the run before it, whose effects have happened.
+    let handler = match job.run {
+        0 | 1 => job.handler.to_string(),
+        run => format!("{} (run {run}, forced by an operator)", job.handler),
+    };
     let attempts = format::count(u64::from(job.attempt), "attempt");
     let because = job.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
     let resource = job.resource.as_deref().unwrap_or("the same resource");
@@ -113,7 +122,7 @@ fn job_summary(job: &Job, now: Timestamp) -> String {
                 job.result.as_ref().map(|result| format!(": {result}")).unwrap_or_default();
             match job.run {
                 0 | 1 => format!("{handler} was done once{result}"),
-                run => format!("{handler} was done, and forced to run {run} times{result}"),
+                _forced => format!("{handler} was done{result}"),
             }
         }
         Phase::Stale => {
@@ -377,6 +386,36 @@ mod tests {
         assert_eq!(lines[3], "4 minutes … 997 more copies before the next, only counted");
         assert!(lines[4].starts_with("4 minutes copy, same bytes: did nothing"), "{}", lines[4]);
         assert!(lines[5].contains("60 s after the previous one"), "{}", lines[5]);
+    }
+
+    #[test]
+    fn a_run_that_an_operator_forced_is_named_in_every_state() {
+        let summary_of = |status: &str, more| shown(json!({ "jobs": [job(status, more)] })).0;
+        assert_eq!(
+            summary_of("done", json!({ "run": 2, "result": "fee 50" })),
+            "Came once; fee (run 2, forced by an operator) was done: fee 50."
+        );
+        let due = json!({ "run": 2, "attempt": 0, "due_at": "2026-03-01T12:13:00Z", "finished_at": null });
+        assert_eq!(
+            summary_of("ready", due),
+            "Came once; fee (run 2, forced by an operator) has not started, due in 3 minutes."
+        );
+    }
+
+    #[test]
+    fn deliveries_that_are_not_shown_are_mentioned() {
+        let message = |has_more: bool| {
+            json!([{
+                "id": "msg_1", "tenant": "default", "type": "fee.charged", "status": "dead",
+                "created_at": "2026-03-01T12:00:07Z", "deliveries": [],
+                "has_more_deliveries": has_more,
+            }])
+        };
+        let steps = |has_more| timeline(&event_with(json!({ "messages": message(has_more) })));
+        assert_eq!(steps(true).len(), steps(false).len() + 1);
+        let last = steps(true).pop().expect("a step");
+        assert_eq!(last.text, "… more deliveries of message msg_1, which is dead");
+        assert_eq!(last.page.as_deref(), Some("/messages/msg_1?tenant=default"));
     }
 
     #[test]
