@@ -24,7 +24,8 @@ pub(crate) const ENGINE_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often a condition without a signal is polled.
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 
-/// A private directory, and the watchdog that ends the processes in it.
+/// A private directory, and the watchdog that ends the processes in it. It lies in the directory that
+/// `HAPAX_TEST_ENGINES` names, else among the temporary files.
 pub(crate) struct Supervisor {
     folder: PathBuf,
     user: Option<EngineUser>,
@@ -63,11 +64,13 @@ impl Supervisor {
     /// A new directory for the engine `name`, which exits on the signal `ending`.
     pub(crate) fn new(name: &str, ending: &str) -> io::Result<Supervisor> {
         let user = EngineUser::when_root()?;
+        let parent =
+            std::env::var_os("HAPAX_TEST_ENGINES").map_or_else(std::env::temp_dir, PathBuf::from);
         // The real path, since the watchdog compares it with /proc.
         let folder = tempfile::Builder::new()
             .prefix(&format!("hapax-{name}-"))
             .permissions(fs::Permissions::from_mode(0o700))
-            .tempdir()?
+            .tempdir_in(parent)?
             .keep()
             .canonicalize()?;
         if let Some(user) = user {
