@@ -3,7 +3,9 @@
 //! The client is written here, because the tests need few of WebDriver's commands. Every wait ends
 //! with an event: a mutation of the page, or the next document.
 
+use std::io;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
@@ -48,31 +50,45 @@ pub(crate) struct Browser {
     expected: Mutex<Vec<&'static str>>,
 }
 
+/// How often chromedriver is started. It takes a free port of IPv6 first, and exits if another program has the same
+/// port of IPv4.
+const STARTS_MAX: usize = 10;
+
+/// Starts chromedriver. Returns the process and its port, and nothing if it found no port.
+fn start_driver(profile: &Path) -> io::Result<Option<(Child, u16)>> {
+    let mut driver = Command::new("chromedriver")
+        .arg("--port=0")
+        // Chromium keeps its own files below these.
+        .envs([("HOME", profile), ("TMPDIR", profile)])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()?;
+    let output = Lines::of(driver.stdout.take().unwrap());
+    let Some(line) = output.try_wait_for("started successfully on port ") else {
+        assert!(output.text().contains("port not available"), "{}", output.text());
+        driver.wait()?;
+        return Ok(None);
+    };
+    let port = line.trim_end().trim_end_matches('.').rsplit(' ').next().unwrap();
+    Ok(Some((driver, port.parse().unwrap())))
+}
+
 impl Browser {
     /// Starts a browser for the pages at `base`. Without chromium and its driver the test is skipped, but
     /// not in CI.
     pub(crate) fn start(test: &str, base: &str) -> Option<Self> {
         let profile = tempfile::tempdir().unwrap();
-        let started = Command::new("chromedriver")
-            .arg("--port=0")
-            // Chromium keeps its own files below these.
-            .envs([("HOME", profile.path()), ("TMPDIR", profile.path())])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn();
-        let mut driver = match started {
-            Ok(driver) => driver,
+        let started = (0..STARTS_MAX).find_map(|_| start_driver(profile.path()).transpose());
+        let (driver, port) = match started.expect("chromedriver finds a port") {
+            Ok(started) => started,
             Err(error) => {
                 cannot_run(test, &format!("chromedriver cannot be run: {error}"));
                 return None;
             }
         };
-        let output = Lines::of(driver.stdout.take().unwrap());
-        let line = output.wait_for("started successfully on port ");
-        let port = line.trim_end().trim_end_matches('.').rsplit(' ').next().unwrap();
-        let at = std::net::SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()));
+        let at = std::net::SocketAddr::from(([127, 0, 0, 1], port));
         let mut browser = Self {
             driver,
             at,
