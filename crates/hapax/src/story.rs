@@ -39,8 +39,12 @@ pub(crate) fn story(event: &Event, now: Timestamp) -> Vec<String> {
             story.extend(delivery.actions.iter().map(|action| format!("  {}", acted(action))));
         }
         if message.has_more_deliveries {
+            let for_tenant = match message.tenant.as_str() {
+                "default" => String::new(),
+                tenant => format!(" --tenant {tenant}"),
+            };
             story.push(format!(
-                "It has more deliveries and is {}: hapax messages show {id}",
+                "Not all of its deliveries are listed here. It is {}: hapax messages show {id}{for_tenant}",
                 message.status
             ));
         }

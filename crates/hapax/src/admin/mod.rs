@@ -187,8 +187,8 @@ pub(crate) struct Admin<S> {
     pub(crate) tenants: Arc<TenantSources<S>>,
     /// The clock.
     pub(crate) now: Now,
-    /// Claims that are still running although their client disconnected. The shutdown waits for these claims
-    /// before it closes the store.
+    /// Claims and actions of operators that are still running although their client disconnected. The shutdown
+    /// waits for them, at most for `drain`, before it closes the store.
     pub(crate) unfinished: TaskTracker,
     /// The command that sends a first event, in dev mode.
     pub(crate) first_command: Option<String>,

@@ -65,7 +65,7 @@ pub(crate) struct Figures {
     /// Jobs that succeeded.
     #[serde(default)]
     pub(crate) succeeded: u64,
-    /// Those of them in a run that an operator forced: their effects happened again.
+    /// Jobs that succeeded in a run that an operator forced: their effects happened again.
     #[serde(default)]
     pub(crate) forced: u64,
     /// Attempts that failed.

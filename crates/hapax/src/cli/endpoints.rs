@@ -287,7 +287,7 @@ fn print(endpoint: &Endpoint) -> Result<Exit, CommandFailure> {
         ("signing", endpoint.signing.as_str().to_owned()),
         ("public key", optional(&endpoint.public_key)),
         (
-            "secret of",
+            "secret at",
             endpoint.secrets.first().map_or_else(|| "-".to_owned(), |age| format::at(age.since)),
         ),
         ("version", optional(&endpoint.api_version)),

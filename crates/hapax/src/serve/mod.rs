@@ -115,7 +115,7 @@ async fn serve_on<S: ServerStore>(
     readiness.opened();
     lines.print(&config);
 
-    let watch = Arc::clone(&parts.watch);
+    let (watch, drain) = (Arc::clone(&parts.watch), config.settings.drain);
     Reloadable::new(config, parts).run(&mut signals, &metrics).await;
 
     tracing::info!("shutting down: accepted requests are committed and answered first");
@@ -126,7 +126,10 @@ async fn serve_on<S: ServerStore>(
     stop_background.cancel();
     background.ended().await?;
     unfinished.close();
-    unfinished.wait().await;
+    // Everything else that an action waits for has a bound below `drain`; a slow ping has none.
+    if tokio::time::timeout(drain, unfinished.wait()).await.is_err() {
+        tracing::warn!("the server stops although an operator's action has not ended");
+    }
     watch.check_out(&*store).await;
     store.close().await;
     tracing::info!("stopped");

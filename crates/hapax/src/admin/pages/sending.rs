@@ -8,7 +8,7 @@ use axum::Json;
 use axum::extract::State;
 use hapax_core::Timestamp;
 use hapax_core::delivery::DeliveryStatus;
-use hapax_core::endpoint::EndpointId;
+use hapax_core::endpoint::{EndpointId, EndpointOrder, OnDead};
 
 use super::super::delivery_figures::DeliveryFigures;
 use super::super::extract::{PathId, QueryParams};
@@ -211,18 +211,44 @@ pub(in crate::admin) async fn deliveries<S: AdminStore>(
 pub(in crate::admin) struct DeliveryPage {
     frame: Frame,
     delivery: Delivery,
+    may_be_skipped: bool,
     done: Option<String>,
 }
 
-impl DeliveryPage {
-    /// Whether an operator can give it up: it waits, or it is dead and keeps later deliveries under its key waiting.
-    fn may_be_skipped(&self) -> bool {
-        match self.delivery.status {
+/// How a delivery affects the later deliveries under its key.
+#[derive(Clone, Copy)]
+pub(super) struct KeyOrder {
+    /// Whether the endpoint gets the deliveries under one key in order.
+    pub(super) is_ordered: bool,
+    /// Whether a dead delivery keeps the later ones waiting.
+    parks_dead: bool,
+}
+
+impl KeyOrder {
+    pub(super) async fn of<S: AdminStore>(
+        admin: &Arc<Admin<S>>,
+        delivery: &Delivery,
+    ) -> Result<Self, Problem> {
+        if delivery.key.is_none() {
+            return Ok(Self { is_ordered: false, parks_dead: false });
+        }
+        let endpoint = admin.store.endpoint(delivery.endpoint).await?;
+        let settings = endpoint.map(|endpoint| endpoint.settings);
+        let ordered = settings.filter(|settings| settings.order == EndpointOrder::Key);
+        Ok(Self {
+            is_ordered: ordered.is_some(),
+            parks_dead: ordered.is_some_and(|settings| settings.on_dead == OnDead::Park),
+        })
+    }
+
+    /// Whether an operator can give the delivery up: it waits, or it is dead and keeps later ones waiting.
+    pub(super) fn may_skip(self, delivery: &Delivery) -> bool {
+        match delivery.status {
             DeliveryStatus::Waiting
             | DeliveryStatus::Failed
             | DeliveryStatus::Parked
             | DeliveryStatus::Held => true,
-            DeliveryStatus::Dead => self.delivery.key.is_some(),
+            DeliveryStatus::Dead => self.parks_dead,
             DeliveryStatus::Sending | DeliveryStatus::Delivered | DeliveryStatus::Cancelled => {
                 false
             }
@@ -238,6 +264,7 @@ pub(in crate::admin) async fn delivery<S: AdminStore>(
     filters: Filters,
 ) -> Result<Page<DeliveryPage>, Problem> {
     let frame = reader.frame(&admin, "/deliveries").await;
-    let Json(delivery) = api_messages::delivery(State(admin), PathId(id)).await?;
-    Ok(reader.page(DeliveryPage { frame, delivery, done: filters.done() }))
+    let Json(delivery) = api_messages::delivery(State(Arc::clone(&admin)), PathId(id)).await?;
+    let may_be_skipped = KeyOrder::of(&admin, &delivery).await?.may_skip(&delivery);
+    Ok(reader.page(DeliveryPage { frame, delivery, may_be_skipped, done: filters.done() }))
 }

@@ -10,6 +10,7 @@ use super::super::extract::{JsonBody, PathId, QueryParams};
 use super::super::problem::Problem;
 use super::super::{Admin, AdminStore, endpoints, messages};
 use super::actions::{ActionForm, ActionRequest, ActionResult, FormField, PageAction, Question};
+use super::sending::KeyOrder;
 use crate::api::{
     ChangedDeliveries, DeliveryEffect, MessageQuery, ReasonRequest, RotateRequest, SkipEffect,
 };
@@ -64,19 +65,26 @@ impl<S: AdminStore> PageAction<S> for SkipDelivery {
     async fn question(
         ActionRequest { admin, id, .. }: ActionRequest<S>,
     ) -> Result<Question, Problem> {
-        let Json(delivery) = messages::delivery(State(admin), PathId(id.clone())).await?;
-        let then = match &delivery.key {
-            Some(key) => format!("The next delivery under the key {key} is sent without it."),
-            None => "No later attempt is made.".to_owned(),
+        let read = messages::delivery(State(Arc::clone(&admin)), PathId(id.clone()));
+        let Json(delivery) = read.await?;
+        let order = KeyOrder::of(&admin, &delivery).await?;
+        let status = delivery.status.as_str();
+        let (sentences, button) = if order.may_skip(&delivery) {
+            let then = match &delivery.key {
+                Some(key) if order.is_ordered => {
+                    format!("The next delivery under the key {key} is sent without it.")
+                }
+                Some(_) | None => "No later attempt is made.".to_owned(),
+            };
+            (vec![format!("It is {status}. The endpoint does not get it."), then], "Give up")
+        } else {
+            (vec![format!("It is {status}: there is nothing to give up now.")], "")
         };
         Ok(Question {
             title: "Give up this delivery?".to_owned(),
             subject: format!("{} to {}", delivery.message, delivery.url),
-            sentences: vec![
-                format!("It is {}. The endpoint does not get it.", delivery.status.as_str()),
-                then,
-            ],
-            button: "Give up",
+            sentences,
+            button,
             is_final: true,
             back: format!("/deliveries/{id}"),
             ..Question::default()
