@@ -180,8 +180,9 @@ pub mod limits {
     /// also bounds its time.
     pub const PARKED_AT_ONCE: usize = 256;
 
-    /// The most jobs of one lane that a claim sets aside because of their order, besides those that it
-    /// takes: this also bounds its time. The functions of PostgreSQL have the same number.
+    /// After so many jobs that a claim sets aside because of their order, besides those that it takes, it reads each
+    /// further lane once: this bounds its time. The functions of PostgreSQL have the same number for each lane, and a
+    /// time for the whole claim.
     pub const JOBS_ASIDE_AT_ONCE: usize = 256;
 
     /// Parked deliveries that a claim readies after the order of their endpoint was changed.

@@ -9,7 +9,7 @@
 //!
 //! Changes that the statements make to the session are undone before the connection is used again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,6 +50,9 @@ const RACES_MAX: usize = 3;
 
 /// The longest wait of `hapax.lock_marks` for a resource.
 const MARKS_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// How many busy resources a slice waits for, because the leases of its other jobs run meanwhile.
+const BUSY_RESOURCES_MAX: usize = 3;
 
 /// Undoes the changes that statements may make to a session; prepared statements of Hapax stay.
 const RESET: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
@@ -125,10 +128,16 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
     } else {
         alone.splice(0..0, first);
     }
+    let mut busy = HashSet::new();
     for (begun, taken) in alone.iter().enumerate() {
-        if begun > 0 && Instant::now() >= until {
+        if (begun > 0 && Instant::now() >= until) || busy.len() >= BUSY_RESOURCES_MAX {
             left.extend(alone[begun..].iter().cloned());
             break;
+        }
+        let resource = (taken.lane, taken.claim.event.resource.as_ref());
+        if busy.contains(&resource) {
+            left.push(taken.clone());
+            continue;
         }
         match bench.alone(taken, None).await {
             Ok(SoloOutcome::JobOutcome(went)) => count(&mut ran, went, taken),
@@ -138,7 +147,12 @@ pub(super) async fn slice(shared: &Shared, ask: &SqlAsk) -> Result<SqlRan, Store
                 ran.events.push(taken.claim.event.id);
             }
             Ok(SoloOutcome::Lost) => {}
-            Ok(SoloOutcome::Waits) => left.push(taken.clone()),
+            Ok(SoloOutcome::Waits) => {
+                left.push(taken.clone());
+                busy.insert(resource);
+                // The wait used up the time of the slice, but jobs of other resources may run.
+                until = Instant::now() + SLICE_MAX;
+            }
             Err(outage) => {
                 // The job that ran is lost. The jobs that were not begun are given back.
                 left.extend(alone[begun + 1..].iter().cloned());

@@ -69,6 +69,7 @@ impl<S: AdminStore> PageAction<S> for SkipDelivery {
         let Json(delivery) = read.await?;
         let order = KeyOrder::of(&admin, &delivery).await?;
         let status = delivery.status.as_str();
+        let mut subject = format!("{} to {}", delivery.message, delivery.url);
         let (sentences, button) = if order.may_skip(&delivery) {
             let then = match &delivery.key {
                 Some(key) if order.is_ordered => {
@@ -78,11 +79,12 @@ impl<S: AdminStore> PageAction<S> for SkipDelivery {
             };
             (vec![format!("It is {status}. The endpoint does not get it."), then], "Give up")
         } else {
-            (vec![format!("It is {status}: there is nothing to give up now.")], "")
+            subject += &format!(" is {status}: there is nothing to give up now.");
+            (Vec::new(), "")
         };
         Ok(Question {
             title: "Give up this delivery?".to_owned(),
-            subject: format!("{} to {}", delivery.message, delivery.url),
+            subject,
             sentences,
             button,
             is_final: true,

@@ -11,13 +11,15 @@ BEGIN
     FOR j IN
         SELECT * FROM hapax.job x
         WHERE x.handler = h.handler AND x.state = hapax.job_state('held') AND x.due_at <= at
-          -- One subquery for each row, because no plan can turn it into a scan of the table.
-          AND (SELECT true FROM hapax.job d
-               WHERE d.handler = x.handler AND d.lane = x.lane AND d.state = hapax.job_state('ready')
-                 AND d.due_at <= at LIMIT 1) IS NULL
-          AND (SELECT true FROM hapax.job b
-               WHERE b.lane = x.lane AND b.resource = x.resource AND b.state = hapax.job_state('leased')
-               LIMIT 1) IS NULL
+          -- Subqueries for each row, because no plan can turn them into a scan of the table. The search for a
+          -- due job passes all that were due since the last vacuum, so it comes second.
+          AND CASE WHEN (SELECT true FROM hapax.job b
+                         WHERE b.lane = x.lane AND b.resource = x.resource
+                           AND b.state = hapax.job_state('leased') LIMIT 1) IS NULL
+              THEN (SELECT true FROM hapax.job d
+                    WHERE d.handler = x.handler AND d.lane = x.lane
+                      AND d.state = hapax.job_state('ready') AND d.due_at <= at LIMIT 1) IS NULL
+              ELSE false END
         ORDER BY x.due_at LIMIT 64
         FOR UPDATE SKIP LOCKED
     LOOP

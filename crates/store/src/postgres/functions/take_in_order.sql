@@ -1,8 +1,7 @@
 -- Reads at most `room` due jobs of a lane, oldest first, and leases those whose turn it is. Order is
 -- decided here, job by job (hapax.admit). A job in the node's own process that was lost before is taken alone: as the
 -- first job of the claim, or not now. seen_until: no job that was due before this time is left in this lane. aside:
--- the
--- events of jobs that turned out stale or are held.
+-- the events of jobs that turned out stale or are held.
 CREATE OR REPLACE FUNCTION hapax.take_in_order(
     h hapax.handler, of_lane integer, room integer, since timestamptz, is_first boolean, who text,
     at timestamptz,
@@ -24,7 +23,7 @@ BEGIN
         FOR j IN
             SELECT * FROM hapax.job x
             WHERE x.handler = h.handler AND x.lane = of_lane AND x.state = hapax.job_state('ready')
-              AND x.due_at <= at AND x.due_at >= since
+              AND x.due_at <= at AND x.due_at >= coalesce(seen_until, since)
             ORDER BY x.due_at, x.job LIMIT room - cardinality(taken)
             FOR UPDATE SKIP LOCKED
         LOOP
@@ -50,10 +49,12 @@ BEGIN
                 RETURN;
             END IF;
         END LOOP;
-        -- A job that was set aside is no longer due: the jobs behind it may run. The number bounds the time.
+        -- A job that was set aside is no longer due: the jobs behind it may run. The number bounds the work in
+        -- this lane, and the time bounds it over all lanes of the claim.
         looked := looked + read;
         EXIT WHEN read = 0 OR cardinality(taken) >= room OR skipped IS NOT NULL
-            OR looked - cardinality(taken) >= 256;
+            OR looked - cardinality(taken) >= 256
+            OR clock_timestamp() > statement_timestamp() + interval '100 milliseconds';
     END LOOP;
     seen_until := coalesce(skipped, seen_until);
 END $$;

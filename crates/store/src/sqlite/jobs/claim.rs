@@ -53,7 +53,7 @@ impl Lanes {
         *turn = turn.wrapping_add(1);
         lanes.rotate_left(first);
         let share = ask.limit.div_ceil(lanes.len()).max(1);
-        let mut claimed = Vec::new();
+        let (mut claimed, mut aside) = (Vec::new(), 0);
         // Two rounds: first each tenant's share, then the rest for tenants with more jobs.
         for round in 0..2 {
             for &lane in &lanes {
@@ -62,7 +62,7 @@ impl Lanes {
                 if wanted == 0 {
                     break;
                 }
-                if self.claim_in(conn, lane, wanted, ask, &spec, now, &mut claimed)? {
+                if self.claim_in(conn, lane, wanted, ask, &spec, now, &mut claimed, &mut aside)? {
                     return Ok(claimed);
                 }
             }
@@ -70,7 +70,8 @@ impl Lanes {
         Ok(claimed)
     }
 
-    /// Returns true if a job that must run alone was taken.
+    /// Returns true if a job that must run alone was taken. `aside` counts the jobs that the whole claim has set aside:
+    /// beyond a bound, each lane is read once.
     #[allow(clippy::too_many_arguments)]
     fn claim_in(
         &mut self,
@@ -81,10 +82,11 @@ impl Lanes {
         spec: &HandlerSpec,
         now: Timestamp,
         claimed: &mut Vec<JobRow>,
+        aside: &mut usize,
     ) -> rusqlite::Result<bool> {
         let at = micros(now);
         self.expire(conn, lane, at, now)?;
-        let (end, mut aside) = (claimed.len() + wanted, 0);
+        let end = claimed.len() + wanted;
         loop {
             let (before, room) = (claimed.len(), end - claimed.len());
             let mut due = JobRow::due_in(conn, lane, at, room)?;
@@ -125,8 +127,8 @@ impl Lanes {
                 }
             }
             // A job that was set aside is no longer due: the jobs behind it may run.
-            aside += read - (claimed.len() - before);
-            if is_last || claimed.len() == end || aside >= JOBS_ASIDE_AT_ONCE {
+            *aside += read - (claimed.len() - before);
+            if is_last || claimed.len() == end || *aside >= JOBS_ASIDE_AT_ONCE {
                 return Ok(false);
             }
         }
