@@ -6,7 +6,6 @@ mod handlers;
 mod hanging;
 mod order;
 mod refetch;
-mod search_crashes;
 mod sending;
 mod sending_crashes;
 mod signing;
