@@ -22,6 +22,7 @@ mod key_usage;
 mod ledger;
 mod lists;
 mod log_rewrite;
+mod lone_sender;
 mod new_rows;
 mod open;
 mod operator_actions;
@@ -76,6 +77,7 @@ use crate::recent::RecentEvents;
 use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
 use key_index::{KeyLocation, KnownKeys};
+use lone_sender::LoneSender;
 use reader_threads::Readers;
 use writer::{WriteHealth, Writer, WriterHandle};
 
@@ -130,6 +132,7 @@ struct Shared {
     health: WriteHealth,
     /// Paces the answers to copies.
     pacing: CopyPacing,
+    lone_sender: LoneSender,
     /// The nodes that checked in: those of this process, which owns the file.
     nodes: Mutex<KnownNodes>,
     /// Notified when jobs were written.
@@ -158,6 +161,7 @@ impl SqliteStore {
             copies: Copies::new(),
             health: WriteHealth::default(),
             pacing: CopyPacing::default(),
+            lone_sender: LoneSender::default(),
             nodes: Mutex::default(),
             arrived: Notify::new(),
             deliveries: Notify::new(),
@@ -209,7 +213,7 @@ impl Store for SqliteStore {
         } else {
             self.writer.ingest(ingest, answer);
         }
-        let verdicts = verdicts.await.unwrap_or(Err(StoreError::Closed))?;
+        let verdicts = self.shared.lone_sender.answer(verdicts).await?;
         if verdicts.iter().all(|verdict| matches!(verdict, Verdict::Duplicate(_))) {
             self.shared.pacing.pass().await;
         }

@@ -34,6 +34,7 @@ use super::key_index::{KeyIndex, MergeError};
 use super::key_usage::KeyUsage;
 use super::ledger::FenceBlock;
 use super::log_rewrite::RewriteError;
+use super::lone_sender::NEXT_REQUEST_WITHIN;
 use super::meta;
 use super::new_rows::NewRows;
 use super::open::{self, DatabaseLocation, OpenError};
@@ -54,6 +55,7 @@ use crate::recent::Recent;
 #[derive(Debug)]
 pub(super) struct WriterHandle {
     sender: WriterSender,
+    shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -249,7 +251,7 @@ impl WriterHandle {
         let (commands, queue) = channel();
         let sender = WriterSender { commands, waiting: Arc::default(), demand: Arc::default() };
         let commands = Commands { queue, waiting: Arc::clone(&sender.waiting) };
-        let writer = Writer::open(place, shared, clock)?;
+        let writer = Writer::open(place, Arc::clone(&shared), clock)?;
         let path = writer.place.path().to_owned();
         let thread = std::thread::Builder::new()
             .name("hapax-writer".into())
@@ -258,7 +260,7 @@ impl WriterHandle {
                 writer.run(&commands);
             })
             .map_err(|source| OpenError::Io { path, source })?;
-        Ok(Self { sender, thread: Mutex::new(Some(thread)) })
+        Ok(Self { sender, shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// The sender of its commands.
@@ -303,7 +305,8 @@ impl WriterHandle {
         bytes: usize,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.batched(act, |batched| Command::Batched(bytes, batched)).await
+        let done = self.batched(act, |batched| Command::Batched(bytes, batched))?;
+        self.shared.lone_sender.answer(done).await
     }
 
     /// Like [`WriterHandle::run_batched`], for an act that may take a while. Events that wait when the writer
@@ -312,14 +315,15 @@ impl WriterHandle {
         &self,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.batched(act, Command::BehindEvents).await
+        let done = self.batched(act, Command::BehindEvents)?;
+        done.await.unwrap_or(Err(StoreError::Closed))
     }
 
-    async fn batched<T: Send + 'static>(
+    fn batched<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
         command: impl FnOnce(BatchedAct) -> Command,
-    ) -> Result<T, StoreError> {
+    ) -> Result<oneshot::Receiver<Result<T, StoreError>>, StoreError> {
         self.sender.demand.fetch_add(1, Ordering::Relaxed);
         let (answer, done) = oneshot::channel();
         let batched: BatchedAct = Box::new(move |writer| match writer.map(act) {
@@ -339,7 +343,7 @@ impl WriterHandle {
             }
         });
         self.send(command(batched))?;
-        done.await.unwrap_or(Err(StoreError::Closed))
+        Ok(done)
     }
 
     /// How many events and slices were sent, except those of [`WriterHandle::behind`].
@@ -439,7 +443,6 @@ pub(super) struct Writer {
     /// The jobs that the running slice of an SQL handler has claimed.
     begun: Vec<(JobId, Fence)>,
     event_rate: EventRate,
-    lone_sender: LoneSender,
     /// Acts that let the events of the last batch go first. The next batch begins with these acts.
     deferred: Vec<BatchedAct>,
     /// Keys whose entries in memory are wrong once the open transaction is committed.
@@ -491,30 +494,6 @@ impl EventRate {
             }
         }
         self.is_busy
-    }
-}
-
-/// Whether one sender sends its next request as soon as it has an answer. Then the writer looks for that request
-/// for a moment before it sleeps, because to wake a sleeping core takes longer than to read a request.
-#[derive(Debug, Default)]
-struct LoneSender {
-    /// The last batch was one request.
-    was_alone: bool,
-    /// The last command came within [`NEXT_REQUEST_WITHIN`] of the end of a batch.
-    was_quick: bool,
-}
-
-/// How long the writer looks for the next request of a lone sender: as long as an answer and a request need to and
-/// from a sender nearby. A sender that is slower costs this time once.
-const NEXT_REQUEST_WITHIN: Duration = Duration::from_micros(100);
-
-impl LoneSender {
-    fn is_quick(&self) -> bool {
-        self.was_alone && self.was_quick
-    }
-
-    fn note(&mut self, next: &Next, waited: Duration) {
-        self.was_quick = matches!(next, Next::Command(_)) && waited < NEXT_REQUEST_WITHIN;
     }
 }
 
@@ -611,7 +590,6 @@ impl Writer {
             begun: Vec::new(),
             deferred: Vec::new(),
             event_rate: EventRate::default(),
-            lone_sender: LoneSender::default(),
             unlearned: Vec::new(),
             prune_progress: PruneProgress::default(),
             clock_watch: ClockWatch::default(),
@@ -697,12 +675,14 @@ impl Writer {
         } else {
             self.copies_due.saturating_duration_since(Instant::now())
         };
+        let lone_sender = &self.shared.lone_sender;
         let began = Instant::now();
-        let next = match self.lone_sender.is_quick() && !at_most.is_zero() {
+        let next = match lone_sender.expects_next() && !at_most.is_zero() {
             true => waiting.receive_soon(NEXT_REQUEST_WITHIN, at_most),
             false => waiting.receive_within(at_most),
         };
-        self.lone_sender.note(&next, began.elapsed());
+        let waited = matches!(next, Next::Command(_)).then(|| began.elapsed());
+        lone_sender.waited_for_next(waited);
         next
     }
 
@@ -731,7 +711,6 @@ impl Writer {
                 return Err(error);
             }
         };
-        self.lone_sender.was_alone = batch.answers.len() + batch.answerers.len() == 1;
         let committed = self.commit(batch);
         if let Err(error) = &committed {
             self.refuse_deferred(&unavailable(error));
@@ -1344,28 +1323,4 @@ fn last_seq(conn: &Connection) -> rusqlite::Result<i64> {
     let newest: Option<i64> =
         conn.query_row("SELECT max(seq) FROM hapax_event", [], |row| row.get(0))?;
     Ok(newest.unwrap_or(0).max(meta(conn, "last_seq")?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_writer_looks_for_a_request_only_behind_a_lone_sender_that_was_quick() {
-        // Looking at any other time would use a core while nothing arrives, or take a core from a busy
-        // server.
-        let quick = NEXT_REQUEST_WITHIN / 2;
-        let mut sender = LoneSender::default();
-        assert!(!sender.is_quick());
-        sender.was_alone = true;
-        sender.note(&Next::Command(Command::FlushCopies), quick);
-        assert!(sender.is_quick());
-        sender.note(&Next::Command(Command::FlushCopies), NEXT_REQUEST_WITHIN);
-        assert!(!sender.is_quick(), "the sender took too long");
-        sender.note(&Next::Housekeeping, quick);
-        assert!(!sender.is_quick(), "no request arrived");
-        sender.note(&Next::Command(Command::FlushCopies), quick);
-        sender.was_alone = false;
-        assert!(!sender.is_quick(), "the last batch had several requests");
-    }
 }
