@@ -5,8 +5,8 @@
 //! may be wrong: a commit failed, or the database is another one. A miss proves nothing: the
 //! database then decides.
 //!
-//! An entry has 32 bytes, so that a few megabytes hold the last hour of a busy source. The entry
-//! does not store the key, the body's hash and the guard themselves, but one hash over all three: a
+//! An entry has 28 bytes, so that a few megabytes hold the last hour of a busy source. The entry
+//! does not store the key, the body's hash and the guard themselves, but 96 bits of hashes over all three: a
 //! copy with the same three adds nothing to the event.
 
 use std::hash::BuildHasher as _;
@@ -61,30 +61,54 @@ pub(crate) struct RecentEvents {
     shards: Box<[Mutex<Shard>]>,
 }
 
-/// An event: first the proof, then its id with the status. Zero is an empty slot.
-type Entry = [u128; 2];
-
-/// The slots that keys with the same hash share.
-type Set = [Entry; WAYS];
-
-const EMPTY: Entry = [0; 2];
-
+/// A part of the table, with its own lock. Keys with the same hash share a set of slots. The three parts of a slot are
+/// kept apart, because most keys are new, and a search for them reads the tags only: half a cache line.
+///
 /// Allocated when its first key arrives; memory that no entry was written to is not resident.
 #[derive(Debug, Default)]
 struct Shard {
-    sets: Box<[Set]>,
+    /// The tag of each slot's key. [`EMPTY`] is an empty slot.
+    tags: Box<[[u32; WAYS]]>,
+    proofs: Box<[[u64; WAYS]]>,
+    /// The id of each slot's event, with its status.
+    ids: Box<[[u128; WAYS]]>,
     /// Grows when keys are removed.
     removals: u64,
+}
+
+const EMPTY: u32 = 0;
+
+impl Shard {
+    /// The slot of a key, if it has one.
+    fn find(&self, at: &SlotPosition) -> Option<usize> {
+        self.tags.get(at.set)?.iter().position(|tag| *tag == at.tag)
+    }
+
+    fn allocate(&mut self) {
+        self.tags = vec![[EMPTY; WAYS]; SETS_PER_SHARD].into();
+        self.proofs = vec![[0; WAYS]; SETS_PER_SHARD].into();
+        self.ids = vec![[0; WAYS]; SETS_PER_SHARD].into();
+    }
+
+    /// Moves a slot to the front of its set, as the most recently used one.
+    fn move_to_front(&mut self, at: &SlotPosition, slot: usize) {
+        self.tags[at.set][..=slot].rotate_right(1);
+        self.proofs[at.set][..=slot].rotate_right(1);
+        self.ids[at.set][..=slot].rotate_right(1);
+    }
 }
 
 /// A version of a key's shard: see [`RecentEvents::moment`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ShardMoment(u64);
 
-const SETS_PER_SHARD: usize = RECENT_BYTES_MAX / SHARDS / size_of::<Set>();
+/// Bytes of a slot: its tag, its proof and its id.
+const SLOT_BYTES: usize = size_of::<u32>() + size_of::<u64>() + size_of::<u128>();
+
+const SETS_PER_SHARD: usize = RECENT_BYTES_MAX / SHARDS / WAYS / SLOT_BYTES;
 
 // All entries stay within the bound, and there are enough entries for an hour of a busy source.
-const _: () = assert!(SHARDS * SETS_PER_SHARD * size_of::<Set>() <= RECENT_BYTES_MAX);
+const _: () = assert!(SHARDS * SETS_PER_SHARD * WAYS * SLOT_BYTES <= RECENT_BYTES_MAX);
 const _: () = assert!(SHARDS * SETS_PER_SHARD * WAYS >= 200_000);
 
 /// The bits of an id of version 7 that are the same in all of them: the status is stored there.
@@ -105,14 +129,13 @@ impl RecentEvents {
     fn find(&self, key: KeyHash, body_hash: KeyHash, guard: Option<KeyHash>) -> Option<KnownEvent> {
         let at = self.locate(&key);
         let mut shard = self.lock(at.shard);
-        let ways = shard.sets.get_mut(at.set)?;
-        // Most keys are new: the tag alone shows that, and nothing is hashed.
-        let found = ways.iter().position(|way| at.is_tag_of(way))?;
-        if ways[found][0] != at.proof(key, body_hash, guard) {
+        // Most keys are new: the tags alone show that, and nothing is hashed.
+        let slot = shard.find(&at)?;
+        if shard.proofs[at.set][slot] != proof(key, body_hash, guard) {
             return None;
         }
-        ways[..=found].rotate_right(1);
-        Some(known_of(ways[0][1]))
+        shard.move_to_front(&at, slot);
+        Some(known_of(shard.ids[at.set][0]))
     }
 
     /// The present moment, for [`RecentEvents::put_since`].
@@ -139,13 +162,14 @@ impl RecentEvents {
         if !allows(&shard) {
             return;
         }
-        if shard.sets.is_empty() {
-            shard.sets = vec![[EMPTY; WAYS]; SETS_PER_SHARD].into();
+        if shard.tags.is_empty() {
+            shard.allocate();
         }
-        let ways = &mut shard.sets[at.set];
-        let same = ways.iter().position(|way| at.is_tag_of(way));
-        ways[..=same.unwrap_or(WAYS - 1)].rotate_right(1);
-        ways[0] = [at.proof(hash, recent.body_hash, recent.guard), id_with_status(&recent.known)];
+        let slot = shard.find(&at).unwrap_or(WAYS - 1);
+        shard.move_to_front(&at, slot);
+        shard.tags[at.set][0] = at.tag;
+        shard.proofs[at.set][0] = proof(hash, recent.body_hash, recent.guard);
+        shard.ids[at.set][0] = id_with_status(&recent.known);
     }
 
     /// Removes a key. The caller must have committed the change that makes its entry wrong, so that
@@ -154,17 +178,15 @@ impl RecentEvents {
         let at = self.locate(hash);
         let mut shard = self.lock(at.shard);
         shard.removals += 1;
-        for way in shard.sets.get_mut(at.set).into_iter().flatten() {
-            if at.is_tag_of(way) {
-                *way = EMPTY;
-            }
+        if let Some(slot) = shard.find(&at) {
+            shard.tags[at.set][slot] = EMPTY;
         }
     }
 
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock().expect("no panic happens under this lock");
-            *shard = Shard { sets: Box::default(), removals: shard.removals + 1 };
+            *shard = Shard { removals: shard.removals + 1, ..Shard::default() };
         }
     }
 
@@ -178,7 +200,7 @@ impl RecentEvents {
         SlotPosition {
             shard: place % SHARDS,
             set: place / SHARDS % SETS_PER_SHARD,
-            tag: (spread >> 32) as u32,
+            tag: ((spread >> 32) as u32).max(EMPTY + 1),
         }
     }
 }
@@ -191,19 +213,11 @@ struct SlotPosition {
     tag: u32,
 }
 
-impl SlotPosition {
-    /// The tag, and 96 bits of the hash over the three values that a copy must have.
-    fn proof(&self, key: KeyHash, body_hash: KeyHash, guard: Option<KeyHash>) -> u128 {
-        let guard = guard.as_ref().map_or(&[][..], |guard| &guard.0[..]);
-        let hash = KeyHash::of(b"recent", [&key.0[..], &body_hash.0[..], guard]);
-        let hash = u128::from_le_bytes(hash.0) >> 32 << 32;
-        // An empty slot is zero; an entry is never zero.
-        (hash | u128::from(self.tag)).max(1)
-    }
-
-    fn is_tag_of(&self, way: &Entry) -> bool {
-        *way != EMPTY && way[0] as u32 == self.tag
-    }
+/// 64 bits of the hash over the three values that a copy must have, beside the tag of its key.
+fn proof(key: KeyHash, body_hash: KeyHash, guard: Option<KeyHash>) -> u64 {
+    let guard = guard.as_ref().map_or(&[][..], |guard| &guard.0[..]);
+    let hash = KeyHash::of(b"recent", [&key.0[..], &body_hash.0[..], guard]);
+    u128::from_le_bytes(hash.0) as u64
 }
 
 fn id_with_status(known: &KnownEvent) -> u128 {
