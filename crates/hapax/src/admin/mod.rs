@@ -200,8 +200,8 @@ pub(crate) fn router<S: AdminStore>(admin: Arc<Admin<S>>) -> Router {
     let missing = (async || Problem::not_found("there is no such route"))
         .layer(axum::middleware::from_fn_with_state(site, pages::finish));
     let mut router = Router::new();
-    for ApiRoute { access, path, to, describe, .. } in routes::<S>() {
-        let to = match (access, describe().is_page()) {
+    for ApiRoute { access, path, to, is_page, .. } in routes::<S>() {
+        let to = match (access, is_page) {
             (Some(Access::Read), true) => to.route_layer(axum::middleware::from_fn_with_state(
                 Arc::clone(&admin.shared_pages),
                 pages::share,
@@ -215,7 +215,7 @@ pub(crate) fn router<S: AdminStore>(admin: Arc<Admin<S>>) -> Router {
                 auth::authorize::<S>,
             )),
         };
-        let to = match describe().is_page() {
+        let to = match is_page {
             true => {
                 let site = Arc::clone(&admin.site);
                 to.route_layer(axum::middleware::from_fn_with_state(site, pages::finish))

@@ -35,8 +35,6 @@ pub(super) struct Description {
     /// The media type and the schema of a 2xx answer; `None` for an empty one.
     answer: Option<(&'static str, RefOr<Schema>)>,
     schemas: BTreeMap<String, RefOr<Schema>>,
-    /// Whether it is a page of the dashboard, which the document leaves out.
-    is_page: bool,
 }
 
 impl Default for Description {
@@ -47,17 +45,11 @@ impl Default for Description {
             body: None,
             answer: None,
             schemas: BTreeMap::new(),
-            is_page: false,
         }
     }
 }
 
 impl Description {
-    /// Whether the route is a page of the dashboard.
-    pub(super) fn is_page(&self) -> bool {
-        self.is_page
-    }
-
     /// Adds the schema of `T` and of every type in it, and returns a reference to it.
     fn reference<T: ToSchema>(&mut self) -> RefOr<Schema> {
         let mut schemas = vec![(T::name().into_owned(), T::schema())];
@@ -69,6 +61,9 @@ impl Description {
 
 /// A handler that can be described. `T` is the tuple of its inputs, as in [`axum::handler::Handler`].
 pub(super) trait DescribedHandler<T> {
+    /// Whether the route is a page of the dashboard, which the document leaves out.
+    const IS_PAGE: bool;
+
     fn describe() -> Description;
 }
 
@@ -79,6 +74,9 @@ pub(super) trait Input {
 
 /// Something that a handler answers.
 pub(super) trait DescribedAnswer {
+    /// Whether it is a page of the dashboard.
+    const IS_PAGE: bool = false;
+
     fn describe(description: &mut Description);
 }
 
@@ -91,6 +89,8 @@ macro_rules! described {
             F::Output: DescribedAnswer,
             $($input: Input,)*
         {
+            const IS_PAGE: bool = F::Output::IS_PAGE;
+
             fn describe() -> Description {
                 let mut description = Description::default();
                 $($input::describe(&mut description);)*
@@ -180,6 +180,8 @@ impl<T: ToSchema> DescribedAnswer for Accepted<T> {
 }
 
 impl<T: DescribedAnswer> DescribedAnswer for Result<T, Problem> {
+    const IS_PAGE: bool = T::IS_PAGE;
+
     fn describe(description: &mut Description) {
         T::describe(description);
     }
@@ -206,9 +208,9 @@ impl Input for HeaderMap {
 }
 
 impl DescribedAnswer for LoggedIn {
-    fn describe(description: &mut Description) {
-        description.is_page = true;
-    }
+    const IS_PAGE: bool = true;
+
+    fn describe(_: &mut Description) {}
 }
 
 impl Input for Filters {
@@ -216,27 +218,27 @@ impl Input for Filters {
 }
 
 impl<T> DescribedAnswer for Page<T> {
-    fn describe(description: &mut Description) {
-        description.is_page = true;
-    }
+    const IS_PAGE: bool = true;
+
+    fn describe(_: &mut Description) {}
 }
 
 impl DescribedAnswer for Acted {
-    fn describe(description: &mut Description) {
-        description.is_page = true;
-    }
+    const IS_PAGE: bool = true;
+
+    fn describe(_: &mut Description) {}
 }
 
 impl DescribedAnswer for SeeOther {
-    fn describe(description: &mut Description) {
-        description.is_page = true;
-    }
+    const IS_PAGE: bool = true;
+
+    fn describe(_: &mut Description) {}
 }
 
 impl DescribedAnswer for File {
-    fn describe(description: &mut Description) {
-        description.is_page = true;
-    }
+    const IS_PAGE: bool = true;
+
+    fn describe(_: &mut Description) {}
 }
 
 impl DescribedAnswer for StatusCode {
@@ -267,11 +269,8 @@ impl DescribedAnswer for Document {
 pub(super) fn document<S>(routes: &[ApiRoute<S>]) -> OpenApi {
     let mut paths = Paths::new();
     let mut schemas = BTreeMap::new();
-    for route in routes {
+    for route in routes.iter().filter(|route| !route.is_page) {
         let mut description = (route.describe)();
-        if description.is_page {
-            continue;
-        }
         schemas.append(&mut description.schemas);
         paths.add_path_operation(
             route.path,

@@ -174,7 +174,9 @@ pub(super) struct ApiRoute<S> {
     pub(super) to: MethodRouter<Arc<Admin<S>>>,
     /// The summary of the route, for the OpenAPI document.
     pub(super) summary: &'static str,
-    /// The inputs and answers of the route's function.
+    /// Whether the route is a page of the dashboard.
+    pub(super) is_page: bool,
+    /// The inputs and answers of the route's function. Only the OpenAPI document needs them.
     pub(super) describe: fn() -> Description,
 }
 
@@ -220,5 +222,5 @@ where
 {
     let filter = MethodFilter::try_from(method.clone()).expect("a method that routes can have");
     let to = MethodRouter::new().on(filter, to);
-    ApiRoute { access, method, path, to, summary, describe: H::describe }
+    ApiRoute { access, method, path, to, summary, is_page: H::IS_PAGE, describe: H::describe }
 }

@@ -79,9 +79,7 @@ async fn every_page_is_html_that_may_load_only_files_of_this_server() {
     let server = server(vec![event("evt_1", &jobs), late_event("evt_2")]).await;
     let id = server.store.event("evt_1").await.summary.id.to_string();
     let pages = routes::<MemoryStore>().into_iter().filter(|route| {
-        route.method == Method::GET
-            && (route.describe)().is_page()
-            && route.path != "/assets/{name}"
+        route.method == Method::GET && route.is_page && route.path != "/assets/{name}"
     });
     for route in pages.filter(|route| !route.path.starts_with("/endpoints/{id}")) {
         let path = route.path.replace("{id}", &id).replace("{name}", "stripe");
