@@ -1,5 +1,5 @@
 //! Reads one body completely, within its size limit and its deadlines. A body that arrives in one
-//! piece is passed on without a copy and without a timer.
+//! piece needs no timer, and a long one no copy.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -11,6 +11,9 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::http::body_memory::BodyPermit;
 use crate::limits::BodyLimits;
+
+/// The longest body in one piece that is copied: half of what a connection reads at once.
+const COPIED_BYTES_MAX: usize = 4 << 10;
 
 /// Why a body could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,13 +40,13 @@ where
     let mut pace = Pace::new(limits);
     let first = match next(&mut body, &mut pace, &held, 0).await? {
         Some(first) if first.len() > limits.bytes_max => return Err(BodyFault::TooLarge),
-        Some(first) if body.is_end_stream() => return Ok(first),
+        Some(first) if body.is_end_stream() => return Ok(apart(first)),
         Some(first) => first,
         None => return Ok(Bytes::new()),
     };
     let mut piece = match poll_fn(|cx| Poll::Ready(poll_piece(&mut body, cx))).await {
         Poll::Ready(second) => match second? {
-            None => return Ok(first),
+            None => return Ok(apart(first)),
             Some(second) => Some(second),
         },
         Poll::Pending => None,
@@ -61,6 +64,12 @@ where
             return Ok(whole.into());
         }
     }
+}
+
+/// The body apart from its connection's buffer. A piece is a slice of that buffer and keeps all of it, so a short body
+/// that waits for its commit is copied.
+fn apart(piece: Bytes) -> Bytes {
+    if piece.len() <= COPIED_BYTES_MAX { Bytes::copy_from_slice(&piece) } else { piece }
 }
 
 /// Adds a piece to the body. The buffer grows with the bytes received, whatever length was

@@ -143,7 +143,7 @@ impl DatabaseLocation {
         conn.pragma_update(None, "journal_mode", "wal")?;
         conn.pragma_update(None, "synchronous", durable())?;
         conn.pragma_update(None, "wal_autocheckpoint", 0)?;
-        conn.pragma_update(None, "cache_size", -4_096)?;
+        conn.pragma_update(None, "cache_size", -2_048)?;
         conn.pragma_update(None, "temp_store", "memory")?;
         stable_plans(&conn)?;
         // The cache holds all statements of Hapax, and has room for those of handlers.
