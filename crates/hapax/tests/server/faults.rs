@@ -59,13 +59,13 @@ impl Drop for Disk {
 }
 
 /// Makes system calls of a running server fail, until dropped.
-struct Failing(Child);
+pub(super) struct Failing(Child);
 
 /// Every sync, from now on.
-const EVERY_SYNC: &str = "fsync,fdatasync:error=EIO";
+pub(super) const EVERY_SYNC: &str = "fsync,fdatasync:error=EIO";
 
 impl Failing {
-    fn of(server: &Server, fault: &str) -> Result<Self, String> {
+    pub(super) fn of(server: &Server, fault: &str) -> Result<Self, String> {
         let calls = fault.split(':').next().unwrap();
         let mut strace = Command::new("strace")
             .args(["-f", "-e", &format!("trace={calls}"), "-e", &format!("inject={fault}")])
@@ -94,7 +94,7 @@ impl Drop for Failing {
 }
 
 #[track_caller]
-fn is_refused_for_now(answer: &Answer) {
+pub(super) fn is_refused_for_now(answer: &Answer) {
     assert_eq!(answer.status, 503, "{answer:?}");
     assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{answer:?}");
     let wait: u64 = answer.header("retry-after").and_then(|wait| wait.parse().ok()).unwrap();

@@ -12,6 +12,7 @@ mod power_loss;
 mod power_loss_sending;
 mod rejections;
 mod reload;
+mod retry_storm;
 mod search_crashes;
 mod senders;
 mod slow;
