@@ -121,6 +121,11 @@ pub mod limits {
     /// once.
     pub const COPIES_WAITING_MAX: usize = 20_000;
 
+    /// Records of copies that may wait while none can be written, because the disk hangs: a few seconds of a
+    /// fast retry storm, in about 40 MB. Beyond this number, copies of events without a waiting copy are left
+    /// out.
+    pub const COPY_RECORDS_MAX: usize = 10 * COPIES_WAITING_MAX;
+
     /// Events whose copies are written between two batches of acks: about two milliseconds of the
     /// writer's time.
     pub const COPIES_CHUNK: usize = 500;

@@ -29,7 +29,7 @@ use crate::harness::{
     DatabaseDirectory, LEASE, Replay, Sender, World, after, body, done, handler, job, noon,
     ordered, placed, spec,
 };
-use crate::limits::{FRESH_KEYS_MAX, PAGE_BYTES};
+use crate::limits::{COPIES_WAITING_MAX, FRESH_KEYS_MAX, PAGE_BYTES, WAITING_MAX};
 use crate::transact::{Failure, Transact as _, TxError};
 
 async fn verdict(store: &SqliteStore, sender: &Sender, id: &str) -> Result<Verdict, StoreError> {
@@ -1547,6 +1547,45 @@ async fn a_copy_does_not_wait_for_a_disk_that_hangs() {
     assert!(!new.is_finished(), "the commit was not held");
     drop(hold);
     assert!(matches!(new.await.expect("no panic").expect("accepts"), Verdict::Accepted(_)));
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_that_wait_for_a_disk_that_hangs_leave_the_queue_to_new_events() {
+    // Each copy beyond the bound asks for a flush: while the disk hangs, these requests must not fill the
+    // queue of new events.
+    let place = DatabaseDirectory::new();
+    let store = place.open();
+    let sender = Sender::plain();
+    verdict(&store, &sender, "evt_1").await.expect("accepts");
+    let (began, begins) = std::sync::mpsc::channel::<()>();
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    store.writer.tamper(move |_| {
+        let _ = began.send(());
+        let _ = held.recv();
+    });
+    begins.recv().expect("the writer hangs");
+    let copy = sender.ingest(&body("evt_1"));
+    // Copies of other events, which memory answers just like this one.
+    for other in 0..COPIES_WAITING_MAX as i64 {
+        store.shared.copies.note(1_000 + other, &copy.via);
+    }
+    for _ in 0..=WAITING_MAX {
+        let verdict = store.ingest(copy.clone()).await.expect("answers").remove(0);
+        assert!(matches!(verdict, Verdict::Duplicate(_)), "{verdict:?}");
+    }
+    let mut new = Box::pin(store.ingest(sender.ingest(&body("new"))));
+    std::future::poll_fn(|context| {
+        assert!(new.as_mut().poll(context).is_pending(), "the queue is full");
+        Poll::Ready(())
+    })
+    .await;
+    drop(hold);
+    assert!(matches!(new.await.expect("accepts")[0], Verdict::Accepted(_)));
+    store.flush_copies().await;
+    let found = store.event(&EventName::Theirs("evt_1".into())).await.expect("reads");
+    let Lookup::One(found) = found else { panic!("{found:?}") };
+    assert_eq!(found.summary.arrivals, 2 + WAITING_MAX as u64);
     store.close().await;
 }
 

@@ -78,8 +78,8 @@ impl WriterSender {
         }
     }
 
-    /// Asks for the waiting copies to be written now. A full queue may drop the request: copies are
-    /// flushed periodically anyway.
+    /// Asks for the waiting copies to be written now, once until they are taken. A full queue may drop the
+    /// request: copies are flushed periodically anyway.
     pub(super) fn flush_soon(&self) {
         let _ = self.send(Command::FlushCopies);
     }
@@ -930,7 +930,9 @@ impl Writer {
             self.shared.recent.put(*hash, recent);
         }
         for (seq, via) in &batch.copies {
-            self.shared.copies.note(*seq, via);
+            if self.shared.copies.note(*seq, via) {
+                self.copies_due = Instant::now();
+            }
         }
         for kind in &batch.kinds {
             match kind {
