@@ -86,6 +86,11 @@ pub mod limits {
     /// Keys merged between two batches of acks: about a millisecond of the writer's time.
     pub const MERGE_CHUNK: usize = 2_000;
 
+    /// Deleted keys in the filter over the trees before the filter is made again without them: one to three
+    /// megabytes. The deleted keys must also be more than half of all, so that a rebuild reads about as many
+    /// keys as it removes, or fewer.
+    pub const FILTER_DELETED_MAX: usize = 1_000_000;
+
     /// Bytes in one page of a new database. A page holds several events of a common size and is
     /// written to the log once or twice. With much larger pages, the commit of a single event would
     /// write unused bytes.

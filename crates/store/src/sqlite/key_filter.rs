@@ -1,6 +1,6 @@
 //! A filter over the keys in the tree: it answers "certainly not there" without reading a page.
 //!
-//! The filter has no false negatives. The filter grows by layers, each twice as large as the layer before,
+//! The filter has no false negatives, and keeps keys that were deleted. The filter grows by layers, each twice as large as the layer before,
 //! so that the number of keys need not be known in advance.
 
 /// Bits that are set and tested for each key. With [`BITS_PER_KEY`] bits, about one unknown key in
@@ -38,6 +38,11 @@ impl Filter {
         if let Some(layer) = self.layers.last_mut() {
             layer.add(hash);
         }
+    }
+
+    /// How many keys were added.
+    pub(super) fn keys(&self) -> usize {
+        self.layers.iter().map(|layer| layer.keys).sum()
     }
 
     /// Returns false only for a key that was never added.
@@ -93,6 +98,7 @@ mod tests {
             filter.add(&key(n));
         }
         assert!(filter.layers.len() > 1);
+        assert_eq!(filter.keys(), 1_000_000);
         assert!((0..1_000_000).all(|n| filter.may_hold(&key(n))));
         let vain = (1_000_000..1_100_000).filter(|n| filter.may_hold(&key(*n))).count();
         assert!(vain < 10_000, "{vain} of 100000 foreign keys would be looked up");

@@ -11,6 +11,8 @@
 //! - A move copies and deletes in one transaction, so a key is always in one of the two trees, and a
 //!   move that died halfway has nothing to finish.
 //!
+//! Deleted keys stay in the filter until [`FilterRebuild`] replaces it.
+//!
 //! Only the writer changes the index. Readers of copies see the part in memory ([`KnownKeys`]), and the
 //! trees through their own connections.
 
@@ -19,10 +21,11 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use hapax_core::{EventKey, KeyHash, SourceName, Tenant, tuned};
 use rusqlite::{Connection, OptionalExtension};
 
+use super::filter_rebuild::FilterRebuild;
 use super::key_filter::Filter;
 use super::meta;
 use crate::key_hasher::KeyMap;
-use crate::limits::{FRESH_KEYS_MAX, MERGE_CHUNK, YOUNG_KEYS_MAX};
+use crate::limits::{FILTER_DELETED_MAX, FRESH_KEYS_MAX, MERGE_CHUNK, YOUNG_KEYS_MAX};
 
 pub(super) struct KeyIndex {
     /// Keys of committed events.
@@ -41,6 +44,14 @@ pub(super) struct KeyIndex {
     moving: Option<KeyHash>,
     /// The keys that the open transaction moved.
     moved: Option<Moved>,
+    /// Keys of the filter that were deleted.
+    deleted: usize,
+    /// How many deleted keys start a rebuild of the filter.
+    deleted_max: usize,
+    /// The running rebuild of the filter.
+    rebuild: Option<FilterRebuild>,
+    /// How many keys a chunk of a rebuild reads.
+    rebuild_chunk: usize,
 }
 
 /// The part of the index in memory: keys of committed events, and nothing of an open transaction.
@@ -232,6 +243,10 @@ impl KeyIndex {
             young_max: tuned!("sqlite.young_keys", YOUNG_KEYS_MAX),
             moving: None,
             moved: None,
+            deleted: 0,
+            deleted_max: tuned!("sqlite.filter_deleted", FILTER_DELETED_MAX),
+            rebuild: None,
+            rebuild_chunk: MERGE_CHUNK,
         })
     }
 
@@ -274,6 +289,18 @@ impl KeyIndex {
         self.young_max = 1;
     }
 
+    #[cfg(test)]
+    pub(super) fn rebuild_filter_soon(&mut self, chunk: usize) {
+        self.deleted_max = 0;
+        self.rebuild_chunk = chunk;
+    }
+
+    /// The number of keys in the filter, and how many of them are deleted.
+    #[cfg(test)]
+    pub(super) fn filter_keys(&self) -> (usize, usize) {
+        (self.known.read().filter.keys(), self.deleted)
+    }
+
     /// Whether a merge is running.
     pub(super) fn is_merging(&self) -> bool {
         self.known.read().merge.is_some()
@@ -283,12 +310,17 @@ impl KeyIndex {
     /// `conn`. This must not run during a merge, which would bring the key back.
     pub(super) fn forget(&mut self, conn: &Connection, hash: &KeyHash) -> rusqlite::Result<()> {
         debug_assert!(!self.is_merging(), "no key is forgotten during a merge");
-        conn.prepare_cached("DELETE FROM hapax_key WHERE hash = ?1")?.execute([&hash.0[..]])?;
+        let old =
+            conn.prepare_cached("DELETE FROM hapax_key WHERE hash = ?1")?.execute([&hash.0[..]])?;
         let young = conn
             .prepare_cached("DELETE FROM hapax_key_young WHERE hash = ?1")?
             .execute([&hash.0[..]])?;
         self.young = self.young.saturating_sub(young);
         self.known.write().fresh.remove(hash);
+        if old + young > 0 {
+            self.deleted += 1;
+            self.rebuild.iter_mut().for_each(|rebuild| rebuild.deleted(hash));
+        }
         Ok(())
     }
 
@@ -373,6 +405,7 @@ impl KeyIndex {
         let mut known = self.known.write();
         for (hash, _) in self.progress.chunk() {
             known.filter.add(&hash.0);
+            self.rebuild.iter_mut().for_each(|rebuild| rebuild.merged(hash));
         }
         self.young += chunk;
         self.progress.done += chunk;
@@ -384,6 +417,32 @@ impl KeyIndex {
             // end of the merge would take much memory.
             merge.shards[shard] = KeyMap::default();
         }
+    }
+}
+
+impl KeyIndex {
+    /// Whether a rebuild of the filter is running, or enough keys are deleted to start one.
+    pub(super) fn wants_filter(&self) -> bool {
+        self.rebuild.is_some()
+            || (self.deleted > self.deleted_max
+                && self.deleted > self.known.read().filter.keys() / 2)
+    }
+
+    /// One chunk of a rebuild of the filter. No transaction may be open on `conn`.
+    pub(super) fn rebuild_filter_chunk(&mut self, conn: &Connection) -> rusqlite::Result<()> {
+        let kept = self.known.read().filter.keys().saturating_sub(self.deleted);
+        // The new filter has room for keys that are merged later, as after a start.
+        let mut rebuild =
+            self.rebuild.take().unwrap_or_else(|| FilterRebuild::for_keys(kept / 4 * 5));
+        if !rebuild.read_chunk(conn, self.rebuild_chunk)? {
+            self.rebuild = Some(rebuild);
+            return Ok(());
+        }
+        let (filter, deleted) = rebuild.finish();
+        self.deleted = deleted;
+        // The old filter is freed after the lock is released.
+        let _old = std::mem::replace(&mut self.known.write().filter, filter);
+        Ok(())
     }
 }
 

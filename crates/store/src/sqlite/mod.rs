@@ -12,6 +12,7 @@ mod copy_answers;
 mod endpoint_history;
 mod event_plans;
 mod existing;
+mod filter_rebuild;
 mod fresh_events;
 mod functions;
 mod jobs;

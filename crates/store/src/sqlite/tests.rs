@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-use hapax_core::SourceName;
 use hapax_core::delivery::DeliveryStatus;
 use hapax_core::handler::{Dialect, SqlProgram};
 use hapax_core::job::Phase;
@@ -20,9 +19,11 @@ use hapax_core::store::{
     SearchIndex as _, Settlement, SqlAsk, SqlRun, Status, Store, StoreError, StoreHints, Verdict,
     Work,
 };
+use hapax_core::{KeyHash, SourceName};
 use rusqlite::Connection;
 
 use super::checkpoint::Checkpointer;
+use super::key_index::KeyIndex;
 use super::lists::Candidates;
 use super::{Db, SqliteOptions, SqliteStore};
 use crate::harness::{
@@ -461,6 +462,129 @@ async fn keys_are_known_before_during_and_after_a_merge_and_after_a_restart() {
         .query_row("SELECT count(*) FROM hapax_key_young", [], |row| row.get(0))
         .expect("counts");
     assert!(merged as usize >= FRESH_KEYS_MAX, "only {merged} keys were merged");
+}
+
+#[tokio::test]
+async fn no_key_is_hidden_while_the_filter_is_made_again_between_merges_moves_and_deletions() {
+    // The rebuild has read a part of the trees, then a key is merged, moved or deleted on either side of its
+    // position. A filter that misses one key takes its copy for a new event.
+    let place = DatabaseDirectory::new();
+    place.open().close().await;
+    let conn = Connection::open(place.file()).expect("opens");
+    let mut index = KeyIndex::load(&conn, Arc::default()).expect("loads");
+    let mut dice = 0_u64;
+    let mut roll = |sides: u64| {
+        dice += 1;
+        let hash = KeyHash::of(b"dice", [&dice.to_be_bytes()[..]]);
+        u64::from_be_bytes(hash.0[..8].try_into().expect("eight bytes")) % sides
+    };
+    let key = |seq: i64| KeyHash::of(b"test", [&seq.to_be_bytes()[..]]);
+    let (mut kept, mut gone) = (Vec::new(), Vec::new());
+    let (mut last, mut rebuilds, mut beside) = (0, 0, 0);
+    for _ in 0..2_000 {
+        match roll(8) {
+            0 | 1 => {
+                last += 1;
+                index.claim(key(last), last);
+                index.committed();
+                kept.push(last);
+            }
+            2 | 3 if !kept.is_empty() && !index.is_merging() => {
+                let seq = kept.swap_remove(roll(kept.len() as u64) as usize);
+                index.forget(&conn, &key(seq)).expect("forgets");
+                gone.push(seq);
+            }
+            4 => index.merge_soon(),
+            5 => index.rebuild_filter_soon(1 + roll(3) as usize),
+            6 if index.wants_filter() => {
+                index.rebuild_filter_chunk(&conn).expect("reads");
+                beside += u64::from(index.is_merging());
+                rebuilds += u64::from(!index.wants_filter());
+            }
+            _ if index.wants_merge() => {
+                index.merge_chunk(&conn).expect("merges");
+                index.merged_chunk();
+            }
+            _ => {}
+        }
+        for seq in &kept {
+            assert_eq!(index.find(&conn, &key(*seq)).expect("reads"), Some(*seq));
+        }
+        if let Some(seq) = gone.last() {
+            assert_eq!(index.find(&conn, &key(*seq)).expect("reads"), None);
+        }
+    }
+    assert!(rebuilds >= 5 && beside >= 5, "{rebuilds} rebuilds, {beside} chunks beside a merge");
+}
+
+#[tokio::test]
+async fn a_chunk_of_the_new_filter_is_read_from_both_trees_without_sorting() {
+    // A chunk that sorts all keys would keep acks waiting for seconds.
+    let place = DatabaseDirectory::new();
+    place.open().close().await;
+    let conn = Connection::open(place.file()).expect("opens");
+    let sql = format!("EXPLAIN QUERY PLAN {}", include_str!("sql/next_keys.sql"));
+    let mut plan = conn.prepare(&sql).expect("prepares");
+    let steps = plan.query_map((&[0_u8][..], 10), |row| row.get(3)).expect("explains");
+    let steps: Vec<String> = steps.collect::<Result<_, _>>().expect("reads");
+    assert_eq!(
+        steps.iter().filter(|step| step.contains("USING PRIMARY KEY")).count(),
+        2,
+        "{steps:?}"
+    );
+    assert!(!steps.iter().any(|step| step.contains("TEMP B-TREE")), "{steps:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_filter_of_keys_does_not_grow_with_keys_that_were_deleted() {
+    // Years of rounds: events arrive, their keys are merged and later pruned. Another source keeps its keys.
+    let place = DatabaseDirectory::new();
+    let store = place.open();
+    let (sender, keeps) = (Sender::plain(), Sender::of("default", "keeps"));
+    let tune = |writer: &mut super::writer::Writer| {
+        writer.index.merge_soon();
+        writer.index.rebuild_filter_soon(3);
+        Ok(())
+    };
+    store.writer.slice(tune).await.expect("answers");
+    let keys = vec![(SourceName::new("shop"), after(60))];
+    let horizon = Horizon { events_before: after(60), keys_before: keys, ..Horizon::forever() };
+    let mut kept = Vec::new();
+    for round in 0..20 {
+        for n in 0..20 {
+            verdict(&store, &sender, &format!("old_{round}_{n}")).await.expect("accepts");
+        }
+        let prune = async { while store.prune(horizon.clone(), 7).await.expect("prunes") {} };
+        let arrive = async {
+            for n in 0..3 {
+                let id = format!("kept_{round}_{n}");
+                verdict(&store, &keeps, &id).await.expect("accepts");
+                kept.push(id);
+                for id in &kept {
+                    // Memory must not answer, because only the index is tested here.
+                    store.shared.recent.clear();
+                    let copy = verdict(&store, &keeps, id).await.expect("answers");
+                    assert!(matches!(copy, Verdict::Duplicate(_)), "{id}: {copy:?}");
+                }
+            }
+        };
+        tokio::join!(prune, arrive);
+        while store.prune(horizon.clone(), 7).await.expect("prunes") {}
+    }
+    let is_idle = async || {
+        let idle = |writer: &mut super::writer::Writer| {
+            Ok(!writer.index.wants_merge() && !writer.index.wants_filter())
+        };
+        store.writer.slice(idle).await.expect("answers")
+    };
+    tokio::time::timeout(crate::harness::FOREVER, async { while !is_idle().await {} })
+        .await
+        .expect("the writer has nothing left to do");
+    let counted = store.writer.slice(|writer| Ok(writer.index.filter_keys())).await;
+    let (keys, deleted) = counted.expect("answers");
+    assert_eq!(keys - deleted, kept.len(), "{keys} keys, of which {deleted} are deleted");
+    assert!(deleted <= kept.len(), "{keys} keys, of which {deleted} are deleted");
+    store.close().await;
 }
 
 #[tokio::test]

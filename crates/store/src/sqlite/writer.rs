@@ -669,7 +669,8 @@ impl Writer {
         if !self.deferred.is_empty() {
             return Next::Deferred;
         }
-        let has_more = self.copies_taken.len() > 0 || self.index.wants_merge();
+        let has_more =
+            self.copies_taken.len() > 0 || self.index.wants_merge() || self.index.wants_filter();
         let at_most = if has_more || self.clock_watch.is_pulling() {
             Duration::ZERO
         } else {
@@ -1028,7 +1029,8 @@ impl Writer {
         })
     }
 
-    /// Housekeeping between batches: flushes copies, merges a chunk of the index, bounds the log.
+    /// Housekeeping between batches: flushes copies, merges a chunk of the index or rebuilds a part of its filter,
+    /// bounds the log.
     fn housekeep(&mut self) -> Result<(), MergeError> {
         self.checkpointer.check()?;
         if self.copies_taken.len() == 0 && Instant::now() >= self.copies_due {
@@ -1040,6 +1042,8 @@ impl Writer {
             self.index.merge_chunk(&self.conn)?;
             tx.commit()?;
             self.index.merged_chunk();
+        } else if self.index.wants_filter() {
+            self.index.rebuild_filter_chunk(&self.conn)?;
         }
         self.bound_log()?;
         Ok(())
