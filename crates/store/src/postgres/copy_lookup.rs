@@ -2,6 +2,9 @@
 //! and the writers of [`super::group_commit`] continue with new events. A request with anything but
 //! plain copies is passed on to the writers.
 //!
+//! While a lookup takes long, perhaps because its connection is silent, requests go to the writers without a
+//! lookup.
+//!
 //! A lookup finds nothing for a new event, and costs a statement. So requests are looked up only while
 //! more than a fifth of the last receipts were copies. The result of a lookup is cached in memory. So a
 //! lookup reads only committed rows, on a server whose epoch is confirmed before and after it.
@@ -13,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use hapax_core::store::{Ingest, StoreError, Verdict};
 use tokio::sync::{Notify, oneshot};
 
+use super::group_commit::SLOW;
 use super::{Shared, ingest};
 use crate::limits::{BATCH_RECEIPTS_MAX, WAITING_MAX};
 
@@ -37,6 +41,8 @@ pub(super) struct CopyLookup {
 #[derive(Debug)]
 struct LookupQueue {
     waiting: VecDeque<PendingLookup>,
+    /// Whether the running lookup takes longer than [`SLOW`].
+    is_slow: bool,
     open: bool,
 }
 
@@ -50,7 +56,7 @@ type AnswerSender = oneshot::Sender<Result<Vec<Verdict>, StoreError>>;
 
 impl CopyLookup {
     pub(super) fn new() -> Self {
-        let line = LookupQueue { waiting: VecDeque::new(), open: true };
+        let line = LookupQueue { waiting: VecDeque::new(), is_slow: false, open: true };
         Self { line: Mutex::new(line), arrived: Notify::new(), share: AtomicU32::new(0) }
     }
 
@@ -73,14 +79,14 @@ impl CopyLookup {
         self.share.load(Ordering::Relaxed) > STORM
     }
 
-    /// Queues a request; returns it if the queue is full or closed.
+    /// Queues a request. Returns it if the queue is full or closed, or if a lookup is slow.
     pub(super) fn ask(
         &self,
         ingest: Ingest,
         answer: AnswerSender,
     ) -> Option<(Ingest, AnswerSender)> {
         let mut line = self.line();
-        if !line.open || line.waiting.len() >= WAITING_MAX {
+        if !line.open || line.is_slow || line.waiting.len() >= WAITING_MAX {
             return Some((ingest, answer));
         }
         line.waiting.push_back(PendingLookup { ingest, answer });
@@ -114,7 +120,11 @@ pub(super) async fn keep_answering(shared: Arc<Shared>) {
     loop {
         let batch = shared.lookup.take();
         if !batch.is_empty() {
-            answer(&shared, batch).await;
+            tokio::pin! { let answering = answer(&shared, batch); }
+            if tokio::time::timeout(SLOW, &mut answering).await.is_err() {
+                let _slow = SlowLookup::begin(&shared);
+                answering.await;
+            }
             continue;
         }
         tokio::select! {
@@ -141,15 +151,38 @@ async fn answer(shared: &Shared, batch: Vec<PendingLookup>) {
     }
 }
 
+/// A lookup that takes long. Until this is dropped, the writers get all requests.
+struct SlowLookup<'a>(&'a Shared);
+
+impl<'a> SlowLookup<'a> {
+    fn begin(shared: &'a Shared) -> Self {
+        let mut line = shared.lookup.line();
+        line.is_slow = true;
+        pass_on(shared, line);
+        Self(shared)
+    }
+}
+
+impl Drop for SlowLookup<'_> {
+    fn drop(&mut self) {
+        self.0.lookup.line().is_slow = false;
+    }
+}
+
+/// Passes the waiting requests to the writers.
+fn pass_on(shared: &Shared, mut line: MutexGuard<'_, LookupQueue>) {
+    let rest = std::mem::take(&mut line.waiting);
+    drop(line);
+    rest.into_iter().for_each(|asked| shared.group_commit.queue(asked.ingest, asked.answer));
+}
+
 struct TaskEnded<'a>(&'a Shared);
 
 impl Drop for TaskEnded<'_> {
     fn drop(&mut self) {
         let mut line = self.0.lookup.line();
         line.open = false;
-        let rest = std::mem::take(&mut line.waiting);
-        drop(line);
-        rest.into_iter().for_each(|asked| self.0.group_commit.queue(asked.ingest, asked.answer));
+        pass_on(self.0, line);
     }
 }
 

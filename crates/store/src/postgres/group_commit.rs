@@ -17,8 +17,8 @@ use crate::copy_pacing::CopyPacing;
 use crate::limits::{ACK_MAX, BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, WAITING_MAX, WORTH_A_COMMIT};
 
 /// How long a commit may take before its writer is no longer counted. Then waiting requests get
-/// another writer.
-const SLOW: Duration = Duration::from_millis(25);
+/// another writer. A lookup of copies may take as long before requests go to the writers without one.
+pub(super) const SLOW: Duration = Duration::from_millis(25);
 
 /// The queue.
 #[derive(Debug)]

@@ -296,6 +296,55 @@ async fn a_commit_that_waits_for_a_key_delays_no_other_event() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_retry_storm_a_lookup_that_hangs_delays_no_new_event() {
+    // In a retry storm each request is looked up first, and one lookup runs at a time. Here a lookup waits for a
+    // table that only lookups read. New events must not wait behind it.
+    const LOOKING: &str = "SELECT coalesce(max(extract(epoch FROM query_start) * 1000000), 0)::bigint \
+                           FROM pg_stat_activity WHERE datname = current_database() \
+                           AND application_name = 'hapax-ingest' AND wait_event_type = 'Lock'";
+    let url = pg_database().await;
+    let store = open(&url).await;
+    // An event with an open job: memory does not answer its copies.
+    let copies = |count| {
+        let jobs = [job("fee")];
+        let mut ingest = Sender::plain().ingest_for(&body("copied"), noon(), noon(), &jobs);
+        ingest.receipts = vec![ingest.receipts.remove(0); count];
+        ingest.jobs = vec![jobs.to_vec(); count];
+        ingest
+    };
+    store.ingest(copies(1)).await.expect("ingests");
+    let client = session(&url).await;
+    // On a busy machine the wait for the lock may end too early: then the attempt is repeated.
+    for attempt in 0.. {
+        assert!(attempt < 10, "delayed by a lookup that hangs");
+        store.ingest(copies(256)).await.expect("ingests");
+        client
+            .batch_execute("BEGIN; LOCK TABLE hapax.ended IN ACCESS EXCLUSIVE MODE")
+            .await
+            .expect("locks");
+        let copy = asked(&store, copies(1));
+        until("a lookup hangs", async || number(&url, LOOKING).await > 0).await;
+        let hangs = number(&url, LOOKING).await;
+        for n in 0..3 {
+            let new = Sender::plain().ingest(&body(&format!("new_{attempt}_{n}")));
+            let verdicts = store.ingest(new).await.expect("ingests");
+            assert!(matches!(verdicts[..], [Verdict::Accepted(_)]), "{verdicts:?}");
+        }
+        let still_hangs = number(&url, LOOKING).await == hangs;
+        client.batch_execute("ROLLBACK").await.expect("unlocks");
+        let verdicts = copy.await.expect("answers");
+        assert!(matches!(verdicts[..], [Verdict::Duplicate(_)]), "{verdicts:?}");
+        if still_hangs {
+            break;
+        }
+    }
+    // Once the lookup has ended, copies are looked up again.
+    let verdicts = store.ingest(copies(1)).await.expect("answers");
+    assert!(matches!(verdicts[..], [Verdict::Duplicate(_)]), "{verdicts:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_postmaster_was_killed_and_is_back_the_store_works_again() {
     // Requests in flight fail; nothing acknowledged is lost; the store is not reopened.
     let server = Postgres::start().await;
