@@ -147,6 +147,11 @@ impl RecentEvents {
         self.put_if(hash, recent, |_| true);
     }
 
+    /// Whether no keys were removed since `moment`, so that what was read from the database after it may be cached.
+    pub(crate) fn is_unchanged(&self, moment: ShardMoment, hash: &KeyHash) -> bool {
+        self.moment(hash) == moment
+    }
+
     /// Adds an entry that was read from the database after `moment`, unless keys were removed since:
     /// the entry may be one of them.
     pub(crate) fn put_since(&self, moment: ShardMoment, hash: KeyHash, recent: &Recent) {

@@ -16,14 +16,14 @@ use hapax_core::{KeyHash, Receipt, Timeliness};
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
-use super::Shared;
 use super::connect::{PgError, retried};
 use super::epoch::Epoch;
 use super::ingest_rows::Rows;
 use super::lane_ids::LaneName;
 use super::partitions;
 use super::row::{EventState, hash_of, of_hash};
-use crate::recent::{Recent, adds_nothing};
+use super::{CacheableEvent, Shared};
+use crate::recent::{Recent, ShardMoment, adds_nothing};
 
 /// How often a statement is tried, if missing partitions or lanes are created between the tries.
 const MENDS_MAX: u32 = 3;
@@ -35,6 +35,8 @@ pub(super) struct PendingReceipt<'a> {
     pub(super) via: &'a ArrivalInfo,
     /// The id of the event, if it is new.
     pub(super) id: EventId,
+    /// A moment before the database was asked.
+    moment: ShardMoment,
 }
 
 /// Those receipts of one request that the same statement decides.
@@ -79,7 +81,8 @@ pub(super) async fn decide(
         let items = ingest.receipts.iter().enumerate().map(|(at, receipt)| {
             let jobs = ingest.jobs.get(at).map_or(&[][..], Vec::as_slice);
             let id = shared.ids.make(ingest.via.received_at);
-            (at, PendingReceipt { receipt, jobs, via: &ingest.via, id })
+            let moment = shared.recent.moment(&receipt.key_hash());
+            (at, PendingReceipt { receipt, jobs, via: &ingest.via, id, moment })
         });
         let group = ReceiptGroup { request, items: items.collect() };
         match ingest.receipts.iter().any(takes_more) {
@@ -110,8 +113,9 @@ pub(super) async fn plain_copies(shared: &Shared, ingests: &[Ingest]) -> Vec<Opt
     let nothing = || ingests.iter().map(|_| None).collect();
     let Some(epoch) = shared.epoch.confirmed() else { return nothing() };
     let work = VerdictReader::new(shared, Some(epoch.clone()));
-    let receipts = ingests.iter().flat_map(|ingest| &ingest.receipts);
-    let hashes: Vec<Uuid> = receipts.map(|receipt| of_hash(receipt.key_hash())).collect();
+    let keys = || ingests.iter().flat_map(|ingest| &ingest.receipts).map(Receipt::key_hash);
+    let mut moments = keys().map(|key| shared.recent.moment(&key)).collect::<Vec<_>>().into_iter();
+    let hashes: Vec<Uuid> = keys().map(of_hash).collect();
     let existing = match work.existing(LookupBy::Hash, &hashes).await {
         Ok(existing) => existing,
         Err(error) => {
@@ -125,12 +129,14 @@ pub(super) async fn plain_copies(shared: &Shared, ingests: &[Ingest]) -> Vec<Opt
     let existing: HashMap<KeyHash, Existing> =
         existing.into_iter().map(|existing| (existing.hash, existing)).collect();
     let all_of = |ingest: &Ingest| {
-        let copies = ingest.receipts.iter().map(|receipt| {
+        let moments: Vec<ShardMoment> = moments.by_ref().take(ingest.receipts.len()).collect();
+        let copies = ingest.receipts.iter().zip(moments).map(|(receipt, moment)| {
             let existing = existing.get(&receipt.key_hash())?;
-            is_plain_copy(existing, receipt).then_some((existing, receipt))
+            is_plain_copy(existing, receipt).then_some((existing, receipt, moment))
         });
         let copies: Vec<_> = copies.collect::<Option<_>>()?;
-        let answer = |(existing, receipt)| work.duplicate(existing, receipt, &ingest.via);
+        let answer =
+            |(existing, receipt, moment)| work.duplicate(existing, receipt, &ingest.via, moment);
         Some(copies.into_iter().map(answer).collect())
     };
     let verdicts = ingests.iter().map(all_of).collect();
@@ -274,7 +280,7 @@ struct VerdictReader<'a> {
     shared: &'a Shared,
     epoch: Option<Epoch>,
     /// Events whose copies may be answered from memory and Redis once their work has ended.
-    decided: Mutex<Vec<(KeyHash, Recent)>>,
+    decided: Mutex<Vec<CacheableEvent>>,
 }
 
 /// The column by which an event is found: one statement for each, so that each uses its index.
@@ -342,7 +348,8 @@ impl<'a> VerdictReader<'a> {
                     }
                     Some(_) | None => match existing.get(&item.receipt.key_hash()) {
                         Some(existing) if is_plain_copy(existing, item.receipt) => {
-                            verdicts[at] = Some(self.duplicate(existing, item.receipt, item.via));
+                            verdicts[at] =
+                                Some(self.duplicate(existing, item.receipt, item.via, item.moment));
                         }
                         Some(_) | None => rest.push((at, item)),
                     },
@@ -396,7 +403,9 @@ impl<'a> VerdictReader<'a> {
                         Verdict::Accepted(*id)
                     }
                     RowVerdict::Duplicate(id) => match existing.get(id) {
-                        Some(existing) => self.duplicate(existing, item.receipt, item.via),
+                        Some(existing) => {
+                            self.duplicate(existing, item.receipt, item.via, item.moment)
+                        }
                         None => Verdict::Duplicate(gone(*id)),
                     },
                     RowVerdict::Conflict(id) => Verdict::Conflict(
@@ -415,6 +424,7 @@ impl<'a> VerdictReader<'a> {
         let known = KnownEvent { id, status, result: None };
         self.note(
             item.receipt,
+            item.moment,
             Recent {
                 body_hash: item.receipt.body_hash(),
                 guard: item.receipt.guard().map(|guard| guard.hash),
@@ -425,11 +435,18 @@ impl<'a> VerdictReader<'a> {
         Verdict::Accepted(id)
     }
 
-    fn duplicate(&self, existing: &Existing, receipt: &Receipt, via: &ArrivalInfo) -> Verdict {
+    fn duplicate(
+        &self,
+        existing: &Existing,
+        receipt: &Receipt,
+        via: &ArrivalInfo,
+        moment: ShardMoment,
+    ) -> Verdict {
         self.shared.note_copy(existing.known.id, via);
         if existing.hash == receipt.key_hash() {
             self.note(
                 receipt,
+                moment,
                 Recent {
                     body_hash: existing.body_hash,
                     // The signed content was committed with this event or with another one.
@@ -442,12 +459,12 @@ impl<'a> VerdictReader<'a> {
         Verdict::Duplicate(existing.known.clone())
     }
 
-    fn note(&self, receipt: &Receipt, recent: Recent) {
+    fn note(&self, receipt: &Receipt, moment: ShardMoment, recent: Recent) {
         let mut decided = self.decided.lock().expect("no panic happens under this lock");
-        decided.push((receipt.key_hash(), recent));
+        decided.push(CacheableEvent { key: receipt.key_hash(), moment, recent });
     }
 
-    /// Caches the events that can no longer change, within the epoch in which they were read.
+    /// Caches the events whose work has ended, within the epoch in which they were read.
     fn remember(&self) {
         let decided = &mut *self.decided.lock().expect("no panic happens under this lock");
         self.shared.remember(self.epoch.as_ref(), std::mem::take(decided));

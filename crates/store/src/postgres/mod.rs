@@ -75,7 +75,7 @@ pub use transact::{PgDb, PgDbError, PgTx};
 use crate::Clock;
 use crate::copies::Copies;
 use crate::limits::READ_FLUSH_MAX;
-use crate::recent::{Recent, RecentEvents, adds_nothing};
+use crate::recent::{Recent, RecentEvents, ShardMoment, adds_nothing};
 use crate::redis_cache::{CacheEntry, RedisCache};
 use crate::sealed_values::SealedValue;
 use connect::{ClientPool, Pools};
@@ -468,6 +468,8 @@ impl PgStore {
         let front = self.shared.front.as_ref()?;
         let (epoch, seal) = self.shared.epoch.sealed()?;
         let keys: Vec<KeyHash> = ingest.receipts.iter().map(Receipt::key_hash).collect();
+        let moments: Vec<ShardMoment> =
+            keys.iter().map(|key| self.shared.recent.moment(key)).collect();
         let entries: Option<Vec<CacheEntry>> = front.ask(&seal, &keys).await.into_iter().collect();
         let entries = entries?;
         let same = |(entry, receipt): (&CacheEntry, &Receipt)| {
@@ -480,43 +482,70 @@ impl PgStore {
         if self.shared.epoch.confirmed()? != epoch || self.shared.closing.is_cancelled() {
             return None;
         }
-        let verdicts = entries.into_iter().zip(keys).map(|(entry, key)| {
+        let verdicts = entries.into_iter().zip(keys).zip(moments).map(|((entry, key), moment)| {
             let CacheEntry { body_hash, guard, known, .. } = entry;
             self.shared.note_copy(known.id, &ingest.via);
             let recent = Recent { body_hash, guard, known: known.clone(), review: None };
-            self.shared.epoch.within(Some(&epoch), || self.shared.recent.put(key, &recent));
+            let put = || self.shared.recent.put_since(moment, key, &recent);
+            self.shared.epoch.within(Some(&epoch), put);
             Verdict::Duplicate(known)
         });
         Some(verdicts.collect())
     }
 }
 
+/// An event that may be cached.
+#[derive(Debug)]
+struct CacheableEvent {
+    key: KeyHash,
+    /// A moment before the event was read.
+    moment: ShardMoment,
+    recent: Recent,
+}
+
 impl Shared {
     /// Lets memory and Redis answer copies of committed events whose work has ended, as long as the
-    /// database is the one that `epoch` names. Called once for a whole commit.
-    fn remember(&self, epoch: Option<&Epoch>, mut events: Vec<(KeyHash, Recent)>) {
-        events.retain(|(_, recent)| recent.known.status.is_final());
+    /// database is the one that `epoch` names. An event whose key was removed from the caches since its
+    /// moment is left out: what was read may be older than an act of an operator. Called once for a whole
+    /// commit.
+    fn remember(&self, epoch: Option<&Epoch>, mut events: Vec<CacheableEvent>) {
+        events.retain(|event| event.recent.known.status.is_final());
         if events.is_empty() {
             return;
         }
-        if let (Some(front), Some((now, seal))) = (&self.front, self.epoch.sealed())
-            && Some(&now) == epoch
-        {
-            let written_at = Timestamp::now();
-            let open = events.iter().filter(|(_, recent)| recent.review.is_none());
-            let entry = |(key, recent): &(KeyHash, Recent)| {
-                let Recent { body_hash, guard, known, .. } = recent.clone();
-                (*key, CacheEntry { body_hash, guard, known, written_at })
-            };
-            front.write(seal, open.map(entry));
-        }
+        self.write_to_front(epoch, &events);
         self.epoch.within(epoch, || {
-            events.iter().for_each(|(key, recent)| self.recent.put(*key, recent));
+            let put = |CacheableEvent { key, moment, recent }: &CacheableEvent| {
+                self.recent.put_since(*moment, *key, recent);
+            };
+            events.iter().for_each(put);
         });
+    }
+
+    /// Queues the entries of these events for Redis.
+    fn write_to_front(&self, epoch: Option<&Epoch>, events: &[CacheableEvent]) {
+        let (Some(front), Some((now, seal))) = (&self.front, self.epoch.sealed()) else { return };
+        if Some(&now) != epoch {
+            return;
+        }
+        let is_unchanged =
+            |event: &&CacheableEvent| self.recent.is_unchanged(event.moment, &event.key);
+        let open = |event: &&CacheableEvent| event.recent.review.is_none();
+        let written: Vec<_> = events.iter().filter(open).filter(is_unchanged).collect();
+        let written_at = Timestamp::now();
+        let entry = |event: &&CacheableEvent| {
+            let Recent { body_hash, guard, known, .. } = event.recent.clone();
+            (event.key, CacheEntry { body_hash, guard, known, written_at })
+        };
+        front.write(seal, written.iter().map(entry));
+        // A key that is removed after this check is deleted from Redis after the entry was written.
+        let changed = written.iter().filter(|event| !is_unchanged(event));
+        front.remove(changed.map(|event| event.key));
     }
 
     /// Removes these keys from memory and Redis, because their entries are no longer valid.
     fn remove_from_caches(&self, keys: &[KeyHash]) {
+        // Memory comes first: see [`Shared::write_to_front`].
         keys.iter().for_each(|key| self.recent.remove(key));
         if let Some(front) = &self.front {
             front.remove(keys.iter().copied());

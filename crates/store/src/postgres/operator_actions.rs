@@ -82,10 +82,12 @@ async fn replay_once(shared: &Shared, ask: &ReplayAsk) -> Result<Vec<Replayed>, 
                 &shared.now(),
             ],
         )
-        .await?;
+        .await;
     if !ask.dry_run {
+        // If the answer was lost, the replay may be committed.
         of.forget(shared);
     }
+    let rows = rows?;
     let replayed = |(new, row): (&NewJob, &Row)| {
         let effect = effect(row.get::<_, Option<i32>>(0)?)?;
         Some(Replayed { handler: new.handler.clone(), effect })
@@ -143,9 +145,8 @@ async fn decide_once(
                 &shared.now(),
             ],
         )
-        .await?;
-    if only(&rows)?.get(0) {
-        of.forget(shared);
+        .await;
+    if of.was_changed(shared, rows)? {
         return Ok(Reviewed::Decided);
     }
     Ok(Reviewed::NotWaiting(status(&mut client, event).await?))
@@ -174,9 +175,8 @@ pub(super) async fn discard(
                     &shared.now(),
                 ],
             )
-            .await?;
-        if only(&rows)?.get(0) {
-            of.forget(shared);
+            .await;
+        if of.was_changed(shared, rows)? {
             return Ok(Reviewed::Decided);
         }
         Ok(Reviewed::NotWaiting(status(&mut client, event).await?))
@@ -231,6 +231,20 @@ impl FoundEvent {
             source: SourceName::new(row.get::<_, &str>(1)),
             hash: hash_of(row.get(2)),
         }))
+    }
+
+    /// The answer of an act: whether it changed the event. If it did, or if the answer was lost, the event is
+    /// removed from memory and Redis, because the act is or may be committed.
+    fn was_changed(
+        &self,
+        shared: &Shared,
+        answer: Result<Vec<Row>, PgError>,
+    ) -> Result<bool, PgError> {
+        let changed = answer.and_then(|rows| Ok(only(&rows)?.get(0)));
+        if !matches!(changed, Ok(false)) {
+            self.forget(shared);
+        }
+        changed
     }
 
     /// Removes the event from memory and Redis.

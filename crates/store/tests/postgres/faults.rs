@@ -15,8 +15,8 @@ use hapax_core::ledger::{
     Fingerprint, IdempotencyKey, Ledger, Reservation, ReserveAsk, Scope, StoredAnswer,
 };
 use hapax_core::store::{
-    ClaimAsk, EventFilter, EventName, Held, Horizon, Ingest, Inspect, Lookup, Settlement, Store,
-    StoreError, StoreHints, Verdict, Work,
+    Action, ClaimAsk, EventFilter, EventName, Held, Horizon, Ingest, Inspect, Lookup, Operate,
+    Outcome, ReplayAsk, Settlement, Store, StoreError, StoreHints, Verdict, Work,
 };
 use hapax_sim::{PgBouncer, Postgres, READY_FOR_QUERY, StopMode, TcpProxy, TrafficMode, Trap};
 use hapax_store::{PgOpenError, PgOptions, PgStore, PoolSizes};
@@ -38,7 +38,7 @@ async fn open_narrow(url: &str) -> PgStore {
     PgStore::open(PgOptions { pools, ..PgOptions::new(url) }).await.expect("opens")
 }
 
-async fn number(url: &str, sql: &str) -> i64 {
+pub(crate) async fn number(url: &str, sql: &str) -> i64 {
     let rows = Postgres::execute_at(url, sql).await;
     rows[0].as_deref().expect("a value").parse().expect("a number")
 }
@@ -63,7 +63,7 @@ fn asked<'a>(store: &'a PgStore, ingest: Ingest) -> Asked<'a> {
 }
 
 /// A connection of another client.
-async fn session(url: &str) -> tokio_postgres::Client {
+pub(crate) async fn session(url: &str) -> tokio_postgres::Client {
     let (client, connection) =
         tokio_postgres::connect(url, tokio_postgres::NoTls).await.expect("connects");
     tokio::spawn(connection);
@@ -341,6 +341,35 @@ async fn in_a_retry_storm_a_lookup_that_hangs_delays_no_new_event() {
     // Once the lookup has ended, copies are looked up again.
     let verdicts = store.ingest(copies(1)).await.expect("answers");
     assert!(matches!(verdicts[..], [Verdict::Duplicate(_)]), "{verdicts:?}");
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_replay_whose_answer_was_lost_no_copy_is_answered_as_before() {
+    // The replay is committed, and its answer is lost. Memory must not report the old result.
+    let url = pg_database().await;
+    let proxy = TcpProxy::to_port(Postgres::shared().await.port()).await;
+    let store = open(&proxy.through(&url)).await;
+    store.announce(vec![spec("fee")]).await.expect("announces");
+    let copy = || Sender::plain().ingest_for(&body("evt_1"), noon(), noon(), &[job("fee")]);
+    store.ingest(copy()).await.expect("accepts");
+    let ask = ClaimAsk { handler: handler("fee"), limit: 1, worker: "w".into() };
+    let claims = store.claim(ask).await.expect("claims");
+    // Memory has no room for a result.
+    let over = Outcome::Done { result: None, publish: Vec::new(), answer: None };
+    store.settle(claims[0].job, claims[0].fence, over).await.expect("settles");
+    let status = async || match &store.ingest(copy()).await.expect("answers")[..] {
+        [Verdict::Duplicate(known)] => known.status,
+        other => panic!("{other:?}"),
+    };
+    assert!(status().await.is_final());
+    proxy.arm(Trap::Answer { request: b"cut_here".to_vec(), answer: READY_FOR_QUERY.to_vec() });
+    let by = Action { who: "cut_here".into(), reason: None, at: noon() };
+    let event = claims[0].event.id;
+    let ask = ReplayAsk { event, handlers: vec![job("fee")], force: true, dry_run: false, by };
+    let lost = store.replay(ask).await;
+    assert!(lost.is_err(), "{lost:?}");
+    assert!(!status().await.is_final());
     store.close().await;
 }
 

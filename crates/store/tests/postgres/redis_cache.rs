@@ -6,9 +6,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::faults::{number, session};
 use crate::harness::{Sender, after, body, done, handler, job, noon, pg_database, spec};
 use crate::until;
-use hapax_core::store::{Action, Horizon, Inspect, Operate, ReplayAsk, Store, Verdict, Work};
+use hapax_core::store::{
+    Action, ClaimAsk, Horizon, Inspect, Operate, Outcome, ReplayAsk, Store, Verdict, Work,
+};
 use hapax_sim::{Postgres, Redis, RedisReply};
 use hapax_store::{PgOptions, PgStore};
 
@@ -301,7 +304,7 @@ async fn an_event_that_an_operator_replays_is_not_reported_as_finished() {
     node.announce(vec![spec("fee")]).await.expect("announces");
     let ingest = || Sender::plain().ingest_for(&body("evt_1"), noon(), noon(), &[job("fee")]);
     node.ingest(ingest()).await.expect("accepts");
-    let ask = hapax_core::store::ClaimAsk { handler: handler("fee"), limit: 1, worker: "w".into() };
+    let ask = ClaimAsk { handler: handler("fee"), limit: 1, worker: "w".into() };
     let claims = node.claim(ask).await.expect("claims");
     node.settle(claims[0].job, claims[0].fence, done("first")).await.expect("settles");
     let name = name_of("evt_1");
@@ -326,6 +329,64 @@ async fn an_event_that_an_operator_replays_is_not_reported_as_finished() {
     let verdicts = other.ingest(ingest()).await.expect("answers");
     let [Verdict::Duplicate(known)] = &verdicts[..] else { panic!("{verdicts:?}") };
     assert!(!known.status.is_final(), "{known:?}");
+}
+
+/// Reads of an event with jobs wait for a lock, after their snapshot was taken.
+const READS_WAIT: &str = "
+    DO $$ BEGIN EXECUTE replace(pg_get_functiondef('hapax.rank(smallint, integer)'::regprocedure),
+                                'hapax.rank(', 'hapax.rank_before('); END $$;
+    CREATE OR REPLACE FUNCTION hapax.rank(state smallint, steps integer) RETURNS integer
+    LANGUAGE plpgsql AS $$ BEGIN
+        IF current_setting('application_name') = 'hapax-ingest' THEN
+            PERFORM pg_advisory_xact_lock_shared(77);
+        END IF;
+        RETURN hapax.rank_before(state, steps);
+    END $$";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_was_read_before_a_replay_is_cached_neither_in_memory_nor_in_redis() {
+    // The read of a copy takes long: it sees "processed", then an operator replays the event, and then the node
+    // would cache what it read.
+    const READING: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                           AND application_name = 'hapax-ingest' AND wait_event = 'advisory'";
+    let database = CachedDatabase::new().await;
+    let node = database.node().await;
+    node.announce(vec![spec("fee")]).await.expect("announces");
+    let copy = || Sender::plain().ingest_for(&body("evt_1"), noon(), noon(), &[job("fee")]);
+    node.ingest(copy()).await.expect("accepts");
+    Postgres::execute_at(&database.url, READS_WAIT).await;
+    let client = session(&database.url).await;
+    let execute = async |sql: &str| client.batch_execute(sql).await.expect("executes");
+    // On a busy machine the read may be cancelled while it waits: then the attempt is repeated.
+    for attempt in 0.. {
+        assert!(attempt < 10, "the read never waited long enough");
+        let ask = ClaimAsk { handler: handler("fee"), limit: 1, worker: "w".into() };
+        let claims = node.claim(ask).await.expect("claims");
+        // Memory has no room for a result.
+        let over = Outcome::Done { result: None, publish: Vec::new(), answer: None };
+        node.settle(claims[0].job, claims[0].fence, over).await.expect("settles");
+        execute("SELECT pg_advisory_lock(77)").await;
+        let replay = async {
+            until("the copy is read", async || number(&database.url, READING).await == 1).await;
+            let by = Action { who: "ops".into(), reason: None, at: noon() };
+            let (event, handlers) = (claims[0].event.id, vec![job("fee")]);
+            let ask = ReplayAsk { event, handlers, force: true, dry_run: false, by };
+            node.replay(ask).await.expect("replays");
+            execute("SELECT pg_advisory_unlock(77)").await;
+        };
+        let (read, ()) = tokio::join!(node.ingest(copy()), replay);
+        let Ok(verdicts) = read else { continue };
+        let [Verdict::Duplicate(known)] = &verdicts[..] else { panic!("{verdicts:?}") };
+        assert!(known.status.is_final(), "read before the replay: {known:?}");
+        break;
+    }
+    // An entry of the event would be written before the entry of the next event.
+    database.speaks(&node).await;
+    assert!(!database.entries().await.contains(&name_of("evt_1")));
+    let verdicts = node.ingest(copy()).await.expect("answers");
+    let [Verdict::Duplicate(known)] = &verdicts[..] else { panic!("{verdicts:?}") };
+    assert!(!known.status.is_final(), "{known:?}");
+    node.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
