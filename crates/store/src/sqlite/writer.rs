@@ -3,16 +3,16 @@
 //!
 //! Requests that arrive during a commit are batched into the next one. If a commit does not return
 //! OK, every request of its batch gets an error, and nothing of the batch stays in memory: see
-//! [`Writer::recover`].
+//! [`recovery`]. Other threads send [`commands`].
 
+mod commands;
 mod decide;
+mod recovery;
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hapax_core::job::{Fence, JobId};
@@ -24,6 +24,10 @@ use hapax_core::{failpoint, tuned};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+pub(super) use commands::{ActKind, BatchResult, WriterHandle, WriterSender};
+use commands::{AnswerSender, Answerer, BatchedAct, Command, Commands, Slice, refuse};
+use recovery::raise_epoch;
+
 use super::Clock;
 use super::Shared;
 use super::checkpoint::{self, Checkpointer};
@@ -33,7 +37,6 @@ use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
 use super::key_usage::KeyUsage;
 use super::ledger::FenceBlock;
-use super::log_rewrite::RewriteError;
 use super::lone_sender::NEXT_REQUEST_WITHIN;
 use super::meta;
 use super::new_rows::NewRows;
@@ -47,182 +50,13 @@ use super::transaction::Transaction;
 use crate::copies::UnwrittenCopies;
 use crate::limits::{
     BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_CHUNK, COPIES_FLUSH, LOG_RETRY, LOG_WARN,
-    RECOVERY_WAIT, WAITING_MAX, WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
+    WAL_PAGES_CHECKPOINT, WAL_PAGES_MAX,
 };
 use crate::recent::Recent;
-
-/// The writer thread, and the sender of its commands.
-#[derive(Debug)]
-pub(super) struct WriterHandle {
-    sender: WriterSender,
-    shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// Sends commands to the writer thread.
-#[derive(Debug, Clone)]
-pub(super) struct WriterSender {
-    commands: Sender<Command>,
-    waiting: Arc<AtomicUsize>,
-    /// Events and slices that were sent.
-    demand: Arc<AtomicU64>,
-}
-
-impl WriterSender {
-    /// Passes a request to the writer, which answers it.
-    pub(super) fn ingest(&self, ingest: Ingest, answer: AnswerSender<Vec<Verdict>>) {
-        self.demand.fetch_add(1, Ordering::Relaxed);
-        if let Err(unsent) = self.send_or_return(Command::Ingest(ingest, answer)) {
-            let (command, why) = *unsent;
-            refuse(command, &why);
-        }
-    }
-
-    /// Asks for the waiting copies to be written now, once until they are taken. A full queue may drop the
-    /// request: copies are flushed periodically anyway.
-    pub(super) fn flush_soon(&self) {
-        let _ = self.send(Command::FlushCopies);
-    }
-
-    fn send(&self, command: Command) -> Result<(), StoreError> {
-        self.send_or_return(command).map_err(|unsent| unsent.1)
-    }
-
-    /// Sends a command unless too many wait.
-    fn send_or_return(&self, command: Command) -> Result<(), Box<(Command, StoreError)>> {
-        if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(Box::new((command, StoreError::Busy)));
-        }
-        let sent = self.commands.send(command);
-        sent.map_err(|SendError(command)| Box::new((command, StoreError::Closed)))
-    }
-
-    /// Asks the writer to end, after everything that waits.
-    fn close(&self, closed: oneshot::Sender<()>) -> bool {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.commands.send(Command::Close(closed)).is_ok()
-    }
-}
-
-/// The commands that wait. The queue takes memory only for those; their number is bounded by
-/// [`WAITING_MAX`].
-struct Commands {
-    queue: Receiver<Command>,
-    waiting: Arc<AtomicUsize>,
-}
-
-impl Commands {
-    fn try_recv(&self) -> Option<Command> {
-        let command = self.queue.try_recv().ok()?;
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        Some(command)
-    }
-
-    /// Looks for a command for a moment before [`Commands::receive_within`] lets the thread sleep.
-    fn receive_soon(&self, moment: Duration, at_most: Duration) -> Next {
-        let began = Instant::now();
-        while began.elapsed() < moment {
-            if self.waiting.load(Ordering::Relaxed) > 0
-                && let Some(command) = self.try_recv()
-            {
-                return Next::Command(command);
-            }
-            // Another thread that could run on this core goes first.
-            std::thread::yield_now();
-        }
-        self.receive_within(at_most)
-    }
-
-    fn receive_within(&self, at_most: Duration) -> Next {
-        match self.queue.recv_timeout(at_most) {
-            Ok(command) => {
-                self.waiting.fetch_sub(1, Ordering::Relaxed);
-                Next::Command(command)
-            }
-            Err(RecvTimeoutError::Timeout) => Next::Housekeeping,
-            Err(RecvTimeoutError::Disconnected) => Next::NobodyLeft,
-        }
-    }
-}
 
 /// Whether writing works.
 #[derive(Debug, Default)]
 pub(super) struct WriteHealth(Mutex<Option<Cause>>);
-
-type AnswerSender<T> = oneshot::Sender<Result<T, StoreError>>;
-
-/// Called with the writer, or with the reason why the writer is not available.
-type Slice = Box<dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<()> + Send>;
-
-/// Called with the writer inside the batch's transaction, or with the reason why the writer is not
-/// available.
-type BatchedAct = Box<
-    dyn FnOnce(Result<&mut Writer, StoreError>) -> rusqlite::Result<BatchResult<Answerer>> + Send,
->;
-
-/// Answers a batched act when its transaction has ended.
-type Answerer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
-
-/// The result of a batched act.
-pub(super) struct BatchResult<T> {
-    value: T,
-    wrote: bool,
-    /// Bytes that the act read and holds until the batch has ended.
-    bytes: usize,
-    kind: ActKind,
-}
-
-/// The kinds of batched acts. Each has its own points at which a test ends the process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ActKind {
-    /// An act on a reservation.
-    Reservation,
-    /// A message was published.
-    Publish,
-    /// Deliveries were settled and claimed.
-    Exchange,
-}
-
-impl<T> BatchResult<T> {
-    /// The act wrote: it must be on disk before its caller gets the answer.
-    pub(super) fn wrote(value: T) -> Self {
-        Self { value, wrote: true, bytes: 0, kind: ActKind::Reservation }
-    }
-
-    /// The act only read: it needs no commit.
-    pub(super) fn only_read(value: T) -> Self {
-        Self { value, wrote: false, bytes: 0, kind: ActKind::Reservation }
-    }
-
-    /// Declares how many bytes the act holds.
-    pub(super) fn holding(self, bytes: usize) -> Self {
-        Self { bytes, ..self }
-    }
-
-    /// The act is of this kind.
-    pub(super) fn of(self, kind: ActKind) -> Self {
-        Self { kind, ..self }
-    }
-}
-
-enum Command {
-    Ingest(Ingest, AnswerSender<Vec<Verdict>>),
-    /// An act that shares the batch's transaction, and the number of its bytes.
-    Batched(usize, BatchedAct),
-    /// A batched act that lets waiting events go first.
-    BehindEvents(BatchedAct),
-    Find(Vec<KeyHash>, AnswerSender<Vec<Option<i64>>>),
-    FlushCopies,
-    /// A closure with its own transactions, which answers its caller itself, even when it is refused.
-    Slice(Slice),
-    Close(oneshot::Sender<()>),
-    /// Lets a test reach the writer's own connection, to make it fail.
-    #[cfg(test)]
-    Tamper(Box<dyn FnOnce(&mut Connection) + Send>),
-    #[cfg(test)]
-    MergeNow,
-}
 
 impl WriteHealth {
     pub(super) fn check(&self) -> Result<(), StoreError> {
@@ -239,178 +73,6 @@ impl WriteHealth {
 
     fn set(&self, trouble: Option<Cause>) {
         *self.0.lock().expect("no panic happens under this lock") = trouble;
-    }
-}
-
-impl WriterHandle {
-    pub(super) fn start(
-        place: Arc<DatabaseLocation>,
-        shared: Arc<Shared>,
-        clock: Clock,
-    ) -> Result<Self, OpenError> {
-        let (commands, queue) = channel();
-        let sender = WriterSender { commands, waiting: Arc::default(), demand: Arc::default() };
-        let commands = Commands { queue, waiting: Arc::clone(&sender.waiting) };
-        let writer = Writer::open(place, Arc::clone(&shared), clock)?;
-        let path = writer.place.path().to_owned();
-        let thread = std::thread::Builder::new()
-            .name("hapax-writer".into())
-            .spawn(move || {
-                let _last_word = WriterEnded(Arc::clone(&writer.shared));
-                writer.run(&commands);
-            })
-            .map_err(|source| OpenError::Io { path, source })?;
-        Ok(Self { sender, shared, thread: Mutex::new(Some(thread)) })
-    }
-
-    /// The sender of its commands.
-    pub(super) fn sender(&self) -> WriterSender {
-        self.sender.clone()
-    }
-
-    /// See [`WriterSender::ingest`].
-    pub(super) fn ingest(&self, ingest: Ingest, answer: AnswerSender<Vec<Verdict>>) {
-        self.sender.ingest(ingest, answer);
-    }
-
-    /// The rows with these keys.
-    pub(super) async fn find(&self, keys: Vec<KeyHash>) -> Result<Vec<Option<i64>>, StoreError> {
-        let (answer, found) = oneshot::channel();
-        self.send(Command::Find(keys, answer))?;
-        found.await.unwrap_or(Err(StoreError::Closed))
-    }
-
-    /// Runs `act` on the writer, in a transaction that is committed before this returns. Dropping
-    /// the future does not undo it.
-    pub(super) async fn act<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.slice(move |writer| writer.in_transaction(act)).await
-    }
-
-    /// Runs `slice` on the writer between two batches; it manages its own transactions.
-    pub(super) async fn slice<T: Send + 'static>(
-        &self,
-        slice: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        self.sender.demand.fetch_add(1, Ordering::Relaxed);
-        self.behind(slice).await
-    }
-
-    /// Runs `act` in the transaction of the next batch, and answers once that is committed. `act`
-    /// must neither commit nor roll back. Dropping the future does not undo it.
-    pub(super) async fn run_batched<T: Send + 'static>(
-        &self,
-        bytes: usize,
-        act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let done = self.batched(act, |batched| Command::Batched(bytes, batched))?;
-        self.shared.lone_sender.answer(done).await
-    }
-
-    /// Like [`WriterHandle::run_batched`], for an act that may take a while. Events that wait when the writer
-    /// reaches it are committed first.
-    pub(super) async fn run_behind_events<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let done = self.batched(act, Command::BehindEvents)?;
-        done.await.unwrap_or(Err(StoreError::Closed))
-    }
-
-    fn batched<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
-        command: impl FnOnce(BatchedAct) -> Command,
-    ) -> Result<oneshot::Receiver<Result<T, StoreError>>, StoreError> {
-        self.sender.demand.fetch_add(1, Ordering::Relaxed);
-        let (answer, done) = oneshot::channel();
-        let batched: BatchedAct = Box::new(move |writer| match writer.map(act) {
-            Ok(Ok(BatchResult { value, wrote, bytes, kind })) => {
-                let answerer: Answerer = Box::new(move |ended: Result<(), StoreError>| {
-                    let _ = answer.send(ended.map(|()| value));
-                });
-                Ok(BatchResult { value: answerer, wrote, bytes, kind })
-            }
-            Ok(Err(error)) => {
-                let _ = answer.send(Err(unavailable(&error)));
-                Err(error)
-            }
-            Err(refusal) => {
-                let _ = answer.send(Err(refusal));
-                Ok(BatchResult::only_read(Box::new(|_| {})))
-            }
-        });
-        self.send(command(batched))?;
-        Ok(done)
-    }
-
-    /// How many events and slices were sent, except those of [`WriterHandle::behind`].
-    pub(super) fn foreground_requests(&self) -> u64 {
-        self.sender.demand.load(Ordering::Relaxed)
-    }
-
-    /// Like [`WriterHandle::slice`], for background work: it does not count as demand.
-    pub(super) async fn behind<T: Send + 'static>(
-        &self,
-        slice: impl FnOnce(&mut Writer) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let (answer, done) = oneshot::channel();
-        self.send(Command::Slice(Box::new(move |writer| match writer.map(slice) {
-            Ok(Ok(value)) => {
-                let _ = answer.send(Ok(value));
-                Ok(())
-            }
-            Ok(Err(error)) => {
-                let _ = answer.send(Err(unavailable(&error)));
-                Err(error)
-            }
-            Err(refusal) => {
-                let _ = answer.send(Err(refusal));
-                Ok(())
-            }
-        })))?;
-        done.await.unwrap_or(Err(StoreError::Closed))
-    }
-
-    /// See [`WriterSender::flush_soon`].
-    pub(super) fn flush_soon(&self) {
-        self.sender.flush_soon();
-    }
-
-    pub(super) async fn close(&self) {
-        let (closed, wait) = oneshot::channel();
-        if self.sender.close(closed) {
-            let _ = wait.await;
-        }
-        let thread = self.thread.lock().expect("no panic happens under this lock").take();
-        if let Some(thread) = thread {
-            let joined = tokio::task::spawn_blocking(move || thread.join()).await;
-            if !matches!(joined, Ok(Ok(()))) {
-                tracing::error!("the writer panicked");
-            }
-        }
-    }
-
-    /// The thread, so that a test can wait for its end without closing the store.
-    #[cfg(test)]
-    pub(super) fn take_thread(&self) -> Option<JoinHandle<()>> {
-        self.thread.lock().expect("no panic happens under this lock").take()
-    }
-
-    #[cfg(test)]
-    pub(super) fn merge_now(&self) {
-        self.send(Command::MergeNow).expect("the writer listens");
-    }
-
-    #[cfg(test)]
-    pub(super) fn tamper(&self, tamper: impl FnOnce(&mut Connection) + Send + 'static) {
-        self.send(Command::Tamper(Box::new(tamper))).expect("the writer listens");
-    }
-
-    fn send(&self, command: Command) -> Result<(), StoreError> {
-        self.sender.send(command)
     }
 }
 
@@ -1123,169 +785,6 @@ impl Writer {
         self.shared.copies.wrote(events);
         written
     }
-
-    /// Recovers from a failed write: nothing is answered from memory, and nothing is accepted until
-    /// a write has succeeded.
-    ///
-    /// The failed transaction may be in the log, complete but unsynced. If the file were reopened
-    /// now, that transaction could reappear in the page cache alone. Its retry would then be answered as a
-    /// duplicate of an event that is not on disk. So a small commit on the same connection first overwrites
-    /// the same place in the log. Once that commit is synced, the file is opened again and the index
-    /// reloaded.
-    ///
-    /// A failed sync may also have lost unsynced commits before it, and the system reports that
-    /// only once: on disk the log would end there, whatever is synced after it. So the writer
-    /// rewrites the log in place, syncs it, copies it into the database file, and starts a new log.
-    /// Without the rewrite, a power loss could leave newer pages in the file under an older log.
-    fn recover(&mut self, waiting: &Commands, error: &rusqlite::Error) -> ControlFlow<()> {
-        let began = Instant::now();
-        let cause = cause_of(error);
-        tracing::error!(%error, "a commit failed, nothing is accepted until writing works: {error}");
-        self.shared.health.set(Some(cause.clone()));
-        self.shared.recent.clear();
-        let refusal = StoreError::Unavailable(cause);
-        self.refuse_deferred(&refusal);
-        let mut sync_failed = is_io(error);
-        // Recovery writes so little that it may succeed where an event does not fit. Without a
-        // pause, recovery and failed commits would alternate, and every round would make the log
-        // longer.
-        let mut next_try = self.recovered_at.map_or(began, |at| began.max(at + RECOVERY_WAIT));
-        loop {
-            if sync_failed {
-                self.checkpointer.stop();
-            }
-            // The loop ends by the clock, not when the queue is empty: senders that retry at once would keep
-            // the queue full forever.
-            while let left = next_try.saturating_duration_since(Instant::now())
-                && !left.is_zero()
-            {
-                match waiting.receive_within(left) {
-                    Next::Command(Command::Close(closed)) => {
-                        let _ = closed.send(());
-                        return ControlFlow::Break(());
-                    }
-                    #[cfg(test)]
-                    Next::Command(Command::Tamper(tamper)) => tamper(&mut self.conn),
-                    Next::Command(command) => refuse(command, &refusal),
-                    Next::Deferred | Next::Housekeeping => {}
-                    Next::NobodyLeft => return ControlFlow::Break(()),
-                }
-            }
-            match self.reopen(sync_failed).and_then(|()| Ok(self.release_begun()?)) {
-                Ok(()) => break,
-                Err(lost @ ReopenError::Rewrite(RewriteError::Lost { .. })) => {
-                    tracing::error!(error = %lost, "the store stops: {lost}");
-                    self.shared.health.set(Some(lost.to_string().into()));
-                    return ControlFlow::Break(());
-                }
-                Err(error) => {
-                    sync_failed |= error.is_io();
-                    tracing::debug!(%error, "still not writable: {error}");
-                }
-            }
-            next_try = Instant::now() + RECOVERY_WAIT;
-        }
-        self.recovered_at = Some(Instant::now());
-        self.shared.recent.clear();
-        self.shared.health.set(None);
-        tracing::info!("writing works again");
-        ControlFlow::Continue(())
-    }
-
-    /// Gives back the jobs that an SQL handler's slice had claimed when the database failed. The
-    /// failure says nothing about those jobs, so none of them waits for the end of its lease. A job
-    /// whose commit succeeded after all is done, and stays done.
-    fn release_begun(&mut self) -> rusqlite::Result<()> {
-        if self.begun.is_empty() {
-            return Ok(());
-        }
-        let begun = self.begun.clone();
-        self.in_transaction(|writer| {
-            let now = writer.now();
-            for (job, fence) in begun {
-                writer.lanes.give_back(&writer.conn, job, fence, now)?;
-            }
-            Ok(())
-        })?;
-        self.begun.clear();
-        self.shared.arrived.notify_waiters();
-        Ok(())
-    }
-
-    fn reopen(&mut self, sync_failed: bool) -> Result<(), ReopenError> {
-        if !self.conn.is_autocommit() {
-            self.conn.execute_batch("ROLLBACK")?;
-        }
-        raise_epoch(&self.conn)?;
-        if sync_failed {
-            let no_other_writer = Transaction::begin(&self.conn)?;
-            self.place.rewrite_log(self.wal_pages.load(Ordering::Relaxed))?;
-            drop(no_other_writer);
-            // If a reader keeps the log from starting over, the whole log is on disk nevertheless.
-            open::settle_log(&self.conn)?;
-        }
-        let mut conn = self.place.writer()?;
-        watch_log(&mut conn, &self.wal_pages)?;
-        self.sandbox = Sandbox::on(&mut conn, self.place.value_bytes_max())?;
-        let (specs, freed) = self.lanes.announced();
-        self.lanes = Lanes::load(&conn, specs, freed)?;
-        self.outbox = Outbox::load(&conn, self.outbox.vault_keys())?;
-        self.index = KeyIndex::load(&conn, Arc::clone(&self.shared.keys))?;
-        self.fences = FenceBlock::default();
-        self.key_usage.clear();
-        self.prune_progress = PruneProgress::default();
-        self.pairs = load_pairs(&conn)?;
-        self.last_seq = last_seq(&conn)?;
-        self.conn = conn;
-        if sync_failed {
-            // The new connection of the checkpointer does not report the failed sync again.
-            self.checkpointer = Checkpointer::start(self.place.checkpointer()?)?;
-        }
-        Ok(())
-    }
-}
-
-/// Why the file could not be opened again after a failed write.
-#[derive(Debug, thiserror::Error)]
-enum ReopenError {
-    #[error(transparent)]
-    Sqlite(#[from] rusqlite::Error),
-    #[error(transparent)]
-    Rewrite(#[from] RewriteError),
-    #[error("starting the checkpointer: {0}")]
-    Thread(#[from] std::io::Error),
-}
-
-impl ReopenError {
-    fn is_io(&self) -> bool {
-        match self {
-            Self::Sqlite(error) => is_io(error),
-            Self::Rewrite(_) => true,
-            Self::Thread(_) => false,
-        }
-    }
-}
-
-fn refuse(command: Command, why: &StoreError) {
-    match command {
-        Command::Ingest(_, answer) => drop(answer.send(Err(why.clone()))),
-        Command::Find(_, answer) => drop(answer.send(Err(why.clone()))),
-        Command::Batched(_, batched) | Command::BehindEvents(batched) => {
-            drop(batched(Err(why.clone())));
-        }
-        Command::Slice(slice) => drop(slice(Err(why.clone()))),
-        Command::FlushCopies => {}
-        Command::Close(closed) => drop(closed.send(())),
-        #[cfg(test)]
-        Command::Tamper(_) | Command::MergeNow => {}
-    }
-}
-
-/// A small, synced commit.
-fn raise_epoch(conn: &Connection) -> rusqlite::Result<()> {
-    let tx = Transaction::begin(conn)?;
-    conn.execute("UPDATE hapax_meta SET value = value + 1 WHERE name = 'epoch'", [])?;
-    tx.commit()
 }
 
 /// The error that callers get after a failed write.
@@ -1302,10 +801,6 @@ fn cause_of(error: &rusqlite::Error) -> Cause {
         }
         other => Cause::from(other.to_string()),
     }
-}
-
-fn is_io(error: &rusqlite::Error) -> bool {
-    error.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure)
 }
 
 fn watch_log(conn: &mut Connection, pages: &Arc<AtomicU32>) -> rusqlite::Result<()> {
