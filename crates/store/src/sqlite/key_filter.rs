@@ -1,7 +1,7 @@
 //! A filter over the keys in the tree: it answers "certainly not there" without reading a page.
 //!
-//! The filter has no false negatives, and keeps keys that were deleted. The filter grows by layers, each twice as large as the layer before,
-//! so that the number of keys need not be known in advance.
+//! The filter has no false negatives, and keeps keys that were deleted. The filter grows by layers, each twice as
+//! large as the layer before, so that the number of keys need not be known in advance.
 
 /// Bits that are set and tested for each key. With [`BITS_PER_KEY`] bits, about one unknown key in
 /// a hundred causes a lookup.
