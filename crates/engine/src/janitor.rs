@@ -1,10 +1,11 @@
 //! The janitor works in small commits. The janitor deletes finished events past their retention. The janitor
 //! cancels deliveries that were dead, held or parked for too long. The janitor publishes the pending messages
 //! about dead deliveries, and erases the data of deleted tenants. While the store has other requests, the
-//! janitor pauses between commits, so that no ack waits for more than one of them.
+//! janitor pauses between commits, so that no ack waits for more than one of them. While the clock is doubted
+//! ([`crate::clock_trust`]), the janitor deletes nothing because of its age.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -20,10 +21,11 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::clock_trust::{ClockTrust, Trust};
 use crate::ingress::Now;
 use crate::limits::{
-    EXPIRY_NOTICE_MAX, EXPIRY_NOTICE_PART, PRUNE_BATCH, PRUNE_EVERY, PRUNE_EVERY_MIN, PRUNE_PAUSE,
-    PRUNES_PER_RETENTION,
+    CLOCK_DOUBT_MAX, EXPIRY_NOTICE_MAX, EXPIRY_NOTICE_PART, PRUNE_BATCH, PRUNE_EVERY,
+    PRUNE_EVERY_MIN, PRUNE_PAUSE, PRUNES_PER_RETENTION,
 };
 
 /// The retention settings; `None` means for ever.
@@ -62,6 +64,7 @@ pub struct Janitor<S> {
     now: Now,
     every: Duration,
     retention: ArcSwap<Retention>,
+    clock_trust: Mutex<ClockTrust>,
 }
 
 impl<S> Janitor<S> {
@@ -69,7 +72,8 @@ impl<S> Janitor<S> {
     pub fn new(store: Arc<S>, now: Now, retention: Retention) -> Self {
         let every = tuned!("janitor.every_ms", PRUNE_EVERY.as_millis() as u64);
         let every = Duration::from_millis(every);
-        Self { store, now, every, retention: ArcSwap::from_pointee(retention) }
+        let retention = ArcSwap::from_pointee(retention);
+        Self { store, now, every, retention, clock_trust: Mutex::default() }
     }
 
     /// Sets the longest time between two rounds.
@@ -84,13 +88,39 @@ impl<S> Janitor<S> {
 
     /// The time until the next round.
     fn rest(&self) -> Duration {
-        let retention = self.retention.load();
-        let keys = retention.keys.iter().map(|(_, kept)| kept);
-        let kept =
-            retention.events.iter().chain(&retention.message_ids).chain(&retention.deliveries);
-        let kept = kept.chain(keys);
-        let often = kept.min().map_or(PRUNE_EVERY, |shortest| *shortest / PRUNES_PER_RETENTION);
+        let often = self.retention.load().part().unwrap_or(PRUNE_EVERY);
         often.max(PRUNE_EVERY_MIN).min(self.every)
+    }
+
+    /// The time, unless the clock is doubted.
+    fn trusted_now(&self) -> Option<Timestamp> {
+        let hold = self.retention.load().part().unwrap_or(CLOCK_DOUBT_MAX);
+        let now = (self.now)();
+        let mut trust = self.clock_trust.lock().expect("no panic happens under this lock");
+        match trust.check(now, Instant::now(), hold) {
+            Trust::Trusted => Some(now),
+            Trust::SetForward(by) => {
+                let (by, hold) = (in_words(by), in_words(hold.min(CLOCK_DOUBT_MAX)));
+                warn!(
+                    "the clock of this machine went forward by {by}: expired data is kept until the clock is set \
+                     back, or for {hold}; check the time synchronisation"
+                );
+                None
+            }
+            Trust::Doubted => None,
+        }
+    }
+
+    /// Runs a slice that deletes data because of its age, unless the clock is doubted. A step of the clock
+    /// in the middle of a long round must not delete anything either.
+    async fn while_trusted(
+        &self,
+        slice: impl Future<Output = Result<bool, StoreError>>,
+    ) -> Result<bool, StoreError> {
+        match self.trusted_now() {
+            Some(_) => slice.await,
+            None => Ok(false),
+        }
     }
 }
 
@@ -120,8 +150,11 @@ impl<S: Work + StoreHints + OutboxRetention + OwnMessages + TenantDeletions> Jan
     /// Runs one round. `late`: the last round took longer than the time between two rounds.
     async fn round(&self, late: bool) -> Result<(), StoreError> {
         let retention = self.retention.load_full();
-        let horizon = retention.horizon((self.now)());
-        self.in_slices(late, || self.store.prune(horizon.clone(), PRUNE_BATCH)).await?;
+        if let Some(now) = self.trusted_now() {
+            let horizon = retention.horizon(now);
+            let slice = || self.while_trusted(self.store.prune(horizon.clone(), PRUNE_BATCH));
+            self.in_slices(late, slice).await?;
+        }
         self.in_slices(late, || self.store.publish_deaths(PRUNE_BATCH)).await?;
         // The deletion of a large tenant takes hours. The next round starts at once and continues
         // the work.
@@ -134,7 +167,7 @@ impl<S: Work + StoreHints + OutboxRetention + OwnMessages + TenantDeletions> Jan
             report(&expiry, &ask);
             Ok(expiry.more)
         };
-        self.in_slices(late, slice).await
+        self.in_slices(late, || self.while_trusted(slice())).await
     }
 
     /// Runs slices until one returns false, and pauses between them while the store has other requests.
@@ -206,10 +239,18 @@ impl<S> std::fmt::Debug for Janitor<S> {
 }
 
 impl Retention {
+    /// A part of the shortest retention time; `None` if everything is kept for ever.
+    fn part(&self) -> Option<Duration> {
+        let keys = self.keys.iter().map(|(_, kept)| kept);
+        let kept = self.events.iter().chain(&self.message_ids).chain(&self.deliveries).chain(keys);
+        kept.min().map(|shortest| *shortest / PRUNES_PER_RETENTION)
+    }
+
     fn horizon(&self, now: Timestamp) -> Horizon {
         let kept_before =
             |kept: Option<Duration>| kept.map_or(Timestamp::MIN, |kept| before(now, kept));
         Horizon {
+            at: now,
             events_before: kept_before(self.events),
             keys_before: self
                 .keys

@@ -6,6 +6,7 @@
 //! events. A [`Proxy`] runs in front of an app and is served by the same loop. The engine contains
 //! no SQL and reads no config file.
 
+mod clock_trust;
 mod event_waiters;
 pub mod http;
 mod ingress;

@@ -404,6 +404,17 @@ pub const PRUNE_EVERY_MIN: Duration = Duration::from_secs(1);
 /// all data, and is deleted in many small steps instead of one large one.
 pub const PRUNES_PER_RETENTION: u32 = 12;
 
+/// A step of the clock that makes the janitor doubt it. Corrections while the clock keeps time are smaller.
+pub(crate) const CLOCK_STEP_MIN: Duration = Duration::from_secs(60);
+
+/// The longest time for which the janitor deletes nothing after the clock was set forward. Time
+/// synchronisation corrects a wrong clock sooner, and the data that accumulates meanwhile is small.
+pub(crate) const CLOCK_DOUBT_MAX: Duration = Duration::from_secs(3_600);
+
+/// The longest such time at the start of the process. It is short, so that a process that restarts often
+/// still deletes.
+pub(crate) const CLOCK_DOUBT_AT_START_MAX: Duration = Duration::from_secs(30);
+
 /// Events deleted in one commit. A store with a single writer stops earlier, after a time limit.
 pub const PRUNE_BATCH: usize = 1_000;
 

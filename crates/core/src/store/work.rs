@@ -378,6 +378,9 @@ pub enum Ran {
 /// The times before which stored data may be deleted.
 #[derive(Debug, Clone)]
 pub struct Horizon {
+    /// The time on the clock of the node that computed the bounds. A store with a clock of its own moves the
+    /// bounds back if this time is ahead of that clock. The earliest time if the bounds come from no clock.
+    pub at: Timestamp,
     /// Bodies and history are deleted if the event was received, or the message published, before
     /// this.
     pub events_before: Timestamp,
@@ -393,9 +396,27 @@ impl Horizon {
     /// Keeps everything for ever.
     pub fn forever() -> Self {
         Self {
+            at: Timestamp::MIN,
             events_before: Timestamp::MIN,
             keys_before: Vec::new(),
             message_ids_before: Timestamp::MIN,
+        }
+    }
+
+    /// By how much the clock that the bounds come from is ahead of `now`.
+    pub fn ahead_of(&self, now: Timestamp) -> SignedDuration {
+        self.at.duration_since(now).max(SignedDuration::ZERO)
+    }
+
+    /// All bounds, moved back by this much.
+    pub fn moved_back(&self, by: SignedDuration) -> Self {
+        let moved = |at: Timestamp| at.checked_sub(by).unwrap_or(Timestamp::MIN);
+        let keys = self.keys_before.iter();
+        Self {
+            at: moved(self.at),
+            events_before: moved(self.events_before),
+            keys_before: keys.map(|(source, before)| (source.clone(), moved(*before))).collect(),
+            message_ids_before: moved(self.message_ids_before),
         }
     }
 

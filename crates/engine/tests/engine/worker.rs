@@ -20,7 +20,7 @@ use hapax_core::secret::{ActiveSecret, Secret};
 use hapax_core::source::SourceSpec;
 use hapax_core::store::{
     Action, Claim, ClaimAsk, EventFilter, ExpiryAsk, HandlerRef, Horizon, Inspect as _, JobDetail,
-    Store as _, TenantDeletions as _, Work as _,
+    Store as _, TenantDeletions as _, Verdict, Work as _,
 };
 use hapax_core::{Arrival, Source, SourceName, Tenant, Timestamp, Verified, verify};
 use hapax_engine::limits::{PRUNE_BATCH, PRUNE_PAUSE, SQL_SLICE};
@@ -28,7 +28,8 @@ use hapax_engine::{
     AnswerMode, EventWaiters, HttpLimits, Ingress, Janitor, LaneSpec, Outbound, Retention,
     RouteSpec, Routes, RoutesSpec, Workers, serve_ingress,
 };
-use hapax_sim::{Act, SignedEvent};
+use hapax_sim::{Act, FaultyStore, SignedEvent};
+use hapax_store::MemoryStore;
 use http::{HeaderMap, HeaderName, Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Full};
 use serde_json::json;
@@ -838,7 +839,7 @@ async fn old_events(store: &JobStore, steps: usize, received_at: Timestamp) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_runs_again() {
     let store = JobStore::new();
     let at = Timestamp::from_second(1_700_000_000).unwrap();
@@ -868,12 +869,14 @@ async fn the_janitor_prunes_in_small_steps_until_nothing_is_left_and_runs_again(
     let horizons = store.faults.arguments(Act::Prune);
     let before = |seconds: u64| at - Duration::from_secs(seconds);
     let first = Horizon {
+        at,
         events_before: before(60),
         keys_before: vec![(SourceName::new(SOURCE), before(3600))],
         message_ids_before: before(7200),
     };
     assert_eq!(horizons[..3], vec![format!("{:?}", (first, PRUNE_BATCH)); 3]);
-    assert_eq!(horizons[5], format!("{:?}", (Horizon::forever(), PRUNE_BATCH)));
+    let forever = Horizon { at, ..Horizon::forever() };
+    assert_eq!(horizons[5], format!("{:?}", (forever, PRUNE_BATCH)));
     // Each round with the first settings expires deliveries, and no round with the second settings
     // does.
     let (kept, notice) = (Duration::from_secs(86_400), Duration::from_secs(8_640));
@@ -890,7 +893,9 @@ async fn the_deletion_of_a_large_tenant_delays_no_other_work_of_the_janitor() {
     old_events(&store, 4, at - Duration::from_secs(61)).await;
     let by = Action { who: "ops".to_owned(), reason: None, at };
     store.faults.delete_tenant(Tenant::default(), by).await.unwrap();
-    let retention = Retention::default();
+    // The retention of messages is short, so that the clock is doubted for one round only.
+    let message_ids = Some(Duration::from_millis(1));
+    let retention = Retention { message_ids, ..Retention::default() };
     let janitor = Janitor::new(store.faults.clone(), Arc::new(move || at), retention);
     let janitor = janitor.every(Duration::from_millis(1));
     let stop = CancellationToken::new();
@@ -921,18 +926,69 @@ async fn the_janitor_skips_its_pause_only_while_the_store_has_no_other_request()
         let retention = Retention { events: Some(Duration::from_secs(60)), ..Retention::default() };
         let janitor = Janitor::new(store.faults.clone(), Arc::new(move || at), retention);
         let stop = CancellationToken::new();
-        let began = tokio::time::Instant::now();
-        tokio::join!(janitor.run(stop.clone()), async {
+        let ((), took) = tokio::join!(janitor.run(stop.clone()), async {
+            // The first round deletes nothing, because it doubts the clock.
+            store.faults.until(|faults| faults.begun(Act::Prune) >= 1).await;
+            let began = tokio::time::Instant::now();
             store.faults.until(|faults| faults.ended(Act::Prune) >= 5).await;
             stop.cancel();
+            began.elapsed()
         });
-        began.elapsed()
+        took
     };
     assert_eq!(paused_for(|_| Some(0)).await, Duration::ZERO, "no other request");
     let with_each = paused_for(|faults| Some(faults.begun(Act::Prune) as u64)).await;
     assert!(with_each >= 4 * PRUNE_PAUSE, "{with_each:?}");
     let unknown = paused_for(|_| None).await;
     assert!(unknown >= 4 * PRUNE_PAUSE, "{unknown:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_is_ahead_for_a_moment_deletes_nothing() {
+    // The clock jumps a year ahead, a round of the janitor runs, and the clock is right again. A copy of an
+    // event whose key was deleted would run a second time.
+    let right = Timestamp::from_second(1_700_000_000).unwrap();
+    let ahead = Arc::new(AtomicBool::new(false));
+    let clock = {
+        let (began, ahead) = (tokio::time::Instant::now(), ahead.clone());
+        move || {
+            let days = if ahead.load(Ordering::SeqCst) { 365 } else { 0 };
+            right + began.elapsed() + Duration::from_secs(days * 86_400)
+        }
+    };
+    let store = Arc::new(FaultyStore::new(MemoryStore::with_clock(Arc::new(clock.clone()))));
+    let event = SignedEvent::new(SOURCE, "evt_1", right);
+    let arrive = async || store.inner().ingest(event.ingest(Vec::new())).await.unwrap();
+    assert!(matches!(arrive().await[..], [Verdict::Accepted(_)]));
+    let day = Duration::from_secs(86_400);
+    let retention = Retention {
+        events: Some(30 * day),
+        keys: vec![(SourceName::new(SOURCE), 90 * day)],
+        message_ids: Some(90 * day),
+        deliveries: Some(30 * day),
+    };
+    let janitor = Janitor::new(store.clone(), Arc::new(clock), retention);
+    let janitor = janitor.every(Duration::from_secs(10));
+    let stop = CancellationToken::new();
+    let rounds = async |more: usize| {
+        let erased = store.ended(Act::Erase) + more;
+        within(store.until(move |faults| faults.ended(Act::Erase) >= erased)).await;
+    };
+    tokio::join!(janitor.run(stop.clone()), async {
+        rounds(5).await;
+        let (pruned, expired) = (store.ended(Act::Prune), store.ended(Act::ExpireDeliveries));
+        assert!(pruned > 0 && expired > 0, "the janitor trusts its clock");
+        ahead.store(true, Ordering::SeqCst);
+        rounds(5).await;
+        assert_eq!(store.ended(Act::Prune), pruned);
+        assert_eq!(store.ended(Act::ExpireDeliveries), expired);
+        ahead.store(false, Ordering::SeqCst);
+        rounds(5).await;
+        assert!(store.ended(Act::Prune) > pruned, "the janitor trusts its clock again");
+        stop.cancel();
+    });
+    let copy = arrive().await;
+    assert!(matches!(copy[..], [Verdict::Duplicate(_)]), "{copy:?}");
 }
 
 /// Fetches from `api`, at this path and with a secret in a header.

@@ -7,6 +7,9 @@
 //! ([`super::outbox::prune_messages`]), expired keys of the SQL functions and plans of operators that have
 //! ended are deleted in slices of their own.
 //!
+//! The horizon comes from the clock of this node. If that clock is ahead of the database's clock, all bounds are
+//! moved back by the difference.
+//!
 //! A round of the first horizon reads the events from old to new. At the end the round starts again, because
 //! events that were unfinished may be finished by then. Each node knows only its own position, so nodes may
 //! read the same events.
@@ -36,6 +39,17 @@ pub(super) struct PruneProgress {
     stripped: u64,
     /// The round over the messages.
     messages: MessageRound,
+    lead: ClockLead,
+}
+
+/// By how much the clock of this node was ahead of the database's clock when the horizon of this round was
+/// computed. Read once for a horizon, so that all slices of a round have the same bounds.
+#[derive(Debug, Default)]
+struct ClockLead {
+    /// [`Horizon::at`].
+    at: Option<Timestamp>,
+    by: SignedDuration,
+    is_reported: bool,
 }
 
 /// The progress of a round over the events.
@@ -55,6 +69,9 @@ const VACUUM_AFTER: u64 = 100_000;
 /// The part of the largest table that must be stripped before the tables are vacuumed.
 const VACUUM_PART: u64 = 5;
 
+/// A lead of this node's clock that is logged.
+const LEAD_REPORTED: SignedDuration = SignedDuration::from_mins(1);
+
 /// Marks are dated in whole hours.
 const MARK_HOUR: SignedDuration = SignedDuration::from_hours(1);
 
@@ -65,6 +82,8 @@ pub(super) async fn slice(
     limit: usize,
 ) -> Result<bool, PgError> {
     let mut prune_progress = shared.prune_progress.lock().await;
+    let lead = clock_lead(shared, &mut prune_progress.lead, horizon).await?;
+    let horizon = &horizon.moved_back(lead);
     // Without a retention limit, the horizon is the earliest `Timestamp`, which the database cannot
     // represent.
     let events_before = stamp(horizon.events_before);
@@ -91,6 +110,40 @@ pub(super) async fn slice(
         return Ok(true);
     }
     partitions::drop_old(shared, events_before).await
+}
+
+/// By how much the clock that the horizon comes from is ahead of the database's clock. One node whose clock is
+/// ahead would otherwise delete the data of all nodes early.
+async fn clock_lead(
+    shared: &Shared,
+    lead: &mut ClockLead,
+    horizon: &Horizon,
+) -> Result<SignedDuration, PgError> {
+    if lead.at == Some(horizon.at) {
+        return Ok(lead.by);
+    }
+    let now = match shared.now() {
+        Some(now) => now,
+        None => {
+            let read = async || {
+                let mut client = shared.pools.admin.checkout().await?;
+                one(client.query("SELECT clock_timestamp()", &[]).await?)
+            };
+            retried(read).await?.get(0)
+        }
+    };
+    let by = horizon.ahead_of(now);
+    let is_reported = by > LEAD_REPORTED;
+    if is_reported && !lead.is_reported {
+        let seconds = by.as_secs();
+        tracing::warn!(
+            seconds,
+            "the clock of this node is {seconds} s ahead of the database's clock: retention follows the database's \
+             clock; check the time synchronisation of both"
+        );
+    }
+    *lead = ClockLead { at: Some(horizon.at), by, is_reported };
+    Ok(by)
 }
 
 async fn strip(

@@ -244,6 +244,7 @@ async fn round(one: &Arc<PgStore>, other: &Arc<PgStore>, user: &Client, name: &s
         events_before: after(86_400),
         keys_before: vec![(SourceName::new("shop"), after(86_400))],
         message_ids_before: after(86_400),
+        ..Horizon::forever()
     };
     one.prune(horizon, 20).await.expect("prunes");
     // A node calls this at the end of a round over the events, and the events here are never

@@ -1,9 +1,9 @@
 //! Retention besides events: keys of the SQL functions, messages, and days of bodies whose removal
 //! was interrupted.
 
-use hapax_core::Timestamp;
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
 use hapax_core::store::{Action, Horizon, Settlement, Store, StoreHints, TenantDeletions, Work};
+use hapax_core::{SourceName, Timestamp};
 
 use crate::harness::{Sender, after, body, done, noon};
 use crate::{Base, connect, ordered, spec, until};
@@ -58,6 +58,39 @@ async fn expired_keys_are_deleted_and_valid_ones_stay() {
     let keys = "SELECT coalesce(string_agg(key, ' ' ORDER BY key), '') FROM";
     assert_eq!(base.one(&format!("{keys} hapax.reservation")).await, "kept leased");
     assert_eq!(base.one(&format!("{keys} hapax.once_key")).await, "k6 k7 k8 k9");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_clock_is_ahead_deletes_by_the_clock_of_the_database() {
+    // The clock of one node is a year ahead. By that clock an event and a message of today are past every
+    // horizon, and a retry of the event would run a second time.
+    let base = Base::new("clock_ahead", spec(1)).await;
+    let now = Timestamp::now();
+    let days = |n: u64| std::time::Duration::from_secs(n * 86_400);
+    let ingest = Sender::plain().ingest_at(&body("evt_1"), now, now);
+    base.store.ingest(ingest).await.expect("ingests");
+    base.sql
+        .execute("SELECT hapax.publish('t', '{}', NULL, 'default', 'm')", &[])
+        .await
+        .expect("a message");
+    let horizon = |at: Timestamp, now: Timestamp| Horizon {
+        at,
+        events_before: now - days(30),
+        keys_before: vec![(SourceName::new("shop"), now - days(90))],
+        message_ids_before: now - days(90),
+    };
+    let prune = async |horizon: Horizon| {
+        while base.store.prune(horizon.clone(), 1).await.expect("prunes") {}
+        let count = "SELECT concat_ws(' ', (SELECT count(*) FROM hapax.event), (SELECT count(*) FROM hapax.body),
+                                      (SELECT count(*) FROM hapax.message))";
+        base.one(count).await
+    };
+    let ahead = now + days(365);
+    assert_eq!(prune(horizon(ahead, ahead)).await, "1 1 1");
+    // A clock that is behind keeps data for longer.
+    assert_eq!(prune(horizon(now - days(365), now - days(365))).await, "1 1 1");
+    // The same bounds delete everything if they come from no clock.
+    assert_eq!(prune(horizon(Timestamp::MIN, ahead)).await, "0 0 0");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
