@@ -1,7 +1,8 @@
 //! Copies and conflicts as rows: those gathered by [`crate::copies`], and those written at once.
 //!
 //! The newest few arrivals of an event are rows, and the others are only counted. Most copies therefore
-//! cost one inserted row. The number of arrivals is the number of rows plus that count.
+//! cost one inserted row. The number of arrivals is the number of rows plus that count. Arrivals of an event
+//! whose body was pruned are only counted, so that neither bodies nor addresses outlive it.
 
 use hapax_core::store::ArrivalInfo;
 use rusqlite::{CachedStatement, Connection, OptionalExtension as _};
@@ -34,7 +35,8 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Writes a conflict within the transaction that is open on `conn`: the first few with their bodies.
+/// Writes a conflict within the transaction that is open on `conn`: the first few with their bodies, while the event
+/// has its own.
 pub(super) fn write_conflict(
     conn: &Connection,
     seq: i64,
@@ -52,8 +54,8 @@ pub(super) fn write_conflict(
     count(conn, seq, only_counted, 1)
 }
 
-/// Counts arrivals that have no row, and conflicts. An event that was pruned while its copies waited is
-/// not counted: its row would never be deleted.
+/// Counts arrivals that have no row, and conflicts. Nothing is counted for an event whose key was deleted
+/// while its copies waited: that row would never be deleted.
 fn count(conn: &Connection, seq: i64, only_counted: i64, conflicts: i64) -> rusqlite::Result<()> {
     let mut count = conn.prepare_cached(include_str!("sql/count_copies.sql"))?;
     count.execute((seq, only_counted, conflicts)).map(drop)

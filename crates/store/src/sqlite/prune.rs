@@ -52,7 +52,7 @@ const HISTORY: [(&str, &str); 7] = [
 /// event.
 const NARROW: [(&str, &str); 4] = [
     ("hapax_guard", "event_seq"),
-    // Copies that arrived after the body was deleted still added rows to these two.
+    // Copies that arrived after the body was deleted were still counted.
     ("hapax_arrival", "event_seq"),
     ("hapax_copy", "event_seq"),
     ("hapax_event", "seq"),
@@ -221,7 +221,8 @@ fn strip(writer: &mut Writer, horizon: &Horizon, limit: usize) -> rusqlite::Resu
 }
 
 /// Deletes body, history and jobs of up to `limit` events of a tenant after `passed` and up to `last`, finished or
-/// not, in the open transaction. An unfinished event counts as discarded.
+/// not, in the open transaction. An unfinished event counts as discarded. An event without a body loses the rows
+/// of its copies.
 pub(super) fn erase(
     writer: &mut Writer,
     tenant: &Tenant,
@@ -229,21 +230,28 @@ pub(super) fn erase(
     last: i64,
     limit: usize,
 ) -> rusqlite::Result<Erased> {
-    let found: Vec<(i64, SourceName, Box<str>)> = writer
+    let found: Vec<(i64, SourceName, Box<str>, bool)> = writer
         .conn
         .prepare_cached(
-            "SELECT e.seq, p.source, e.event_id
+            "SELECT e.seq, p.source, e.event_id, e.pruned < 0
              FROM hapax_event e CROSS JOIN hapax_pair p ON p.pair = e.pair
-             WHERE e.seq > ?1 AND e.seq <= ?2 AND p.tenant = ?3 AND e.pruned < 0
+             WHERE e.seq > ?1 AND e.seq <= ?2 AND p.tenant = ?3
+               AND (e.pruned < 0
+                    OR EXISTS (SELECT 1 FROM hapax_copy c WHERE c.event_seq = e.seq)
+                    OR EXISTS (SELECT 1 FROM hapax_arrival a WHERE a.event_seq = e.seq))
              ORDER BY e.seq LIMIT ?4",
         )?
         .query_map((passed, last, tenant.as_str(), limit as i64), |row| {
             let source = SourceName::new(row.get_ref(1)?.as_str()?);
-            Ok((row.get(0)?, source, row.get_ref(2)?.as_str()?.into()))
+            Ok((row.get(0)?, source, row.get_ref(2)?.as_str()?.into(), row.get(3)?))
         })?
         .collect::<rusqlite::Result<_>>()?;
     let mut freed = BTreeSet::new();
-    for (seq, source, event_id) in &found {
+    for (seq, source, event_id, has_body) in &found {
+        if !has_body {
+            delete_range(&writer.conn, &HISTORY, *seq, *seq)?;
+            continue;
+        }
         let mut events: Vec<EventWithBody> =
             next_events_with_bodies(&writer.conn, seq - 1, i64::MAX, i64::MAX, 1)?;
         events.retain(|event| event.seq == *seq);
@@ -272,7 +280,8 @@ pub(super) fn erase(
         order::ready_unheld(&writer.conn, &mut writer.lanes, lane, order.as_ref(), now)?;
     }
     let reached = found.last().filter(|_| found.len() == limit).map_or(last, |(seq, ..)| *seq);
-    Ok(Erased { reached, count: found.len() })
+    let count = found.iter().filter(|(.., has_body)| *has_body).count();
+    Ok(Erased { reached, count })
 }
 
 fn leased_lanes(conn: &Connection, seq: i64) -> rusqlite::Result<Vec<i64>> {

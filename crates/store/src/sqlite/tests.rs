@@ -16,10 +16,10 @@ use hapax_core::search::SearchFields;
 use hapax_core::store::{
     Action, ClaimAsk, ClaimedEvent, DAMAGED_BODY, DeliveryFilter, EventAct, EventFilter, EventName,
     EventPlan, Horizon, Inspect, Lookup, NewMessage, NewPlan, Outcome, PlanId, PlanRun, Plans, Ran,
-    SearchIndex as _, Settlement, SqlAsk, SqlRun, Status, Store, StoreError, StoreHints, Verdict,
-    Work,
+    SearchIndex as _, Settlement, SqlAsk, SqlRun, Status, Store, StoreError, StoreHints,
+    TenantDeletions as _, Verdict, Work,
 };
-use hapax_core::{KeyHash, SourceName};
+use hapax_core::{KeyHash, SourceName, Tenant};
 use rusqlite::Connection;
 
 use super::checkpoint::Checkpointer;
@@ -1224,6 +1224,51 @@ async fn nothing_is_left_of_an_event_whose_key_was_pruned() {
         let left: i64 = conn.query_row(&count, [], |row| row.get(0)).expect("counts");
         assert_eq!(left, 0, "{table}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_of_pruned_events_store_neither_bodies_nor_addresses_and_go_with_their_tenant() {
+    // The body of an event is deleted, then a copy and a conflict arrive. Their rows would stay for as long as
+    // the key, and the deletion of the tenant would not find them.
+    let place = DatabaseDirectory::new();
+    let store = place.open();
+    let sender = Sender::of("acme", "shop");
+    for id in ["pruned", "whole"] {
+        verdict(&store, &sender, id).await.expect("accepts");
+        if id == "pruned" {
+            let horizon = Horizon { events_before: after(60), ..Horizon::forever() };
+            store.prune(horizon, 10).await.expect("prunes");
+        }
+    }
+    let conflicts = async || {
+        for id in ["pruned", "whole"] {
+            let copy = verdict(&store, &sender, id).await.expect("answers");
+            assert!(matches!(copy, Verdict::Duplicate(_)), "{copy:?}");
+            store.ingest(sender.ingest(&format!("{} ", body(id)))).await.expect("answers");
+        }
+        store.flush_copies().await;
+    };
+    let conn = Connection::open(place.file()).expect("opens");
+    let count = |what: &str| -> i64 {
+        conn.query_row(&format!("SELECT {what}"), [], |row| row.get(0)).expect("counts")
+    };
+    conflicts().await;
+    assert_eq!(count("count(*) FROM hapax_arrival"), 2, "those of the whole event");
+    assert_eq!(count("sum(only_counted) FROM hapax_copy"), 2, "those of the pruned event");
+    assert_eq!(count("sum(conflicts) FROM hapax_copy"), 2);
+    let by = Action { who: "ops".into(), reason: None, at: noon() };
+    store.delete_tenant(Tenant::new("acme"), by).await.expect("deletes");
+    while store.erase(1).await.expect("erases") {}
+    let deletion =
+        store.tenant_deletion(Tenant::new("acme")).await.expect("reads").expect("is there");
+    assert_eq!(deletion.events, 1, "the whole event");
+    for table in ["hapax_arrival", "hapax_copy", "hapax_body"] {
+        assert_eq!(count(&format!("count(*) FROM {table}")), 0, "{table}");
+    }
+    // Both events are still recognised.
+    conflicts().await;
+    assert_eq!(count("count(*) FROM hapax_arrival"), 0);
+    store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,9 @@
 //! was interrupted.
 
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
-use hapax_core::store::{Action, Horizon, Settlement, Store, StoreHints, TenantDeletions, Work};
+use hapax_core::store::{
+    Action, Horizon, Inspect as _, Settlement, Store, StoreHints, TenantDeletions, Work,
+};
 use hapax_core::{SourceName, Timestamp};
 
 use crate::harness::{Sender, after, body, done, noon};
@@ -448,4 +450,54 @@ async fn a_deletion_of_a_tenant_covers_what_was_committed_before_it_whatever_the
     let whole = "SELECT string_agg(convert_from(e.event_id, 'UTF8'), ' ')
                  FROM hapax.event e JOIN hapax.body b ON b.id = e.id";
     assert_eq!(base.one(whole).await, "after");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn copies_of_pruned_events_store_neither_bodies_nor_addresses_and_go_with_their_tenant() {
+    // The body of an event is deleted, then a copy and a conflict arrive. Their rows would stay for as long as
+    // the key, and the deletion of the tenant would not find them.
+    let base = Base::new("late_copies", spec(1)).await;
+    let sender = Sender::of("acme", "shop");
+    let arrive = async |body: &str| {
+        base.store.ingest(sender.ingest_at(body, noon(), noon())).await.expect("ingests");
+    };
+    arrive(&body("pruned")).await;
+    prune(&base, after(60), 10).await;
+    arrive(&body("whole")).await;
+    let conflicts = async || {
+        for id in ["pruned", "whole"] {
+            arrive(&body(id)).await;
+            arrive(&format!("{} ", body(id))).await;
+        }
+        base.store.flush_copies().await;
+    };
+    let rows = async || {
+        let rows = "SELECT concat_ws(' ', (SELECT count(*) FROM hapax.arrival),
+                        (SELECT coalesce(sum(only_counted), 0) FROM hapax.copy),
+                        (SELECT coalesce(sum(conflicts), 0) FROM hapax.copy),
+                        (SELECT count(*) FROM hapax.body))";
+        base.one(rows).await
+    };
+    conflicts().await;
+    assert_eq!(rows().await, "2 2 2 1", "rows of the whole event, and counts of the pruned one");
+    // A copy that was written while retention deleted the body.
+    let beside = "INSERT INTO hapax.arrival (event, received_at, request_id, conflict, remote, secret)
+                  SELECT id, received_at, gen_random_uuid(), false, '203.0.113.9', 0 FROM hapax.event
+                  WHERE event_id = 'pruned'";
+    assert_eq!(base.sql.execute(beside, &[]).await.expect("inserts"), 1);
+    let acme = || hapax_core::Tenant::new("acme");
+    let by = Action { who: "ops".into(), reason: None, at: noon() };
+    base.store.delete_tenant(acme(), by).await.expect("begins");
+    until("the deletion ends", || async {
+        base.store.erase(1).await.expect("erases");
+        let deletion = base.store.tenant_deletion(acme()).await.expect("reads").expect("is there");
+        deletion.ended_at.is_some()
+    })
+    .await;
+    let deletion = base.store.tenant_deletion(acme()).await.expect("reads").expect("is there");
+    assert_eq!(deletion.events, 1, "the whole event");
+    assert_eq!(rows().await, "0 0 0 0");
+    // Both events are still recognised.
+    conflicts().await;
+    assert_eq!(rows().await, "0 4 2 0");
 }

@@ -1,7 +1,8 @@
 -- Keeps: the newest few copies of each event as rows, and the number of the others. Most copies cost one
 -- row and no lock on another. This is a deferred write: no request waits for the disk, and a crash
 -- may lose the last copies. `many` are events with copies that are only counted, `crowded` those
--- that may have too many rows now.
+-- that may have too many rows now. Copies of an event whose body was pruned are only counted: a row would
+-- keep an address for as long as the key.
 CREATE OR REPLACE FUNCTION hapax.count_copies(
     copies hapax.copied[], many uuid[], counts bigint[], crowded uuid[], keep integer
 ) RETURNS void
@@ -18,13 +19,13 @@ BEGIN
                                    signed_at)
         SELECT u.event, u.received_at, u.request_id, false, u.remote, u.secret, u.signed_at
         FROM unnest(copies) AS u
-        WHERE (SELECT true FROM hapax.event e WHERE e.id = u.event) IS NOT NULL
+        WHERE (SELECT true FROM hapax.body b WHERE b.id = u.event) IS NOT NULL
         ON CONFLICT DO NOTHING
         RETURNING event
     )
     SELECT coalesce(array_agg(s.event), '{}') INTO stored FROM stored s;
     IF cardinality(stored) < cardinality(copies) THEN
-        -- One request contained an event twice, or the event was deleted since.
+        -- One request contained an event twice, or the event was pruned or deleted.
         INSERT INTO hapax.copy AS c (event, only_counted, conflicts)
         SELECT l.event, l.missing, 0 FROM (
             SELECT b.event, sum(b.n) AS missing FROM (

@@ -1,6 +1,6 @@
 -- Deletes body, history and jobs of up to `most` events of a tenant that is deleted, whether they are finished or
 -- not. Returns the deletion with its new position. An unfinished event counts as discarded. The narrow row stays,
--- with the key and the guard. An event with a job that another transaction has locked is left for another pass.
+-- with the key and the guard. An event that was pruned before loses the rows of its copies. An event with a job that another transaction has locked is left for another pass.
 --
 -- The deletion covers an event whose transaction began before that of the deletion. received_at
 -- does not show this, because it is the clock of a node. xmin of the body does, because a body is
@@ -17,6 +17,7 @@ DECLARE
     last_read uuid;
     seen integer;
     events uuid[];
+    pruned uuid[];
     busy uuid[];
     unfinished uuid[];
 BEGIN
@@ -37,15 +38,18 @@ BEGIN
         RETURN;
     END IF;
     SELECT coalesce(array_agg(r.id ORDER BY r.id) FILTER (WHERE r.is_covered), '{}'),
+        array_agg(r.id) FILTER (WHERE r.is_pruned),
         (array_agg(r.id ORDER BY r.id DESC))[1], count(*)
-    INTO events, last_read, seen
+    INTO events, pruned, last_read, seen
     FROM (
         -- The condition is one range of event_source.
         SELECT e.id,
             e.tenant = d.tenant AND e.received_at <= d.began_at + interval '1 hour'
             AND (SELECT e.received_at < d.began_at - interval '1 hour'
                         OR age(b.xmin) >= age(d.began_in::xid) FROM hapax.body b
-                 WHERE b.id = e.id) IS TRUE AS is_covered
+                 WHERE b.id = e.id) IS TRUE AS is_covered,
+            e.tenant = d.tenant
+            AND (SELECT true FROM hapax.body b WHERE b.id = e.id) IS NULL AS is_pruned
         FROM hapax.event e
         WHERE (e.source, e.id) > (of_source, d.passed_event)
           AND (e.source, e.id) < (of_source, everything)
@@ -58,6 +62,10 @@ BEGIN
     ELSE
         d.passed_event := everything;
     END IF;
+    -- Later arrivals of these events are only counted, but a copy that was written beside retention has a row.
+    pruned := ARRAY(SELECT p.id FROM unnest(pruned) p (id) WHERE p.id <= d.passed_event);
+    DELETE FROM hapax.arrival a WHERE a.event = ANY (pruned);
+    DELETE FROM hapax.copy c WHERE c.event = ANY (pruned);
     IF events = '{}' THEN
         RETURN;
     END IF;

@@ -121,8 +121,10 @@ BEGIN
                 IF counted <= conflicts_max THEN
                     INSERT INTO hapax.arrival (event, received_at, request_id, conflict, remote,
                                                secret, signed_at, body)
-                    VALUES (met.id, r.received_at, r.request_id, true, r.remote, r.secret,
-                            r.signed_at, r.body)
+                    SELECT met.id, r.received_at, r.request_id, true, r.remote, r.secret,
+                           r.signed_at, r.body
+                    -- A conflict with a pruned event is only counted.
+                    WHERE (SELECT true FROM hapax.body b WHERE b.id = met.id) IS NOT NULL
                     ON CONFLICT DO NOTHING;
                 END IF;
                 IF counted > conflicts_max OR NOT FOUND THEN
