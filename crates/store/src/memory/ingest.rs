@@ -176,7 +176,9 @@ impl Model {
             };
         }
         stored.note(via, Some(receipt));
-        self.hold_guard(at, coming);
+        if guards_conflict(receipt) {
+            self.hold_guard(at, coming);
+        }
         Verdict::Conflict(self.known(at))
     }
 
@@ -263,6 +265,13 @@ impl Stored {
             notes.remove(oldest);
         }
     }
+}
+
+/// Whether the signed content of a conflict is stored with the event of its id. If the id is part of the guarded
+/// content, no other id can have this content. With the guard, the next such arrival would be a copy of the event,
+/// although the bodies differ.
+fn guards_conflict(receipt: &Receipt) -> bool {
+    receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Review)
 }
 
 fn arrival(via: &ArrivalInfo, decision: Decision, conflict: Option<&Receipt>) -> ArrivalNote {

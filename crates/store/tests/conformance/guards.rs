@@ -175,15 +175,42 @@ pub(crate) async fn an_attempt_with_another_number_is_a_copy_and_not_a_conflict<
     }
     assert_eq!((accepted, copies), (1, 15));
     assert_eq!(world.event("a").await.summary.conflicts, 0);
-    let conflict = one(store, sender.ingest_attempt("a", 3, "other bytes")).await;
-    assert!(
-        matches!(&conflict, Verdict::Conflict(known) if known.id == first.id()),
-        "{conflict:?}"
-    );
-    assert_eq!(world.event("a").await.summary.conflicts, 1);
+    for conflicts in 1..=2 {
+        let conflict = one(store, sender.ingest_attempt("a", 3, "other bytes")).await;
+        assert!(is_conflict_with(&conflict, first.id()), "{conflict:?}");
+        assert_eq!(world.event("a").await.summary.conflicts, conflicts);
+    }
     let mut ran = world.do_all("fee").await;
     ran.sort();
     assert_eq!(ran, ["a", "b"]);
+}
+
+fn is_conflict_with(verdict: &Verdict, id: EventId) -> bool {
+    matches!(verdict, Verdict::Conflict(known) if known.id == id)
+}
+
+pub(crate) async fn a_conflict_promotes_no_late_event_of_a_sender_that_counts<S: Working>(
+    world: World<S>,
+) {
+    // A late event waits for review. Attempts with its id and another content arrive on time, and differ from each
+    // other in their counter only.
+    world.announce([spec("fee")]).await;
+    let (store, sender) = (&*world.store, Sender::counting_attempts_and_timed());
+    let arrive = |attempt, note, signed| {
+        one(store, sender.ingest_timed_attempt("a", attempt, note, signed, after(3_600)))
+    };
+    let late = arrive(1, "", noon()).await;
+    assert!(matches!(late, Verdict::Review(_)), "{late:?}");
+    for attempt in [1, 2, 2, 3] {
+        let conflict = arrive(attempt, "other bytes", after(3_600)).await;
+        assert!(is_conflict_with(&conflict, late.id()), "{attempt}: {conflict:?}");
+        assert!(world.claim_next("fee").await.is_empty());
+    }
+    assert_eq!(world.event("a").await.summary.conflicts, 4);
+    // The late event's own next attempt is on time.
+    let retry = arrive(2, "", after(3_600)).await;
+    assert!(matches!(&retry, Verdict::Accepted(id) if *id == late.id()), "{retry:?}");
+    assert_eq!(world.do_all("fee").await, ["a"]);
 }
 
 pub(crate) async fn of_many_ids_at_once_one_has_the_guard<S: Working>(world: World<S>) {

@@ -183,6 +183,36 @@ impl Sender {
         Ingest { jobs: vec![vec![job("fee")]; receipts.len()], receipts, via: via(noon()) }
     }
 
+    /// As [`Sender::counting_attempts`], but the sender also signs the time.
+    pub(crate) fn counting_attempts_and_timed() -> Self {
+        let secret = ActiveSecret::forever(Secret::new(SECRET));
+        let mut spec = SourceSpec::new("shop", "mux", vec![secret]);
+        spec.late = Some(LatePolicy::Review);
+        Self { source: Source::build(spec).expect("a source"), timed: true, signs_url: false }
+    }
+
+    /// An arrival of [`Sender::counting_attempts_and_timed`].
+    pub(crate) fn ingest_timed_attempt(
+        &self,
+        id: &str,
+        attempt: u32,
+        note: &str,
+        signed: Timestamp,
+        now: Timestamp,
+    ) -> Ingest {
+        let body = format!(
+            r#"{{"id":"{id}","type":"paid","attempts":[{{"number":{attempt}}}],"note":"{note}"}}"#
+        );
+        let stamp = signed.as_second();
+        let key = hmac::Key::new(hmac::HMAC_SHA256, SECRET.as_bytes());
+        let mac = hex::encode(hmac::sign(&key, format!("{stamp}.{body}").as_bytes()));
+        let mut headers = HeaderMap::new();
+        let signature = format!("t={stamp},v1={mac}");
+        headers.insert("mux-signature", HeaderValue::from_str(&signature).expect("hex"));
+        let receipts = self.verified(headers, "", &body, now);
+        Ingest { jobs: vec![vec![job("fee")]; receipts.len()], receipts, via: via(now) }
+    }
+
     /// A derived key with a guard.
     pub(crate) fn derived_and_guarded() -> Self {
         Self::build(|spec, _| {

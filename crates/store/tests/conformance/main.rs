@@ -280,6 +280,7 @@ on_every_working_store! {
         signed_content_is_one_event_under_any_derived_key,
         of_many_ids_at_once_one_has_the_guard,
         an_attempt_with_another_number_is_a_copy_and_not_a_conflict,
+        a_conflict_promotes_no_late_event_of_a_sender_that_counts,
         a_suspected_replay_waits_for_review_however_often_it_comes,
         content_that_ran_promotes_no_late_event_of_another_id,
         a_rejected_event_does_not_come_back_under_another_id,

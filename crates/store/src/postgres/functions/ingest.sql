@@ -156,10 +156,14 @@ BEGIN
         IF decided IS NULL THEN
             RAISE EXCEPTION 'an event was never to be had' USING ERRCODE = 'serialization_failure';
         END IF;
-        IF decided IN (1, 2, 4) AND r.guard IS NOT NULL AND holder IS NULL THEN
+        IF (decided IN (1, 4) OR decided = 2 AND NOT r.copies) AND r.guard IS NOT NULL
+            AND holder IS NULL
+        THEN
             -- The signed content of a copy is stored too: if it is captured and sent under another
             -- id, that is a replay as well. The lock keeps retention from deleting the event in
-            -- between.
+            -- between. If the id is part of the guarded content (r.copies), no other id can have the content
+            -- of a conflict. With its guard, the next such arrival would be a copy of the event, although the
+            -- bodies differ.
             INSERT INTO hapax.seen (hash, event, until)
             SELECT r.guard, e.id, moment + r.guard_us * interval '1 microsecond'
             FROM hapax.event e WHERE e.id = decided_id FOR KEY SHARE

@@ -139,7 +139,11 @@ impl Writer {
                 }
             };
         }
-        self.guard_copy(batch, existing.seq, held_by, receipt)?;
+        // If the id is part of the guarded content, no other id can have this content. With the guard, the next such
+        // arrival would be a copy of the event, although the bodies differ.
+        if receipt.guard().is_some_and(|guard| guard.seen == GuardSeen::Review) {
+            self.guard_copy(batch, existing.seq, held_by, receipt)?;
+        }
         self.conflict(batch, existing, receipt, via)
     }
 
