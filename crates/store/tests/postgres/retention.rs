@@ -1,9 +1,12 @@
 //! Retention besides events: keys of the SQL functions, messages, and days of bodies whose removal
 //! was interrupted.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use hapax_core::order::{Gaps, OrderPolicy, OrderRule};
 use hapax_core::store::{
-    Action, Horizon, Inspect as _, Settlement, Store, StoreHints, TenantDeletions, Work,
+    Action, Horizon, Inspect as _, Operate, Reviewed, Settlement, Store, StoreHints,
+    TenantDeletions, Verdict, Work,
 };
 use hapax_core::{SourceName, Timestamp};
 
@@ -420,6 +423,49 @@ async fn retention_and_a_replay_of_the_same_event_exclude_each_other() {
     let (ran, ()) = tokio::join!(other.query_one(replay, &values), commits);
     assert_eq!(ran.expect("replays").get::<_, i64>(0), 0, "a pruned event has nothing to run");
     assert_eq!(base.one("SELECT count(*)::text FROM hapax.job").await, "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conflict_beside_the_deletion_of_its_key_leaves_nothing_behind() {
+    // Retention has deleted an old key and has not committed yet. Another body arrives under the same id. If it were
+    // stored as a conflict of the deleted event, nothing would ever delete it.
+    let base = Base::new("conflict_gone", spec(1)).await;
+    let arrive = async |body: String| {
+        let late = Sender::plain().ingest_at(&body, noon(), after(3_600));
+        base.store.ingest(late).await.expect("ingests").remove(0)
+    };
+    let first = arrive(body("evt_1")).await;
+    let rejected =
+        base.store.reject(first.id(), Action { who: "ops".into(), reason: None, at: noon() }).await;
+    assert_eq!(rejected.expect("rejects"), Reviewed::Decided);
+    prune(&base, after(86_400), 10).await;
+    let forget = "BEGIN; SELECT hapax.forget('{shop}', ARRAY['ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid], \
+                  ARRAY['infinity'::timestamptz], 10, NULL)";
+    base.sql.batch_execute(forget).await.expect("deletes");
+    let (watcher, is_decided) = (connect(&base.url).await, AtomicBool::new(false));
+    let conflict = async {
+        let verdict = arrive(r#"{"id":"evt_1","type":"other"}"#.to_owned()).await;
+        is_decided.store(true, Ordering::Relaxed);
+        verdict
+    };
+    let commits = async {
+        until("the conflict waits or is stored", async || {
+            let waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() \
+                         AND wait_event_type = 'Lock'";
+            is_decided.load(Ordering::Relaxed)
+                || !watcher.query(waits, &[]).await.expect("asks").is_empty()
+        })
+        .await;
+        base.sql.batch_execute("COMMIT").await.expect("commits");
+    };
+    let (verdict, ()) = tokio::join!(conflict, commits);
+    let left = "SELECT concat_ws(' ', \
+                (SELECT count(*) FROM hapax.arrival a \
+                 WHERE NOT EXISTS (SELECT FROM hapax.event e WHERE e.id = a.event)), \
+                (SELECT count(*) FROM hapax.copy c \
+                 WHERE NOT EXISTS (SELECT FROM hapax.event e WHERE e.id = c.event)))";
+    assert_eq!(base.one(left).await, "0 0", "{verdict:?}");
+    assert!(matches!(verdict, Verdict::Review(id) if id != first.id()), "{verdict:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

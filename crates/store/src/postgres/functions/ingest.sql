@@ -114,6 +114,10 @@ BEGIN
                 END IF;
                 why := hapax.review_reason('conflict');
             ELSE
+                -- Retention may have deleted the event since it was read, and nothing would ever delete the rows
+                -- below. The lock keeps the event until they are committed: hapax.forget passes locked events.
+                PERFORM FROM hapax.event e WHERE e.id = met.id FOR KEY SHARE;
+                CONTINUE WHEN NOT FOUND;
                 INSERT INTO hapax.copy AS c (event, only_counted, conflicts)
                 VALUES (met.id, 0, 1)
                 ON CONFLICT (event) DO UPDATE SET conflicts = c.conflicts + 1
