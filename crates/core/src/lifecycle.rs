@@ -26,8 +26,10 @@ pub const LOST_TOO_OFTEN: &str =
 pub struct JobState {
     /// The phase.
     pub phase: Phase,
-    /// Attempts, failures and losses so far.
+    /// Attempts in this run, and failures and losses since the last replay. A replay keeps one of the losses before it.
     pub progress: Progress,
+    /// The attempts of this run before the last replay.
+    pub earlier_attempts: u32,
     /// When a ready job is due, a lease ends, or a hold ends; for other phases, when it began.
     pub due: Timestamp,
     /// Whether the order rule is skipped.
@@ -151,8 +153,10 @@ pub struct Change {
     pub phase: Phase,
     /// See [`JobState::due`].
     pub due: Timestamp,
-    /// Attempts, failures and losses.
+    /// See [`JobState::progress`].
     pub progress: Progress,
+    /// See [`JobState::earlier_attempts`].
+    pub earlier_attempts: u32,
     /// Whether the order rule is skipped from now on.
     pub forced: bool,
     /// Whether the fence grows, so that the last holder no longer has the right.
@@ -295,15 +299,20 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
         (Act::Done { .. }, Stale | Discarded) => Err(Unchanged::RightLost),
 
         (Act::Failed { retry, policy }, Leased) => {
-            let change = match job.progress.failed(policy, retry, now, dice) {
-                AfterFailure::Again { progress, due } => Change { progress, ..to(Ready, due) },
-                AfterFailure::Bury { progress } => Change { progress, ..to(Dead, now) },
+            // The attempts before a replay used no part of the schedule that began with the replay.
+            let attempt = job.progress.attempt;
+            let since_replay = attempt.saturating_sub(job.earlier_attempts);
+            let recent = Progress { attempt: since_replay, ..job.progress };
+            let (phase, progress, due) = match recent.failed(policy, retry, now, dice) {
+                AfterFailure::Again { progress, due } => (Ready, progress, due),
+                AfterFailure::Bury { progress } => (Dead, progress, now),
             };
             Ok(Change {
+                progress: Progress { attempt, ..progress },
                 error: ErrorText::Reported,
                 history: History::Failed,
                 turn: ResourceEffect::Release,
-                ..change
+                ..to(phase, due)
             })
         }
         (Act::Failed { .. }, Ready | Held | Parked | Review | Done | Stale | Dead | Discarded) => {
@@ -361,10 +370,12 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
         // The schedule begins again. A job that was lost before still runs alone.
         (Act::Replay { force, .. }, Dead) => Ok(Change {
             progress: Progress { steps: 0, lost: job.progress.lost.min(1), ..job.progress },
+            earlier_attempts: job.progress.attempt,
             ..Change::again(job, force, now)
         }),
         (Act::Replay { force: true, .. }, Done | Stale | Discarded) => Ok(Change {
             progress: Progress::default(),
+            earlier_attempts: 0,
             new_run: true,
             history: if job.phase == Done { History::Done } else { History::Keep },
             ..Change::again(job, true, now)
@@ -392,6 +403,7 @@ impl Change {
             phase,
             due,
             progress: job.progress,
+            earlier_attempts: job.earlier_attempts,
             forced: job.forced,
             voids_fence: false,
             new_run: false,

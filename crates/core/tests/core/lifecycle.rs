@@ -10,7 +10,7 @@ use hapax_core::job::{
     AfterFailure, AfterLoss, HandlerName, LOST_ALONE_MAX, Phase, Policy, Progress, Retry,
     WorkLocation, idempotency_key, jittered,
 };
-use hapax_core::lifecycle::{Act, Admission, JobState, Overtaken, ResourceEffect, step};
+use hapax_core::lifecycle::{Act, Admission, Change, JobState, Overtaken, ResourceEffect, step};
 use hapax_core::order::{Machine, OrderDecision, OrderPolicy, Position};
 use hapax_core::store::{EventId, Status};
 use jiff::SignedDuration;
@@ -439,7 +439,7 @@ fn jobs(phase: Phase) -> Vec<JobState> {
             for forced in [false, true] {
                 let due = noon() + SignedDuration::from_secs(seconds);
                 let progress = Progress { attempt, steps, lost };
-                jobs.push(JobState { phase, progress, due, forced });
+                jobs.push(JobState { phase, progress, earlier_attempts: 0, due, forced });
             }
         }
     }
@@ -463,6 +463,35 @@ fn the_page_on_the_life_of_a_job_lists_exactly_the_transitions_there_are() {
         }
     }
     assert_eq!(listed_transitions("## Acts"), there_are);
+}
+
+#[test]
+fn the_attempts_before_a_replay_do_not_count_as_unsent_ones() {
+    // A job with many attempts is replayed, and the requests of its next attempts cannot leave the process. With the old
+    // attempts the job would wait for minutes, or die at once.
+    let policy = three_attempts();
+    let progress = Progress { attempt: 30, steps: 3, lost: 0 };
+    let (dead, forced) = (Phase::Dead, false);
+    let dead = JobState { phase: dead, progress, earlier_attempts: 0, due: noon(), forced };
+    let done = JobState { phase: Phase::Done, earlier_attempts: 20, ..dead };
+    let act = |job: &JobState, act: Act<'_>| {
+        let change = step(job, &act, noon(), 0.5).expect("it changes");
+        let Change { phase, due, progress, earlier_attempts, forced, .. } = change;
+        JobState { phase, progress, earlier_attempts, due, forced }
+    };
+    for (job, force, earlier) in [(dead, false, 30), (dead, true, 30), (done, true, 0)] {
+        let replay = Act::Replay { force, is_behind: false, is_hopeless: false };
+        let mut job = act(&job, replay);
+        assert_eq!((job.phase, job.earlier_attempts), (Phase::Ready, earlier));
+        for (unsent, wait) in [(1, 1), (2, 2), (3, 4)] {
+            let due = JobState { due: noon(), ..job };
+            let claim = Act::Claim { admission: Admission::Run, lease: policy.lease };
+            job = act(&act(&due, claim), Act::Failed { retry: Retry::Unsent, policy: &policy });
+            let expected = Progress { attempt: earlier + unsent, steps: 0, lost: 0 };
+            assert_eq!((job.phase, job.progress), (Phase::Ready, expected), "{job:?}");
+            assert_eq!(job.due.duration_since(noon()).as_secs(), wait);
+        }
+    }
 }
 
 #[test]

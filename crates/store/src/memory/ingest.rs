@@ -56,6 +56,7 @@ impl Model {
             phase: if new.hopeless.is_some() { Phase::Dead } else { Phase::Ready },
             run: 1,
             progress: Progress::default(),
+            earlier_attempts: 0,
             fence: Fence(0),
             due: later(now, wait),
             taken: None,

@@ -252,6 +252,8 @@ struct Job {
     phase: Phase,
     run: u32,
     progress: Progress,
+    /// The attempts of this run before the last replay.
+    earlier_attempts: u32,
     fence: Fence,
     due: Timestamp,
     /// The last claim. The store keeps the claim after its lease, because the worker may still

@@ -134,6 +134,7 @@ impl Model {
             job.run += 1;
             job.progress = Progress::default();
         }
+        job.earlier_attempts = job.progress.attempt;
         job.fence = Fence(job.fence.0 + 1);
         job.phase = Phase::Ready;
         job.due = now;

@@ -958,7 +958,7 @@ pub(crate) async fn a_request_that_was_never_sent_uses_no_step<S: Working>(world
     // Requests that never left occur more often than the schedule has steps. Afterwards all steps
     // of the schedule are left.
     world.announce([spec("fee")]).await;
-    world.accept("evt_1", &[job("fee")]).await;
+    let event = world.accept("evt_1", &[job("fee")]).await;
     let mut waits = Vec::new();
     for attempt in 1..=5 {
         let claim = world.claim_next("fee").await.remove(0);
@@ -982,5 +982,24 @@ pub(crate) async fn a_request_that_was_never_sent_uses_no_step<S: Working>(world
         world.settle(&claim, failed(Retry::Schedule)).await;
         let job = world.job("evt_1", "fee").await;
         assert_eq!((job.progress.steps, job.phase == Phase::Dead), (steps, steps == 3));
+    }
+    // The attempts before a replay do not count as unsent ones, and neither do those of an earlier run.
+    for (replay, first) in [(Replay::Plain, 9), (Replay::Force, 1)] {
+        let effects = world.replay(event, &[job("fee")], replay).await;
+        assert_eq!(effects, [ReplayEffect::WouldRun]);
+        for (attempt, doubled) in [(first, 1_000), (first + 1, 2_000)] {
+            let claim = world.claim_next("fee").await.remove(0);
+            let before = world.clock.now();
+            assert_eq!(world.settle(&claim, failed(Retry::Unsent)).await, Settlement::Recorded);
+            let job = world.job("evt_1", "fee").await;
+            assert_eq!(
+                (job.phase, job.progress.attempt, job.progress.steps),
+                (Phase::Ready, attempt, 0)
+            );
+            let wait = job.due_at.expect("due").duration_since(before).as_millis();
+            assert!((doubled * 8 / 10..=doubled * 12 / 10).contains(&wait), "{attempt}: {wait} ms");
+        }
+        let claim = world.claim_next("fee").await.remove(0);
+        assert_eq!(world.settle(&claim, done("at last")).await, Settlement::Recorded);
     }
 }

@@ -44,14 +44,19 @@ macro_rules! values {
 const FENCE: i64 = 100;
 const DICE: f64 = 0.25;
 const PROGRESS: Progress = Progress { attempt: 2, steps: 1, lost: 0 };
-const OTHER_PROGRESS: [Progress; 6] = [
-    Progress { attempt: 1, steps: 0, lost: 0 },
-    Progress { attempt: 3, steps: 2, lost: 1 },
-    Progress { attempt: 9, steps: 0, lost: 5 },
-    Progress { attempt: 9, steps: 0, lost: 6 },
+/// Other progress, and the attempts before the last replay.
+const OTHER_PROGRESS: [(Progress, u32); 9] = [
+    (Progress { attempt: 1, steps: 0, lost: 0 }, 0),
+    (Progress { attempt: 3, steps: 2, lost: 1 }, 0),
+    (Progress { attempt: 9, steps: 0, lost: 5 }, 0),
+    (Progress { attempt: 9, steps: 0, lost: 6 }, 0),
     // The last unsent attempt that uses no step, and the one after it.
-    Progress { attempt: 21, steps: 1, lost: 0 },
-    Progress { attempt: 24, steps: 1, lost: 2 },
+    (Progress { attempt: 21, steps: 1, lost: 0 }, 0),
+    (Progress { attempt: 24, steps: 1, lost: 2 }, 0),
+    // The same after a replay, and the first attempt after one.
+    (Progress { attempt: 51, steps: 1, lost: 0 }, 30),
+    (Progress { attempt: 54, steps: 1, lost: 2 }, 30),
+    (Progress { attempt: 31, steps: 0, lost: 1 }, 30),
 ];
 const HOLD: Duration = Duration::from_secs(600);
 const LEASE: Duration = Duration::from_secs(30);
@@ -86,6 +91,7 @@ struct Row {
     fence: i64,
     run: i32,
     progress: Progress,
+    earlier_attempts: u32,
     forced: bool,
     exclusive: bool,
     is_begun: bool,
@@ -181,7 +187,7 @@ impl Subject {
 
     /// Puts the job into the case's phase, with its companion and the mark.
     async fn arrange(&self, sql: &Client, arrange: &Statement, case: &Case<'_>) {
-        let JobState { phase, progress, due, forced } = case.from;
+        let JobState { phase, progress, earlier_attempts, due, forced } = case.from;
         let companion = match case.is_busy {
             true => number(Phase::Leased),
             // A claim wakes jobs parked at a free resource, and jobs held there.
@@ -207,6 +213,7 @@ impl Subject {
                 &case.mark.map(|mark| mark.0),
                 &later(3_600),
                 &companion,
+                &(earlier_attempts as i32),
             ],
         )
         .await
@@ -287,6 +294,7 @@ impl Subject {
             fence: row.get(2),
             run: row.get(3),
             progress: Progress { attempt: count(4), steps: count(5), lost: count(6) },
+            earlier_attempts: count(17),
             forced: row.get(7),
             exclusive: row.get(8),
             is_begun: row.get(9),
@@ -309,13 +317,13 @@ const ARRANGE: &str = "WITH mark AS (
         UPDATE hapax.job SET state = $16, exclusive = $11, due_at = $15 WHERE job = $10)
     UPDATE hapax.job SET state = $2, due_at = $3, fence = 100, run = 1, attempt = $4, steps = $5,
         lost = $6, forced = $7, exclusive = $8, started_at = $9, worker = 'old', error = 'old',
-        result = NULL
+        result = NULL, earlier_attempts = $17
     WHERE job = $1";
 
 /// Reads a job, its attempt in the history and its companion.
 const LOOK: &str = "SELECT j.state, j.due_at, j.fence, j.run, j.attempt, j.steps, j.lost, j.forced,
         j.exclusive, j.started_at IS NOT NULL, j.worker, j.result, j.error,
-        a.outcome, a.ended_at IS NOT NULL, a.error, c.state = 0
+        a.outcome, a.ended_at IS NOT NULL, a.error, c.state = 0, j.earlier_attempts
     FROM hapax.job j JOIN hapax.job c ON c.job = $2
     LEFT JOIN hapax.attempt a ON a.job = j.job
     WHERE j.job = $1";
@@ -350,6 +358,7 @@ fn expected(before: &Row, decided: Result<Change, Unchanged>, subject: &Subject)
         fence: if change.voids_fence { FENCE + 1 } else { FENCE },
         run: before.run + i32::from(change.new_run),
         progress: change.progress,
+        earlier_attempts: change.earlier_attempts,
         forced: change.forced,
         exclusive: change.phase == Phase::Leased && subject.place.is_some(),
         is_begun: match change.holder {
@@ -505,7 +514,8 @@ fn cases(subject: &Subject) -> Vec<Case<'_>> {
                 with_force.iter().flat_map(|force| with_busy.iter().map(move |busy| (force, busy)))
             {
                 for mark in marks(subject.policy()) {
-                    let from = JobState { phase, progress: PROGRESS, due, forced };
+                    let from =
+                        JobState { phase, progress: PROGRESS, earlier_attempts: 0, due, forced };
                     for act in acts(subject, &from, mark, is_busy) {
                         if !asks_for_order(act) && (mark.is_some() || forced || is_busy) {
                             continue;
@@ -518,8 +528,8 @@ fn cases(subject: &Subject) -> Vec<Case<'_>> {
                                 Act::LeaseEnded { .. } | Act::Failed { .. } | Act::Replay { .. }
                             )
                         {
-                            cases.extend(OTHER_PROGRESS.map(|progress| Case {
-                                from: JobState { progress, ..from },
+                            cases.extend(OTHER_PROGRESS.map(|(progress, earlier_attempts)| Case {
+                                from: JobState { progress, earlier_attempts, ..from },
                                 act,
                                 mark,
                                 is_busy,

@@ -25,7 +25,7 @@ BEGIN
     PERFORM hapax.note_attempt(j, 'failed', at, why, of_status, of_answer);
     -- The wait before the attempt after the next step; null after the last step.
     scheduled := h.retry[j.steps + 2];
-    unsent := j.attempt - j.steps - j.lost;
+    unsent := j.attempt - j.earlier_attempts - j.steps - j.lost;
     IF how = 4 AND unsent <= 20 THEN
         UPDATE hapax.job SET state = hapax.job_state('ready'), error = why, exclusive = false,
             due_at = at + least(2 ^ least(greatest(unsent - 1, 0), 16), 300)

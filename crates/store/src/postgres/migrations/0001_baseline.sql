@@ -197,7 +197,8 @@ CREATE TABLE hapax.job (
     result     text,
     error      text,
     answer_status integer,
-    answer     text
+    answer     text,
+    earlier_attempts integer NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70);
 CREATE INDEX job_ready  ON hapax.job (handler, lane, due_at, job) WHERE state = 0 /* ready */;
 CREATE INDEX job_leased ON hapax.job (handler, due_at) WHERE state = 1 /* leased */;

@@ -52,6 +52,7 @@ impl JobRow {
         JobState {
             phase: phase_of(self.state),
             progress: self.progress,
+            earlier_attempts: self.earlier_attempts,
             due: timestamp(self.due_at),
             forced: self.forced,
         }
@@ -256,6 +257,7 @@ fn write_change(
                     error,
                     change.error == ErrorText::Clear,
                     change.holder == Holder::Clear,
+                    change.earlier_attempts,
                 ],
             )?
         }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::sqlite::row::{LANE_BITS, SEQ_BITS};
 
 pub(super) const COLUMNS: &str = "event_seq, lane, state, due_at, fence, run, attempt, steps, lost, resource, \
-                       position, started_at, worker, forced";
+                       position, started_at, worker, forced, earlier_attempts";
 /// Condition on a job `held`: no job of its resource is leased. Few jobs are leased at a time, so
 /// this scans them.
 pub(super) const AT_REST: &str = "NOT EXISTS (SELECT 1 FROM hapax_job AS busy \
@@ -30,6 +30,8 @@ pub(in crate::sqlite) struct JobRow {
     pub(in crate::sqlite) worker: Option<String>,
     /// The job runs whatever the order rule decides.
     pub(in crate::sqlite) forced: bool,
+    /// The attempts of this run before the last replay.
+    pub(in crate::sqlite) earlier_attempts: u32,
 }
 
 impl JobRow {
@@ -51,6 +53,7 @@ impl JobRow {
             started_at: row.get(11)?,
             worker: row.get(12)?,
             forced: row.get(13)?,
+            earlier_attempts: row.get(14)?,
         })
     }
 

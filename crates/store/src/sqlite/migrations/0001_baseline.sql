@@ -183,6 +183,7 @@ CREATE TABLE hapax_job (
     answer_status INTEGER,
     answer     TEXT,
     forced     INTEGER NOT NULL DEFAULT 0,
+    earlier_attempts INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (event_seq, lane)
 ) WITHOUT ROWID;
 -- Every statement that changes a state opens each of these indexes, so there are few. A job that runs at once is only
