@@ -178,4 +178,4 @@ pub fn only_failed_reason(error: &str) -> String {
 /// The reason shown for held deliveries of an endpoint that was disabled for its failures and is
 /// enabled again.
 pub const TRIED_FIRST: &str =
-    "the endpoint was disabled for its failures: one delivery is sent first, as a test";
+    "the endpoint was disabled automatically: one delivery is sent first, as a test";

@@ -300,6 +300,14 @@ pub struct AttemptOutcome {
 pub enum AttemptVerdict {
     /// The endpoint answered with a 2xx.
     Delivered(HandlerAnswer),
+    /// The endpoint answered with a 2xx and asked not to be called again. The store records the delivery as
+    /// delivered, and disables the endpoint with this reason.
+    DeliveredLast {
+        /// The endpoint's answer.
+        answer: HandlerAnswer,
+        /// Why the endpoint is disabled, in words for an operator.
+        reason: String,
+    },
     /// The attempt failed, or the endpoint answered with another status.
     Failed {
         /// Why, in words for an operator.

@@ -37,7 +37,7 @@ impl EndpointTallies {
         at: Timestamp,
     ) {
         let is_delivered = match verdict {
-            AttemptVerdict::Delivered(_) => true,
+            AttemptVerdict::Delivered(_) | AttemptVerdict::DeliveredLast { .. } => true,
             AttemptVerdict::GivenBack
             | AttemptVerdict::Failed { says: EndpointSignal::Nothing, .. } => return,
             AttemptVerdict::Failed { .. } => false,

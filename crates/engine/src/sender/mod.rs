@@ -473,6 +473,7 @@ impl<S: Outbox + InspectOutbox> SenderLoop<S> {
             sender.endpoint_tallies.count(endpoint, &verdict, took, (sender.now)());
             let ending = match (&verdict, is_timeout) {
                 (AttemptVerdict::Delivered(_), _) => AttemptClass::Success,
+                (AttemptVerdict::DeliveredLast { .. }, _) => AttemptClass::Stop,
                 (AttemptVerdict::Failed { says, .. }, false) => match says {
                     EndpointSignal::Fails => AttemptClass::Failure,
                     EndpointSignal::Pauses(_) | EndpointSignal::Disable => AttemptClass::Stop,
@@ -614,7 +615,9 @@ impl SenderMetrics {
         self.seconds.record(outcome.took);
         match (held, &outcome.verdict) {
             (Held::Lost, _) => self.lost.increment(1),
-            (Held::Kept, AttemptVerdict::Delivered(_)) => self.delivered.increment(1),
+            (Held::Kept, AttemptVerdict::Delivered(_) | AttemptVerdict::DeliveredLast { .. }) => {
+                self.delivered.increment(1);
+            }
             (Held::Kept, AttemptVerdict::Failed { .. } | AttemptVerdict::GivenBack) => {
                 self.failed.increment(1);
             }

@@ -12,7 +12,13 @@ pub(super) fn of_answer(answered: &EndpointAnswer, now: Timestamp) -> AttemptVer
     let status = answered.status;
     let answer = HandlerAnswer { status: status.as_u16(), body: text(&answered.body_start) };
     if status.is_success() {
-        return AttemptVerdict::Delivered(answer);
+        return match answered.webhook_delivery {
+            Some(WebhookDelivery::Disable) => {
+                AttemptVerdict::DeliveredLast { answer, reason: reason(answered) }
+            }
+            // The endpoint has the message: no further attempt is to be prevented.
+            Some(WebhookDelivery::AbortMessage) | None => AttemptVerdict::Delivered(answer),
+        };
     }
     let wait = answered.retry_after(now);
     let (retry, says) = match answered.webhook_delivery {
@@ -100,7 +106,9 @@ mod tests {
     fn retry(answered: &EndpointAnswer) -> Option<Retry> {
         match of_answer(answered, Timestamp::UNIX_EPOCH) {
             AttemptVerdict::Failed { retry, .. } => Some(retry),
-            AttemptVerdict::Delivered(_) | AttemptVerdict::GivenBack => None,
+            AttemptVerdict::Delivered(_)
+            | AttemptVerdict::DeliveredLast { .. }
+            | AttemptVerdict::GivenBack => None,
         }
     }
 
@@ -160,6 +168,23 @@ mod tests {
         check(waiting(503), Retry::NotBefore(wait), EndpointSignal::Pauses(wait));
         check(waiting(500), Retry::NotBefore(wait), EndpointSignal::Fails);
         check(answered(429), Retry::Schedule, EndpointSignal::Fails);
+    }
+
+    #[test]
+    fn an_endpoint_that_takes_a_delivery_can_ask_not_to_get_another() {
+        for status in [200, 202, 204] {
+            let of = |asks| {
+                let answered = EndpointAnswer { webhook_delivery: asks, ..answered(status) };
+                of_answer(&answered, Timestamp::UNIX_EPOCH)
+            };
+            let delivered = of(None);
+            let AttemptVerdict::Delivered(answer) = &delivered else { panic!("{delivered:?}") };
+            assert_eq!(of(Some(WebhookDelivery::AbortMessage)), delivered);
+            let status = StatusCode::from_u16(status).unwrap();
+            let reason = format!("the endpoint answered {status} and asked not to be called again");
+            let last = AttemptVerdict::DeliveredLast { answer: answer.clone(), reason };
+            assert_eq!(of(Some(WebhookDelivery::Disable)), last);
+        }
     }
 
     #[test]

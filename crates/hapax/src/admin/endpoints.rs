@@ -271,7 +271,10 @@ pub(super) async fn ping<S: AdminStore>(
     let message = format!("ping_{}", Uuid::now_v7().simple());
     let ping = sending.endpoint_caller.ping(&target, &message, &admin.now).await;
     let (ok, answer, error) = match ping.verdict {
-        AttemptVerdict::Delivered(answer) => (true, Some(answer), None),
+        // An operator asked for the ping: its answer disables nothing.
+        AttemptVerdict::Delivered(answer) | AttemptVerdict::DeliveredLast { answer, .. } => {
+            (true, Some(answer), None)
+        }
         AttemptVerdict::Failed { error, answer, .. } => (false, answer, Some(error)),
         AttemptVerdict::GivenBack => (false, None, Some("the ping was not sent".to_owned())),
     };

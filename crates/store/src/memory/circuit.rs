@@ -104,8 +104,9 @@ impl StoredEndpoint {
                 self.health.blocked_until = self.health.blocked_until.max(Some(later(now, *wait)));
                 self.fails(error, now);
             }
-            AttemptVerdict::Failed { says: EndpointSignal::Disable, error, .. } => {
-                self.give_up(error.clone(), now);
+            AttemptVerdict::Failed { says: EndpointSignal::Disable, error: reason, .. }
+            | AttemptVerdict::DeliveredLast { reason, .. } => {
+                self.give_up(reason.clone(), now);
             }
         }
     }

@@ -318,7 +318,10 @@ impl Model {
         let was_delivered = self.deliveries[&at].phase == DeliveryPhase::Delivered;
         let said = verdict.clone();
         let held = match verdict {
-            AttemptVerdict::Delivered(answer) => self.delivered(at, took, answer, now),
+            AttemptVerdict::Delivered(answer)
+            | AttemptVerdict::DeliveredLast { answer, reason: _ } => {
+                self.delivered(at, took, answer, now)
+            }
             AttemptVerdict::Failed { error, answer, retry, says: _ } => {
                 self.attempt_failed(at, took, &error, answer, retry, now)
             }

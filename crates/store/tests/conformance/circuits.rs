@@ -186,6 +186,45 @@ pub(crate) async fn an_endpoint_that_asks_for_it_is_disabled_and_comes_back_with
     assert_eq!(world.deliver_all().await.len(), 3);
 }
 
+pub(crate) async fn an_endpoint_that_asks_with_a_success_is_disabled_after_that_delivery<
+    S: Sending,
+>(
+    world: World<S>,
+) {
+    // The endpoint takes a delivery and asks not to be called again. The sender reports it twice.
+    let reason = "the endpoint answered 200 OK and asked not to be called again".to_owned();
+    let AttemptVerdict::Delivered(answer) = delivered() else { panic!("it is delivered") };
+    let last = AttemptVerdict::DeliveredLast { answer: answer.clone(), reason: reason.clone() };
+    let endpoint = world.add(patient()).await;
+    let other = world.add(wanting(&["other"])).await;
+    for n in 0..3 {
+        world.send(message(&format!("m{n}"))).await;
+    }
+    let version = world.endpoint(endpoint).await.version;
+    let claim = world.take(1).await.remove(0);
+    for _ in 0..2 {
+        world.reported(&claim, last.clone()).await;
+        let taken = world.delivery(claim.delivery).await;
+        assert_eq!((taken.status, taken.reason), (DeliveryStatus::Delivered, None));
+        let attempts: Vec<_> = taken.attempts.iter().map(|one| one.answer.clone()).collect();
+        assert_eq!(attempts, [Some(answer.body.clone())]);
+        let record = world.endpoint(endpoint).await;
+        let disabled = record.disabled.expect("it is disabled");
+        assert_eq!((disabled.at, &disabled.reason), (world.clock.now(), &reason));
+        assert_eq!((disabled.by, record.version), (DisabledBy::Automatic, version + 1));
+    }
+    assert_eq!(world.endpoint(other).await.disabled, None);
+    let held = world.delivery_of("m1").await;
+    assert_eq!((held.status, held.reason), (DeliveryStatus::Held, Some(reason)));
+    world.pass(100_000);
+    assert!(world.is_quiet().await);
+    world.enable(endpoint).await;
+    let probe = world.take_one().await;
+    world.reported(&probe, delivered()).await;
+    assert_eq!(world.endpoint(endpoint).await.failing, None);
+    assert_eq!(world.deliver_all().await.len(), 1);
+}
+
 pub(crate) async fn days_of_nothing_but_failures_disable_an_endpoint<S: Sending>(world: World<S>) {
     // A success in between restarts the count of days. An endpoint may opt out.
     for auto_disable in [true, false] {

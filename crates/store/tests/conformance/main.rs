@@ -370,6 +370,7 @@ on_every_working_store! {
         a_probe_without_an_answer_delays_the_next_one_and_nothing_else,
         a_pause_that_an_endpoint_asks_for_holds_for_all_of_its_deliveries,
         an_endpoint_that_asks_for_it_is_disabled_and_comes_back_with_one_delivery,
+        an_endpoint_that_asks_with_a_success_is_disabled_after_that_delivery,
         days_of_nothing_but_failures_disable_an_endpoint,
         a_refused_message_says_nothing_against_its_endpoint,
     }

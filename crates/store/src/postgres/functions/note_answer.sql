@@ -41,7 +41,7 @@ BEGIN
     reason := CASE
         WHEN later.open_until IS NULL THEN NULL
         WHEN why IS NOT NULL THEN
-            'the endpoint was disabled for its failures: one delivery is sent first, as a test'
+            'the endpoint was disabled automatically: one delivery is sent first, as a test'
         WHEN event = 2 THEN hapax.open_reason(later.failures, error)
         ELSE e.failing END;
     UPDATE hapax.endpoint x

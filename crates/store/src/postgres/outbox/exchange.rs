@@ -47,6 +47,9 @@ impl Outcomes {
         let (works, nothing) = (EndpointSignal::Works, EndpointSignal::Nothing);
         let (verdict, answer, error, (how, wait), says) = match &outcome.verdict {
             AttemptVerdict::Delivered(answer) => (0, Some(answer), None, (0, 0), works),
+            AttemptVerdict::DeliveredLast { answer, reason } => {
+                (0, Some(answer), Some(reason), (0, 0), EndpointSignal::Disable)
+            }
             AttemptVerdict::Failed { error, answer, retry, says } => {
                 (1, answer.as_ref(), Some(error), retry_columns(*retry), *says)
             }

@@ -120,8 +120,9 @@ impl Outbox {
                 }
                 self.fails(conn, number, error, now)?;
             }
-            AttemptVerdict::Failed { says: EndpointSignal::Disable, error, .. } => {
-                self.give_up(conn, number, error.clone(), now)?;
+            AttemptVerdict::Failed { says: EndpointSignal::Disable, error: reason, .. }
+            | AttemptVerdict::DeliveredLast { reason, .. } => {
+                self.give_up(conn, number, reason.clone(), now)?;
             }
         }
         self.publish_standing(conn, number, before, now)

@@ -31,7 +31,8 @@ impl Outbox {
         let took_ms = i64::try_from(outcome.took.as_millis()).unwrap_or(i64::MAX);
         let reported = Reported { took_ms: Some(took_ms), ..Reported::default() };
         let settled = match &outcome.verdict {
-            AttemptVerdict::Delivered(answer) => {
+            AttemptVerdict::Delivered(answer)
+            | AttemptVerdict::DeliveredLast { answer, reason: _ } => {
                 let reported = Reported { answer: Some(answer), ..reported };
                 self.act(conn, &row, &DeliveryAct::Delivered, reported, now)?
             }
