@@ -158,7 +158,7 @@ pub(crate) struct Admin<S> {
     /// How browsers reach the pages.
     pub(crate) site: Arc<Site>,
     /// The beginning of the addresses that senders post to.
-    pub(crate) public_url: String,
+    pub(crate) public_url: Arc<ArcSwap<String>>,
     /// The beginning of links to the portal, if there is a portal.
     pub(crate) portal_url: Option<String>,
     /// Held while deliveries are counted for a receiving party: one count at a time on this node.

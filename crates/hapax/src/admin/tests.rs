@@ -307,7 +307,7 @@ async fn server_with(events: Vec<NewEvent>, without_token: WithoutToken) -> Serv
         // A server in dev mode is open and has such a command.
         first_command: (without_token == WithoutToken::FromLoopback)
             .then(|| "hapax send stripe".to_owned()),
-        public_url: "http://127.0.0.1:8080".to_owned(),
+        public_url: Arc::new(ArcSwap::from_pointee("http://127.0.0.1:8080".to_owned())),
     });
     let portal = portal_router(Arc::clone(&admin), Arc::default());
     let router = router(admin);

@@ -36,6 +36,7 @@ mod vault;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hapax_engine::tls::Certificate;
 
@@ -114,6 +115,15 @@ impl Config {
             Some(file) => load(&Flags { config: Some(file.clone()), ..self.flags.clone() }),
             None => load(&self.flags),
         }
+    }
+
+    /// The shortest time for which a source keeps its keys; `None` if all sources keep them for ever.
+    pub(crate) fn keys_kept(&self) -> Option<Duration> {
+        let kept = self.templates.iter().filter_map(|source| match source.keep_keys {
+            Keep::For(span) => Some(span),
+            Keep::Forever => None,
+        });
+        kept.min()
     }
 
     /// The files that were read: config, secrets, certificates, SQL.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use hapax_store::limits::STATEMENT_VALUE_BYTES_MAX;
 
@@ -16,6 +17,7 @@ pub(crate) struct AppliedAtStart {
     has_admin_tls: bool,
     portal: Option<PortalAtStart>,
     proxies: Vec<(String, SocketAddr)>,
+    keys_kept: Option<Duration>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -39,6 +41,7 @@ impl AppliedAtStart {
             has_admin_tls: config.admin_tls.is_some(),
             portal: config.portal.as_ref().map(portal),
             proxies: config.proxies.iter().map(|it| (it.name.clone(), it.listen)).collect(),
+            keys_kept: config.keys_kept(),
         }
     }
 
@@ -63,9 +66,18 @@ impl AppliedAtStart {
             ("drain", old.drain != new.drain),
             ("log", old.log != new.log),
             ("portal", self.portal != newer.portal),
+            ("outbound.proxy (for keys of senders)", old.outbound.proxy != new.outbound.proxy),
+            ("retention.keys (for Redis)", self.redis_outlives_keys(&newer)),
         ];
         let differs = differs.into_iter().filter(|(_, differs)| *differs);
         differs.map(|(key, _)| key.to_owned()).chain(self.proxies_moved(&newer)).collect()
+    }
+
+    /// Whether Redis was opened for keys that are kept for longer. Entries may then outlive their keys.
+    fn redis_outlives_keys(&self, newer: &Self) -> bool {
+        let is_shorter =
+            newer.keys_kept.is_some_and(|new| self.keys_kept.is_none_or(|old| new < old));
+        self.settings.redis_url.is_some() && is_shorter
     }
 
     /// Proxies whose listener would have to be opened, closed or moved.

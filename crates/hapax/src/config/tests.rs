@@ -256,6 +256,44 @@ fn a_longer_body_waits_for_a_restart_only_where_sql_handlers_would_notice() {
 }
 
 #[test]
+fn a_shorter_retention_of_keys_waits_for_a_restart_only_where_redis_would_outlive_it() {
+    // Redis is opened with the shortest retention of all sources.
+    let load = |redis: &str, sources: &[&str], rest: &str| {
+        let sources = sources.iter().enumerate().map(|(n, provider)| {
+            format!("[sources.s{n}]\nprovider = \"{provider}\"\nsecrets = [\"secret {n}\"]\n")
+        });
+        let text = format!("{redis}{}{rest}", sources.collect::<String>());
+        load_text(&text, &|_| None, Flags::default())
+    };
+    let redis = "database_url = \"postgres://u@db/hapax\"\nredis_url = \"redis://cache\"\n";
+    let days = |days: u32| format!("[retention]\nkeys = \"{days}d\"\n");
+    let check = |redis: &str, old: (&[&str], &str), new: (&[&str], &str), waits: bool| {
+        let [old, new] = [old, new].map(|(sources, rest)| load(redis, sources, rest));
+        let expected: &[&str] = if waits { &["retention.keys (for Redis)"] } else { &[] };
+        assert_eq!(AppliedAtStart::of(&old).pending(&new), expected);
+    };
+    let (stripe, github): (&[&str], &[&str]) = (&["stripe"], &["github"]);
+    check(redis, (stripe, &days(60)), (stripe, &days(59)), true);
+    check(redis, (stripe, &days(60)), (stripe, &days(61)), false);
+    check("", (stripe, &days(60)), (stripe, &days(59)), false);
+    // The keys of a source that signs no time are kept for ever by default.
+    check(redis, (github, ""), (github, &days(59)), true);
+    check(redis, (github, &days(59)), (github, ""), false);
+    check(redis, (github, ""), (&["github", "stripe"], ""), true);
+    check(redis, (stripe, ""), (&["stripe", "github"], ""), false);
+}
+
+#[test]
+fn a_new_outbound_proxy_waits_for_a_restart_where_keys_of_senders_are_fetched() {
+    let load = |text: &str| load_text(text, &|_| None, Flags::default());
+    let through = |host: &str| load(&format!("[outbound]\nproxy = \"http://{host}:3128\"\n"));
+    let waits = ["outbound.proxy (for keys of senders)"];
+    assert_eq!(AppliedAtStart::of(&load("")).pending(&through("a")), waits);
+    assert_eq!(AppliedAtStart::of(&through("a")).pending(&through("b")), waits);
+    assert_eq!(AppliedAtStart::of(&through("a")).pending(&through("a")), [""; 0]);
+}
+
+#[test]
 fn a_config_file_that_disappears_does_not_turn_a_reload_into_dev_mode() {
     // The directory that `load_text` created is removed by now. The reload must fail and not return the sources of dev
     // mode.

@@ -34,7 +34,7 @@ pub(super) fn postgres_options(config: &Config, url: &ServiceUrl) -> PgOptions {
     let handlers = config.settings.handlers_database_url.as_ref();
     options.handlers_url = handlers.map(|url| url.expose().to_owned());
     options.redis_url = config.settings.redis_url.as_ref().map(|url| url.expose().to_owned());
-    options.keys_kept = retention(config).keys.into_iter().map(|(_, kept)| kept).min();
+    options.keys_kept = config.keys_kept();
     options
 }
 

@@ -14,13 +14,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
+use super::ServerStore;
 use super::background::Background;
 use super::listeners::{
     ADMIN_CONNECTIONS_MAX, Addresses, ListenerTls, PORTAL_CONNECTIONS_MAX, scheme,
 };
 use super::parts::Parts;
 use super::ready::first_command;
-use super::{ServerStore, from_config};
 use crate::admin::{self, Admin, SharedPages, Site};
 use crate::config::Config;
 
@@ -53,7 +53,7 @@ impl OperatorSide {
             authorizer: Arc::clone(&parts.authorizer),
             site: Arc::clone(&site),
             redactions: Arc::clone(&parts.redactions),
-            public_url: from_config::public_url(config, at.public),
+            public_url: Arc::clone(&parts.public_url),
             search_fields: Arc::clone(&parts.search_fields),
             retry_schedules: Arc::clone(&parts.retry_schedules),
             portal_url: portal_url.or_else(portal_at),

@@ -47,6 +47,8 @@ pub(super) struct Parts<S> {
     pub(super) redactions: Arc<Redactions>,
     pub(super) certificates: ListenerCertificates,
     pub(super) public_address: SocketAddr,
+    /// The beginning of the addresses that senders post to.
+    pub(super) public_url: Arc<ArcSwap<String>>,
     /// The sources of the configuration.
     pub(super) known_sources: Arc<ArcSwap<HashSet<SourceName>>>,
 }
@@ -129,6 +131,7 @@ impl<S: ServerStore> Parts<S> {
             redactions: Arc::new(Redactions::new(from_config::redacted(config))),
             certificates: ListenerCertificates::of(config),
             public_address: at.public,
+            public_url: Arc::new(ArcSwap::from_pointee(from_config::public_url(config, at.public))),
             known_sources: Arc::new(ArcSwap::from_pointee(from_config::source_names(config))),
             store,
             now,

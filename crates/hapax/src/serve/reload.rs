@@ -155,7 +155,12 @@ impl<S: ServerStore> Reloadable<S> {
         parts.redactions.reload(from_config::redacted(&newer));
         parts.search_fields.store(Arc::new(from_config::search_fields(&newer)));
         parts.retry_schedules.store(Arc::new(from_config::retry_schedules(&newer)));
+        let public_url = from_config::public_url(&newer, parts.public_address);
+        parts.public_url.store(Arc::new(public_url));
         parts.certificates.reload(&newer);
+        for warning in &newer.warnings {
+            tracing::warn!("{why}: {warning}");
+        }
         for key in self.applied_at_start.pending(&newer) {
             tracing::warn!("{why}: {key} changed; restart the server to apply it");
         }

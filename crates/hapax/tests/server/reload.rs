@@ -199,6 +199,36 @@ fn a_pending_restart_is_reported_at_each_reload_until_nothing_is_pending() {
 }
 
 #[test]
+fn a_reload_logs_the_warnings_of_the_new_configuration() {
+    let plain = stripe(&format!("\"{OLD}\""));
+    let house = House::new(&plain);
+    let server = house.start();
+    let warned = || server.stderr.text().matches("every address").count();
+    assert_eq!(warned(), 0);
+    house.configure(&format!("{plain}[outbound]\nallow = [\"0.0.0.0/0\", \"::/0\"]\n"));
+    for reloads in 1..=2 {
+        reload(&server, TAKEN);
+        assert_eq!(warned(), reloads, "{}", server.stderr.text());
+    }
+}
+
+#[test]
+fn the_commands_of_the_dashboard_name_the_public_url_of_the_reloaded_configuration() {
+    let plain = stripe(&format!("\"{OLD}\""));
+    let house = House::new(&format!("public_url = \"https://old.example.com\"\n{plain}"));
+    let server = house.start();
+    server.ask(Sender::stripe(OLD).event("evt_1")).is("accepted");
+    let shown = |host: &str| {
+        server.admin_get("/events/evt_1?tab=curl").text().contains(&format!("https://{host}/"))
+    };
+    assert!(shown("old.example.com"));
+    house.configure(&format!("public_url = \"https://new.example.com\"\n{plain}"));
+    reload(&server, TAKEN);
+    // A page that was rendered within the last second is shown again.
+    until("the page is rendered again", || shown("new.example.com").then_some(()));
+}
+
+#[test]
 fn a_certificate_at_another_path_is_served_after_a_reload() {
     let house = House::new("");
     for name in ["old", "new"] {

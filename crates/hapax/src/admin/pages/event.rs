@@ -122,7 +122,7 @@ pub(in crate::admin) async fn event<S: AdminStore>(
     filters: Filters,
 ) -> Result<Page<EventPage>, Problem> {
     let frame = reader.frame(&admin, "/events").await;
-    let (now, public_url) = ((admin.now)(), admin.public_url.clone());
+    let (now, public_url) = ((admin.now)(), admin.public_url.load_full());
     let caller = Extension(reader.caller()?);
     let Json(event) = api_events::show(State(admin), caller, PathId(id)).await?;
     let tab = Tab::of(&filters);
