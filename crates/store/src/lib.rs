@@ -207,10 +207,6 @@ pub mod limits {
     /// Bytes of messages in one commit, so that a few large ones do not delay every other request.
     pub const PUBLISH_BATCH_BYTES_MAX: usize = 4 << 20;
 
-    /// How long the task of a lone sender's request looks for its answer before it sleeps, and the longest commit for
-    /// which it does: on a slow disk it would only use up a core.
-    pub const LONE_COMMIT_WITHIN: Duration = Duration::from_micros(300);
-
     /// Fences of Idempotency-Keys that one write of their counter reserves on SQLite. A restart skips the
     /// unused ones.
     pub const FENCES_AT_ONCE: i64 = 256;

@@ -78,7 +78,6 @@ use crate::recent::RecentEvents;
 use crate::sealed_values::SealedValue;
 use copy_answers::CopyAnswers;
 use key_index::{KeyLocation, KnownKeys};
-use lone_sender::LoneSender;
 use reader_threads::Readers;
 use writer::{WriteHealth, Writer, WriterHandle};
 
@@ -133,7 +132,6 @@ struct Shared {
     health: WriteHealth,
     /// Paces the answers to copies.
     pacing: CopyPacing,
-    lone_sender: LoneSender,
     /// The nodes that checked in: those of this process, which owns the file.
     nodes: Mutex<KnownNodes>,
     /// Notified when jobs were written.
@@ -162,7 +160,6 @@ impl SqliteStore {
             copies: Copies::new(),
             health: WriteHealth::default(),
             pacing: CopyPacing::default(),
-            lone_sender: LoneSender::default(),
             nodes: Mutex::default(),
             arrived: Notify::new(),
             deliveries: Notify::new(),
@@ -214,7 +211,7 @@ impl Store for SqliteStore {
         } else {
             self.writer.ingest(ingest, answer);
         }
-        let verdicts = self.shared.lone_sender.answer(verdicts).await?;
+        let verdicts = verdicts.await.unwrap_or(Err(StoreError::Closed))?;
         if verdicts.iter().all(|verdict| matches!(verdict, Verdict::Duplicate(_))) {
             self.shared.pacing.pass().await;
         }

@@ -37,7 +37,7 @@ use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
 use super::key_usage::KeyUsage;
 use super::ledger::FenceBlock;
-use super::lone_sender::NEXT_REQUEST_WITHIN;
+use super::lone_sender::{LoneSender, NEXT_REQUEST_WITHIN};
 use super::meta;
 use super::new_rows::NewRows;
 use super::open::{self, DatabaseLocation, OpenError};
@@ -105,6 +105,7 @@ pub(super) struct Writer {
     /// The jobs that the running slice of an SQL handler has claimed.
     begun: Vec<(JobId, Fence)>,
     event_rate: EventRate,
+    lone_sender: LoneSender,
     /// Acts that let the events of the last batch go first. The next batch begins with these acts.
     deferred: Vec<BatchedAct>,
     /// Keys whose entries in memory are wrong once the open transaction is committed.
@@ -252,6 +253,7 @@ impl Writer {
             begun: Vec::new(),
             deferred: Vec::new(),
             event_rate: EventRate::default(),
+            lone_sender: LoneSender::default(),
             unlearned: Vec::new(),
             prune_progress: PruneProgress::default(),
             clock_watch: ClockWatch::default(),
@@ -338,14 +340,13 @@ impl Writer {
         } else {
             self.copies_due.saturating_duration_since(Instant::now())
         };
-        let lone_sender = &self.shared.lone_sender;
         let began = Instant::now();
-        let next = match lone_sender.expects_next() && !at_most.is_zero() {
+        let next = match self.lone_sender.expects_next() && !at_most.is_zero() {
             true => waiting.receive_soon(NEXT_REQUEST_WITHIN, at_most),
             false => waiting.receive_within(at_most),
         };
         let waited = matches!(next, Next::Command(_)).then(|| began.elapsed());
-        lone_sender.waited_for_next(waited);
+        self.lone_sender.note_wait(waited);
         next
     }
 
@@ -374,6 +375,7 @@ impl Writer {
                 return Err(error);
             }
         };
+        self.lone_sender.note_batch(batch.answers.len() + batch.answerers.len());
         let committed = self.commit(batch);
         if let Err(error) = &committed {
             self.refuse_deferred(&unavailable(error));

@@ -21,7 +21,6 @@ use crate::sqlite::{Clock, Shared};
 #[derive(Debug)]
 pub(in crate::sqlite) struct WriterHandle {
     sender: WriterSender,
-    shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -196,7 +195,7 @@ impl WriterHandle {
         let (commands, queue) = channel();
         let sender = WriterSender { commands, waiting: Arc::default(), demand: Arc::default() };
         let commands = Commands { queue, waiting: Arc::clone(&sender.waiting) };
-        let writer = Writer::open(place, Arc::clone(&shared), clock)?;
+        let writer = Writer::open(place, shared, clock)?;
         let path = writer.place.path().to_owned();
         let thread = std::thread::Builder::new()
             .name("hapax-writer".into())
@@ -205,7 +204,7 @@ impl WriterHandle {
                 writer.run(&commands);
             })
             .map_err(|source| OpenError::Io { path, source })?;
-        Ok(Self { sender, shared, thread: Mutex::new(Some(thread)) })
+        Ok(Self { sender, thread: Mutex::new(Some(thread)) })
     }
 
     /// The sender of its commands.
@@ -253,8 +252,7 @@ impl WriterHandle {
         bytes: usize,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let done = self.batched(act, |batched| Command::Batched(bytes, batched))?;
-        self.shared.lone_sender.answer(done).await
+        self.batched(act, |batched| Command::Batched(bytes, batched)).await
     }
 
     /// Like [`WriterHandle::run_batched`], for an act that may take a while. Events that wait when the writer
@@ -263,15 +261,14 @@ impl WriterHandle {
         &self,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let done = self.batched(act, Command::BehindEvents)?;
-        done.await.unwrap_or(Err(StoreError::Closed))
+        self.batched(act, Command::BehindEvents).await
     }
 
-    fn batched<T: Send + 'static>(
+    async fn batched<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Writer) -> rusqlite::Result<BatchResult<T>> + Send + 'static,
         command: impl FnOnce(BatchedAct) -> Command,
-    ) -> Result<oneshot::Receiver<Result<T, StoreError>>, StoreError> {
+    ) -> Result<T, StoreError> {
         self.sender.demand.fetch_add(1, Ordering::Relaxed);
         let (answer, done) = oneshot::channel();
         let batched: BatchedAct = Box::new(move |writer| match writer.map(act) {
@@ -291,7 +288,7 @@ impl WriterHandle {
             }
         });
         self.send(command(batched))?;
-        Ok(done)
+        done.await.unwrap_or(Err(StoreError::Closed))
     }
 
     /// How many events and slices were sent, except those of [`WriterHandle::behind`].
