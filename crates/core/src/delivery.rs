@@ -353,15 +353,12 @@ pub fn step(
         (DeliveryAct::Delivered, Delivered) => Err(DeliveryUnchanged::AlreadyDelivered),
 
         (DeliveryAct::Failed { retry, policy }, Leased) => {
-            // The attempts before a replay used no part of the schedule that began with the replay.
-            let attempt = delivery.progress.attempt;
-            let since_replay = attempt.saturating_sub(delivery.earlier_attempts);
-            let this_run = Progress { attempt: since_replay, ..delivery.progress };
-            let (phase, progress, due) = match this_run.failed(policy, retry, now, dice) {
+            let earlier = delivery.earlier_attempts;
+            let after = delivery.progress.failed_since_replay(earlier, policy, retry, now, dice);
+            let (phase, progress, due) = match after {
                 AfterFailure::Again { progress, due } => (Ready, progress, due),
                 AfterFailure::Bury { progress } => (Dead, progress, now),
             };
-            let progress = Progress { attempt, ..progress };
             Ok(DeliveryChange { progress, attempt: AttemptRecord::Failed, ..to(phase, due) })
         }
         (DeliveryAct::Failed { .. }, Ready | Parked | Delivered | Dead | Cancelled) => {

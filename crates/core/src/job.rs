@@ -268,6 +268,26 @@ impl Progress {
         };
         AfterFailure::Again { progress, due: later(now, wait) }
     }
+
+    /// Like [`Progress::failed`], for work whose schedule began again with a replay: the attempts before the replay
+    /// used no part of that schedule.
+    pub fn failed_since_replay(
+        self,
+        earlier_attempts: u32,
+        policy: &Policy,
+        retry: Retry,
+        now: Timestamp,
+        dice: f64,
+    ) -> AfterFailure {
+        let recent = Self { attempt: self.attempt.saturating_sub(earlier_attempts), ..self };
+        let with_all = |progress| Self { attempt: self.attempt, ..progress };
+        match recent.failed(policy, retry, now, dice) {
+            AfterFailure::Again { progress, due } => {
+                AfterFailure::Again { progress: with_all(progress), due }
+            }
+            AfterFailure::Bury { progress } => AfterFailure::Bury { progress: with_all(progress) },
+        }
+    }
 }
 
 /// The wait after this many attempts without a verdict.

@@ -299,16 +299,14 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
         (Act::Done { .. }, Stale | Discarded) => Err(Unchanged::RightLost),
 
         (Act::Failed { retry, policy }, Leased) => {
-            // The attempts before a replay used no part of the schedule that began with the replay.
-            let attempt = job.progress.attempt;
-            let since_replay = attempt.saturating_sub(job.earlier_attempts);
-            let recent = Progress { attempt: since_replay, ..job.progress };
-            let (phase, progress, due) = match recent.failed(policy, retry, now, dice) {
+            let earlier = job.earlier_attempts;
+            let after = job.progress.failed_since_replay(earlier, policy, retry, now, dice);
+            let (phase, progress, due) = match after {
                 AfterFailure::Again { progress, due } => (Ready, progress, due),
                 AfterFailure::Bury { progress } => (Dead, progress, now),
             };
             Ok(Change {
-                progress: Progress { attempt, ..progress },
+                progress,
                 error: ErrorText::Reported,
                 history: History::Failed,
                 turn: ResourceEffect::Release,

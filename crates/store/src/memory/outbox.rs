@@ -377,8 +377,8 @@ impl Model {
         }
         delivery.note(Some(took), Some(shortened(error, ERROR_CHARS_MAX)), answer);
         let dice = dice_of(delivery.id.0, delivery.progress.attempt);
-        delivery.progress.attempt -= delivery.earlier_attempts;
-        match delivery.progress.failed(&policy, retry, now, dice) {
+        let earlier = delivery.earlier_attempts;
+        match delivery.progress.failed_since_replay(earlier, &policy, retry, now, dice) {
             AfterFailure::Again { progress, due } => {
                 delivery.progress = progress;
                 delivery.phase = DeliveryPhase::Ready;
@@ -389,7 +389,6 @@ impl Model {
                 delivery.end(DeliveryPhase::Dead, now);
             }
         }
-        delivery.progress.attempt += delivery.earlier_attempts;
         Held::Kept
     }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hapax_core::job::{
-    AfterFailure, AfterLoss, Fence, JobId, Phase, Progress, Retry, WorkLocation, idempotency_key,
+    AfterFailure, AfterLoss, Fence, JobId, Phase, Retry, WorkLocation, idempotency_key,
 };
 use hapax_core::limits::{ERROR_CHARS_MAX, RESULT_CHARS_MAX};
 use hapax_core::order::{OVERTAKEN, OrderDecision};
@@ -347,16 +347,15 @@ impl Model {
         }
         let Some(taken) = job.taken.clone() else { return Held::Lost };
         job.note("failed", Some(now), Some(shortened(&error, ERROR_CHARS_MAX)));
-        let (attempt, dice) = (job.progress.attempt, dice(job.id, job.progress.attempt));
-        job.progress.attempt -= job.earlier_attempts;
-        match job.progress.failed(&taken.policy, retry, now, dice) {
+        let (earlier, dice) = (job.earlier_attempts, dice(job.id, job.progress.attempt));
+        match job.progress.failed_since_replay(earlier, &taken.policy, retry, now, dice) {
             AfterFailure::Again { progress, due } => {
-                job.progress = Progress { attempt, ..progress };
+                job.progress = progress;
                 job.due = due;
                 self.leave(at, Phase::Ready, now);
             }
             AfterFailure::Bury { progress } => {
-                job.progress = Progress { attempt, ..progress };
+                job.progress = progress;
                 self.close(at, Phase::Dead, now);
             }
         }
