@@ -175,7 +175,7 @@ pub fn only_failed_reason(error: &str) -> String {
     format!("every attempt failed for 5 days; the last error: {error}")
 }
 
-/// The reason shown for held deliveries of an endpoint that was disabled for its failures and is
-/// enabled again.
+/// The reason shown for held deliveries of an endpoint that was disabled for its failures or on
+/// its own request, and is enabled again.
 pub const TRIED_FIRST: &str =
     "the endpoint was disabled automatically: one delivery is sent first, as a test";

@@ -28,7 +28,7 @@ pub struct JobState {
     pub phase: Phase,
     /// Attempts in this run, and failures and losses since the last replay. A replay keeps one of the losses before it.
     pub progress: Progress,
-    /// The attempts of this run before the last replay.
+    /// The attempts of this run before the last replay, without the loss that the replay kept.
     pub earlier_attempts: u32,
     /// When a ready job is due, a lease ends, or a hold ends; for other phases, when it began.
     pub due: Timestamp,
@@ -368,7 +368,7 @@ pub fn step(job: &JobState, act: &Act<'_>, now: Timestamp, dice: f64) -> Result<
         // The schedule begins again. A job that was lost before still runs alone.
         (Act::Replay { force, .. }, Dead) => Ok(Change {
             progress: Progress { steps: 0, lost: job.progress.lost.min(1), ..job.progress },
-            earlier_attempts: job.progress.attempt,
+            earlier_attempts: job.progress.attempt.saturating_sub(job.progress.lost.min(1)),
             ..Change::again(job, force, now)
         }),
         (Act::Replay { force: true, .. }, Done | Stale | Discarded) => Ok(Change {

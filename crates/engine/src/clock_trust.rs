@@ -1,5 +1,5 @@
-//! Decides whether the wall clock can be trusted to say what is old. A clock that is far ahead for a moment
-//! would make everything look expired, and what is deleted cannot be restored. Reads no clock itself:
+//! Decides whether the wall clock can be trusted to tell which data has expired. To a clock that is far ahead for a
+//! moment everything looks expired, and deleted data cannot be restored. Reads no clock itself:
 //! [`crate::janitor`] passes both times.
 //!
 //! Monotonic time is not changed when the wall clock is set. If the wall clock goes ahead of it by a step, the

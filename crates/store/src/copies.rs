@@ -2,8 +2,8 @@
 //! deferred write within a second. A crash may lose waiting copies; nothing else depends on them.
 //! Each store writes copies in its own way.
 //!
-//! While no write ends, because the disk hangs, at most [`COPY_RECORDS_MAX`] records wait. Beyond that, copies of
-//! events that have waiting copies are only counted, and copies of further events are left out. Passing them to
+//! While no write ends, because the disk hangs, at most [`COPY_RECORDS_MAX`] records wait, besides those that are
+//! being written. Beyond that, copies of events that have waiting copies are only counted, and copies of further events are left out. Passing them to
 //! the writer would fill its queue, and new events would be refused.
 
 use std::collections::HashMap;

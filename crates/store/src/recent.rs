@@ -6,8 +6,8 @@
 //! database then decides.
 //!
 //! An entry has 28 bytes, so that a few megabytes hold the last hour of a busy source. The entry
-//! does not store the key, the body's hash and the guard themselves, but 96 bits of hashes over all three: a
-//! copy with the same three adds nothing to the event.
+//! does not store the key, the body's hash and the guard themselves, but a tag of the key and 64 bits of
+//! a hash over all three: a copy with the same three adds nothing to the event.
 
 use std::hash::BuildHasher as _;
 use std::sync::{Mutex, MutexGuard};
@@ -147,7 +147,7 @@ impl RecentEvents {
         self.put_if(hash, recent, |_| true);
     }
 
-    /// Whether no keys were removed since `moment`, so that what was read from the database after it may be cached.
+    /// Whether no keys were removed since `moment`, so that an entry that was read after `moment` may be cached.
     pub(crate) fn is_unchanged(&self, moment: ShardMoment, hash: &KeyHash) -> bool {
         self.moment(hash) == moment
     }

@@ -473,13 +473,17 @@ fn the_attempts_before_a_replay_do_not_count_as_unsent_ones() {
     let progress = Progress { attempt: 30, steps: 3, lost: 0 };
     let (dead, forced) = (Phase::Dead, false);
     let dead = JobState { phase: dead, progress, earlier_attempts: 0, due: noon(), forced };
+    let lost = JobState { progress: Progress { lost: 2, ..progress }, ..dead };
     let done = JobState { phase: Phase::Done, earlier_attempts: 20, ..dead };
     let act = |job: &JobState, act: Act<'_>| {
         let change = step(job, &act, noon(), 0.5).expect("it changes");
         let Change { phase, due, progress, earlier_attempts, forced, .. } = change;
         JobState { phase, progress, earlier_attempts, due, forced }
     };
-    for (job, force, earlier) in [(dead, false, 30), (dead, true, 30), (done, true, 0)] {
+    // A replay of a job that was lost keeps one loss.
+    let jobs =
+        [(dead, false, 30, 0), (dead, true, 30, 0), (lost, false, 29, 1), (done, true, 0, 0)];
+    for (job, force, earlier, lost) in jobs {
         let replay = Act::Replay { force, is_behind: false, is_hopeless: false };
         let mut job = act(&job, replay);
         assert_eq!((job.phase, job.earlier_attempts), (Phase::Ready, earlier));
@@ -487,7 +491,7 @@ fn the_attempts_before_a_replay_do_not_count_as_unsent_ones() {
             let due = JobState { due: noon(), ..job };
             let claim = Act::Claim { admission: Admission::Run, lease: policy.lease };
             job = act(&act(&due, claim), Act::Failed { retry: Retry::Unsent, policy: &policy });
-            let expected = Progress { attempt: earlier + unsent, steps: 0, lost: 0 };
+            let expected = Progress { attempt: earlier + lost + unsent, steps: 0, lost };
             assert_eq!((job.phase, job.progress), (Phase::Ready, expected), "{job:?}");
             assert_eq!(job.due.duration_since(noon()).as_secs(), wait);
         }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::http::body_memory::BodyPermit;
 use crate::limits::BodyLimits;
 
-/// The longest body in one piece that is copied: half of what a connection reads at once.
+/// The longest body in one piece that is copied: half of a connection's first read buffer.
 const COPIED_BYTES_MAX: usize = 4 << 10;
 
 /// Why a body could not be read.
@@ -40,13 +40,13 @@ where
     let mut pace = Pace::new(limits);
     let first = match next(&mut body, &mut pace, &held, 0).await? {
         Some(first) if first.len() > limits.bytes_max => return Err(BodyFault::TooLarge),
-        Some(first) if body.is_end_stream() => return Ok(apart(first)),
+        Some(first) if body.is_end_stream() => return Ok(copy_if_short(first)),
         Some(first) => first,
         None => return Ok(Bytes::new()),
     };
     let mut piece = match poll_fn(|cx| Poll::Ready(poll_piece(&mut body, cx))).await {
         Poll::Ready(second) => match second? {
-            None => return Ok(apart(first)),
+            None => return Ok(copy_if_short(first)),
             Some(second) => Some(second),
         },
         Poll::Pending => None,
@@ -66,9 +66,9 @@ where
     }
 }
 
-/// The body apart from its connection's buffer. A piece is a slice of that buffer and keeps all of it, so a short body
-/// that waits for its commit is copied.
-fn apart(piece: Bytes) -> Bytes {
+/// Copies a short body out of its connection's buffer. A piece is a slice of that buffer and keeps all of it, for as
+/// long as the body waits for its commit.
+fn copy_if_short(piece: Bytes) -> Bytes {
     if piece.len() <= COPIED_BYTES_MAX { Bytes::copy_from_slice(&piece) } else { piece }
 }
 

@@ -252,7 +252,7 @@ struct Job {
     phase: Phase,
     run: u32,
     progress: Progress,
-    /// The attempts of this run before the last replay.
+    /// The attempts of this run before the last replay, without the loss that the replay kept.
     earlier_attempts: u32,
     fence: Fence,
     due: Timestamp,

@@ -134,7 +134,7 @@ impl Model {
             job.run += 1;
             job.progress = Progress::default();
         }
-        job.earlier_attempts = job.progress.attempt;
+        job.earlier_attempts = job.progress.attempt.saturating_sub(job.progress.lost);
         job.fence = Fence(job.fence.0 + 1);
         job.phase = Phase::Ready;
         job.due = now;

@@ -506,7 +506,7 @@ struct CacheableEvent {
 impl Shared {
     /// Lets memory and Redis answer copies of committed events whose work has ended, as long as the
     /// database is the one that `epoch` names. An event whose key was removed from the caches since its
-    /// moment is left out: what was read may be older than an act of an operator. Called once for a whole
+    /// moment is left out: the status may be older than an act of an operator. Called once for a whole
     /// commit.
     fn remember(&self, epoch: Option<&Epoch>, mut events: Vec<CacheableEvent>) {
         events.retain(|event| event.recent.known.status.is_final());
@@ -538,7 +538,8 @@ impl Shared {
             (event.key, CacheEntry { body_hash, guard, known, written_at })
         };
         front.write(seal, written.iter().map(entry));
-        // A key that is removed after this check is deleted from Redis after the entry was written.
+        // A key that is removed after this check is deleted from Redis after the entry was written, unless the queue
+        // is full.
         let changed = written.iter().filter(|event| !is_unchanged(event));
         front.remove(changed.map(|event| event.key));
     }

@@ -233,18 +233,15 @@ impl FoundEvent {
         }))
     }
 
-    /// The answer of an act: whether it changed the event. If it did, or if the answer was lost, the event is
-    /// removed from memory and Redis, because the act is or may be committed.
+    /// The answer of an act: whether it changed the event. The event is removed from memory and Redis in any case:
+    /// if the answer was lost, the act may be committed, and if it changed nothing, an act before it may have.
     fn was_changed(
         &self,
         shared: &Shared,
         answer: Result<Vec<Row>, PgError>,
     ) -> Result<bool, PgError> {
-        let changed = answer.and_then(|rows| Ok(only(&rows)?.get(0)));
-        if !matches!(changed, Ok(false)) {
-            self.forget(shared);
-        }
-        changed
+        self.forget(shared);
+        Ok(only(&answer?)?.get(0))
     }
 
     /// Removes the event from memory and Redis.

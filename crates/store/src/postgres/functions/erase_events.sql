@@ -1,6 +1,7 @@
 -- Deletes body, history and jobs of up to `most` events of a tenant that is deleted, whether they are finished or
 -- not. Returns the deletion with its new position. An unfinished event counts as discarded. The narrow row stays,
--- with the key and the guard. An event that was pruned before loses the rows of its copies. An event with a job that another transaction has locked is left for another pass.
+-- with the key and the guard. An event that was pruned before loses the rows of its copies. An event with a job that
+-- another transaction has locked is left for another pass.
 --
 -- The deletion covers an event whose transaction began before that of the deletion. received_at
 -- does not show this, because it is the clock of a node. xmin of the body does, because a body is

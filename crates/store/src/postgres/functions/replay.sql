@@ -79,7 +79,9 @@ BEGIN
             SET state = hapax.job_state('ready'), due_at = at, fence = hapax.next_fence(fence),
                 run = run + CASE WHEN j.state = hapax.job_state('dead') THEN 0 ELSE 1 END,
                 attempt = CASE WHEN j.state = hapax.job_state('dead') THEN attempt ELSE 0 END,
-                earlier_attempts = CASE WHEN j.state = hapax.job_state('dead') THEN attempt ELSE 0 END, steps = 0,
+                earlier_attempts = CASE WHEN j.state = hapax.job_state('dead')
+                                        THEN greatest(attempt - least(lost, 1), 0) ELSE 0 END,
+                steps = 0,
                 lost = CASE WHEN j.state = hapax.job_state('dead') THEN least(lost, 1) ELSE 0 END,
                 forced = force, resource = n.resource, position = n.place, result = NULL,
                 error = NULL, started_at = NULL, worker = NULL, answer_status = NULL, answer = NULL
