@@ -350,9 +350,7 @@ impl<'a, 'p> Scanner<'a, 'p> {
         let start = self.at;
         let bytes = self.text.as_bytes();
         loop {
-            while bytes.get(self.at).is_some_and(|&byte| PLAIN[usize::from(byte)]) {
-                self.at += 1;
-            }
+            self.at += plain_bytes(&bytes[self.at..]);
             match self.take() {
                 Some(b'"') => return Ok(&self.text[start..self.at - 1]),
                 Some(b'\\') => self.escape()?,
@@ -443,6 +441,30 @@ impl<'a, 'p> Scanner<'a, 'p> {
     }
 }
 
+/// How many bytes at the start are plain. Looks at eight bytes at a time, because strings are most of a document.
+fn plain_bytes(bytes: &[u8]) -> usize {
+    let mut plain = 0;
+    for word in bytes.chunks_exact(size_of::<u64>()) {
+        let word = u64::from_le_bytes(word.try_into().expect("a chunk of eight bytes"));
+        let special = special_bytes(word);
+        if special != 0 {
+            return plain + special.trailing_zeros() as usize / 8;
+        }
+        plain += size_of::<u64>();
+    }
+    plain + bytes[plain..].iter().take_while(|byte| PLAIN[usize::from(**byte)]).count()
+}
+
+/// The high bit of the lowest byte that is not plain. Higher bits of the result mean nothing: a subtraction may borrow
+/// from a byte above one that it finds.
+fn special_bytes(word: u64) -> u64 {
+    const ONES: u64 = u64::from_le_bytes([1; 8]);
+    const HIGH_BITS: u64 = u64::from_le_bytes([0x80; 8]);
+    let below = |word: u64, bound: u8| word.wrapping_sub(ONES * u64::from(bound)) & !word;
+    let equal = |byte: u8| below(word ^ (ONES * u64::from(byte)), 1);
+    (below(word, 0x20) | equal(b'"') | equal(b'\\')) & HIGH_BITS
+}
+
 /// The plain bytes of a string: neither quote, backslash nor control character.
 static PLAIN: [bool; 256] = {
     let mut plain = [true; 256];
@@ -511,6 +533,26 @@ mod tests {
     use serde_json::value::RawValue;
 
     use super::*;
+
+    #[test]
+    fn the_first_byte_of_a_string_that_is_not_plain_is_found_at_every_position() {
+        // Eight bytes are checked at once: neither the position in a word nor the bytes beside it may matter.
+        let one_by_one = |bytes: &[u8]| {
+            bytes.iter().take_while(|byte| !matches!(byte, 0..=0x1f | b'"' | b'\\')).count()
+        };
+        for byte in 0..=u8::MAX {
+            for beside in [b' ', b'!', b'#', b'[', b']', 0x7f, 0x80, 0xff] {
+                for at in 0..20 {
+                    let mut bytes = [beside; 20];
+                    bytes[at] = byte;
+                    assert_eq!(plain_bytes(&bytes), one_by_one(&bytes), "{byte:#x} at {at}");
+                    // A second one follows.
+                    bytes[19] = b'"';
+                    assert_eq!(plain_bytes(&bytes), one_by_one(&bytes), "{byte:#x} at {at}");
+                }
+            }
+        }
+    }
 
     fn pointers(texts: &[&str]) -> Vec<Pointer> {
         texts.iter().map(|text| Pointer::parse(text).expect("a pointer")).collect()

@@ -101,6 +101,8 @@ pub struct Source {
     pub(crate) handshake: HandshakeKeys,
     /// One for each secret, in their order.
     pub(crate) verifiers: Vec<Verifier>,
+    /// [`Verifier::number`] of each verifier.
+    pub(crate) verifier_numbers: Vec<usize>,
 }
 
 /// Why a source cannot be built. `field` is the config key at fault.
@@ -173,8 +175,10 @@ impl Source {
             ReplayGuard::Off => counters(preset, &spec.envelope),
             ReplayGuard::Signed => Vec::new(),
         };
+        let verifiers = verifiers(&spec);
         Ok(Self {
-            verifiers: verifiers(&spec),
+            verifier_numbers: verifiers.iter().map(Verifier::number).collect(),
+            verifiers,
             tenant: spec.tenant,
             name: spec.name,
             preset,
@@ -198,9 +202,10 @@ impl Source {
         &self.verifiers
     }
 
-    /// The verifier with the secret at this index.
-    pub fn verifier(&self, secret: usize) -> Option<&Verifier> {
-        self.verifiers.get(secret).or(self.verifiers.first())
+    /// The number of the verifier with the secret at this index: see [`Verifier::number`].
+    pub fn verifier_number(&self, secret: usize) -> usize {
+        let numbers = &self.verifier_numbers;
+        numbers.get(secret).or(numbers.first()).copied().unwrap_or_default()
     }
 
     /// The tenant whose events arrive here, unless the signed body names another.

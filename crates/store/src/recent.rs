@@ -58,6 +58,8 @@ pub(crate) fn adds_nothing(receipt: &Receipt, body_hash: KeyHash, guard: Option<
 #[derive(Debug)]
 pub(crate) struct RecentEvents {
     spread: KeyHasherState,
+    /// The seeds of the proofs: others than those that choose a slot.
+    proving: KeyHasherState,
     shards: Box<[Mutex<Shard>]>,
 }
 
@@ -117,7 +119,8 @@ const VERSION_SHIFT: u32 = 76;
 impl RecentEvents {
     pub(crate) fn new() -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { spread: KeyHasherState::default(), shards }
+        let (spread, proving) = (KeyHasherState::default(), KeyHasherState::default());
+        Self { spread, proving, shards }
     }
 
     /// The event that this receipt is a plain copy of.
@@ -131,7 +134,7 @@ impl RecentEvents {
         let mut shard = self.lock(at.shard);
         // Most keys are new: the tags alone show that, and nothing is hashed.
         let slot = shard.find(&at)?;
-        if shard.proofs[at.set][slot] != proof(key, body_hash, guard) {
+        if shard.proofs[at.set][slot] != self.proof(key, body_hash, guard) {
             return None;
         }
         shard.move_to_front(&at, slot);
@@ -162,6 +165,7 @@ impl RecentEvents {
         if !recent.is_lasting() {
             return;
         }
+        let proof = self.proof(hash, recent.body_hash, recent.guard);
         let at = self.locate(&hash);
         let mut shard = self.lock(at.shard);
         if !allows(&shard) {
@@ -173,7 +177,7 @@ impl RecentEvents {
         let slot = shard.find(&at).unwrap_or(WAYS - 1);
         shard.move_to_front(&at, slot);
         shard.tags[at.set][0] = at.tag;
-        shard.proofs[at.set][0] = proof(hash, recent.body_hash, recent.guard);
+        shard.proofs[at.set][0] = proof;
         shard.ids[at.set][0] = id_with_status(&recent.known);
     }
 
@@ -199,6 +203,15 @@ impl RecentEvents {
         self.shards[shard].lock().expect("no panic happens under this lock")
     }
 
+    /// 64 bits of a hash over the three values that a copy must have, beside the tag of its key. The values are hashes
+    /// already, and the seeds are secret.
+    fn proof(&self, key: KeyHash, body_hash: KeyHash, guard: Option<KeyHash>) -> u64 {
+        let hash = |value: KeyHash| self.proving.hash_one(value);
+        // The rotations keep equal values in different places from cancelling out.
+        let known_values = hash(key) ^ hash(body_hash).rotate_left(21);
+        known_values ^ guard.map_or(0, |guard| hash(guard).rotate_left(42))
+    }
+
     fn locate(&self, hash: &KeyHash) -> SlotPosition {
         let spread = self.spread.hash_one(hash);
         let place = spread as u32 as usize;
@@ -216,13 +229,6 @@ struct SlotPosition {
     shard: usize,
     set: usize,
     tag: u32,
-}
-
-/// 64 bits of the hash over the three values that a copy must have, beside the tag of its key.
-fn proof(key: KeyHash, body_hash: KeyHash, guard: Option<KeyHash>) -> u64 {
-    let guard = guard.as_ref().map_or(&[][..], |guard| &guard.0[..]);
-    let hash = KeyHash::of(b"recent", [&key.0[..], &body_hash.0[..], guard]);
-    u128::from_le_bytes(hash.0) as u64
 }
 
 fn id_with_status(known: &KnownEvent) -> u128 {

@@ -309,8 +309,8 @@ impl Envelope {
         };
         match self.format {
             BodyFormat::Any | BodyFormat::JsonOrForm => true,
-            BodyFormat::Json => is_json(&essence),
-            BodyFormat::Form => essence == FORM,
+            BodyFormat::Json => is_json(essence),
+            BodyFormat::Form => essence.eq_ignore_ascii_case(FORM),
         }
     }
 
@@ -513,13 +513,15 @@ impl Envelope {
 
 const FORM: &str = "application/x-www-form-urlencoded";
 
-/// A content type without its parameters, in lower case.
-fn essence(content_type: &str) -> String {
-    content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+/// A content type without its parameters.
+fn essence(content_type: &str) -> &str {
+    content_type.split(';').next().unwrap_or_default().trim()
 }
 
 fn is_json(essence: &str) -> bool {
-    matches!(essence, "application/json" | "text/json") || essence.ends_with("+json")
+    let suffix = essence.len().checked_sub("+json".len()).and_then(|at| essence.get(at..));
+    ["application/json", "text/json"].iter().any(|json| essence.eq_ignore_ascii_case(json))
+        || suffix.is_some_and(|suffix| suffix.eq_ignore_ascii_case("+json"))
 }
 
 /// Whether a body can only be JSON. No form begins with a brace, a bracket or a byte order mark; the

@@ -27,7 +27,7 @@ use hapax_core::scheme::sender_key::SenderKey;
 use hapax_core::source::LatePolicy;
 use hapax_core::store::{
     ArrivalInfo, Decision, Ingest, Inspect, KnownEvent, Rejection, SecretUse, Status, Store,
-    StoreError, StoreHints, TrafficFigures, Verdict, Verifier, Work,
+    StoreError, StoreHints, TrafficFigures, Verdict, Work,
 };
 use hapax_core::{
     Arrival, KeyHash, Receipt, Refusal, SourceName, Tenant, Timeliness, Timestamp, Verified,
@@ -299,7 +299,7 @@ impl<S: Store + StoreHints> Ingress<S> {
             received_at: call.received_at,
             request_id: call.request_id.uuid,
             remote: Some(call.remote),
-            secret: route.source.verifier(secret).map_or(0, Verifier::number),
+            secret: route.source.verifier_number(secret),
             signed_at,
             headers: kept_headers(&arrival.headers, &route.secret_headers),
         };

@@ -1,6 +1,7 @@
 //! Selects the headers of a sender that are stored with its event, and escapes values from requests
 //! for log lines.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
@@ -17,7 +18,10 @@ pub(crate) fn kept_headers(headers: &HeaderMap, secret: &[HeaderName]) -> Arc<st
         if is_left_out(name.as_str()) || secret.contains(name) || of_connection.contains(name) {
             continue;
         }
-        let value = String::from_utf8_lossy(value.as_bytes());
+        let value = match value.to_str() {
+            Ok(ascii) => Cow::Borrowed(ascii),
+            Err(_) => String::from_utf8_lossy(value.as_bytes()),
+        };
         if kept.len() + name.as_str().len() + value.len() + 3 > KEPT_HEADERS_BYTES_MAX {
             continue;
         }
