@@ -101,6 +101,10 @@ pub mod limits {
     /// meanwhile waits until the disk has written the round's pages: 2 MiB.
     pub const WAL_PAGES_CHECKPOINT: u32 = 250;
 
+    /// Bytes of one write to the log: most commits fit, the memory for them stays small, and SQLite's own function
+    /// can write less than 128 KiB.
+    pub const LOG_WRITE_BYTES_MAX: usize = 96 << 10;
+
     /// Pages in the write-ahead log before the writer itself finishes the checkpoint, so that the
     /// log starts over. This bounds the file at about 32 MiB. A log that starts over is written in
     /// place, and syncing it needs no change of the file's own records.

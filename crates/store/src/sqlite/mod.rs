@@ -23,6 +23,7 @@ mod key_usage;
 mod ledger;
 mod lists;
 mod log_rewrite;
+mod log_writes;
 mod lone_sender;
 mod new_rows;
 mod open;

@@ -10,6 +10,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use super::log_rewrite::{self, RewriteError};
+use super::log_writes;
 use super::transaction::Transaction;
 use crate::file_permissions::{narrow, private_dir, private_file};
 use crate::limits::{PAGE_BYTES, STATEMENT_VALUE_BYTES_MAX};
@@ -133,7 +134,8 @@ impl DatabaseLocation {
 
     /// The connection that writes. There is one at a time.
     pub(super) fn writer(&self) -> rusqlite::Result<Connection> {
-        let conn = Connection::open(&self.path)?;
+        let vfs = log_writes::vfs()?;
+        let conn = Connection::open_with_flags_and_vfs(&self.path, OpenFlags::default(), vfs)?;
         settle_only_on_request(&conn)?;
         // The user may have the file open for reading: a brief lock must not fail the writer.
         conn.busy_timeout(std::time::Duration::from_secs(5))?;
