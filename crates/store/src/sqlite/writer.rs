@@ -5,6 +5,7 @@
 //! OK, every request of its batch gets an error, and nothing of the batch stays in memory: see
 //! [`recovery`]. Other threads send [`commands`].
 
+mod command_queue;
 mod commands;
 mod decide;
 mod recovery;

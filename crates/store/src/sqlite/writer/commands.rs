@@ -1,7 +1,6 @@
 //! The commands of the writer, and the handles that send them.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use hapax_core::store::{Ingest, StoreError, Verdict};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+use super::command_queue::{NotReceived, QueueReceiver, QueueSender, command_queue};
 use super::{Next, Writer, WriterEnded, unavailable};
 use crate::limits::WAITING_MAX;
 use crate::sqlite::open::{DatabaseLocation, OpenError};
@@ -27,7 +27,7 @@ pub(in crate::sqlite) struct WriterHandle {
 /// Sends commands to the writer thread.
 #[derive(Debug, Clone)]
 pub(in crate::sqlite) struct WriterSender {
-    commands: Sender<Command>,
+    commands: QueueSender<Command>,
     waiting: Arc<AtomicUsize>,
     /// Events and slices that were sent.
     demand: Arc<AtomicU64>,
@@ -60,7 +60,7 @@ impl WriterSender {
             return Err(Box::new((command, StoreError::Busy)));
         }
         let sent = self.commands.send(command);
-        sent.map_err(|SendError(command)| Box::new((command, StoreError::Closed)))
+        sent.map_err(|command| Box::new((command, StoreError::Closed)))
     }
 
     /// Asks the writer to end, after everything that waits.
@@ -70,16 +70,15 @@ impl WriterSender {
     }
 }
 
-/// The commands that wait. The queue takes memory only for those; their number is bounded by
-/// [`WAITING_MAX`].
+/// The commands that wait. Their number is bounded by [`WAITING_MAX`].
 pub(super) struct Commands {
-    queue: Receiver<Command>,
+    queue: QueueReceiver<Command>,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Commands {
     pub(super) fn try_recv(&self) -> Option<Command> {
-        let command = self.queue.try_recv().ok()?;
+        let command = self.queue.try_receive()?;
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         Some(command)
     }
@@ -100,13 +99,13 @@ impl Commands {
     }
 
     pub(super) fn receive_within(&self, at_most: Duration) -> Next {
-        match self.queue.recv_timeout(at_most) {
+        match self.queue.receive_within(at_most) {
             Ok(command) => {
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
                 Next::Command(command)
             }
-            Err(RecvTimeoutError::Timeout) => Next::Housekeeping,
-            Err(RecvTimeoutError::Disconnected) => Next::NobodyLeft,
+            Err(NotReceived::TimedOut) => Next::Housekeeping,
+            Err(NotReceived::NoSenderLeft) => Next::NobodyLeft,
         }
     }
 }
@@ -192,7 +191,7 @@ impl WriterHandle {
         shared: Arc<Shared>,
         clock: Clock,
     ) -> Result<Self, OpenError> {
-        let (commands, queue) = channel();
+        let (commands, queue) = command_queue();
         let sender = WriterSender { commands, waiting: Arc::default(), demand: Arc::default() };
         let commands = Commands { queue, waiting: Arc::clone(&sender.waiting) };
         let writer = Writer::open(place, shared, clock)?;
