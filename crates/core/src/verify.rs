@@ -24,7 +24,7 @@ pub enum Verified {
         receipts: Vec<Receipt>,
         /// The signed timestamp.
         signed_at: Option<Timestamp>,
-        /// The index of the secret that verified; [`Source::verifier`] has its name.
+        /// The index of the secret that verified; [`Source::verifiers`] has its name.
         secret: usize,
     },
     /// A handshake: the reply to send. Nothing is stored.
