@@ -1,19 +1,24 @@
 //! Writes the frames of a commit to the log with one call instead of two for each page.
 //!
 //! SQLite writes the header and the page of each frame by itself. Most of the time of such a small write is the call
-//! and the file system's work on pages that the next write touches again. So this VFS gathers the frames that are
-//! appended to the log, and writes them when the last frame of the commit is complete. All other calls go to SQLite's
-//! own VFS, and so do all calls on other files.
+//! and the file system's work on pages that the next write touches again. So this VFS gathers the frames of a commit,
+//! and writes them when the last one is complete, which is marked. All other calls go to SQLite's own VFS, and so do all
+//! calls on other files.
 //!
-//! Nothing stays in memory after a commit: its last frame is marked in the log, and writes everything. Whatever reads
-//! the log, syncs it or changes its length writes first what was gathered.
+//! Frames are gathered only while this thread is inside [`gather`], around `COMMIT`. SQLite then writes all frames in a
+//! row, and gets the error of a write before it counts any of them as committed. Frames that leave the cache earlier
+//! are written at once: if such a transaction were rolled back, another program could commit in their place, and a
+//! later write of them would destroy that commit.
 //!
 //! SQLite's interface for a VFS is C: this is the only file with unsafe code.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
+use std::ptr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rusqlite::ffi::{
     self, SQLITE_ERROR, SQLITE_OK, SQLITE_OPEN_WAL, sqlite3_file, sqlite3_int64,
@@ -31,6 +36,31 @@ const FRAME_HEADER_BYTES: usize = 24;
 /// The bytes of a frame's header that are zero unless the frame ends a commit.
 const COMMIT_MARK: std::ops::Range<usize> = 4..8;
 
+thread_local! {
+    /// Whether this thread is inside [`gather`].
+    static GATHERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `commit`, which commits a transaction on this thread and does nothing else. Its frames are written with one
+/// call.
+pub(super) fn gather<T>(commit: impl FnOnce() -> T) -> T {
+    /// Ends the gathering, also after a panic.
+    struct Gathering;
+
+    impl Drop for Gathering {
+        fn drop(&mut self) {
+            GATHERS.set(false);
+        }
+    }
+
+    GATHERS.set(true);
+    let _gathering = Gathering;
+    commit()
+}
+
+/// SQLite's own VFS, once [`register`] has found it.
+static DEFAULT: AtomicPtr<sqlite3_vfs> = AtomicPtr::new(ptr::null_mut());
+
 /// Returns the name of the VFS, and registers it at the first call.
 pub(super) fn vfs() -> rusqlite::Result<&'static CStr> {
     static REGISTERED: OnceLock<c_int> = OnceLock::new();
@@ -44,13 +74,14 @@ fn register() -> c_int {
     // SAFETY: SQLite's own VFS lives as long as the process. The copy does too, because it is leaked. Its functions
     // are those of SQLite's VFS, which find all they need in the copied fields, except `open`.
     unsafe {
-        let default = ffi::sqlite3_vfs_find(std::ptr::null());
+        let default = ffi::sqlite3_vfs_find(ptr::null());
         if default.is_null() {
             return SQLITE_ERROR;
         }
+        DEFAULT.store(default, Ordering::Release);
         let own = Box::leak(Box::new(sqlite3_vfs {
             zName: NAME.as_ptr(),
-            pNext: std::ptr::null_mut(),
+            pNext: ptr::null_mut(),
             szOsFile: (*default).szOsFile + size_of::<LogFile>() as c_int,
             xOpen: Some(open),
             ..*default
@@ -67,7 +98,7 @@ struct LogFile {
     frames: ManuallyDrop<GatheredFrames>,
 }
 
-/// Bytes that continue the log and are not written yet.
+/// Frames of a commit that continue the log and are not written yet.
 struct GatheredFrames {
     bytes: Vec<u8>,
     /// The position of the first of these bytes; `None` while it is unknown where the log ends.
@@ -87,7 +118,7 @@ impl GatheredFrames {
         if part.len() == FRAME_HEADER_BYTES {
             self.ends_commit = part[COMMIT_MARK].iter().any(|byte| *byte != 0);
         }
-        let continues = self.end() == Some(at);
+        let continues = GATHERS.get() && self.end() == Some(at);
         if continues {
             self.bytes.extend_from_slice(part);
         }
@@ -142,7 +173,7 @@ impl LogFile {
         }
         // SAFETY: the bytes are valid during the call.
         let code = unsafe { own.write(&frames.bytes, start) };
-        // After an error, SQLite rolls back and writes the frames again.
+        // After an error, SQLite rolls the commit back.
         frames.start = if code == SQLITE_OK { frames.end() } else { None };
         frames.bytes.clear();
         code
@@ -178,15 +209,17 @@ unsafe extern "C" fn open(
 ) -> c_int {
     // SAFETY: SQLite passes memory of `szOsFile` bytes, which has room for a `LogFile` and SQLite's own file.
     unsafe {
-        let default = ffi::sqlite3_vfs_find(std::ptr::null());
+        // SQLite calls this only after `register`. The program may have another default VFS by now, whose files need
+        // not fit.
+        let default = DEFAULT.load(Ordering::Acquire);
         let Some(open_own) = (*default).xOpen else { return SQLITE_ERROR };
         if flags & SQLITE_OPEN_WAL == 0 {
             return open_own(default, name, file, flags, out_flags);
         }
         // Without functions, SQLite does not close a file that could not be opened.
-        (*file).pMethods = std::ptr::null();
+        (*file).pMethods = ptr::null();
         let own = file.cast::<LogFile>().add(1).cast::<sqlite3_file>();
-        (*own).pMethods = std::ptr::null();
+        (*own).pMethods = ptr::null();
         let code = open_own(default, name, own, flags, out_flags);
         if code == SQLITE_OK {
             let frames = GatheredFrames { bytes: Vec::new(), start: None, ends_commit: false };
@@ -251,14 +284,13 @@ unsafe extern "C" fn write(
 unsafe extern "C" fn close(file: *mut sqlite3_file) -> c_int {
     // SAFETY: SQLite passes a log that is open, and does not use it afterwards.
     unsafe {
-        let written = LogFile::write_gathered(file);
+        // Nothing is gathered between two commits.
+        ManuallyDrop::drop(&mut (*file.cast::<LogFile>()).frames);
         let own = LogFile::own(file);
-        let closed = match own.methods.xClose {
+        match own.methods.xClose {
             Some(close) => close(own.file),
             None => SQLITE_OK,
-        };
-        ManuallyDrop::drop(&mut (*file.cast::<LogFile>()).frames);
-        if written == SQLITE_OK { closed } else { written }
+        }
     }
 }
 
@@ -337,6 +369,10 @@ mod tests {
         conn
     }
 
+    fn commit(conn: &Connection) {
+        gather(|| conn.execute_batch("COMMIT")).expect("commits");
+    }
+
     /// The rows that another process would find if this one were killed now.
     fn rows_after_a_kill(directory: &Path) -> Vec<(i64, i64)> {
         let copy = tempfile::tempdir().expect("a directory");
@@ -390,7 +426,7 @@ mod tests {
                 if dice.below(4) == 0 {
                     conn.execute_batch("ROLLBACK").expect("rolls back");
                 } else {
-                    conn.execute_batch("COMMIT").expect("commits");
+                    commit(&conn);
                 }
                 assert_eq!(rows_after_a_kill(directory.path()), rows(&conn), "seed {seed}");
                 if dice.below(5) == 0 {
@@ -402,13 +438,50 @@ mod tests {
         }
     }
 
+    #[test]
+    fn frames_of_a_transaction_that_was_rolled_back_never_overwrite_another_commit() {
+        // Pages leave the small cache, the transaction is rolled back, and another program commits in the place of
+        // their frames. Later writes, reads and the end of the connection must not bring them back.
+        for is_update in [false, true] {
+            let directory = tempfile::tempdir().expect("a directory");
+            let settings =
+                "PRAGMA page_size = 8192; PRAGMA cache_size = 10; PRAGMA synchronous = FULL";
+            let conn = open_in(directory.path(), settings);
+            let fill =
+                "WITH RECURSIVE n (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < 200)
+                        REPLACE INTO effect SELECT n + ?1, randomblob(3000) FROM n";
+            conn.execute(fill, [0]).expect("writes");
+            conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).expect("copies");
+            for round in 1..6 {
+                conn.execute_batch("BEGIN IMMEDIATE").expect("begins");
+                conn.execute(fill, [if is_update { 0 } else { 1000 * round }]).expect("writes");
+                conn.execute_batch("ROLLBACK").expect("rolls back");
+                let other = Connection::open(directory.path().join("hapax.db")).expect("opens");
+                other.execute(fill, [100 * round]).expect("writes");
+                assert_eq!(rows_after_a_kill(directory.path()), rows(&other), "round {round}");
+                conn.execute_batch("BEGIN IMMEDIATE").expect("begins");
+                conn.execute("REPLACE INTO effect VALUES (?1, 'x')", [round]).expect("writes");
+                commit(&conn);
+                assert_eq!(rows_after_a_kill(directory.path()), rows(&other), "round {round}");
+            }
+            let kept = rows(&conn);
+            let other = Connection::open(directory.path().join("hapax.db")).expect("opens");
+            // Without the other connection the log would go with the last one.
+            assert_eq!(rows(&other), kept);
+            drop(conn);
+            assert_eq!(rows_after_a_kill(directory.path()), kept, "after the end");
+        }
+    }
+
     fn frames_after(parts: &[(usize, bool, sqlite3_int64)]) -> (GatheredFrames, Vec<bool>) {
         let mut frames = GatheredFrames { bytes: Vec::new(), start: Some(32), ends_commit: false };
         let complete = parts.iter().map(|&(length, ends_commit, at)| {
-            let mut part = vec![0; length];
-            part[4] = u8::from(ends_commit);
-            assert!(frames.add(&part, at), "it continues the log");
-            frames.is_complete(length)
+            gather(|| {
+                let mut part = vec![0; length];
+                part[4] = u8::from(ends_commit);
+                assert!(frames.add(&part, at), "it continues the log");
+                frames.is_complete(length)
+            })
         });
         let complete = complete.collect();
         (frames, complete)
@@ -425,9 +498,12 @@ mod tests {
         ]);
         assert_eq!(complete, [false, false, false, true]);
         assert_eq!(frames.end(), Some(8272));
-        assert!(!frames.add(&[0; 24], 32), "a frame that is written again is written by itself");
+        assert!(!frames.add(&[0; 24], 8272), "a frame that leaves the cache before the commit");
+        let mut add = |at| gather(|| frames.add(&[0; 24], at));
+        assert!(!add(32), "a frame that is written again");
+        assert!(add(8272));
         frames.start = None;
-        assert!(!frames.add(&[0; 24], 8272), "after an error, the end of the log is unknown");
+        assert!(!gather(|| frames.add(&[0; 24], 8296)), "the end is unknown after an error");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use rusqlite::Connection;
 
-use super::open;
+use super::{log_writes, open};
 
 /// An open write transaction that is rolled back unless committed.
 pub(super) struct Transaction<'a>(&'a Connection);
@@ -29,7 +29,8 @@ impl<'a> Transaction<'a> {
     }
 
     pub(super) fn commit(self) -> rusqlite::Result<()> {
-        self.0.prepare_cached("COMMIT")?.execute([])?;
+        let mut commit = self.0.prepare_cached("COMMIT")?;
+        log_writes::gather(|| commit.execute([]))?;
         Ok(())
     }
 }

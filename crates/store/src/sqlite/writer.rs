@@ -38,6 +38,7 @@ use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
 use super::key_usage::KeyUsage;
 use super::ledger::FenceBlock;
+use super::log_writes;
 use super::lone_sender::{LoneSender, NEXT_REQUEST_WITHIN};
 use super::meta;
 use super::new_rows::NewRows;
@@ -583,7 +584,10 @@ impl Writer {
         }
         let ended = batch.rows.insert(&self.conn);
         let ended = ended.and_then(|()| self.key_usage.write(&self.conn));
-        let ended = ended.and_then(|()| self.conn.prepare_cached(end)?.execute([]));
+        let ended = ended.and_then(|()| {
+            let mut end = self.conn.prepare_cached(end)?;
+            log_writes::gather(|| end.execute([]))
+        });
         // The system may report a failed sync of the log only once, and the checkpointer syncs it too.
         let ended = ended.and_then(|_| self.checkpointer.check());
         if let Err(error) = ended {
@@ -650,7 +654,8 @@ impl Writer {
     ) -> rusqlite::Result<T> {
         self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         let acted = act(self).and_then(|value| {
-            self.conn.prepare_cached("COMMIT")?.execute([])?;
+            let mut commit = self.conn.prepare_cached("COMMIT")?;
+            log_writes::gather(|| commit.execute([]))?;
             Ok(value)
         });
         if acted.is_err() && !self.conn.is_autocommit() {

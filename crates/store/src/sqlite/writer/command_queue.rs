@@ -45,8 +45,9 @@ impl<T> Queue<T> {
     }
 
     /// Wakes the receiver if it sleeps.
-    fn wake(&self, state: MutexGuard<'_, QueueState<T>>) {
-        let is_asleep = state.is_receiver_asleep;
+    fn wake(&self, mut state: MutexGuard<'_, QueueState<T>>) {
+        // Senders that come before the receiver has the lock again need not wake it too.
+        let is_asleep = std::mem::take(&mut state.is_receiver_asleep);
         // The lock is free when the receiver wakes up.
         drop(state);
         if is_asleep {
