@@ -18,7 +18,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use rusqlite::ffi::{
     self, SQLITE_ERROR, SQLITE_OK, SQLITE_OPEN_WAL, sqlite3_file, sqlite3_int64,
@@ -37,23 +37,27 @@ const FRAME_HEADER_BYTES: usize = 24;
 const COMMIT_MARK: std::ops::Range<usize> = 4..8;
 
 thread_local! {
-    /// Whether this thread is inside [`gather`].
-    static GATHERS: Cell<bool> = const { Cell::new(false) };
+    /// The number of the call of [`gather`] that this thread is inside of, or [`OUTSIDE`].
+    static GATHERS: Cell<u64> = const { Cell::new(OUTSIDE) };
 }
 
+const OUTSIDE: u64 = 0;
+
 /// Runs `commit`, which commits a transaction on this thread and does nothing else. Its frames are written with one
-/// call.
+/// call. If the commit fails, the caller must roll the transaction back: frames that are gathered by then are dropped.
 pub(super) fn gather<T>(commit: impl FnOnce() -> T) -> T {
+    static LAST: AtomicU64 = AtomicU64::new(OUTSIDE);
+
     /// Ends the gathering, also after a panic.
     struct Gathering;
 
     impl Drop for Gathering {
         fn drop(&mut self) {
-            GATHERS.set(false);
+            GATHERS.set(OUTSIDE);
         }
     }
 
-    GATHERS.set(true);
+    GATHERS.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
     let _gathering = Gathering;
     commit()
 }
@@ -105,20 +109,48 @@ struct GatheredFrames {
     start: Option<sqlite3_int64>,
     /// The last header that was seen ends a commit.
     ends_commit: bool,
+    /// The call of [`gather`] that these bytes belong to.
+    of: u64,
+    /// The error of a write in this call, or `SQLITE_OK`. Frames are lost that SQLite may already count as written, so
+    /// every later access in this call fails too, and the commit with it.
+    failed: c_int,
 }
 
 impl GatheredFrames {
+    fn new() -> Self {
+        Self { bytes: Vec::new(), start: None, ends_commit: false, of: OUTSIDE, failed: SQLITE_OK }
+    }
+
+    /// Drops what an earlier call of [`gather`] has left behind: its commit failed and was rolled back. Frames can be
+    /// left if they leave the cache before the commit's own, as when a virtual table writes its index at the commit.
+    fn drop_if_stale(&mut self) {
+        let now = GATHERS.get();
+        if self.of == now {
+            return;
+        }
+        if !self.bytes.is_empty() {
+            self.bytes.clear();
+            self.start = None;
+        }
+        self.of = now;
+        self.failed = SQLITE_OK;
+    }
+
     /// The position of the byte after the last one, if it is known.
     fn end(&self) -> Option<sqlite3_int64> {
         self.start.map(|start| start + self.bytes.len() as sqlite3_int64)
     }
 
     /// Adds a part of a frame. Returns false if the part must be written by itself.
+    ///
+    /// A part of 24 bytes is a header: a page is longer, and SQLite splits a page only on disks without powersafe
+    /// overwrite, which it does not assume.
     fn add(&mut self, part: &[u8], at: sqlite3_int64) -> bool {
+        self.drop_if_stale();
         if part.len() == FRAME_HEADER_BYTES {
             self.ends_commit = part[COMMIT_MARK].iter().any(|byte| *byte != 0);
         }
-        let continues = GATHERS.get() && self.end() == Some(at);
+        let continues = self.of != OUTSIDE && self.end() == Some(at);
         if continues {
             self.bytes.extend_from_slice(part);
         }
@@ -167,14 +199,15 @@ impl LogFile {
     unsafe fn write_gathered(file: *mut sqlite3_file) -> c_int {
         // SAFETY: the caller keeps the promises of both functions.
         let (own, frames) = unsafe { (Self::own(file), Self::frames(file)) };
-        let Some(start) = frames.start else { return SQLITE_OK };
-        if frames.bytes.is_empty() {
-            return SQLITE_OK;
-        }
+        frames.drop_if_stale();
+        let start = match frames.start {
+            Some(start) if frames.failed == SQLITE_OK && !frames.bytes.is_empty() => start,
+            Some(_) | None => return frames.failed,
+        };
         // SAFETY: the bytes are valid during the call.
         let code = unsafe { own.write(&frames.bytes, start) };
-        // After an error, SQLite rolls the commit back.
         frames.start = if code == SQLITE_OK { frames.end() } else { None };
+        frames.failed = code;
         frames.bytes.clear();
         code
     }
@@ -222,9 +255,9 @@ unsafe extern "C" fn open(
         (*own).pMethods = ptr::null();
         let code = open_own(default, name, own, flags, out_flags);
         if code == SQLITE_OK {
-            let frames = GatheredFrames { bytes: Vec::new(), start: None, ends_commit: false };
+            let frames = ManuallyDrop::new(GatheredFrames::new());
             let base = sqlite3_file { pMethods: &METHODS };
-            file.cast::<LogFile>().write(LogFile { base, frames: ManuallyDrop::new(frames) });
+            file.cast::<LogFile>().write(LogFile { base, frames });
         }
         code
     }
@@ -473,23 +506,20 @@ mod tests {
         }
     }
 
-    fn frames_after(parts: &[(usize, bool, sqlite3_int64)]) -> (GatheredFrames, Vec<bool>) {
-        let mut frames = GatheredFrames { bytes: Vec::new(), start: Some(32), ends_commit: false };
+    fn frames_after(parts: &[(usize, bool, sqlite3_int64)]) -> Vec<bool> {
+        let mut frames = GatheredFrames { start: Some(32), ..GatheredFrames::new() };
         let complete = parts.iter().map(|&(length, ends_commit, at)| {
-            gather(|| {
-                let mut part = vec![0; length];
-                part[4] = u8::from(ends_commit);
-                assert!(frames.add(&part, at), "it continues the log");
-                frames.is_complete(length)
-            })
+            let mut part = vec![0; length];
+            part[4] = u8::from(ends_commit);
+            assert!(frames.add(&part, at), "it continues the log");
+            frames.is_complete(length)
         });
-        let complete = complete.collect();
-        (frames, complete)
+        gather(|| complete.collect())
     }
 
     #[test]
     fn frames_wait_for_the_page_that_ends_their_commit() {
-        let (mut frames, complete) = frames_after(&[
+        let complete = frames_after(&[
             (24, false, 32),
             (4096, false, 56),
             (24, true, 4152),
@@ -497,13 +527,18 @@ mod tests {
             (4096, false, 4176),
         ]);
         assert_eq!(complete, [false, false, false, true]);
-        assert_eq!(frames.end(), Some(8272));
-        assert!(!frames.add(&[0; 24], 8272), "a frame that leaves the cache before the commit");
-        let mut add = |at| gather(|| frames.add(&[0; 24], at));
-        assert!(!add(32), "a frame that is written again");
-        assert!(add(8272));
-        frames.start = None;
-        assert!(!gather(|| frames.add(&[0; 24], 8296)), "the end is unknown after an error");
+    }
+
+    #[test]
+    fn frames_that_a_failed_commit_left_behind_are_dropped() {
+        let mut frames = GatheredFrames { start: Some(32), ..GatheredFrames::new() };
+        gather(|| {
+            assert!(frames.add(&[0; 24], 32));
+            assert!(!frames.add(&[0; 24], 4152), "a frame that is written again");
+        });
+        assert!(!frames.add(&[0; 24], 56), "a frame that leaves the cache before a commit");
+        assert_eq!((frames.bytes.len(), frames.start), (0, None));
+        assert!(!gather(|| frames.add(&[0; 24], 56)), "it is unknown where the log ends");
     }
 
     #[test]
@@ -511,7 +546,7 @@ mod tests {
         // Otherwise a large delete would be in memory twice.
         let page = LOG_WRITE_BYTES_MAX / 2;
         let at = |frame: usize| (32 + frame * (24 + page)) as sqlite3_int64;
-        let (_, complete) = frames_after(&[
+        let complete = frames_after(&[
             (24, false, at(0)),
             (page, true, at(0) + 24),
             (24, false, at(1)),

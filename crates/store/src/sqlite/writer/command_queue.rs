@@ -45,9 +45,10 @@ impl<T> Queue<T> {
     }
 
     /// Wakes the receiver if it sleeps.
-    fn wake(&self, mut state: MutexGuard<'_, QueueState<T>>) {
-        // Senders that come before the receiver has the lock again need not wake it too.
-        let is_asleep = std::mem::take(&mut state.is_receiver_asleep);
+    fn wake(&self, state: MutexGuard<'_, QueueState<T>>) {
+        // The flag stays until the receiver has the lock again: if this sender is interrupted now, the next one wakes
+        // the receiver.
+        let is_asleep = state.is_receiver_asleep;
         // The lock is free when the receiver wakes up.
         drop(state);
         if is_asleep {
