@@ -43,8 +43,8 @@ thread_local! {
 
 const OUTSIDE: u64 = 0;
 
-/// Runs `commit`, which commits a transaction on this thread and does nothing else. Its frames are written with one
-/// call. If the commit fails, the caller must roll the transaction back: frames that are gathered by then are dropped.
+/// Runs `commit`, which ends a transaction on this thread and does nothing else. The frames of a commit are written with
+/// one call. If the commit fails, the caller must roll the transaction back: frames that are gathered by then are dropped.
 pub(super) fn gather<T>(commit: impl FnOnce() -> T) -> T {
     static LAST: AtomicU64 = AtomicU64::new(OUTSIDE);
 
