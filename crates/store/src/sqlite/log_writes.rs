@@ -57,6 +57,7 @@ pub(super) fn gather<T>(commit: impl FnOnce() -> T) -> T {
         }
     }
 
+    debug_assert_eq!(GATHERS.get(), OUTSIDE, "a commit inside of another would drop its frames");
     GATHERS.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
     let _gathering = Gathering;
     commit()
