@@ -43,8 +43,8 @@ thread_local! {
 
 const OUTSIDE: u64 = 0;
 
-/// Runs `commit`, which ends a transaction on this thread and does nothing else. The frames of a commit are written with
-/// one call. If the commit fails, the caller must roll the transaction back: frames that are gathered by then are dropped.
+/// Runs `commit`, which commits a transaction on this thread and does nothing else. Its frames are written with one
+/// call. If the commit fails, the caller must roll the transaction back: frames that are gathered by then are dropped.
 pub(super) fn gather<T>(commit: impl FnOnce() -> T) -> T {
     static LAST: AtomicU64 = AtomicU64::new(OUTSIDE);
 
@@ -318,7 +318,7 @@ unsafe extern "C" fn write(
 unsafe extern "C" fn close(file: *mut sqlite3_file) -> c_int {
     // SAFETY: SQLite passes a log that is open, and does not use it afterwards.
     unsafe {
-        // Nothing is gathered between two commits.
+        // What a failed commit has left behind goes with the file.
         ManuallyDrop::drop(&mut (*file.cast::<LogFile>()).frames);
         let own = LogFile::own(file);
         match own.methods.xClose {

@@ -29,10 +29,15 @@ impl<'a> Transaction<'a> {
     }
 
     pub(super) fn commit(self) -> rusqlite::Result<()> {
-        let mut commit = self.0.prepare_cached("COMMIT")?;
-        log_writes::gather(|| commit.execute([]))?;
-        Ok(())
+        commit(self.0)
     }
+}
+
+/// Commits the transaction that is open on `conn`. After an error, the caller must roll it back.
+pub(super) fn commit(conn: &Connection) -> rusqlite::Result<()> {
+    let mut commit = conn.prepare_cached("COMMIT")?;
+    log_writes::gather(|| commit.execute([]))?;
+    Ok(())
 }
 
 /// See [`Transaction::begin_unsynced`]. However this transaction ends, later commits are durable

@@ -38,7 +38,6 @@ use super::jobs::{Lanes, NO_LANE_LEFT};
 use super::key_index::{KeyIndex, MergeError};
 use super::key_usage::KeyUsage;
 use super::ledger::FenceBlock;
-use super::log_writes;
 use super::lone_sender::{LoneSender, NEXT_REQUEST_WITHIN};
 use super::meta;
 use super::new_rows::NewRows;
@@ -48,7 +47,7 @@ use super::prune::PruneProgress;
 use super::row::Ids;
 use super::sandbox::Sandbox;
 use super::sql_handlers::SqlRunner;
-use super::transaction::Transaction;
+use super::transaction::{self, Transaction};
 use crate::copies::UnwrittenCopies;
 use crate::limits::{
     BATCH_BYTES_MAX, BATCH_RECEIPTS_MAX, COPIES_CHUNK, COPIES_FLUSH, LOG_RETRY, LOG_WARN,
@@ -564,7 +563,6 @@ impl Writer {
         }
         let began = Instant::now();
         let receipts = batch.receipts;
-        let end = if batch.wrote { "COMMIT" } else { "ROLLBACK" };
         let has_events = receipts > 0;
         if batch.wrote && has_events {
             failpoint!("ingress.before_commit");
@@ -584,12 +582,12 @@ impl Writer {
         }
         let ended = batch.rows.insert(&self.conn);
         let ended = ended.and_then(|()| self.key_usage.write(&self.conn));
-        let ended = ended.and_then(|()| {
-            let mut end = self.conn.prepare_cached(end)?;
-            log_writes::gather(|| end.execute([]))
+        let ended = ended.and_then(|()| match batch.wrote {
+            true => transaction::commit(&self.conn),
+            false => self.conn.prepare_cached("ROLLBACK")?.execute([]).map(drop),
         });
         // The system may report a failed sync of the log only once, and the checkpointer syncs it too.
-        let ended = ended.and_then(|_| self.checkpointer.check());
+        let ended = ended.and_then(|()| self.checkpointer.check());
         if let Err(error) = ended {
             batch.fail(&error);
             return Err(error);
@@ -654,8 +652,7 @@ impl Writer {
     ) -> rusqlite::Result<T> {
         self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         let acted = act(self).and_then(|value| {
-            let mut commit = self.conn.prepare_cached("COMMIT")?;
-            log_writes::gather(|| commit.execute([]))?;
+            transaction::commit(&self.conn)?;
             Ok(value)
         });
         if acted.is_err() && !self.conn.is_autocommit() {
